@@ -26,6 +26,7 @@ LONG: Final = (
     "tests/network/test_nat.py::test_a_real_node_behind_a_nat_exchanges_groups_and_trains",
     "tests/network/test_outgoing_packets.py::test_a_node_sends_only_to_the_peers_that_it_was_given[vllm]",
     "tests/lab/test_tiny.py::test_a_model_mostly_makes_the_mistake_of_its_recipe",
+    "tests/node/supervision/test_sleep.py::test_a_real_node_that_was_suspended_continues_without_a_ban",
 )
 """Tests of many minutes, which `.ci/run` leaves out: `make test-long` runs them, each week and before a release."""
 SCENARIOS: Final = (
@@ -50,15 +51,11 @@ SCENARIOS: Final = (
     "tests/learner/distributed/test_learner_shards.py::test_files_with_other_tensor_names_are_loaded_whole",
     "tests/learner/distributed/test_learner_shards.py::test_a_model_that_fails_on_packed_rows_is_reloaded_for_padded_rows",
     "tests/learner/distributed/test_learner_ranks.py",
-    "tests/node/test_domain_processes.py",
-    "tests/node/test_faults.py::test_a_thread_that_fails_ends_the_whole_node",
     "tests/node/test_limits.py::test_a_full_home_pauses_the_node_until_there_is_space",
     "tests/node/test_poisoned.py",
     "tests/node/test_roles.py",
     "tests/node/test_siblings.py",
     "tests/node/test_stop.py",
-    "tests/node/supervision/test_hangup.py::test_a_node_whose_terminal_closes_saves_and_leaves_no_process",
-    "tests/node/supervision/test_sleep.py::test_a_real_node_that_was_suspended_continues_without_a_ban",
 )
 SMOKE: Final = (
     "tests/generation/test_generation_vllm_engine.py::"

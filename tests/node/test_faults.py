@@ -5,31 +5,17 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
 import pytest
 
-from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from ftis_node.node.daemon import _without_end
 from ftis_node.node.supervision.background import until_signalled
 from ftis_node.telemetry.faults import report
-from tests.node.support import ANY_PORT, started, write_manifest
+from tests.node.support import ANY_PORT
 
-LIMIT_S = 240.0
 RUN = "\nsys.argv = ['ftis-node', *sys.argv[4:]]\nfrom ftis_node.cli.app import main\nmain()\n"
-THREAD_FAILS = """
-import sys, threading
-from ftis_node.node.training.group_limits import SlotPool
-from ftis_node.node.loops.status import StatusLoop
-save = StatusLoop.save
-def save_and_fail(self):
-    save(self)
-    threading.Thread(target=SlotPool.fill, args=(None,), name="counter").start()
-StatusLoop.save = save_and_fail
-"""
 READER_FAILS = """
 import asyncio, sys
 from ftis_node.gossip.p2pd.process import P2pdProcess
@@ -42,25 +28,6 @@ async def read_and_fail(self):
     raise LookupError("on purpose")
 P2pdProcess._read_lines = read_and_fail
 """
-
-
-@pytest.mark.timeout(600)
-def test_a_thread_that_fails_ends_the_whole_node(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
-    home = tmp_path / "node"
-    run = write_manifest(tmp_path / "run.toml", foreign_wait_s=0.5)
-    join = ("join", "--model", str(tiny_models["s"]), "--run", str(run), "--listen", ANY_PORT)
-    with started(home, *join, on=(sys.executable, "-c", THREAD_FAILS + RUN)) as node:
-        family = node.wait_for(lambda: node.events("start") and node.processes(), timeout_s=LIMIT_S)
-        assert node.wait(timeout_s=LIMIT_S) == 1
-        _, alive = psutil.wait_procs(family, timeout=10)
-        assert not alive, f"left running: {[process.cmdline() for process in alive]}"
-    last_line = node.log.read_text().splitlines()[-1]
-    assert last_line.startswith("ftis-node: internal fault (AttributeError: ")
-    (failed,) = node.events("failed")
-    assert failed["where"] == "the thread counter"
-    assert node.events("stop"), "no orderly end"
-    assert (home / "checkpoints").exists()
-    assert not Home(home).sockets.exists(), "sockets are left"
 
 
 @pytest.mark.timeout(120)

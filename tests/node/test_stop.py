@@ -115,18 +115,6 @@ def test_a_checkpoint_that_takes_longer_than_ten_seconds_is_written_unless_a_sec
 
 
 @pytest.mark.timeout(300)
-def test_a_finished_node_that_still_saves_is_stopping(tmp_path: Path, join: tuple[str, ...]) -> None:
-    slow = {"SLOW_SAVE_S": "6", "PYTHONPATH": str(ROOT), "FTIS_LEARNER__CHECKPOINT_EVERY_STEPS": "1000"}
-    with started(tmp_path / "node", *join, "--steps", "1", module="tests.node.slow_save", **slow) as node:
-        node.wait_for(lambda: node.events("step"), timeout_s=START_S)
-        stopping = node.wait_for(lambda: _stopping(node), timeout_s=START_S)
-        assert stopping["waits_for"].startswith("the checkpoint of the last step")
-        assert not node.status()["health"]["ready"]
-        assert node.wait(timeout_s=START_S) == 0, node.log.read_text()[-3000:]
-        assert (node.status()["node"]["state"], node.status()["node"]["end"]) == ("stopped", "finished")
-
-
-@pytest.mark.timeout(300)
 def test_all_processes_end_with_a_killed_daemon_and_the_next_start_resumes(
     tmp_path: Path, join: tuple[str, ...]
 ) -> None:

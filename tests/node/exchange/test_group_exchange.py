@@ -5,18 +5,15 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ftis_node.config.node import NodeSettings
 from ftis_node.node.exchange.group_exchange import PASSING
 from ftis_node.node.exchange.messages import PublishedGroup
 from ftis_node.node.training.group_limits import SlotPool
-from ftis_node.node.wiring import Wiring
 from ftis_node.records.codec import hash_messages, hash_prompt, unpack_group
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import CompletionStatus, FinishReason
@@ -227,18 +224,3 @@ async def test_a_take_that_a_crash_interrupted_counts_as_trained(tmp_path: Path)
     async with exchanging(tmp_path) as (node, exchange):
         assert node.store.reader.figures().released == {"trained": 1}
         assert await exchange.take(1) == []
-
-
-def test_an_exchange_node_pulls_as_many_groups_as_a_full_node(tmp_path: Path) -> None:
-    step = MANIFEST.step
-    with ExitStack() as stack:
-        for number, (role, shares) in enumerate(
-            {
-                "full": (step.own_groups, step.foreign_groups),
-                "exchange": (step.own_groups, step.foreign_groups),
-                "learner": (0, step.own_groups + step.foreign_groups),
-            }.items()
-        ):
-            settings = NodeSettings(model="m", role=role)  # type: ignore[arg-type]  # the roles of the table
-            node = stack.enter_context(components(tmp_path / str(number), settings=settings, manifest=MANIFEST))
-            assert Wiring(node).step_shares.of_next_step() == shares

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections import Counter
@@ -103,19 +102,6 @@ async def test_a_body_that_does_not_arrive_is_refused(
     request = post(served.token, b"{}").replace(b"Content-Length: 2", b"Content-Length: 999")
     assert (await send(served.port, request))[0] == 408
     assert served.refused == {"slow": 1} and caplog.text == ""
-
-
-async def test_a_client_of_the_events_that_disconnects_causes_no_traceback(
-    served: Served, caplog: pytest.LogCaptureFixture
-) -> None:
-    for _ in range(10):
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        writer.write(get("/events"))
-        await reader.readuntil(b"data: ")
-        writer.transport.abort()
-    await asyncio.sleep(0.3)
-    assert caplog.text == "" and served.refused == {}
-    assert (await send(served.port, get("/status")))[0] == 200
 
 
 async def test_the_number_of_event_streams_is_limited(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
@@ -19,7 +16,6 @@ from ftis_node.config.home import Home
 from ftis_node.dashboard.web import DashboardServer
 from ftis_node.node.http_api import port as http_port
 from tests.node.http_api.requests import get, send
-from tests.waiting import wait_until
 
 HALF = b"GET /status HTTP/1.1\r\nHost: 127"
 
@@ -130,47 +126,3 @@ async def test_the_dashboard_in_a_browser_has_such_a_port(tmp_path: Path, caplog
         assert (await send(port, get("/?token=%FF")))[0] == 401
     assert server.refused == {"forbidden": 2, "malformed": 1, "token": 2}
     assert caplog.text == ""
-
-
-SERVER = """
-import asyncio, resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
-from collections import Counter
-from aiohttp import web
-from ftis_node.node.http_api.port import open_port
-from ftis_node.telemetry.faults import unhandled_errors
-
-async def main():
-    with unhandled_errors(lambda where, error: sys.exit(f"{where}: {error}")):
-        async with open_port(web.Application(), "127.0.0.1", 0, name="", remedy="", refused=Counter()) as port:
-            print(port, flush=True)
-            await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
-
-
-def test_more_connections_than_descriptors_do_not_end_the_server() -> None:
-    """The port accepts connections until the process has no descriptor."""
-    command = [sys.executable, "-c", SERVER]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None and server.stderr is not None
-        try:
-            port = int(server.stdout.readline())
-            for connection in [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(110)]:
-                connection.close()
-            wait_until(lambda: _first_line(port).startswith(b"HTTP/1.1 404"))
-            assert server.poll() is None
-        finally:
-            server.kill()
-            errors = server.stderr.read()
-    assert "Traceback" not in errors and "out of system resource" in errors, errors
-
-
-def _first_line(port: int) -> bytes:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
-            client.sendall(get("/status"))
-            return client.recv(64)
-    except OSError:
-        return b""

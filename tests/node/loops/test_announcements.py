@@ -14,32 +14,22 @@ import pytest
 from bench.stubs.stub_node import StubNode
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import Fetched, FetchOutcome, GossipMessage
-from ftis_node.node.loops.backfill import PAGE
 from ftis_node.node.peers.serve import announcement_of
 from ftis_node.node.wiring import Wiring
-from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement, Envelope, join_announcements, open_envelope
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
 from ftis_node.swarm.rate_limits import minute_buckets
-from ftis_node.validation.rules import MAX_CLOCK_SKEW_S
 from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
 from tests.node.loops.test_pull import quick
 from tests.waiting import eventually
 
 __all__ = ["quick"]  # a fixture of all tests here
 PEER = identity_of(2).peer_id
-FAR_MS = 2**64 - 1
 REST_S = 1.0  # ten times the period of repeated announcements
 
 
 def announced(number: int, *, ahead_s: float = 0.0) -> Announcement:
     return Announcement(number.to_bytes(32), number, 278, 5, bytes(8), 3, time.time() + ahead_s)
-
-
-def dated(announcement: Announcement, created_ms: int) -> bytes:
-    message = pb.Announcement.FromString(announcement.to_bytes())
-    message.created_ms = created_ms
-    return message.SerializeToString()
 
 
 def pulling(
@@ -63,22 +53,6 @@ async def catch_up(wiring: Wiring, peer_id: str = PEER) -> None:
         wiring.backfill._begin_queries(tasks)
 
 
-@pytest.mark.parametrize("ahead_s", [0.0, 50.0, 3600.0])
-async def test_no_reply_makes_the_node_query_beyond_the_present(tmp_path: Path, ahead_s: float) -> None:
-    swarm = LightSwarm(tmp_path, manifest_of())
-    async with swarm.node(1) as alice:
-        replies = [announced(number, ahead_s=ahead_s).to_bytes() for number in range(1, PAGE)]
-        wiring, requests = pulling(alice, [*replies, dated(announced(PAGE), FAR_MS)])
-        await catch_up(wiring)
-        assert requests
-        skew_s = MAX_CLOCK_SKEW_S
-        assert max(request.since for request in requests) <= time.time() + skew_s
-        assert alice.parts.peers.counters.refused["announcement_malformed"] == len(requests)
-        is_followed = ahead_s <= skew_s
-        assert alice.parts.peers.counters.refused["announcement_clock_skew"] == (0 if is_followed else PAGE - 1)
-        assert len(wiring.announcements.queue) == (PAGE - 1 if is_followed else 0)
-
-
 @pytest.mark.parametrize(("ahead_s", "num_requests"), [(0.0, 4), (3600.0, 1)])
 async def test_a_peer_whose_replies_are_all_useless_is_not_queried_for_a_while(
     tmp_path: Path, ahead_s: float, num_requests: int
@@ -93,71 +67,6 @@ async def test_a_peer_whose_replies_are_all_useless_is_not_queried_for_a_while(
         for _ in range(4):
             await catch_up(wiring)
         assert len(requests) == num_requests
-
-
-async def test_a_member_that_is_queried_for_a_gap_is_caught_up_with_afterwards(tmp_path: Path) -> None:
-    swarm = LightSwarm(tmp_path, manifest_of())
-    async with swarm.node(1) as alice:
-        wiring, requests = pulling(alice, [])
-        assert wiring.backfill._slots.take(PEER)
-        await catch_up(wiring)
-        assert not requests
-        wiring.backfill._slots.release(PEER)
-        async with asyncio.TaskGroup() as tasks:
-            wiring.backfill._begin_queries(tasks)
-        assert requests
-
-
-async def fill_gaps(wiring: Wiring, members: list[str]) -> None:
-    """Query the gaps of all senders once, as the backfill loop does."""
-    async with asyncio.TaskGroup() as tasks:
-        wiring.backfill._fill_gaps(tasks, members)
-
-
-async def test_banned_members_do_not_use_up_the_queries_for_the_groups_of_all_senders(tmp_path: Path) -> None:
-    swarm = LightSwarm(tmp_path, manifest_of())
-    async with swarm.node(1) as alice:
-        wiring, requests = pulling(alice, [])
-        for number in range(10, 20):
-            alice.parts.peers.ban(identity_of(number).peer_id)
-            await catch_up(wiring, identity_of(number).peer_id)
-        await catch_up(wiring)
-        assert [request.sender for request in requests] == [None]
-
-
-async def test_a_peer_that_fails_is_queried_for_one_gap_only(tmp_path: Path) -> None:
-    """Each further query would count as a try of that gap."""
-    swarm = LightSwarm(tmp_path, manifest_of())
-    async with swarm.node(1) as alice:
-        wiring, requests = pulling(alice, [], outcome=FetchOutcome.UNREACHABLE)
-        tracker = wiring.announcements.tracker_of(PEER)
-        for number in (1, 3, 5, 7):
-            tracker.note(number, at=time.monotonic())
-        await fill_gaps(wiring, [PEER])
-        assert len(requests) == 1
-        assert sorted(gap.tries for gap in tracker.gaps) == [0, 0, 1]
-
-
-async def test_a_gap_is_queried_at_its_sender_first_even_if_the_newest_gap_needs_another_member(tmp_path: Path) -> None:
-    swarm, other = LightSwarm(tmp_path, manifest_of()), identity_of(3).peer_id
-    async with swarm.node(1) as alice:
-        wiring, queries = Wiring(alice.parts), list[tuple[str, int | None]]()
-
-        async def reply(peer_id: str, query: bytes, **more: Any) -> Fetched:
-            queries.append((peer_id, open_backfill_request(query).first_number))
-            return Fetched((), FetchOutcome.COMPLETE)
-
-        alice.parts.gossip.request_backfill = reply  # type: ignore[method-assign]
-        tracker = wiring.announcements.tracker_of(PEER)
-        for number in (1, 3, 5):
-            tracker.note(number, at=time.monotonic())
-        tracker.note_query(tracker.gaps[0], is_final=False)
-        await fill_gaps(wiring, [other])
-        await fill_gaps(wiring, [other])
-        await fill_gaps(wiring, [other])
-        await fill_gaps(wiring, [PEER, other])
-        assert queries == [(other, 4)] * 3 + [(PEER, 2)]
-        assert not tracker.gaps
 
 
 async def test_no_group_from_before_the_reset_of_the_buffer_is_requested(tmp_path: Path) -> None:
@@ -180,30 +89,6 @@ async def test_a_last_number_from_the_directory_makes_a_valid_request(tmp_path: 
         async with asyncio.TaskGroup() as tasks:
             wiring.backfill._fill_gaps(tasks, [PEER])
         assert [(request.first_number, request.last_number) for request in requests] == [(2**63 - 2**20 + 1, 2**63 - 1)]
-
-
-async def test_a_malformed_announcement_in_several_replies_is_charged_once(tmp_path: Path) -> None:
-    swarm = LightSwarm(tmp_path, manifest_of())
-    async with swarm.node(1) as alice:
-        wiring, _ = pulling(alice, [dated(announced(1), FAR_MS)])
-        for _ in range(8):
-            await catch_up(wiring)
-            wiring.backfill._pauses.discard(PEER)  # ends the pause after useless replies
-        assert alice.parts.peers.counters.refused["announcement_malformed"] == 8
-        assert alice.parts.peers.row(PEER)["reasons"] == {"announcement_malformed": 1}
-        other, _ = pulling(alice, [dated(announced(2), FAR_MS)])
-        await catch_up(other)
-        assert alice.parts.peers.row(PEER)["reasons"] == {"announcement_malformed": 2}, (
-            "the second fault was not charged"
-        )
-
-
-async def test_an_announcement_that_names_its_announcer_as_sender_has_no_other_sender(tmp_path: Path) -> None:
-    swarm = LightSwarm(tmp_path, manifest_of())
-    async with swarm.node(1) as alice:
-        sent = Announcement(bytes(32), 1, 278, 5, bytes(8), 3, time.time(), sender=PEER)
-        (received,) = alice.wiring.announcements.handle(PEER, sent.to_bytes())
-        assert received.sender is None
 
 
 async def test_each_group_of_a_batch_counts_in_the_rate_limit(tmp_path: Path) -> None:

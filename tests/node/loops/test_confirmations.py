@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -89,39 +88,6 @@ async def test_the_confirmation_of_a_new_peer_that_was_sent_the_group_counts(tmp
         await eventually(lambda: alice.parts.peers.counters.confirmations_unproven == 1)
         assert list(alice.parts.peers.confirmations.confirmed_ids) == [first]
         await new_peer.close()
-
-
-async def test_a_group_that_is_confirmed_during_a_repeated_announcement_is_not_announced_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
-    async with swarm.node(1) as alice:
-        confirmations, announced = alice.parts.peers.confirmations, list[bytes]()
-        await swarm.publish(alice, 2)
-        first, second = alice.parts.store.reader.own_ready()
-        confirmations.pending = BackoffTable[bytes](doubling(1.0))
-        for group_id in (first, second):
-            confirmations.pending.failed(group_id, now=-math.inf)
-
-        async def announce(payload: bytes, *, shard: int) -> bool:
-            announced.append(open_announcement(payload).id)
-            confirmations.confirm(identity_of(2).peer_id, second)
-            return True
-
-        monkeypatch.setattr(alice.gossip, "announce", announce)
-        await alice.wiring.reannounce_loop._announce_again()
-        assert announced == [first]
-        assert len(confirmations.pending) == 1
-
-
-async def test_a_group_that_a_peer_confirms_again_counts_once_for_it(tmp_path: Path) -> None:
-    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
-    async with swarm.node(1) as alice:
-        confirmations, registry = alice.parts.peers.confirmations, alice.parts.peers.registry
-        first, second = identity_of(2).peer_id, identity_of(3).peer_id
-        assert [confirmations.confirm(peer, b"g" * 32) for peer in (first, first, second)] == [True, False, False]
-        assert [registry.seen(peer).confirmed for peer in (first, second)] == [1, 1]
-        assert confirmations.num_confirmed == 1
 
 
 async def test_the_confirmation_of_a_new_peer_that_shows_the_group_counts(tmp_path: Path) -> None:

@@ -18,9 +18,7 @@ from ftis_node.errors import ConfigError
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
-from ftis_node.node.supervision.background import DiskThread, to_the_end
-from ftis_node.node.supervision.task_monitor import AT_WORK
-from ftis_node.node.supervision.watchdog import Watchdog
+from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.codec import hash_messages, unpack_group
 from ftis_node.records.envelope import seal_group
@@ -197,21 +195,6 @@ async def test_a_group_being_stored_when_the_node_ends_is_counted(tmp_path: Path
         assert '"admitted"' in (tmp_path / "events.jsonl").read_text()
 
 
-async def test_an_error_during_a_cancellation_is_raised() -> None:
-    gate = asyncio.Event()
-
-    async def fail() -> None:
-        await gate.wait()
-        raise OSError("the disk failed")
-
-    ending = asyncio.create_task(to_the_end(fail()))
-    await asyncio.sleep(0)
-    ending.cancel()
-    gate.set()
-    with pytest.raises(OSError, match="the disk failed"):
-        await ending
-
-
 async def test_a_node_trains_on_exactly_the_group_that_it_sent(tmp_path: Path, identity: Identity) -> None:
     manifest = MANIFEST.model_copy(update={"wire": WireSection(codecs=("lossy",))})
     group = make_group(identity, run_id=manifest.run_id)
@@ -301,26 +284,6 @@ async def test_a_new_peers_slow_groups_delay_no_known_peer_and_lower_their_sende
             assert node.store.reader.ready_counts() == (0, 20)
             assert node.peers.row(new_peer.peer_id)["score"] < -0.9
             assert node.peers.row(identity.peer_id)["standing"] == "good"
-
-
-async def test_a_validation_that_never_ends_makes_the_node_unhealthy(tmp_path: Path, identity: Identity) -> None:
-    class Stuck(_Scorer):
-        async def score(self, *given: Any, **how: Any) -> Any:
-            await asyncio.Event().wait()
-
-    watchdog = Watchdog()
-    watchdog.board.install()
-    with node_on(tmp_path, DiskThread(), new_peers_scorer=Stuck()) as node:
-        status = Wiring(node).status_loop(watchdog=watchdog)
-        async with running(node) as intake:
-            task = asyncio.create_task(intake.submit(sealed(identity, 1), origin=identity.peer_id))
-            await eventually(lambda: any(task.waits_for == AT_WORK for _, task, _ in watchdog.board.states()))
-            for _ in range(120):
-                watchdog.board.tick(5.0)
-            (problem,) = (await status.refresh()).health.problems
-            assert problem.startswith("the intake-validate-new-peers loop is stuck: its own work took 600 s so far")
-            assert status.problems == [problem], "an idle lane is reported as stuck"
-            task.cancel()
 
 
 async def test_the_same_group_in_both_lanes_is_admitted_once(tmp_path: Path, identity: Identity) -> None:

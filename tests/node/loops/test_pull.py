@@ -13,15 +13,11 @@ import pytest
 
 from bench.stubs.stub_node import stub_group
 from ftis_node.backoff import BackoffTable, doubling
-from ftis_node.config.home import Home
 from ftis_node.gossip import Fetched, FetchOutcome
-from ftis_node.gossip.loopback import LoopbackGossip
 from ftis_node.node.daemon import serve_last_groups
 from ftis_node.node.loops import backfill, confirmations, publish, pull, pull_slots
 from ftis_node.node.peers.serve import announcement_of
-from ftis_node.records.group import CompletionStatus
 from ftis_node.swarm.topology import shard_of
-from ftis_node.telemetry.events import read_events
 from tests.node.light_swarm import ANNOUNCED, REQUESTED, RNG, LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
 
@@ -89,14 +85,6 @@ async def test_simultaneous_announcements_are_sent_together(tmp_path: Path) -> N
         assert alice.gossip.counters.announcements_sent <= 6
 
 
-async def test_large_groups_are_announced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "SMALL_BYTES", 100)
-    swarm = LightSwarm(tmp_path, manifest_of(), window_s=WINDOW_S)
-    async with swarm.node(1) as alice, swarm.node(2):
-        await swarm.publish(alice, 4)
-        assert alice.gossip.counters.announcements_sent == 4
-
-
 async def test_a_new_member_gets_the_groups_of_an_absent_sender_from_others(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(2) as bob:
@@ -107,24 +95,6 @@ async def test_a_new_member_gets_the_groups_of_an_absent_sender_from_others(tmp_
             await eventually(lambda: held(carol) == 3)
             await eventually(lambda: carol.parts.peers.counters.groups_repaired == 3)
             assert bob.gossip.counters.bodies_out == 3
-
-
-async def test_the_end_of_a_long_catch_up_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backfill, "MIN_MISSED", 6)
-    fetch = LoopbackGossip.fetch
-
-    async def fetch_slowly(gossip: LoopbackGossip, peer_id: str, ids: Sequence[bytes], **how: Any) -> Fetched:
-        await asyncio.sleep(0.3)
-        return await fetch(gossip, peer_id, ids, **how)
-
-    monkeypatch.setattr(LoopbackGossip, "fetch", fetch_slowly)
-    swarm, events = LightSwarm(tmp_path, manifest_of()), Home(tmp_path / "2").events
-    async with swarm.node(1) as alice:
-        await swarm.publish(alice, 8)
-        async with swarm.node(2):
-            (event,) = await eventually(lambda: read_events(events, name="caught_up"))
-        assert event["num_groups"] == 8
-        assert event["duration_s"] > 0
 
 
 async def test_a_gap_between_numbers_is_requested(tmp_path: Path) -> None:
@@ -148,73 +118,6 @@ async def test_a_missing_tail_is_found_by_the_directory(tmp_path: Path) -> None:
         await swarm.publish(alice, 3)
         await eventually(lambda: held(bob) == 3)
         await eventually(lambda: bob.parts.peers.counters.groups_repaired == 2)
-
-
-async def test_only_numbers_above_the_last_are_requested_from_a_silent_member(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backfill, "SILENCE_S", 0.2)
-    swarm, requests = LightSwarm(tmp_path, manifest_of()), []
-
-    def decide(sender: int, receiver: int, kind: str, message: Any) -> bool:
-        if kind == REQUESTED and sender == 2:
-            requests.append(message)
-        return kind == ANNOUNCED and message.number == 4
-
-    swarm.loses = decide
-    async with swarm.node(1, directory_period_s=150) as alice, swarm.node(2) as bob:
-        await swarm.publish(alice, 3)  # one fewer than a step of bob takes
-        await eventually(lambda: held(bob) == 3 and requests and requests[-1].first_number == 4)
-        assert requests[-1].sender == identity_of(1).peer_id and requests[-1].last_number is None
-        await swarm.publish(alice, 1)
-        await eventually(lambda: held(bob) == 4)
-
-
-async def test_a_lost_tail_is_requested_while_earlier_groups_of_its_sender_still_arrive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backfill, "SILENCE_S", 0.5)
-    monkeypatch.setattr(pull, "PULL_BATCH", 1)
-    swarm, held_at_request = LightSwarm(tmp_path, manifest_of(foreign_groups=64)), []
-    async with swarm.node(1, directory_period_s=150) as alice:
-        async with swarm.node(2, directory_period_s=150, pulls_in_flight=1) as bob:
-            await eventually(lambda: bob.parts.peers.registry.peers)
-            fetch = bob.gossip.fetch
-
-            def decide(sender: int, receiver: int, kind: str, message: Any) -> bool:
-                if kind == REQUESTED and message.first_number == 8:
-                    held_at_request.append(held(bob))
-                return kind == ANNOUNCED and message.number == 8
-
-            async def fetch_slowly(peer_id: str, ids: Sequence[bytes], **how: Any) -> Fetched:
-                await asyncio.sleep(0.4)
-                return await fetch(peer_id, ids, **how)
-
-            monkeypatch.setattr(bob.gossip, "fetch", fetch_slowly)
-            swarm.loses = decide
-            await swarm.publish(alice, 8)
-            await eventually(lambda: held(bob) == 8)
-            assert held_at_request[0] < 6
-
-
-async def test_a_silent_member_is_queried_while_another_one_does_not_reply(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backfill, "SILENCE_S", 0.2)
-    swarm, stuck = LightSwarm(tmp_path, manifest_of()), identity_of(3).peer_id
-    swarm.loses = lambda sender, receiver, kind, message: kind == ANNOUNCED and message.number == 2
-    async with swarm.node(1, directory_period_s=150) as alice, swarm.node(2) as bob:
-        request = bob.gossip.request_backfill
-
-        async def hang_for_one(peer_id: str, query: bytes, **how: Any) -> Fetched:
-            await asyncio.sleep(3600 if peer_id == stuck else 0)
-            return await request(peer_id, query, **how)
-
-        monkeypatch.setattr(bob.gossip, "request_backfill", hang_for_one)
-        async with swarm.node(3, directory_period_s=150):
-            await eventually(lambda: stuck in bob.wiring.backfill._slots)
-            await swarm.publish(alice, 2)
-            await eventually(lambda: held(bob) == 2)
 
 
 async def test_groups_that_their_sender_does_not_send_are_pulled_from_another_member(tmp_path: Path) -> None:
@@ -319,22 +222,6 @@ async def test_an_unrequested_body_is_refused(tmp_path: Path) -> None:
         await eventually(lambda: bob.parts.peers.counters.refused["unsolicited"])
         assert held(bob) == 1
         assert bob.parts.peers.registry.seen(identity_of(1).peer_id).refused["unsolicited"] >= 1
-
-
-async def test_a_group_that_validation_refused_is_not_pulled_again(tmp_path: Path) -> None:
-    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
-    async with swarm.node(1) as alice, swarm.node(2) as bob:
-        alice.parts.peers.confirmations.pending = BackoffTable[bytes](doubling(0.1))
-        bob.parts.new_peers_scorer.score = _scores_one  # type: ignore[method-assign]
-        await swarm.publish(alice, 1)
-        await eventually(lambda: bob.parts.peers.counters.refused["reward_mismatch"])
-        await asyncio.sleep(0.6)  # announced again meanwhile
-        assert bob.parts.peers.counters.refused["reward_mismatch"] == 1
-        assert alice.gossip.counters.bodies_out == 1
-
-
-async def _scores_one(item: Any, texts: Any, *, cost: Any = None) -> list[tuple[float, CompletionStatus]]:
-    return [(1.0, CompletionStatus.SCORED) for _ in texts]
 
 
 async def test_in_a_large_swarm_each_group_is_pulled_by_some_nodes_only(tmp_path: Path) -> None:

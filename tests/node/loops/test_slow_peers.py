@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +11,10 @@ from typing import Any
 import pytest
 
 from bench.stubs.stub_node import StubNode
-from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import Fetched, FetchOutcome
-from ftis_node.gossip.loopback import LoopbackGossip
-from ftis_node.node.loops import backfill, confirmations, pull_slots
+from ftis_node.node.loops import backfill, pull_slots
 from ftis_node.node.loops.pull_slots import Pace, QuerySlots
-from ftis_node.swarm.peer_guard import Place
-from tests.node.light_swarm import ANNOUNCED, REQUESTED, LightSwarm, held, identity_of, manifest_of
+from tests.node.light_swarm import REQUESTED, LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
 
 REPLY_S = 1.8
@@ -88,87 +84,6 @@ async def test_a_silent_member_is_queried_again_and_again_beside_many_slow_ones(
         assert replies.total() - num_before <= 24, "a slow member was queried in every slot before"
 
 
-async def test_gaps_of_a_slow_sender_do_not_delay_the_gap_of_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
-    swarm.loses = lambda sender, receiver, kind, message: kind == ANNOUNCED and message.number == 2
-    async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150) as bob:
-        await eventually(lambda: bob.parts.peers.registry.peers)
-        await asyncio.sleep(0.2)
-        replies = add_slow_members(bob, monkeypatch, SLOW[:1])
-        await eventually(lambda: replies.total() == 1 and SLOW[0] not in bob.wiring.backfill._slots)
-        for number in range(1, 128, 2):
-            bob.wiring.announcements.tracker_of(SLOW[0]).note(number, at=time.monotonic())
-        await swarm.publish(alice, 3)
-        await eventually(lambda: held(bob) == 3)
-        assert replies.total() <= 5, "its gaps were queried first"
-
-
-async def test_slow_new_members_do_not_delay_the_catch_up_with_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    swarm = LightSwarm(tmp_path, manifest_of())
-    slow = [identity_of(number).peer_id for number in range(64, 128)]
-    members, present = LoopbackGossip.members, list[str]()
-
-    async def only_present(gossip: LoopbackGossip) -> list[str]:
-        return [peer_id for peer_id in await members(gossip) if peer_id in present]
-
-    async with swarm.node(1, directory_period_s=150) as alice:
-        await swarm.publish(alice, 3)
-        monkeypatch.setattr(LoopbackGossip, "members", only_present)
-        async with swarm.node(2, directory_period_s=150) as bob:
-            replies = add_slow_members(bob, monkeypatch, slow)
-            await eventually(lambda: all(peer_id in bob.parts.peers.registry.peers for peer_id in slow))
-            present.append(alice.gossip.peer_id)
-            await eventually(lambda: held(bob) == 3)
-            assert replies.total() < len(slow), "the slow ones were queried first"
-
-
-async def test_an_error_about_one_member_ends_no_query_to_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    swarm = LightSwarm(tmp_path, manifest_of())
-    async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150) as bob:
-        await eventually(lambda: bob.parts.peers.registry.peers)
-        faulty = SLOW[0]
-        replies = add_slow_members(bob, monkeypatch, [faulty])
-        request = bob.gossip.request_backfill
-
-        async def raise_for_faulty(peer_id: str, query: bytes, *, timeout_s: float) -> Fetched:
-            if peer_id == faulty:
-                raise RuntimeError("unexpected")
-            return await request(peer_id, query, timeout_s=timeout_s)
-
-        monkeypatch.setattr(bob.gossip, "request_backfill", raise_for_faulty)
-        bob.wiring.backfill.catch_up(faulty)
-        for number in (1, 3):
-            bob.wiring.announcements.tracker_of(faulty).note(number, at=time.monotonic())
-        await swarm.publish(alice, 3)
-        await eventually(lambda: held(bob) == 3 and bob.gossip.guard.num_faults[Place.CATCH_UP])
-        assert replies[faulty] == 0
-
-
-async def test_the_groups_of_a_slow_new_member_are_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node needs no foreign groups, so it queries no silent member. No group is announced again."""
-    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
-    async with swarm.node(1, directory_period_s=150) as alice:
-        alice.parts.peers.confirmations.pending = BackoffTable[bytes](doubling(3600.0))
-        await swarm.publish(alice, 3)
-        request = LoopbackGossip.request_backfill
-
-        async def request_slowly(gossip: LoopbackGossip, peer_id: str, query: bytes, *, timeout_s: float) -> Fetched:
-            await asyncio.sleep(min(timeout_s, 0.5))
-            if timeout_s < 0.5:
-                return Fetched((), FetchOutcome.TIMED_OUT)
-            return await request(gossip, peer_id, query, timeout_s=timeout_s)
-
-        monkeypatch.setattr(LoopbackGossip, "request_backfill", request_slowly)
-        async with swarm.node(2, directory_period_s=150) as bob:
-            await eventually(lambda: held(bob) == 3)
-
-
 async def test_a_sender_that_does_not_reply_to_a_confirmation_holds_no_slot_of_the_pulls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,28 +95,6 @@ async def test_a_sender_that_does_not_reply_to_a_confirmation_holds_no_slot_of_t
         await swarm.publish(carol, 1)
         await eventually(lambda: carol.parts.peers.confirmations.num_confirmed == 1)
         assert held(bob) == 2
-
-
-async def test_a_sender_that_does_not_reply_to_a_confirmation_delays_no_other_confirmation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(confirmations, "WINDOW_S", 0.05)
-    monkeypatch.setattr(pull_slots, "QUICK_S", 1.0)
-    swarm, stuck, other = LightSwarm(tmp_path, manifest_of()), identity_of(4).peer_id, identity_of(5).peer_id
-    async with swarm.node(2) as bob:
-        sent = add_stuck_confirmation(bob, monkeypatch, stuck)
-        loop = bob.wiring.pull._confirmations
-        announcements = bob.wiring.announcements
-        for sender in (stuck, other):
-            announcements.to_confirm.add(sender, bytes(32))
-            announcements.has_to_confirm.set()
-            await eventually(lambda sender=sender: sender in sent)
-        assert loop._slots.pace_of(stuck) is Pace.UNKNOWN, "its confirmation is not in flight any more"
-        await eventually(lambda: sent.count(stuck) == 2 and stuck not in loop._slots)
-        assert loop._slots.pace_of(stuck) is Pace.SLOW
-        assert sent.count(stuck) == 2 and not len(announcements.to_confirm), (
-            "not repeated once with the limit of slow peers"
-        )
 
 
 async def test_records_that_hang_in_the_directory_delay_neither_others_nor_the_own_record(
@@ -229,28 +122,6 @@ async def test_records_that_hang_in_the_directory_delay_neither_others_nor_the_o
         await eventually(lambda: (record := record_of(identity_of(1).peer_id)) is not None and record.last_number == 1)
 
 
-async def test_a_record_is_read_at_any_position_among_many_that_hang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    swarm, alice_id = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), identity_of(1).peer_id
-    async with swarm.node(1), swarm.node(2, directory_period_s=150) as bob:
-        get_record = bob.gossip.get_record
-        await eventually(lambda: bob.parts.peers.registry.peers)
-        await asyncio.sleep(0.1)
-
-        async def get_or_hang(peer_id: str) -> bytes | None:
-            return await (get_record(peer_id) if peer_id == alice_id else asyncio.Future())
-
-        monkeypatch.setattr(bob.gossip, "get_record", get_or_hang)
-        loop = bob.wiring.directory_loop
-        order = [*SLOW[:8], alice_id, *SLOW[8:]]
-        bob.parts.peers.registry.seen(alice_id).record, loop._late = None, dict.fromkeys(order)
-        for _ in range(2):
-            loop._members = set(order)
-            await loop._read_records(limit_s=0.05)
-        assert bob.parts.peers.registry.record_of(alice_id) is not None
-
-
 def test_the_pace_of_a_peer_is_that_of_its_last_query() -> None:
     slots = QuerySlots(2)
     assert slots.pace_of("p") is Pace.UNKNOWN
@@ -274,18 +145,6 @@ def test_each_pace_has_separate_slots() -> None:
     assert limits == [pull_slots.SLOW_S, pull_slots.QUICK_S, pull_slots.QUICK_S]
     slots.release("new")
     assert slots.take("newer")
-
-
-def test_the_first_query_that_finds_a_peer_slow_is_repeated_once() -> None:
-    slots = QuerySlots(1)
-    assert slots.take("p")
-    slots.note("p", took_s=0.01, is_answered=True)
-    assert not slots.turned_slow("p")
-    for is_first in (True, False):
-        slots.note("p", took_s=pull_slots.QUICK_S, is_answered=False)
-        assert slots.turned_slow("p") is is_first
-        slots.release("p")
-        assert slots.take("p")
 
 
 def test_the_number_of_remembered_paces_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from ftis_node.node.context import NodeState
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.peers.registry import RECENT_STEPS
 from ftis_node.node.protocols import NullLearner
-from ftis_node.node.training.step_peers import train_group
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
@@ -158,16 +157,3 @@ async def test_groups_of_a_peer_that_disagrees_weigh_less_from_the_next_step_on(
             await loop._train(groups)
         assert weights == [[1.0, 1.0], [1.0, 1.0], [1.0, 0.02], [1.0, 0.02]]
         assert len(events_of(node, "peer_weights")) == 4
-
-
-async def test_without_the_setting_all_groups_weigh_the_same(tmp_path: Path) -> None:
-    report = StepReport(step=1, policy_version=1, num_updates=1, agreement={MALLORY.peer_id: -0.5}, own_agreement=0.5)
-    with loop_with(tmp_path, report) as (loop, node):
-        for _ in range(4):
-            await loop._train([foreign(MALLORY, 2)])
-        assert [each.weight for each in loop._step_peers.batch([foreign(MALLORY, 2)])] == [1.0]
-        assert events_of(node, "peer_weights") == []
-
-
-def test_a_train_group_names_its_sender() -> None:
-    assert train_group(foreign(HONEST, 1), share="vertical").sender == HONEST.peer_id

@@ -18,7 +18,7 @@ import pytest
 from bench.stubs.stub_node import StubTokenizer
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.errors import ModelError, RecordError
+from ftis_node.errors import ModelError
 from ftis_node.gossip import Gossip, SwarmPhase
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
@@ -198,16 +198,6 @@ async def test_versions_arrive_and_are_served_in_order(tmp_path: Path) -> None:
         assert held == ["version-00000005"], "older versions are still there"
 
 
-async def test_a_delay_holds_versions_back(tmp_path: Path) -> None:
-    async with _pair(tmp_path, weights_delay="fixed:0.6") as pair:
-        await pair.offer(1, b"one")
-        await eventually(lambda: events_of(pair.generator, "weights_fetched"))
-        await pair.offer(2, b"two")
-        await eventually(lambda: len(events_of(pair.generator, "weights_fetched")) == 2)
-        await eventually(lambda: pair.served[-1:] == [2])
-        assert all(event["age_s"] >= 0.6 for event in events_of(pair.generator, "served"))
-
-
 async def test_a_restarted_generator_serves_its_last_version_and_resumes_a_partial_file(tmp_path: Path) -> None:
     content = os.urandom(6 * MIB + 1)
     async with _pair(tmp_path) as pair:
@@ -383,16 +373,6 @@ async def test_the_number_of_offered_files_is_bounded_and_an_old_offer_is_withdr
             await Download(pair.generator.gossip, first, tmp_path / "partial", pause_s=0.01).run()
 
 
-async def test_a_version_without_a_proof_is_not_offered(tmp_path: Path) -> None:
-    async with _pair(tmp_path, follows=False) as pair:
-        weights, _ = _publish(pair.learner, 1, b"one")
-        never = asyncio.get_running_loop().create_future()
-        await pair.offers.take(weights, never)
-        never.set_result(None)
-        await pair.offer(2, b"two")
-        assert [event["version"] for event in events_of(pair.learner, "weights_offered")] == [2]
-
-
 @pytest.mark.timeout(120)
 async def test_a_download_over_p2pd_resumes_after_a_broken_stream(tmp_path: Path) -> None:
     """The learner's p2pd is killed during the download. Received chunks are not requested again."""
@@ -440,15 +420,6 @@ async def test_a_download_over_p2pd_resumes_after_a_broken_stream(tmp_path: Path
         finally:
             offering.cancel()
             await asyncio.gather(learner.close(), generator.close())
-
-
-async def test_an_offer_with_contradictory_hashes_is_a_record_error(tmp_path: Path) -> None:
-    async with _pair(tmp_path, follows=False) as pair:
-        offer = await pair.offer(1, b"weights")
-        with pytest.raises(RecordError):
-            await Download(
-                pair.generator.gossip, replace(offer, chunks_sha256=bytes(32)), tmp_path / "partial", pause_s=0.01
-            ).run()
 
 
 class _StartingLearner(NullLearner):

@@ -74,16 +74,6 @@ def test_an_invalid_peer_id_is_not_stored(node: NodeComponents, peer_id: str, ca
     assert event["peer"].isprintable()
 
 
-def test_an_error_whose_text_cannot_be_made_is_counted(node: NodeComponents) -> None:
-    class Mute(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError("no text")
-
-    fail(node, PEER, Mute())
-    assert not node.gossip.guard.may_work(PEER)
-    assert node.gossip.guard.num_faults[Place.STORE] == 1
-
-
 def test_the_text_of_an_error_is_bounded(node: NodeComponents) -> None:
     fail(node, PEER, ValueError("\ud800" * 10_000))
     (event,) = read_events(node.home.events, name="peer_fault")

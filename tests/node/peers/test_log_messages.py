@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftis_node.gossip import SwarmPhase, SwarmState
-from ftis_node.node.loops.directory import SwarmLogMessages, how_to_be_found
+from ftis_node.node.loops.directory import SwarmLogMessages
 
 ADDRESS = "/ip4/192.168.1.5/tcp/4001/p2p/ID"
 
@@ -41,22 +41,6 @@ def test_a_node_without_peers_logs_how_it_is_found() -> None:
     assert lines_of(SwarmLogMessages(), SwarmPhase.STANDALONE, reason) == [
         f"working alone: no peers were given; others join it with --peers {ADDRESS}"
     ]
-
-
-def test_of_many_addresses_the_most_public_one_is_logged() -> None:
-    local, public = "/ip4/127.0.0.1/tcp/1/p2p/ID", "/ip4/9.9.9.9/tcp/1/p2p/ID"
-    assert how_to_be_found([local, ADDRESS, public]).endswith(public)
-    assert how_to_be_found([local, ADDRESS]).endswith(ADDRESS)
-    assert "no address yet" in how_to_be_found([])
-
-
-def test_the_advice_to_update_is_logged_once() -> None:
-    messages, connected = SwarmLogMessages(), SwarmState(SwarmPhase.CONNECTED, "3 other members of this run")
-    logged = [
-        [line.text for line in messages.lines(connected, clock_skew_s=None, addresses=[], advice=advice)]
-        for advice in ("", "2 of 3 speak wire 2: update ftis-node", "3 of 3 speak wire 2: update ftis-node")
-    ]
-    assert logged[1:] == [["2 of 3 speak wire 2: update ftis-node"], []]
 
 
 def test_a_wrong_clock_is_logged_once_and_again_when_it_is_correct() -> None:

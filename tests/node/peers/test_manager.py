@@ -137,18 +137,6 @@ def test_a_copy_of_an_own_group_is_recognized(tmp_path: Path, events: EventLog) 
     manager.close()
 
 
-def test_each_of_several_groups_in_intake_is_compared_by_its_completions(tmp_path: Path, events: EventLog) -> None:
-    manager = open_manager(tmp_path, events)
-    groups = [accepted(ANN, long=True, first_id=100 * number) for number in range(4)]
-    for group in groups:
-        assert reason_for(manager, group) is None
-    for number, group in enumerate(groups):
-        assert reason_for(manager, group) is None
-        manager.remember(group)
-        assert reason_for(manager, accepted(BOB, long=True, first_id=100 * number)) == "duplicate_undecided"
-    manager.close()
-
-
 def test_a_copy_of_a_known_peers_group_long_after_it_is_charged_to_a_new_peer(tmp_path: Path, events: EventLog) -> None:
     clock = Clock()
     manager = open_manager(tmp_path, events, clock)
@@ -281,14 +269,3 @@ def test_ten_thousand_identities_fill_neither_memory_nor_disk(tmp_path: Path, ev
     again = open_manager(tmp_path, events, clock)
     assert {peer_id: again.row(peer_id) for peer_id in again.known()} == rows
     again.close()
-
-
-def test_unknown_senders_count_with_the_peer_that_passes_their_groups_on(tmp_path: Path, events: EventLog) -> None:
-    manager = open_manager(tmp_path, events)
-    manager.note_addresses(ANN.peer_id, ["/ip4/127.0.0.1/tcp/1"])
-    for identity in (ANN, CAROL):
-        manager.settle(accepted(identity), origin=BOB.peer_id)
-    cap = manager.share_cap()
-    assert cap.neighbor(CAROL.peer_id) == cap.neighbor(BOB.peer_id)
-    assert cap.neighbor(ANN.peer_id) == ANN.peer_id, "ann was connected herself"
-    manager.close()

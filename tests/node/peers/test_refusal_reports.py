@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -14,9 +13,6 @@ import pytest
 
 from ftis_node.cli.status_screen import screen
 from ftis_node.node.wiring import Wiring
-from ftis_node.records.envelope import open_peer_record, seal_peer_record
-from ftis_node.records.peer_messages import PeerStats
-from ftis_node.swarm.refusals import RefusedSender
 from ftis_node.telemetry.health_summary import summarize_health
 from ftis_node.telemetry.status import NodeStatus, RefusalStatus, Status, SwarmStatus
 from tests.node.light_swarm import LightSwarm, identity_of, manifest_of
@@ -69,16 +65,6 @@ async def test_groups_of_another_tokenizer_are_refused_without_a_pull(tmp_path: 
         await eventually(lambda: other.wiring.refusals.refused_by())
 
 
-async def test_a_banned_sender_is_shown_with_the_cause_of_its_ban(tmp_path: Path) -> None:
-    with components(tmp_path) as node:
-        for _ in range(6):
-            node.peers.note(SECOND.peer_id, "refused", reason="reward_range")  # type: ignore[arg-type]
-        for _ in range(3):
-            node.peers.note_unused(SECOND.peer_id, "banned")
-        assert node.peers.is_banned(SECOND.peer_id)
-        assert [sender.reason for sender in node.peers.refused_senders()] == ["reward_range"]
-
-
 async def test_an_operators_ban_is_published_as_a_ban_and_not_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -94,21 +80,6 @@ async def test_an_operators_ban_is_published_as_a_ban_and_not_logged(
         assert stats.refused_senders == ((SECOND.peer_id, "banned", 3),)
 
 
-def test_each_refused_sender_gets_its_turn_in_the_record(tmp_path: Path) -> None:
-    with components(tmp_path) as node:
-        crowd = [identity_of(number).peer_id for number in range(20, 40)]
-        for peer_id in crowd:
-            for _ in range(3):
-                node.peers.note_unused(peer_id, "tokenizer")
-        record, named = Wiring(node).directory_loop.own_record, set()
-        for _ in range(20):
-            record.sample()
-            made = record.make().stats
-            assert made is not None
-            named |= {peer_id for peer_id, _, _ in made.refused_senders}
-        assert named == set(crowd)
-
-
 def claimed(reason: str) -> RefusalStatus:
     return RefusalStatus(SECOND.peer_id, "\x1b[31mbob\n", reason, "", 12, time.time() - 300, "use one home each")
 
@@ -121,20 +92,3 @@ def test_the_screen_names_peer_reason_time_and_remedy_and_escapes_a_peers_text()
     assert "\x1b" not in text
     contributing = summarize_health(msgspec.structs.replace(status), now=time.time()).contributing
     assert "generation worker" in contributing.why, "a worker that is away matters more"
-
-
-async def test_a_claim_is_forgotten_with_the_record_that_no_longer_has_it(tmp_path: Path) -> None:
-    with components(tmp_path) as node:
-        await node.gossip.start()
-        wiring = Wiring(node)
-        stats = PeerStats(refused_senders=((node.context.peer_id, "x" * 32, 2**60),))
-        record = wiring.directory_loop.own_record.make()
-        sealed = seal_peer_record(replace(record, peer_id=SECOND.peer_id, stats=stats), SECOND)
-        node.peers.registry.seen(SECOND.peer_id).record = open_peer_record(sealed)
-        reports = wiring.refusals
-        assert reports._claims_of([SECOND.peer_id]) == {SECOND.peer_id: ("x" * 32, 2**60)}
-        reports._refusing = [RefusedSender(SECOND.peer_id, "x" * 32, 2**60, 0.0)]
-        assert reports.refused_by()[0].meaning == "this version does not know the reason"
-        node.peers.registry.seen(SECOND.peer_id).record = replace(open_peer_record(sealed), stats=None)
-        assert reports._claims_of([SECOND.peer_id]) == {}
-        await asyncio.sleep(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import PeerStats
-from ftis_node.swarm.overview import MAX_ROWS, RunSummary, SwarmView, make_view, rate_text, render_view, swarm_row
+from ftis_node.swarm.overview import MAX_ROWS, RunSummary, SwarmView, make_view, render_view, swarm_row
 from ftis_node.telemetry.status import EvalStatus
 from tests.node.nodes import components
 from tests.waiting import eventually
@@ -60,17 +59,6 @@ async def test_a_node_shows_itself_and_its_peers_over_http(tmp_path: Path) -> No
     assert (view.num_unreadable, view.run.method) == (1, node.context.manifest.method.name)
 
 
-def test_the_rate_of_groups_is_measured_between_two_records(tmp_path: Path) -> None:
-    with _trained_node(tmp_path) as wiring:
-        record, buffer = wiring.directory_loop.own_record, wiring.store.buffer
-        assert (stats := record.make().stats) is not None and stats.groups_per_minute == 0.0
-        record.sample()
-        time.sleep(0.05)
-        buffer.raise_last_number(buffer.last_number() + 2)
-        assert (stats := record.make().stats) is not None
-        assert 0 < stats.groups_per_minute <= 60 * 2 / 0.05
-
-
 async def test_the_own_row_follows_the_steps_between_two_records(tmp_path: Path) -> None:
     with _trained_node(tmp_path) as wiring:
         loop, state = wiring.directory_loop, wiring.node.context.state
@@ -86,27 +74,6 @@ def test_a_node_may_publish_no_measurements(tmp_path: Path) -> None:
     private = SwarmSection(publish_stats=False)
     with _trained_node(tmp_path, NodeSettings(model="m", dtype="float32", swarm=private)) as wiring:
         assert wiring.directory_loop.own_record.make().stats is None
-
-
-def test_the_saved_status_has_the_view(tmp_path: Path) -> None:
-    with _trained_node(tmp_path) as wiring:
-        node = wiring.node
-        loop = wiring.directory_loop
-        node.peers.registry.own_record = loop.own_record.make()
-        status = wiring.status_loop()
-        status.save()
-        [saved] = json.loads(node.home.status.read_text())["swarm_view"]
-        assert SwarmView.from_dict(saved).peers[0].step == 4
-
-
-def test_a_row_shows_the_age_of_its_record_and_when_the_peer_was_last_seen() -> None:
-    record = PeerRecord("ab" * 16, PEER, "bob", "m", 1, "cd" * 16, "full", 1, 1, 2.0, 1000.0, "1")
-    line = render_view(make_view([swarm_row(record, seen_at=1027.0)], run=RunSummary("ab" * 16), now=1030.0))[2]
-    assert line.endswith("30 s ago  3 s ago")
-
-
-def test_rates_are_readable() -> None:
-    assert [rate_text(rate) for rate in (0.0, 4.5, 600.0, 93_170.4, 1e300)] == ["0", "4.5", "600", "93,170", "1e+300"]
 
 
 def test_rows_are_bounded_and_control_characters_escaped() -> None:

@@ -231,24 +231,6 @@ def test_the_prompts_continue_after_a_reset(home: Home) -> None:
         assert buffer.prompt_position() == NUM_GROUPS // 2
 
 
-def test_a_reset_with_a_clock_ahead_refuses_no_new_group(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = time.time()
-    with monkeypatch.context() as patch:
-        patch.setattr("time.time", lambda: now + 1e9)
-        damage_file(home.replay, "not a database")
-        recover(home)
-    with closing(ReplayBuffer(home.replay)) as buffer:
-        assert buffer.admit(accepted(ANN, 99, created_at=int(now) + 60), own=False)
-
-
-def test_at_most_two_damaged_files_are_kept(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    for second in range(3):
-        monkeypatch.setattr(integrity, "FOLDER_TIME", f"2026-{second}")
-        damage_file(home.replay, "not a database")
-        recover(home)
-    assert sorted(path.name for path in home.damaged.iterdir()) == ["replay.sqlite-2026-1", "replay.sqlite-2026-2"]
-
-
 def test_an_interrupted_reset_is_repeated(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     overwrite(home.replay, 8 * PAGE, noise(PAGE))
     with monkeypatch.context() as patch:

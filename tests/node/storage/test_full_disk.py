@@ -71,16 +71,6 @@ async def test_a_refused_write_is_repeated_and_the_node_pauses_meanwhile(
     await waiting
 
 
-async def test_another_error_is_raised_at_once(tmp_path: Path) -> None:
-    async def write() -> None:
-        raise PermissionError(13, "Permission denied")
-
-    space = DiskSpace(root=tmp_path)
-    with pytest.raises(PermissionError):
-        await space.retried(write)
-    assert not space.why_full
-
-
 @pytest.mark.parametrize("stops", [False, True])
 async def test_a_commit_waits_for_space_and_loses_no_group(tmp_path: Path, stops: bool) -> None:
     """A stop meanwhile acknowledges nothing, and is not delayed by the full disk."""
@@ -111,14 +101,6 @@ def _arrival(group: Any) -> Any:
     from ftis_node.node.loops.intake import Arrival
 
     return Arrival(group.envelope_bytes, ANN.peer_id, None, None, asyncio.get_running_loop().create_future())
-
-
-async def test_a_transaction_that_a_full_disk_refuses_leaves_the_next_one_usable(tmp_path: Path) -> None:
-    with components(tmp_path) as node:
-        buffer, groups = node.store.buffer, [(accepted(ANN, number), False) for number in range(1, 40)]
-        with full(buffer._db), pytest.raises(sqlite3.OperationalError, match="full"):
-            buffer.admit_many(groups)
-        assert buffer.admit_many(groups) == [True] * len(groups)
 
 
 def test_bans_are_saved_when_there_is_space(tmp_path: Path) -> None:
@@ -159,15 +141,3 @@ async def test_a_step_whose_weights_find_no_space_is_completed_later(
         assert node.context.state.step == 1 and not node.store.space.why_full
         assert node.peers.counters.groups_trained_foreign == 1, "the step counts as a repeated one"
         assert buffer_of(node).released == [(1, ReleaseReason.TRAINED)]
-
-
-async def test_a_full_disk_does_not_stop_the_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("ftis_node.node.loops.status.replace_file", refuse)
-    with node_with_space(tmp_path) as node:
-        status = Wiring(node).status_loop()
-        await status.refresh()
-        await status.save_if_space()
-        assert not node.home.status.exists()

@@ -15,13 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.swarm.arrivals import AwaitedSenders
-from ftis_node.swarm.rate_limits import Quotas, minute_buckets
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.telemetry.clock import SleepDetector, SteadyClock
 from ftis_node.validation import ValidationContext
-from ftis_node.workers.liveness import Liveness, LivenessVerdict
-from ftis_node.workers.wire import Heartbeat
 from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
 from tests.node.support import ANY_PORT, RunningNode, started, write_manifest
 from tests.waiting import eventually
@@ -62,33 +58,6 @@ def test_a_ban_ends_at_its_time_also_if_the_machine_sleeps(monkeypatch: pytest.M
     monkeypatch.setattr("time.clock_gettime", lambda kind: real_since_boot(kind) + SLEEP_S)
     assert not banned.is_banned(now=clock.now())
     assert clock.jump_s() is None
-
-
-def test_time_limits_in_ticks_do_not_count_a_sleep() -> None:
-    """The daemon's loop ticks once after the sleep. Its workers were suspended, too, or have waited."""
-    liveness = Liveness(max_silent_ticks=30, max_stalled_ticks=300)
-    liveness.beat(Heartbeat(num_in_flight=1, progress=1))
-    assert [liveness.tick() for _ in range(2)] == [LivenessVerdict.ALIVE] * 2
-
-
-def test_rates_allow_no_burst_after_a_sleep() -> None:
-    limiter, quotas = minute_buckets(60.0), Quotas()
-    for now in (0.0, SLEEP_S):
-        admitted = sum(limiter.of("peer").take(1.0, now=now) for _ in range(1000))
-        assert admitted <= 120
-        quotas.spend("peer", 0, is_new_peer=False, now=now)
-        assert quotas.allows("peer", is_new_peer=False, now=now)
-
-
-def test_a_sender_is_awaited_after_a_sleep() -> None:
-    policy = AwaitedSenders(patience_s=30.0, now=0.0)
-    policy.arrived("peer", now=1.0)
-    assert policy.awaited([], now=SLEEP_S, work_s=1.0, quota=1) == ["peer"]
-
-
-def test_a_score_decays_over_a_sleep_as_over_any_time() -> None:
-    score = Reputation(score=-4.0, updated_at=0.0)
-    assert -0.1 < score.score_at(SLEEP_S) < 0.0
 
 
 STOPS = """

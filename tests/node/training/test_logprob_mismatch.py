@@ -43,18 +43,6 @@ def test_a_warning_begins_once_and_ends_once() -> None:
     assert seen == [None, "rose", None, None, "fell", None, "rose"]
 
 
-def test_the_limits_are_those_of_the_dtype(tmp_path: Path) -> None:
-    with components(tmp_path) as node:
-        assert Wiring(node).reporter._mismatch.limits == MismatchLimits(1e-4, 0.01), "float32 on a CPU"
-    assert LIMITS["bfloat16"] == MismatchLimits(2e-3, 0.9)
-
-
-def test_the_warning_is_one_line_with_the_figures() -> None:
-    line = warning_of(_measured(0.0123, 0.34), LIMITS["float32"])
-    assert "version 7: KL 0.012 (limit 0.0001), 34.0% of 288 tokens off by more than 1 % (limit 1%)" in line
-    assert "\n" not in line
-
-
 async def test_a_reporter_warns_once_and_keeps_the_last_measurement(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,7 +15,6 @@ from bench.stubs.stub_node import FINGERPRINT
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.loops.generate import PromptOrder
-from ftis_node.node.supervision.background import in_background
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.node.training.step_gate import RECHECK_INTERVAL_S
 from ftis_node.node.training.step_shares import (
@@ -51,16 +50,6 @@ async def test_no_more_groups_are_in_progress_than_there_are_slots() -> None:
     assert slots.waiting == 2
 
 
-async def test_a_cancelled_group_frees_its_slot() -> None:
-    slots = SlotPool(1)
-    await slots.charge()
-    waiting = asyncio.create_task(slots.charge())
-    await asyncio.sleep(0)
-    slots.cancel()
-    await asyncio.wait_for(waiting, 30)
-    assert slots.waiting == 1
-
-
 async def test_the_time_per_group_is_without_the_time_in_which_no_slot_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     now, slots = 100.0, SlotPool(2)
     monkeypatch.setattr("ftis_node.node.training.group_limits.time.monotonic", lambda: now)
@@ -77,15 +66,6 @@ async def test_the_time_per_group_is_without_the_time_in_which_no_slot_is_free(m
     await slots.charge()
     slots.cancel()
     assert slots.seconds_per_group == pytest.approx(3.0, rel=0.05)
-
-
-async def test_additional_slots_are_used_at_once() -> None:
-    slots = SlotPool(1, held=1)
-    waiting = asyncio.create_task(slots.charge())
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    slots.resize(2)
-    await asyncio.wait_for(waiting, 30)
 
 
 def test_each_problem_of_a_data_file_comes_once_per_pass() -> None:
@@ -143,22 +123,6 @@ def test_an_empty_step_never_starts() -> None:
     assert not may_start(needs, StepInputs(0, 0, waited_s=99.0, uptime_s=99.0, awaits_sender=False))
 
 
-async def test_background_work_returns_raises_and_can_be_abandoned() -> None:
-    import threading
-
-    assert await in_background(lambda: 5) == 5
-    with pytest.raises(ZeroDivisionError):
-        await in_background(lambda: 1 / 0)
-    release = threading.Event()
-    task = asyncio.create_task(in_background(release.wait, 30.0))
-    await asyncio.sleep(0.05)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    release.set()
-    await asyncio.sleep(0.05)
-
-
 def test_missing_groups_are_divided_among_all_senders() -> None:
     shortfall = ForeignShortfall()
     assert shortfall.shares(4, 12) == (4, 12)
@@ -183,18 +147,6 @@ def test_the_groups_of_a_peer_slower_than_one_group_per_step_are_used(steps_per_
         shortfall.note(foreign, ["a"] * ready)
         taken, ready = taken + min(foreign, ready), max(0, ready - foreign)
     assert taken >= 40 / steps_per_group / 2, f"{ready} of its groups were not used"
-
-
-def test_an_old_stock_does_not_count_as_new_groups() -> None:
-    shortfall = ForeignShortfall()
-    shortfall.note(4, ["a"] * 2)
-    extra = shortfall.extra
-    for _ in range(3):
-        shortfall.note(3, ["a"] * 30)
-    assert shortfall.extra == 0 < extra, "27 more arrived than were wanted, once"
-    shortfall.extra = 2
-    shortfall.note(3, ["a"] * 30)
-    assert shortfall.extra == 2, "no group arrived since the last step"
 
 
 @asynccontextmanager
@@ -234,16 +186,6 @@ async def test_with_backfill_the_next_step_replaces_missing_foreign_groups(tmp_p
         _store(node, ME, 6)
         assert await asyncio.wait_for(gate.wait(2), 30)
         assert gate.shares(2) == (6, 2)
-
-
-async def test_without_backfill_the_shares_do_not_change(tmp_path: Path) -> None:
-    async with _node(tmp_path, foreign_wait_s=0) as node:
-        _store(node, ME, 1, 2, 3, 4)
-        _store(node, ANN, 1)
-        gate = Wiring(node).step_gate()
-        for step in (1, 2):
-            assert await asyncio.wait_for(gate.wait(step), 30)
-            assert (gate.shares(step), node.slots.capacity) == ((4, 4), 8)
 
 
 async def test_a_gate_that_is_cancelled_while_a_group_arrives_is_cancelled(tmp_path: Path) -> None:

@@ -189,17 +189,6 @@ async def test_a_node_alone_generates_its_budget_trains_on_it_and_ends(
     assert more.learner.step > status.learner.step
 
 
-async def test_a_run_without_foreign_groups_ends_as_soon_as_own_groups_are_too_few(
-    tmp_path: Path, tiny_models: Mapping[str, Path]
-) -> None:
-    manifest = manifest_of(foreign=0, foreign_wait_s=3600.0)
-    status = await run_whole_node(
-        tmp_path, tiny_models["s"], manifest=manifest, budget={"generate_tokens": 6 * GROUP_TOKENS}
-    )
-    assert status.learner.step >= 1
-    assert status.replay.ready < manifest.step.own_groups
-
-
 async def test_a_node_with_a_used_budget_trains_on_foreign_groups(
     tmp_path: Path, tiny_models: Mapping[str, Path]
 ) -> None:

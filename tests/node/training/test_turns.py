@@ -6,10 +6,8 @@ If it dies and lacks memory at its next starts, the learner frees memory and the
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shutil
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,29 +15,22 @@ from typing import Any
 
 import pytest
 
-from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.errors import EngineError, ModelError, WorkerDiedError
-from ftis_node.generation.client import GenerationClient
+from ftis_node.errors import EngineError, WorkerDiedError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
-from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.daemon import run_node
 from ftis_node.node.loops.train import TrainLoop
-from ftis_node.node.protocols import Learning, NullGeneration, NullLearner
+from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.assemble import running_components
-from ftis_node.node.startup.factories import NodeInputs, ProcessNodeFactory, generation_boot
 from ftis_node.node.startup.run_plan import RunPlan
-from ftis_node.node.supervision.background import first_of_ours
 from ftis_node.node.wiring import Wiring
 from ftis_node.replay.rows import StoredGroup
-from ftis_node.telemetry.events import EventLog
-from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from tests.node.loops.test_train import HONEST, foreign
 from tests.node.nodes import components
@@ -207,74 +198,3 @@ async def test_a_node_whose_workers_take_turns_trains(tmp_path: Path) -> None:
         await run_node(parts, steps=3)
         assert parts.context.state.step == 3
     assert (factory.asleep, factory.tokens_in_step) == ([True] * 3, [0] * 3)
-
-
-class _ShortOfMemoryFactory(InProcessNodeFactory):
-    """A factory of two worker processes. It kills the generator in step 2, and some of its next starts fail."""
-
-    def __init__(self, home: Home, folder: Path) -> None:
-        super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
-        self.num_freed = 0
-        self._home = home
-        self._folder = folder
-
-    def generation(  # type: ignore[override]
-        self, of: NodeInputs, *, events: EventLog, learner: Learning
-    ) -> GenerationClient:
-        environment = {"SHORT_FOLDER": str(self._folder), "PYTHONPATH": str(Path(__file__).parents[3])}
-        self._client = GenerationClient(
-            generation_boot(of.settings, of.manifest, of.source, of.tokenizer, of.arrangement),
-            sockets_dir=of.home.sockets,
-            log_path=of.home.logs / "generation.log",
-            num_threads=1,
-            restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=2),
-            environment=environment,
-            free_memory=learner.give_memory_back,
-            worker_module="tests.node.short_worker",
-        )
-        return self._client
-
-    def learner(self, of: NodeInputs, **parts: Any) -> LearnerClient:  # type: ignore[override]
-        client = ProcessNodeFactory(of.settings, self._home).learner(of, **parts)
-        train, give_memory_back = client.train, client.give_memory_back
-
-        async def kill_and_train(*arguments: Any, step: int, **options: Any) -> TrainReply:
-            if step == 2:
-                assert self._client.pid is not None
-                os.kill(self._client.pid, signal.SIGKILL)
-            return await train(*arguments, step=step, **options)
-
-        async def free_and_count() -> None:
-            await give_memory_back()
-            self.num_freed += 1
-
-        client.train, client.give_memory_back = kill_and_train, free_and_count  # type: ignore[method-assign]
-        return client
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("faults", ["ftis torch ftis", "ftis model"])
-async def test_a_generator_that_lacks_memory_at_its_next_starts_does_not_end_the_node_but_another_fault_does(
-    tmp_path: Path, faults: str
-) -> None:
-    """Memory is short three times in a row. Two quick deaths for another reason would end the node."""
-    shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
-    (tmp_path / "faults").write_text(faults)
-    home = Home(tmp_path / "home")
-    home.create()
-    factory = _ShortOfMemoryFactory(home, tmp_path)
-    plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
-    ends_it = "model" in faults
-    try:
-        async with running_components(_settings(tmp_path, placement="shared"), plan, home, factory) as parts:
-            await run_node(parts, steps=4)
-            assert not ends_it
-            assert (parts.context.state.step, parts.generation.restarts) == (4, 4)
-    except Exception as error:
-        assert ends_it, error
-        first = first_of_ours(error)
-        assert isinstance(first, ModelError)
-        assert str(first) == "the model folder is missing"
-    assert factory.num_freed == len(faults.split()) - ends_it
-    num_starts = len(list(tmp_path.glob("start-*")))  # noqa: ASYNC240 - a few names
-    assert num_starts == 2 + len(faults.split()) - ends_it
