@@ -6,10 +6,13 @@ Files and folders:
     context.py    the context that loops share, and the state on which they decide
     wiring.py     the parts of a node, and the loops and components made of them
     startup/      from a command line to a running daemon
-    loops/        the named loops, and the transfer of weight versions between nodes
+    loops/        the named loops
     training/     policy of a training step: start, groups, limits, report
-    peers/        registry and reputation of peers, answers to their requests
+    weights/      delivery of new weights, and their download
+    peers/        registry and reputation of peers, their announcements and requests
+    exchange/     a trainer on this machine
     http_api/     local HTTP ports
     supervision/  stuck tasks, blocking work, shutdown
-    storage/      disk use of a home: quota, cleanup, exports
+    storage/      the home: its buffer, quota and cleanup
+    hub/          exports for the Hugging Face hub
 """

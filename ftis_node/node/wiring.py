@@ -18,20 +18,23 @@ from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource, PromptTokenizer
 from ftis_node.node.context import NodeContext
 from ftis_node.node.exchange.group_exchange import GroupExchange
-from ftis_node.node.loops.announcements import AnnouncementHandler
-from ftis_node.node.loops.audit import AuditLoop, CheckLoop
-from ftis_node.node.loops.backfill import BackfillLoop, ShardsLoop
+from ftis_node.node.loops.audit import AuditLoop
+from ftis_node.node.loops.backfill import BackfillLoop
+from ftis_node.node.loops.check import CheckLoop
 from ftis_node.node.loops.confirmations import DeliverLoop
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.loops.intake import IntakeLoop
-from ftis_node.node.loops.publish import PublishLoop, ReannounceLoop
+from ftis_node.node.loops.publish import PublishLoop
 from ftis_node.node.loops.pull import PullLoop
+from ftis_node.node.loops.reannounce import ReannounceLoop
+from ftis_node.node.loops.shards import ShardsLoop
 from ftis_node.node.loops.status import StatusLoop
-from ftis_node.node.loops.train import DeliverWeights, TrainLoop, update_engine
+from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
 from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
+from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import OwnRecord
 from ftis_node.node.peers.refusal_reports import RefusalReporter
@@ -45,6 +48,7 @@ from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
 from ftis_node.node.training.step_gate import StepGate, TimedStepGate
 from ftis_node.node.training.step_report import StepReporter
 from ftis_node.node.training.step_shares import StepShares
+from ftis_node.node.weights.weight_sync import DeliverWeights, update_engine
 from ftis_node.records.group import Group
 from ftis_node.swarm.arrivals import AwaitedSenders
 from ftis_node.tasks.base import Task

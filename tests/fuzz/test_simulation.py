@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
-from ftis_node.node.loops.announcements import AnnouncementHandler
 from ftis_node.node.loops.backfill import BackfillLoop
+from ftis_node.node.peers.announcements import AnnouncementHandler
 from tests.fuzz.simulation import play
 
 NUM_STEPS = 150

@@ -79,7 +79,7 @@ async def test_a_chain_reports_an_exception_that_the_guard_catches() -> None:
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    with patch("ftis_node.node.loops.announcements.AnnouncementHandler._take", fail), pytest.raises(ZeroDivisionError):
+    with patch("ftis_node.node.peers.announcements.AnnouncementHandler._take", fail), pytest.raises(ZeroDivisionError):
         await announcements.chain(split(announcements.seeds()[0]))
 
 

@@ -11,11 +11,11 @@ STORE = "replay.buffer:ReplayBuffer.admit_many"  # raises for a batch of groups,
 CONNECT = "gossip.p2pd.client:P2pdClient.connect"
 POINTS: dict[Place, tuple[str, ...]] = {
     Place.ANNOUNCEMENT: (
-        "node.loops.announcements:AnnouncementHandler.handle",
+        "node.peers.announcements:AnnouncementHandler.handle",
         "node.peers.copies:CopyCatalog.note_announced",
         "records.envelope:open_announcement",
     ),
-    Place.AUDIT: ("node.loops.audit:sampled_by", "replay.rows:StoredGroup.from_accepted"),
+    Place.AUDIT: ("node.loops.check:sampled_by", "replay.rows:StoredGroup.from_accepted"),
     Place.CATCH_UP: ("gossip.wire_format:ItemCollector.add",),
     Place.COUNT: ("node.loops.audit:AuditLoop.offer",),
     Place.DIAL: (CONNECT,),
@@ -34,7 +34,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "validation.pipeline:validate",
     ),
     Place.MESSAGE: ("gossip.pubsub:AnnouncementQueue.put",),
-    Place.PULL: ("node.loops.announcements:AnnouncementHandler.refuse_of",),
+    Place.PULL: ("node.peers.announcements:AnnouncementHandler.refuse_of",),
     Place.RECORD: ("node.loops.backfill:BackfillLoop.note_record", "records.envelope:open_peer_record"),
     Place.SERVE: (
         "gossip.services:AdmissionControl.admitted",
@@ -58,7 +58,7 @@ ELSEWHERE = {
 """The tests of places that a full node with two peers does not reach."""
 
 GENERATORS = (
-    "node.loops.weight_download:VersionStore.put",
+    "node.weights.weight_download:VersionStore.put",
     "records.weights:open_offer",
     "validation.weights_rules:refuse_offer",
 )

@@ -19,7 +19,7 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import RoundGate, RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
 from ftis_node.lab.experiment.specs import NO_DELAY
-from ftis_node.node.loops.announcements import AnnouncementHandler
+from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan, plan_run
 from ftis_node.node.wiring import NodeComponents, Wiring

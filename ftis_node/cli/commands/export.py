@@ -47,7 +47,7 @@ def export(
         from ftis_node.models.source import check_hub_id
 
         check_hub_id(base_model)
-    from ftis_node.node.storage.export import export_model_of
+    from ftis_node.node.hub.model_export import export_model_of
 
     with show_fraction("export") as progress:
         step = export_model_of(

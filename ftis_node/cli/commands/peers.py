@@ -119,10 +119,11 @@ def _change(path: Any, action: str, peer: str, as_json: bool, **options: Any) ->
 def _change_stopped(home: Home, action: str, peer: str, **options: Any) -> dict[str, Any]:
     """Change the reputation in the files of a stopped node, with the settings of its last start."""
     from ftis_node.node.peers.operator_actions import stopped_peers
+    from ftis_node.node.startup.recovery import opened
 
     if not home.peers.exists() and not home.settings.exists():
         raise ConfigError(f"no node has run in {home.root}: give its home with --home")
-    with stopped_peers(home) as control:
+    with opened(home), stopped_peers(home) as control:
         return control.change(action, {"peer": peer, **options})
 
 

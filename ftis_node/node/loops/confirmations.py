@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 from ftis_node.gossip import Gossip
 from ftis_node.node.context import NodeContext
-from ftis_node.node.loops.announcements import AnnouncementHandler
-from ftis_node.node.loops.pull_slots import QuerySlots
+from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.request_slots import QuerySlots
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.node.training.group_limits import SlotPool

@@ -24,12 +24,12 @@ from dataclasses import dataclass, replace
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import FetchOutcome, Gossip
 from ftis_node.node.context import NodeContext
-from ftis_node.node.loops.announcements import AnnouncementHandler, AssignmentMembers
 from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.loops.confirmations import ConfirmationLoop
 from ftis_node.node.loops.intake import IntakeLoop
-from ftis_node.node.loops.pull_slots import PullSlots
+from ftis_node.node.peers.announcements import AnnouncementHandler, AssignmentMembers
 from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.request_slots import PullSlots
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.step_shares import StepShares

@@ -22,14 +22,14 @@ from ftis_node.errors import ModelError, RecordError, WorkerDiedError
 from ftis_node.gossip import FetchOutcome, Gossip
 from ftis_node.models import ModelSource, PromptTokenizer, model_fingerprint, parameter_count
 from ftis_node.node.context import NodeContext
-from ftis_node.node.loops.pull_slots import ANSWERED
-from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError, VersionStore
 from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.request_slots import ANSWERED
 from ftis_node.node.protocols import Generation, serves_adapters
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.node.training.evaluation import Evaluator
+from ftis_node.node.weights.weight_download import Download, OfferWithdrawnError, VersionStore
 from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, open_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch

@@ -15,7 +15,6 @@ from ftis_node.config.section import first_problem
 from ftis_node.errors import DamagedError, UsageError
 from ftis_node.files import read_object
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.startup.recovery import opened
 from ftis_node.swarm.peer_rows import find_peer
 from ftis_node.telemetry.events import EventLog
 
@@ -50,11 +49,8 @@ class PeerControl:
 
 @contextmanager
 def stopped_peers(home: Home) -> Iterator[PeerControl]:
-    """Yield the control over a stopped node's file, with the settings of its last start. Hold the home's lock.
-
-    Raise HomeInUseError if a node has just started on it.
-    """
-    with opened(home), closing(EventLog(home.events)) as events:
+    """Yield the control over a stopped node's file, with the settings of its last start. The caller holds the lock."""
+    with closing(EventLog(home.events)) as events:
         settings = read_object(home.settings) if home.settings.exists() else {}
         status = read_object(home.status) if home.status.exists() else {}
         node, saved = status.get("node"), status.get("peers")

@@ -1,1 +1,1 @@
-"""Disk use of a home: quota, cleanup, log rotation, exports."""
+"""The home of a node: its buffer, disk use, cleanup and log rotation."""

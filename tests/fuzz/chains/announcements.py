@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ftis_node.gossip import GossipMessage as Message
-from ftis_node.node.loops.announcements import AssignmentMembers
+from ftis_node.node.peers.announcements import AssignmentMembers
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement
 from ftis_node.swarm.peer_guard import Place

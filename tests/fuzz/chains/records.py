@@ -41,7 +41,7 @@ async def chain(items: Sequence[Item]) -> None:
         async with asyncio.TaskGroup() as tasks:
             fuzzed.wiring.backfill._fill_gaps(tasks, [one.peer_id for one in HOSTILE])
         for one in HOSTILE:
-            fuzzed.pull._is_near(PullItem(bytes(32), one.peer_id, 1, 100, MADE_AT))
+            fuzzed.pull._is_in_domain(PullItem(bytes(32), one.peer_id, 1, 100, MADE_AT))
             fuzzed.wiring.announcements._pulls(one.peer_id)
         fuzzed.pull._portions(4)
         open_peer_record(seal_peer_record(loop.own_record.make(), OWN))

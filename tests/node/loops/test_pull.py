@@ -15,7 +15,8 @@ from bench.stubs.stub_node import stub_group
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.node.daemon import serve_last_groups
-from ftis_node.node.loops import backfill, confirmations, publish, pull, pull_slots
+from ftis_node.node.loops import backfill, confirmations, pull, reannounce, shards
+from ftis_node.node.peers import request_slots
 from ftis_node.node.peers.serve import announcement_of
 from ftis_node.swarm.topology import shard_of
 from tests.node.light_swarm import ANNOUNCED, REQUESTED, RNG, LightSwarm, held, identity_of, manifest_of
@@ -28,8 +29,8 @@ WINDOW_S = 2.0  # so that messages gather although a busy machine pauses between
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make periods short enough for tests."""
     monkeypatch.setattr(backfill, "PERIOD_S", 0.1)
-    monkeypatch.setattr(publish, "REANNOUNCE_PERIOD_S", 0.05)
-    monkeypatch.setattr(backfill, "SHARDS_INTERVAL_S", 0.3)
+    monkeypatch.setattr(reannounce, "REANNOUNCE_PERIOD_S", 0.05)
+    monkeypatch.setattr(shards, "SHARDS_INTERVAL_S", 0.3)
 
 
 async def test_all_groups_are_pulled_and_confirmed_in_a_small_swarm(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ async def test_groups_that_their_sender_does_not_send_are_pulled_from_another_me
 async def test_the_rest_of_a_broken_reply_is_requested_again_from_its_sender(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull_slots, "FAILED_REST_S", 3600.0)
+    monkeypatch.setattr(request_slots, "FAILED_REST_S", 3600.0)
     monkeypatch.setattr(pull, "BUSY_REST_S", 0.01)
     swarm, broken = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), []
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob:
@@ -245,7 +246,7 @@ async def test_shards_follow_the_budget_and_no_group_is_lost_when_they_change(
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=8))
     own = identity_of(2).peer_id
     other_number = next(n for n in range(3, 64) if shard_of(identity_of(n).peer_id, 8) != shard_of(own, 8))
-    monkeypatch.setattr(backfill, "ANNOUNCEMENTS_PER_S", 1.0)
+    monkeypatch.setattr(shards, "ANNOUNCEMENTS_PER_S", 1.0)
     async with swarm.node(2, pull_policy="needed") as bob, swarm.node(other_number) as other:
         await eventually(lambda: len(bob.parts.context.state.read_shards) == 8)
         await swarm.publish(other, 12)

@@ -13,8 +13,8 @@ import pytest
 
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.node.loops import backfill
-from ftis_node.node.loops.backfill import SHARDS_INTERVAL_S
+from ftis_node.node.loops import shards
+from ftis_node.node.loops.shards import SHARDS_INTERVAL_S
 from ftis_node.node.wiring import Wiring
 from ftis_node.records.identity import Identity
 from ftis_node.swarm import demand
@@ -36,7 +36,7 @@ async def one_shard_node(
     """Yield a node whose budget allows one shard, and a function that simulates a flood of announcements."""
     text = manifest_text(foreign_wait_s=1) + f"[wire]\nannouncement_shards = {NUM_SHARDS}\n"
     settings = NodeSettings(model="m", swarm=swarm)
-    monkeypatch.setattr(backfill, "ANNOUNCEMENTS_PER_S", 1.0)
+    monkeypatch.setattr(shards, "ANNOUNCEMENTS_PER_S", 1.0)
     with components(tmp_path, settings=settings, manifest=parse_manifest(text, source="test")) as node:
         node.peers.registry.seen(PEER)
         wiring, clock = Wiring(node), LoopClock(monkeypatch)

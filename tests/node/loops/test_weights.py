@@ -27,9 +27,9 @@ from ftis_node.learner.messages import LearnerState
 from ftis_node.node.loops import weight_follow
 from ftis_node.node.loops import weight_follow as weights_follow
 from ftis_node.node.loops import weight_offer as weights_offer
-from ftis_node.node.loops.weight_download import MAX_WRONG_CHUNKS, Download, OfferWithdrawnError
 from ftis_node.node.loops.weight_offer import newest_offered
 from ftis_node.node.protocols import NullGeneration, NullLearner
+from ftis_node.node.weights.weight_download import MAX_WRONG_CHUNKS, Download, OfferWithdrawnError
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity

@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.models import PromptTokenizer
-from ftis_node.node.storage.hub_cards import RunRecord, write_data_card, write_model_card
+from ftis_node.node.hub.hub_cards import RunRecord, write_data_card, write_model_card
 from ftis_node.replay.rollout_rows import RowTotals, rows_schema
 from ftis_node.telemetry.status import EvalStatus, Status
 from tests.models.tiny_models import make_tokenizer

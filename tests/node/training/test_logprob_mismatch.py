@@ -12,7 +12,7 @@ import pytest
 from ftis_node.errors import WorkerDiedError
 from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.messages import StepReport
-from ftis_node.node.loops.audit import CheckLoop, sampled_by
+from ftis_node.node.loops.check import CheckLoop, sampled_by
 from ftis_node.node.protocols import NullLearner
 from ftis_node.node.training.step_report import (
     LIMITS,

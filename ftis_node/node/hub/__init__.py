@@ -1,0 +1,1 @@
+"""A trained model or its rollouts as a folder for the Hugging Face hub."""

@@ -1,0 +1,88 @@
+"""The check loop: sends the first completions of a new version to the learner, which still has that version.
+
+Generation runs ahead of the learner, so most groups of a step come from an earlier version. Only new groups compare
+engine and learner under the same weights. If a weight update interrupted a group, the loop sends only the completions
+that one version sampled completely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+from ftis_node.errors import WorkerError
+from ftis_node.node.context import NodeContext
+from ftis_node.node.protocols import Learning
+from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.training.step_peers import train_group
+from ftis_node.records.codec import pack_group
+from ftis_node.records.envelope import Accepted
+from ftis_node.records.group import Group
+from ftis_node.replay.rows import StoredGroup
+from ftis_node.swarm.peer_guard import PeerGuard, Place
+
+CHECK = "the mismatch measurement"
+
+
+@dataclass(eq=False, repr=False)
+class CheckLoop:
+    """Loop that sends the learner at most one group of each version.
+
+    `next_own` waits for the newest stored group of this node's own weights.
+    """
+
+    context: NodeContext
+    next_own: Callable[[], Awaitable[Accepted]]
+    learner: Learning
+    guard: PeerGuard
+    end_ids: tuple[int, ...]
+    _sent_version: int | None = field(default=None, init=False)
+
+    async def run(self) -> None:
+        while True:
+            with waiting_for("an own group"):
+                accepted = await self.next_own()
+            sender = accepted.group.sender  # this node, or a peer that samples with its weights
+            passes = (Exception,) if sender == self.context.peer_id else ()
+            with self.guard.work_for(sender, Place.AUDIT, passes=passes):
+                await self._send_if_new(accepted)
+
+    async def _send_if_new(self, accepted: Accepted) -> None:
+        version = self.context.state.policy_version
+        if version != self._sent_version and (part := sampled_by(accepted.group, version)) is not None:
+            self._sent_version = version
+            await self._send(accepted, part)
+
+    async def _send(self, accepted: Accepted, part: Group) -> None:
+        stored = replace(
+            StoredGroup.from_accepted(accepted, own=part.sender == self.context.peer_id),
+            body=pack_group(part),
+            rewards=part.rewards,
+        )
+        try:
+            with waiting_for("the learner's measurement"):  # it waits for the end of the present step
+                await self.learner.check(
+                    train_group(
+                        stored,
+                        share=self.context.manifest.step.prompt_sharing,
+                        end_ids=self.end_ids,
+                        of_own_weights=True,
+                    )
+                )
+        except WorkerError as error:  # the train loop handles the failure; the next version gets a new check
+            if self.context.failures.failed(CHECK, error):
+                self.context.events.write("check_failed", group=stored.id, error=str(error))
+            return
+        self.context.failures.succeeded(CHECK)
+
+
+def sampled_by(group: Group, version: int) -> Group | None:
+    """Return the group with only the completions that `version` sampled completely; None if there are none."""
+    if group.mean_logprobs:  # sent as text: there are no log-probs of tokens to compare
+        return None
+    completions = tuple(
+        completion
+        for completion in group.completions
+        if completion.policy_version == completion.policy_version_newest == version
+    )
+    return group.with_completions(completions) if completions else None
