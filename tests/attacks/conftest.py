@@ -12,7 +12,7 @@ import pytest_asyncio
 from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.manifest import load_manifest
 from tests.attacks.directory_dials import CountingPort, counting_port
-from tests.attacks.member import Member, Scene, joined, sending
+from tests.attacks.member import Member, Scene, sending
 from tests.attacks.victim import Victim, running_victim
 
 
@@ -25,14 +25,12 @@ def sockets() -> Iterator[Path]:
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def victim(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path]) -> AsyncIterator[Victim]:
-    """Yield a running node without peers."""
     async with running_victim(tmp_path_factory.mktemp("attacks"), tiny_models["s"]) as victim:
         yield victim
 
 
 @pytest.fixture(scope="package")
 def maker(victim: Victim, tiny_models: Mapping[str, Path]) -> GroupMaker:
-    """Return a maker of valid groups for the victim's run."""
     return GroupMaker(tiny_models["s"], load_manifest(str(victim.node.home / "run.toml")))
 
 
@@ -49,9 +47,10 @@ async def dialed(victim: Victim) -> AsyncIterator[CountingPort]:
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def honest(victim: Victim, maker: GroupMaker, sockets: Path, dialed: CountingPort) -> AsyncIterator[Member]:
+async def honest(victim: Victim, scene: Scene, dialed: CountingPort) -> AsyncIterator[Member]:
     """Yield a peer that keeps sending valid groups; the victim trains on them before the first attack."""
-    async with joined(sockets / "honest", maker, victim) as member, sending(member):
+    async with scene.member() as member, sending(member):
+        scene.honest = member
         assert await dialed.register(member) > 0  # early, because a node dials new members once a minute
 
         async def trains() -> bool:
@@ -65,6 +64,5 @@ async def honest(victim: Victim, maker: GroupMaker, sockets: Path, dialed: Count
 
 @pytest_asyncio.fixture(loop_scope="package")
 async def attacker(honest: Member, scene: Scene) -> AsyncIterator[Member]:
-    """Yield a peer that is new to the victim."""
     async with scene.member() as member:
         yield member

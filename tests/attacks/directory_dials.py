@@ -40,7 +40,6 @@ class CountingPort:
 
 @asynccontextmanager
 async def counting_port(victim: Victim) -> AsyncIterator[CountingPort]:
-    """Yield a port that accepts and closes connections."""
     port = CountingPort(victim)
     async with await asyncio.start_server(port.accept, "127.0.0.1", 0) as server:
         port.port = server.sockets[0].getsockname()[1]

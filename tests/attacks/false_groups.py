@@ -42,7 +42,6 @@ class FalseGroup(NamedTuple):
 
 
 def _groups(change: Callable[[Group], Group], member: Member) -> Claims:
-    """Return well-formed groups with one false claim."""
     return member.claims(*(change(member.group()) for _ in range(NUM_GROUPS)))
 
 
@@ -101,12 +100,10 @@ def _claimed_weights(member: Member) -> Claims:
 
 
 def _bytes(make: Callable[[], bytes], member: Member) -> Claims:
-    """Return bodies that are no envelopes."""
     return {one: member.claim(one, make()) for one in (os.urandom(32) for _ in range(NUM_BODIES))}
 
 
 def _bodies(change: Callable[[pb.Body], object], codec: str, member: Member) -> Claims:
-    """Return signed bodies with a change below the records of this package."""
     envelopes = []
     for _ in range(NUM_BODIES):
         body = pb.Body.FromString(pack_group(member.group(), codec=codec))
@@ -139,7 +136,6 @@ def _of_another_sender(member: Member, *, is_forged: bool = False) -> Claims:
 
 
 def _unsolicited(member: Member) -> Claims:
-    """Return new ids, each with the same old body."""
     data = member.envelope(member.group()).to_bytes()
     return {one: member.claim(one, data) for one in (os.urandom(32) for _ in range(NUM_GROUPS))}
 

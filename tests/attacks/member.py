@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ Claims = dict[bytes, bytes]  # announcements by the ids of their groups
 REANNOUNCE_PERIOD_S = 0.4  # gossipsub drops announcements until its mesh is complete
 WITHIN_S = 60.0
 HONEST_PERIOD_S = 0.5
-MAX_AT_ONCE = 8
+MAX_AT_ONCE = 12
 MAX_BODIES = 1000  # of an honest member
 UNUSED = 10**9  # sequence numbers from here on belong to no group of the tests
 LIMITS = GossipLimits(max_body_bytes=4 << 20, max_queued_announcements=64)
@@ -49,7 +50,6 @@ SCRIPTED_START = asyncio.Lock()  # it changes a module
 
 
 def change_completion(group: Group, position: int = 1, **changes: Any) -> Group:
-    """Return the group with changes to one completion."""
     completions = list(group.completions)
     completions[position] = replace(completions[position], **changes)
     return group.with_completions(completions)
@@ -65,7 +65,6 @@ def varint(value: int) -> bytes:
 
 
 def sign_body(body: bytes, identity: Identity) -> Envelope:
-    """Return an envelope with any body, signed by the identity."""
     return Envelope(hashlib.sha256(body).digest(), body, identity.sign(ENVELOPE_DOMAIN, body))
 
 
@@ -73,11 +72,12 @@ class Member:
     """A peer with its own p2pd in the test's process. The test sets its bodies, answers and announcements."""
 
     def __init__(
-        self, gossip: Libp2pGossip, identity: Identity, maker: GroupMaker, victim: Victim, victim_id: str
+        self, gossip: Libp2pGossip, identity: Identity, maker: GroupMaker, victim: Any = None, victim_id: str = ""
     ) -> None:
         self.gossip, self.identity, self.maker, self.victim_id = gossip, identity, maker, victim_id
         self._victim = victim
         self.bodies: dict[bytes, bytes] = {}
+        self.numbers: dict[bytes, int] = {}  # of the groups in `bodies`
         self.requested_ids: set[bytes] = set()
         self.answers: Callable[[], Sequence[bytes]] = tuple
         self.number = 0
@@ -96,12 +96,10 @@ class Member:
         return self.gossip._supervisor.session
 
     def stream(self, service: RpcService, *, timeout_s: float = 30.0) -> Any:
-        """Return a raw stream of a service of the victim."""
         name = protocol(self.maker.manifest.run_id, service)
         return self.link.client.stream(self.victim_id, name, timeout_s=timeout_s)
 
     def group(self, **changes: Any) -> Group:
-        """Return a valid group with the next sequence number."""
         self.number += 1
         return self.maker.group(
             self.identity, changes.pop("number", self.number), **{"num_tokens": self.num_tokens} | changes
@@ -134,6 +132,7 @@ class Member:
         for one in groups:
             envelope = one if isinstance(one, Envelope) else self.envelope(one)
             number = {"number": one.number} if isinstance(one, Group) else {}
+            self.numbers |= {envelope.id: one.number} if isinstance(one, Group) else {}
             claims[envelope.id] = self.claim(envelope.id, envelope.to_bytes(), **number, **changes)
         return claims
 
@@ -225,6 +224,7 @@ class Member:
         """Drop old groups: a node requests only recent ones."""
         for old in list(self.bodies)[:-MAX_BODIES]:
             del self.bodies[old]
+            self.numbers.pop(old, None)
             self.requested_ids.discard(old)
 
     async def _is_banned(self) -> bool:
@@ -335,15 +335,14 @@ class Scene:
     sockets: Path
     rng: random.Random = field(default_factory=random.Random)
     on_member: Callable[[str], None] = lambda peer_id: None
+    honest: Any = None  # the honest peer of a test
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def folder(self) -> Path:
-        """Return a path for a new folder, short enough for sockets."""
         return self.sockets / str(next(self._numbers))
 
     @asynccontextmanager
     async def member(self, **options: Any) -> AsyncIterator[Member]:
-        """Yield a new connected member; `options` are those of `joined`."""
         async with joined(self.folder(), self.maker, self.victim, **options) as member:
             self.on_member(member.peer_id)
             yield member
@@ -363,3 +362,6 @@ class Scene:
         ended = await asyncio.gather(*(run(*item) for item in attacks.items()), return_exceptions=True)
         if errors := [error for error in ended if isinstance(error, Exception)]:
             raise ExceptionGroup("attacks that did not end as expected", errors)
+
+    async def run(self, *attacks: Callable[[Scene], Awaitable[object]]) -> None:
+        await self.at_once({attack.__name__: partial(attack, self) for attack in attacks})

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import Group
@@ -26,13 +25,6 @@ NUM_GROUPS = 6
 NUM_TOKENS = 44
 NUM_OF_ONE_PROBLEM = 40
 KNOWN_SCORE = 1.0
-
-
-@pytest_asyncio.fixture(loop_scope="package")
-async def original(honest: Member, scene: Scene) -> AsyncIterator[Member]:
-    """Yield an honest peer that is new to the victim."""
-    async with scene.member() as member:
-        yield member
 
 
 def long_groups(member: Member, count: int = NUM_GROUPS) -> list[Group]:
@@ -55,78 +47,81 @@ def copies(thief: Member, groups: Sequence[Group], *, change: bool = True) -> li
     return made
 
 
-async def test_copies_with_a_changed_token_are_refused_and_earn_nothing(
-    victim: Victim, original: Member, attacker: Member
-) -> None:
-    groups = long_groups(original)
-    await original.offer(*groups)
-    assert (await victim.until_judged(original.peer_id, NUM_GROUPS))["groups_accepted"] == NUM_GROUPS
-    await attacker.offer(*copies(attacker, groups))
-    row = await victim.until_judged(attacker.peer_id, NUM_GROUPS)
-    assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}
-    assert (row["score"], row["standing"]) == (0.0, "good"), "the order of two announcements is not certain"
+async def copies_with_a_changed_token_are_refused_and_earn_nothing(scene: Scene) -> None:
+    victim = scene.victim
+    async with scene.member() as original, scene.member() as attacker:
+        groups = long_groups(original)
+        await original.offer(*groups)
+        assert (await victim.until_judged(original.peer_id, NUM_GROUPS))["groups_accepted"] == NUM_GROUPS
+        await attacker.offer(*copies(attacker, groups))
+        row = await victim.until_judged(attacker.peer_id, NUM_GROUPS)
+        assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}
+        assert (row["score"], row["standing"]) == (0.0, "good"), "the order of two announcements is not certain"
 
 
-async def test_a_thief_that_delivers_first_loses_to_the_group_that_was_announced_first(
-    victim: Victim, original: Member, attacker: Member
-) -> None:
+async def a_thief_that_delivers_first_loses_to_the_group_that_was_announced_first(scene: Scene) -> None:
     """The original's uplink is slow: it delivers after the thief, which has fetched and signed its groups."""
-    groups = long_groups(original)
-    uplink = SlowUplink(victim, original, groups)
-    await uplink.announce()
-    await attacker.offer(*copies(attacker, groups, change=False))
-    assert (await victim.until_judged(attacker.peer_id, NUM_GROUPS))["groups_accepted"] == NUM_GROUPS
-    row = await uplink.deliver()
-    assert (row["groups_accepted"], row["groups_refused"]) == (NUM_GROUPS, {})
-    assert (await victim.row(original.peer_id))["standing"] == "good"
+    victim = scene.victim
+    async with scene.member() as original, scene.member() as attacker:
+        groups = long_groups(original)
+        uplink = SlowUplink(victim, original, groups)
+        await uplink.announce()
+        await attacker.offer(*copies(attacker, groups, change=False))
+        assert (await victim.until_judged(attacker.peer_id, NUM_GROUPS))["groups_accepted"] == NUM_GROUPS
+        row = await uplink.deliver()
+        assert (row["groups_accepted"], row["groups_refused"]) == (NUM_GROUPS, {})
+        assert (await victim.row(original.peer_id))["standing"] == "good"
 
-    async def has_no_credit() -> bool:
-        return bool((await victim.row(attacker.peer_id))["score"] == 0.0)
+        async def has_no_credit() -> bool:
+            return bool((await victim.row(attacker.peer_id))["score"] == 0.0)
 
-    await victim.until(has_no_credit)
-    copied = {event["group"] for event in victim.node.events("released") if event["reason"] == ReleaseReason.COPY}
-    stolen = {e["group"] for e in victim.node.events("admitted") if e["sender"] == attacker.peer_id}
-    trained = {e["group"] for e in victim.node.events("taken") if e["sender"] == attacker.peer_id}
-    assert copied == stolen - trained, "a copy waits for a step no longer"
-
-
-async def test_a_peer_whose_announcements_a_relay_stalls_is_refused_without_a_charge(
-    victim: Victim, original: Member, attacker: Member
-) -> None:
-    groups = long_groups(original)
-    await attacker.offer(*copies(attacker, groups))
-    await victim.until_judged(attacker.peer_id, NUM_GROUPS)
-    await original.offer(*groups)
-    row = await victim.until_judged(original.peer_id, NUM_GROUPS)
-    assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}
-    assert (row["score"], row["standing"]) == (0.0, "good")
+        await victim.until(has_no_credit)
+        copied = {event["group"] for event in victim.node.events("released") if event["reason"] == ReleaseReason.COPY}
+        stolen = {e["group"] for e in victim.node.events("admitted") if e["sender"] == attacker.peer_id}
+        trained = {e["group"] for e in victim.node.events("taken") if e["sender"] == attacker.peer_id}
+        assert copied & stolen == stolen - trained, "a copy waits for a step no longer"
 
 
-async def test_a_known_thief_harms_no_new_peer_and_a_new_thief_no_known_one(
-    victim: Victim, original: Member, attacker: Member
-) -> None:
-    async def is_known() -> bool:
-        await attacker.offer(*(attacker.group() for _ in range(8)))
-        return bool((await victim.row(attacker.peer_id))["score"] >= KNOWN_SCORE)
-
-    await victim.until(is_known, within_s=120)
-    row = await victim.row(attacker.peer_id)
-    num_before = row["groups_accepted"] + sum(row["groups_refused"].values())
-    groups = long_groups(original)
-    uplink = SlowUplink(victim, original, groups)
-    await uplink.announce()
-    await attacker.offer(*copies(attacker, groups))
-    score = (await victim.until_judged(attacker.peer_id, num_before + NUM_GROUPS))["score"]
-    row = await uplink.deliver()
-    assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}, "a newcomer's word against a known peer's"
-    assert (row["score"], row["standing"]) == (0.0, "good")
-    assert (await victim.row(attacker.peer_id))["score"] >= score - 0.01, "nor can a newcomer harm a known peer"
+async def a_peer_whose_announcements_a_relay_stalls_is_refused_without_a_charge(scene: Scene) -> None:
+    victim = scene.victim
+    async with scene.member() as original, scene.member() as attacker:
+        groups = long_groups(original)
+        await attacker.offer(*copies(attacker, groups))
+        await victim.until_judged(attacker.peer_id, NUM_GROUPS)
+        await original.offer(*groups)
+        row = await victim.until_judged(original.peer_id, NUM_GROUPS)
+        assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}
+        assert (row["score"], row["standing"]) == (0.0, "good")
 
 
-@pytest.mark.parametrize("indices", [(7,), (69, 382, 691, 754, 1641)], ids=["one_index", "indices_of_one_text"])
-async def test_many_groups_about_one_problem_get_one_place_in_a_step(
-    victim: Victim, attacker: Member, indices: tuple[int, ...]
-) -> None:
+async def a_known_thief_harms_no_new_peer_and_a_new_thief_no_known_one(scene: Scene) -> None:
+    victim = scene.victim
+    async with scene.member() as original, scene.member() as attacker:
+
+        async def is_known() -> bool:
+            await attacker.offer(*(attacker.group() for _ in range(8)))
+            return bool((await victim.row(attacker.peer_id))["score"] >= KNOWN_SCORE)
+
+        await victim.until(is_known, within_s=120)
+        row = await victim.row(attacker.peer_id)
+        num_before = row["groups_accepted"] + sum(row["groups_refused"].values())
+        groups = long_groups(original)
+        uplink = SlowUplink(victim, original, groups)
+        await uplink.announce()
+        await attacker.offer(*copies(attacker, groups))
+        score = (await victim.until_judged(attacker.peer_id, num_before + NUM_GROUPS))["score"]
+        row = await uplink.deliver()
+        assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}, "a newcomer's word against a known peer's"
+        assert (row["score"], row["standing"]) == (0.0, "good")
+        assert (await victim.row(attacker.peer_id))["score"] >= score - 0.01, "nor can a newcomer harm a known peer"
+
+
+async def many_groups_about_one_problem_get_one_place_in_a_step(scene: Scene, indices: tuple[int, ...]) -> None:
+    async with scene.member() as attacker:
+        await _send_groups_about(scene.victim, attacker, indices)
+
+
+async def _send_groups_about(victim: Victim, attacker: Member, indices: tuple[int, ...]) -> None:
     await attacker.offer(
         *(attacker.group(index=index) for index in (indices * NUM_OF_ONE_PROBLEM)[:NUM_OF_ONE_PROBLEM])
     )
@@ -137,35 +132,19 @@ async def test_many_groups_about_one_problem_get_one_place_in_a_step(
     of_attacker = [e["step"] for e in events if e["event"] == "taken" and e["sender"] == attacker.peer_id]
     assert of_attacker
     assert max(Counter(of_attacker).values()) == 1
-    ready, admitted = ready_before_steps(events, attacker.peer_id)
+    admitted = {e["group"] for e in events if e["event"] == "admitted" and e["sender"] == attacker.peer_id}
     assert len(admitted) == NUM_OF_ONE_PROBLEM
-    assert len(ready) >= 2
-    assert max(ready.values()) <= MAX_PER_PROBLEM
     evicted = {e["group"] for e in events if e["event"] == "released" and e["reason"] == ReleaseReason.EVICTED}
     assert len(admitted & evicted) >= NUM_OF_ONE_PROBLEM - MAX_PER_PROBLEM - len(of_attacker)
     assert (await victim.row(attacker.peer_id))["score"] <= 0.12 + 1e-6, "one problem earns credit once"
 
 
-def ready_before_steps(events: Sequence[dict[str, Any]], sender: str) -> tuple[dict[int, int], set[str]]:
-    """Return how many groups of a sender were READY before each later step, and the ids of all its groups.
-
-    The step during which the last of them arrived does not count, because it may have evicted before.
-    """
-    groups = {e["group"] for e in events if e["event"] == "admitted" and e["sender"] == sender}
-    last = max(at for at, e in enumerate(events) if e["event"] == "admitted" and e["group"] in groups)
-    left, ready = set(groups), dict[int, int]()
-    for at, event in enumerate(events):
-        if event["event"] == "taken" and at > last:
-            ready.setdefault(event["step"], len(left))
-        if event["event"] in ("taken", "released"):
-            left.discard(event["group"])
-    return {step: count for step, count in ready.items() if step != min(ready)}, groups
-
-
-async def test_groups_without_a_signal_earn_nothing(victim: Victim, attacker: Member) -> None:
-    await attacker.offer(*(attacker.group(is_solved=False) for _ in range(NUM_OF_ONE_PROBLEM)))
-    row = await victim.until_judged(attacker.peer_id, NUM_OF_ONE_PROBLEM)
-    assert (row["groups_accepted"], row["score"]) == (NUM_OF_ONE_PROBLEM, 0.0)
+async def groups_without_a_signal_earn_nothing(scene: Scene) -> None:
+    victim = scene.victim
+    async with scene.member() as attacker:
+        await attacker.offer(*(attacker.group(is_solved=False) for _ in range(NUM_OF_ONE_PROBLEM)))
+        row = await victim.until_judged(attacker.peer_id, NUM_OF_ONE_PROBLEM)
+        assert (row["groups_accepted"], row["score"]) == (NUM_OF_ONE_PROBLEM, 0.0)
 
 
 class SlowUplink:
@@ -203,3 +182,19 @@ class SlowUplink:
         bodies = await self._member._lookup(ids)
         await self._delivers.wait()
         return bodies
+
+
+async def test_copies_earn_nothing_and_harm_no_peer(scene: Scene, honest: Member) -> None:
+    await scene.run(
+        copies_with_a_changed_token_are_refused_and_earn_nothing,
+        a_thief_that_delivers_first_loses_to_the_group_that_was_announced_first,
+        a_peer_whose_announcements_a_relay_stalls_is_refused_without_a_charge,
+        a_known_thief_harms_no_new_peer_and_a_new_thief_no_known_one,
+        groups_without_a_signal_earn_nothing,
+    )
+
+
+async def test_groups_about_one_problem_share_its_place(scene: Scene, honest: Member) -> None:
+    """Under one index, and under several indices of one text."""
+    send = many_groups_about_one_problem_get_one_place_in_a_step
+    await asyncio.gather(*(send(scene, indices) for indices in ((7,), (69, 382, 691, 754, 1641))))

@@ -20,14 +20,12 @@ NEWER, OLDER = SCHEMA + 1, SCHEMA - 1
 
 
 def stamped(message: pb.Announcement | pb.Body, data: bytes, schema: int) -> bytes:
-    """Return the message with another schema number."""
     message.ParseFromString(data)
     message.schema = schema
     return message.SerializeToString()
 
 
 def record_of(member: Member, schema: int) -> bytes:
-    """Return a signed directory record of another version."""
     body = pb.PeerInfo(schema=schema, peer=member.identity.peer, name="other").SerializeToString()
     return pb.PeerRecord(body=body, signature=member.identity.sign(PEER_DOMAIN, body)).SerializeToString()
 

@@ -50,7 +50,7 @@ pull_policy = "all"
 # Lower limits than those of a user's node, for short attacks.
 CONSTANTS = {
     "ftis_node.swarm.rate_limits.GROUPS_PER_MINUTE": 600.0,
-    "ftis_node.swarm.rate_limits.NEW_PEERS_GROUPS_PER_MINUTE": 240.0,
+    "ftis_node.swarm.rate_limits.NEW_PEERS_GROUPS_PER_MINUTE": 400.0,
     "ftis_node.config.limits.MAX_READY_GROUPS": MAX_READY_GROUPS,
     "ftis_node.swarm.duplicates.MIN_LONG_TOKENS": 8,
     "ftis_node.node.loops.directory.RECORD_PERIOD_S": 2.0,
@@ -104,14 +104,15 @@ class Victim:
         return int((await self.status())["swarm"]["groups_refused"].get(reason, 0))
 
     async def num_errors(self, kind: str, reason: str) -> int:
-        """Return a count of `serve_errors` or `fetch_errors`."""
         return int((await self.status())["swarm"][kind].get(reason, 0))
 
+    async def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of `peers --json`."""
+        return list(await self._peers.read())
+
     async def row(self, peer_id: str) -> dict[str, Any]:
-        """Return the peer's row in `peers --json`."""
-        rows = await self._peers.read()
         unknown = {"groups_accepted": 0, "groups_refused": {}, "standing": None}
-        return next((row for row in rows if row["peer_id"] == peer_id), unknown)
+        return next((row for row in await self.rows() if row["peer_id"] == peer_id), unknown)
 
     async def num_accepted(self, peer_id: str) -> int:
         return int((await self.row(peer_id))["groups_accepted"])
@@ -133,7 +134,6 @@ class Victim:
         return found
 
     async def until_above(self, before: int, count: Callable[[], Awaitable[int]], *, within_s: float = 60.0) -> None:
-        """Wait until a count is above `before`."""
 
         async def is_above() -> bool:
             return await count() > before
@@ -159,7 +159,6 @@ class Victim:
         return "".join(file.read_text(errors="replace") for file in files if file.is_file())
 
     def file_bytes(self, pattern: str) -> int:
-        """Return the size of the matching files of the home."""
         return sum(file.stat().st_size for file in self.node.home.glob(pattern))
 
 
@@ -183,7 +182,6 @@ async def wait_until_continued(victim: Victim, honest: Member) -> None:
 async def running_victim(
     folder: Path, model: Path, *, constants: Mapping[str, Any] = CONSTANTS
 ) -> AsyncIterator[Victim]:
-    """Run a node without peers, with its manifest and home in `folder`."""
     run, home = folder / "run.toml", folder / "home"
     run.write_text(MANIFEST.to_toml())
     home.mkdir()

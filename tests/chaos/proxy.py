@@ -13,15 +13,14 @@ from collections.abc import Iterator
 
 HOST = "127.0.0.1"
 CHUNK_BYTES = 1 << 16
-ANY = ""
 
 
 class Proxy:
-    """The proxy of one node. `open` creates it; any thread may call `cut`, `restore` and `delay`."""
+    """The proxy of one node, for any thread. Each chunk is delayed by `delay_s` in both directions."""
 
     def __init__(self, to: tuple[str, int]) -> None:
         self._to = to
-        self._delay_s = 0.0
+        self.delay_s = 0.0
         self._cut_from: set[str] = set()
         self._connections: dict[asyncio.Task[None], str] = {}
         self._loop = asyncio.new_event_loop()
@@ -30,7 +29,6 @@ class Proxy:
     @classmethod
     @contextlib.contextmanager
     def open(cls, to: tuple[str, int]) -> Iterator[Proxy]:
-        """Yield a proxy that listens on a free port of 127.0.0.1."""
         proxy = cls(to)
         proxy._server = proxy._loop.run_until_complete(asyncio.start_server(proxy._accept, HOST, 0))
         thread = threading.Thread(target=proxy._loop.run_forever, name="proxy", daemon=True)
@@ -53,30 +51,23 @@ class Proxy:
         """The host of the node behind the proxy, which is the source of the node's own connections."""
         return self._to[0]
 
-    def cut(self, host: str = ANY) -> None:
-        """Abort connections from `host` (default: all) and refuse new ones until `restore`."""
+    def cut(self, host: str) -> None:
+        """Abort connections from `host` and refuse new ones until `restore`."""
         self._loop.call_soon_threadsafe(self._cut, host)
 
-    def restore(self, host: str = ANY) -> None:
+    def restore(self, host: str) -> None:
         """Accept connections from `host` again."""
         self._loop.call_soon_threadsafe(self._cut_from.discard, host)
-
-    def delay(self, seconds: float) -> None:
-        """Delay every chunk in both directions."""
-        self._delay_s = seconds
-
-    def _is_cut(self, host: str) -> bool:
-        return bool(self._cut_from & {ANY, host})
 
     def _cut(self, host: str) -> None:
         self._cut_from.add(host)
         for task, source in self._connections.items():
-            if self._is_cut(source):
+            if source == host:
                 task.cancel()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         source = writer.get_extra_info("peername")[0]
-        if self._is_cut(source):
+        if source in self._cut_from:
             writer.transport.abort()
             return
         task = self._loop.create_task(self._forward(reader, writer))
@@ -114,8 +105,8 @@ class Proxy:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(deliver())
             while chunk := await reader.read(CHUNK_BYTES):
-                await waiting.put((self._loop.time() + self._delay_s, chunk))
-            await waiting.put((self._loop.time() + self._delay_s, b""))
+                await waiting.put((self._loop.time() + self.delay_s, chunk))
+            await waiting.put((self._loop.time() + self.delay_s, b""))
 
     async def _close(self) -> None:
         self._server.close()

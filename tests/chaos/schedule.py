@@ -1,8 +1,7 @@
 """The schedule: which fault, on which node, with which seed. It is pure, and equal for equal seeds.
 
 Faults come in shuffled rounds. Each round contains every fault once, so that a short run covers all kinds too. A node
-has two faults in a row only if no other node fits. The runner runs the faults of one node in order, and all nodes in
-parallel.
+has two faults in a row only if no other node fits.
 """
 
 from __future__ import annotations
@@ -41,14 +40,8 @@ def rounds(fitting: Mapping[str, Sequence[str]], *, seed: int) -> Iterator[Plann
             yield Planned(number, fault, last, rng.randrange(NUM_SEEDS))
 
 
-def first(count: int, fitting: Mapping[str, Sequence[str]], *, seed: int) -> list[Planned]:
-    """Return the first `count` faults of the schedule."""
-    return list(islice(rounds(fitting, seed=seed), count))
-
-
-def by_node(planned: Sequence[Planned]) -> dict[str, list[Planned]]:
-    """Return the faults of each node, in order."""
+def first_by_node(count: int, fitting: Mapping[str, Sequence[str]], *, seed: int) -> dict[str, list[Planned]]:
     faults: dict[str, list[Planned]] = {}
-    for one in planned:
+    for one in islice(rounds(fitting, seed=seed), count):
         faults.setdefault(one.node, []).append(one)
     return faults

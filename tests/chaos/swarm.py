@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.node_client import read_document
 from tests.chaos.faults.moved_clock import offset_file_of, prefix
-from tests.chaos.observation.processes import role_of
 from tests.chaos.proxy import Proxy
 from tests.node.support import RunningNode, free_port, started
 
@@ -55,11 +55,25 @@ threads = 1
 threads = 1
 checkpoint_every_steps = 1
 """
-
+PROCESS_ROLES = {  # by a word of the command line, or a part of the program's name
+    "ftis_node.generation.worker": "generation worker",
+    "ftis_node.learner.worker": "learner worker",
+    "p2pd": "p2pd",
+    "EngineCore": "engine core",
+}
 CONSTANTS = {
     "ftis_node.node.loops.directory.RECORD_PERIOD_S": 5.0,
     "ftis_node.node.startup.factories.ENGINE_CORE": "separate",  # faults kill it
 }
+
+
+def role_of(process: psutil.Process, *, daemon_pid: int) -> str:
+    """Return `daemon`, one of `PROCESS_ROLES`, or `other`. Raises psutil.NoSuchProcess."""
+    if process.pid == daemon_pid:
+        return "daemon"
+    words = [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
+    name = Path(words[0]).name if words else process.name()
+    return next((role for mark, role in PROCESS_ROLES.items() if mark in words or mark in name), "other")
 
 
 class SwarmNode:
@@ -163,7 +177,6 @@ class SwarmNode:
         return condition() if self.is_running else None
 
     def last_log_line(self) -> str:
-        """Return the last line of the log, or ""."""
         lines = self.process.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
 
@@ -171,8 +184,10 @@ class SwarmNode:
 class Swarm:
     """The bootstrap node and the nodes. `with Swarm.running(folder, models) as swarm` starts them."""
 
-    def __init__(self, folder: Path, models: Mapping[str, Path], *, vllm: bool = False, roles: bool = False) -> None:
-        self.folder, self.models, self._vllm = folder, dict(models), vllm
+    def __init__(
+        self, folder: Path, models: Mapping[str, Path], *, vllm: bool = False, roles: bool = False, num_nodes: int = 3
+    ) -> None:
+        self.folder, self.models, self._vllm, self._num_nodes = folder, dict(models), vllm, num_nodes
         self._roles = ROLES if roles else {}
         self.nodes: list[SwarmNode] = []
         self.bootstrap: SwarmNode
@@ -181,15 +196,13 @@ class Swarm:
 
     @classmethod
     @contextlib.contextmanager
-    def running(
-        cls, folder: Path, models: Mapping[str, Path], *, vllm: bool = False, roles: bool = False
-    ) -> Iterator[Swarm]:
+    def running(cls, folder: Path, models: Mapping[str, Path], **options: Any) -> Iterator[Swarm]:
         """Yield a swarm in which every node has made progress; kill all its processes at the end.
 
         With `vllm` the first node generates with vLLM, whose engine core is a separate process. With `roles` the nodes
         have different roles.
         """
-        swarm = cls(folder, models, vllm=vllm, roles=roles)
+        swarm = cls(folder, models, **options)
         with swarm._stack:
             swarm._start()
             yield swarm
@@ -198,14 +211,13 @@ class Swarm:
         return next(node for node in self.nodes if node.name == name)
 
     def neighbors(self, node: SwarmNode) -> list[SwarmNode]:
-        """Return all other nodes."""
         return [other for other in self.nodes if other is not node]
 
     def _start(self) -> None:
         run = self.folder / "run.toml"
         run.write_text(MANIFEST.to_toml())
         self.bootstrap, address = self._start_bootstrap()
-        for position, (name, size) in enumerate(MODELS.items()):
+        for position, (name, size) in enumerate(islice(MODELS.items(), self._num_nodes)):
             arguments = ("--model", str(self.models[size]), "--run", str(run), "--peers", address, "--name", name)
             if self._vllm and position == 0:
                 arguments += ("--engine", "vllm")

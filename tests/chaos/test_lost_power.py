@@ -29,7 +29,7 @@ from ftis_node.node.peers.store import PeerStore
 from ftis_node.records.identity import Identity
 from ftis_node.replay.database import open_writer
 from ftis_node.workers.durable import complete_folder, newest_complete
-from tests.chaos.power.lost_power import Tree, lay_out, recorded
+from tests.chaos.lost_power import Tree, lay_out, recorded
 
 OWNER = CheckpointOwner(run_id="r", model="m", model_fingerprint="f", trains="full")
 SEED = bytes(range(32))

@@ -73,20 +73,13 @@ HONEST_PERIOD_S = 0.15
 
 
 def node_settings(home: Home) -> NodeSettings:
-    """Return settings of a node without trusted peers and with high limits."""
     return NodeSettings.model_validate(
         {
             "model": str(home.root.parent / "tiny"),
             "engine": "torch",
             "device": "cpu",
-            "swarm": {
-                "shutdown_serve_s": 0.0,
-                "pull_policy": "all",
-            },
-            "validation": {
-                "audit_fraction": 1.0,
-                "audit_folders": True,
-            },
+            "swarm": {"shutdown_serve_s": 0.0, "pull_policy": "all"},
+            "validation": {"audit_fraction": 1.0, "audit_folders": True},
         }
     )
 
@@ -136,7 +129,6 @@ class FullNode:
         self.monitor = TaskMonitor(limit_s=3600.0)
 
     async def run(self, home: Home, folder: Path, is_up: asyncio.Event) -> None:
-        """Run until cancelled."""
         plan = RunPlan(MANIFEST, "arithmetic", ())
         async with running_components(node_settings(home), plan, home, NodeFactory(folder)) as self.parts:
             on_fault = self.parts.gossip.guard.on_fault
@@ -159,7 +151,6 @@ class FullNode:
                 await run_node(self.parts, steps=None)
 
     def accepted_of(self, peer_id: str) -> int:
-        """Return how many groups of a peer were stored."""
         peer = self.parts.peers.registry.peers.get(peer_id)
         return peer.accepted if peer else 0
 

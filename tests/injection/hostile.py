@@ -11,11 +11,12 @@ from typing import Any
 
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.wire_format import bucket_key
-from ftis_node.records.envelope import Accepted, Announcement, PeerRecord, open_announcement, seal_peer_record
+from ftis_node.records.envelope import Accepted, Announcement, open_announcement
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.swarm.topology import bucket_of
 from tests.attacks.member import Member, change_completion
+from tests.attacks.messages import record
 from tests.injection.full_node import FullNode
 from tests.injection.injector import Injector
 
@@ -45,27 +46,16 @@ class Hostile:
         """Act until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
-            for action in self._actions():
+            for action in (
+                *(self._send_group, self._send_invalid, self._send_audited, self._ask, self._fetch, self._publish),
+                *(self._register, self._rejoin, self._announce_again, self._sample_for_audit),
+            ):
                 tasks.create_task(self._repeat(action))
 
     async def _lookup(self, ids: Sequence[bytes]) -> list[bytes]:
         """Return the bodies, or sometimes none, so that a pull fails."""
         self._num_requests += 1
         return await self.member._lookup(ids) if self._num_requests % EMPTY_EVERY else []
-
-    def _actions(self) -> list[Callable[[], Awaitable[object]]]:
-        return [
-            self._send_group,
-            self._send_invalid,
-            self._send_audited,
-            self._ask,
-            self._fetch,
-            self._publish,
-            self._register,
-            self._rejoin,
-            self._announce_again,
-            self._sample_for_audit,
-        ]
 
     async def _repeat(self, action: Callable[[], Awaitable[object]]) -> None:
         while True:
@@ -121,24 +111,8 @@ class Hostile:
             await self.member.gossip.confirm(self.member.victim_id, ids)
 
     async def _publish(self) -> None:
-        maker = self.member.maker
-        record = PeerRecord(
-            run_id=maker.manifest.run_id,
-            peer_id=self.member.peer_id,
-            name="hostile",
-            model="m",
-            parameters=1,
-            tokenizer=maker.tokenizer.fingerprint,
-            role="full",
-            last_number=self.member.number + 3,
-            policy_version=1,
-            tokens_per_s=1.0,
-            created_at=time.time(),
-            software="0",
-            read_shards=frozenset({0}),
-            domain=maker.manifest.task,
-        )
-        await self.member.gossip.publish_record(seal_peer_record(record, self.member.identity), ttl_s=60)
+        data = record(self.member, last_number=self.member.number + 3, policy_version=1, tokens_per_s=1.0)
+        await self.member.gossip.publish_record(data, ttl_s=60)
 
     async def _register(self) -> None:
         """Register the ghost with an unused address."""

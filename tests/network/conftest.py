@@ -72,7 +72,6 @@ async def start(internet: Internet, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def _light_node(home: Path, settings: NetworkSettings, identity: Identity, manifest: RunManifest) -> StubNode:
-    """Return a node with all loops, but without engine and learner."""
     Home(home).create()
     shards = manifest.wire.announcement_shards
     return StubNode(
@@ -91,7 +90,6 @@ async def num_members(nodes: list[Any]) -> list[int]:
 
 
 async def all_connected(nodes: list[Any], *, within_s: float) -> None:
-    """Wait until each node is connected to all others."""
 
     async def are_connected() -> bool:
         return await num_members(nodes) == [len(nodes) - 1] * len(nodes)

@@ -92,7 +92,6 @@ class Host:
         return run(*self.inside(*command), text=text)
 
     def program(self, original: Path, at: Path) -> Path:
-        """Write a script at `at` that runs a program on this host."""
         at.write_text(f'#!/bin/sh\nexec ip netns exec {self.namespace} {original} "$@"\n')
         at.chmod(0o755)
         return at

@@ -70,12 +70,12 @@ async def _serve_invalid_streams(name: str, scene: Scene) -> int:
     return 1
 
 
-async def _announce_nonexistent(member: Member, scene: Scene) -> int:
+async def announce_nonexistent(member: Member, scene: Scene) -> int:
     await member.announce_nonexistent(NUM_NONEXISTENT, num_at_once=AT_ONCE)
     return NUM_NONEXISTENT
 
 
-async def _announce_malformed(member: Member, scene: Scene) -> int:
+async def announce_malformed(member: Member, scene: Scene) -> int:
     for _ in range(NUM_MALFORMED):
         payload, _ = scene.rng.choice(list(messages.ANNOUNCEMENTS.values()))
         await member.gossip.announce(payload + os.urandom(4))
@@ -107,6 +107,19 @@ async def _send_malformed_frames(member: Member, scene: Scene) -> int:
                 writer.write_eof()
                 await asyncio.wait_for(reader.read(4096), STAY_S)
     return NUM_STREAMS
+
+
+async def hold_streams(member: Member, scene: Scene) -> int:
+    """Open requests that never end, and one with a length of 4 GiB."""
+
+    async def hold(length: int) -> None:
+        with suppress(*GONE, TimeoutError):
+            async with asyncio.timeout(SLOW_S), member.stream(RpcService.FETCH) as (reader, writer):
+                writer.write(HEADER.pack(Frame.REQUEST, length))
+                await reader.read()
+
+    await asyncio.gather(*map(hold, [false_groups.FOUR_GIB, *[32] * NUM_STREAMS]))
+    return 1 + NUM_STREAMS
 
 
 async def _request_slowly(member: Member, scene: Scene) -> int:
@@ -154,7 +167,7 @@ async def _register_invalid(member: Member, scene: Scene) -> int:
     return len(messages.INVALID_ADDRESSES)
 
 
-async def _register_invented(member: Member, scene: Scene) -> int:
+async def register_invented(member: Member, scene: Scene) -> int:
     await member.register([["/ip4/127.0.0.1/tcp/9"]] * NUM_INVENTED, ttl_s=120)
     return NUM_INVENTED
 
@@ -181,24 +194,24 @@ async def _use_status_port(scene: Scene) -> int:
 
 
 MEMBERS: dict[str, ActAsMember] = {
-    "announcements of nonexistent groups": _announce_nonexistent,
-    "invalid announcements": _announce_malformed,
+    "announcements of nonexistent groups": announce_nonexistent,
+    "invalid announcements": announce_malformed,
     "requests": _request,
     "questions": _ask,
     "malformed frames": _send_malformed_frames,
     "slow requests": _request_slowly,
+    "open streams": hold_streams,
     "false confirmations": _confirm_falsely,
     "records out of bounds": _publish_out_of_bounds,
     "invalid records": _store_invalid,
     "invalid addresses": _register_invalid,
-    "invented members": _register_invented,
+    "invented members": register_invented,
     **{f"false group: {name}": partial(_send_groups, kind.make) for name, kind in false_groups.FALSE_GROUPS.items()},
 }
 VALID_GROUPS = {"copied completions": false_groups.copied_completions, "used numbers": false_groups.used_numbers}
 
 
 def all_kinds() -> list[Kind]:
-    """Return all kinds, in arbitrary order."""
     return [
         *(Kind(name, partial(_visit, visit), is_malicious=False) for name, visit in {**AUTHORS, **VISITS}.items()),
         *(Kind(name, partial(_as_member, act)) for name, act in MEMBERS.items()),

@@ -71,7 +71,6 @@ class Target:
 
     @classmethod
     def of(cls, address: str, maker: GroupMaker) -> Target:
-        """Return the member of `maker`'s run at this address."""
         return cls(address, maker.manifest.run_id, maker.tokenizer.fingerprint)
 
     @property

@@ -1,4 +1,4 @@
-"""The description of a fault: how it is injected, what the node promises, and which test shows it.
+"""A fault: how it is injected, what the node promises, and the context in which it runs.
 
 Each kind has a file (`processes.py`, `links.py`, ...) with a tuple `FAULTS`. A fault only injects. `invariants/` checks
 the promise and does not know how the fault was injected.
@@ -6,14 +6,14 @@ the promise and does not know how the fault was injected.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
-from tests.chaos.fault_context import FaultContext
-from tests.chaos.swarm import SwarmNode
-
-RECOVERY_S = 300.0  # a busy machine starts a node slowly
+from tests.chaos.swarm import Swarm, SwarmNode
 
 
 class Ends(Enum):
@@ -21,41 +21,49 @@ class Ends(Enum):
 
     CONTINUES = "continues"  # the same process runs before and after
     RESTARTS = "restarts"  # it ends during `inject` or soon after; the harness starts it again
-    REFUSES = "refuses"  # it does not start until the damage is undone, see `FaultContext.expect_refusal`
+    REFUSES = "refuses"  # it does not start until the damage is undone, see `FaultContext.refusal`
 
 
-def _nothing_missing() -> str:
-    return ""
+class Refusal(NamedTuple):
+    """How a node must refuse to start: its exit code, and a part of its last log line."""
+
+    exit_code: int
+    text: str
 
 
-def _any_node(_: SwarmNode) -> bool:
-    return True
+@dataclass
+class FaultContext:
+    """The context of one fault. `node` is the affected node, `notes` are details for the report.
+
+    `undoing` has what undoes the fault. It runs after the fault or the refusal, before the node recovers.
+    """
+
+    swarm: Swarm
+    node: SwarmNode
+    rng: random.Random
+    notes: list[str] = field(default_factory=list)
+    refusal: Refusal | None = None  # expected at the next start
+    undoing: ExitStack = field(default_factory=ExitStack)
 
 
 def trains(node: SwarmNode) -> bool:
-    """Return whether the node has a learner and fetches foreign groups."""
     return node.role != "generator"
 
 
 def generates(node: SwarmNode) -> bool:
-    """Return whether the node has a generation worker."""
     return node.role != "learner"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault.
+    """One fault. `inject` affects `context.node` and returns when the fault is over.
 
-    `inject` affects `context.node` and returns when the fault is over. It registers cleanup with `context.undo`.
-    `missing` returns what the machine lacks for the fault, or "". `fits` returns whether a node can have the fault.
+    `fits` returns whether a node can have the fault on this machine.
     """
 
+    kind: str  # processes, links, members, files, clock, power
     name: str
-    kind: str  # processes, links, members, files, clock
-    promise: str  # the promise of the node, for the table
-    shown_by: str  # the test that shows it, path::name
+    promise: str
     inject: Callable[[FaultContext], None]
     ends: Ends = Ends.CONTINUES
-    recovers_within_s: float = RECOVERY_S
-    missing: Callable[[], str] = _nothing_missing
-    fits: Callable[[SwarmNode], bool] = _any_node
+    fits: Callable[[SwarmNode], bool] = lambda _: True

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tests.chaos.faults import clock, files, links, members, processes
+from tests.chaos.faults import clock, files, links, members, power, processes
 from tests.chaos.faults.base import Fault
 from tests.chaos.swarm import Swarm
 
 ALL_FAULTS: tuple[Fault, ...] = (
     *(*processes.FAULTS, *links.FAULTS, *members.FAULTS),
-    *(*files.FAULTS, *clock.FAULTS),
+    *(*files.FAULTS, *clock.FAULTS, *power.FAULTS),
 )
 KINDS = tuple(dict.fromkeys(fault.kind for fault in ALL_FAULTS))
 
@@ -23,16 +23,10 @@ def chosen(words: Collection[str]) -> dict[str, Fault]:
     return {name: fault for name, fault in by_name.items() if not words or {name, fault.kind} & set(words)}
 
 
-def missing(faults: Mapping[str, Fault]) -> dict[str, str]:
-    """Return what this machine lacks, by fault; possible faults are not in it."""
-    return {name: reason for name, fault in faults.items() if (reason := fault.missing())}
-
-
 def fitting(faults: Mapping[str, Fault], swarm: Swarm) -> Mapping[str, Sequence[str]]:
-    """Return the names of the nodes that can have each fault, without the faults that are impossible here."""
-    left_out = missing(faults)
-    return {
-        name: [node.name for node in swarm.nodes if fault.fits(node)]
-        for name, fault in faults.items()
-        if name not in left_out
-    }
+    return {name: [node.name for node in swarm.nodes if fault.fits(node)] for name, fault in faults.items()}
+
+
+def table() -> str:
+    rows = [f"| `{one.name}` | {one.kind} | {one.ends.value} | {one.promise} |" for one in ALL_FAULTS]
+    return "\n".join(["| fault | kind | the daemon then | promise of the node |", "|---|---|---|---|", *rows])

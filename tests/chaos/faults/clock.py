@@ -5,22 +5,20 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from tests.chaos.fault_context import FaultContext
-from tests.chaos.faults.base import Fault
+from tests.chaos.faults.base import Fault, FaultContext
 from tests.chaos.faults.moved_clock import offset_file_of
 
 MINUTES_S, HOURS_S = 60.0, 3600.0
 SHORTEST_S, LONGEST_S = 5.0, 20.0
 LOGGED_WITHIN_S = 240.0  # a busy machine
-SHOWN_BY = "tests/node/startup/test_recovery.py::test_the_steady_clock_does_not_jump_and_reports_a_jump_once"
 
 
 def move(context: FaultContext, *, unit_s: float, sign: int) -> None:
     """Move the clock. The node must log it. Undoing the fault corrects the clock."""
     offset_s = round(sign * unit_s * context.rng.uniform(1.0, 12.0))
-    context.note(f"by {offset_s:+d} s")
+    context.notes.append(f"by {offset_s:+d} s")
     file, before = offset_file_of(context.node.home), _num_logged(context)
-    context.undo(lambda: file.write_text("0"))
+    context.undoing.callback(file.write_text, "0")
     file.write_text(str(offset_s))
     is_logged = context.node.wait_for(lambda: _num_logged(context) > before, timeout_s=LOGGED_WITHIN_S)
     assert is_logged, f"the node did not log the moved clock: {context.node.last_log_line()}"
@@ -31,15 +29,11 @@ def _num_logged(context: FaultContext) -> int:
     return len(context.node.process.events("clock_moved"))
 
 
-def _fault(name: str, promise: str, *, unit_s: float, sign: int) -> Fault:
-    return Fault(name, "clock", promise, SHOWN_BY, partial(move, unit_s=unit_s, sign=sign))
-
-
 AHEAD = "It logs the change and trains on own groups. Groups that seem too old are dropped as stale; no peer is banned."
 BEHIND = "It logs the change and trains on own groups until its clock agrees with the peers' again. No ban gets longer."
 FAULTS = (
-    _fault("clock-minutes-ahead", AHEAD, unit_s=MINUTES_S, sign=1),
-    _fault("clock-minutes-back", BEHIND, unit_s=MINUTES_S, sign=-1),
-    _fault("clock-hours-ahead", AHEAD, unit_s=HOURS_S, sign=1),
-    _fault("clock-hours-back", BEHIND, unit_s=HOURS_S, sign=-1),
+    Fault("clock", "clock-minutes-ahead", AHEAD, partial(move, unit_s=MINUTES_S, sign=1)),
+    Fault("clock", "clock-minutes-back", BEHIND, partial(move, unit_s=MINUTES_S, sign=-1)),
+    Fault("clock", "clock-hours-ahead", AHEAD, partial(move, unit_s=HOURS_S, sign=1)),
+    Fault("clock", "clock-hours-back", BEHIND, partial(move, unit_s=HOURS_S, sign=-1)),
 )

@@ -15,11 +15,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
-from tests.chaos.fault_context import FaultContext
-from tests.chaos.faults.base import Ends, Fault, trains
+from tests.chaos.faults.base import Ends, Fault, FaultContext, Refusal, trains
 from tests.chaos.observation.watch import watch_of
 from tests.chaos.swarm import SwarmNode
 
@@ -28,8 +27,6 @@ SHORTEST_LOCK_S, LONGEST_LOCK_S = 2.0, 25.0
 FREE_BYTES = 96 << 20
 FULL_WITHIN_S = 600.0  # with a start on a busy machine
 WRONG_USE = 2  # exit code
-RECOVERY = "tests/node/startup/test_recovery.py::"
-CHECKPOINTS = "tests/learner/checkpoint/test_learner_checkpoint.py::"
 
 
 def kill_daemon(context: FaultContext) -> None:
@@ -44,7 +41,7 @@ def corrupt_bytes(context: FaultContext, path: Path) -> None:
     positions = sorted(context.rng.randrange(len(data)) for _ in range(context.rng.randint(1, MAX_CORRUPTED_BYTES)))
     for position in positions:
         data[position] ^= context.rng.randint(1, 255)
-    context.note(f"{path.name}: bytes {', '.join(map(str, positions))}")
+    context.notes.append(f"{path.name}: bytes {', '.join(map(str, positions))}")
     path.write_bytes(data)
 
 
@@ -52,7 +49,7 @@ def truncate(context: FaultContext, path: Path) -> None:
     """Cut the file at a random position."""
     size = path.stat().st_size
     remaining = context.rng.randrange(1, size)
-    context.note(f"{path.name}: {remaining} of {size} bytes remain")
+    context.notes.append(f"{path.name}: {remaining} of {size} bytes remain")
     os.truncate(path, remaining)
 
 
@@ -77,7 +74,7 @@ def damage_all_checkpoints(context: FaultContext) -> None:
     for path in (context.node.home / "checkpoints").glob("step-*/weights.safetensors"):
         _restore_later(context, path)
         truncate(context, path)
-    context.expect_refusal(WRONG_USE, "can be read")
+    context.refusal = Refusal(WRONG_USE, "can be read")
 
 
 def damage_key(context: FaultContext) -> None:
@@ -88,8 +85,8 @@ def damage_key(context: FaultContext) -> None:
     text = path.read_text()
     position = context.rng.randrange(64)
     path.write_text(text[:position] + ("0" if text[position] != "0" else "1") + text[position + 1 :])
-    context.note(f"digit {position}")
-    context.expect_refusal(WRONG_USE, "put a copy of it back")
+    context.notes.append(f"digit {position}")
+    context.refusal = Refusal(WRONG_USE, "put a copy of it back")
 
 
 def damage_settings(context: FaultContext) -> None:
@@ -98,7 +95,7 @@ def damage_settings(context: FaultContext) -> None:
     path = context.node.home / "node.toml"
     _restore_later(context, path)
     path.write_bytes(path.read_bytes()[:-3] + b"\n[learner\n")
-    context.expect_refusal(WRONG_USE, "node.toml")
+    context.refusal = Refusal(WRONG_USE, "node.toml")
 
 
 def damage_event_log(context: FaultContext) -> None:
@@ -108,14 +105,14 @@ def damage_event_log(context: FaultContext) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     for number in sorted(context.rng.sample(range(len(lines)), k=min(3, len(lines)))):
         lines[number] = bytes(byte ^ 0x80 for byte in lines[number][:-1]) + b"\n"
-        context.note(f"line {number}")
+        context.notes.append(f"line {number}")
     path.write_bytes(b"".join(lines))
 
 
 def lock(context: FaultContext, name: str) -> None:
     """Lock the database for a while, as another program that writes."""
     locked_s = context.rng.uniform(SHORTEST_LOCK_S, LONGEST_LOCK_S)
-    context.note(f"for {locked_s:.0f} s")
+    context.notes.append(f"for {locked_s:.0f} s")
     with closing(sqlite3.connect(context.node.home / name, timeout=LONGEST_LOCK_S, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         time.sleep(locked_s)
@@ -164,7 +161,7 @@ def _mount_over(context: FaultContext, home: Path, num_bytes: int) -> None:
         home.rmdir()
         moved.rename(home)
 
-    context.undo(unmount)
+    context.undoing.callback(unmount)
 
 
 def _restore_later(context: FaultContext, path: Path) -> None:
@@ -174,64 +171,45 @@ def _restore_later(context: FaultContext, path: Path) -> None:
         path.write_bytes(data)
         path.chmod(mode)
 
-    context.undo(restore)
+    context.undoing.callback(restore)
 
 
-def _cannot_mount() -> str:
+@cache
+def _can_mount() -> bool:
     if not shutil.which("mount") or os.geteuid() != 0:
-        return "only root can mount a small disk"
+        return False
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True)
         if done.returncode == 0:
             subprocess.run(["umount", folder], check=True)
-    return "" if done.returncode == 0 else "the machine cannot mount a small disk"
+    return done.returncode == 0
 
 
-def _recovers(name: str, shown_by: str, inject: Callable[[FaultContext], None], promise: str) -> Fault:
-    return Fault(name, "files", promise, RECOVERY + shown_by, inject, Ends.RESTARTS)
-
-
-BUFFER = "test_a_damaged_buffer_starts_empty_and_nothing_is_used_twice"
-PEERS = "test_readable_peers_keep_their_standing"
 EMPTY_BUFFER = "The damaged file is set aside, the buffer starts empty, and no step uses a group twice."
 LOST_COMMITS = "The event log shows the lost commits. The buffer starts empty. No group or number is used twice."
 READABLE_PEERS = "The damaged file is set aside. Readable peers keep their reputation."
 OLDER_CHECKPOINT = "The checkpoint is set aside, the next older one is loaded, and the lost step is repeated."
 REFUSES = "It does not start, prints one line that says what to do (exit code 2), and changes no file."
+_fault, RESTARTS = partial(Fault, "files"), Ends.RESTARTS
 FAULTS = (
-    _recovers("database-corrupted", BUFFER, partial(damage, name="replay.sqlite", how=corrupt_bytes), EMPTY_BUFFER),
-    _recovers("database-truncated", BUFFER, partial(damage, name="replay.sqlite", how=truncate), EMPTY_BUFFER),
-    _recovers("wal-corrupted", "test_lost_commits_of_the_write_ahead_log_are_detected",
-              partial(damage, name="replay.sqlite-wal", how=corrupt_bytes), LOST_COMMITS),
-    _recovers("wal-truncated", "test_lost_commits_of_the_write_ahead_log_are_detected",
-              partial(damage, name="replay.sqlite-wal", how=truncate), LOST_COMMITS),
-    _recovers("peers-corrupted", PEERS, partial(damage, name="peers.sqlite", how=corrupt_bytes), READABLE_PEERS),
-    _recovers("peers-truncated", PEERS, partial(damage, name="peers.sqlite", how=truncate), READABLE_PEERS),
-    Fault("event-log-garbage", "files", "All readers skip lines that are no events.",
-          "tests/telemetry/test_history.py::test_a_damaged_line_is_skipped_and_counted", damage_event_log,
-          Ends.RESTARTS),
-    _recovers("manifest-truncated", "test_a_damaged_manifest_is_refused_until_the_run_is_named",
-              partial(damage, name="run.toml", how=truncate),
-              "The manifest of --run replaces it if the home is of that run. Else it refuses to start (exit code 2)."),
-    Fault("checkpoint-corrupted", "files", OLDER_CHECKPOINT,
-          CHECKPOINTS + "test_a_damaged_checkpoint_is_skipped_and_reported",
-          partial(damage_checkpoint, how=corrupt_bytes), Ends.RESTARTS, fits=trains),
-    Fault("checkpoint-truncated", "files", OLDER_CHECKPOINT,
-          CHECKPOINTS + "test_a_damaged_checkpoint_is_skipped_and_reported",
-          partial(damage_checkpoint, how=truncate), Ends.RESTARTS, fits=trains),
-    Fault("all-checkpoints-truncated", "files", REFUSES,
-          CHECKPOINTS + "test_checkpoints_that_are_all_unreadable_are_an_error", damage_all_checkpoints, Ends.REFUSES,
-          fits=trains),
-    Fault("key-corrupted", "files", REFUSES, RECOVERY + "test_a_flipped_bit_in_the_key_is_damage",
-          damage_key, Ends.REFUSES),
-    Fault("settings-damaged", "files", REFUSES,
-          "tests/config/test_node.py::test_an_invalid_file_is_refused_in_one_line", damage_settings, Ends.REFUSES),
-    Fault("database-locked", "files", "It waits for the lock, for up to a minute.",
-          RECOVERY + "test_a_buffer_that_another_program_holds_is_not_reported_as_damaged",
-          partial(lock, name="replay.sqlite")),
-    Fault("peers-locked", "files", "Bans and reputation are saved after the lock. Nothing else waits for it.",
-          RECOVERY + "test_a_peers_file_that_another_program_holds_is_saved_later", partial(lock, name="peers.sqlite")),
-    Fault("disk-full", "files", "It pauses, serves its peers, and continues by itself when there is space.",
-          "tests/node/storage/test_full_disk.py::test_a_commit_waits_for_space_and_loses_no_group",
-          fill_disk, Ends.RESTARTS, missing=_cannot_mount),
+    _fault("database-corrupted", EMPTY_BUFFER, partial(damage, name="replay.sqlite", how=corrupt_bytes), RESTARTS),
+    _fault("database-truncated", EMPTY_BUFFER, partial(damage, name="replay.sqlite", how=truncate), RESTARTS),
+    _fault("wal-corrupted", LOST_COMMITS, partial(damage, name="replay.sqlite-wal", how=corrupt_bytes), RESTARTS),
+    _fault("wal-truncated", LOST_COMMITS, partial(damage, name="replay.sqlite-wal", how=truncate), RESTARTS),
+    _fault("peers-corrupted", READABLE_PEERS, partial(damage, name="peers.sqlite", how=corrupt_bytes), RESTARTS),
+    _fault("peers-truncated", READABLE_PEERS, partial(damage, name="peers.sqlite", how=truncate), RESTARTS),
+    _fault("event-log-garbage", "All readers skip lines that are no events.", damage_event_log, RESTARTS),
+    _fault("manifest-truncated",
+           "The manifest of --run replaces it if the home is of that run. Else it refuses to start (exit code 2).",
+           partial(damage, name="run.toml", how=truncate), RESTARTS),
+    _fault("checkpoint-corrupted", OLDER_CHECKPOINT, partial(damage_checkpoint, how=corrupt_bytes), RESTARTS, trains),
+    _fault("checkpoint-truncated", OLDER_CHECKPOINT, partial(damage_checkpoint, how=truncate), RESTARTS, trains),
+    _fault("all-checkpoints-truncated", REFUSES, damage_all_checkpoints, Ends.REFUSES, trains),
+    _fault("key-corrupted", REFUSES, damage_key, Ends.REFUSES),
+    _fault("settings-damaged", REFUSES, damage_settings, Ends.REFUSES),
+    _fault("database-locked", "It waits for the lock, for up to a minute.", partial(lock, name="replay.sqlite")),
+    _fault("peers-locked", "Bans and reputation are saved after the lock. Nothing else waits for it.",
+           partial(lock, name="peers.sqlite")),
+    _fault("disk-full", "It pauses, serves its peers, and continues by itself when there is space.", fill_disk,
+           RESTARTS, lambda _: _can_mount()),
 )  # fmt: skip

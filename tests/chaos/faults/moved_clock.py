@@ -12,7 +12,6 @@ from __future__ import annotations
 import runpy
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 POLL_S = 0.1
@@ -20,7 +19,6 @@ NUM_OWN_ARGUMENTS = 5  # this file, the offset file, and `python -m ftis_node`
 
 
 def prefix(offset_file: Path) -> tuple[str, ...]:
-    """Return the prefix of a node's command that makes its clock movable."""
     return (sys.executable, str(Path(__file__).absolute()), str(offset_file))
 
 
@@ -30,27 +28,17 @@ def offset_file_of(home: Path) -> Path:
 
 
 def follow(offset_file: Path) -> None:
-    """Replace the functions of the wall clock."""
-    real, offset = time.time, _offset_reader(offset_file)
-    time.time = lambda: real() + offset()
-    time.time_ns = lambda: int(time.time() * 1e9)
+    """Replace the functions of the wall clock. The file is read at most ten times per second."""
+    real, known_s, read_at = time.time, 0.0, -POLL_S
 
-
-def _offset_reader(offset_file: Path) -> Callable[[], float]:
-    """Return a function that gives the offset and reads the file at most ten times per second."""
-    known_s, read_at = 0.0, -POLL_S
-
-    def offset_s() -> float:
+    def moved() -> float:
         nonlocal known_s, read_at
         if (now := time.monotonic()) - read_at >= POLL_S:
             read_at = now
-            try:
-                known_s = float(offset_file.read_text() or 0)
-            except FileNotFoundError:
-                known_s = 0.0
-        return known_s
+            known_s = float(offset_file.read_text() or 0) if offset_file.exists() else 0.0
+        return real() + known_s
 
-    return offset_s
+    time.time, time.time_ns = moved, lambda: int(moved() * 1e9)
 
 
 if __name__ == "__main__":

@@ -5,22 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from importlib.util import find_spec
 
 import psutil
 
-from tests.chaos.fault_context import FaultContext
-from tests.chaos.faults.base import Ends, Fault, generates, trains
+from tests.chaos.faults.base import Ends, Fault, FaultContext, generates, trains
 from tests.chaos.swarm import SwarmNode
 
 SHORTEST_STOP_S, LONGEST_STOP_S = 3.0, 30.0
 REPLACED_WITHIN_S = 300.0  # a busy machine starts a new process slowly
-SHOWN_BY = "tests/chaos/test_chaos.py::test_a_swarm_recovers_from_one_fault_of_each_kind"
-KILLED_WORKER = "tests/node/test_stop.py::test_a_killed_worker_loses_no_group"
-KILLED_DAEMON = "tests/node/test_stop.py::test_all_processes_end_with_a_killed_daemon_and_the_next_start_resumes"
 
 
 def _process(context: FaultContext, role: str) -> psutil.Process:
@@ -34,7 +28,7 @@ def _process(context: FaultContext, role: str) -> psutil.Process:
 def kill(context: FaultContext, *, role: str) -> None:
     """Kill a process, and wait for the end of a daemon or for the replacement of any other process."""
     process = _process(context, role)
-    context.note(f"pid {process.pid}")
+    context.notes.append(f"pid {process.pid}")
     with suppress(psutil.NoSuchProcess):  # the process ended by itself
         process.kill()
     if role == "daemon":
@@ -62,7 +56,7 @@ def kill_all(context: FaultContext) -> None:
 def stop_and_continue(context: FaultContext, *, role: str) -> None:
     """Stop a process for a while, as a debugger or a swapping machine does."""
     process, stopped_s = _process(context, role), context.rng.uniform(SHORTEST_STOP_S, LONGEST_STOP_S)
-    context.note(f"pid {process.pid} for {stopped_s:.0f} s")
+    context.notes.append(f"pid {process.pid} for {stopped_s:.0f} s")
     process.suspend()
     try:
         time.sleep(stopped_s)
@@ -75,7 +69,7 @@ def stop_all_and_continue(context: FaultContext) -> None:
     """Stop the whole node for a while, as a sleeping machine does."""
     stopped_s = context.rng.uniform(SHORTEST_STOP_S, LONGEST_STOP_S)
     family = context.node.process.processes()
-    context.note(f"{len(family)} processes for {stopped_s:.0f} s")
+    context.notes.append(f"{len(family)} processes for {stopped_s:.0f} s")
     try:
         for process in family:
             with suppress(psutil.NoSuchProcess):
@@ -109,45 +103,30 @@ def has_engine_core(node: SwarmNode) -> bool:
     return bool(node.roles().get("engine core"))
 
 
-def _vllm_missing() -> str:
-    return "" if find_spec("vllm") else "vLLM is not installed"
-
-
-def _fault(
-    name: str,
-    promise: str,
-    inject: Callable[[FaultContext], None],
-    shown_by: str = SHOWN_BY,
-    fits: Callable[[SwarmNode], bool] = lambda _: True,
-) -> Fault:
-    return Fault(name=name, kind="processes", promise=promise, shown_by=shown_by, inject=inject, fits=fits)
-
-
 RESUMES = "It resumes at its newest step with every acknowledged group."
+_fault = partial(Fault, "processes")
 FAULTS = (
-    Fault("kill-daemon", "processes", f"Its workers end too. {RESUMES}", KILLED_DAEMON,
-          partial(kill, role="daemon"), Ends.RESTARTS),
-    Fault("kill-everything", "processes", RESUMES, SHOWN_BY, kill_all, Ends.RESTARTS),
-    Fault("restart", "processes", "It ends in order within ten seconds with exit code 0, and resumes where it was.",
-          "tests/node/test_stop.py::test_sigterm_at_any_moment_ends_the_node_in_order", terminate, Ends.RESTARTS),
+    _fault("kill-daemon", f"Its workers end too. {RESUMES}", partial(kill, role="daemon"), Ends.RESTARTS),
+    _fault("kill-everything", RESUMES, kill_all, Ends.RESTARTS),
+    _fault("restart", "It ends in order within ten seconds with exit code 0, and resumes where it was.", terminate,
+           Ends.RESTARTS),
     _fault("kill-generator", "A new worker samples the unfinished groups again. No sequence number is lost.",
-           partial(kill, role="generation worker"), KILLED_WORKER, fits=generates),
+           partial(kill, role="generation worker"), fits=generates),
     _fault("kill-learner", "A new worker loads the newest checkpoint. The step's groups are trained on once.",
-           partial(kill, role="learner worker"), KILLED_WORKER, fits=trains),
+           partial(kill, role="learner worker"), fits=trains),
     _fault("kill-network", "p2pd restarts with the same peer id, and the peers are dialed.",
            partial(kill, role="p2pd")),
-    Fault("kill-engine-core", "processes", "The generation worker notices it and restarts.", SHOWN_BY,
-          partial(kill, role="engine core"), missing=_vllm_missing, fits=has_engine_core),
-    _fault("stop-daemon", "It continues with the same workers.",
-           partial(stop_and_continue, role="daemon")),
+    _fault("kill-engine-core", "The generation worker notices it and restarts.", partial(kill, role="engine core"),
+           fits=has_engine_core),
+    _fault("stop-daemon", "It continues with the same workers.", partial(stop_and_continue, role="daemon")),
     _fault("stop-generator", "It continues, or restarts as hung. The learner trains meanwhile.",
            partial(stop_and_continue, role="generation worker"), fits=generates),
     _fault("stop-learner", "It continues, or restarts as hung from the newest checkpoint.",
            partial(stop_and_continue, role="learner worker"), fits=trains),
     _fault("stop-network", "p2pd continues, or restarts as hung. The learner trains on own groups meanwhile.",
            partial(stop_and_continue, role="p2pd")),
-    Fault("stop-engine-core", "processes", "It continues, or restarts as hung.", SHOWN_BY,
-          partial(stop_and_continue, role="engine core"), missing=_vllm_missing, fits=has_engine_core),
+    _fault("stop-engine-core", "It continues, or restarts as hung.", partial(stop_and_continue, role="engine core"),
+           fits=has_engine_core),
     _fault("stop-everything", "The node finds its peers again, as after the sleep of a machine.",
            stop_all_and_continue),
     _fault("kill-bootstrap", "Members that know each other need no bootstrap node. It restarts at its address.",

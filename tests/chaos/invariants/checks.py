@@ -2,9 +2,9 @@
 
     before = snapshot(node)
     ...                                           # the fault, and the node's recovery
-    found = check(before, snapshot(node), fault)  # new violations
+    found = check(before, snapshot(node), "kill-learner")  # new violations
     ...
-    found = check_end(swarm)                      # over the whole run; the nodes may run or be stopped
+    found = check_end(swarm)                      # over the whole run; the nodes are stopped
 
 An invariant of a state takes one observation with all events. An invariant of a change compares two observations. None
 depends on the fault. A violation names the invariant, the node, the fault and the figures.
@@ -13,15 +13,13 @@ depends on the fault. A violation names the invariant, the node, the fault and t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from tests.chaos.faults.base import Fault
 from tests.chaos.invariants import groups, leftovers, status, steps
-from tests.chaos.observation.processes import Watched
 from tests.chaos.observation.watch import SETTLE_S, Observation, watch_of
-from tests.chaos.swarm import Swarm
+from tests.chaos.swarm import Swarm, SwarmNode
 
 MAX_REPORTED = 5  # violations of one invariant in one observation: a fault that loses one group may lose all
 ALL_NODES = "all"  # instead of a node's name, for an invariant over all nodes
@@ -56,6 +54,11 @@ OF_A_CHANGE: dict[str, Callable[[Observation, Observation], Iterator[str]]] = {
     "no step before a checkpoint is repeated": steps.repeated_before_checkpoint,
     GROWTH: leftovers.growth,
     "restarts are counted": status.restarts_not_counted,
+    "bans are kept": status.lost_bans,
+}
+OVER_ALL_NODES: dict[str, Callable[[Sequence[Observation]], Iterator[str]]] = {
+    "one group per number": groups.shared_numbers,
+    "no acknowledged group is lost": groups.lost_acknowledged,
 }
 TRANSIENT = (  # a node has a moment to correct these
     *(steps.unreadable_events, leftovers.orphans, leftovers.zombies, leftovers.duplicates, leftovers.leftover_files),
@@ -63,8 +66,7 @@ TRANSIENT = (  # a node has a moment to correct these
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
+class Violation(NamedTuple):
     """A violated invariant with the node, the fault before it ("" at the end of a run) and the figures."""
 
     invariant: str
@@ -79,26 +81,14 @@ class Violation:
 
 def table() -> str:
     """Return the table of invariants in tests/chaos/README.md."""
-    invariants = [*OF_A_STATE.items(), *OF_A_CHANGE.items()]
+    invariants: list[tuple[str, Any]] = [*OF_A_STATE.items(), *OF_A_CHANGE.items(), *OVER_ALL_NODES.items()]
     rows = [f"| {name} | {inspect.cleandoc(violated.__doc__ or '').splitlines()[0]} |" for name, violated in invariants]
     return "\n".join(["| invariant | meaning |", "|---|---|", *rows])
 
 
-class Finding(NamedTuple):
-    """A violated invariant with the figures."""
-
-    invariant: str
-    figures: str
-
-
-def snapshot(node: Watched, *, settle_s: float = SETTLE_S) -> Observation:
+def snapshot(node: SwarmNode, *, settle_s: float = SETTLE_S) -> Observation:
     """Observe the node; wait up to `settle_s` until transient problems are gone."""
     return watch_of(node).observe(unsettled=unsettled, settle_s=settle_s)
-
-
-def last_seen(node: Watched) -> Observation | None:
-    """Return the last observation of the node, or None."""
-    return watch_of(node).last
 
 
 def unsettled(seen: Observation) -> list[str]:
@@ -106,45 +96,45 @@ def unsettled(seen: Observation) -> list[str]:
     return [figures for violated in TRANSIENT for figures in violated(seen)]
 
 
-def findings(seen: Observation) -> list[Finding]:
-    """Return the violated invariants of a state."""
-    return [Finding(name, figures) for name, violated in OF_A_STATE.items() for figures in violated(seen)]
+def findings(seen: Observation) -> list[tuple[str, str]]:
+    """Return the violated invariants of a state with their figures."""
+    return [(name, figures) for name, violated in OF_A_STATE.items() for figures in violated(seen)]
 
 
-def check(before: Observation, after: Observation, fault: Fault | None) -> list[Violation]:
+def check(before: Observation, after: Observation, fault: str) -> list[Violation]:
     """Return the violations that are new after `fault`, at most `MAX_REPORTED` of each invariant."""
     known = set(findings(before))
     found = [finding for finding in findings(after) if finding not in known]
     for name, violated in OF_A_CHANGE.items():
-        found += [Finding(name, figures) for figures in violated(before, after)]
-    return _violations(found, node=after.node, fault=fault.name if fault else "")
+        found += [(name, figures) for figures in violated(before, after)]
+    return _violations(found, node=after.node, fault=fault)
 
 
 def check_end(swarm: Swarm) -> list[Violation]:
-    """Return the violations over the whole run. The nodes may run or be stopped.
+    """Return the violations over the whole run, after which all nodes are stopped.
 
     A violation that was reported after a fault is reported again if it still exists.
     """
-    found: list[Violation] = []
     last = [(watch_of(node), snapshot(node)) for node in (*swarm.nodes, swarm.bootstrap)]
+    found: list[Violation] = []
     for watch, seen in last:
-        found += _violations(findings(seen), node=seen.node, fault="")
-        found += [replace(violation, figures=f"over the run {violation.figures}") for violation in _growth(watch.seen)]
-    shared = [Finding("one group per number", figures) for figures in groups.shared_numbers(seen for _, seen in last)]
-    return found + _violations(shared, node=ALL_NODES, fault="")
+        found += _violations([*findings(seen), *growth_over(watch.seen)], node=seen.node)
+    members = [seen for _, seen in last]
+    over_all = [(name, figures) for name, violated in OVER_ALL_NODES.items() for figures in violated(members)]
+    return found + _violations(over_all, node=ALL_NODES)
 
 
-def _growth(seen: Sequence[Observation]) -> list[Violation]:
+def growth_over(seen: Sequence[Observation]) -> list[tuple[str, str]]:
     """Compare the first observation of a warm node with the last."""
     warm = [one for one in seen if one.is_running and one.floor_step >= WARM_STEPS]
-    if len(warm) < 2:
-        return []
-    found = [Finding(GROWTH, figures) for figures in leftovers.growth(warm[0], warm[-1])]
-    return _violations(found, node=warm[0].node, fault="")
+    return [(GROWTH, f"over the run {figures}") for figures in leftovers.growth(warm[0], warm[-1])] if warm else []
 
 
-def _violations(found: Sequence[Finding], *, node: str, fault: str) -> list[Violation]:
-    by_invariant: dict[str, list[Violation]] = {}
+def _violations(found: Iterable[tuple[str, str]], *, node: str, fault: str = "") -> list[Violation]:
+    num_reported: Counter[str] = Counter()
+    violations = []
     for name, figures in dict.fromkeys(found):
-        by_invariant.setdefault(name, []).append(Violation(name, node, fault, figures))
-    return [violation for violations in by_invariant.values() for violation in violations[:MAX_REPORTED]]
+        num_reported[name] += 1
+        if num_reported[name] <= MAX_REPORTED:
+            violations.append(Violation(name, node, fault, figures))
+    return violations

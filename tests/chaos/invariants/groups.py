@@ -10,7 +10,7 @@ events only. A loss that was not logged is a violation.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ftis_node.node.loops.intake import COMMIT_CAPACITY
 from ftis_node.swarm.sequence import epoch_base, epoch_of
@@ -138,12 +138,26 @@ def not_logged(seen: Observation) -> Iterator[str]:
         yield f"{len(missing)} stored groups are not in the event log; {num_crashes} crashes explain {allowed}"
 
 
-def shared_numbers(members: Iterable[Observation]) -> Iterator[str]:
+def shared_numbers(members: Sequence[Observation]) -> Iterator[str]:
     """Each number of a member of the swarm belongs to one group, on all nodes."""
-    observations = list(members)
-    peers = {peer_of(seen) for seen in observations}
-    admitted = [event for seen in observations for event in seen.events if event.name == "admitted"]
+    peers = {peer_of(seen) for seen in members}
+    admitted = [event for seen in members for event in seen.events if event.name == "admitted"]
     yield from _shared_numbers(event for event in admitted if event["sender"] in peers)
+
+
+def lost_acknowledged(members: Sequence[Observation]) -> Iterator[str]:
+    """Each group that a stopped member has acknowledged to its sender is in the member's buffer or was pruned."""
+    by_peer = {peer_of(seen): seen for seen in members}
+    for sender, seen in by_peer.items():
+        numbers = {event["group"]: event["number"] for event in seen.events if event.name == "admitted"}
+        for event in seen.events:
+            receiver = by_peer.get(event["peer"]) if event.name == "confirmed" else None
+            if receiver is None or receiver.buffer is None or complete_since(receiver):  # it has reported a loss
+                continue
+            group, number = event["group"], numbers.get(event["group"])
+            is_kept = any(row.id == group for row in receiver.buffer.rows)
+            if number is not None and not is_kept and not receiver.buffer.has_pruned(sender, number):
+                yield f"group {group[:12]} (number {number}) is lost, which node {receiver.node} had acknowledged"
 
 
 def peer_of(seen: Observation) -> str:

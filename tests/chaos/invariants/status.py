@@ -1,7 +1,8 @@
-"""Invariants of the status: `/status` and `status --json` agree with processes and event log."""
+"""Invariants of the status, which agrees with processes and event log, and of bans."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,18 +10,18 @@ from tests.chaos.invariants.groups import peer_of
 from tests.chaos.observation.event_log import effective_history
 from tests.chaos.observation.watch import Observation
 
+DAY_S = 86_400.0  # no fault moves the clock so far
 WORKERS = {"generation": "generation worker", "learner": "learner worker"}
 
 
 def errors_of_status(seen: Observation) -> Iterator[str]:
-    """`/status` and `status --json` are correct, with a delay of seconds. A stopped node is reported as stopped."""
+    """`/status` is correct, with a delay of seconds. A stopped node is reported as stopped."""
     if not seen.has_event_log:
         return
-    for source, document in (("/status", seen.status), ("status --json", seen.command)):
-        if "error" in document or not document:
-            yield f"{source} has no answer: {document.get('error', 'empty')}"
-        else:
-            yield from (f"{source}: {error}" for error in _errors_of_document(document, seen))
+    if "error" in seen.status or not seen.status:
+        yield f"no answer: {seen.status.get('error', 'empty')}"
+    else:
+        yield from _errors_of_document(seen.status, seen)
 
 
 def restarts_not_counted(before: Observation, after: Observation) -> Iterator[str]:
@@ -36,6 +37,14 @@ def restarts_not_counted(before: Observation, after: Observation) -> Iterator[st
         if _same(before, after, role) is (now > then) and _has(before, role) and _has(after, role):
             which = "the same" if _same(before, after, role) else "another"
             yield f"{section}.restarts went from {then} to {now}, and the worker is {which} process"
+
+
+def lost_bans(before: Observation, after: Observation) -> Iterator[str]:
+    """A ban of more than a day is kept, unless the node has set the damaged file of its peers aside."""
+    if not any(event.name == "recovered" and event["file"] == "peers.sqlite" for event in after.events):
+        for peer, until in before.bans.items():
+            if until > time.time() + DAY_S and peer not in after.bans:
+                yield f"the ban of {peer[-8:]} is lost"
 
 
 def _errors_of_document(document: Mapping[str, Any], seen: Observation) -> Iterator[str]:

@@ -1,9 +1,10 @@
-"""A snapshot of a node's replay buffer: the state of every row in one transaction, without envelopes."""
+"""Snapshots of a node's replay buffer, each in one transaction and without envelopes, and of its bans."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,7 +37,6 @@ class Buffer:
     integrity_error: str = ""
 
     def has_pruned(self, sender: str, number: int) -> bool:
-        """Return whether the sender's group with this number was stored and pruned."""
         return any(first <= number <= last for first, last in self.pruned.get(sender, ()))
 
 
@@ -45,16 +45,12 @@ def read_buffer(path: Path) -> Buffer | None:
     if not path.exists():
         return None
     try:
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
+        address = f"{path.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(address, uri=True, timeout=BUSY_S)) as connection:
+            connection.execute("BEGIN")
+            return _read(connection)
     except sqlite3.Error as error:
         return Buffer(integrity_error=str(error))
-    try:
-        connection.execute("BEGIN")
-        return _read(connection)
-    except sqlite3.Error as error:
-        return Buffer(integrity_error=str(error))
-    finally:
-        connection.close()
 
 
 def _read(connection: sqlite3.Connection) -> Buffer:
@@ -66,3 +62,15 @@ def _read(connection: sqlite3.Connection) -> Buffer:
     totals = dict(connection.execute("SELECT name, value FROM totals"))
     verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     return Buffer(groups, pruned, totals.get("last_number", 0), "" if verdict == "ok" else str(verdict))
+
+
+def read_bans(path: Path) -> dict[str, float]:
+    """Return the banned peers in the database at `path` with the ends of their bans; nothing if it is unreadable."""
+    if not path.exists():
+        return {}
+    try:
+        address = f"{path.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(address, uri=True, timeout=BUSY_S)) as connection:
+            return dict(connection.execute("SELECT peer_id, banned_until FROM peers WHERE banned_until > 0"))
+    except sqlite3.Error:
+        return {}

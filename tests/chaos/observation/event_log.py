@@ -1,7 +1,7 @@
 """A node's event log, read repeatedly: every line is kept once, even if the file is truncated or changed later.
 
 Each read covers all files and recognizes a line by its content. A new line before known lines was not written by the
-node. Such lines are counted and ignored.
+node and is ignored.
 
 After a crash the learner resumes at its newest checkpoint and repeats the later steps, perhaps with other groups. The
 weights do not contain the first attempt. So the effective history has only the last attempt of each step, and no step
@@ -22,6 +22,7 @@ RESTARTS = frozenset({"start", "step_lost"})  # after these the learner resumes 
 FIELDS = {
     "start": ("peer",),
     "admitted": ("group", "own", "sender", "number", "policy_version"),
+    "confirmed": ("group", "peer"),
     "taken": ("group", "step"),
     "released": ("group",),
     "step": ("step", "policy_version"),
@@ -43,7 +44,6 @@ class Event:
 
 
 def parse(line: bytes) -> Event | None:
-    """Return the event of a line, or None if the line is no event."""
     try:
         found = json.loads(line)
         name = str(found["event"])
@@ -63,27 +63,21 @@ class EventLogMemory:
     path: Path
     events: list[Event] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)  # complete lines that are no events
-    num_changed: int = 0  # known lines with another content
     is_torn: bool = False  # the newest file does not end with a newline
     _seen: set[int] = field(default_factory=set)
 
     def read(self) -> None:
-        """Read all files of the event log."""
         lines = [line for file in event_log_files(self.path) for line in _lines(file) if not line.startswith(GARBAGE)]
         self.is_torn = bool(lines) and not lines[-1].endswith(b"\n")
         complete = lines[:-1] if self.is_torn else lines
         known = [hash(line) in self._seen for line in complete]
         first_new = len(known) - known[::-1].index(True) if True in known else 0
-        self.num_changed = known[:first_new].count(False)
         for line in complete[first_new:]:
-            self._add(line)
-
-    def _add(self, line: bytes) -> None:
-        self._seen.add(hash(line))
-        if (event := parse(line)) is None:
-            self.damaged.append(line[:120].decode(errors="replace").rstrip())
-        else:
-            self.events.append(event)
+            self._seen.add(hash(line))
+            if (event := parse(line)) is None:
+                self.damaged.append(line[:120].decode(errors="replace").rstrip())
+            else:
+                self.events.append(event)
 
 
 def _lines(file: Path) -> list[bytes]:
@@ -116,7 +110,6 @@ class History:
         return self.reported, self.reported
 
     def add(self, event: Event) -> None:
-        """Add the next event."""
         if event.name in RESTARTS:
             self._open, self.is_resuming = None, True
         elif event.name == "taken":

@@ -15,38 +15,18 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import psutil
 
 from ftis_node.config.home import Home
 from ftis_node.workers.weight_store import MEMORY_DISK
+from tests.chaos.swarm import SwarmNode, role_of
 
-ROLES = {
-    "ftis_node.generation.worker": "generation worker",
-    "ftis_node.learner.worker": "learner worker",
-    "p2pd": "p2pd",
-    "EngineCore": "engine core",
-}
 TEMPORARY_NAMES = ("**/.*.incomplete-*", "**/*.tmp", "**/*.new", "**/*.part", "**/*-journal")
 KERNEL_UNIX_SOCKETS = Path("/proc/net/unix")
 
 Identity: TypeAlias = tuple[int, int]
-
-
-class Watched(Protocol):
-    """The part of a node that an observation needs, such as `swarm.SwarmNode`."""
-
-    name: str
-    home: Path
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the daemon runs."""
-
-    @property
-    def pid(self) -> int:
-        """The process id of the current or last daemon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +47,7 @@ class Process:
         return self.pid, self.born_at
 
 
-def family_of(node: Watched) -> tuple[Process, ...]:
-    """Return the daemon and all descendants; nothing if the daemon does not run."""
+def family_of(node: SwarmNode) -> tuple[Process, ...]:
     if not node.is_running:
         return ()
     with suppress(psutil.NoSuchProcess):
@@ -78,7 +57,7 @@ def family_of(node: Watched) -> tuple[Process, ...]:
     return ()
 
 
-def orphans_of(node: Watched, former: Collection[Process], family: Collection[Process]) -> dict[Identity, str]:
+def orphans_of(node: SwarmNode, former: Collection[Process], family: Collection[Process]) -> dict[Identity, str]:
     """Return a description of each orphan by identity, with the role if it is known."""
     present = {process.identity for process in family}
     orphans = {process.identity: f"{process.role} (pid {process.pid})" for process in former if _is_running(process)}
@@ -91,17 +70,19 @@ def orphans_of(node: Watched, former: Collection[Process], family: Collection[Pr
     return {identity: text for identity, text in orphans.items() if identity not in present}
 
 
-def leftovers_of(node: Watched) -> dict[tuple[str, int], str]:
+def leftovers_of(node: SwarmNode) -> dict[tuple[str, int], str]:
     """Return the leftover files by path and inode: temporary files, and sockets without a listener.
 
     If the node does not run, the folder of its sockets and its weights in memory are leftovers too. Partially fetched
     weights of one version are no leftover, because the generator resumes the fetch.
     """
     home = Home(node.home)
-    found = {Path(path) for pattern in TEMPORARY_NAMES for path in _named(pattern, node.home)}
+    # the module `glob`, because `Path.glob` fails if a folder disappears during the search
+    named = (glob.glob(str(node.home / each), recursive=True, include_hidden=True) for each in TEMPORARY_NAMES)
+    found = {Path(path) for paths in named for path in paths}
     if len(fetched := {path for path in found if path.parent.name == "partial"}) == 1:
         found -= fetched
-    found |= {path for path in _files_in(home.sockets) if _is_dead_socket(path)}
+    found |= {path for path in home.sockets.glob("*") if _is_dead_socket(path)}
     if not node.is_running:
         found |= {folder for folder in (home.sockets, weights_in_memory(node.home)) if folder.exists()}
     leftovers = {}
@@ -119,15 +100,6 @@ def weights_in_memory(home: Path) -> Path:
 
 def by_role(processes: Collection[Process]) -> Mapping[str, list[Process]]:
     return {role: [p for p in processes if p.role == role] for role in sorted({p.role for p in processes})}
-
-
-def role_of(process: psutil.Process, *, daemon_pid: int) -> str:
-    """Return `daemon`, one of `ROLES`, or `other`. Raises psutil.NoSuchProcess."""
-    if process.pid == daemon_pid:
-        return "daemon"
-    words = [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
-    name = Path(words[0]).name if words else process.name()
-    return next((role for mark, role in ROLES.items() if mark in words or mark in name), "other")
 
 
 def _process(process: psutil.Process, *, daemon_pid: int) -> Process | None:
@@ -156,15 +128,6 @@ def _born_at(pid: int) -> int | None:
     with suppress(FileNotFoundError, ProcessLookupError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     return None
-
-
-def _named(pattern: str, folder: Path) -> list[str]:
-    """Use the module `glob`, because `Path.glob` fails if a folder disappears during the search."""
-    return glob.glob(str(folder / pattern), recursive=True, include_hidden=True)
-
-
-def _files_in(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def _is_dead_socket(path: Path) -> bool:

@@ -12,27 +12,24 @@ The buffer is read once, between two reads of the event log. It must contain all
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.node_client import read_document
 from ftis_node.workers.durable import is_complete
-from tests.chaos.observation.buffer import Buffer, read_buffer
+from tests.chaos.observation.buffer import Buffer, read_bans, read_buffer
 from tests.chaos.observation.event_log import Event, EventLogMemory, effective_history
-from tests.chaos.observation.processes import Identity, Process, Watched, family_of, leftovers_of, orphans_of
+from tests.chaos.observation.processes import Identity, Process, family_of, leftovers_of, orphans_of
+from tests.chaos.swarm import SwarmNode
 
 SETTLE_S = 5.0  # within this time the status is up to date and ended processes are gone
 POLL_S = 0.25
-COMMAND_S = 240.0  # a busy machine
 CHECKPOINT_PREFIX = "step-"
 DAMAGED_PREFIX = "damaged-"
 
@@ -52,13 +49,13 @@ class Observation:
     damaged: tuple[str, ...] = ()
     is_torn: bool = False
     buffer: Buffer | None = None
+    bans: Mapping[str, float] = field(default_factory=dict)  # by peer: the end
     saved: tuple[int, ...] = (0,)
     set_aside: frozenset[str] = frozenset()
     processes: tuple[Process, ...] = ()
     orphans: Mapping[Identity, str] = field(default_factory=dict)
     leftovers: Mapping[tuple[str, int], str] = field(default_factory=dict)
     status: Mapping[str, Any] = field(default_factory=dict)
-    command: Mapping[str, Any] = field(default_factory=dict)
     floor_step: int = 0
 
     @property
@@ -80,10 +77,9 @@ class Observation:
 class Watch:
     """Observes one node repeatedly; keeps its events, its former processes and all observations."""
 
-    def __init__(self, node: Watched) -> None:
+    def __init__(self, node: SwarmNode) -> None:
         self.node = node
         self.seen: list[Observation] = []  # without events and buffers, to save memory
-        self.last: Observation | None = None
         self._event_log = EventLogMemory(Home(node.home).events)
         self._former: dict[Identity, Process] = {}
 
@@ -102,7 +98,6 @@ class Watch:
             num_polls += 1
         found = self._with_buffer(found)
         self.seen.append(replace(found, events=(), buffer=None))
-        self.last = found
         return found
 
     def read_event_log(self) -> None:
@@ -119,7 +114,6 @@ class Watch:
             orphans = {key: text for key, text in orphans.items() if key in former.orphans}
             leftovers = {key: text for key, text in leftovers.items() if key in former.leftovers}
         document = read_status(node) if self._event_log.events else {}
-        command = query_status(node.home) if self._event_log.events else {}
         self._event_log.read()
         return Observation(
             node.name,
@@ -133,7 +127,6 @@ class Watch:
             orphans=orphans,
             leftovers=leftovers,
             status=document,
-            command=command,
             floor_step=floor,
         )
 
@@ -143,17 +136,14 @@ class Watch:
         num_settled = len(self._event_log.events)
         saved, buffer = saved_steps(self.node.home), read_buffer(Home(self.node.home).replay)
         self._event_log.read()
-        return replace(found, events=tuple(self._event_log.events), num_settled=num_settled, saved=saved, buffer=buffer)
+        events, bans = tuple(self._event_log.events), read_bans(Home(self.node.home).peers)
+        return replace(found, events=events, num_settled=num_settled, saved=saved, buffer=buffer, bans=bans)
 
 
-_WATCHES: WeakKeyDictionary[Watched, Watch] = WeakKeyDictionary()
-
-
-def watch_of(node: Watched) -> Watch:
+@cache
+def watch_of(node: SwarmNode) -> Watch:
     """Return the only watch of this node."""
-    if node not in _WATCHES:
-        _WATCHES[node] = Watch(node)
-    return _WATCHES[node]
+    return Watch(node)
 
 
 def saved_steps(home: Path) -> tuple[int, ...]:
@@ -162,18 +152,9 @@ def saved_steps(home: Path) -> tuple[int, ...]:
     return (0, *sorted(int(path.name.removeprefix(CHECKPOINT_PREFIX)) for path in folders))
 
 
-def read_status(node: Watched) -> Mapping[str, Any]:
+def read_status(node: SwarmNode) -> Mapping[str, Any]:
     """Return `/status`, from the home if the node does not run; `{"error": ...}` if there is no answer."""
     try:
         return dict(read_document(Home(node.home), "/status"))
     except (FtisError, OSError) as error:
         return {"error": str(error)}
-
-
-def query_status(home: Path) -> Mapping[str, Any]:
-    """Return what `ftis-node status --json` prints; `{"error": ...}` if it fails."""
-    command = [sys.executable, "-m", "ftis_node", "status", "--json", "--home", str(home)]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=COMMAND_S)
-    if done.returncode:
-        return {"error": done.stderr.decode(errors="replace").strip()}
-    return dict(json.loads(done.stdout))

@@ -127,7 +127,6 @@ def recorded(root: Path, *, skipped: frozenset[int] = frozenset()) -> Iterator[R
 
 
 def lay_out(tree: Tree, target: Path) -> Path:
-    """Write a tree to `target` and return it."""
     for path, content in sorted(tree.items()):
         if content is None:
             (target / path).mkdir(parents=True)
