@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
@@ -15,11 +15,13 @@ from textual.screen import Screen
 from ftis_node.config.home import Home
 from ftis_node.dashboard.widgets import KeysLine, Scroller, TextLines
 from ftis_node.errors import FtisError
-from ftis_node.replay.group_history import GroupHistory
 from ftis_node.telemetry.terminal_text import printable
 from ftis_node.view.peers import peer_names
 from ftis_node.view.snapshot import NodeSnapshot
 from ftis_node.view.spans import Line
+
+if TYPE_CHECKING:
+    from ftis_node.replay.group_history import GroupHistory
 
 
 @dataclass

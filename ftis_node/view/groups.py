@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ftis_node.replay.group_history import CompletionDetails, GroupHistory
-from ftis_node.replay.reader import GroupSummary
 from ftis_node.swarm.sequence import counter_of
 from ftis_node.telemetry.terminal_text import clipped, date_time
 from ftis_node.view.events import event_line
@@ -21,6 +19,10 @@ from ftis_node.view.spans import (
     number,
     short_id,
 )
+
+if TYPE_CHECKING:
+    from ftis_node.replay.group_history import CompletionDetails, GroupHistory
+    from ftis_node.replay.reader import GroupSummary
 
 GROUP_COLUMNS = ("time", "id", "from", "problem", "reward", "state", "tokens")
 ID_WIDTH, NAME_WIDTH, TASK_WIDTH, STATE_WIDTH = 8, 9, 20, 13

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -12,12 +12,14 @@ from textual.widgets import DataTable
 
 from ftis_node.dashboard.context import Loaded, Page, TextPage
 from ftis_node.dashboard.widgets import KeysLine, RowsTable, Scroller, TextLines
-from ftis_node.replay.group_history import GroupHistory
-from ftis_node.replay.reader import GroupSummary
 from ftis_node.view.groups import GROUP_COLUMNS, group_lines, group_row
 from ftis_node.view.peers import ban_words, peer_lines
 from ftis_node.view.snapshot import NodeSnapshot
 from ftis_node.view.spans import Span, Tone, line
+
+if TYPE_CHECKING:
+    from ftis_node.replay.group_history import GroupHistory
+    from ftis_node.replay.reader import GroupSummary
 
 NUM_LISTED = 200
 
