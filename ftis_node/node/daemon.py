@@ -12,22 +12,6 @@
                 |                         [directory] <--> records of peers          [status] --> HTTP |
                 +------------------------------- served and verified <---------------------------------+
 
-    | loop      | consumes               | produces                           | waits for           | unblocked by  |
-    |-----------|------------------------|------------------------------------|---------------------|---------------|
-    | generate  | prompts                | scored groups                      | a slot, budget, disk| train         |
-    | publish   | scored groups          | envelopes to intake, announcements | a scored group      | generate      |
-    | pull      | announcements          | envelopes to intake, confirmations | an announcement     | gossip        |
-    | intake    | envelopes              | READY groups, refusals             | an envelope         | publish, pull |
-    | train     | groups of one step     | weights n+1, evaluations           | groups, or a limit  | intake        |
-    | check     | an own new group       | the mismatch in the next report    | a new version       | intake        |
-    | audit     | a peer's new group     | a lower reputation on false claims | a comparable group  | intake        |
-    | peers     | connected peers        | peers.sqlite, a buffer in bounds   | clock               | time          |
-    | reannounce| unconfirmed groups     | announcements                      | clock               | time          |
-    | shards    | announcements counted  | subscriptions, catch-up            | clock               | time          |
-    | directory | own and peers' records | peer table, catch-up               | clock               | time          |
-    | disk_space| the home's files       | free disk space, else a pause      | clock               | time          |
-    | status    | gauges                 | snapshot, metrics                  | clock               | time          |
-
 A group is one prompt with its scored completions. An own group comes from this node, a foreign group from a peer. An
 envelope is the packed group (its body) with a signature; on the network, body means these bytes too. A group in the
 buffer is READY, then TAKEN by a step, then RELEASED. A slot limits the own groups between generation and training. The
@@ -42,17 +26,24 @@ not depend on the role. The proof of weights is the log-probs of fixed tokens, b
     generator   learner --offer, chunks--> [follow] --> engine; task --> [generate] --> [publish] --> [intake], gossip
                                                         slots freed <-- [deliver] <-- confirmations of peers
 
-    | loop                     | full | learner | generator | exchange | consumes              | produces              |
-    |--------------------------|------|---------|-----------|----------|-----------------------|-----------------------|
-    | generate                 | x    | -       | x         | -        | as above              |                       |
-    | publish, reannounce      | x    | -       | x         | x        | as above              |                       |
-    | pull, shards             | x    | x       | -         | x        | as above              |                       |
-    | train, check, audit      | x    | x       | -         | -        | as above              |                       |
-    | intake, directory, peers | x    | x       | x         | x        | as above              |                       |
-    | disk_space, status       | x    | x       | x         | x        | as above              |                       |
-    | offer                    | -    | x       | -         | -        | weights n+1, proof    | signed offer, chunks  |
-    | follow                   | -    | -       | x         | -        | the learner's offers  | weights n+1 in engine |
-    | deliver                  | -    | -       | x         | x        | confirmations         | freed slots           |
+    | loop       | full | learner | generator | exchange | consumes               | produces                           |
+    |------------|------|---------|-----------|----------|------------------------|------------------------------------|
+    | generate   | x    | -       | x         | -        | prompts, free slots    | scored groups                      |
+    | publish    | x    | -       | x         | x        | scored groups          | envelopes to intake, announcements |
+    | reannounce | x    | -       | x         | x        | unconfirmed groups     | announcements                      |
+    | pull       | x    | x       | -         | x        | announcements          | envelopes to intake, confirmations |
+    | shards     | x    | x       | -         | x        | announcements counted  | subscriptions, catch-up            |
+    | intake     | x    | x       | x         | x        | envelopes              | READY groups, refusals             |
+    | train      | x    | x       | -         | -        | groups of one step     | weights n+1, evaluations           |
+    | check      | x    | x       | -         | -        | an own new group       | the mismatch in the next report    |
+    | audit      | x    | x       | -         | -        | a peer's new group     | a lower reputation on false claims |
+    | offer      | -    | x       | -         | -        | weights n+1, proof     | signed offer, chunks               |
+    | follow     | -    | -       | x         | -        | the learner's offers   | weights n+1 in the engine          |
+    | deliver    | -    | -       | x         | x        | confirmations          | freed slots                        |
+    | directory  | x    | x       | x         | x        | own and peers' records | peer table, catch-up               |
+    | peers      | x    | x       | x         | x        | connected peers        | peers.sqlite, a buffer in bounds   |
+    | disk_space | x    | x       | x         | x        | the home's files       | free disk space, else a pause      |
+    | status     | x    | x       | x         | x        | gauges                 | snapshot, metrics                  |
 
 One TaskGroup owns all loops. The first loop that fails or returns ends the node with its error. A signal stops the
 node cleanly: loops, workers, network and scorer stop concurrently. The node also stops cleanly when its budget is used
@@ -75,7 +66,7 @@ from ftis_node.node.http_api.monitoring_api import MonitoringApi
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.supervision.background import stop_waits_for
-from ftis_node.node.supervision.task_monitor import pause, waiting_for
+from ftis_node.node.supervision.task_monitor import pause, waiting
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.telemetry.faults import watched_task
@@ -180,7 +171,6 @@ def _local_api(wiring: Wiring, status: StatusLoop) -> LocalApi:
 
 
 async def _prepare_role(wiring: Wiring) -> None:
-    """Do once what the loops of the role need."""
     node = wiring.node
     match node.context.settings.role:
         case "learner":
@@ -193,7 +183,7 @@ async def _prepare_role(wiring: Wiring) -> None:
 
 
 def loops_of_role(wiring: Wiring) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
-    """Return the loops of the node's role by name, as the second table above, without the status loop."""
+    """Return the loops of the node's role by name, as in the table above, without the status loop."""
     settings = wiring.node.context.settings
     loops: dict[str, Callable[[], Coroutine[None, None, None]]] = {
         "intake": wiring.intake.run,
@@ -224,8 +214,7 @@ async def _until_done(wiring: Wiring, *, last_step: int | None) -> None:
         case "generator":
             await _wait_until_generated(wiring)
         case "exchange":
-            with waiting_for("a signal"):
-                await asyncio.Event().wait()
+            await waiting("a signal", asyncio.Event().wait())
         case role:
             deliver = wiring.offer_loop.take if role == "learner" else None
             await wiring.train_loop(wiring.step_gate(), last_step=last_step, deliver=deliver).run()
@@ -241,8 +230,7 @@ async def _wait_until_generated(wiring: Wiring) -> None:
 async def _save(node: NodeComponents) -> None:
     """Save a checkpoint of the last step now: it can take longer than the time limit for stopping a worker."""
     try:
-        with waiting_for("the checkpoint of the last step"):
-            step = await node.learner.save()
+        step = await waiting("the checkpoint of the last step", node.learner.save())
         if node.context.settings.learns:
             log.debug("step %d is saved", step)
     except FtisError as error:

@@ -84,8 +84,7 @@ class NullGeneration:
     start = run = stop = sleep = wake = check_start = update_weights = try_weights = _do_nothing
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
-        """Raise FtisError: the generate loop does not run in this role."""
-        _refuse("generates nothing")
+        raise FtisError("a node of this role generates nothing")
 
 
 class NullLearner:
@@ -110,7 +109,6 @@ class NullLearner:
         return self._state
 
     async def start(self) -> LearnerState:
-        """Return the state of the initial model at step 0."""
         return self._state
 
     async def _do_nothing(self, *args: Any, **options: Any) -> None:
@@ -118,30 +116,20 @@ class NullLearner:
 
     run = stop = check = give_memory_back = _do_nothing
 
+    async def _refuse(self, *args: Any, **options: Any) -> NoReturn:
+        raise FtisError("a node of this role trains nothing")
+
+    train = audit = _refuse
+
     def restart(self, how: str) -> None:
         """Do nothing."""
 
-    async def train(
-        self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
-    ) -> TrainReply:
-        """Raise FtisError: the train loop does not run in this role."""
-        _refuse("trains nothing")
-
-    async def audit(self, group: TrainGroup) -> AuditReply:
-        """Raise FtisError: the audit loop does not run in this role."""
-        _refuse("audits nothing")
-
     async def write_weights(self, refused: str = "") -> PublishedWeights | None:
-        """Return None: no learner holds weights."""
         return None
 
     async def save(self) -> int:
         """Return step 0: there are no trained weights to save."""
         return 0
-
-
-def _refuse(what: str) -> NoReturn:
-    raise FtisError(f"a node of this role {what}")
 
 
 class Generation(Generator, Protocol):

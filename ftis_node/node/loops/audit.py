@@ -20,7 +20,7 @@ from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.protocols import Learning
 from ftis_node.node.storage.node_store import Store
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.node.training.step_peers import train_group
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import Accepted
@@ -64,8 +64,7 @@ class AuditLoop:
 
     async def run(self) -> None:
         while True:
-            with waiting_for("a group to compare"):
-                accepted = await self._waiting.get()
+            accepted = await waiting("a group to compare", self._waiting.get())
             with self.guard.work_for(accepted.group.sender, Place.AUDIT):
                 await self._audit(accepted)
 
@@ -93,8 +92,7 @@ class AuditLoop:
         group, group_id = accepted.group, accepted.envelope.id
         stored = StoredGroup.from_accepted(accepted, own=False)
         try:
-            with waiting_for("the learner's comparison"):  # it waits for the end of the present step
-                reply = await self.learner.audit(self._as_trained(stored))
+            reply = await waiting("the learner's comparison", self.learner.audit(self._as_trained(stored)))
         except WorkerError as error:  # the train loop handles the learner's failure
             if self.context.failures.failed(AUDIT, error):
                 self.context.events.write("audit_failed", group=group_id, error=str(error))

@@ -19,7 +19,6 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import FetchOutcome, Gossip
@@ -27,7 +26,7 @@ from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.announcements import MAX_SENDERS, AnnouncementHandler
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.request_slots import ANSWERED, Pace, QuerySlots
-from ftis_node.node.supervision.task_monitor import pause, waiting_for
+from ftis_node.node.supervision.task_monitor import pause, waiting
 from ftis_node.node.training.step_shares import StepShares
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.envelope import PeerRecord
@@ -52,13 +51,6 @@ EVERYBODYS_PER_MINUTE = 3.0
 MIN_MISSED = 32  # groups
 
 
-class Absence(NamedTuple):
-    """A backfill under way: its begin (s, monotonic), and the number of missed groups that had arrived before."""
-
-    began_at: float
-    num_before: int
-
-
 @dataclass(eq=False, repr=False)
 class BackfillLoop:
     """Loop that queries members and passes their answers to the announcement handler."""
@@ -77,7 +69,7 @@ class BackfillLoop:
         self._due: dict[str, bool] = {}  # members to query for missed groups, and whether for those of all senders
         self._has_due = asyncio.Event()
         self._filling: set[str] = set()  # senders whose gaps are queried
-        self._absence: Absence | None = None  # None: not many groups are missing
+        self._absence: tuple[float, int] | None = None  # begin (s, monotonic) of a long backfill, groups before it
         self._shards: frozenset[int] | None = None  # the shards that this node reads; None: all
 
     async def run(self) -> None:
@@ -104,13 +96,11 @@ class BackfillLoop:
 
     async def _query_due(self, tasks: asyncio.TaskGroup) -> None:
         while True:
-            with waiting_for("a member to catch up with"):
-                await self._has_due.wait()
+            await waiting("a member to catch up with", self._has_due.wait())
             self._has_due.clear()
             self._begin_queries(tasks)
 
     def _begin_queries(self, tasks: asyncio.TaskGroup) -> None:
-        """Begin to query the members for which a slot is free."""
         for peer_id in [peer_id for peer_id in self._due if self._slots.take(peer_id)]:
             query = self._query(peer_id, is_for_all=self._due.pop(peer_id))
             tasks.create_task(query, name=f"backfill-{peer_id[-6:]}")
@@ -156,16 +146,17 @@ class BackfillLoop:
 
     def _note_progress(self) -> None:
         """Write an event at the end of a backfill of at least `MIN_MISSED` groups. A few groups are always missing."""
-        num_left, num_here = self.announcements.queue.num_missed, self.peers.counters.groups_repaired
-        if self._absence is None:
-            if num_left >= MIN_MISSED:
-                self._absence = Absence(time.monotonic(), num_here)
-                log.debug("catching up: %d missed groups are requested", num_left)
-        elif num_left == 0:
-            num_groups, duration_s = num_here - self._absence.num_before, time.monotonic() - self._absence.began_at
-            self._absence = None
-            log.debug("caught up: %d missed groups in %.0f s", num_groups, duration_s)
-            self.context.events.write("caught_up", num_groups=num_groups, duration_s=round(duration_s, 1))
+        num_left, num_here, now = (
+            self.announcements.queue.num_missed,
+            self.peers.counters.groups_repaired,
+            time.monotonic(),
+        )
+        if self._absence is None and num_left >= MIN_MISSED:
+            self._absence = now, num_here
+        elif self._absence is not None and num_left == 0:
+            (began_at, num_before), self._absence = self._absence, None
+            duration_s = round(now - began_at, 1)
+            self.context.events.write("caught_up", num_groups=num_here - num_before, duration_s=duration_s)
 
     def _fill_gaps(self, tasks: asyncio.TaskGroup, members: Sequence[str]) -> None:
         """Begin to query gaps, a few of each sender. Senders with many gaps, or that answer slowly, delay no others."""
@@ -189,7 +180,6 @@ class BackfillLoop:
         return random.choice(others) if others else None
 
     async def _fill(self, sender: str, gaps: Sequence[SequenceGap], *, peer_id: str) -> None:
-        """Query a peer for gaps of a sender, in the peer's slot."""
         try:
             for gap in gaps:
                 with self.gossip.guard.work_for(peer_id, Place.CATCH_UP) as work:
@@ -224,8 +214,8 @@ class BackfillLoop:
         Return the newest creation time among the usable ones (Unix seconds, else 0), their number, and the outcome.
         """
         began_at, limit_s = time.monotonic(), self._slots.limit_s(peer_id)
-        with waiting_for("a peer's answer", endless=False):
-            fetched = await self.gossip.request_backfill(peer_id, question.to_bytes(), timeout_s=limit_s)
+        asking = self.gossip.request_backfill(peer_id, question.to_bytes(), timeout_s=limit_s)
+        fetched = await waiting("a peer's answer", asking, endless=False)
         is_answered = fetched.outcome in ANSWERED
         self._slots.note(peer_id, took_s=time.monotonic() - began_at, is_answered=is_answered)
         newest = 0.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from ftis_node.errors import WorkerError
 from ftis_node.node.context import NodeContext
 from ftis_node.node.protocols import Learning
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import waiting, waiting_for
 from ftis_node.node.training.step_peers import train_group
 from ftis_node.records.codec import pack_group
 from ftis_node.records.envelope import Accepted
@@ -40,8 +40,7 @@ class CheckLoop:
 
     async def run(self) -> None:
         while True:
-            with waiting_for("an own group"):
-                accepted = await self.next_own()
+            accepted = await waiting("an own group", self.next_own())
             sender = accepted.group.sender  # this node, or a peer that samples with its weights
             passes = (Exception,) if sender == self.context.peer_id else ()
             with self.guard.work_for(sender, Place.AUDIT, passes=passes):

@@ -166,7 +166,6 @@ class DirectoryLoop:
             await pause(MEMBER_LOOKUP_INTERVAL_S)
 
     def _log_changes(self, present: set[str]) -> None:
-        """Log the peers that joined or left, at most MAX_NAMED of them by name."""
         for peers, what in ((present - self._members, "joined"), (self._members - present, "left")):
             if not peers:
                 continue
@@ -180,7 +179,6 @@ class DirectoryLoop:
         return f"peer {name or '..' + peer_id[-ID_TAIL:]}"
 
     def _report_changes(self, members: Collection[str]) -> None:
-        """Log the state of this node in the swarm when it changes."""
         gossip = self.gossip
         messages = self._words.lines(
             gossip.state,

@@ -24,7 +24,7 @@ from ftis_node.models import PromptTokenizer
 from ftis_node.node.context import NodeContext
 from ftis_node.node.protocols import Generation
 from ftis_node.node.storage.node_store import Store
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
 from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import Group, SamplingSettings
@@ -103,12 +103,10 @@ class GenerateLoop:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self.budget.until_more()
-                with waiting_for("a free slot"):
-                    await self.slots.charge()
-                with waiting_for("a group under way to end"):  # each request has a time limit
-                    await in_flight.acquire()
-                with waiting_for("disk space"):  # last: the disk may have filled up during the waits above
-                    await self.store.space.wait_available()
+                await waiting("a free slot", self.slots.charge())
+                await waiting("a group under way to end", in_flight.acquire())
+                # last: the disk may have filled up during the waits above
+                await waiting("disk space", self.store.space.wait_available())
                 if not self.budget.may_begin:  # a group that ended meanwhile took more tokens than the average
                     self.slots.cancel()
                     in_flight.release()
@@ -195,7 +193,6 @@ class GenerateLoop:
             ) from error
 
     async def _generate(self, item: TaskItem, prompt_ids: list[int]) -> tuple[Group, int]:
-        """Return a scored group, and the number of its completions whose scoring did not finish."""
         result = await self.generation.generate(
             GenerateRequest(
                 prompt_ids=tuple(prompt_ids),

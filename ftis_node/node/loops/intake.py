@@ -26,7 +26,7 @@ from ftis_node.node.peers.manager import REASON as FAULT
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.background import to_the_end
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import waiting, waiting_for
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Group
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -135,8 +135,7 @@ class IntakeLoop:
 
     async def _judge_all(self, lane: _Lane) -> None:
         while True:
-            with waiting_for("an envelope"):
-                arrival = await lane.arrivals.get()
+            arrival = await waiting("an envelope", lane.arrivals.get())
             accepted = await self._judge(arrival, lane.context)
             if accepted is not None:
                 self._passed |= {accepted.envelope.id, (accepted.group.sender, accepted.group.number)}

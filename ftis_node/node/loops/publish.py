@@ -22,7 +22,7 @@ from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.storage.epochs import begin_epoch
 from ftis_node.node.storage.node_store import Store
-from ftis_node.node.supervision.task_monitor import pause, waiting_for
+from ftis_node.node.supervision.task_monitor import pause, waiting
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.records.bounds import MAX_MORE_GROUPS
 from ftis_node.records.envelope import Announcement, announce_group, join_announcements, seal_group
@@ -68,8 +68,7 @@ class PublishLoop:
 
     async def _publish_all(self) -> None:
         while True:
-            with waiting_for("a scored group"):
-                group = await self.scored.get()
+            group = await waiting("a scored group", self.scored.get())
             await self.publish(group)
 
     async def publish(self, group: Group) -> ValidationResult:
@@ -80,8 +79,9 @@ class PublishLoop:
         group = replace(group, number=self.last_number + 1)
         envelope = seal_group(group, self.context.identity, codec=self.context.settings.swarm.codec)
         data = envelope.to_bytes()
-        with waiting_for("the validation verdict"):  # queued behind groups of peers; the intake loop has time limits
-            verdict = await self.intake.submit(data, origin=self.context.peer_id, made=group)
+        verdict = await waiting(
+            "the validation verdict", self.intake.submit(data, origin=self.context.peer_id, made=group)
+        )
         if not isinstance(verdict, Accepted):
             refusal = verdict.refusal
             if self.context.failures.failed(VALIDATION, FtisError(f"{refusal.reason}: {refusal.detail}")):
@@ -107,8 +107,7 @@ class PublishLoop:
 
     async def _announce_gathered(self) -> None:
         while True:
-            with waiting_for("a gathered announcement"):
-                await self._has_gathered.wait()
+            await waiting("a gathered announcement", self._has_gathered.wait())
             self._has_gathered.clear()
             await pause(self._window.wait_s(1.0, now=time.monotonic()))
             await self._announce()

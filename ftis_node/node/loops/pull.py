@@ -31,7 +31,7 @@ from ftis_node.node.peers.announcements import AnnouncementHandler, AssignmentMe
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.request_slots import PullSlots
 from ftis_node.node.storage.node_store import Store
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import waiting, waiting_for
 from ftis_node.node.training.step_shares import StepShares
 from ftis_node.swarm.demand import ANY, STEPS_IN_STOCK, DomainPortion, PullDemand, portions, pull_demand
 from ftis_node.swarm.peer_guard import Place
@@ -75,11 +75,7 @@ class PullLoop:
         self._queue = self.announcements.queue
         self._later = BackoffTable[PullItem](doubling(RETRY_S), capacity=MAX_LATER)
         self._confirmations = ConfirmationLoop(announcements=self.announcements, gossip=self.gossip)
-        self._slots = PullSlots(
-            num_slots=PULLS_IN_FLIGHT,
-            guard=self.gossip.guard,
-            peers=self.peers,
-        )
+        self._slots = PullSlots(num_slots=PULLS_IN_FLIGHT, guard=self.gossip.guard, peers=self.peers)
         rate = self.context.settings.swarm.max_download_bytes_per_s
         self._allowance = TokenBucket(rate_per_s=rate, burst=rate * BURST_S) if rate else None
 
@@ -154,7 +150,6 @@ class PullLoop:
         )
 
     def _is_in_domain(self, item: PullItem) -> bool:
-        """Return whether a group's sender reports that it generates only for this node's domain."""
         domain, record = self.context.own_domain, self.peers.registry.record_of(item.sender)
         return domain is not None and record is not None and domain.is_claimed(part_names(record.domain))
 
@@ -172,7 +167,6 @@ class PullLoop:
         await self._confirmations.confirm(verdicts, source=source)
 
     async def _demand(self) -> PullDemand:
-        """Return the present demand; set the members among whom groups are assigned."""
         _, num_ready = self.store.reader.ready_counts()
         known = await self.gossip.known_members()
         demand = pull_demand(
@@ -192,8 +186,7 @@ class PullLoop:
         if self._allowance is None:
             return
         wait_s = self._allowance.spend(_announced_bytes(batch), now=time.monotonic())
-        with waiting_for("download budget"):
-            await asyncio.sleep(wait_s)
+        await waiting("download budget", asyncio.sleep(wait_s))
 
     def _spend_the_rest(self, batch: PullRequest, bodies: Sequence[bytes]) -> None:
         """Charge received bytes beyond the announced size to the download budget, so the next pulls wait longer."""
@@ -202,15 +195,13 @@ class PullLoop:
             self._allowance.spend(max(0, more_bytes), now=time.monotonic())
 
     async def _pull(self, batch: PullRequest) -> list[ValidationResult]:
-        """Request the groups of a batch, and return the verdicts on those that arrived."""
         peer_id, as_text = batch.source
         ids = [item.id for item in batch.items]
         fetched = await self.gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=PULL_TIMEOUT_S)
         self._spend_the_rest(batch, fetched.bodies)
         requested = None if as_text else frozenset(ids)  # a group as text has a different id
         judged = [self.intake.submit(data, origin=peer_id, requested=requested) for data in fetched.bodies]
-        with waiting_for("validation verdicts"):  # the intake loop has time limits
-            verdicts = await asyncio.gather(*judged)
+        verdicts = await waiting("validation verdicts", asyncio.gather(*judged))
         here = self._settle(batch, verdicts)
         is_partial = fetched.outcome is FetchOutcome.BROKEN and bool(here)
         if is_partial:  # each such request delivers a group, so this peer gets the rest of it soon

@@ -16,7 +16,7 @@ from ftis_node.gossip import Gossip
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.serve import announcement_of
-from ftis_node.node.supervision.task_monitor import pause, waiting_for
+from ftis_node.node.supervision.task_monitor import pause, waiting
 from ftis_node.records.envelope import open_envelope
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.peer_guard import Place
@@ -53,8 +53,8 @@ class ReannounceLoop:
         if group_id in self.peers.confirmations.confirmed_ids or self.reader.held(group_id) is None:
             return
         with self.gossip.guard.work_for(peer_id, Place.CONFIRM):
-            with waiting_for("a group that a peer claims to hold"):
-                fetched = await self.gossip.fetch(peer_id, [group_id], timeout_s=REANNOUNCE_CHECK_S)
+            fetching = self.gossip.fetch(peer_id, [group_id], timeout_s=REANNOUNCE_CHECK_S)
+            fetched = await waiting("a group that a peer claims to hold", fetching)
             if not any(_is_body(data, group_id) for data in fetched.bodies):
                 self.peers.counters.confirmations_unproven += 1
             elif self.peers.confirmations.confirm(peer_id, group_id):

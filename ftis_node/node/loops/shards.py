@@ -63,21 +63,15 @@ class ShardsLoop:
         return num_affordable(announcements_per_s, **how, budget_per_s=ANNOUNCEMENTS_PER_S)
 
     def _required(self) -> frozenset[int]:
-        """Return the shards of the trusted peers in the directory."""
         trusted = filter(self.peers.is_trusted, self.peers.registry.peers)
         return frozenset(shard_of(peer_id, self._num_shards) for peer_id in trusted)
 
     async def _choose(self, *, count: int) -> None:
-        """Subscribe to `count` shards, and catch up with the members of the new ones."""
         readers = Counter(
             shard for peer in self.peers.registry.peers.values() if peer.record for shard in peer.record.read_shards
         )
         chosen = choose_shards(
-            self.context.peer_id,
-            num_shards=self._num_shards,
-            count=count,
-            readers=readers,
-            required=self._required(),
+            self.context.peer_id, num_shards=self._num_shards, count=count, readers=readers, required=self._required()
         )
         if chosen == self._read:
             return

@@ -82,10 +82,6 @@ def not_ready(states: Mapping[str, str], *, swarm_state: str, swarm_reason: str)
     return f"the network is starting: {swarm_reason}" if swarm_state == "starting" else ""
 
 
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)
-
-
 @dataclass(eq=False, repr=False)
 class StatusLoop:
     """Loop that takes the snapshots. All views show `latest`; `first` is the snapshot at the start.
@@ -176,6 +172,7 @@ class StatusLoop:
             return reader.figures()
 
     def _snapshot(self, state: str, counts: BufferFigures) -> Status:
+        learner, client, budget = self.learner.state, self.generation, self.context.settings.budget
         return Status(
             node=NodeStatus(
                 peer_id=self.context.peer_id,
@@ -193,8 +190,25 @@ class StatusLoop:
                 method=self.context.manifest.method.name,
                 task=self.context.manifest.task,
             ),
-            model=self._model_status(),
-            generation=self._generation_status(counts),
+            model=ModelStatus(
+                name=self.context.about.model,
+                parameters=learner.parameters if learner else 0,
+                trainable_parameters=learner.trainable_parameters if learner else 0,
+                tokenizer_fingerprint=self.context.about.tokenizer,
+                policy_version=self.context.state.policy_version,
+                training=self.context.about.training,
+            ),
+            generation=GenerationStatus(
+                engine=client.engine,
+                state=str(client.state),
+                tokens_per_s=round(client.tokens_per_s, 1),
+                groups_made=counts.groups_own,
+                tokens_made=counts.tokens_own,
+                restarts=client.restarts,
+                policy_version=client.policy_version,
+                weight_transfer=client.weight_transfer,
+                last_group_at=self._last_group.at,
+            ),
             learner=self._learner_status(counts),
             swarm=self.swarm.status(members=self._members),
             replay=ReplayStatus(
@@ -206,38 +220,16 @@ class StatusLoop:
                 disk_bytes=counts.disk_bytes,
             ),
             limits=self._limits(counts),
-            budget=self._budget(counts),
+            budget=BudgetStatus(
+                generate_tokens=amount(counts.tokens_own, budget.generate_tokens),
+                learn_steps=amount(self.context.state.step, budget.learn_steps),
+                learn_tokens=amount(self.store.reader.trained_tokens(), budget.learn_tokens),
+            ),
             eval=list(self.context.evaluations.entries),
             health=self._health(),
         )
 
-    def _model_status(self) -> ModelStatus:
-        learner = self.learner.state
-        return ModelStatus(
-            name=self.context.about.model,
-            parameters=learner.parameters if learner else 0,
-            trainable_parameters=learner.trainable_parameters if learner else 0,
-            tokenizer_fingerprint=self.context.about.tokenizer,
-            policy_version=self.context.state.policy_version,
-            training=self.context.about.training,
-        )
-
-    def _generation_status(self, counts: BufferFigures) -> GenerationStatus:
-        client = self.generation
-        return GenerationStatus(
-            engine=client.engine,
-            state=str(client.state),
-            tokens_per_s=round(client.tokens_per_s, 1),
-            groups_made=counts.groups_own,
-            tokens_made=counts.tokens_own,
-            restarts=client.restarts,
-            policy_version=client.policy_version,
-            weight_transfer=client.weight_transfer,
-            last_group_at=self._last_group.at,
-        )
-
     def _learner_status(self, counts: BufferFigures) -> LearnerStatus:
-        """Return the learner's section, with the report of its newest step."""
         client, counters = self.learner, self.swarm.peers.counters
         fields: dict[str, Any] = {}
         if report := counters.last_report:
@@ -256,20 +248,9 @@ class StatusLoop:
             **fields,
         )
 
-    def _budget(self, counts: BufferFigures) -> BudgetStatus:
-        limits = self.context.settings.budget
-        return BudgetStatus(
-            generate_tokens=amount(counts.tokens_own, limits.generate_tokens),
-            learn_steps=amount(self.context.state.step, limits.learn_steps),
-            learn_tokens=amount(self.store.reader.trained_tokens(), limits.learn_tokens),
-        )
-
-    @property
-    def _worker_states(self) -> dict[str, str]:
-        return {"generation": str(self.generation.state), "learner": str(self.learner.worker_state)}
-
     def _health(self) -> HealthStatus:
-        swarm, states = self.gossip.state, self._worker_states
+        swarm, lag_s = self.gossip.state, self.watchdog.lag_s
+        states = {"generation": str(self.generation.state), "learner": str(self.learner.worker_state)}
         problems = [*worker_problems(states), *map(str, self.watchdog.board.stuck())]
         waits_for = not_ready(states, swarm_state=str(swarm.state), swarm_reason=swarm.reason)
         return HealthStatus(
@@ -279,8 +260,8 @@ class StatusLoop:
             failing=self.context.failures.failing,
             waits_for=waits_for,
             taken_at=time.time(),
-            event_loop_lag_s=_rounded(self.watchdog.lag.mean_s),
-            event_loop_lag_longest_s=_rounded(self.watchdog.lag.longest_s),
+            event_loop_lag_s=round(sum(lag_s) / len(lag_s), 4) if lag_s else None,
+            event_loop_lag_longest_s=round(max(lag_s), 4) if lag_s else None,
             loops=[
                 LoopStatus(name=name, waits_for=state.waits_for, for_s=round(for_s, 1))
                 for name, state, for_s in self.watchdog.board.states()

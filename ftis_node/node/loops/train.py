@@ -20,7 +20,7 @@ from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.protocols import Generation, Learning
 from ftis_node.node.storage.node_store import Store
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import waiting, waiting_for
 from ftis_node.node.training.evaluation import Evaluator
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.node.training.step_gate import StepGate, StepSelection
@@ -68,8 +68,7 @@ class TrainLoop:
 
     async def run(self) -> None:
         """Run until the last step is done, or until canceled."""
-        with waiting_for("the learner worker"):  # its supervisor has time limits
-            state = await self.learner.start()
+        state = await waiting("the learner worker", self.learner.start())
         await self.resume(state)
         if state.weights is None:
             await self._check_start(state.proof)
@@ -99,11 +98,9 @@ class TrainLoop:
         if not self.takes_turns:
             await self._train(groups)
             return
-        with waiting_for("the generator to sleep"):  # its supervisor has time limits
-            await self.generation.sleep(discard=bool(groups))  # a step without groups makes no new weights
+        await waiting("the generator to sleep", self.generation.sleep(discard=bool(groups)))
         await self._train(groups)
-        with waiting_for("the generator to wake"):
-            await self.generation.wake()
+        await waiting("the generator to wake", self.generation.wake())
 
     async def _train(self, groups: Sequence[StoredGroup]) -> None:
         """Train one step on TAKEN groups, deliver the new version to the generator, and release the groups."""
@@ -114,12 +111,12 @@ class TrainLoop:
             return
         under_way = WeightSync(self.deliver)
         try:
-            with waiting_for(f"step {step} in the learner"):  # its supervisor has time limits
-                reply = await self._train_with_space(batch, step=step, on_published=under_way.take)
+            reply = await waiting(
+                f"step {step} in the learner", self._train_with_space(batch, step=step, on_published=under_way.take)
+            )
             await self.reporter.note(reply.report)
             self._step_peers.weigh(reply.report, batch)
-            with waiting_for(f"weights {step} in the generator"):
-                await under_way.finish(reply)
+            await waiting(f"weights {step} in the generator", under_way.finish(reply))
         except (WorkerDiedError, WorkerTaskError) as error:
             is_own_fault = all(group.own for group in groups)  # else a peer could end the node
             if isinstance(error, WorkerTaskError):
@@ -134,10 +131,8 @@ class TrainLoop:
                 times = streak.num_in_row
                 raise type(error)(f"training failed on every step since the start, {times} times: {error}") from error
             await self.store.disk(self.store.buffer.note_failed, step)
-            with waiting_for(f"weights {step} in the generator"):
-                await under_way.abandon()
-            with waiting_for("the learner worker"):
-                state = await self.learner.start()
+            await waiting(f"weights {step} in the generator", under_way.abandon())
+            state = await waiting("the learner worker", self.learner.start())
             await self.resume(state)
             return
         finally:
@@ -188,14 +183,11 @@ class TrainLoop:
         self.context.state.step = self.context.state.saved_step = state.step
         self.context.state.policy_version = state.policy_version
         if state.weights is not None:
-            with waiting_for(f"weights {state.policy_version} in the generator"):
-                await self.deliver(state.weights, state.proof)
+            await waiting(f"weights {state.policy_version} in the generator", self.deliver(state.weights, state.proof))
 
     async def _check_start(self, proof: WeightProof) -> None:
-        """Compare the starting model of learner and generator. Raises EngineError if they differ."""
         try:
-            with waiting_for("the check of the generator's model"):
-                await self.generation.check_start(proof)
+            await waiting("the check of the generator's model", self.generation.check_start(proof))
         except WorkerError as error:  # its supervisor restarts it
             log.warning("the generator's model is not checked: %s", error)
 
@@ -204,5 +196,4 @@ class TrainLoop:
         every_steps = self.context.manifest.eval.every_steps
         due = every_steps and (is_last or self.step % every_steps == 0)
         if due and self.context.settings.generates:
-            with waiting_for("an evaluation"):  # each of its requests has a time limit
-                await self.evaluator.evaluate(step=self.step)
+            await waiting("an evaluation", self.evaluator.evaluate(step=self.step))

@@ -101,12 +101,7 @@ class DiskSpaceLoop:
         await in_background(rotate_logs, self.store.home, max_bytes=LOG_FILE_BYTES)
         use = await self._use()
         if missing_bytes := space.limit.missing_bytes(use):
-            reclaimed = reclaim(
-                missing_bytes,
-                store=self.store,
-                learns=self.context.settings.learns,
-                measure=self._use,
-            )
+            reclaimed = reclaim(missing_bytes, store=self.store, learns=self.context.settings.learns, measure=self._use)
             async for what, num_bytes in reclaimed:
                 log.debug("removed %s to free disk space: %s", what, size(num_bytes))
                 self.context.events.write("disk_reclaimed", what=what, num_bytes=num_bytes)
@@ -119,7 +114,6 @@ class DiskSpaceLoop:
         return await in_background(measure_usage, self.store.home, keep_checkpoints=keep)
 
     def _report(self, use: HomeUse) -> None:
-        """Log and record when the node pauses, and when it continues."""
         why_full = self.store.space.why_full
         if bool(why_full) == bool(self._reported):
             return

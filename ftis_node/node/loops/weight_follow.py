@@ -27,7 +27,7 @@ from ftis_node.node.peers.request_slots import ANSWERED
 from ftis_node.node.protocols import Generation, serves_adapters
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.background import in_background
-from ftis_node.node.supervision.task_monitor import pause, waiting_for
+from ftis_node.node.supervision.task_monitor import pause, waiting, waiting_for
 from ftis_node.node.training.evaluation import Evaluator
 from ftis_node.node.weights.weight_download import Download, OfferWithdrawnError, VersionStore
 from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, open_offer
@@ -93,8 +93,7 @@ class FollowLoop:
             with self.gossip.guard.work_for(self._settings.follow, Place.WEIGHTS):
                 offer, signed = await self._poll()
                 if offer is not None and self._should_fetch(offer):
-                    with waiting_for(f"the file of weights {offer.version}"):  # the learner may be off
-                        await self._fetch(offer, signed)
+                    await waiting(f"the file of weights {offer.version}", self._fetch(offer, signed))
             await pause(POLL_INTERVAL_S)
 
     async def _poll(self) -> tuple[WeightsOffer | None, bytes]:
@@ -112,18 +111,15 @@ class FollowLoop:
         except RecordError as error:
             refusal: Refusal | None = Refusal(error.reason, str(error))
         else:
-            refusal = refuse_offer(offer, await self._self_as_follower()) or self._is_older_offer(offer)
+            refusal = refuse_offer(offer, await self._self_as_follower())
+            if refusal is None and self._newest is not None and offer.version < self._newest.version:
+                goes_back = f"version {offer.version} was offered after {self._newest.version}"
+                refusal = Refusal("goes_back", goes_back)  # of a learner that lost steps
         if refusal is None:
             return offer, signed
         self._refused = signed
         self._refuse(refusal)
         return None, signed
-
-    def _is_older_offer(self, offer: WeightsOffer) -> Refusal | None:
-        """Refuse an offer of an older version, from a learner that lost steps, until it passes the newest version."""
-        if self._newest is None or offer.version >= self._newest.version:
-            return None
-        return Refusal("goes_back", f"version {offer.version} was offered after {self._newest.version}")
 
     def _should_fetch(self, offer: WeightsOffer) -> bool:
         """Return whether the offer is new, and the delay policy allows another pending version."""
@@ -137,27 +133,17 @@ class FollowLoop:
         )
 
     async def _fetch(self, offer: WeightsOffer, signed: bytes) -> None:
-        """Fetch the version's file from the learner into a complete folder."""
         began_at, age_s = time.monotonic(), max(0.0, time.time() - offer.created_at)
         self._held.clear_partial(but=offer.sha256)
-        download = Download(
-            self.gossip,
-            offer,
-            self._held.partial,
-            pause_s=POLL_INTERVAL_S,
-            on_wrong_chunk=self._note_wrong_chunk,
-            on_outcome=self._note_outcome,
-        )
+        folder, on_outcome = self._held.partial, self._note_outcome
+        download = Download(self.gossip, offer, folder, pause_s=POLL_INTERVAL_S, on_outcome=on_outcome)
         try:
             file = await download.run()
             await in_background(self._held.put, file, offer, signed)
-        except OfferWithdrawnError as error:
-            log.debug("%s", error)
-            download.discard()
-            return
-        except RecordError as error:
-            self._refused = signed
-            self._refuse(Refusal(error.reason, str(error)))
+        except (OfferWithdrawnError, RecordError) as error:
+            if isinstance(error, RecordError):
+                self._refused = signed
+                self._refuse(Refusal(error.reason, str(error)))
             download.discard()
             return
         except OSError as error:
@@ -172,8 +158,6 @@ class FollowLoop:
             num_bytes=download.num_bytes,
             num_chunks=download.num_fetched,
             num_resumed=download.num_resumed,
-            num_wrong=download.num_wrong,
-            num_cuts=download.num_cuts,
             duration_s=round(time.monotonic() - began_at, 4),
             age_s=round(time.time() - offer.created_at, 3),
         )
@@ -196,8 +180,7 @@ class FollowLoop:
         """Evaluate at the run's interval if this generator evaluates; the next version waits meanwhile."""
         every_steps = self.context.manifest.eval.every_steps
         if self._settings.evaluate and every_steps and version // every_steps > before // every_steps:
-            with waiting_for("an evaluation"):  # each of its requests has a time limit
-                await self.evaluator.evaluate(step=version)
+            await waiting("an evaluation", self.evaluator.evaluate(step=version))
 
     async def _serve_guarded(self, version: int, *, before: int) -> bool:
         """Call `_serve`, and remove a file that causes an unexpected error."""
@@ -214,8 +197,7 @@ class FollowLoop:
         offer, began_at = self._held.offer(version), time.monotonic()
         weights, proof = self._held.for_engine(version)
         try:
-            with waiting_for(f"weights {version} in the generator"):  # its supervisor has time limits
-                await self._try(weights, proof)
+            await waiting(f"weights {version} in the generator", self._try(weights, proof))
         except (ModelError, WorkerDiedError) as error:
             self._refuse(Refusal("proof", str(error)), version=version)
             self._transit.served = before
@@ -224,9 +206,8 @@ class FollowLoop:
         await in_background(self._held.mark_served, version)
         self.context.state.policy_version, self.peers.counters.weights_created_at = version, offer.created_at
         age_s = round(time.time() - offer.created_at, 3)
-        self.context.events.write(
-            "served", version=version, age_s=age_s, duration_s=round(time.monotonic() - began_at, 4)
-        )
+        duration_s = round(time.monotonic() - began_at, 4)
+        self.context.events.write("served", version=version, age_s=age_s, duration_s=duration_s)
         log.info("version %d of %s is served, %.1f s after it was offered", version, offer.model, age_s)
         return True
 
@@ -240,12 +221,8 @@ class FollowLoop:
 
     def _refuse(self, refusal: Refusal, *, version: int | None = None) -> None:
         peer_id = self._settings.follow
-        reason, detail = refusal.reason, refusal.detail
-        self.peers.refuse_weights(peer_id, reason, "weights_refused", version=version, reason=reason, detail=detail)
+        self.peers.refuse_weights(peer_id, refusal, version=version)
         log.warning("weights of %s are rejected: %s", peer_id, refusal.detail)
-
-    def _note_wrong_chunk(self, index: int) -> None:
-        self.peers.refuse_weights(self._settings.follow, "wrong_chunk", "weights_wrong_chunk", chunk=index)
 
     def _note_outcome(self, outcome: FetchOutcome) -> None:
         """Log one line when the learner stops answering, and one when it answers again."""
@@ -253,15 +230,12 @@ class FollowLoop:
         if is_away == self._is_away:
             return
         self._is_away = is_away
-        self.context.events.write(
-            "learner_away" if is_away else "learner_back", peer=self._settings.follow, outcome=outcome
-        )
+        learner = self._settings.follow
+        self.context.events.write("learner_away" if is_away else "learner_back", peer=learner, outcome=outcome)
         if is_away:
-            log.warning(
-                "the learner %s does not answer (%s): the present weights stay in use", self._settings.follow, outcome
-            )
+            log.warning("the learner %s does not answer (%s): the present weights stay in use", learner, outcome)
         else:
-            log.info("the learner %s answers", self._settings.follow)
+            log.info("the learner %s answers", learner)
 
     async def _self_as_follower(self) -> Follower:
         if self._follower is None:

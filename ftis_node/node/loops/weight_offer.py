@@ -26,18 +26,16 @@ from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.protocols import Learning
 from ftis_node.node.supervision.background import DiskThread, in_background
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.node.weights.weight_download import HASHES_PER_ITEM
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES, MAX_INTEGER
 from ftis_node.records.weights import WeightsOffer, WeightsPart, open_weights_request, seal_offer
-from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.transit import outdated_offers
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 log = logging.getLogger(__name__)
 
 OFFERED = "offered"  # folder beside the published versions: hard links need one file system
-MAX_READERS = 256  # downloads with a start time; beyond that, drop the oldest
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,6 @@ class OfferLoop:
         self._held: dict[int, OfferedVersion] = {}
         self._requested_at: dict[int, float] = {}
         self._newest: OfferedVersion | None = None
-        self._begun_at = LruDict[tuple[str, bytes], float](MAX_READERS)
         self._num_taken = 0
 
     async def take(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None) -> None:
@@ -106,8 +103,7 @@ class OfferLoop:
     async def run(self) -> None:
         started_from = await in_background(model_fingerprint, self.source)
         while True:
-            with waiting_for("new weights"):
-                await self._changed.wait()
+            await waiting("new weights", self._changed.wait())
             self._changed.clear()
             pending, self._pending = self._pending, None
             if pending is not None:
@@ -115,13 +111,13 @@ class OfferLoop:
 
     async def _offer(self, pending: PendingVersion, *, started_from: str) -> None:
         began_at = time.monotonic()
-        with waiting_for("the learner's proof"):  # the learner sets it; `abandon` sets None if the learner dies
-            proof = await asyncio.shield(pending.proof) if isinstance(pending.proof, asyncio.Future) else pending.proof
+        proof = pending.proof
+        if isinstance(proof, asyncio.Future):  # the learner sets it; `abandon` sets None if the learner dies
+            proof = await waiting("the learner's proof", asyncio.shield(proof))
         if proof is None:  # the learner died before the proof: it repeats the step and publishes other weights
             pending.path.unlink()
             return
-        with waiting_for("the hashes of a large file"):
-            digests = await in_background(digests_of, pending.path)
+        digests = await waiting("the hashes of a large file", in_background(digests_of, pending.path))
         offer = WeightsOffer(
             run_id=self.context.manifest.run_id,
             peer_id=self.context.peer_id,
@@ -171,7 +167,6 @@ class OfferLoop:
             return
         self._requested_at[held.offer.version] = time.monotonic()
         if question.part is WeightsPart.HASHES:
-            self._begun_at[peer_id, held.offer.sha256] = time.monotonic()
             for at in range(0, len(held.chunk_hashes), HASHES_PER_ITEM * DIGEST_BYTES):
                 yield held.chunk_hashes[at : at + HASHES_PER_ITEM * DIGEST_BYTES]
             return
@@ -182,19 +177,10 @@ class OfferLoop:
                     os.pread, file.fileno(), held.offer.size_of(chunk), chunk * held.offer.chunk_bytes
                 )
         if last == held.offer.num_chunks > question.first:
-            self._note_end(peer_id, held)
-
-    def _note_end(self, peer_id: str, held: OfferedVersion) -> None:
-        """Record that the last chunk was sent. The duration is None if the peer did not request the hashes first."""
-        begun_at = self._begun_at.pop((peer_id, held.offer.sha256), None)
-        self.context.events.write(
-            "weights_served",
-            peer=peer_id,
-            version=held.offer.version,
-            num_bytes=held.offer.num_bytes,
-            duration_s=None if begun_at is None else round(time.monotonic() - begun_at, 4),
-            age_s=round(time.time() - held.offer.created_at, 3),
-        )
+            offer, age_s = held.offer, round(time.time() - held.offer.created_at, 3)
+            self.context.events.write(
+                "weights_served", peer=peer_id, version=offer.version, num_bytes=offer.num_bytes, age_s=age_s
+            )
 
 
 def newest_offered(context: NodeContext, learner: Learning) -> int | None:

@@ -19,7 +19,7 @@ from ftis_node.gossip import Gossip
 from ftis_node.gossip import GossipMessage as Message
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.records.envelope import Announcement, open_announcement
 from ftis_node.records.parsing import SCHEMA
 from ftis_node.replay.reader import ReplayReader
@@ -71,8 +71,7 @@ class AnnouncementHandler:
         """Handle incoming announcements until canceled."""
         messages = self.gossip.announcements()
         while True:
-            with waiting_for("an announcement"):
-                message = await anext(messages, None)
+            message = await waiting("an announcement", anext(messages, None))
             if message is None:
                 return
             self.announcements_by_shard[message.shard] += 1
@@ -227,12 +226,7 @@ class AnnouncementHandler:
             num_shards=self.context.manifest.wire.announcement_shards,
         )
         return members is not None and is_assigned(
-            announcement.id,
-            own_id,
-            members,
-            sender=sender,
-            attempt=announcement.attempt,
-            is_eligible=self._pulls,
+            announcement.id, own_id, members, sender=sender, attempt=announcement.attempt, is_eligible=self._pulls
         )
 
     def _pulls(self, peer_id: str) -> bool:

@@ -23,13 +23,7 @@ class CopyCatalog:
     `clock` returns Unix seconds. `is_known` returns whether a peer has sent good groups.
     """
 
-    def __init__(
-        self,
-        own_id: str,
-        *,
-        clock: Callable[[], float],
-        is_known: Callable[[str], bool],
-    ) -> None:
+    def __init__(self, own_id: str, *, clock: Callable[[], float], is_known: Callable[[str], bool]) -> None:
         self._own_id = own_id
         self._clock = clock
         self._is_known = is_known

@@ -32,7 +32,7 @@ from ftis_node.swarm.refusals import RefusedSender, RefusedSenders
 from ftis_node.swarm.reputation import BAN_SCORE, LONGEST_BAN_S, Behaviour, ReputationTable, TrustLevel
 from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.telemetry.events import EventLog
-from ftis_node.validation import Accepted, Refused, ValidationResult
+from ftis_node.validation import Accepted, Refusal, Refused, ValidationResult
 
 log = logging.getLogger(__name__)
 SAVE_EVERY_S = 10.0
@@ -218,11 +218,12 @@ class PeerManager:
         if is_charged and error.reason != "version":
             self.note(peer_id, Behaviour.REFUSED, reason=reason)
 
-    def refuse_weights(self, peer_id: str, reason: str, event: str, /, **fields: str | int | None) -> None:
-        """Count weights of the followed learner that this node refuses, and write `event` with `fields`."""
+    def refuse_weights(self, peer_id: str, refusal: Refusal, *, version: int | None) -> None:
+        """Count weights of the followed learner that this node refuses."""
+        reason, detail = refusal.reason, refusal.detail
         self.counters.weights_refused[reason] += 1
         self.registry.seen(peer_id).refused[f"weights_{reason}"] += 1
-        self._events.write(event, peer=peer_id, **fields)
+        self._events.write("weights_refused", peer=peer_id, version=version, reason=reason, detail=detail)
 
     def charge_fault(self, peer_id: str, place: Place, error: Exception) -> None:
         """Charge a peer whose value raised an unexpected exception: the callback of the node's guard."""

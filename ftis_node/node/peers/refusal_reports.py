@@ -81,7 +81,6 @@ class RefusalReporter:
         return [self._status(sender) for sender in senders[:MAX_SHOWN]]
 
     def _claims_of(self, peer_ids: Collection[str]) -> dict[str, tuple[str, int]]:
-        """Return the reason and the number of groups by peer, from the records of peers."""
         claims = {peer_id: self._claim_of(peer_id) for peer_id in peer_ids}
         return {peer_id: claim for peer_id, claim in claims.items() if claim is not None}
 

@@ -11,7 +11,7 @@ from typing import TypedDict
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import FetchOutcome
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.swarm.peer_slots import PeerSlots
@@ -50,10 +50,9 @@ class PullSlots:
 
     async def wait(self) -> None:
         """Wait until a slot is free."""
-        with waiting_for("a pull under way to end"):  # each pull has a time limit
-            while self.num_in_use >= self.num_slots:
-                self._changed.clear()
-                await self._changed.wait()
+        while self.num_in_use >= self.num_slots:  # each pull has a time limit
+            self._changed.clear()
+            await waiting("a pull under way to end", self._changed.wait())
 
     def take(self, peer_id: str) -> None:
         """Take a slot for a peer for which `may_ask` is true."""
@@ -107,7 +106,6 @@ class QuerySlots:
         self._paces = LruDict[str, Pace](MAX_PEERS)
 
     def __contains__(self, peer_id: str) -> bool:
-        """Return whether the peer has a slot."""
         return peer_id in self._slots
 
     def pace_of(self, peer_id: str) -> Pace:

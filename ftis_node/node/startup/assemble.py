@@ -184,7 +184,6 @@ def _num_slots(settings: NodeSettings, step: StepSection) -> int:
 
 
 async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
-    """Start the slow components concurrently: two workers and the network."""
     context, settings = parts.context, parts.context.settings
     done = context.state.step
     model = f"{parts.source.name} ({size(sum(path.stat().st_size for path in parts.source.weights_files))})"

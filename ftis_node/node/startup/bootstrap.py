@@ -21,7 +21,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -53,15 +53,11 @@ PAGE = """<!doctype html>
 <style>:root {{ color-scheme: light dark }} body {{ margin: 1em }} pre {{ overflow-x: auto }}</style></head>
 <body><h1>ftis-node bootstrap</h1><pre>{text}</pre></body></html>
 """
-CONNECTED = "ftis_bootstrap_peers_connected"
-RUNS = "ftis_bootstrap_runs"
-MEMBERS = "ftis_bootstrap_members"
-REFUSED = "ftis_bootstrap_records_refused_total"
 HELP = {
-    CONNECTED: "Peers of any run that are connected.",
-    RUNS: "Runs with members in the directory, at most 8.",
-    MEMBERS: "Members of a run in the directory.",
-    REFUSED: "Directory records that were refused since the start.",
+    "ftis_bootstrap_peers_connected": "Peers of any run that are connected.",
+    "ftis_bootstrap_runs": "Runs with members in the directory, at most 8.",
+    "ftis_bootstrap_members": "Members of a run in the directory.",
+    "ftis_bootstrap_records_refused_total": "Directory records that were refused since the start.",
 }
 ALL_INTERFACES = ("/ip4/0.0.0.0/tcp/0",)
 
@@ -83,17 +79,11 @@ class BootstrapApi:
     async def run(self) -> None:
         """Survey the directory until canceled. Keep the last survey if one fails."""
         while True:
-            with self._node.guard.work_for(UNPROVEN, Place.DIRECTORY, passes=(OSError, EOFError)):
-                await self._survey()
+            with self._node.guard.work_for(UNPROVEN, Place.DIRECTORY), suppress(OSError, EOFError):  # p2pd restarts
+                self._num_connected = len(await self._node.connected_peers())
+                self._views = [view_of(survey) for survey in await self._node.survey()]
+                self._surveyed_at = time.monotonic()
             await asyncio.sleep(SURVEY_PERIOD_S)
-
-    async def _survey(self) -> None:
-        try:
-            self._num_connected = len(await self._node.connected_peers())
-            self._views = [view_of(survey) for survey in await self._node.survey()]
-            self._surveyed_at = time.monotonic()
-        except (OSError, EOFError) as error:  # includes TimeoutError, for example while p2pd restarts
-            log.debug("survey of the directory failed: %r", error)
 
     async def show_page(self, request: web.Request) -> web.Response:
         """Return the page, with the text of peers escaped for terminals and for HTML."""
@@ -143,13 +133,14 @@ def render_bootstrap_metrics(*, num_connected: int, members: Mapping[str, int], 
 
     class FromSurvey:
         def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-            yield GaugeMetricFamily(CONNECTED, HELP[CONNECTED], value=num_connected)
-            yield GaugeMetricFamily(RUNS, HELP[RUNS], value=len(members))
-            family = GaugeMetricFamily(MEMBERS, HELP[MEMBERS], labels=["run_id"])
+            connected, runs, of_run, refused = HELP.items()
+            yield GaugeMetricFamily(*connected, value=num_connected)
+            yield GaugeMetricFamily(*runs, value=len(members))
+            family = GaugeMetricFamily(*of_run, labels=["run_id"])
             for run_id, count in members.items():
                 family.add_metric([run_id], count)
             yield family
-            yield CounterMetricFamily(REFUSED, HELP[REFUSED], value=num_refused)
+            yield CounterMetricFamily(*refused, value=num_refused)
 
     registry = CollectorRegistry()
     registry.register(FromSurvey())

@@ -106,12 +106,7 @@ class ProcessNodeFactory:
     def generation(self, of: NodeInputs, *, events: EventLog, learner: Learning) -> GenerationClient:
         return GenerationClient(
             generation_boot(
-                of.settings,
-                of.manifest,
-                of.source,
-                of.tokenizer,
-                of.arrangement,
-                adapters=serves_adapters(of.settings),
+                of.settings, of.manifest, of.source, of.tokenizer, of.arrangement, adapters=serves_adapters(of.settings)
             ),
             sockets_dir=of.home.sockets,
             log_path=of.home.logs / "generation.log",

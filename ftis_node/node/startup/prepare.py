@@ -111,7 +111,6 @@ def load_tasks(plan: RunPlan) -> tuple[Task, Task, tuple[Task, ...]]:
 
 
 def _check_codec(settings: NodeSettings, manifest: RunManifest) -> None:
-    """Raise ConfigError if peers do not accept the codec that this node sends."""
     codec, allowed = settings.swarm.codec, manifest.wire.codecs
     if codec not in allowed:
         raise ConfigError(
@@ -121,7 +120,6 @@ def _check_codec(settings: NodeSettings, manifest: RunManifest) -> None:
 
 
 def _check_followed(settings: NodeSettings) -> None:
-    """Raise ConfigError if the address of the learner to follow has no peer id."""
     if settings.roles.follow:
         try:
             peer_id_from_text(settings.roles.follow)

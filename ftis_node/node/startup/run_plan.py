@@ -147,7 +147,6 @@ def _paths_in_file(run: str | None, mixture: TaskSpec) -> dict[str, str]:
 
 
 def _log_replaced_queries(requested: TaskSpec, mixture: TaskSpec) -> None:
-    """Log if a query of --task replaces the one that the run has for the same data set."""
     queries = {part.name: part.query for part in mixture.parts}
     for part in requested.parts:
         replaced = queries.get(part.name)

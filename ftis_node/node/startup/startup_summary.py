@@ -99,11 +99,7 @@ def end_lines(
         "pass@1": _accuracy(after),
         "groups": _groups(before, after, counters),
         "tokens": _tokens(before, after),
-        "saved": f"{home.root}, the checkpoint of step {saved}" if settings.learns else str(home.root),
-        "export": _command("export", home, "--out", "MODEL") if settings.learns and after.learner.step else "",
-        "report": _command("report", home),
-        "go on": start_command(home, raised=raised),
-    }
+    } | _next_commands(after, home, raised=raised, saved=saved if settings.learns else None)
     return [_heading(before, after, saved=saved), *_labeled(facts, indent="  ")]
 
 
@@ -123,15 +119,20 @@ def finished_lines(last: Status, home: Home, *, settings: NodeSettings) -> list[
     if not reached:
         return None
     what = ", ".join(f"{limit:,} {BUDGET_UNITS[name]}" for name, limit in reached.items())
-    facts = {
-        "pass@1": _accuracy(last),
-        "saved": f"{home.root}, the checkpoint of step {last.learner.step}",
-        "export": _command("export", home, "--out", "MODEL"),
-        "report": _command("report", home),
-        "go on": start_command(home, raised={name: 2 * max(done[name][0], limit) for name, limit in reached.items()}),
-    }
+    raised = {name: 2 * max(done[name][0], limit) for name, limit in reached.items()}
+    facts = {"pass@1": _accuracy(last)} | _next_commands(last, home, raised=raised, saved=last.learner.step)
     heading = f"finished: the budget of {what} is used up, there is nothing to do"
     return [heading, *_labeled(facts, indent="  ")]
+
+
+def _next_commands(status: Status, home: Home, *, raised: dict[str, int] | None, saved: int | None) -> dict[str, str]:
+    """Return what to do after an end. `saved` is the step of the newest checkpoint, None in a role without one."""
+    return {
+        "saved": str(home.root) if saved is None else f"{home.root}, the checkpoint of step {saved}",
+        "export": _command("export", home, "--out", "MODEL") if saved is not None and status.learner.step else "",
+        "report": _command("report", home),
+        "go on": start_command(home, raised=raised),
+    }
 
 
 def _labeled(facts: dict[str, str], *, indent: str = "") -> list[str]:
@@ -158,7 +159,6 @@ def _peers(inputs: NodeInputs) -> str:
 
 
 def _shared(settings: NodeSettings) -> str:
-    """Return the data that the node sends to other machines, as text."""
     what = "weights" if settings.role == "learner" else CONTENT
     whom = "members of the run" if settings.peers else "peers that dial it"
     watchers = settings.tracking.to

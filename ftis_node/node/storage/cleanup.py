@@ -37,11 +37,7 @@ TURNED_OVER = re.compile(r".+\.log\.\d+")
 
 
 async def reclaim(
-    missing_bytes: int,
-    *,
-    store: Store,
-    learns: bool,
-    measure: Callable[[], Awaitable[HomeUse]],
+    missing_bytes: int, *, store: Store, learns: bool, measure: Callable[[], Awaitable[HomeUse]]
 ) -> AsyncIterator[tuple[str, int]]:
     """Remove files until `missing_bytes` are free or no file is removable; yield each kind with the freed bytes.
 
@@ -82,7 +78,6 @@ async def _remove_old_events(home: Home, num_bytes: int) -> None:
 
 
 def _remove_first(paths: Iterator[Path], num_bytes: int) -> None:
-    """Remove files in order until `num_bytes` are freed."""
     for path in paths:
         if num_bytes <= 0:
             return

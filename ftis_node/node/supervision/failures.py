@@ -17,23 +17,12 @@ NUM_FAILING = 3  # failures in a row after which the status shows the work
 
 @dataclass(slots=True)
 class FailureStreak:
-    """Failures in a row of one kind of work. Pure: it reads no clock."""
+    """Failures in a row of one kind of work."""
 
     num_failing: int = NUM_FAILING
     num_in_row: int = 0
     has_succeeded: bool = False  # since the start of the node
     error: str = ""
-
-    def fail(self, error: Exception) -> bool:
-        """Count a failure. Return whether it is due for a report: the 1st, 2nd, 4th, 8th, ... in a row."""
-        self.num_in_row += 1
-        self.error = first_line(error)
-        return self.num_in_row & (self.num_in_row - 1) == 0
-
-    def succeed(self) -> int:
-        """End the row. Return how many failures it had."""
-        num_failures, self.num_in_row, self.has_succeeded = self.num_in_row, 0, True
-        return num_failures
 
     @property
     def is_failing(self) -> bool:
@@ -56,7 +45,9 @@ class FailureBoard:
         Log the first failure of work that has not succeeded yet, then from the point at which the status shows it.
         """
         streak = self.streak(work)
-        is_due = streak.fail(error)
+        streak.num_in_row += 1
+        streak.error = first_line(error)
+        is_due = streak.num_in_row & (streak.num_in_row - 1) == 0
         is_first_of_all = streak.num_in_row == 1 and not streak.has_succeeded
         if is_first_of_all or streak.num_in_row == streak.num_failing or (is_due and streak.is_failing):
             log.warning("%s; the node tries again", _sentence(work, streak))
@@ -64,9 +55,9 @@ class FailureBoard:
 
     def succeeded(self, work: str) -> None:
         streak = self.streak(work)
-        was_failing = streak.is_failing
-        if (num_failures := streak.succeed()) and was_failing:
-            log.info("%s works again after %d failures", work, num_failures)
+        if streak.is_failing:
+            log.info("%s works again after %d failures", work, streak.num_in_row)
+        streak.num_in_row, streak.has_succeeded = 0, True
 
     def streak(self, work: str) -> FailureStreak:
         return self._streaks.setdefault(work, FailureStreak())

@@ -1,8 +1,7 @@
 """Task monitor: records what each task of the node's loops waits for, to distinguish a stuck task from an idle one.
 
-    with waiting_for("an envelope"):                 no time limit: it is no fault if none comes
-        arrival = await self._arrivals.get()
-    await self._judge(arrival)                       work, also if it awaits something: bounded by the monitor's limit
+    arrival = await waiting("an envelope", self._arrivals.get())    no time limit: it is no fault if none comes
+    await self._judge(arrival)                                      work: bounded by the monitor's limit
 
 The monitor tracks a task from its first `waiting_for` on. The start and end of each wait reset its waiting time. Time
 advances with ticks of the event loop, so it does not count an hour in which the process was suspended.
@@ -11,14 +10,15 @@ advances with ticks of the event loop, so it does not count an hour in which the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 PACKAGE = Path(__file__).parents[1]
+R = TypeVar("R")
 AT_WORK = "its own work"
 MAX_TICK_S = 5.0  # most time that one tick adds: a longer gap means a suspended process or a blocked event loop
 _monitor: ContextVar[TaskMonitor | None] = ContextVar("monitor", default=None)
@@ -102,10 +102,15 @@ def waiting_for(what: str, *, endless: bool = True) -> Iterator[None]:
         state.since = monitor.now
 
 
+async def waiting(what: str, work: Awaitable[R], *, endless: bool = True) -> R:
+    """Return the result of `work`, awaited under this name (`waiting_for`)."""
+    with waiting_for(what, endless=endless):
+        return await work
+
+
 async def pause(seconds: float) -> None:
     """Sleep, as a wait that may take any time."""
-    with waiting_for("the clock"):
-        await asyncio.sleep(seconds)
+    await waiting("the clock", asyncio.sleep(seconds))
 
 
 def stack_of(task: asyncio.Task[Any]) -> list[str]:

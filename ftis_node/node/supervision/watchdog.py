@@ -19,7 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ftis_node.node.supervision.task_monitor import TaskMonitor
 from ftis_node.telemetry.events import EventLog
@@ -69,24 +69,6 @@ class ServiceManager:
                 line.sendto(ALIVE, self._address)
 
 
-@dataclass(slots=True)
-class LoopDelay:
-    """Delay of the event loop's beats over the last minute, in seconds."""
-
-    _late_s: deque[float] = field(default_factory=lambda: deque(maxlen=round(LAG_WINDOW_S / BEAT_S)))
-
-    def note(self, late_s: float) -> None:
-        self._late_s.append(max(0.0, late_s))
-
-    @property
-    def mean_s(self) -> float | None:
-        return sum(self._late_s) / len(self._late_s) if self._late_s else None
-
-    @property
-    def longest_s(self) -> float | None:
-        return max(self._late_s, default=None)
-
-
 class Watchdog:
     """Watchdog of one event loop: use `with watchdog.watching():` in that loop.
 
@@ -96,7 +78,7 @@ class Watchdog:
 
     def __init__(self, limits: HangLimits = HangLimits(), *, manager: ServiceManager | None = None) -> None:
         self.board = TaskMonitor(limit_s=limits.stuck_s)
-        self.lag = LoopDelay()
+        self.lag_s = deque[float](maxlen=round(LAG_WINDOW_S / BEAT_S))  # delays of the beats of the last minute
         self.events: EventLog | None = None
         self.has_fault = False
         self._limits = limits
@@ -137,7 +119,7 @@ class Watchdog:
         late_s = now - due_at
         self._num_beats += 1
         self._next_beat = loop.call_at(now + BEAT_S, self._beat, loop, now + BEAT_S)
-        self.lag.note(late_s)
+        self.lag_s.append(max(0.0, late_s))
         self.board.tick(late_s + BEAT_S)
         if late_s >= self._limits.warn_s and self.events is not None:
             log.warning("the event loop was blocked, or this process stopped, for %.0f s", late_s)

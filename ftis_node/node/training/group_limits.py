@@ -14,7 +14,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import waiting
 
 log = logging.getLogger(__name__)
 
@@ -136,9 +136,6 @@ class GenerateBudget:
         while not self.may_begin:
             self._changed.clear()
             if self.is_used_up:
-                log.info(
-                    "%d tokens are generated, the budget of %d is used up: generation ends",
-                    *(self.num_tokens, self.limit),
-                )
-            with waiting_for("nothing: its budget of tokens is used up" if self.is_used_up else "a group under way"):
-                await self._changed.wait()
+                log.info("%d tokens are generated, all of the budget: generation ends", self.num_tokens)
+            what = "nothing: its budget of tokens is used up" if self.is_used_up else "a group under way"
+            await waiting(what, self._changed.wait())

@@ -112,7 +112,6 @@ class TimedStepGate:
 
     @property
     def _fills(self) -> bool:
-        """Return whether own groups may replace foreign ones: the run allows it and the node still generates."""
         return self.context.manifest.step.backfill_with_own and self.step_shares.makes_more
 
     def _current_quota(self) -> StepQuota:

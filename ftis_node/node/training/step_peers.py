@@ -123,7 +123,6 @@ class StepPeers:
         self._note_unreadable(report, groups)
 
     def _note_understated(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
-        """Charge the senders of groups that the learner rejected as false claims, once if a step repeats."""
         if report.repeated:
             return
         for group in groups:

@@ -124,7 +124,6 @@ class StepReporter:
         self.tracking.log(report.step, {"generation/tokens_per_s": self.generation.tokens_per_s, **numbers})
 
     def _note_mismatch(self, report: StepReport) -> None:
-        """Write an event and a log line if the mismatch rose above its limits, or fell below them again."""
         if report.mismatch_kl is None:
             return
         self.peers.counters.mismatch_report = report

@@ -4,8 +4,8 @@
     partial/<sha256>.part      the verified chunks so far, from the first on
     partial/<sha256>.hashes    the list of chunk hashes; the signed offer contains the hash of this list
 
-After a restart of the node, the download reads the partial file once and continues after its last valid chunk. It
-requests a wrong chunk again. File names contain only version numbers and verified hashes, never a peer's text.
+After a restart of the node, the download reads the partial file once and continues after its last valid chunk. A wrong
+chunk ends it. File names contain only version numbers and verified hashes, never a peer's text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +29,6 @@ from ftis_node.workers.durable import complete_folder, remove_leftovers
 from ftis_node.workers.weight_store import WEIGHTS_FILE, PublishedWeights, WeightProof
 
 CHUNKS_AT_ONCE = 16
-MAX_WRONG_CHUNKS = 8
 HASHES_PER_ITEM = MAX_CHUNK_BYTES // DIGEST_BYTES
 PREFIX = "version-"
 OFFER_FILE = "offer"
@@ -114,8 +113,8 @@ class OfferWithdrawnError(Exception):
 class Download:
     """Fetches the file of one offer into `folder`; retries every `pause_s` seconds while the peer does not answer.
 
-    `num_resumed` chunks were already on disk, `num_fetched` arrived with `num_bytes`, `num_wrong` were discarded.
-    `num_cuts` answers ended early.
+    `num_resumed` chunks were already on disk, `num_fetched` arrived with `num_bytes`. `on_outcome` is called with the
+    outcome of each request.
     """
 
     def __init__(
@@ -125,27 +124,24 @@ class Download:
         folder: Path,
         *,
         pause_s: float,
-        on_wrong_chunk: Callable[[int], None] = lambda index: None,
         on_outcome: Callable[[FetchOutcome], None] = lambda outcome: None,
     ) -> None:
-        """`on_outcome` is called with the outcome of each request."""
         self._gossip = gossip
         self._offer = offer
         self._pause_s = pause_s
-        self._on_wrong_chunk = on_wrong_chunk
         self._on_outcome = on_outcome
         self._part = folder / f"{offer.sha256.hex()}.part"
         self._list = folder / f"{offer.sha256.hex()}.hashes"
         self._whole = hashlib.sha256()
         self._hashes = b""
         self._num_here = 0
-        self.num_resumed = self.num_fetched = self.num_wrong = self.num_cuts = self.num_bytes = 0
+        self.num_resumed = self.num_fetched = self.num_bytes = 0
 
     async def run(self) -> Path:
         """Return the path of the complete, verified file under its temporary name.
 
-        Raise OfferWithdrawnError, RecordError (`hash`: the hashes contradict the offer; `chunk`: too many wrong chunks)
-        and OSError. After an error, `discard` removes the files.
+        Raise OfferWithdrawnError, RecordError (`hash`: the hashes contradict the offer; `chunk`: a wrong chunk) and
+        OSError. After an error, `discard` removes the files.
         """
         self._part.parent.mkdir(parents=True, exist_ok=True)
         self._hashes = await self._chunk_hashes()
@@ -165,7 +161,7 @@ class Download:
         self._list.unlink(missing_ok=True)
 
     async def _chunk_hashes(self) -> bytes:
-        """Return the chunk hashes, from disk or from the peer. Raise OfferWithdrawnError, RecordError (`hash`)."""
+        """Return the chunk hashes, from disk or from the peer."""
         if self._list.exists() and self._offer.lists(hashes := self._list.read_bytes()):
             return hashes
         question = WeightsRequest(WeightsPart.HASHES, file=self._offer.sha256)
@@ -194,27 +190,21 @@ class Download:
             file.truncate(num_right * self._offer.chunk_bytes if num_right < self._offer.num_chunks else None)
         return num_right
 
-    async def _next_chunks(self) -> list[bytes]:
-        """Return the next verified chunks, none if the request fails. Raise OfferWithdrawnError, RecordError."""
+    async def _next_chunks(self) -> Sequence[bytes]:
+        """Return the next verified chunks, none if the request fails."""
         count = min(CHUNKS_AT_ONCE, self._offer.num_chunks - self._num_here)
         question = WeightsRequest(WeightsPart.CHUNKS, file=self._offer.sha256, first=self._num_here, count=count)
         fetched = await self._ask(question, max_items=count)
-        right: list[bytes] = []
-        is_wrong = False
         for chunk in fetched.bodies:
-            if is_wrong := not self._is_right(self._num_here, chunk):
-                self._note_wrong()
-                break
+            if not self._is_right(self._num_here, chunk):
+                raise RecordError("chunk", f"chunk {self._num_here} differs from the offer")
             self._whole.update(chunk)
             self._num_here += 1
-            right.append(chunk)
-        self.num_fetched += len(right)
-        self.num_bytes += sum(map(len, right))
-        if is_wrong:
-            await asyncio.sleep(self._pause_s)  # the peer's disk or the network may have a temporary fault
-        elif fetched.outcome is not FetchOutcome.COMPLETE:
+        self.num_fetched += len(fetched.bodies)
+        self.num_bytes += sum(map(len, fetched.bodies))
+        if fetched.outcome is not FetchOutcome.COMPLETE:
             await self._pause(fetched)
-        return right
+        return fetched.bodies
 
     async def _ask(self, question: WeightsRequest, *, max_items: int) -> Fetched:
         """Send a request to the learner. Raise OfferWithdrawnError for a complete but empty answer."""
@@ -225,15 +215,8 @@ class Download:
         return fetched
 
     async def _pause(self, fetched: Fetched) -> None:
-        self.num_cuts += 1
         await asyncio.sleep(0 if fetched.bodies else self._pause_s)
 
     def _is_right(self, index: int, chunk: bytes) -> bool:
         expected = self._hashes[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
         return len(chunk) == self._offer.size_of(index) and hashlib.sha256(chunk).digest() == expected
-
-    def _note_wrong(self) -> None:
-        self.num_wrong += 1
-        self._on_wrong_chunk(self._num_here)
-        if self.num_wrong >= MAX_WRONG_CHUNKS:
-            raise RecordError("chunk", f"{self.num_wrong} chunks differ from the offer")
