@@ -163,8 +163,8 @@ site: $(STAMP)
 	$(BIN)/python -m sphinx -b html -c docs -d build/site-cache -W -n --keep-going --quiet . build/site
 
 # The same commit gives the same bytes. SOURCE_DATE_EPOCH is the commit's time.
-## make packages       the wheel and the sdist in dist/, with the site in the wheel
-packages: site
+## make packages       the wheel and the sdist in dist/
+packages: $(STAMP)
 	umask 022 && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --outdir dist .
 
 ## make check-packages installs the wheel of dist/ in a new environment, and runs the demo there

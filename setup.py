@@ -1,7 +1,6 @@
 """Build steps that pyproject.toml cannot express. All other settings are in pyproject.toml.
 
-- The pages of docs/ go into the wheel as ftis_node/_docs. If `make site` has built the site after the last change of a
-  page, it goes with them.
+- The pages of docs/ go into the wheel as ftis_node/_docs.
 - With SOURCE_DATE_EPOCH set, two builds of the same files give the same sdist. setuptools does this for wheels only.
 """
 
@@ -31,10 +30,6 @@ class BuildWithPages(build_py):
         target = Path(self.build_lib) / "ftis_node/_docs"
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(ROOT / "docs", target, ignore=IGNORED)
-        site = ROOT / "build/site/index.html"
-        pages = (ROOT / "docs").rglob("*.md")
-        if site.is_file() and all(page.stat().st_mtime <= site.stat().st_mtime for page in pages):
-            shutil.copytree(site.parent, target / "site")
 
 
 class ReproducibleSdist(sdist):

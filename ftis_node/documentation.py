@@ -29,12 +29,6 @@ def folder() -> Path:
     return shipped if shipped.is_dir() else PACKAGE.parent / "docs"
 
 
-def site_folder() -> Path | None:
-    """Return the folder of the built site, which has `index.html`; None if there is none."""
-    places = (PACKAGE / "_docs/site", PACKAGE.parent / "build/site")
-    return next((place for place in places if (place / "index.html").is_file()), None)
-
-
 def find_pages() -> dict[str, Path]:
     """Return the pages by name, in the order of the index; tables of results do not count."""
     root = folder()

@@ -41,7 +41,6 @@ from ftis_node.cli.commands import (
     tasks,
     tiny,
 )
-from ftis_node.cli.completion import joined_words
 from ftis_node.config.no_network_env import NO_TELEMETRY
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.log import (
@@ -162,8 +161,7 @@ def _end_at_once(code: int) -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code. Errors become one line on stderr."""
     try:
-        with joined_words():
-            code = app(arguments, standalone_mode=False, prog_name=PROGRAM)
+        code = app(arguments, standalone_mode=False, prog_name=PROGRAM)
     except typer.TyperException as error:
         if (message := error.format_message()).startswith("Usage:"):
             typer.echo(message, err=True)  # a command group without a command

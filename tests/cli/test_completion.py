@@ -92,12 +92,11 @@ def test_an_unreadable_home_gives_no_completions(complete: Complete, home: Home)
     assert complete(f"replay show --home {home.root} ") == []
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_a_script(shell: str) -> None:
-    command = [sys.executable, "-m", "ftis_node", "--show-completion", shell]
+def test_a_shell_has_a_script() -> None:
+    command = [sys.executable, "-m", "ftis_node", "--show-completion", "zsh"]
     environment = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert f"_FTIS_NODE_COMPLETE=complete_{shell}" in done.stdout
+    assert "_FTIS_NODE_COMPLETE=complete_zsh" in done.stdout
 
 
 def test_the_names_equal_those_of_the_code() -> None:
@@ -111,8 +110,7 @@ def test_the_names_equal_those_of_the_code() -> None:
     from ftis_node.tasks.registry import BUILT_IN
 
     assert set(completion.PRESETS) == set(PRESETS)
-    built_in_methods = [f"ftis,{name}" for name in ("alone", *METHODS)]
-    assert completion.methods("ftis,")[: len(built_in_methods)] == built_in_methods, "plug-ins follow"
+    assert completion.methods("ftis,") == [f"ftis,{name}" for name in ("alone", *METHODS)]
     assert completion.ROLES == get_args(NodeSettings.model_fields["role"].annotation) == tuple(ROLES)
     assert set(completion.ROLES) == envelope.ROLES, "a peer's record with an unknown role is shown without a role"
     assert completion.ENGINES == get_args(NodeSettings.model_fields["engine"].annotation)
