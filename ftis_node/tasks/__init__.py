@@ -11,7 +11,6 @@ dataset_query.py      QUERY of a `dataset:` task: columns, rewards, source, dige
                       the queries of GSM8K and MATH-500
 dataset_rows.py       rows of a file or of the hub, read in a child process; problems, their digest, the held-out split
 dataset_hub.py        rows of a data set of the hub, in that process
-dataset_disk.py       the disk that they take: announcement, limit, removal
 dataset_task.py       the task; its rewards: format, exact, math, regex, those of plug-ins; digest of a run's data sets
 rg.py                 reasoning-gym's generators; no answer is run as code
 answers.py            chat format of reasoning tasks, equality of answers, the answer in a completion for votes

@@ -4,13 +4,13 @@ Problem i is the i-th different question, in the order of the rows: a row that r
 The digest is SHA-256 over one line per problem, `["QUESTION","ANSWER"]` in JSON without spaces, in UTF-8, each ended by
 a line feed. It does not depend on the file's format.
 
-Rows of a data set, read in a child process that has limits of time, memory and disk, and frees what its libraries take.
+Rows of a data set, read in a child process that has limits of time and memory, and frees what its libraries take.
 
-    python -m ftis_node.tasks.dataset_rows SOURCE-AS-JSON LIMIT_S MAX_DISK_BYTES      one JSON list of cells per row
+    python -m ftis_node.tasks.dataset_rows SOURCE-AS-JSON LIMIT_S      one JSON list of cells per row
 
-The child reads only the chosen columns. A local file is JSON lines, Parquet or CSV by the end of its name. The library
-`datasets` reads the hub. Without a network it retries for minutes, so the child first checks whether the hub answers;
-if not, it reads only earlier downloads. A fault is one line on stderr, and the exit code is that of its exception.
+The child passes on only the chosen columns. A local file is JSON lines, Parquet or CSV by the end of its name. The
+library `datasets` streams rows of the hub. The parent keeps them in a file for starts at which the hub does not answer.
+A fault is one line on stderr, and the exit code is that of its exception.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ import hashlib
 import json
 import logging
 import math
+import os
 import resource
 import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from ftis_node.errors import DiskFullError, FtisError, NetworkError, TaskError
-from ftis_node.files import check_regular
-from ftis_node.tasks.dataset_disk import MAX_DISK_BYTES, run_watched, too_large
+from ftis_node.errors import FtisError, NetworkError, TaskError
+from ftis_node.files import check_regular, replace_file
 from ftis_node.tasks.dataset_hub import hub_rows
 from ftis_node.tasks.dataset_query import DIGEST_HEX, FILE_SUFFIXES, DatasetQuery, RowSource, check_pattern
 from ftis_node.tasks.problems import Problem
@@ -41,6 +43,7 @@ log = logging.getLogger(__name__)
 FETCH_LIMIT_S: Final = 120.0
 MAX_OUTPUT_BYTES: Final = 256 << 20  # of the chosen columns as JSON; a node holds them in memory
 MAX_FILE_BYTES: Final = 4 << 30
+MAX_WRITTEN_BYTES: Final = 64 << 20  # of a file that the child writes: `datasets` downloads a repository's card
 MAX_MEMORY_BYTES: Final = 4 << 30  # of the child; a small Parquet file can hold one large text many times
 MAX_LINE_BYTES: Final = 16 << 20
 BATCH_ROWS: Final = 1024
@@ -55,34 +58,66 @@ COMPRESSED: Final = {
 """The first bytes of files that are not unpacked here. The user does that, and sees the size."""
 
 
-def read_rows(
-    source: RowSource, *, limit_s: float = FETCH_LIMIT_S, max_disk_bytes: int = MAX_DISK_BYTES, instead: str = ""
-) -> list[list[Any]]:
+def read_rows(source: RowSource, *, limit_s: float = FETCH_LIMIT_S, instead: str = "") -> list[list[Any]]:
     """Return the cells of each row, in the order of the columns.
 
-    Raises TaskError, DiskFullError and NetworkError in one line. The last names `instead`, the spec of a local file.
+    Raises TaskError, and NetworkError, which names `instead`, the spec of a local file. Both have one line.
     """
-    command = [sys.executable, "-m", __name__, json.dumps(asdict(source)), str(limit_s), str(max_disk_bytes)]
-    result = run_watched(command)
-    if result.passed_bytes is not None:
-        raise TaskError(too_large(str(source), result.passed_bytes, "unpacked; its files are removed again"))
+    kept = _kept_file(source) if source.hub else None
+    if kept is not None and not kept.exists():
+        log.warning("%s: reading its columns %s from the hub", source, " and ".join(source.columns))
+    try:
+        output = _output_of_child(source, limit_s, instead)
+    except NetworkError as error:
+        if kept is None or not kept.exists():
+            raise
+        log.warning("%s; using the rows that were read before", error)
+        output = kept.read_bytes()
+    else:
+        if kept is not None:
+            _keep(output, kept)
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def _kept_file(source: RowSource) -> Path:
+    from huggingface_hub.constants import HF_HOME
+
+    name = hashlib.sha256(json.dumps(asdict(source)).encode()).hexdigest()[:DIGEST_HEX]
+    return Path(HF_HOME, "ftis-node", f"{name}.jsonl")
+
+
+def _keep(output: bytes, kept: Path) -> None:
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(kept, output)
+    except OSError as error:
+        log.info("%s is not written: %s; each start needs the hub", kept, error)
+
+
+def _output_of_child(source: RowSource, limit_s: float, instead: str) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="ftis-node-") as scratch:
+        result = subprocess.run(
+            [sys.executable, "-m", __name__, json.dumps(asdict(source)), str(limit_s)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=os.environ | {"HF_HUB_CACHE": scratch, "HF_DATASETS_CACHE": scratch},
+            check=False,
+        )
     if result.returncode == 0:
-        return [json.loads(line) for line in result.stdout.splitlines()]
+        return result.stdout
     reason = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     if result.returncode == -signal.SIGALRM:
         reason = f"{source}: not read within {limit_s:g} s"
     if result.returncode == NetworkError.exit_code or (source.hub and result.returncode == -signal.SIGALRM):
         raise NetworkError(f"{reason}: give a local file as {instead}")
-    if result.returncode == DiskFullError.exit_code:
-        raise DiskFullError(reason)
     if result.returncode not in (TaskError.exit_code, -signal.SIGALRM):
         reason = f"{source} cannot be read ({reason or f'exit code {result.returncode}'})"
     raise TaskError(reason)
 
 
-def _write_rows(source: RowSource, max_disk_bytes: int = MAX_DISK_BYTES) -> None:
+def _write_rows(source: RowSource) -> None:
     num_bytes = 0
-    for row in _hub_rows(source, max_disk_bytes) if source.hub else _file_rows(source):
+    for row in _hub_rows(source) if source.hub else _file_rows(source):
         line = json.dumps([row.get(name) for name in source.columns], default=lambda value: [type(value).__name__])
         num_bytes += len(line) + 1
         if num_bytes > MAX_OUTPUT_BYTES:
@@ -155,10 +190,11 @@ def _parquet_rows(file: Path, source: RowSource) -> Iterator[dict[str, Any]]:
         raise TaskError(f"{file}: invalid Parquet ({' '.join(str(error).split())})") from None
 
 
-def _hub_rows(source: RowSource, max_disk_bytes: int) -> Iterator[dict[str, Any]]:
-    rows = hub_rows(source, max_disk_bytes)
-    _check_columns(source, rows.column_names)
-    yield from rows.select_columns(list(source.columns))
+def _hub_rows(source: RowSource) -> Iterator[dict[str, Any]]:
+    for number, row in enumerate(hub_rows(source)):
+        if number == 0:
+            _check_columns(source, row)
+        yield row
 
 
 def _check_columns(source: RowSource, names: Iterable[str]) -> None:
@@ -169,13 +205,13 @@ def _check_columns(source: RowSource, names: Iterable[str]) -> None:
         raise TaskError(f"{source} has no column {missing[0]!r}: its columns are {shown}")
 
 
-def _run(argument: str, max_disk_bytes: int) -> int:
+def _run(argument: str) -> int:
     """Write the rows, and return the exit code."""
     try:
         source = RowSource(**json.loads(argument))
         if source.pattern:
             check_pattern(source.pattern)
-        _write_rows(source, max_disk_bytes)
+        _write_rows(source)
         sys.stdout.flush()
     except FtisError as error:
         sys.stderr.write(f"\n{error}\n")  # a progress bar of the library may have left its line open
@@ -187,15 +223,6 @@ def _run(argument: str, max_disk_bytes: int) -> int:
         sys.stderr.write(f"{source}: its rows need more than {MAX_MEMORY_BYTES >> 30} GiB of memory: take fewer rows\n")
         return TaskError.exit_code
     return 0
-
-
-if __name__ == "__main__":
-    # SIGALRM has no handler, so it ends this process wherever it hangs.
-    signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    limit = MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, MAX_MEMORY_BYTES)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    sys.exit(_run(sys.argv[1], int(sys.argv[3])))
 
 
 def digest_of(problems: tuple[Problem, ...]) -> str:
@@ -301,3 +328,13 @@ def _text(cell: Any, column: str) -> str:
     except UnicodeEncodeError:  # such text can be neither tokenized nor hashed
         raise ValueError(f"the column {column!r} holds an unpaired surrogate") from None
     return text
+
+
+if __name__ == "__main__":
+    # SIGALRM has no handler, so it ends this process wherever it hangs.
+    signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
+    for kind, limit in ((resource.RLIMIT_DATA, MAX_MEMORY_BYTES), (resource.RLIMIT_FSIZE, MAX_WRITTEN_BYTES)):
+        hard = resource.getrlimit(kind)[1]
+        limit = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
+        resource.setrlimit(kind, (limit, limit))
+    sys.exit(_run(sys.argv[1]))

@@ -6,7 +6,6 @@ Root ignores the modes of files, so as root the tests run in a process without t
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import subprocess
@@ -22,7 +21,6 @@ from ftis_node.models import hub
 
 UNPRIVILEGED = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
 pytestmark = pytest.mark.skipif(bool(UNPRIVILEGED) and shutil.which("setpriv") is None, reason="root without setpriv")
-DATASET = "dataset:o/n?prompt=q&answer=a"
 READ = """
 import sys
 from ftis_node.errors import FtisError
@@ -52,31 +50,6 @@ def read(kind: str, what: str, cache: Path, folder: Path) -> subprocess.Complete
         close(cache, mode=0o755)
 
 
-def cached_dataset(cache: Path) -> None:
-    """Write the data set `o/n` as the library caches it."""
-    import datasets
-
-    folder = cache / "datasets" / "o___n" / "default" / "0.0.0" / ("a" * 40)
-    folder.mkdir(parents=True)
-    rows = datasets.Dataset.from_dict({"q": ["1+1=", "2+2="], "a": ["2", "4"]})
-    with datasets.arrow_writer.ArrowWriter(path=str(folder / "n-train.arrow"), features=rows.features) as writer:
-        for row in rows:
-            writer.write(row)
-        num_examples, num_bytes = writer.finalize()
-    split = {"name": "train", "num_bytes": num_bytes, "num_examples": num_examples, "dataset_name": "n"}
-    columns = {name: {"dtype": "string", "_type": "Value"} for name in ("q", "a")}
-    info = {"features": columns, "builder_name": "parquet", "dataset_name": "n", "splits": {"train": split}}
-    version = {"version": {"version_str": "0.0.0", "major": 0, "minor": 0, "patch": 0}, "config_name": "default"}
-    (folder / "dataset_info.json").write_text(json.dumps(info | version))
-
-
-def test_a_complete_cache_is_read_without_a_lock(tmp_path: Path) -> None:
-    cached_dataset(tmp_path / "hf")
-    done = read("task", DATASET, tmp_path / "hf", tmp_path)
-    assert "'2+2='" in done.stdout, done.stderr
-    assert not [path for path in (tmp_path / "hf").rglob("*") if path.suffix == ".lock"]
-
-
 def test_a_cached_model_is_read_without_a_lock(tmp_path: Path) -> None:
     from tests.models.tiny_models import save_tiny
 
@@ -86,15 +59,6 @@ def test_a_cached_model_is_read_without_a_lock(tmp_path: Path) -> None:
     (repository / "refs" / "main").write_text("abc")
     done = read("model", "o/n", tmp_path / "hf", tmp_path)
     assert "name='o/n'" in done.stdout, done.stderr
-
-
-def test_a_part_that_is_missing_there_is_no_network_error(tmp_path: Path) -> None:
-    cached_dataset(tmp_path / "hf")
-    next((tmp_path / "hf").rglob("n-train.arrow")).unlink()
-    done = read("task", DATASET, tmp_path / "hf", tmp_path)
-    lock = tmp_path / "hf" / "datasets"
-    assert f"TaskError: o/n (train): this user may not use the hub's cache at {lock}" in done.stderr
-    assert "(Permission denied): set HF_HOME to another folder" in done.stderr
 
 
 def test_a_download_into_a_cache_of_another_user_names_the_path(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import sys
 from pathlib import Path
 
 import pytest
 
-from ftis_node.errors import NetworkError, TaskError
+from ftis_node.errors import TaskError
 from ftis_node.records.group import PromptRef
-from ftis_node.tasks import dataset_rows as rows_module
 from ftis_node.tasks import load_task
-from ftis_node.tasks.dataset_rows import RowSource, read_rows
 
 CLIPS = {"question": "How many clips did Natalia sell in both months?", "answer": "24 clips in May.\n#### 72"}
 MILES = {"question": "How far did he drive?", "answer": "1,000 + 80 = <<1000+80=1080>>1080\n#### 1,080"}
@@ -145,83 +140,3 @@ def test_the_error_names_a_missing_file(tmp_path: Path) -> None:
 def test_math500_has_no_training_problems_on_the_hub() -> None:
     with pytest.raises(TaskError, match=r"^math500 is for evaluation, .* give a file .* as math500:PATH$"):
         load_task("math500")
-
-
-HUB_LIBRARY = """
-import json, sys
-class Rows(list):
-    column_names = ["question", "answer"]
-
-    def select_columns(self, names):
-        return [{{name: row.get(name) for name in names}} for row in self]
-
-class Builder:
-    cache_dir = "/"  # which exists: nothing is downloaded
-
-    def download_and_prepare(self):
-        sys.stderr.write("a warning\\n")
-
-    def as_dataset(self, split):
-        if split != "test":
-            raise ValueError("BuilderConfig not found")
-        return Rows(json.loads({rows!r}))
-
-def load_dataset_builder(name, config, revision):
-    if name != "openai/gsm8k" or config != "main":
-        raise ValueError("BuilderConfig not found")
-    return Builder()
-"""
-
-
-@pytest.fixture
-def unreachable_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub with a closed port, and an empty cache."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{unused.getsockname()[1]}")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    rows_module._read.cache_clear()
-
-
-def _install_library(folder: Path, monkeypatch: pytest.MonkeyPatch, *rows: object) -> None:
-    """Install a fake of `datasets` with these rows."""
-    (folder / "datasets.py").write_text(HUB_LIBRARY.format(rows=json.dumps(rows)))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
-
-
-@pytest.mark.usefixtures("unreachable_hub")
-def test_rows_of_the_hub_are_read_like_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _install_library(tmp_path, monkeypatch, CLIPS, MILES)
-    task = load_task("gsm8k", split="test")
-    assert [task[index].answer for index in range(len(task))] == ["72", "1,080"]
-
-
-@pytest.mark.usefixtures("unreachable_hub")
-def test_the_error_names_an_invalid_row_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _install_library(tmp_path, monkeypatch, CLIPS, {"question": "q"})
-    with pytest.raises(TaskError, match=r"openai/gsm8k \(test\): row 2: the column 'answer'"):
-        load_task("gsm8k", split="test")
-
-
-@pytest.mark.usefixtures("unreachable_hub")
-def test_an_error_of_the_hub_is_a_network_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _install_library(tmp_path, monkeypatch)
-    with pytest.raises(NetworkError, match=r"\(ValueError: BuilderConfig not found\): give a local file as gsm8k:PATH"):
-        load_task("gsm8k", split="train")
-
-
-@pytest.mark.usefixtures("unreachable_hub")
-def test_an_unreachable_hub_is_a_network_error_without_long_retries() -> None:
-    with pytest.raises(NetworkError) as caught:
-        load_task("gsm8k", split="test")
-    assert "OfflineModeIsEnabled" in str(caught.value)  # the library alone would retry for 24 s or 400 s
-    assert "cannot get openai/gsm8k (test) from the hub" in str(caught.value)
-    assert "gsm8k:PATH" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_hub_that_does_not_answer_is_an_error_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(NetworkError, match=r"gsm8k \(test\): not read within 0.5 s: give a local file as FILE"):
-            read_rows(RowSource(("q",), hub="openai/gsm8k", split="test"), limit_s=0.5, instead="FILE")

@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
-from ftis_node.errors import ConfigError, NetworkError, TaskError
+from ftis_node.errors import ConfigError, TaskError
 from ftis_node.node.startup.run_plan import plan_run
 from ftis_node.records.group import PromptRef
-from ftis_node.tasks import dataset_hub, held_out_spec, load_task, validated_domain
 from ftis_node.tasks import dataset_rows as rows_module
+from ftis_node.tasks import held_out_spec, load_task, validated_domain
 from ftis_node.tasks.dataset_rows import RowSource, read_rows
 from ftis_node.tasks.dataset_task import pinned
 from ftis_node.tasks.spec import parse_spec
@@ -181,7 +181,7 @@ LIMITED = """
 import resource, sys
 from ftis_node.tasks.dataset_rows import _run
 resource.setrlimit(resource.RLIMIT_DATA, (700 << 20, 700 << 20))
-sys.exit(_run(sys.argv[1], 0))
+sys.exit(_run(sys.argv[1]))
 """
 
 
@@ -383,66 +383,3 @@ def test_the_scoring_process_gets_one_problem(tmp_path: Path) -> None:
     copy = pickle.loads(pickle.dumps(task))
     assert (len(task), len(copy), copy[0]) == (2, 1, task[0])
     assert copy.score(task[1], "<think> </think><answer>4</answer>") == 1.0
-
-
-HUB_LIBRARY = """
-import sys
-
-class Failing:
-    column_names = ["q", "a"]
-
-    def select_columns(self, names):
-        raise OverflowError("a\\tshard")
-
-class Rows(list):
-    column_names = ["q", "a"]
-
-    def select_columns(self, names):
-        return [{name: row[name] for name in names} for row in self]
-
-class Builder:
-    cache_dir = "/"  # which exists: nothing is downloaded
-
-    def __init__(self, *names):
-        self.names = names
-
-    def download_and_prepare(self):
-        pass
-
-    def as_dataset(self, split):
-        if split == "broken":
-            sys.stderr.write("Generating: 0%")
-            return Failing()
-        if (*self.names, split) != ("o/sums", "main", "v1", "train[:2]"):
-            raise ValueError("BuilderConfig\\nnot found")
-        return Rows([{"q": "1+1=", "a": 2.0, "x": object()}, {"q": "2+2=", "a": "4"}])
-
-def load_dataset_builder(name, config, revision):
-    return Builder(name, config, revision)
-"""
-
-
-def test_rows_of_the_hub_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "datasets.py").write_text(HUB_LIBRARY)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    task = load_task(f"dataset:o/sums?config=main&split=train[:2]&revision=v1&{QUERY}")
-    assert [(task[i].prompt[0]["content"], task[i].answer) for i in range(len(task))] == PROBLEMS
-    with pytest.raises(NetworkError) as caught:
-        load_task(f"dataset:o/sums?{QUERY}")
-    assert str(caught.value) == (
-        "cannot get o/sums (train) from the hub (ValueError: BuilderConfig not found): "
-        "give a local file as dataset:PATH?QUERY"
-    )
-    with pytest.raises(TaskError, match=r"^o/sums \(broken\) cannot be read \(OverflowError: a\tshard\)$"):
-        load_task(f"dataset:o/sums?{QUERY}&split=broken")
-    with pytest.raises(TaskError, match="names no split of held-out problems: add test=SPLIT"):
-        load_task(f"dataset:o/sums?{QUERY}", split="test")
-    assert held_out_spec(f"dataset:o/sums?{QUERY}") is None
-    assert held_out_spec(f"dataset:o/sums?{QUERY}&test=test") is not None
-
-
-def test_a_missing_library_for_the_hub_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset_hub.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(TaskError, match="needs the package datasets: install it"):
-        dataset_hub.hub_rows(RowSource(("q",), hub="o/n", split="train"), 1 << 30)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.errors import TaskError
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks import load_task
 from ftis_node.tasks.answers import answer_in
@@ -129,14 +128,3 @@ def test_only_parsing_rewards_need_the_scoring_process(tmp_path: Path, query: st
 def test_an_integer_of_any_length_is_a_reference(tmp_path: Path) -> None:
     task = load_task(f"dataset:{write(tmp_path / 'x.jsonl', [{'q': 'x', 'a': 10**400}])}?{QUERY}")
     assert task[0].answer == "1" + 400 * "0"
-
-
-def test_a_repository_is_not_read_from_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "private/notes").mkdir(parents=True)
-    write(tmp_path / "private/notes/notes.csv")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(
-        TaskError, match=r"private/notes \(train\): a folder or file here has the name of the repository"
-    ):
-        load_task(f"dataset:x?hub=private/notes&{QUERY}")

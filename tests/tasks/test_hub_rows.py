@@ -1,0 +1,98 @@
+"""Rows of a data set of the hub: they are streamed, and kept for starts at which the hub does not answer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ftis_node.errors import NetworkError, TaskError
+from ftis_node.tasks import dataset_rows, held_out_spec, load_task
+from ftis_node.tasks.dataset_query import RowSource
+from ftis_node.tasks.dataset_rows import read_rows
+from tests.hub_stand_in import TOKEN, Repository, StandIn, running_stand_in
+from tests.tasks.test_dataset import QUERY
+
+ROWS = b"".join(json.dumps({"q": f"{i}+1=", "a": i + 1, "more": None}).encode() + b"\n" for i in range(10))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of the hub's libraries."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    dataset_rows._read.cache_clear()
+    return tmp_path / "hf"
+
+
+@pytest.fixture
+def hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    with running_stand_in() as hub:
+        hub.repositories["datasets/o/n"] = Repository(private=False, branches={"main": {"train.jsonl": ROWS}})
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield hub
+
+
+def test_rows_are_streamed_and_kept(
+    hub: StandIn, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = f"dataset:o/n?split=train[2:4]&{QUERY}"
+    task = load_task(spec)
+    assert [(task[i].prompt[0]["content"], task[i].answer) for i in range(len(task))] == [("2+1=", "3"), ("3+1=", "4")]
+    (kept,) = (path for path in home.rglob("*") if path.is_file())
+    assert kept.parent == home / "ftis-node"
+    assert caplog.messages == ["o/n (train[2:4]): reading its columns q and a from the hub"]
+    assert caplog.records[0].levelno == logging.WARNING  # shown by every command
+    with pytest.raises(TaskError, match=r"o/n \(train\) has no column 'b': its columns are 'q', 'a', 'more'"):
+        load_task("dataset:o/n?prompt=q&answer=b")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    dataset_rows._read.cache_clear()
+    assert load_task(spec)[1] == task[1]
+    assert "HF_HUB_OFFLINE is set" in caplog.messages[-1]
+    with pytest.raises(
+        NetworkError, match=r"o/n \(test\) from the hub .*: give a local file as dataset:PATH"
+    ):
+        load_task(f"dataset:o/n?test=test&{QUERY}", split="test")
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(("spec", "advice"), [("gsm8k", "gsm8k:PATH"), ("math500", "math500:PATH")])
+def test_an_unreachable_hub_is_a_network_error_without_long_retries(
+    monkeypatch: pytest.MonkeyPatch, spec: str, advice: str
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{unused.getsockname()[1]}")
+        with pytest.raises(NetworkError, match=rf"^cannot get .* \(test\) from the hub \(.*refused.*{advice}$"):
+            load_task(spec, split="test")
+
+
+@pytest.mark.usefixtures("home")
+def test_a_hub_that_does_not_answer_is_an_error_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(NetworkError, match=r"gsm8k \(test\): not read within 0.5 s: give a local file as FILE"):
+            read_rows(RowSource(("q",), hub="openai/gsm8k", split="test"), limit_s=0.5, instead="FILE")
+
+
+@pytest.mark.usefixtures("home")
+def test_a_source_that_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "private/notes").mkdir(parents=True)
+    with pytest.raises(TaskError, match=r"^private/notes \(train\): a folder or file here has the name of the repo"):
+        load_task(f"dataset:x?hub=private/notes&{QUERY}")
+    with pytest.raises(TaskError, match=r"the split must be NAME or NAME\[FIRST:END\]"):
+        load_task(f"dataset:o/n?split=train[:10%25]&{QUERY}")
+
+
+def test_a_data_set_of_the_hub_has_the_splits_that_its_spec_names() -> None:
+    with pytest.raises(TaskError, match="names no split of held-out problems: add test=SPLIT"):
+        load_task(f"dataset:o/n?{QUERY}", split="test")
+    assert held_out_spec(f"dataset:o/n?{QUERY}") is None
+    assert held_out_spec(f"dataset:o/n?{QUERY}&test=test") is not None
