@@ -13,11 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from ftis_node.records.group import CompletionStatus
+from ftis_node.tasks import load_task
 from ftis_node.tasks.answers import answers_agree
-from ftis_node.tasks.expression_limits import MAX_CHARS, is_within_limits
-from ftis_node.tasks.rg import ReasoningGymTask
-from tests.tasks.completions import COSTLY_ANSWERS
+from ftis_node.tasks.expression_limits import is_within_limits
+from ftis_node.tasks.rg import is_safe_answer
+from ftis_node.tasks.scorer import UNSCORED, IsolatedScorer, ScoringLimits
+from tests.tasks.completions import COSTLY_ANSWERS, COSTLY_WITHIN_LIMITS, think_answer
 
+SCORED = CompletionStatus.SCORED
 MAX_S = 0.1
 ORDINARY = (
     *("72", "-3", "1,080", "0.5", "$18", "10 apples", "The answer is $72$.", r"\boxed{72}", "1234567.89", "50\\%"),
@@ -36,9 +40,8 @@ ORDINARY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("answer", ORDINARY)
-def test_ordinary_answers_are_within_the_limits(answer: str) -> None:
-    assert is_within_limits(answer)
+def test_ordinary_answers_are_within_the_limits() -> None:
+    assert [answer for answer in ORDINARY if not is_within_limits(answer)] == []
 
 
 @pytest.mark.parametrize("costly", COSTLY_ANSWERS)
@@ -51,36 +54,17 @@ def test_a_costly_answer_is_wrong_without_parsing(costly: str) -> None:
     assert time.process_time() - began < MAX_S
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "^" * MAX_CHARS,
-        "{" * MAX_CHARS,
-        "\\",
-        "2^",
-        "^2",
-        "",
-        ".",
-        "\\sqrt[",
-        "\\frac{1",
-        "/",
-        ")(",
-        "!",
-        "\u0663^\u0663",
-    ],
-)
-def test_malformed_text_is_a_wrong_answer_and_no_error(text: str) -> None:
-    is_within_limits(text)
-    assert not answers_agree("72", text)
+async def test_the_scoring_process_ends_at_a_costly_answer_within_the_limits(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps({"question": "What is x + 1?", "answer": "#### x + 1"}) + "\n")
+    task = load_task(f"gsm8k:{tmp_path}/x.jsonl")
+    texts = [think_answer(answer) for answer in ("1 + x", COSTLY_WITHIN_LIMITS, "1 + x")]
+    async with IsolatedScorer(task, limits=ScoringLimits(time_limit_s=1.5)) as scorer:
+        assert await scorer.score(task[0], texts) == [(1.0, SCORED), UNSCORED, (1.0, SCORED)]
 
 
 def test_the_limits_hold_for_the_parsed_tasks_of_reasoning_gym() -> None:
-    task = ReasoningGymTask("simple_integration")
-    item = task[0]
-    assert task.score(item, f"<think></think><answer>{item.answer}</answer>") == 1.0
-    began = time.process_time()
-    assert task.score(item, "<think></think><answer>(x + 1)**999*(x + 2)**999</answer>") == 0.0
-    assert time.process_time() - began < MAX_S
+    assert not is_safe_answer("simple_integration", "9**9**9", reference="x")
+    assert is_safe_answer("simple_integration", "x**9", reference="x")
 
 
 def _answers(file: Path) -> list[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from functools import cache
 from hashlib import blake2b
 from itertools import count
@@ -15,23 +13,10 @@ import pytest
 from ftis_node.errors import TaskError
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks import load_task
-from ftis_node.tasks.arithmetic import PARTS, TWO_DIGITS, ArithmeticProblem, ArithmeticTask
+from ftis_node.tasks.arithmetic import PARTS, ArithmeticProblem, ArithmeticTask
 from ftis_node.tasks.base import Task
 
 NUM_DRAWS = 4000
-
-
-def test_the_first_problem() -> None:
-    item = ArithmeticTask("train")[0]
-    assert item.prompt == ({"role": "user", "content": "25-15="},)
-    assert item.answer == "10"
-    assert item.ref == PromptRef("arithmetic", "train", 0)
-
-
-def test_the_first_problems_do_not_change() -> None:
-    """Nodes of two releases with different problems would reject each other's groups."""
-    first = [ArithmeticTask("train").problem(index).text for index in range(8)]
-    assert first == ["25-15=", "98-68=", "69+11=", "76+16=", "36+63=", "72-24=", "53+35=", "10+74="]
 
 
 @pytest.mark.parametrize(
@@ -54,43 +39,10 @@ def test_the_problems_of_every_spec_do_not_change(parts: str, split: str, digest
     assert blake2b(texts.encode(), digest_size=8).hexdigest() == digest
 
 
-@pytest.mark.parametrize(
-    ("parts", "kind", "crosses"),
-    [
-        ("easy", "add", False),
-        ("medium", "add", True),
-        ("hard", "sub", True),
-        ("no-carry", "add", False),
-        ("carry", "add", True),
-        ("borrow", "sub", True),
-    ],
-)
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_each_part_has_its_kind_and_difficulty(parts: str, kind: str, crosses: bool, split: str) -> None:
-    problems = _problems(split, parts)
-    assert len(problems) > 100
-    for problem in problems:
-        ones = [number % 10 for number in (problem.left, problem.right)]
-        assert problem.kind == kind
-        assert (sum(ones) > 9 if kind == "add" else ones[0] < ones[1]) == crosses
-
-
 def test_the_parts_by_difficulty_share_the_held_out_problems_of_their_kind() -> None:
     assert _problems("test", "easy")[0] in _problems("test", "add")
     assert {*_problems("test", "easy"), *_problems("test", "medium")} == set(_problems("test", "add"))
     assert set(_problems("test", "hard")) < set(_problems("test", "sub"))
-
-
-def test_another_process_has_the_same_problems() -> None:
-    code = (
-        "from ftis_node.tasks.arithmetic import ArithmeticTask\n"
-        "import sys; sys.stdout.write(' '.join(ArithmeticTask(s).problem(i).text for s in ('train', 'test') "
-        "for i in range(50)))"
-    )
-    other = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env={"PYTHONHASHSEED": "7"}
-    ).stdout
-    assert other.split() == [ArithmeticTask(split).problem(i).text for split in ("train", "test") for i in range(50)]
 
 
 @pytest.mark.parametrize("parts", PARTS)
@@ -100,43 +52,6 @@ def test_no_held_out_problem_is_trained_on_in_either_order(parts: str) -> None:
     assert len(trained) > 350
     assert not held_out & trained
     assert not {problem.canonical for problem in _problems("test", parts)} & trained
-
-
-@pytest.mark.parametrize("parts", ["no-carry", "carry", "borrow"])
-def test_a_part_with_its_own_test_split_has_500_different_problems(parts: str) -> None:
-    problems = _problems("test", parts)
-    assert len(set(problems)) == len(problems) == 500
-
-
-def test_held_out_problems_are_distinct_and_belong_to_the_parts() -> None:
-    both = [problem.canonical for problem in _problems("test", "both")]
-    assert len(set(both)) == len(both) == 512
-    assert set(both) == {problem.canonical for part in ("add", "sub") for problem in _problems("test", part)}
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_operands_and_answers_have_two_digits_and_answers_are_right(split: str) -> None:
-    for problem in _problems(split, "both"):
-        sign = 1 if problem.kind == "add" else -1
-        assert problem.answer == problem.left + sign * problem.right
-        assert {problem.left, problem.right, problem.answer} <= set(TWO_DIGITS)
-
-
-def test_the_text_of_a_problem() -> None:
-    assert ArithmeticProblem("add", 17, 25).text == "17+25="
-    assert ArithmeticProblem("sub", 42, 25).text == "42-25="
-
-
-def test_both_kinds_are_equally_frequent_and_a_part_has_one_kind() -> None:
-    num_sums = sum(problem.kind == "add" for problem in _problems("train", "both"))
-    assert 0.45 < num_sums / NUM_DRAWS < 0.55
-    assert {problem.kind for problem in _problems("train", "add")} == {"add"}
-    assert {problem.kind for problem in _problems("train", "sub")} == {"sub"}
-
-
-def test_sums_are_held_out_in_both_orders() -> None:
-    sums = _problems("test", "add")
-    assert 0.3 < sum(problem.left < problem.right for problem in sums) / len(sums) < 0.7
 
 
 def test_lengths_and_names() -> None:
@@ -171,12 +86,6 @@ def test_only_a_valid_reference_resolves() -> None:
                   ("arithmetic:add", "test", 0)):  # fmt: skip
         with pytest.raises(KeyError):
             task.resolve(PromptRef(*invalid))
-
-
-@pytest.mark.parametrize("index", [-1, 512])
-def test_an_index_outside_the_split_is_an_error(index: int) -> None:
-    with pytest.raises(IndexError, match="no problem"):
-        ArithmeticTask("test")[index]
 
 
 def test_unknown_splits_and_parts_are_named() -> None:

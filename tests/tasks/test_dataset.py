@@ -8,7 +8,6 @@ import hashlib
 import json
 import lzma
 import os
-import pickle
 import subprocess
 import sys
 import zipfile
@@ -98,9 +97,7 @@ def test_a_folder_has_both_splits_and_the_digest_covers_the_training_problems(tm
         ([{"q": "x", "a": 1}, {"q": " ", "a": 1}], "row 2: the column 'q' is empty"),
         ([{"q": "x", "a": 1}, {"q": "y"}], "row 2: the column 'a' must be a text or a number"),
         ([{"q": "x", "a": True}], "row 1: the column 'a' must be a text or a number"),
-        ([{"q": ["x"], "a": 1}], "row 1: the column 'q' must be a text or a number"),
         ('{"q": "x", "a": ' + "1" * 5000 + "}", ":1: invalid JSON (Exceeds the limit"),
-        ([{"q": "x", "a": float("inf")}], "row 1: the column 'a' must be a text or a number"),
         ([{"q": "x", "a": float("nan")}], "row 1: the column 'a' must be a text or a number"),
         ([{"q": "x \ud800", "a": 1}], "row 1: the column 'q' holds an unpaired surrogate"),
         ([], "has no rows"),
@@ -218,18 +215,13 @@ def test_reading_has_a_time_limit(tmp_path: Path) -> None:
         ("prompt=q", "the reward math compares with a reference: add answer=COLUMN"),
         ("prompt=q&answer=a&promt=q", "'promt=q' is no parameter of a data set"),
         ("prompt=q&answer=a&prompt=q", "the parameter 'prompt' appears twice"),
-        ("prompt=q&answer=", "the parameter 'answer' must have 1 to 256 printable characters"),
         (f"prompt=q&answer={'a' * 257}", "the parameter 'answer' must have 1 to 256 printable characters"),
         ("prompt=q&answer=a%0A", "the parameter 'answer' must have 1 to 256 printable characters"),
         ("prompt=q&answer=a&reward=math:0", "reward=math:0 is malformed"),
-        ("prompt=q&answer=a&reward=math:-1", "reward=math:-1 is malformed"),
-        ("prompt=q&answer=a&reward=math:nan", "reward=math:nan is malformed"),
         ("prompt=q&answer=a&reward=math,math", "reward=math,math is malformed"),
-        ("prompt=q&answer=a&reward=math,,exact", "reward=math,,exact is malformed"),
         ("prompt=q&answer=a&reward=math:999,format:0.5", "at most 1,000"),
         ("prompt=q&answer=a&reward=no-such", "unknown reward 'no-such'"),
         ("prompt=q&reward=regex", "the reward regex and pattern=REGEX need each other"),
-        ("prompt=q&reward=format&pattern=x", "the reward regex and pattern=REGEX need each other"),
         ("prompt=q&reward=regex&pattern=(", "pattern=( cannot be used"),
         ("prompt=q&reward=regex&pattern=(?=x)", "(the syntax is that of RE2)"),
         ("prompt=q&reward=format&style=plain", "the reward format looks for think and answer blocks"),
@@ -238,24 +230,18 @@ def test_reading_has_a_time_limit(tmp_path: Path) -> None:
         ("prompt=q&answer=a&after=%3D", "has no text after '='"),
         ("prompt=q&answer=a&sha256=zz", "sha256 must have 32 hex digits"),
         (f"prompt=q&answer=a&sha256={'0' * 32}", "are not those of the run"),
-        ("prompt=q&answer=a&hub=x", "hub=x is no repository of the hub"),
         ("prompt=q&answer=a&hub=../..", "hub=../.. is no repository of the hub"),
-        ("prompt=q&answer=a&hub=./x", "hub=./x is no repository of the hub"),
         ("prompt=q&answer=a&hub=o/n&revision=../../x", "revision=../../x is no name of a part of a data set"),
-        ("prompt=q&answer=a&hub=o/n&test=../x", "test=../x is no name of a part of a data set"),
-        ("prompt=q&answer=a&hub=o/n&config=/etc", "config=/etc is no name of a part of a data set"),
         ("prompt=q&answer=a&hub=o/n&split=https://e.x", "split=https://e.x is no name of a part of a data set"),
         ("prompt=q&answer=a=0", "has the weight 0"),
         ("name=x", "names no columns"),
     ],
 )
-def test_an_invalid_query_is_a_one_line_error_with_exit_code_2(
-    tmp_path: Path, query: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["tasks", f"dataset:{write(tmp_path / 'x.jsonl')}?{query}"]) == 2
-    *_, line = capsys.readouterr().err.splitlines()
-    assert line.startswith("ftis-node: ")
-    assert message in line
+def test_an_invalid_query_is_a_one_line_error(tmp_path: Path, query: str, message: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        load_task(f"dataset:{write(tmp_path / 'x.jsonl')}?{query}")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("source", ["", "a b", "../..", "über", "/", "-x"])
@@ -376,10 +362,3 @@ def test_a_path_that_a_spec_cannot_contain_is_an_error(tmp_path: Path) -> None:
     run_file.write_text(f'name = "x"\ntask = "dataset:sums?{QUERY}"\n')
     with pytest.raises(TaskError, match=r"holds a '\?'"):
         plan_run(str(run_file), None, home=Home(tmp_path / "h"), data_paths={"dataset:sums": "/data/a?.jsonl"})
-
-
-def test_the_scoring_process_gets_one_problem(tmp_path: Path) -> None:
-    task = load_task(f"dataset:{write(tmp_path / 's.jsonl')}?prompt=q&answer=a")
-    copy = pickle.loads(pickle.dumps(task))
-    assert (len(task), len(copy), copy[0]) == (2, 1, task[0])
-    assert copy.score(task[1], "<think> </think><answer>4</answer>") == 1.0

@@ -54,9 +54,7 @@ def test_rows_are_streamed_and_kept(
     dataset_rows._read.cache_clear()
     assert load_task(spec)[1] == task[1]
     assert "HF_HUB_OFFLINE is set" in caplog.messages[-1]
-    with pytest.raises(
-        NetworkError, match=r"o/n \(test\) from the hub .*: give a local file as dataset:PATH"
-    ):
+    with pytest.raises(NetworkError, match=r"o/n \(test\) from the hub .*: give a local file as dataset:PATH"):
         load_task(f"dataset:o/n?test=test&{QUERY}", split="test")
 
 

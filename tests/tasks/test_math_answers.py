@@ -16,12 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks import Task, load_task
 from ftis_node.tasks.answers import answers_agree, final_answer
 from ftis_node.tasks.number_answers import cleaned, is_expression, number_in, plain_number, sides_of
-from ftis_node.tasks.scorer import IsolatedScorer, ScoringLimits
-from ftis_node.tasks.scoring_worker import ScoringCost
 
 
 @pytest.fixture
@@ -48,77 +45,12 @@ def test_the_reward_needs_format_and_answer(task: Task, completion: str, reward:
     assert task.score(task[0], completion) == reward
 
 
-@pytest.mark.parametrize(
-    ("reference", "answer"),
-    [
-        ("72", "72"),
-        ("72", "72.00"),
-        ("72", "$72"),
-        ("72", "\\$72"),
-        ("72", "72 clips"),
-        ("72", "**72**"),
-        ("72", "The answer is 72."),
-        ("72", "The answer is $72$."),
-        ("72", "48 + 24 = 72"),
-        ("72", "\\( 72 \\)"),
-        ("1080", "1,080"),
-        ("1080", "1{,}080"),
-        ("1080", "1\\,080"),
-        ("\\frac{3}{4}", "3/4"),
-        ("\\frac{3}{4}", "0.75"),
-        ("\\frac{1}{3}", "0.333333"),
-        ("\\left( 3, \\frac{\\pi}{2} \\right)", "(3, \\pi/2)"),
-        ("\\text{Evelyn}", "Evelyn"),
-        ("11\\sqrt2", "11*sqrt(2)"),
-        ("6 - 5i", "-5i + 6"),
-        ("2,3", "3 and 2"),
-        ("x^2 + 2x + 1", "(x+1)^2"),
-        ("5", "x = 5"),
-        ("90^\\circ", "90"),
-        ("?!", "?!"),  # a text that the library cannot parse equals itself
-    ],
-)
-def test_equal_answers_agree(reference: str, answer: str) -> None:
-    assert answers_agree(reference, answer)
-
-
-@pytest.mark.parametrize(
-    ("reference", "answer"),
-    [
-        ("72", "71"),
-        ("72", "-72"),
-        ("72", "72000"),
-        ("72", "about a dozen"),
-        ("2", "\\left( 3, \\frac{\\pi}{2} \\right)"),  # the last number alone is no answer
-        ("\\text{Evelyn}", "Carla"),
-        ("x^2 + 1", "x^2 - 1"),
-        ("[1,2]", "(1,2)"),
-        ("72", "{" * 100),
-        ("72", "72" + " " * 500 + "."),
-    ],
-)
-def test_unequal_answers_do_not_agree(reference: str, answer: str) -> None:
-    assert not answers_agree(reference, answer)
-
-
 def test_an_answer_on_which_the_parser_raises_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr("math_verify.verify", fail)
     assert not answers_agree("\\frac{1}{2}", "0.5")
-
-
-async def test_a_costly_answer_is_scored_at_once_and_does_not_affect_others(task: Task) -> None:
-    right = "<think>x</think><answer>72</answer>"
-    costly = "<think>x</think><answer>((((9^{99})^{99})^{99})^{99})</answer>"
-    cost = ScoringCost()
-    async with IsolatedScorer(task, limits=ScoringLimits(time_limit_s=3)) as scorer:
-        await scorer.score(task[0], [right])  # starts the process
-        scores = await scorer.score(task[0], [right, costly, right], cost=cost)
-    assert scores == [(reward, CompletionStatus.SCORED) for reward in (1.0, 0.0, 1.0)]
-    assert cost.num_stopped == 0
-    assert cost.seconds < 3.0
 
 
 @pytest.mark.parametrize(
@@ -193,7 +125,14 @@ RIGHT = {
     r"15\mbox{ cm}^2": ("15", "15 square centimeters"),
     HALF: ("½", "0.5", r"\frac12", "x = 1/2", r"\frac{2}{4} = \frac{1}{2}", "1/2."),
     HALF_PI: (r"x = \frac{\pi}{2}", "\\[\n\\frac{\\pi}{2}\n\\]", r"\boxed{\frac{\pi}{2}}."),
-    "2,3": ("x = 2, x = 3", "x = 2 or x = 3"),
+    "2,3": ("x = 2, x = 3", "x = 2 or x = 3", "3 and 2"),
+    r"\left( 3, \frac{\pi}{2} \right)": (r"(3, \pi/2)",),
+    r"\text{Evelyn}": ("Evelyn",),
+    r"11\sqrt2": ("11*sqrt(2)",),
+    "6 - 5i": ("-5i + 6",),
+    "x^2 + 2x + 1": ("(x+1)^2",),
+    r"\frac{1}{3}": ("0.333333",),
+    "?!": ("?!",),  # a text that the library cannot parse equals itself
     r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}": ("\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}",),
 }
 WRONG = {
@@ -201,21 +140,8 @@ WRONG = {
         *("41=42", "42 = 41", "41 = x = 42", "x = 41, x = 42", r"\boxed{41, \boxed{42}}", r"\boxed{41} \boxed{42}"),
         *(r"41 \cup 42", "41\n42", "41, 42", "41; 42", "41 or 42", "41 42", "$41$ $42$", "[41,42]", r"\{42\}", "|42|"),
         *(r"42 \mod 100", r"4200\%", "42,000", "42 million", "42 and a half", "42x", r"42\pi", "42i", "x - 42"),
-        *(
-            "x > 42",
-            "≥ 42",
-            "±42",
-            "between 41 and 42",
-            "41-42",
-            "41/42",
-            "A42",
-            "1,42",
-            "42_8",
-            "forty-two",
-            "42^1000",
-            "42/0",
-            "",
-        ),
+        *("x > 42", "≥ 42", "±42", "between 41 and 42", "41-42", "41/42", "A42", "1,42", "42_8", "forty-two"),
+        *("42^1000", "42/0", ""),
     ),
     "0.5": ("50%", r"50\%", "5.0"),
     HALF: ("50%", "0.4 = 0.5", "1\n1/2"),
@@ -223,6 +149,11 @@ WRONG = {
     "10": ("20% of 50",),
     "150": ("2.5 hours (150 minutes)",),
     "15": ("12 of the 15 apples",),
+    "2": (r"\left( 3, \frac{\pi}{2} \right)",),  # the last number alone is no answer
+    r"\text{Evelyn}": ("Carla",),
+    "x^2 + 1": ("x^2 - 1",),
+    "[1,2]": ("(1,2)",),
+    "72": ("71", "-72", "72000", "about a dozen", "{" * 100, "72" + " " * 500 + "."),
     HALF_PI: (r"41 = \frac{\pi}{2}", "\\pi\n\\frac{\\pi}{2}", r"\boxed{1, \boxed{\frac{\pi}{2}}}"),
 }
 REFERENCES = (
@@ -231,26 +162,7 @@ REFERENCES = (
     *(r"\left( 3, \frac{\pi}{2} \right)", "p - q", r"\text{Evelyn}", r"3\sqrt{13}", "6 - 5i", "3, 5, 7"),
     *(r"1 \pm \sqrt{19}", "5x - 7y + 11z + 4 = 0", r"(2,\infty)", r"\text{(C)}", r"1\frac{4}{5}", "2516_8", "x=5"),
 )  # fmt: skip
-PARTS = (
-    "1",
-    "12",
-    ",",
-    ".",
-    " ",
-    "-",
-    "(",
-    ")",
-    "=",
-    "**",
-    r"\frac",
-    "{",
-    "}",
-    "$",
-    r"\boxed{",
-    " of the 15",
-    "½",
-    "\n",
-)
+PARTS = ("1", "12", *",. -()=", "**", r"\frac", "{", "}", "$", r"\boxed{", " of the 15", "½", "\n")
 
 
 def spellings(reference: str) -> Iterator[str]:
@@ -272,14 +184,12 @@ def disagreeing(reference: str) -> list[str]:
     return [text for text in spellings(reference) if not answers_agree(reference, text)]
 
 
-@pytest.mark.parametrize("reference", RIGHT)
-def test_spellings_of_the_right_answer_agree(reference: str) -> None:
-    assert [text for text in RIGHT[reference] if not answers_agree(reference, text)] == []
+def test_spellings_of_the_right_answer_agree() -> None:
+    assert [(right, text) for right, texts in RIGHT.items() for text in texts if not answers_agree(right, text)] == []
 
 
-@pytest.mark.parametrize("reference", WRONG)
-def test_other_answers_and_several_answers_do_not_agree(reference: str) -> None:
-    assert [text for text in WRONG[reference] if answers_agree(reference, text)] == []
+def test_other_answers_and_several_answers_do_not_agree() -> None:
+    assert [(right, text) for right, texts in WRONG.items() for text in texts if answers_agree(right, text)] == []
 
 
 @pytest.mark.parametrize("reference", REFERENCES)

@@ -55,10 +55,6 @@ def test_the_shorter_part_repeats_until_the_longer_ends() -> None:
     assert _order(_mixture(("a", 5, 2), ("b", 1, 1))) == "a0 b0 a1 a2 b0 a3 a4 b0 a0"
 
 
-def test_equal_weights_alternate() -> None:
-    assert _order(_mixture(("a", 2, 1), ("b", 2, 1), ("c", 1, 1))) == "a0 b0 c0 a1 b1 c0"
-
-
 def test_the_part_resolves_references_and_scores() -> None:
     mixture = _mixture(("a", 2, 1), ("b", 2, 1))
     item = mixture[1]
@@ -74,17 +70,6 @@ def test_the_part_resolves_references_and_scores() -> None:
 def test_unknown_references_raise_key_error(ref: PromptRef) -> None:
     with pytest.raises(KeyError):
         _mixture(("a", 2, 1), ("b", 2, 1)).resolve(ref)
-
-
-@pytest.mark.parametrize("index", [-1, 4])
-def test_invalid_indices_raise_index_error(index: int) -> None:
-    mixture = _mixture(("a", 2, 1), ("b", 2, 1))
-    with pytest.raises(IndexError):
-        mixture[index]
-
-
-def test_a_for_loop_over_a_mixture_ends() -> None:
-    assert len(list(_mixture(("a", 3, 1), ("b", 3, 2)))) == 9
 
 
 def test_the_order_in_a_spec_does_not_matter() -> None:

@@ -10,19 +10,10 @@ import pytest
 from ftis_node.errors import TaskError
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks import load_task
-from ftis_node.tasks.base import Task
 from ftis_node.tasks.sums import NUM_TEST, SumsTask
 
 NUM_DRAWS = 3000
 ROOT = Path(__file__).parents[2]
-
-
-def test_the_first_problem() -> None:
-    item = SumsTask()[0]
-    assert item.prompt == ({"role": "user", "content": "555+173="},)
-    assert item.answer == "728"
-    assert item.ref == PromptRef("sums", "train", 0)
-    assert isinstance(SumsTask(), Task)
 
 
 @pytest.mark.parametrize(
@@ -64,20 +55,13 @@ def test_no_held_out_problem_is_trained_on_in_either_order(name: str, num_digits
         ("728", 0.0),
         ("#0728", 0.0),
         ("#728.", 0.0),
-        ("#", 0.0),
+        ("#7 28", 0.0),
         ("", 0.0),
     ],
 )
 def test_the_text_after_the_last_mark_is_the_answer(text: str, reward: float) -> None:
     task = load_task("sums")
     assert task.score(task[0], text) == reward
-
-
-def test_votes_are_for_the_text_after_the_last_mark() -> None:
-    task = SumsTask()
-    assert task.answer_of(task[0], "5+3=9;#7 29 ") == "7 29"
-    assert task.answer_of(task[0], "no mark") is None
-    assert task.answer_of(task[0], "nothing after it# ") is None
 
 
 def test_the_page_determines_the_problems() -> None:
