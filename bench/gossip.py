@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from ftis_node.lab.wire_probe import NUM_COMPLETIONS, loopback_bytes
+from bench.stubs.wire_groups import NUM_COMPLETIONS, loopback_bytes
 from nodes.hosts import MEASURED_NODES, NUM_TARGET_MEMBERS, NUM_TOKENS, Host, call_all, log_line, merged
 
 STARTED_AT_ONCE = 4  # in each process

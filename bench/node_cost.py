@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ftis_node.lab.wire_probe import NUM_COMPLETIONS, loopback_bytes
+from bench.stubs.wire_groups import NUM_COMPLETIONS, loopback_bytes
 from gossip import swarm
 from nodes.hosts import Host, call_all, log_line
 

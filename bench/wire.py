@@ -26,8 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.stubs.wire_groups import RUN_ID, VOCABULARY, random_group
 from ftis_node.config.manifest import RunManifest
-from ftis_node.lab.wire_probe import RUN_ID, VOCABULARY, random_group
 from ftis_node.records.codec import CODECS, hash_messages, hash_prompt, pack_group, unpack_group
 from ftis_node.records.envelope import Accepted, announce_group, seal_group
 from ftis_node.records.group import Group, PromptRef

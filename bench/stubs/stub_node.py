@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.stubs.wire_groups import VOCABULARY, random_group
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip import Gossip
-from ftis_node.lab.wire_probe import VOCABULARY, random_group
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.protocols import NullGeneration, NullLearner

@@ -2,13 +2,11 @@
 
     tiny s, tiny m  -->  bootstrap  -->  join s <== announcements, bodies ==> join m  -->  table, curves.png, verdict
 
-The demo starts these three commands as a user would, and reads the results from their homes. It watches the nodes
-through files instead of HTTP, so that the loopback interface carries only the traffic of the swarm.
+The demo starts these three commands as a user would, and reads progress and results from the files of their homes.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import subprocess
@@ -21,7 +19,6 @@ from pathlib import Path
 
 from ftis_node.errors import FtisError
 from ftis_node.lab.experiment.pairs import make_models
-from ftis_node.lab.wire_probe import WireFigures, loopback_bytes, measure_wire
 from ftis_node.telemetry.history import History, HistoryReader, groups_used
 from ftis_node.telemetry.log import OnProgress
 
@@ -189,22 +186,10 @@ class NodeResult:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Result of the demo. `interface_bytes_per_token` is the traffic on the loopback interface per received token."""
+    """Result of the demo."""
 
     nodes: list[NodeResult]
-    interface_bytes_per_token: float | None
-    wire: WireFigures
     seconds: float
-
-    def wire_lines(self) -> list[str]:
-        """Return the traffic in lines for users."""
-        in_demo = ", ".join(f"{node.envelope_bytes_per_token:.1f}" for node in self.nodes)
-        return [
-            f"bytes a token in envelopes of 12 x 300 tokens: {self.wire.envelope_bytes_per_token:.2f} (limit 8.25); "
-            f"crossing between two nodes, all counted: {_figure(self.wire.interface_bytes_per_token)} (goal 9.5)",
-            f"in this demo, whose completions have a few tokens: {in_demo} in envelopes, "
-            f"{_figure(self.interface_bytes_per_token)} crossing per token received",
-        ]
 
     def failures(self) -> list[str]:
         """Return the reasons why the demo failed; empty if it succeeded."""
@@ -231,7 +216,6 @@ def run_demo(plan: DemoPlan, *, on_progress: OnProgress) -> DemoResult:
     with children(plan.out / "logs") as commands:
         on_progress(None, "starting a bootstrap node")
         address = commands.bootstrap(plan.out / "home-bootstrap").wait_for_line(timeout_s=BOOTSTRAP_TIMEOUT_S)
-        before = loopback_bytes()
         nodes = [
             commands.join(
                 size,
@@ -246,19 +230,10 @@ def run_demo(plan: DemoPlan, *, on_progress: OnProgress) -> DemoResult:
             for size in SIZES
         ]
         _watch_training(nodes, homes, plan, on_progress)
-        after = loopback_bytes()
     results = [_result_of(size, homes[size]) for size in SIZES]
-    received = sum(result.tokens_received for result in results)
-    crossed = (after - before) / received if before is not None and after is not None and received else None
-    on_progress(None, "measuring the wire with groups of 12 x 300 tokens")
-    wire = asyncio.run(measure_wire(plan.out / "wire"))
-    result = DemoResult(results, crossed, wire, time.monotonic() - started_at)
+    result = DemoResult(results, time.monotonic() - started_at)
     _write_outputs(plan, result, {size: read_history(home) for size, home in homes.items()})
     return result
-
-
-def _figure(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.2f}"
 
 
 def _watch_training(

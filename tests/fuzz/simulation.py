@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 
 from bench.stubs.stub_node import StubNode, StubTokenizer, stub_group
+from bench.stubs.wire_groups import VOCABULARY
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.wire_probe import VOCABULARY
 from ftis_node.node.loops import pull
 from ftis_node.node.training.step_peers import note_contributor
 from ftis_node.node.wiring import Wiring

@@ -13,9 +13,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.stubs.wire_groups import random_group
 from ftis_node.config.manifest import Codec
 from ftis_node.errors import RecordError
-from ftis_node.lab.wire_probe import random_group
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import (
     CODECS,

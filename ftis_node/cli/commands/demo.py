@@ -64,6 +64,6 @@ def _print_result(result: DemoResult, out: Path) -> None:
         )
         for node in result.nodes
     ]
-    for line in (*columns(header, rows, num_left=0), *result.wire_lines()):
+    for line in columns(header, rows, num_left=0):
         typer.echo(line)
     typer.echo(f"{result.seconds:.0f} s; curves in {out / 'curves.png'}, values in {out / 'results.json'}")
