@@ -1,7 +1,6 @@
 """Evaluation of several models on one task: each alone, as a mixture, by vote, and by the most confident answer.
 
     each model, one after another -> its answers to all problems -> the experts alone, vote, confidence
-                                  -> log-probs of a text         -> perplexity
     all models at once            -> answers of the mixture      -> posterior, mean, answer
 
 Vote and confidence reuse the answers of the single models, so they need no second generation. A model alone, or a
@@ -21,18 +20,17 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from ftis_node.errors import ConfigError, MachineError, ModelError
-from ftis_node.evaluation.evaluate import Expert, ExpertOutputs, Study
+from ftis_node.evaluation.evaluate import Expert, Study
 from ftis_node.evaluation.members import Member, as_members, swarm_members
 from ftis_node.evaluation.result import (
     EnsembleResult,
     EvaluationRow,
-    TextFigures,
     chosen_row,
     confidences,
     vote_row,
 )
-from ftis_node.files import read_text
 from ftis_node.generation.engines import EngineName, choose_engine
+from ftis_node.generation.evaluate import Answered
 from ftis_node.memory.generator import cache_bytes_per_token
 from ftis_node.memory.plan import USABLE_SHARE
 from ftis_node.models import (
@@ -54,7 +52,6 @@ from ftis_node.telemetry.terminal_text import GIB
 if TYPE_CHECKING:
     from ftis_node.generation.engines.mixture_engine import MixtureWeights
 
-MAX_TEXT_BYTES = 1 << 30
 MIXTURES: Final = ("posterior", "mean", "answer")
 MODES: Final = (*MIXTURES, "vote", "confidence")
 ROWS = 128  # completions that the engine decodes in parallel, divided by the number of models
@@ -80,16 +77,14 @@ async def evaluate_ensemble(
     max_tokens: int = 760,
     engine: EngineName = "auto",
     seed: int | None = None,
-    text: Path | None = None,
     prompts: PromptSettings | None = None,
     on_progress: OnProgress = unwatched,
 ) -> EnsembleResult:
     """Evaluate each model alone and each of `modes` on the first `limit` test problems of `task`.
 
     `max_tokens` bounds prompt and completion together. `engine` serves the experts alone, and so the modes that choose
-    among their answers. The torch engine serves a mixture. `text` is a file whose perplexity is measured, too. With a
-    `seed` samples are the same each time. `prompts` say how prompts are rendered for a model that is of no home; its
-    own run sets the date.
+    among their answers. The torch engine serves a mixture. With a `seed` samples are the same each time. `prompts` say
+    how prompts are rendered for a model that is of no home; its own run sets the date.
 
     Raises ConfigError, ModelError, MachineError, EngineError and NetworkError.
     """
@@ -111,22 +106,19 @@ async def evaluate_ensemble(
             k=k,
             max_tokens=max_tokens,
             seed=seed,
-            text=_read_text(text) if text is not None else "",
             on_progress=on_progress,
             num_parts=len(experts) + len(mixtures),
         )
-        seen = [await study.evaluate_expert(expert, open_engine) for expert in experts]
-        weights_by_mode = _mixture_weights(mixtures, len(seen))
-        mixed = await study.mix(weights_by_mode) if mixtures else {}
+        answers = [await study.answers_of(expert, open_engine) for expert in experts]
+        mixed = await study.mix(_mixture_weights(mixtures, len(experts))) if mixtures else {}
     names = [expert.member.name for expert in experts]
-    rows = mixed | _selection_rows(modes, seen, problems, names=names, k=k)
+    rows = mixed | _selection_rows(modes, answers, problems, names=names, k=k)
     return EnsembleResult(
         task=task,
-        n=len(seen[0].answered),
+        n=len(answers[0]),
         k=k,
-        experts=tuple(study.alone(expert, each) for expert, each in zip(experts, seen, strict=True)),
+        experts=tuple(study.alone(expert, each) for expert, each in zip(experts, answers, strict=True)),
         modes=tuple(rows[mode] for mode in dict.fromkeys(modes)),
-        text=_text_figures(names, seen, weights_by_mode) if text is not None else (),
     )
 
 
@@ -156,25 +148,15 @@ def _check_one_tokenizer(experts: Sequence[Expert]) -> None:
 
 
 def _selection_rows(
-    modes: Sequence[str], seen: Sequence[ExpertOutputs], problems: Task, *, names: Sequence[str], k: int
+    modes: Sequence[str], answers: Sequence[Sequence[Answered]], problems: Task, *, names: Sequence[str], k: int
 ) -> dict[str, EvaluationRow]:
     """Return the rows of the modes that choose among the answers of the single models."""
-    answers, rows = [each.answered for each in seen], {}
+    rows = {}
     if "confidence" in modes:
         rows["confidence"] = chosen_row("confidence", answers, confidences(answers), problems, names=names, k=k)
     if "vote" in modes:
         rows["vote"] = vote_row(answers, problems, k=k)
     return rows
-
-
-def _read_text(path: Path) -> str:
-    try:
-        text = read_text(path.expanduser(), max_bytes=MAX_TEXT_BYTES)
-    except OSError as error:
-        raise ConfigError(f"the text {path} cannot be read: {error}") from None
-    if not text:
-        raise ConfigError(f"the text {path} is empty")
-    return text
 
 
 def _mixture_weights(mixtures: Sequence[str], num_models: int) -> dict[str, MixtureWeights]:
@@ -186,23 +168,6 @@ def _mixture_weights(mixtures: Sequence[str], num_models: int) -> dict[str, Mixt
         mode: uniform_mixture_weights(num_models, learns=mode != "mean", reads_prompt=mode != "answer")
         for mode in mixtures
     }
-
-
-def _text_figures(
-    names: Sequence[str], seen: Sequence[ExpertOutputs], weights_by_mode: dict[str, MixtureWeights]
-) -> tuple[TextFigures, ...]:
-    """Return the text's likelihood under each expert alone, then under each of the mixtures."""
-    figures = [
-        TextFigures(name, tokens=sum(map(len, each.windows)), nats=-sum(map(sum, each.windows)))
-        for name, each in zip(names, seen, strict=True)
-    ]
-    if weights_by_mode:
-        from ftis_node.generation.engines.mixture_engine import mixture_nats
-
-        windows = list(zip(*(each.windows for each in seen), strict=True))
-        num_tokens = figures[0].tokens
-        figures += [TextFigures(mode, num_tokens, mixture_nats(windows, how)) for mode, how in weights_by_mode.items()]
-    return tuple(figures)
 
 
 def mixture_bytes(sources: Sequence[ModelSource], *, max_tokens: int, bytes_per_number: int) -> int:

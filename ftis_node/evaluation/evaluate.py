@@ -6,13 +6,11 @@ A study queries every model of an ensemble, one after another, and then their mi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.errors import ConfigError
 from ftis_node.evaluation.members import Member
 from ftis_node.evaluation.result import EvaluationRow, evaluation_row
 from ftis_node.generation.engines import OpenEngine, choose_engine
@@ -20,7 +18,7 @@ from ftis_node.generation.engines.base import Engine, EngineSettings
 from ftis_node.generation.evaluate import Answered, EvalResult, answer_problems, evaluate
 from ftis_node.models import ModelSource, PromptSettings, PromptTokenizer, load_tokenizer, resolve_model
 from ftis_node.tasks import load_task
-from ftis_node.tasks.base import Task, TaskItem
+from ftis_node.tasks.base import Task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.log import OnProgress, unwatched
 
@@ -107,17 +105,9 @@ class Expert:
     tokenizer: PromptTokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertOutputs:
-    """Outputs of one model alone: answers, and the log-probs of the text's tokens, window by window."""
-
-    answered: list[Answered]
-    windows: list[list[float]]
-
-
 @dataclass(slots=True)
 class Study:
-    """Problems and a text for every model. One progress bar shows the `num_parts` parts of the work."""
+    """Problems for every model. One progress bar shows the `num_parts` parts of the work."""
 
     experts: list[Expert]
     problems: Task
@@ -126,22 +116,16 @@ class Study:
     k: int
     max_tokens: int
     seed: int | None
-    text: str
     on_progress: OnProgress
     num_parts: int
     num_done: int = 0
 
-    async def evaluate_expert(self, expert: Expert, open_engine: OpenEngine) -> ExpertOutputs:
-        """Return the outputs of one model alone, which is in memory only during its evaluation."""
-        settings, windows = self._settings(expert.tokenizer), self._windows(expert.tokenizer)
+    async def answers_of(self, expert: Expert, open_engine: OpenEngine) -> list[Answered]:
+        """Return the answers of one model alone, which is in memory only during its evaluation."""
         name = expert.member.name
         self.on_progress(None, f"loading {name} into the engine")
-        async with serving(open_engine, expert.source, settings) as opened:
-            ask = partial(self._answers, opened, expert.tokenizer)
-            return ExpertOutputs(
-                answered=await ask(name, self.problems, limit=self.limit, k=self.k),
-                windows=[await opened.probe(ids) for ids in windows],
-            )
+        async with serving(open_engine, expert.source, self._settings(expert.tokenizer)) as opened:
+            return await self._answers(opened, expert.tokenizer, name)
 
     async def mix(self, weights_by_mode: dict[str, MixtureWeights]) -> dict[str, EvaluationRow]:
         """Run all models at once, each of the mixtures in turn. The first model's template renders the prompt."""
@@ -152,42 +136,36 @@ class Study:
         sources = [expert.source for expert in self.experts]
         first = next(iter(weights_by_mode.values()))
         opened = open_mixture(sources, self._settings(tokenizer), first, on_progress=self.on_progress)
-        ask = partial(self._answers, opened, tokenizer, eos_ids=eos_ids)
         entries = {}
         try:
             for mode, weights in weights_by_mode.items():
                 opened.weigh(weights)
-                answered = await ask(mode, self.problems, limit=self.limit, k=self.k)
+                answered = await self._answers(opened, tokenizer, mode, eos_ids=eos_ids)
                 entries[mode] = evaluation_row(mode, answered, self.problems, k=self.k, num_models=len(sources))
         finally:
             await opened.close()
         return entries
 
-    def alone(self, expert: Expert, seen: ExpertOutputs) -> EvaluationRow:
+    def alone(self, expert: Expert, answered: list[Answered]) -> EvaluationRow:
         member = expert.member
-        entry = evaluation_row(member.name, seen.answered, self.problems, k=self.k)
+        entry = evaluation_row(member.name, answered, self.problems, k=self.k)
         return replace(entry, model=member.model, domain=member.domain)
 
     async def _answers(
-        self,
-        opened: Engine,
-        tokenizer: PromptTokenizer,
-        name: str,
-        problems: Task | Sequence[TaskItem],
-        **options: Any,
+        self, opened: Engine, tokenizer: PromptTokenizer, name: str, *, eos_ids: Collection[int] | None = None
     ) -> list[Answered]:
-        """Return the answers of a model or mixture; `options` as for `answer_problems`."""
-
         def report(done: int, total: int) -> None:
             share = (self.num_done + done / total) / self.num_parts
             self.on_progress(share, f"{name}: {done} of {total} problems")
 
         answered = await answer_problems(
             opened,
-            problems,
+            self.problems,
             tokenizer,
             scorer=self.scorer,
-            **options,
+            limit=self.limit,
+            k=self.k,
+            eos_ids=eos_ids,
             completion_limit=lambda num_prompt_tokens: self.max_tokens - num_prompt_tokens,
             on_progress=report,
         )
@@ -196,15 +174,3 @@ class Study:
 
     def _settings(self, tokenizer: PromptTokenizer) -> EngineSettings:
         return EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=self.max_tokens, seed=self.seed)
-
-    def _windows(self, tokenizer: PromptTokenizer) -> list[list[int]]:
-        """Split the text into windows one token shorter than the engine's limit. Each begins with the last token of the
-        one before.
-
-        So every token but the first is predicted once.
-        """
-        ids = tokenizer.encode_text(self.text)
-        if self.text and len(ids) < 2:
-            raise ConfigError("the text of --text has fewer than two tokens: there is nothing to predict")
-        step = max(self.max_tokens - 2, 1)
-        return [ids[start : start + step + 1] for start in range(0, len(ids) - 1, step)]

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import exp, inf, isfinite
+from math import inf, isfinite
 from typing import TypeAlias
 
 from ftis_node.generation.evaluate import Answered, EvalResult, ScoredAnswer, summarize
@@ -29,7 +29,6 @@ from ftis_node.tasks.base import Task, TaskItem
 
 Vote: TypeAlias = "tuple[str | None, float]"
 """A completion's answer, None if it has none, and its mean log-prob in nats a token."""
-MAX_EXPONENT = 700.0  # e^709 is the largest float
 UNSURE = -1e6  # nats: replaces a log-prob that is not finite
 
 
@@ -53,33 +52,14 @@ class EvaluationRow:
 
 
 @dataclass(frozen=True, slots=True)
-class TextFigures:
-    """Likelihood of a text: `nats` of all its `tokens` together, which is comparable between tokenizers."""
-
-    name: str
-    tokens: int
-    nats: float
-
-    @property
-    def nats_per_token(self) -> float:
-        """Mean over the tokens; comparable between models of one tokenizer."""
-        return self.nats / self.tokens
-
-    @property
-    def perplexity(self) -> float:
-        return exp(min(self.nats_per_token, MAX_EXPONENT))
-
-
-@dataclass(frozen=True, slots=True)
 class EnsembleResult:
-    """Results of the experts and modes, and the likelihoods of a text if there is one."""
+    """Results of the experts and modes."""
 
     task: str
     n: int
     k: int
     experts: tuple[EvaluationRow, ...]
     modes: tuple[EvaluationRow, ...]
-    text: tuple[TextFigures, ...] = ()
 
 
 def evaluation_row(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM
 
 from ftis_node.cli.app import run
@@ -24,8 +23,8 @@ from ftis_node.evaluation.ensemble import (
     mixture_bytes,
 )
 from ftis_node.evaluation.evaluate import evaluate_model
-from ftis_node.models import load_tokenizer, resolve_model
-from tests.models.tiny_models import VOCAB_SIZE, make_tokenizer, save_tiny
+from ftis_node.models import resolve_model
+from tests.models.tiny_models import make_tokenizer, save_tiny
 
 SMALL = {"limit": 6, "max_tokens": 48, "engine": "torch"}
 FLAGS = ["--limit", "6", "--max-tokens", "48", "--engine", "torch"]
@@ -118,36 +117,6 @@ async def test_the_costs_and_choices_of_two_experts(models: tuple[str, str]) -> 
     assert {what.partition(":")[0] for fraction, what in reported if fraction} == parts
 
 
-async def test_the_perplexity_of_a_text_equals_that_of_plain_forward_passes(
-    models: tuple[str, str], tmp_path: Path
-) -> None:
-    """The text is read in windows of 47 tokens, one less than `max_tokens`."""
-    text = tmp_path / "text.txt"
-    text.write_text("What is 12 + 30? The answer is 42. " * 8)
-    result = await evaluate_ensemble(models, "arithmetic", modes=["mean", "posterior", "vote"], text=text, **SMALL)
-    ids = load_tokenizer(resolve_model(models[0])).encode_text(text.read_text())
-    assert len(ids) > 2 * 48
-    nats = dict.fromkeys(("a", "b", "mean", "posterior"), 0.0)
-    for start in range(0, len(ids) - 1, 46):
-        window = torch.tensor([ids[start : start + 47]])
-        tokens = []
-        for model in models:
-            causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-            with torch.no_grad():
-                logprobs = causal_lm(input_ids=window).logits[0, :-1].double().log_softmax(dim=-1)
-            tokens.append(logprobs.gather(-1, window[0, 1:, None]).squeeze(-1))
-        a, b = tokens
-        nats["a"] -= a.sum().item()
-        nats["b"] -= b.sum().item()
-        nats["mean"] -= ((a.exp() + b.exp()) / 2).log().sum().item()
-        nats["posterior"] -= math.log(0.5) + torch.logaddexp(a.sum(), b.sum()).item()  # the chain rule
-    assert [figures.name for figures in result.text] == ["a", "b", "mean", "posterior"]
-    for figures in result.text:
-        assert figures.tokens == len(ids) - 1
-        assert figures.nats == pytest.approx(nats[figures.name], rel=1e-5)
-        assert figures.perplexity == pytest.approx(math.exp(nats[figures.name] / (len(ids) - 1)), rel=1e-4)
-
-
 async def test_models_with_different_tokenizers_vote_but_do_not_mix(
     models: tuple[str, str], other_tokenizer: str
 ) -> None:
@@ -172,8 +141,6 @@ def test_invalid_arguments_are_reported_in_one_line(
     capsys: pytest.CaptureFixture[str], models: tuple[str, str], other_tokenizer: str, tmp_path: Path
 ) -> None:
     both = ["--models", ",".join(models)]
-    (tmp_path / "empty.txt").touch()
-    (tmp_path / "one.txt").write_text("a")
     (tmp_path / "nothing").mkdir()
     adapter = tmp_path / "swarm" / "adapter"
     adapter.mkdir(parents=True)
@@ -183,9 +150,6 @@ def test_invalid_arguments_are_reported_in_one_line(
         (*both, "--mode", "postirior"): "no mode 'postirior': use all, or some of posterior, mean",
         (*both, "--mode", ","): "no mode ''",
         (*both, "--engine", "tensorrt"): "no engine 'tensorrt'",
-        (*both, "--text", str(tmp_path / "nowhere.txt")): "nowhere.txt cannot be read",
-        (*both, "--text", str(tmp_path / "empty.txt")): "is empty",
-        (*both, "--text", str(tmp_path / "one.txt"), *FLAGS): "fewer than two tokens",
         ("--models", str(tmp_path / "missing")): "no such folder",
         (): "an ensemble needs models: name them with --models A,B or --swarm FOLDER",
         ("--swarm", str(tmp_path / "nothing")): "holds no trained model",
@@ -198,22 +162,17 @@ def test_invalid_arguments_are_reported_in_one_line(
         assert words in line
 
 
-def test_the_command_prints_json_and_a_table(
-    capsys: pytest.CaptureFixture[str], models: tuple[str, str], tmp_path: Path
-) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("The answer is 42.")
-    arguments = ["ensemble", "--models", ",".join(models), "--task", "arithmetic", *FLAGS, "--text", str(text)]
+def test_the_command_prints_json_and_a_table(capsys: pytest.CaptureFixture[str], models: tuple[str, str]) -> None:
+    arguments = ["ensemble", "--models", ",".join(models), "--task", "arithmetic", *FLAGS]
     assert run([*arguments, "--mode", "all", "--k", "2", "--seed", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert set(document) == {"task", "n", "k", "experts", "modes", "text"}
+    assert set(document) == {"task", "n", "k", "experts", "modes"}
     assert [entry["name"] for entry in document["experts"]] == ["a", "b"]
     assert document["experts"][0]["model"] == models[0]
     assert [entry["name"] for entry in document["modes"]] == list(MODES)
     figures = {"pass_at_1", "n", "k", "pass_at_k", "truncated", "unscored", "too_long", "completion_tokens_mean"}
     for entry in (*document["experts"], *document["modes"]):
         assert set(entry) >= figures | {"name", "majority_at_k", "generated_tokens", "forward_tokens"}
-    assert [entry["name"] for entry in document["text"]] == ["a", "b", *MIXTURES]
     assert run([*arguments, "--mode", "vote,confidence"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "arithmetic: 6 problems"
@@ -238,10 +197,3 @@ def test_a_mixture_that_does_not_fit_is_refused(
     assert run([*arguments, "--mode", "posterior"]) == 3
     assert run([*arguments, "--mode", "vote,confidence"]) == 0, "these load one model at a time"
     capsys.readouterr()
-
-
-def test_the_other_tokenizer_differs(models: tuple[str, str], other_tokenizer: str) -> None:
-    """The tests above rely on it."""
-    tokenizers = [load_tokenizer(resolve_model(model)) for model in (*models, other_tokenizer)]
-    assert tokenizers[0].fingerprint == tokenizers[1].fingerprint != tokenizers[2].fingerprint
-    assert tokenizers[0].vocab_size <= VOCAB_SIZE

@@ -8,7 +8,6 @@ import pytest
 
 from ftis_node.evaluation.result import (
     EvaluationRow,
-    TextFigures,
     chosen_row,
     confidences,
     evaluation_row,
@@ -104,9 +103,3 @@ def test_a_mixture_needs_a_forward_pass_of_every_model_for_each_token() -> None:
     assert alone.result == mixed.result
     assert alone.generated_tokens == mixed.generated_tokens == 4
     assert (alone.forward_tokens, mixed.forward_tokens) == (24, 72)
-
-
-def test_perplexity_is_capped() -> None:
-    figures = TextFigures("a", tokens=4, nats=4 * math.log(3))
-    assert figures.perplexity == pytest.approx(3.0)
-    assert TextFigures("a", tokens=1, nats=1e6).perplexity == math.exp(700.0)

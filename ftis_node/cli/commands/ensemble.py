@@ -49,7 +49,6 @@ EngineOption = Annotated[
     ),
 ]
 SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the samples; default: random.")]
-TextOption = Annotated[Path | None, typer.Option("--text", help="Text file whose perplexity is also measured.")]
 
 TemplateOption = Annotated[
     str | None,
@@ -69,7 +68,6 @@ def ensemble(
     max_tokens: MaxTokensOption = 760,
     engine: EngineOption = "auto",
     seed: SeedOption = None,
-    text: TextOption = None,
     home: HomeOption = None,
     template: TemplateOption = None,
     as_json: JsonOption = False,
@@ -80,7 +78,7 @@ def ensemble(
 
     JSON shape: {task, n, k, experts: [{name, model, domain, pass_at_1, n, k, pass_at_k, truncated, unscored, too_long,
     completion_tokens_mean, majority_at_k, generated_tokens, forward_tokens}], modes: [{name, chosen, and the same but
-    model and domain}], text: [{name, tokens, nats, nats_per_token, perplexity}]}.
+    model and domain}]}.
     """
     from ftis_node.evaluation.ensemble import MODES, run_ensemble
     from ftis_node.node.startup.prompts import prompts_for_command
@@ -97,7 +95,6 @@ def ensemble(
             max_tokens=max_tokens,
             engine=engine,
             seed=seed,
-            text=text,
             prompts=prompts,
             on_progress=progress,
         )
@@ -115,10 +112,6 @@ def _document(result: EnsembleResult) -> dict[str, Any]:
         "k": result.k,
         "experts": [_flat(entry, leave_out=("chosen",)) for entry in result.experts],
         "modes": [_flat(entry, leave_out=("model", "domain")) for entry in result.modes],
-        "text": [
-            {**dataclasses.asdict(figures), "nats_per_token": figures.nats_per_token, "perplexity": figures.perplexity}
-            for figures in result.text
-        ],
     }
 
 
@@ -137,9 +130,6 @@ def _lines(result: EnsembleResult) -> list[str]:
         if entry.chosen is not None:
             chosen = ", ".join(f"{name} {number}" for name, number in entry.chosen.items())
             lines.append(f"{entry.name} chose {chosen}")
-    if result.text:
-        rows = [(f.name, f"{f.tokens:,}", f"{f.nats_per_token:.4f}", f"{f.perplexity:.3f}") for f in result.text]
-        lines += ["", *columns(("text", "tokens", "nats/token", "perplexity"), rows, num_left=1)]
     return lines
 
 

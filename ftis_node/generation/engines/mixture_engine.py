@@ -137,18 +137,6 @@ def uniform_mixture_weights(num_experts: int, *, learns: bool = True, reads_prom
     return MixtureWeights(tuple(uniform_prior(num_experts).tolist()), learns=learns, reads_prompt=reads_prompt)
 
 
-def mixture_nats(windows: Sequence[Sequence[Sequence[float]]], weighing: MixtureWeights) -> float:
-    """Return the negative log-likelihood of a text under the mixture.
-
-    `windows` has, for each window of the text, the experts' log-probs of its tokens; each window starts at the prior.
-    """
-    log_prior = torch.tensor(weighing.log_prior, dtype=torch.float64)
-    return -sum(
-        float(text_logprobs(torch.tensor(window, dtype=torch.float64), log_prior, learns=weighing.learns).sum())
-        for window in windows
-    )
-
-
 class MixtureEngine(TorchEngine):
     """The engine of `models` with one tokenizer, served as their mixture; see `base.Engine`."""
 
