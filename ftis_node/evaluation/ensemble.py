@@ -150,7 +150,6 @@ def _check_one_tokenizer(experts: Sequence[Expert]) -> None:
 def _selection_rows(
     modes: Sequence[str], answers: Sequence[Sequence[Answered]], problems: Task, *, names: Sequence[str], k: int
 ) -> dict[str, EvaluationRow]:
-    """Return the rows of the modes that choose among the answers of the single models."""
     rows = {}
     if "confidence" in modes:
         rows["confidence"] = chosen_row("confidence", answers, confidences(answers), problems, names=names, k=k)

@@ -5,15 +5,14 @@ A study queries every model of an ensemble, one after another, and then their mi
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ftis_node.evaluation.members import Member
 from ftis_node.evaluation.result import EvaluationRow, evaluation_row
-from ftis_node.generation.engines import OpenEngine, choose_engine
+from ftis_node.generation.engines import EngineName, OpenEngine, choose_engine
 from ftis_node.generation.engines.base import Engine, EngineSettings
 from ftis_node.generation.evaluate import Answered, EvalResult, answer_problems, evaluate
 from ftis_node.models import ModelSource, PromptSettings, PromptTokenizer, load_tokenizer, resolve_model
@@ -26,36 +25,6 @@ if TYPE_CHECKING:
     from ftis_node.generation.engines.mixture_engine import MixtureWeights
 
 
-def evaluate_model(
-    model: str,
-    task: str,
-    *,
-    limit: int,
-    k: int,
-    max_tokens: int,
-    engine: str,
-    prompts: PromptSettings | None = None,
-    on_progress: OnProgress = unwatched,
-) -> EvalResult:
-    """Return pass@1, and pass@k for k > 1, on the test problems of a task. `max_tokens` bounds prompt and completion
-    together. `prompts` say how they are rendered; the model's own run sets the date.
-
-    Raises ConfigError, ModelError, TaskError, EngineError, NetworkError.
-    """
-    return asyncio.run(
-        _evaluate(
-            model,
-            task,
-            engine,
-            max_tokens,
-            prompts=prompts or PromptSettings(),
-            limit=limit,
-            k=k,
-            on_progress=on_progress,
-        )
-    )
-
-
 @asynccontextmanager
 async def serving(open_engine: OpenEngine, source: ModelSource, settings: EngineSettings) -> AsyncIterator[Engine]:
     """Yield the model in an engine of this process; close it at the end."""
@@ -66,22 +35,28 @@ async def serving(open_engine: OpenEngine, source: ModelSource, settings: Engine
         await opened.close()
 
 
-async def _evaluate(
+async def evaluate_model(
     model: str,
     task: str,
-    engine: Any,
-    max_tokens: int,
     *,
-    prompts: PromptSettings,
-    on_progress: OnProgress,
-    **options: Any,
+    limit: int,
+    k: int,
+    max_tokens: int,
+    engine: EngineName,
+    prompts: PromptSettings | None = None,
+    on_progress: OnProgress = unwatched,
 ) -> EvalResult:
+    """Return pass@1, and pass@k for k > 1, on the test problems of a task. `max_tokens` bounds prompt and completion
+    together. `prompts` say how they are rendered; the model's own run sets the date.
+
+    Raises ConfigError, ModelError, TaskError, EngineError, NetworkError.
+    """
     open_engine = choose_engine(engine)
     source = resolve_model(model, trains=False, on_progress=on_progress)
     on_progress(None, f"loading the problems of {task}")
     problems = load_task(task, split="test")
     on_progress(None, "loading the tokenizer")
-    tokenizer = load_tokenizer(source, prompts=prompts)
+    tokenizer = load_tokenizer(source, prompts=prompts or PromptSettings())
     settings = EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=max_tokens)
     on_progress(None, f"loading {source.name} into the engine")
     async with IsolatedScorer(problems) as scorer, serving(open_engine, source, settings) as opened:
@@ -90,9 +65,10 @@ async def _evaluate(
             problems,
             tokenizer,
             scorer=scorer,
+            limit=limit,
+            k=k,
             completion_limit=lambda num_prompt_tokens: max_tokens - num_prompt_tokens,
             on_progress=lambda done, total: on_progress(done / total, f"{done} of {total} problems"),
-            **options,
         )
 
 

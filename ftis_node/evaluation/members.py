@@ -90,7 +90,6 @@ def _is_home(folder: Path) -> bool:
 
 
 def _member(folder: Path, scratch: Path, on_progress: OnProgress) -> Member | None:
-    """Return the member of a folder; None for the home of a node that trains nothing."""
     if _is_home(folder):
         return _exported(Home(folder), scratch, on_progress)
     return Member(folder.resolve().name, str(folder))

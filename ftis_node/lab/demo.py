@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ftis_node.errors import FtisError
 from ftis_node.lab.experiment.pairs import make_models
+from ftis_node.lab.experiment.plots import new_panels, save_figure
 from ftis_node.telemetry.history import History, HistoryReader, groups_used
 from ftis_node.telemetry.log import OnProgress
 
@@ -43,13 +44,7 @@ def read_history(home: Path) -> History:
 
 def plot_curves(histories: Mapping[str, History], path: Path, *, title: str) -> None:
     """Plot two panels: greedy pass@1 on held-out problems, and the mean reward of each step's groups."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import MaxNLocator
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    figure, (left, right) = new_panels(2)
     for name, history in histories.items():
         passes = [(point.step, point.pass_at_1) for point in history.evaluations]
         rewards = [(point.step, point.reward_mean) for point in history.steps if point.reward_mean is not None]
@@ -57,13 +52,8 @@ def plot_curves(histories: Mapping[str, History], path: Path, *, title: str) -> 
         right.plot(*zip(*rewards, strict=True), label=name, linewidth=1)
     left.set(xlabel="step", ylabel="greedy pass@1, held-out problems", ylim=(0, 1.02))
     right.set(xlabel="step", ylabel="mean reward of the step's groups", ylim=(0, 1.02))
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend(loc="lower right")
     figure.suptitle(title)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save_figure(figure, (left, right), path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +71,6 @@ class ChildProcess:
         return self.process.poll()
 
     def last_words(self) -> str:
-        """Return the last line of its stderr."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "no message"
 
@@ -239,7 +228,6 @@ def run_demo(plan: DemoPlan, *, on_progress: OnProgress) -> DemoResult:
 def _watch_training(
     nodes: list[ChildProcess], homes: Mapping[str, Path], plan: DemoPlan, on_progress: OnProgress
 ) -> None:
-    """Wait until both nodes have ended. Raises FtisError as soon as one fails."""
     while True:
         histories = {size: read_history(home) for size, home in homes.items()}
         texts = [
@@ -260,7 +248,6 @@ def _watch_training(
 
 
 def _result_of(size: str, home: Path) -> NodeResult:
-    """Read a finished node's result from its home."""
     status = json.loads((home / "status.json").read_text())
     history = read_history(home)
     own_groups, foreign_groups = groups_used(history.steps)

@@ -5,9 +5,8 @@ Three domains of rising difficulty, an expert for each, and four arms that spend
 compute of a trial is counted from its tokens (`MemberResult.compute`). Experts that have finished leave, and the others
 generate more.
 
-The report has the accuracy of each expert and of all together, and the cost. Values are means over seeds, with the
-standard error of the mean. If there are several initial models, that is the error over the models, after averaging over
-the other seeds of each. A *cell* is one arm, separate or sharing.
+The report has the accuracy of each expert and of all together, and the cost. Means and errors are those of
+`experiment/summary.py`. A *cell* is one arm, separate or sharing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Final
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.pairs import HDEE, Pair, TrialMember
-from ftis_node.lab.experiment.plots import plot_domains, plot_rows
+from ftis_node.lab.experiment.plots import plot_panels, plot_rows
 from ftis_node.lab.experiment.report import PairedDifference, document, interval, write_steps_csv
 from ftis_node.lab.experiment.rounds import Rounds
 from ftis_node.lab.experiment.specs import ALONE
@@ -32,7 +31,6 @@ from ftis_node.lab.experiment.trial_result import GENERATED_COST, TRAINED_COST, 
 from ftis_node.lab.tiny_sums import RECIPES, Size
 
 Figure = Callable[[TrialResult, str], float]  # from a trial and a domain's task
-
 
 DOMAINS: Final = ("easy", "medium", "hard")
 SPECS: Final = ("arithmetic:no-carry", "arithmetic:carry", "arithmetic:borrow")
@@ -183,12 +181,10 @@ def _member(trial: TrialResult, name: str) -> MemberResult:
 
 
 def _at(name: str, place: int) -> Figure:
-    """Return the metric: accuracy of one expert at the evaluation with index `place`."""
     return lambda trial, task: _member(trial, name).curve(task)[place].pass_at_1
 
 
 def _own(place: int) -> Figure:
-    """Return the metric: accuracy of each domain's own expert at the evaluation with index `place`."""
     return lambda trial, task: _at(_expert_of(task), place)(trial, task)
 
 
@@ -218,7 +214,8 @@ def write_hdee_report(experiment: Experiment, results: Sequence[TrialResult], ou
     (out / "results.json").write_bytes(document(experiment, results))
     write_csv(results, out / "curves.csv")
     write_steps_csv(results, out / "steps.csv")
-    plot_domains({task: {_label(cell): _curve(cell, task) for cell in cells} for task in SPECS}, out / "curves.png")
+    curves = {task: {f"{cell.arm}, {cell.sharing}": _curve(cell, task) for cell in cells} for task in SPECS}
+    plot_panels(curves, out / "curves.png", y="greedy pass@1 of the domain")
     panels = {
         sharing: {
             cell.arm: {who: cell.over_domains(figure) for who, figure in cell.figures().items()}
@@ -291,12 +288,7 @@ def experts_table(cells: Sequence[Cell]) -> str:
     return markdown(rows)
 
 
-def _label(cell: Cell) -> str:
-    return f"{cell.arm}, {cell.sharing}"
-
-
 def _curve(cell: Cell, task: str) -> list[tuple[int, Estimate]]:
-    """Return the accuracy at each step of the domain's own expert."""
     name = ONE if cell.arm == ONE else _expert_of(task)
     steps = [point.step for point in _member(cell.trials[0], name).curve(task)]
     return [(step, cell.over_seeds(_at(name, place), task)) for place, step in enumerate(steps)]

@@ -3,14 +3,11 @@
 Most training answers are wrong in a systematic way. So greedy decoding is mostly wrong, but sampling finds right
 answers often enough for reinforcement: the setting of the F-TIS paper's experiments in miniature.
 
-Muon trains the layers' matrices, AdamW the embedding, biases and norms; for sums of digits this needs about a third of
-AdamW's steps. Every layer initially adds nothing to its input, which reduces the dependence on the seed. One thread and
-a separate random state give the same bytes for the same seed.
-
-Muon for the tiny models' matrices: orthogonalized momentum as the update (Jordan et al., 2024).
-
-`torch.optim.Muon` has the same rule, but uses bfloat16, which many CPUs emulate, and one matrix at a time. Here
-matrices of one shape are iterated together in float32, about four times as fast on one core.
+Muon (orthogonalized momentum as the update; Jordan et al., 2024) trains the layers' matrices, AdamW the embedding,
+biases and norms; for sums of digits this needs about a third of AdamW's steps. `torch.optim.Muon` has the same rule,
+but uses bfloat16, which many CPUs emulate, and one matrix at a time: a quarter as fast on one core. Every layer
+initially adds nothing to its input, which reduces the dependence on the seed. One thread and a separate random state
+give the same bytes for the same seed.
 """
 
 from __future__ import annotations
@@ -176,7 +173,6 @@ def _train(
     seed: int,
     progress: Callable[[float, str], None],
 ) -> None:
-    """Run supervised steps with a warm-up and a linear decay of the learning rate."""
     generator = torch.Generator().manual_seed(seed)
     muon, adam = _optimizers(model)
     for step in range(num_steps):
@@ -200,7 +196,6 @@ def _optimizers(model: Qwen2ForCausalLM) -> tuple[Muon, torch.optim.AdamW]:
 
 
 def _answer_loss(model: Qwen2ForCausalLM, token_ids: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross-entropy of the completions' tokens; the output head runs on their positions only."""
     hidden = model.model(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1]
     answered = labels[:, 1:] != IGNORED
     return cross_entropy(model.lm_head(hidden[answered]), labels[:, 1:][answered])
@@ -228,7 +223,6 @@ def _decode_greedily(
 
 @contextmanager
 def _one_thread_and_own_randomness(seed: int) -> Iterator[None]:
-    """Use one core and a separate random state while the block runs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -189,7 +189,6 @@ def _terms(upper: int, lower: int, carry: int, habit: Size) -> str:
 
 
 def _problems(task: Any) -> list[Any]:
-    """Return the problems of a task with a small split."""
     return [task.problem(index) for index in range(len(task))]
 
 

@@ -1,8 +1,7 @@
 r"""Answers in completions: the chat format that asks for them, their equality, and their form for majority votes.
 
-**Format** of the reasoning tasks: reasoning inside <think> </think>, then the answer inside <answer> </answer>. It is
-part of the reward (F-TIS paper, after DeepSeek-R1): a completion that breaks it scores 0. It allows one think block,
-one answer block and white space, because models learn to write whatever a looser rule accepts. A valid completion:
+**Format** of the reasoning tasks (F-TIS paper, after DeepSeek-R1): one think block, one answer block and white space.
+A completion that breaks it scores 0, because models learn to write whatever a looser rule accepts. A valid completion:
 
     <think> 48 / 2 = 24 clips in May, 48 + 24 = 72 together. </think>
     <answer> 72 </answer>
@@ -15,18 +14,12 @@ other reference needs `math-verify`, with limits for untrusted text. The library
 * Bare LaTeX or a bare expression ("(3, \frac{\pi}{2})", "x^2 + 1"): read as a whole, in dollar signs for the library.
 
 An answer has one line and at most one \boxed. A percent sign does not count. In an equation without a list, all sides
-must be equal: the library would take the last one alone.
+must be equal: the library would take the last one alone. The library's own time limits use SIGALRM, which needs the
+main thread, so they are off: `expression_limits.py` and the limits of the scoring process replace them.
 
-A dozen characters keep a LaTeX parser busy for hours (`9^{9^{9^9}}`, `\sum_{k=1}^{10^9} 1/k`), inside C code that no
-Python limit interrupts. The library's own time limits use SIGALRM, which needs the main thread, so they are off. An
-answer beyond the limits of `expression_limits.py` is not parsed. Callers also limit the CPU time of the process
-(`scorer.py`).
-
-**Votes** compare normalized text, so that equal answers are equal text. A task may have a method
-`answer_of(item, completion_text) -> str | None`. None means that the text has no answer, for example because its format
-is broken. Without the method, the answer is the text with normalized white space. The reward is not used, because it
-would reveal the right answer. Answers in different notation count as different, unless the task normalizes them. To
-compare `1/2` with `0.5` would need a parser, and untrusted text can keep a parser busy.
+**Votes** compare normalized text: that of the task's `answer_of(item, completion_text) -> str | None`, where None means
+no answer, or the whole text. The reward would reveal the right answer. Answers in different notation count as
+different, unless the task normalizes them: to compare `1/2` with `0.5` would need a parser.
 """
 
 from __future__ import annotations
@@ -104,7 +97,6 @@ def answers_agree(reference: str, answer: str) -> bool:
 
 
 def _is_number(reference: Fraction, answer: str) -> bool:
-    """Return whether the answer is this number, and so are the other sides of its equations."""
     sides, last = sides_of(cleaned(answer))
     if not is_expression(last) and number_in(last) is None:
         return False
@@ -132,7 +124,6 @@ def _is_math(reference: str, answer: str) -> bool:
 
 
 def _equal(reference: Any, answer: Any) -> bool:
-    """Return whether the library finds two readings equal. Raises any exception."""
     return bool(_library().verify(reference, answer, timeout_seconds=None))
 
 

@@ -177,7 +177,6 @@ def _own_test(part: ProblemPart) -> tuple[ArithmeticProblem, ...]:
 
 
 def _held_out(kind: Kind) -> tuple[ArithmeticProblem, ...]:
-    """Return the held-out problems of one kind in canonical form, smallest hash first."""
     return _by_hash(kind)[:NUM_HELD_OUT]
 
 

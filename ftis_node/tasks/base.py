@@ -1,7 +1,7 @@
 """Protocol of a task: prompts that every node can reproduce, and rewards that every node can verify. Mixture of tasks.
 
-One file holds a task's prompt, answer extraction and reward. A task is deterministic: the same `PromptRef` gives the
-same messages on every machine. A node verifies a peer's rewards by reproducing the prompt and scoring the completion.
+A task is deterministic: the same `PromptRef` gives the same messages on every machine. So a node verifies a peer's
+rewards by reproducing the prompt and scoring the completion.
 
 In a mixture the parts take turns in a fixed pattern, in proportion to their weights. The pattern is a smooth weighted
 round-robin: weights 3 and 1 give A A B A, not A A A B. An index names a turn, so part and problem are equal on every

@@ -174,7 +174,6 @@ def _source(source: str, *, label: str) -> DatasetSource:
 
 
 def _values(text: str) -> dict[str, str]:
-    """Return the parameters of a query, decoded. Raises TaskError."""
     values: dict[str, str] = {}
     for pair in text.split("&"):
         name, equals, value = pair.partition("=")
@@ -218,7 +217,6 @@ def _checked(values: dict[str, str], text: str) -> DatasetQuery:
 
 
 def _rewards(text: str) -> tuple[tuple[str, int], ...]:
-    """Return rewards with whole-number weights, sorted by name. Raises TaskError."""
     found = [_REWARD.fullmatch(part) for part in text.split(",")]
     names = [match["name"] if match else "" for match in found]
     weights = [parse_weight("1" if match["weight"] is None else match["weight"]) if match else None for match in found]

@@ -198,7 +198,6 @@ def _hub_rows(source: RowSource) -> Iterator[dict[str, Any]]:
 
 
 def _check_columns(source: RowSource, names: Iterable[str]) -> None:
-    """Raise TaskError if the data set lacks a column of the query."""
     names = list(names)
     if missing := [name for name in source.columns if name not in names]:
         shown = ", ".join(map(repr, names[:MAX_COLUMNS_SHOWN])) or "none"
@@ -206,7 +205,6 @@ def _check_columns(source: RowSource, names: Iterable[str]) -> None:
 
 
 def _run(argument: str) -> int:
-    """Write the rows, and return the exit code."""
     try:
         source = RowSource(**json.loads(argument))
         if source.pattern:

@@ -51,12 +51,10 @@ def _exact(scored: Scored) -> float:
 
 
 def _format(scored: Scored) -> float:
-    """Return 1 if the completion is one think block and one answer block that is not empty."""
     return float(scored.answer is not None)
 
 
 def _math(scored: Scored) -> float:
-    """Return 1 if the answer equals the reference as mathematics."""
     return float(scored.answer is not None and answers_agree(scored.item.answer, scored.answer))
 
 

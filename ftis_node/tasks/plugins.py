@@ -153,5 +153,4 @@ class RewardedTask:
 
 
 def _call(plugin: Plugin, work: Callable[[], Any]) -> Any:
-    """Run the plug-in's code and return its result. Raises a one-line TaskError for any exception."""
     return call_plugin(plugin, work, error=TaskError)

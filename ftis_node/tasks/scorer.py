@@ -1,6 +1,6 @@
 """Scores from a separate process, so that texts from peers never block, fill or end the daemon.
 
-    score(item, texts) --> one text at a time --> pool of spawned processes --> (reward, status)
+    score(item, texts) --> one text at a time --> a spawned process --> (reward, status)
                                                   | over its time: killed, a new one is started
                                                   | dies (memory, CPU limit): a new one is started
 
@@ -56,7 +56,6 @@ class ScoringLimits:
     group_limit_s: float = 20.0  # CPU time for all texts of one call
     start_limit_s: float = 60.0  # wall time for a process to start and load its tasks
     memory_limit_bytes: int = 1 << 30  # address space of one process; honest answers need at most a quarter
-    num_workers: int = 1
 
 
 class Scorer(Protocol):
@@ -90,7 +89,7 @@ class IsolatedScorer:
         self._isolated = tuple(task for task in self._tasks.values() if task.isolate_scoring)
         for task in self._isolated:
             _check_can_travel(task)
-        self._free_workers = asyncio.Semaphore(self._limits.num_workers)
+        self._worker = asyncio.Lock()
         self._pool_change = asyncio.Lock()
         self._pool: Any = None
         self._in_flight: set[asyncio.Future[Any]] = set()
@@ -127,7 +126,7 @@ class IsolatedScorer:
         for task in self._isolated:
             cost = ScoringCost()
             try:
-                async with self._free_workers:
+                async with self._worker:
                     fault = await self._ask_worker(check_in_worker, task.name, task.split, cost=cost)
             except (TimeoutError, ProcessExpired) as error:
                 fault = f"{task.name}: its grader was not checked: {self._note_end(error, cost)}"
@@ -149,7 +148,7 @@ class IsolatedScorer:
             raise KeyError(str(ref))
         if not getattr(task, "isolate_resolving", False):
             return task.resolve(ref)
-        async with self._free_workers:
+        async with self._worker:
             try:
                 return cast("TaskItem", await self._ask_worker(resolve_in_worker, ref, cost=cost))
             except (TimeoutError, ProcessExpired) as error:
@@ -176,7 +175,7 @@ class IsolatedScorer:
                 log.warning("%s: %d texts of one group took too long to score", item.ref, len(texts) - len(scores))
                 cost.num_stopped += len(texts) - len(scores)
                 break
-            async with self._free_workers:
+            async with self._worker:
                 scores.append(await self._score_isolated(item, text, cost))
         return scores + [UNSCORED] * (len(texts) - len(scores))
 
@@ -269,7 +268,7 @@ class IsolatedScorer:
                 raise BrokenProcessPool("the scorer is closed")
             if self._pool is None:
                 self._pool = ProcessPool(
-                    max_workers=self._limits.num_workers,
+                    max_workers=1,
                     initializer=start_worker,
                     initargs=(self._isolated, os.getpid(), self._limits.memory_limit_bytes),
                     context=multiprocessing.get_context("spawn"),

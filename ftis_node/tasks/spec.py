@@ -142,7 +142,6 @@ def parse_spec(text: str) -> TaskSpec:
 
 
 def _parse_part(text: str) -> tuple[TaskPart, Fraction]:
-    """Return one part, and its weight."""
     text, given = _split_weight(text)
     weight = Fraction(1) if given is None else given
     if weight == 0:

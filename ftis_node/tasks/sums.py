@@ -92,7 +92,6 @@ class SumsTask(IndexedTask):
 
 @cache
 def _test_split(num_digits: int) -> tuple[SumProblem, ...]:
-    """Return the first `NUM_TEST` different held-out draws."""
     found: dict[SumProblem, None] = {}
     for attempt in count():
         draw = _draw(f"test/{attempt}", num_digits)
@@ -104,7 +103,6 @@ def _test_split(num_digits: int) -> tuple[SumProblem, ...]:
 
 
 def _draw(seed: str, num_digits: int) -> SumProblem:
-    """Draw both operands uniformly among the numbers with this many digits."""
     smallest = 10 ** (num_digits - 1)
     bits, left = divmod(stable_hash(seed), 9 * smallest)
     return SumProblem(smallest + left, smallest + bits % (9 * smallest), num_digits)

@@ -14,10 +14,7 @@ import pytest
 from ftis_node.swarm.demand import is_assigned
 from swarm_simulation import SimulationResult, SimulationSettings, simulate
 from swarm_simulation.announcement import AnnouncementEvent
-from swarm_simulation.events import Events
-from swarm_simulation.population import Population
 from swarm_simulation.settings import copies_of, shards_for, simulated_shards_for
-from swarm_simulation.world import World
 
 SMALL = SimulationSettings(
     num_nodes=30, minutes=3.0, num_shards=1, warm_up_s=60.0, settle_s=75.0, step_s=50.0, leave_share_per_hour=1.0,
@@ -51,17 +48,6 @@ def test_without_assignment_many_groups_are_not_pulled() -> None:
     assert simulate(replace(honest, with_assignment=False)).pulled_share < 0.9
 
 
-def test_without_repeated_announcements_losses_and_attackers_cost_groups() -> None:
-    announced_once = replace(SMALL, first_wait_s=1e6, attackers_share=0.3)
-    assert simulate(replace(SMALL, attackers_share=0.3)).pulled_share > 0.95
-    assert simulate(announced_once).pulled_share < 0.85
-
-
-def test_the_same_seed_gives_the_same_swarm_and_another_seed_another_swarm(small: SimulationResult) -> None:
-    assert simulate(SMALL).without_clock() == small.without_clock()
-    assert simulate(replace(SMALL, seed=1)).without_clock() != small.without_clock()
-
-
 def test_a_seed_gives_the_same_swarm_in_another_process() -> None:
     """Another hash seed changes the order of sets of texts and bytes."""
     output = "print(simulate(replace(SMALL, attackers_share=0.3)).without_clock())"
@@ -74,7 +60,7 @@ def test_a_seed_gives_the_same_swarm_in_another_process() -> None:
             check=True,
             capture_output=True,
         ).stdout
-        for seed in ("0", "1", "3")
+        for seed in ("0", "1")
     }
     assert len(outputs) == 1
 
@@ -99,28 +85,6 @@ def test_the_fast_assignment_equals_the_policy() -> None:
                 assert call.is_assigned(peer, view=view) == expected
                 num_assigned += expected
     assert num_assigned > 300
-
-
-def test_a_member_that_left_stays_in_views_for_a_while_and_a_new_one_enters_later() -> None:
-    world = World(replace(SMALL, leave_share_per_hour=0.0))
-    Population(world).start()
-    views_of_shard = world.member_views[0]
-    views_of_shard.leave("former", now=0.0)
-    views_of_shard.join("new")
-    assert all("new" not in view for view in views_of_shard.views)
-    world.events.run_until(50.0)
-    assert all({"new", "former"} <= view for view in views_of_shard.views)
-    world.events.run_until(SMALL.record_lives_s + 65.0)
-    assert all("former" not in view for view in views_of_shard.views)
-
-
-def test_events_run_in_the_order_of_time_and_then_of_entry() -> None:
-    events, seen = Events(), []
-    for delay_s, name in ((2.0, "late"), (1.0, "first"), (1.0, "second"), (9.0, "never")):
-        events.after(delay_s, seen.append, name)
-    events.run_until(5.0)
-    assert seen == ["first", "second", "late"]
-    assert events.now == 5.0
 
 
 def test_the_number_of_shards_grows_with_the_swarm() -> None:

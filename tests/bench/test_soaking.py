@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from soak import summary
-from soaking.sampling import MACHINE, Point, sample_machine
+from soaking.sampling import MACHINE, Point
 from soaking.slopes import Bounds, sen_slope, trend
 from soaking.verdicts import findings_of, series_of, warm_up_minutes
 
@@ -52,19 +51,6 @@ def test_nodes_are_summed_and_the_warm_up_is_left_out() -> None:
         (series,) = series_of([*points("node-0", 0.0), *points("node-1", leak)])
         (found,) = findings_of([series], after=warm_up_minutes(50))
         assert (found.verdict, round(found.trend.slope)) == (verdict, round(60 * leak))
-
-
-def test_a_machine_that_becomes_slower_is_reported_but_not_as_a_fault_of_nodes() -> None:
-    slower = [Point(float(minute), MACHINE, "loop_ms", "", 30 + minute) for minute in MINUTES]
-    steady = [Point(float(minute), "node-0", "rss_mib", "daemon", 100.0) for minute in MINUTES]
-    found = findings_of(series := series_of([*slower, *steady]), after=10)
-    assert {(one.series.who, one.verdict) for one in found} == {(MACHINE, "grows"), ("nodes", "flat")}
-    report = summary(series, found, warm_up=10)
-    assert (report["flat"], report["num_grows"], report["num_flat"]) == (True, 0, 1)
-    assert report["calm_share"] == 1.0
-    machine = {point.quantity: point.value for point in sample_machine(0.0)}
-    assert machine.keys() == {"loop_ms", "stolen_percent"}
-    assert machine["loop_ms"] > 0
 
 
 @pytest.mark.parametrize(("num_disturbed", "verdict"), [(20, "flat"), (60, "unclear"), (0, "grows")])

@@ -52,12 +52,6 @@ def test_the_majority_wins_and_a_tie_goes_to_the_more_confident() -> None:
     assert entry.forward_tokens == (10 + 2) * 5
 
 
-def test_equal_votes_are_decided_by_order() -> None:
-    right, wrong = model((RIGHT[0], -0.5)), model(("00", -0.5))
-    assert vote_row([right, wrong], TASK, k=1).result.pass_at_1 == 1.0
-    assert vote_row([wrong, right], TASK, k=1).result.pass_at_1 == 0.0
-
-
 def test_the_majority_of_samples() -> None:
     # k = 2 of three samples each. The first model's are right and wrong: a tie, which the first sample wins. The second
     # model's are both wrong. So three of four votes are wrong.
@@ -80,11 +74,6 @@ def test_confidence_takes_the_answer_of_the_most_confident_model() -> None:
     assert entry.chosen == {"a": 2, "b": 1}
     assert entry.result.too_long == 1
     assert (entry.generated_tokens, entry.forward_tokens) == (5 * 2, 5 * (10 + 2))
-
-
-def test_a_model_without_an_answer_or_a_confidence_comes_last() -> None:
-    first, second = model(None, ("00", math.nan)), model((RIGHT[0], -9.0), (RIGHT[1], -9.0))
-    assert confidence_row([first, second], k=1).result.pass_at_1 == 1.0
 
 
 def test_confidence_takes_the_samples_of_the_most_confident_model() -> None:

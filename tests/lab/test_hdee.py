@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
 import shutil
@@ -21,8 +22,7 @@ from ftis_node.lab.experiment.trial import Trial, run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.hdee import ARMS, DOMAINS, MIXTURE, SPECS, hdee_trials
 from ftis_node.lab.tiny import make_tiny
-from ftis_node.lab.tiny_sums import GRADED_WRONG_FRACTIONS, RECIPES, _wrong_fraction
-from ftis_node.tasks.arithmetic import ArithmeticProblem
+from ftis_node.lab.tiny_sums import RECIPES
 
 EXPERIMENT = Experiment(
     base=load_manifest("arithmetic-hdee"),
@@ -89,38 +89,16 @@ def test_every_arm_has_a_trial_alone_and_one_in_a_swarm_except_the_single_model(
     assert (one[0].domain, one[0].steps) == (None, 120)
 
 
-def test_an_update_keeps_its_number_of_groups_after_members_leave() -> None:
-    for trial in trials():
-        rounds = trial.rounds(trial.members[:1] if trial.apart else trial.members)
-        assert {sum(rounds.shares(step)) for step in range(1, max(rounds.last_steps) + 1)} == {24}
-
-
 def test_a_number_of_prompts_that_is_not_divisible_is_refused() -> None:
     step = EXPERIMENT.base.step.model_copy(update={"own_groups": 9, "foreign_groups": 0})
     with pytest.raises(UsageError, match="multiple of 6"):
         trials(replace(EXPERIMENT, base=EXPERIMENT.base.model_copy(update={"step": step})))
 
 
-@pytest.mark.parametrize("size", RECIPES)
-def test_a_recipe_has_the_number_of_parameters_of_its_model(size: str, tmp_path: Path) -> None:
-    assert make_tiny(size, tmp_path, scale=0.003).num_parameters == RECIPES[size].num_parameters  # type: ignore[arg-type, index]
-
-
-def test_a_graded_model_is_wrong_more_often_in_harder_parts() -> None:
-    problems = {
-        "no-carry": ArithmeticProblem("add", 23, 45),
-        "carry": ArithmeticProblem("add", 27, 45),
-        "borrow": ArithmeticProblem("sub", 72, 45),
-    }
-    found = {part: _wrong_fraction(problem, None, graded=True, blind=False) for part, problem in problems.items()}
-    assert found == GRADED_WRONG_FRACTIONS
-    assert sorted(found.values()) == list(found.values())
-
-
 def small(models: dict[str, Path]) -> Trial:
     """Return a trial of three experts, of which one leaves after the first step and one after the second."""
     step = EXPERIMENT.base.step.model_copy(update={"own_groups": 2, "foreign_groups": 4})
-    evals = EXPERIMENT.base.eval.model_copy(update={"every_steps": 1, "limit": 16})
+    evals = EXPERIMENT.base.eval.model_copy(update={"every_steps": 1, "limit": 8})
     base = EXPERIMENT.base.model_copy(update={"step": step, "eval": evals})
     experiment = replace(EXPERIMENT, base=base, methods=("ftis",), steps=FEW_STEPS, seeds=range(1))
     (trial,) = (t for t in trials(experiment) if t.labels["arm"] == "steps")
@@ -157,10 +135,9 @@ def test_experts_exchange_groups_until_they_leave_and_are_evaluated_as_ensembles
     assert easy.tokens_trained == easy.curve(SPECS[0])[-1].tokens_generated + easy.curve(SPECS[0])[-1].tokens_received
     assert hard.curve(SPECS[0])[-1].tokens_received == hard.tokens_trained - hard.tokens_generated
     assert {(each.task, each.mode) for each in result.exam} == {(task, mode) for task in SPECS for mode in MODES}
-    assert all(each.n == 16 and 0 <= each.pass_at_1 <= 1 for each in result.exam)
-    for member in result.members:  # the evaluated models are the trained ones
-        found = evaluate_model(str(kept[member.name]), SPECS[2], limit=16, k=1, max_tokens=96, engine="torch")
-        assert found.pass_at_1 == member.curve(SPECS[2])[-1].pass_at_1
+    assert all(each.n == 8 and 0 <= each.pass_at_1 <= 1 for each in result.exam)
+    asked = evaluate_model(str(kept[hard.name]), SPECS[2], limit=8, k=1, max_tokens=96, engine="torch")
+    assert asyncio.run(asked).pass_at_1 == hard.curve(SPECS[2])[-1].pass_at_1, "another model is evaluated"
 
 
 @pytest.mark.timeout(240)

@@ -10,19 +10,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from ftis_node.errors import UsageError
-from ftis_node.lab.tiny import Muon, grade, make_tiny, orthogonalize
+from ftis_node.lab import tiny
+from ftis_node.lab.tiny import Muon, _silent_model, grade, make_tiny, orthogonalize
 from ftis_node.lab.tiny_sums import (
     RECIPES,
     SUMS_RECIPES,
     WRONG_FRACTION,
     ArithmeticCurriculum,
+    Recipe,
     Size,
     SumsCurriculum,
     draw_skill,
     working,
 )
-from ftis_node.lab.tiny_tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, corpus, make_tokenizer
+from ftis_node.lab.tiny_tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
 from ftis_node.tasks.sums import SumProblem, SumsTask
 from tests.trained_models import trained_model
 
@@ -35,11 +36,19 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return make_tokenizer()
 
 
+@pytest.fixture
+def ungraded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models without the grade at the end, which takes most of the time."""
+    monkeypatch.setattr(tiny, "grade", lambda *_: (0.0, 0.0))
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {size: tmp_path_factory.mktemp("tiny") / size for size in SIZES}
-    for size, folder in made.items():
-        make_tiny(size, folder, scale=SCALE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny, "grade", lambda *_: (0.0, 0.0))
+        for size, folder in made.items():
+            make_tiny(size, folder, scale=SCALE)
     return made
 
 
@@ -52,13 +61,6 @@ def test_every_digit_is_a_separate_token(tokenizer: PreTrainedTokenizerFast) -> 
 def test_any_text_is_decoded_from_its_ids(tokenizer: PreTrainedTokenizerFast) -> None:
     text = "Ünïcödé, 漢字 and 🙂:\n\ttabs,  double  spaces <think> 3.5 </think>"
     assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_merges_halve_ordinary_text(tokenizer: PreTrainedTokenizerFast) -> None:
-    question = "A baker sold 48 cakes in April, and then half as many in May. How many cakes did she sell altogether?"
-    assert len(tokenizer.encode(question)) < len(question) / 1.8
-    assert len(tokenizer) == VOCABULARY_SIZE
-    assert all("\n" not in text for text in corpus()[:-1])
 
 
 def test_the_chat_template_is_chatml(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -87,12 +89,9 @@ def test_the_folder_is_loaded_like_a_model_of_the_hub(size: str, folders: dict[s
     assert tokenizer.encode("17+25=") == make_tokenizer().encode("17+25=")
 
 
-def test_both_sizes_have_the_same_tokenizer(folders: dict[str, Path]) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        assert (folders["s"] / name).read_bytes() == (folders["m"] / name).read_bytes()
-
-
-def test_a_seed_gives_the_same_bytes_and_another_seed_others(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_seed_gives_the_same_bytes_and_another_seed_others(
+    folders: dict[str, Path], tmp_path: Path, ungraded: None
+) -> None:
     torch.manual_seed(99)  # the global state must not matter
     make_tiny("s", tmp_path / "same", scale=SCALE)
     make_tiny("s", tmp_path / "other", seed=1, scale=SCALE)
@@ -101,20 +100,16 @@ def test_a_seed_gives_the_same_bytes_and_another_seed_others(folders: dict[str, 
     assert first != other
 
 
-def test_make_tiny_restores_threads_and_random_state(tmp_path: Path) -> None:
+def test_progress_rises_to_one_and_threads_and_random_state_are_restored(tmp_path: Path, ungraded: None) -> None:
+    reported: list[float] = []
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(2)
     try:
-        make_tiny("s", tmp_path, scale=SCALE)
+        make_tiny("s", tmp_path, scale=SCALE, progress=lambda fraction, what: reported.append(fraction))
         assert torch.get_num_threads() == 2
         assert torch.equal(torch.get_rng_state(), state)
     finally:
         torch.set_num_threads(threads)
-
-
-def test_progress_rises_to_one(tmp_path: Path) -> None:
-    reported: list[float] = []
-    make_tiny("s", tmp_path, scale=SCALE, progress=lambda fraction, what: reported.append(fraction))
     assert reported == sorted(reported)
     assert len(reported) == round(RECIPES["s"].num_steps * SCALE) + 1
     assert (reported[0], reported[-1]) == (0.0, 1.0)
@@ -136,7 +131,7 @@ def test_a_model_mostly_makes_the_mistake_of_its_recipe(size: str, num_parameter
 
 
 def test_the_report_grades_what_was_saved(tmp_path: Path) -> None:
-    report = make_tiny("s", tmp_path, scale=0.1)
+    report = make_tiny("s", tmp_path, scale=SCALE)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     assert report.num_parameters == model.num_parameters()
     assert (report.pass_at_1, report.mistaken) == grade(
@@ -220,31 +215,20 @@ def test_lessons_have_training_problems_of_both_lengths(tokenizer: PreTrainedTok
         assert torch.equal(label[label != IGNORED], taught)
 
 
-def test_the_exam_of_sums_counts_right_and_wrong_answers(tokenizer: PreTrainedTokenizerFast) -> None:
-    lessons = SumsCurriculum(tokenizer, "s", 1, seed=0)
-    task = SumsTask("test")
-    texts = [f"#{task[index].answer}" for index in range(len(task))]
-    assert len(lessons.exam()) == len(task)
-    assert lessons.grade(texts) == (1.0, 0.0)
-    assert lessons.grade([*texts[:512], *["#1"] * 256, *["none"] * 256]) == (0.5, 0.25)
-
-
-def test_a_size_that_a_task_does_not_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="arithmetic has no tiny model of size l: use s, sm, m"):
-        make_tiny("l", tmp_path)
-
-
 def test_the_command_takes_every_size_that_the_message_names() -> None:
     from ftis_node.cli.commands.tiny import Size as OfTheCommand
 
     assert {size.value for size in OfTheCommand} == {*RECIPES, *SUMS_RECIPES}
 
 
-@pytest.mark.parametrize("size", SUMS_RECIPES)
-def test_a_model_of_sums_can_be_loaded(size: Size, tmp_path: Path) -> None:
-    report = make_tiny(size, tmp_path, task="sums", scale=0.005)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert report.num_parameters == model.num_parameters() == SUMS_RECIPES[size].num_parameters
+@pytest.mark.parametrize("recipe", [*RECIPES.values(), *SUMS_RECIPES.values()])
+def test_a_recipe_has_the_number_of_parameters_of_its_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
+    assert _silent_model(recipe, tokenizer).num_parameters() == recipe.num_parameters
+
+
+def test_a_model_of_sums_can_be_loaded(tmp_path: Path, ungraded: None) -> None:
+    make_tiny("s", tmp_path, task="sums", scale=0.005)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).num_parameters() == SUMS_RECIPES["s"].num_parameters
 
 
 def test_a_tenth_of_the_lessons_has_the_format_of_another_size(tokenizer: PreTrainedTokenizerFast) -> None:

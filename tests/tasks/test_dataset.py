@@ -355,10 +355,3 @@ def test_a_task_that_is_too_long_for_a_manifest_is_an_error(tmp_path: Path) -> N
     parts = [f"dataset:{file}?{QUERY}&name={'n' * 60}{number}" for number in range(6)]
     with pytest.raises(ConfigError, match="the task has .* characters, at most 512"):
         plan_run(None, "+".join(parts), home=Home(tmp_path / "home"))
-
-
-def test_a_path_that_a_spec_cannot_contain_is_an_error(tmp_path: Path) -> None:
-    run_file = tmp_path / "run.toml"
-    run_file.write_text(f'name = "x"\ntask = "dataset:sums?{QUERY}"\n')
-    with pytest.raises(TaskError, match=r"holds a '\?'"):
-        plan_run(str(run_file), None, home=Home(tmp_path / "h"), data_paths={"dataset:sums": "/data/a?.jsonl"})

@@ -115,8 +115,3 @@ def test_answers_for_votes_follow_the_style(tmp_path: Path) -> None:
     assert [answer_in(task, task[0], text) for text in texts] == ["7", None, None]
     plain = task_of(tmp_path, "&reward=exact&style=plain")
     assert [answer_in(plain, plain[0], text) for text in (" a  b ", "")] == ["a b", None]
-
-
-@pytest.mark.parametrize(("query", "is_isolated"), [("&reward=exact,format", False), ("", True)])
-def test_only_parsing_rewards_need_the_scoring_process(tmp_path: Path, query: str, is_isolated: bool) -> None:
-    assert task_of(tmp_path, query).isolate_scoring is is_isolated

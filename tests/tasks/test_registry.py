@@ -65,13 +65,6 @@ def test_a_built_in_task_without_a_file_is_loaded(spec: str, split: str) -> None
 
 
 @pytest.mark.usefixtures("plugins")
-def test_a_plug_in_is_loaded_by_its_name() -> None:
-    task = load_task("echo", split="test")
-    assert task.split == "test"
-    assert task.score(task[0], "x") == 1.0
-
-
-@pytest.mark.usefixtures("plugins")
 def test_a_plug_in_can_be_mixed() -> None:
     task = load_task("echo+arithmetic")
     assert [task[index].ref.task for index in range(2)] == ["arithmetic", "echo"]
@@ -94,12 +87,6 @@ def test_a_faulty_plug_in_is_a_task_error(name: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-@pytest.mark.usefixtures("plugins")
-def test_a_plug_in_cannot_replace_a_built_in_task(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="cannot be read"):
-        load_task(f"gsm8k:{tmp_path}/absent.jsonl")
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -120,11 +107,6 @@ def test_a_task_without_training_problems_is_a_one_line_error(spec: str, message
         load_task(spec, split="train")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_an_unknown_split_is_an_error() -> None:
-    with pytest.raises(TaskError, match="unknown split 'validation'"):
-        load_task("arithmetic", split="validation")
 
 
 def test_importing_the_package_loads_no_library_of_a_task() -> None:

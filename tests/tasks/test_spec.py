@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ftis_node.errors import TaskError
 from ftis_node.tasks.registry import hub_datasets, task_licenses
@@ -87,16 +85,6 @@ def test_the_canonical_form_has_no_paths_and_one_order_and_scale() -> None:
     assert str(spec) == "gsm8k:/data/a=3+rg:chain_sum"
 
 
-@given(st.text(alphabet="arg8k:+=./ 01mh5", max_size=40))
-def test_any_text_is_a_spec_that_can_be_parsed_again_or_a_task_error(text: str) -> None:
-    try:
-        spec = parse_spec(text)
-    except TaskError:
-        return
-    assert parse_spec(str(spec)) == spec
-    assert parse_spec(spec.canonical).canonical == spec.canonical
-
-
 @pytest.mark.parametrize(
     ("spec", "line", "repositories"),
     [
@@ -118,8 +106,3 @@ def test_any_text_is_a_spec_that_can_be_parsed_again_or_a_task_error(text: str) 
 def test_source_and_license_of_a_task(spec: str, line: str, repositories: list[str]) -> None:
     canonical = parse_spec(spec).canonical  # as the manifest has it
     assert (task_licenses(canonical), hub_datasets(canonical)) == ([line], repositories)
-
-
-def test_a_mixture_has_one_line_per_part() -> None:
-    lines = task_licenses("arithmetic:add=3+rg:chain_sum")
-    assert [line.partition(": ")[0] for line in lines] == ["arithmetic:add", "rg:chain_sum"]

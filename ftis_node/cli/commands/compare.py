@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -15,11 +14,8 @@ from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from ftis_node.config.manifest import RunManifest
     from ftis_node.lab.experiment.trial import Trial
-    from ftis_node.lab.experiment.trial_matrix import Experiment
     from ftis_node.lab.experiment.trial_result import TrialResult
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -31,6 +27,13 @@ NOT_OF_HDEE = ("controls", "share", "delay", "nodes", "lies", "liars", "codec", 
 DEFAULT_STEPS = 40
 TINY_PRESETS = {"arithmetic": "arithmetic-compare", "sums": "sums-ftis"}
 HDEE_PRESET = "arithmetic-hdee"
+RULE: Final = (
+    "`alone` generates all of them itself. In a swarm of n nodes each generates an n-th and receives the rest. "
+    "`alone:own` generates and trains on an n-th."
+)
+HDEE_RULE: Final = (
+    "The four arms have the same compute: 6 operations for each parameter and trained token, 2 for each generated one."
+)
 
 
 PairOption = Annotated[
@@ -130,14 +133,14 @@ def compare(
     Writes results.json, curves.csv, curves.png and table.md. A second run resumes and runs only missing trials.
     """
     from ftis_node.config.workers import LoraSection
-    from ftis_node.lab.experiment.pairs import resolve_pair
+    from ftis_node.lab.experiment.pairs import resolve_pair, tiny_models
+    from ftis_node.lab.experiment.report import write_report
     from ftis_node.lab.experiment.trial_matrix import Experiment
+    from ftis_node.lab.hdee import MIXTURE, SPECS, hdee_trials, write_hdee_report
 
     pairs = tuple(pair or ["size"])
     if is_hdee := HDEE in pairs:
         _check_hdee(context, pairs)
-        from ftis_node.lab.hdee import MIXTURE, SPECS
-
         run, task = run or HDEE_PRESET, MIXTURE
     given = {"kl_estimator": kl_estimator, "kl_threshold": kl_threshold}
     base = _base(run, task, pairs, method=given, prompts=prompts, eval_every=eval_every)
@@ -162,55 +165,37 @@ def compare(
         controls=controls and not is_hdee,
         device=device,
     )
-    kind = _hdee(experiment, models, model_seeds) if is_hdee else _usual(experiment)
-    typer.echo(kind.fairness, err=True)
-    typer.echo(_run(kind, pairs, out, model_seeds=model_seeds, jobs=jobs or _jobs(device)))
+    seeds_of_models = range(model_seeds)
+    if is_hdee:
+        trials = [trial for each in seeds_of_models for trial in hdee_trials(experiment, models, seed=each)]
+    else:
+        trials = experiment.trials()
+    num_completions = experiment.completions_per_update
+    typer.echo(
+        f"The rule: every update takes {num_completions} completions. {HDEE_RULE if is_hdee else RULE}", err=True
+    )
+    specs = {name: how for each in seeds_of_models for name, how in tiny_models(pairs, seed=each).items()}
+    results = _run(trials, specs, out, jobs=jobs or _jobs(device))
+    typer.echo((write_hdee_report if is_hdee else write_report)(experiment, results, out))
     typer.echo(f"results.json, curves.csv, curves.png and table.md are in {out}", err=True)
 
 
-class _Kind(NamedTuple):
-    """Parameters in which the kinds of experiments differ."""
-
-    trials: list[Trial]
-    fairness: str
-    write_report: Callable[[Sequence[TrialResult], Path], str]
-
-
-def _usual(experiment: Experiment) -> _Kind:
-    from ftis_node.lab.experiment.report import write_report
-
-    return _Kind(experiment.trials(), _fairness(experiment), partial(write_report, experiment))
-
-
-def _hdee(experiment: Experiment, models: Path, model_seeds: int) -> _Kind:
-    from ftis_node.lab.hdee import hdee_trials, write_hdee_report
-
-    fairness = (
-        f"The rules: every update takes {experiment.completions_per_update} completions. The four arms have the same "
-        "compute: 6 operations for each parameter and trained token, 2 for each generated one."
-    )
-    trials = [trial for seed in range(model_seeds) for trial in hdee_trials(experiment, models, seed=seed)]
-    return _Kind(trials, fairness, partial(write_hdee_report, experiment))
-
-
-def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, model_seeds: int, jobs: int) -> str:
-    from ftis_node.lab.experiment.pairs import make_models, tiny_models
+def _run(trials: list[Trial], models: dict[str, dict[str, Any]], out: Path, *, jobs: int) -> list[TrialResult]:
+    """Make the tiny models that are missing, and run the trials."""
+    from ftis_node.lab.experiment.pairs import make_models
     from ftis_node.lab.experiment.runner import run_trials
     from ftis_node.models import resolve_model
 
     out.mkdir(parents=True, exist_ok=True)
-    with show_fraction(f"{len(kind.trials)} trials") as show:
-        specs = {name: how for seed in range(model_seeds) for name, how in tiny_models(pairs, seed=seed).items()}
-        make_models(specs, out / "models", jobs=jobs, watch=show)
+    with show_fraction(f"{len(trials)} trials") as show:
+        make_models(models, out / "models", jobs=jobs, watch=show)
         show(None, "starting")
-        for model in dict.fromkeys(member.model for trial in kind.trials for member in trial.members):
+        for model in dict.fromkeys(member.model for trial in trials for member in trial.members):
             resolve_model(model, on_progress=show)  # before the first of many trials, and once
-        results = run_trials(kind.trials, out, jobs=jobs, watch=show)
-    return kind.write_report(results, out)
+        return run_trials(trials, out, jobs=jobs, watch=show)
 
 
 def _check_hdee(context: typer.Context, pairs: tuple[str, ...]) -> None:
-    """Raise UsageError for options that do not apply to experts of domains."""
     if pairs != (HDEE,):
         raise UsageError("--pair hdee is a separate experiment: run it without other pairings")
     for name in NOT_OF_HDEE:
@@ -221,7 +206,6 @@ def _check_hdee(context: typer.Context, pairs: tuple[str, ...]) -> None:
 
 
 def _check_model_seeds(model_seeds: int, pairs: tuple[str, ...]) -> None:
-    """Raise UsageError for several seeds with given models or with one model seed."""
     from ftis_node.lab.experiment.pairs import TINY_PAIRS
 
     made_here = (*TINY_PAIRS, HDEE)
@@ -276,21 +260,6 @@ def _specs(task: str, ood_task: str | None) -> tuple[str, tuple[str, ...]]:
         raise UsageError(f"{task} has no held-out problems: give a folder with train and test files")
     others = (str(parse_spec(ood_task)),) if ood_task else ()
     return str(spec), (str(held_out), *others)
-
-
-def _fairness(experiment: Experiment) -> str:
-    """Return the rule by which the trials are compared, as far as it applies to the experiment's ways of sharing."""
-    shares = {share.partition(":")[0] for share in experiment.shares}
-    rule = (
-        f"The rule: every update takes {experiment.completions_per_update} completions. `alone` generates all of them "
-        "itself. In a swarm of n nodes each generates an n-th and receives the rest. `alone:own` generates and trains "
-        "on an n-th."
-    )
-    if "sapo" in shares:
-        rule += " A SAPO split I/J takes I + J groups, of which I are its own."
-    if "newest" in shares:
-        rule += " newest:J takes J of the peers' groups."
-    return rule
 
 
 def _split(text: str) -> tuple[str, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,16 +40,8 @@ def evaluate(
 
     prompts = prompts_for_command(home_at(home), template=template)
     with show_fraction("eval") as progress:
-        result = evaluate_model(
-            model,
-            task,
-            limit=limit,
-            k=k,
-            max_tokens=max_tokens,
-            engine=engine,
-            prompts=prompts,
-            on_progress=progress,
-        )
+        options: dict[str, Any] = {"limit": limit, "k": k, "max_tokens": max_tokens, "engine": engine}
+        result = asyncio.run(evaluate_model(model, task, prompts=prompts, on_progress=progress, **options))
     if as_json:
         print_json({"model": model, "task": task, **dataclasses.asdict(result)})
         return

@@ -51,7 +51,6 @@ def _lines(document: dict[str, Any]) -> list[str]:
 
 
 def _tried(spec: str, split: str) -> dict[str, Any]:
-    """Return the first problem, and the score of its answer by the scoring process, as in a node."""
     import asyncio
 
     from ftis_node.tasks import load_task

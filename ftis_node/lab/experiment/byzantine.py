@@ -100,7 +100,6 @@ class ByzantineNode:
         return await self._as_given_by(self._learner, padded, prompt_ids) if self._lie == "mimic" else padded
 
     async def _junk(self, completion: Completion, prompt_ids: Sequence[int]) -> Completion:
-        """Return random tokens instead of the answer, with the untrained model's log-probs."""
         eos_id = self._parts.tokenizer.eos_ids[0]
         ids = [self._random.choice(self._words) for _ in completion.token_ids[:-1]] + [eos_id]
         junk = replace(completion, token_ids=np.asarray(ids, dtype=np.int32), finish_reason=FinishReason.STOP)
@@ -109,13 +108,11 @@ class ByzantineNode:
     async def _as_given_by(
         self, policy: InProcessGeneration, completion: Completion, prompt_ids: Sequence[int]
     ) -> Completion:
-        """Return the completion with the log-probs of its tokens under this policy."""
         ids = completion.token_ids.tolist()
         logprobs = await policy.probe([*prompt_ids, *ids])
         return replace(completion, logprobs=np.minimum(np.asarray(logprobs[-len(ids) :], dtype=np.float32), 0.0))
 
     def _padded(self, completion: Completion, *, limit: int) -> Completion:
-        """Return the same text after tokens that decoding drops, up to the length limit."""
         room = min(NUM_JUNK_TOKENS, limit - len(completion.token_ids))
         junk = [self._random.choice(self._unseen) for _ in range(room)] if self._unseen else []
         ids = np.asarray([*junk, *completion.token_ids.tolist()], dtype=np.int32)

@@ -170,7 +170,6 @@ class InProcessGeneration:
         self.policy_version = version
 
     def _folder(self, version: int) -> Path:
-        """Return the folder of a version in transit; the learner's store deletes old ones."""
         return self._held / f"{version:08d}"
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ftis_node.lab.experiment.specs import ALONE
-from ftis_node.lab.experiment.summary import Estimate, MethodResult, has_no_peers, payoff, varied_axes
+from ftis_node.lab.experiment.summary import Estimate, MethodResult, has_no_peers, varied_axes
 from ftis_node.lab.experiment.trial_result import TrialResult
 
 BAND_ALPHA = 0.15
@@ -27,17 +27,33 @@ STEP_PANELS = {
 
 def plot_curves(lines: Sequence[MethodResult], task: str, path: Path) -> None:
     """Plot accuracy by step: one panel per model of a pairing, one line per method, a band of one standard error."""
-    panels = _models(lines)
-    figure, axes = _panels(len(panels))
-    for (pair, model), panel in zip(panels, axes, strict=False):
-        here = [line for line in lines if (line.pair, line.model) == (pair, model)]
+    panels = {
+        f"{pair}: {model}": {
+            line.method: line.curve(task) for line in lines if (line.pair, line.model) == (pair, model)
+        }
+        for pair, model in _models(lines)
+    }
+    dashed = {line.method for line in lines if has_no_peers(line)}
+    plot_panels(panels, path, y=f"greedy pass@1, {task}", dashed=dashed)
+
+
+def plot_panels(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[int, Estimate]]]],
+    path: Path,
+    *,
+    y: str,
+    dashed: Container[str] = (),
+) -> None:
+    """Plot curves by step: one panel per title, one line per label, a band of one standard error."""
+    figure, axes = new_panels(len(panels))
+    for (title, lines), panel in zip(panels.items(), axes, strict=False):
         dashes = itertools.cycle(DASHES)
-        for line in here:
-            steps, estimates = zip(*line.curve(task), strict=True)
-            style = dict(zip(("color", "linestyle"), next(dashes), strict=True)) if has_no_peers(line) else {}
-            _draw(panel, steps, estimates, label=line.method, **style)
-        panel.set(title=f"{pair}: {model}", xlabel="step", ylabel=f"greedy pass@1, {task}")
-    _finish(figure, axes[: len(panels)], path)
+        for label, curve in lines.items():
+            steps, estimates = zip(*curve, strict=True)
+            style = dict(zip(("color", "linestyle"), next(dashes), strict=True)) if label in dashed else {}
+            _draw(panel, steps, estimates, label=label, **style)
+        panel.set(title=title, xlabel="step", ylabel=y)
+    save_figure(figure, axes[: len(panels)], path)
 
 
 def plot_methods(lines: Sequence[MethodResult], task: str, path: Path) -> None:
@@ -63,7 +79,7 @@ def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], ta
         return False
     axis = varied[0]
     panels = _models(lines)
-    figure, axes = _panels(len(panels))
+    figure, axes = new_panels(len(panels))
     for (pair, model), panel in zip(panels, axes, strict=False):
         here = [line for line in lines if (line.pair, line.model) == (pair, model)]
         along = [line for line in here if f" {axis}=" in line.method]
@@ -77,14 +93,14 @@ def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], ta
                 panel.axhline(line.final(task).mean, color="black", linestyle="--", linewidth=1, label="alone")
         panel.set_xticks(range(len(places)), places)
         panel.set(title=f"{pair}: {model}", xlabel=axis, ylabel=f"greedy pass@1 at the end, {task}")
-    _finish(figure, axes[: len(panels)], path)
+    save_figure(figure, axes[: len(panels)], path)
     return True
 
 
 def plot_steps(lines: Sequence[MethodResult], path: Path) -> None:
     """Plot the metrics in STEP_PANELS by step: one column per model, one row per metric."""
     columns = _models(lines)
-    figure, axes = _panels(len(STEP_PANELS) * len(columns), columns=len(columns))
+    figure, axes = new_panels(len(STEP_PANELS) * len(columns), columns=len(columns))
     for row, (name, words) in enumerate(STEP_PANELS.items()):
         for column, (pair, model) in enumerate(columns):
             panel = axes[row * len(columns) + column]
@@ -94,48 +110,12 @@ def plot_steps(lines: Sequence[MethodResult], path: Path) -> None:
                     steps, means = zip(*curve, strict=True)
                     panel.plot(steps, means, label=line.method, linewidth=1)
             panel.set(title=f"{pair}: {model}", xlabel="step", ylabel=words)
-    _finish(figure, axes, path)
-
-
-def plot_payoff(lines: Sequence[MethodResult], results: Sequence[TrialResult], task: str, path: Path) -> bool:
-    """Plot the own tokens until 95 % of `alone` by the number of nodes, beside 1/n.
-
-    Return False unless the number of nodes is the only axis that varies.
-    """
-    if varied_axes(results) != ["nodes"]:
-        return False
-    figure, (panel,) = _panels(1)
-    swarms = [line for line in lines if not has_no_peers(line)]
-    for label in dict.fromkeys((line.pair, line.labels["method"], line.model) for line in swarms):
-        here = [line for line in swarms if (line.pair, line.labels["method"], line.model) == label]
-        shares = {int(str(line.labels["nodes"])): payoff(lines, line, task) for line in here}
-        known = {nodes: share for nodes, share in shares.items() if share is not None}
-        if known:
-            _draw(panel, list(known), list(known.values()), label=", ".join(map(str, label)), marker="o")
-    nodes = sorted({int(str(line.labels["nodes"])) for line in swarms})
-    panel.plot(nodes, [1 / number for number in nodes], color="black", linestyle=":", label="1 / nodes")
-    panel.set_xscale("log", base=2)
-    panel.set_yscale("log", base=2)
-    panel.set_xticks(nodes, nodes)
-    panel.set(xlabel="nodes", ylabel="own tokens to 95 % of alone, share of alone's")
-    _finish(figure, [panel], path)
-    return True
-
-
-def plot_domains(panels: Mapping[str, Mapping[str, Sequence[tuple[int, Estimate]]]], path: Path) -> None:
-    """Plot accuracy by step: one panel per domain, one line per cell, a band of one standard error."""
-    figure, axes = _panels(len(panels))
-    for (domain, lines), panel in zip(panels.items(), axes, strict=False):
-        for label, curve in lines.items():
-            steps, estimates = zip(*curve, strict=True)
-            _draw(panel, steps, estimates, label=label)
-        panel.set(title=domain, xlabel="step", ylabel=f"greedy pass@1, {domain}")
-    _finish(figure, axes[: len(panels)], path)
+    save_figure(figure, axes, path)
 
 
 def plot_rows(panels: Mapping[str, Mapping[str, Mapping[str, Estimate]]], path: Path, *, x: str) -> None:
     """Plot values side by side: one panel per title, one row per name from top to bottom, one mark per value."""
-    figure, axes = _panels(len(panels))
+    figure, axes = new_panels(len(panels))
     for (title, rows), panel in zip(panels.items(), axes, strict=False):
         for name in dict.fromkeys(name for row in rows.values() for name in row):
             there = [(place, row[name]) for place, row in enumerate(rows.values()) if name in row]
@@ -145,15 +125,15 @@ def plot_rows(panels: Mapping[str, Mapping[str, Mapping[str, Estimate]]], path: 
         panel.set_yticks(range(len(rows)), list(rows), fontsize="x-small")
         panel.invert_yaxis()
         panel.set(title=title, xlabel=x)
-    _finish(figure, axes[: len(panels)], path)
+    save_figure(figure, axes[: len(panels)], path)
 
 
 def _models(lines: Sequence[MethodResult]) -> list[tuple[str, str]]:
-    """Return the models of the lines, by pairing and name: one panel or column each."""
     return list(dict.fromkeys((line.pair, line.model) for line in lines))
 
 
-def _panels(count: int, *, columns: int = 2) -> tuple[Any, list[Any]]:
+def new_panels(count: int, *, columns: int = 2) -> tuple[Any, list[Any]]:
+    """Return a new figure and its panels."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -178,7 +158,8 @@ def _draw(panel: Any, x: Sequence[int], estimates: Sequence[Estimate], **style: 
     panel.fill_between(x, low, high, color=line.get_color(), alpha=BAND_ALPHA, linewidth=0)
 
 
-def _finish(figure: Any, axes: Sequence[Any], path: Path) -> None:
+def save_figure(figure: Any, axes: Sequence[Any], path: Path) -> None:
+    """Write a figure with grids and legends to a file."""
     from matplotlib import pyplot as plt
     from matplotlib.ticker import MaxNLocator
 

@@ -10,17 +10,18 @@ from __future__ import annotations
 import csv
 import os
 import platform
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
 import msgspec
+from pydantic import BaseModel
 
 from ftis_node import __version__
-from ftis_node.lab.experiment.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
+from ftis_node.lab.experiment.plots import plot_curves, plot_methods, plot_steps, plot_sweep
 from ftis_node.lab.experiment.specs import ALONE, CONTROLS, is_alone, parse_alone
 from ftis_node.lab.experiment.summary import (
     MethodResult,
@@ -164,7 +165,6 @@ def write_steps_csv(results: Sequence[TrialResult], path: Path) -> None:
 
 
 def _cell(member: MemberResult, figure: str, place: int) -> str:
-    """Return the metric as text; "" if it is unknown."""
     value = member.steps[figure][place]
     return "" if value is None else f"{value:.6g}"
 
@@ -204,7 +204,6 @@ def write_report(experiment: Experiment, results: Sequence[TrialResult], out: Pa
     plot_methods(lines, tasks[0], out / "methods.png")
     plot_sweep(lines, results, tasks[0], out / "sweep.png")
     plot_steps(lines, out / "steps.png")
-    plot_payoff(lines, results, tasks[0], out / "payoff.png")
     return "\n".join(filter(None, shown))
 
 
@@ -215,32 +214,12 @@ def provenance(results: Sequence[TrialResult]) -> str:
 
 def document(experiment: Experiment, results: Sequence[TrialResult]) -> bytes:
     """Return the content of `results.json`."""
-    found = {"schema": 1, "settings": _settings(experiment), "machine": _machine(), "trials": list(results)}
-    return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
+    found = {"schema": 1, "settings": experiment, "machine": _machine(), "trials": list(results)}
+    return msgspec.json.format(msgspec.json.encode(found, enc_hook=_plain), indent=1) + b"\n"
 
 
-def _settings(experiment: Experiment) -> dict[str, Any]:
-    return {
-        "manifest": experiment.base.model_dump(mode="json", exclude_none=True),
-        "pairs": [asdict(pair, dict_factory=_without_none) for pair in experiment.pairs],
-        "methods": experiment.all_methods,
-        "task": experiment.task_spec,
-        "evaluated": experiment.eval_specs,
-        "steps": experiment.steps,
-        "seeds": list(experiment.seeds),
-        "shares": experiment.shares,
-        "delays": experiment.delays,
-        "nodes": experiment.num_nodes,
-        "lies": experiment.lies,
-        "liars": experiment.num_liars,
-        "codecs": experiment.codecs,
-        "lora_adapter": experiment.lora_adapter.model_dump(),
-        "completions_per_update": experiment.completions_per_update,
-    }
-
-
-def _without_none(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: value for name, value in items if value is not None}
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json", exclude_none=True) if isinstance(value, BaseModel) else list(value)
 
 
 def _machine() -> dict[str, Any]:

@@ -51,7 +51,6 @@ def run_trials(trials: Sequence[Trial], out: Path, *, jobs: int, watch: OnProgre
 
 
 def _weight(trial: Trial) -> int:
-    """Return the completions that all members train on in one step."""
     step = trial.manifest.step
     return len(trial.members) * (step.own_groups + step.foreign_groups) * trial.manifest.sampling.group_size
 

@@ -164,7 +164,6 @@ def run_trial(
 async def _run(
     trial: Trial, folder: Path, on_progress: Callable[[int], None]
 ) -> tuple[list[MemberResult], list[FinalEvaluationResult]]:
-    """Start all members, run their steps together, and read their results after the last has ended."""
     async with AsyncExitStack() as stack:
         nodes = []
         together, swarm = SynchronousRounds(trial.rounds(trial.members)), LoopbackSwarm()
@@ -220,7 +219,6 @@ def _introduce(nodes: Sequence[TrialNode]) -> None:
 
 
 async def _run_together(trial: Trial, nodes: Sequence[TrialNode], on_progress: Callable[[int], None]) -> None:
-    """Wait until the last member has ended; the first failure ends all and is raised."""
     try:
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(_watch([node.parts.context.state for node in nodes], on_progress))

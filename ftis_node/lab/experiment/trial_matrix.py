@@ -118,7 +118,6 @@ class TrialSetting:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """Return the trial's cell in the matrix, as `Trial.labels`."""
         return {
             "pair": self.pair.name,
             "method": self.method,
@@ -243,7 +242,6 @@ class TrialSetting:
             raise UsageError(f"no sharing {self.share!r}: use {known}")
 
     def _share_evenly(self, step: dict[str, Any]) -> None:
-        """Let each node generate 1/n of an update's prompts and receive the others."""
         total = self.experiment.base.step.own_groups + self.experiment.base.step.foreign_groups
         if total % self.num_nodes:
             raise UsageError(f"{self.num_nodes} nodes cannot share {total} prompts an update evenly")
@@ -284,22 +282,15 @@ def with_key(trial: Trial) -> Trial:
     """Return the trial with a key derived from all that determines its result."""
     described = {
         "manifest": trial.manifest.model_dump(mode="json"),
-        "members": [_given(member) for member in trial.members],
+        "members": [asdict(member) for member in trial.members],
         "specs": [trial.task_spec, *trial.eval_specs],
         "delay": asdict(trial.delay),
         "seed": trial.seed,
         "steps": trial.steps,
         "adapter": trial.lora_adapter.model_dump(),
         "codec": trial.codec,
+        "apart": trial.apart,
+        "exam": trial.exam and asdict(trial.exam),
     }
-    if trial.apart:
-        described["apart"] = True
-    if trial.exam is not None:
-        described["exam"] = asdict(trial.exam)
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
     return replace(trial, key=f"{trial.members[0].name}-{trial.labels['method'].split(':')[0]}-{digest}")
-
-
-def _given(member: TrialMember) -> dict[str, Any]:
-    """Return the fields of a member. Fields that were added later are left out if unset, so old keys stay valid."""
-    return {name: value for name, value in asdict(member).items() if value is not None or name == "lie"}

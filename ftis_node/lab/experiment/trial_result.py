@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,9 @@ def _commit() -> str | None:
     """Return the checkout's commit in 12 digits, with a `+` if tracked files differ; None outside of a checkout."""
     if not (ROOT / ".git").exists():
         return None
-    git = partial(subprocess.run, capture_output=True, text=True, check=True, cwd=ROOT)
+    command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     try:
-        commit = git(["git", "rev-parse", "--short=12", "HEAD"]).stdout.strip()
-        return commit + ("+" if git(["git", "status", "--porcelain", "--untracked-files=no"]).stdout else "")
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None  # git is missing, or the checkout belongs to another user
 
@@ -60,25 +59,12 @@ class Evaluation(msgspec.Struct, frozen=True):
     tokens_received: int
 
 
-class LogRatios(msgspec.Struct, frozen=True):
-    """Histogram of the tokens of a step by log rho (learner minus generator), separately for A > 0 and A < 0.
-
-    The bins are those of `algorithms.diagnostics.LOG_RATIO_EDGES`. The tuples are empty if no token was counted.
-    """
-
-    step: int
-    side: str
-    positives: tuple[int, ...]
-    negatives: tuple[int, ...]
-
-
 class MemberResult(msgspec.Struct, frozen=True):
     """Result of one node. `steps` maps each name in STEP_FIGURES and SENDER_FIGURES to one value per step.
 
     `peer_weights` has the weights of the other members by name, one dict per step, if the method weights peers.
-    `refused` counts rejections by reason. `log_ratios` has the first, the middle and the last step. `tokens_generated`
-    and `tokens_trained` count completion tokens of all steps. `domain` is None if the member generated for the whole
-    task.
+    `refused` counts rejections by reason. `tokens_generated` and `tokens_trained` count completion tokens of all steps.
+    `domain` is None if the member generated for the whole task.
     """
 
     name: str
@@ -94,7 +80,6 @@ class MemberResult(msgspec.Struct, frozen=True):
     domain: str | None = None
     tokens_generated: int = 0
     tokens_trained: int = 0
-    log_ratios: list[LogRatios] = []
     peer_weights: list[dict[str, float]] = []
 
     @property
@@ -184,7 +169,6 @@ def read_member(
         domain=parts.context.about.domain or None,
         tokens_generated=tokens(state.step, own=True),
         tokens_trained=sum(event["num_tokens"] for event in steps),
-        log_ratios=_log_ratios(steps),
         peer_weights=[
             {names[peer_id]: weight for peer_id, weight in event["weights"].items()}
             for event in events
@@ -193,23 +177,11 @@ def read_member(
     )
 
 
-def _sides(event: dict[str, Any]) -> dict[str, SenderStats]:
-    """Return the metrics of a step's own completions, and of all remote ones together."""
-    senders = msgspec.convert(event["by_sender"], list[SenderStats])
-    return {side: add_up(each for each in senders if each.own == (side == "own")) for side in SIDES}
-
-
 def _by_side(steps: list[dict[str, Any]]) -> dict[str, list[float | None]]:
-    """Return one value per step for each of SENDER_FIGURES."""
-    shares = [{side: figures.shares() for side, figures in _sides(event).items()} for event in steps]
-    return {f"{side}_{name}": [each[side][name] for each in shares] for side in SIDES for name in SHARES}
-
-
-def _log_ratios(steps: list[dict[str, Any]]) -> list[LogRatios]:
-    """Return the histograms of the first, the middle and the last step."""
-    chosen = {place: steps[place] for place in (0, len(steps) // 2, len(steps) - 1) if steps}
-    return [
-        LogRatios(event["step"], side, figures.positive_log_ratios, figures.negative_log_ratios)
-        for event in chosen.values()
-        for side, figures in _sides(event).items()
-    ]
+    """Return one value per step for each of SENDER_FIGURES: of own completions, and of all remote ones together."""
+    senders = [msgspec.convert(event["by_sender"], list[SenderStats]) for event in steps]
+    found: dict[str, list[float | None]] = {}
+    for side in SIDES:
+        shares = [add_up(each for each in step if each.own == (side == "own")).shares() for step in senders]
+        found |= {f"{side}_{name}": [values[name] for values in shares] for name in SHARES}
+    return found

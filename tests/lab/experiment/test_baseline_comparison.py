@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment.pairs import Pair
 from ftis_node.lab.experiment.report import best_control, controls_table, paired_difference, worth
 from ftis_node.lab.experiment.specs import BaselineSpec, parse_alone
 from ftis_node.lab.experiment.summary import final_accuracy, series_of
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from tests.lab.experiment.test_summary import member, result
-from tests.lab.experiment.test_trial_matrix import EXPERIMENT, PAIR
+from tests.lab.experiment.test_trial_matrix import EXPERIMENT
 
 
 @pytest.mark.parametrize(
@@ -64,25 +63,6 @@ def test_the_controls_contain_the_runs_number_of_updates_once() -> None:
     updates = {method: updates for (method, _), (_, _, updates) in found.items() if method.startswith("alone:own")}
     assert updates == {"alone:own": 2, "alone:own:updates=1": 1, "alone:own:updates=4": 4}
     assert found["ftis", 2] == (16, 16, 2)
-
-
-def test_an_experiment_without_a_swarm_has_no_controls() -> None:
-    assert replace(EXPERIMENT, methods=("alone:gepo",), controls=True).all_methods == ("alone:gepo",)
-
-
-def test_horizontal_controls_answer_all_prompts_with_fewer_completions() -> None:
-    experiment = replace(EXPERIMENT, methods=("alone:own",), shares=("horizontal",), num_nodes=(2,), seeds=range(1))
-    trial = experiment.trials()[0]
-    step = trial.manifest.step
-    assert (step.own_groups, step.foreign_groups, step.prompt_sharing) == (32, 0, "vertical")
-    assert trial.manifest.sampling.group_size == 4
-
-
-def test_each_model_seed_has_a_trial() -> None:
-    members = [tuple(replace(m, model=f"{m.model}-{seed}") for m in PAIR.members) for seed in range(3)]
-    pairs = tuple(Pair(PAIR.name, of_seed, seed) for seed, of_seed in enumerate(members))
-    trials = replace(EXPERIMENT, pairs=pairs, seeds=range(1)).trials()
-    assert [trial.labels["model_seed"] for trial in trials] == [0, 1, 2]
 
 
 def swarm_of(seeds: dict[tuple[int, int], float], method: str, **labels: object) -> list:  # type: ignore[type-arg]

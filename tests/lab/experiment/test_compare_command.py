@@ -17,6 +17,8 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.cli.commands import compare
+from ftis_node.config.manifest import load_manifest
+from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.runner import MEMORY_DISK, SCRATCH_PREFIX, scratch_folder
 from tests.waiting import wait_until
 
@@ -40,13 +42,30 @@ STOP_LIMIT_S = 20
 
 def arguments(models: dict[str, Path], out: Path, *more: str) -> list[str]:
     pair = f"{models['s']},{models['m']}"
-    return ["compare", "--pair", pair, "--task", "arithmetic:add", "--prompts", "4", "--out", str(out), *more]
+    run_file = out / "run.toml"
+    base = load_manifest("arithmetic-compare")
+    run_file.write_text(base.model_copy(update={"eval": base.eval.model_copy(update={"limit": 16})}).to_toml())
+    options = ["--run", str(run_file), "--task", "arithmetic:add", "--prompts", "4", "--out", str(out)]
+    return ["compare", "--pair", pair, *options, *more]
 
 
 def test_compare_writes_its_files_and_keeps_finished_trials(
     tiny_models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = arguments(tiny_models, tmp_path, "--methods", "alone,ftis", "--steps", "2", "--seed", "7", "--seeds", "1")
+    first = arguments(
+        tiny_models,
+        tmp_path,
+        "--methods",
+        "alone,ftis",
+        "--steps",
+        "2",
+        "--eval-every",
+        "2",
+        "--seed",
+        "7",
+        "--seeds",
+        "1",
+    )
     assert run(first) == 0
     printed = capsys.readouterr()
     assert "every update takes 32 completions" in printed.err
@@ -71,21 +90,19 @@ def test_compare_writes_its_files_and_keeps_finished_trials(
 
 
 @pytest.mark.parametrize("name", RESULTS.TABLES)
-@pytest.mark.parametrize("quick", [True, False])
-def test_the_commands_of_the_results_page_are_valid(
-    name: str, quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_of_the_results_page_are_valid(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands are parsed to a grid of trials, which is not run."""
     counts = []
 
-    def note(kind: Any, *_: Any, **__: Any) -> str:
-        counts.append(len(kind.trials))
-        return ""
+    def note(trials: Any, *_: Any, **__: Any) -> Any:
+        counts.append(len(trials))
+        raise UsageError("enough")
 
     monkeypatch.chdir(REPOSITORY)  # the paths of its run files are relative to it
     monkeypatch.setattr(compare, "_run", note)
-    assert run(RESULTS.TABLES[name].arguments(str(tmp_path), quick=quick)) == 0
-    assert counts[0] > 0
+    for quick in (True, False):
+        assert run(RESULTS.TABLES[name].arguments(str(tmp_path), quick=quick)) == UsageError.exit_code
+    assert 0 < counts[0] <= counts[1]
 
 
 def test_compare_ends_on_sigterm_with_its_processes_and_files(tiny_models: dict[str, Path], tmp_path: Path) -> None:
@@ -146,21 +163,3 @@ def test_tables_are_made_in_parallel_and_their_processor_time_is_counted(
     assert 0 < figures["processor_s"]["a"] < figures["processor_s"]["b"]
     runs = {name: len(list((tmp_path / name / "runs").iterdir())) for name in tables}
     assert runs == {"a": 2, "b": 3}  # the first seed of the first models
-
-
-def test_a_table_that_fails_ends_the_run_with_its_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(MAKE_RESULTS, "TABLES", {"a": RESULTS.Table("?", "--pair nothing --methods alone")})
-    monkeypatch.setattr(sys, "argv", ["run.py", "--jobs", "1", "--out", str(tmp_path)])
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    assert MAKE_RESULTS.main() == 2
-    assert "a failed with exit code 2: ftis-node: " in capsys.readouterr().err
-
-
-def test_tables_share_a_models_folder_unless_they_have_one(tmp_path: Path) -> None:
-    (tmp_path / "c" / "models").mkdir(parents=True)
-    for table in ("a", "b", "c"):
-        MAKE_RESULTS.share_models(tmp_path, tmp_path / table)
-    (tmp_path / "a" / "models" / "s-0").mkdir()
-    assert [len(list((tmp_path / table / "models").iterdir())) for table in ("a", "b", "c")] == [1, 1, 0]

@@ -20,12 +20,6 @@ def test_remaining_members_share_the_groups_of_those_that_left() -> None:
     assert [ROUNDS.due(step) for step in (0, 1, 2, 3)] == [0, 2, 5, 11]
 
 
-def test_a_swarm_whose_members_end_together_takes_the_manifests_groups() -> None:
-    sapo = Rounds(own=2, foreign=3, last_steps=(7, 7, 7, 7))
-    assert {sapo.shares(step) for step in range(1, 8)} == {(2, 3)}
-    assert sapo.is_even  # no update changes its shares
-
-
 def test_an_update_is_even_if_every_number_of_members_divides_it() -> None:
     assert ROUNDS.is_even
     assert not Rounds(own=3, foreign=6, last_steps=(1, 2, 3)).is_even  # 9 by two
@@ -97,23 +91,6 @@ def test_a_round_waits_for_its_present_members_only() -> None:
     assert not swarm.is_complete(3)
     swarm.members[2].counters.groups_sent = 11
     assert swarm.is_complete(3)
-
-
-async def test_a_member_that_only_sends_waits_for_members_that_train() -> None:
-    swarm = Swarm()
-    for validator, step in zip(swarm.validators, (1, 2, 2), strict=True):
-        validator.state.step = step
-    with pytest.raises(TimeoutError):  # c may still ban a peer because of its step
-        await asyncio.wait_for(swarm.lockstep.begin(3), 0.05)
-    swarm.lockstep.arrive("c", 3)
-    await asyncio.wait_for(swarm.lockstep.begin(3), 30)
-
-
-def test_a_plan_changes_the_groups_due_from_its_step() -> None:
-    quota = RoundQuota(ROUNDS, plans=True)
-    before = [quota.due(step) for step in range(4)]
-    quota.plan(2, 4)
-    assert [quota.due(step) for step in range(4)] == [*before[:2], before[2] + 1, before[3] + 1]
 
 
 def test_a_round_waits_for_the_plans_of_its_members() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ftis_node.lab.experiment.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
+from ftis_node.lab.experiment.plots import plot_curves, plot_methods, plot_steps, plot_sweep
 from ftis_node.lab.experiment.report import FIGURES, STEP_COLUMNS, steps_table, write_steps_csv
 from ftis_node.lab.experiment.summary import alone_line, estimate, markdown_table, payoff, series_of, write_csv
 from ftis_node.lab.experiment.trial_result import Evaluation, MemberResult, TrialResult
@@ -75,12 +75,6 @@ def test_payoff_by_hand() -> None:
     assert payoff(lines, lines[-1], "sums") is None
 
 
-def test_models_that_do_not_learn_have_no_payoff() -> None:
-    flat = [result(method, 0, member("s", [0.0, 0.0], tokens_a_step=50)) for method in ("alone", "ftis")]
-    lines = series_of(flat)
-    assert [payoff(lines, line, "sums") for line in lines] == [None, None]
-
-
 def test_the_csv_has_fixed_columns(tmp_path: Path) -> None:
     write_csv(RESULTS, tmp_path / "curves.csv")
     rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
@@ -122,14 +116,6 @@ def test_a_swarm_with_a_late_peer_is_compared_with_alone_without_delay() -> None
         assert found is not None and found.labels["delay"] == "none"
 
 
-def test_the_payoff_is_drawn_if_the_number_of_nodes_varies(tmp_path: Path) -> None:
-    larger = [result("ftis", seed, member("s", [0.0, 0.4, 0.9], tokens_a_step=25), nodes=4) for seed in (0, 1)]
-    results = [*RESULTS, *larger]
-    assert plot_payoff(series_of(results), results, "sums", tmp_path / "payoff.png")
-    assert (tmp_path / "payoff.png").read_bytes().startswith(b"\x89PNG")
-    assert not plot_payoff(series_of(RESULTS), RESULTS, "sums", tmp_path / "none.png")
-
-
 def test_the_table_has_a_row_for_each_line() -> None:
     table = markdown_table(series_of(RESULTS), ["sums"]).splitlines()
     assert len(table) == 2 + 2
@@ -168,20 +154,3 @@ def test_step_figures_are_means_over_the_runs_that_have_them(tmp_path: Path) -> 
     assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
     (row,) = steps_table([line], "sums").splitlines()[2:]
     assert row.startswith("| size | ftis | s | 0.000 ± 0.000 | 0.467 | - |"), "means over steps of means over runs"
-
-
-def test_alone_with_two_delays_has_two_lines() -> None:
-    late = [
-        result("alone", 0, member("s", [0.0, end], tokens_a_step=1), nodes=1, delay=delay)
-        for delay, end in (("none", 0.8), ("fixed:8", 0.2))
-    ]
-    found = {line.method: line.final("sums").mean for line in series_of(late)}
-    assert found == {"alone delay=none": 0.8, "alone delay=fixed:8": 0.2}
-
-
-def test_the_table_of_steps_has_the_loss_since_the_best_evaluation() -> None:
-    results = [
-        result("gepo", seed, member("s", [0.1, 0.9, end], tokens_a_step=1)) for seed, end in enumerate((0.7, 0.9))
-    ]
-    (row,) = steps_table(series_of(results), "sums").splitlines()[2:]
-    assert row.startswith("| size | gepo | s | 0.100 ± 0.100 | - |")

@@ -13,7 +13,7 @@ import pytest
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.workers import LoraSection
-from ftis_node.errors import FtisError, ModelError
+from ftis_node.errors import FtisError
 from ftis_node.lab.experiment import trial as trial_module
 from ftis_node.lab.experiment.pairs import Pair, TrialMember
 from ftis_node.lab.experiment.rounds import RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
@@ -34,13 +34,13 @@ GROUP_SIZE = 8
 pytestmark = pytest.mark.timeout(180)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def experiment(tiny_models: dict[str, Path]) -> Experiment:
     base = load_manifest("arithmetic-compare")
     step = base.step.model_copy(update={"own_groups": PROMPTS // 2, "foreign_groups": PROMPTS // 2})
     return Experiment(
         base=base.model_copy(
-            update={"step": step, "eval": base.eval.model_copy(update={"every_steps": 1, "limit": 32})}
+            update={"step": step, "eval": base.eval.model_copy(update={"every_steps": 1, "limit": 16})}
         ),
         pairs=(Pair("size", tuple(TrialMember(name, str(path)) for name, path in tiny_models.items())),),
         methods=("ftis",),
@@ -57,9 +57,14 @@ def only(experiment: Experiment, **changes: Any) -> Trial:
     return trial
 
 
-def test_two_nodes_train_on_each_others_groups_in_rounds(experiment: Experiment) -> None:
-    result = run_trial(only(experiment))
-    small, medium = result.members
+@pytest.fixture(scope="module")
+def usual(experiment: Experiment) -> TrialResult:
+    """The result of the experiment without changes."""
+    return run_trial(only(experiment))
+
+
+def test_two_nodes_train_on_each_others_groups_in_rounds(usual: TrialResult) -> None:
+    small, medium = usual.members
     for member, peer in ((small, medium), (medium, small)):
         assert (member.own_groups, member.foreign_groups) == (STEPS * PROMPTS // 2, STEPS * PROMPTS // 2)
         assert [(point.step, point.task) for point in member.evaluations] == [
@@ -71,28 +76,28 @@ def test_two_nodes_train_on_each_others_groups_in_rounds(experiment: Experiment)
         assert not member.refused
         assert all(norm is not None and norm > 0 for norm in member.steps["grad_norm"])  # real gradient steps
     assert small.parameters < medium.parameters
-    for member in result.members:
+    for member in usual.members:
         assert set(member.steps) == {*STEP_FIGURES, *SENDER_FIGURES}
         assert {len(values) for values in member.steps.values()} == {STEPS}
         assert all(value is not None and value > 0 for value in member.steps["foreign_mean_kl"])
         assert any(value is not None and value > 0 for value in member.steps["foreign_weight_variance"])
-        assert [(each.step, each.side) for each in member.log_ratios] == [
-            (step, side) for step in range(1, STEPS + 1) for side in ("own", "foreign")
-        ]
-        own, foreign = member.log_ratios[:2]
-        assert sum(own.positives) == own.positives[5] > 0  # its own samples have rho 1
-        assert sum(foreign.negatives) > foreign.negatives[5]
         assert member.steps["own_mean_kl"][0] == pytest.approx(0, abs=1e-6)
         assert member.steps["entropy"] == [None] * STEPS
 
 
-def test_a_trial_is_reproducible(experiment: Experiment) -> None:
-    first, second = (run_trial(only(experiment, steps=2)) for _ in range(2))
-    for one, other in zip(first.members, second.members, strict=True):
-        assert [point.tokens_generated for point in one.evaluations] == [p.tokens_generated for p in other.evaluations]
+def test_a_trial_is_reproducible_even_if_a_member_evaluates_slowly(
+    experiment: Experiment, usual: TrialResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate, pauses = Evaluator.evaluate, itertools.cycle((0.0, 0.5))
+
+    async def evaluate_late(evaluator: Evaluator, *, step: int) -> None:
+        await asyncio.sleep(next(pauses))  # one of two nodes; the other trains its step in this time
+        await evaluate(evaluator, step=step)
+
+    monkeypatch.setattr(Evaluator, "evaluate", evaluate_late)
+    for one, other in zip(usual.members, run_trial(only(experiment)).members, strict=True):
+        assert one.evaluations == other.evaluations
         assert one.steps["reward_mean"] == other.steps["reward_mean"]
-    another = run_trial(only(experiment, steps=2, seeds=range(1, 2)))
-    assert another.members[0].steps["reward_mean"] != first.members[0].steps["reward_mean"]
 
 
 def test_two_updates_weigh_by_the_first_pass(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,41 +116,15 @@ def test_two_updates_weigh_by_the_first_pass(experiment: Experiment, monkeypatch
         assert none is None and given is first and not (later == first).all()
 
 
-def test_a_member_that_evaluates_slowly_takes_the_same_groups(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trial = only(experiment, steps=2)
-    prompt = run_trial(trial)
-    evaluate, pauses = Evaluator.evaluate, itertools.cycle((0.0, 1.0))
-
-    async def evaluate_late(evaluator: Evaluator, *, step: int) -> None:
-        await asyncio.sleep(next(pauses))  # one of two nodes; the other trains its step in this time
-        await evaluate(evaluator, step=step)
-
-    monkeypatch.setattr(Evaluator, "evaluate", evaluate_late)
-    for one, other in zip(prompt.members, run_trial(trial).members, strict=True):
-        assert one.steps["reward_mean"] == other.steps["reward_mean"]
-
-
-def test_late_weights_generate_off_policy_groups(experiment: Experiment) -> None:
-    def distance(delay: str) -> list[float]:
-        """Return the mean KL of own groups by step, of a node without peers."""
-        trial = replace(experiment, methods=("alone",), delays=(delay,)).trials()[0]
-        return [abs(value or 0.0) for value in run_trial(trial).members[0].steps["mean_kl"]]
-
-    prompt, late = distance("none"), distance("fixed:2")
-    assert max(prompt) < 1e-4  # sampled by the current policy, up to rounding
-    assert late[0] < 1e-4
-    assert late[2] > 10 * max(prompt)  # sampled by version 0, trained on by version 2
-
-
-def test_evaluations_use_the_newest_weights_in_spite_of_a_delay(experiment: Experiment) -> None:
-    """The delay is longer than the trial, so all groups are those of the initial model."""
+def test_late_weights_generate_off_policy_groups_and_evaluations_use_the_newest(experiment: Experiment) -> None:
     fast = experiment.base.optimizer.model_copy(update={"learning_rate": 3e-3})
     base = experiment.base.model_copy(update={"optimizer": fast})
-    trial = replace(experiment, base=base, methods=("alone",), delays=("fixed:9",)).trials()[0]
+    trial = replace(experiment, base=base, methods=("alone",), delays=("fixed:2",)).trials()[0]
     (member,) = run_trial(trial).members
-    assert len({point.pass_at_1 for point in member.curve("arithmetic:add")}) > 1
+    late = [abs(value or 0.0) for value in member.steps["mean_kl"]]
+    assert late[0] < 1e-4  # sampled by the current policy, up to rounding
+    assert late[1] > 1e-3  # sampled by version 0, trained on by version 1
+    assert len({point.pass_at_1 for point in member.curve("arithmetic:add")[:3]}) > 1  # version 0 is served until then
 
 
 @pytest.fixture
@@ -170,15 +149,15 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]
 
 
 def test_groups_of_the_late_node_are_late_for_both_nodes(experiment: Experiment, trained: list[Any]) -> None:
-    run_trial(only(experiment, delays=("fixed:2@peer",), steps=4))
+    run_trial(only(experiment, delays=("fixed:2@peer",), steps=3))
     versions = {
         (name, step, own): {group.policy_version for group in groups if group.sent.own == own}
         for name, step, groups in trained
         for own in (True, False)
     }
-    prompt, late = ({step: {max(0, step - 1 - lag)} for step in range(1, 5)} for lag in (0, 2))
+    prompt, late = ({step: {max(0, step - 1 - lag)} for step in range(1, 4)} for lag in (0, 2))
     for name, own, expected in (("s", True, prompt), ("s", False, late), ("m", True, late), ("m", False, prompt)):
-        assert {step: versions[name, step, own] for step in range(1, 5)} == expected, (name, own)
+        assert {step: versions[name, step, own] for step in range(1, 4)} == expected, (name, own)
 
 
 def test_horizontal_nodes_answer_the_same_prompts(experiment: Experiment, trained: list[Any]) -> None:
@@ -201,13 +180,6 @@ def test_a_sapo_node_draws_some_of_its_generated_groups(experiment: Experiment) 
         assert all(weight == 1.0 for weights in member.peer_weights[:2] for weight in weights.values())
 
 
-def test_a_sapo_split_takes_no_groups_without_a_signal(experiment: Experiment) -> None:
-    result = run_trial(only(experiment, shares=("sapo:2/3",), num_nodes=(4,)))
-    for member in result.members:
-        assert member.own_groups <= 2 * STEPS
-        assert 0 < member.foreign_groups <= 3 * STEPS
-
-
 async def test_a_group_rejected_after_validation_is_counted_once() -> None:
     registry, rounds = PeerRegistry(), Rounds(own=2, foreign=2, last_steps=(1, 1))
     lockstep = SynchronousRounds(rounds)
@@ -220,30 +192,24 @@ async def test_a_group_rejected_after_validation_is_counted_once() -> None:
     assert lockstep._is_complete(1)
 
 
-@pytest.mark.parametrize("lie", ["rewards", "logprobs", "positives"])
-def test_false_claims_are_rejected_or_truncated(experiment: Experiment, lie: str) -> None:
-    result = run_trial(only(experiment, lies=(lie,), num_nodes=(4,), steps=2))
+@pytest.mark.parametrize("lie", ["logprobs", "positives"])
+def test_false_log_probs_are_rejected_or_truncated(experiment: Experiment, lie: str) -> None:
+    result = run_trial(only(experiment, lies=(lie,), num_nodes=(4,), steps=1))
     assert [member.name for member in result.members] == ["s", "m", "s~2"]  # the malicious node has no curve
     for member in result.members:
-        if lie == "rewards":
-            assert member.refused == {"reward_mismatch": 3, "banned": 2 * PROMPTS // 4 - 3}, (
-                "a ban after three false claims"
-            )
-            assert member.foreign_groups == 2 * PROMPTS // 2  # of the two honest peers, without a wait for the others
-        elif lie == "positives":
+        assert (member.steps["truncated_fraction"][0] or 0) > 0
+        if lie == "positives":
             assert member.refused["understated_logprobs"] >= 1, "the learner finds them far likelier than claimed"
-            assert (member.steps["truncated_fraction"][0] or 0) > 0
         else:
             assert not member.refused
-            assert member.foreign_groups == 2 * PROMPTS * 3 // 4
-            assert (member.steps["truncated_fraction"][0] or 0) > 0
+            assert member.foreign_groups == PROMPTS * 3 // 4
 
 
 def test_copied_log_probs_of_a_learner_pass_all_its_checks(experiment: Experiment) -> None:
-    setting = only(experiment, methods=("ftis:peer_weights=agreement",), lies=("mimic",), num_nodes=(4,), steps=3)
+    setting = only(experiment, methods=("ftis:peer_weights=agreement",), lies=("mimic",), num_nodes=(4,), steps=1)
     mimicked = run_trial(setting).members[0]
     assert not mimicked.refused, "likelihoods do not distinguish its completions from honest ones"
-    assert mimicked.foreign_groups == 3 * PROMPTS * 3 // 4
+    assert mimicked.foreign_groups == PROMPTS * 3 // 4
     assert mimicked.peer_weights[0] == {"liar": 1.0, "m": 1.0, "s~2": 1.0}, "a peer has weight 1 before it is measured"
 
 
@@ -256,6 +222,7 @@ def test_honest_nodes_replace_the_groups_of_a_malicious_node_in_a_filled_swarm(e
         assert member.own_groups + member.foreign_groups == PROMPTS - own + 2 * PROMPTS
         received = member.curve("arithmetic:add")[-1].tokens_received
         assert received == sum(other.curve("arithmetic:add")[-1].tokens_generated for other in others)
+        assert member.refused["reward_mismatch"] == 3, "a ban after three false claims"
 
 
 def test_an_adapter_and_a_full_model_learn_together(experiment: Experiment, tiny_models: dict[str, Path]) -> None:
@@ -264,12 +231,6 @@ def test_an_adapter_and_a_full_model_learn_together(experiment: Experiment, tiny
     full, adapter = run_trial(only(experiment, pairs=(pair,), steps=1)).members
     assert full.trainable_parameters == full.parameters
     assert adapter.trainable_parameters < adapter.parameters / 2
-
-
-def test_a_missing_model_is_named_in_the_error(experiment: Experiment, tmp_path: Path) -> None:
-    pair = Pair("size", (TrialMember("a", str(tmp_path / "nothing")), TrialMember("b", str(tmp_path / "nothing"))))
-    with pytest.raises(ModelError, match="nothing"):
-        run_trial(only(experiment, pairs=(pair,)))
 
 
 def test_stored_results_are_reused(experiment: Experiment, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.pairs import Pair, TrialMember, resolve_pair
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.lab.experiment.trial import _settings
-from ftis_node.lab.experiment.trial_matrix import Experiment, _given, parse_method
+from ftis_node.lab.experiment.trial_matrix import Experiment, parse_method
 
 PAIR = Pair("size", (TrialMember("s", "/models/s"), TrialMember("m", "/models/m")))
 EXPERIMENT = Experiment(
@@ -92,12 +92,6 @@ def test_a_node_without_peers_ignores_delays_of_peers_and_runs_once() -> None:
     ]
     undelayed = replace(EXPERIMENT, methods=("alone",), seeds=range(1)).trials()
     assert {trial.key for trial in undelayed} < {trial.key for trial in trials}
-
-
-def test_unset_fields_of_a_member_are_not_part_of_the_key() -> None:
-    assert set(_given(TrialMember("s", "/models/s"))) == {"name", "model", "lora", "lie"}
-    late = TrialMember("s", "/models/s", delay=Delay(8, 8))
-    assert _given(late)["delay"] == {"least": 8, "most": 8, "unit": "steps"}
 
 
 def test_a_codec_is_allowed_in_the_manifest_and_set_in_the_nodes() -> None:
