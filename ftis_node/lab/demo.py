@@ -140,16 +140,6 @@ def children(logs: Path) -> Iterator[ChildProcesses]:
 
 
 @dataclass(frozen=True, slots=True)
-class DemoPlan:
-    """Parameters of the demo. The folder `out` receives models, homes, logs, `results.json` and `curves.png`."""
-
-    out: Path
-    steps: int
-    engine: str
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
 class NodeResult:
     name: str
     parameters: int
@@ -193,18 +183,21 @@ class DemoResult:
         return complaints
 
 
-def run_demo(plan: DemoPlan, *, on_progress: OnProgress) -> DemoResult:
-    """Run the demo and return its table. Raises FtisError if one of the commands fails."""
+def run_demo(out: Path, *, steps: int, engine: str, seed: int, on_progress: OnProgress) -> DemoResult:
+    """Run the demo and return its table. Raises FtisError if one of the commands fails.
+
+    The folder `out` receives models, homes, logs, `results.json` and `curves.png`.
+    """
     started_at = time.monotonic()
-    homes = {size: plan.out / f"home-{size}" for size in SIZES}
+    homes = {size: out / f"home-{size}" for size in SIZES}
     for home in homes.values():
         shutil.rmtree(home, ignore_errors=True)
-    models = {size: plan.out / "models" / f"{size}-{plan.seed}" for size in SIZES}
-    specs = {path.name: {"size": size, "seed": plan.seed} for size, path in models.items()}
-    make_models(specs, plan.out / "models", watch=on_progress)
-    with children(plan.out / "logs") as commands:
+    models = {size: out / "models" / f"{size}-{seed}" for size in SIZES}
+    specs = {path.name: {"size": size, "seed": seed} for size, path in models.items()}
+    make_models(specs, out / "models", watch=on_progress)
+    with children(out / "logs") as commands:
         on_progress(None, "starting a bootstrap node")
-        address = commands.bootstrap(plan.out / "home-bootstrap").wait_for_line(timeout_s=BOOTSTRAP_TIMEOUT_S)
+        address = commands.bootstrap(out / "home-bootstrap").wait_for_line(timeout_s=BOOTSTRAP_TIMEOUT_S)
         nodes = [
             commands.join(
                 size,
@@ -212,22 +205,24 @@ def run_demo(plan: DemoPlan, *, on_progress: OnProgress) -> DemoResult:
                 peer=address,
                 model=models[size],
                 run=RUN,
-                engine=plan.engine,
-                seed=plan.seed,
-                steps=plan.steps,
+                engine=engine,
+                seed=seed,
+                steps=steps,
             )
             for size in SIZES
         ]
-        _watch_training(nodes, homes, plan, on_progress)
+        _watch_training(nodes, homes, steps, on_progress)
     results = [_result_of(size, homes[size]) for size in SIZES]
     result = DemoResult(results, time.monotonic() - started_at)
-    _write_outputs(plan, result, {size: read_history(home) for size, home in homes.items()})
+    histories = {size: read_history(home) for size, home in homes.items()}
+    document = asdict(result) | {"failures": result.failures(), "steps": steps, "seed": seed}
+    (out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    title = "Two different models learn from each other's completions (F-TIS)"
+    plot_curves(histories, out / "curves.png", title=title)
     return result
 
 
-def _watch_training(
-    nodes: list[ChildProcess], homes: Mapping[str, Path], plan: DemoPlan, on_progress: OnProgress
-) -> None:
+def _watch_training(nodes: list[ChildProcess], homes: Mapping[str, Path], steps: int, on_progress: OnProgress) -> None:
     while True:
         histories = {size: read_history(home) for size, home in homes.items()}
         texts = [
@@ -236,7 +231,7 @@ def _watch_training(
             for size, history in histories.items()
             if history.evaluations
         ]
-        done = min(len(history.steps) for history in histories.values()) / plan.steps
+        done = min(len(history.steps) for history in histories.values()) / steps
         on_progress(done if texts else None, "; ".join(texts) or "starting two nodes")
         codes = [node.exit_code for node in nodes]
         for node, code in zip(nodes, codes, strict=True):
@@ -262,12 +257,4 @@ def _result_of(size: str, home: Path) -> NodeResult:
         tokens_sent=status["generation"]["tokens_made"],
         tokens_received=status["swarm"]["tokens_in"],
         envelope_bytes_per_token=status["swarm"]["bytes_per_token"] or 0.0,
-    )
-
-
-def _write_outputs(plan: DemoPlan, result: DemoResult, histories: Mapping[str, History]) -> None:
-    document = asdict(result) | {"failures": result.failures(), "steps": plan.steps, "seed": plan.seed}
-    (plan.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
-    plot_curves(
-        histories, plan.out / "curves.png", title="Two different models learn from each other's completions (F-TIS)"
     )

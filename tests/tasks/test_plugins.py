@@ -71,12 +71,19 @@ class Itemless(Valid):
     def __getitem__(self, index):
         return "x"
 
+class Misnamed(Valid):
+    def __init__(self, split):
+        super().__init__(split, "other")
+
 def leaving(split):
     sys.exit("bye")
 
+def failing(split):
+    raise OSError("no such\\tdisk")
+
 text = "no function"
 """
-FAULTY_NAMES = ("unscored", "unresolved", "inconsistent", "itemless", "leaving")
+FAULTY_NAMES = ("unscored", "unresolved", "inconsistent", "itemless", "misnamed", "leaving", "failing", "absent")
 
 
 @pytest.fixture
@@ -84,10 +91,11 @@ def faulty_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package in which every plug-in but `valid` breaks one rule; another package has the same `twice`."""
     (tmp_path / "faulty_plugin.py").write_text(FAULTY)
     entries = "\n".join(
-        f"{name} = faulty_plugin:{name if name == 'leaving' else name.title()}" for name in FAULTY_NAMES
+        f"{name} = faulty_plugin:{name if name in ('leaving', 'failing', 'absent') else name.title()}"
+        for name in FAULTY_NAMES
     )
     for package in ("faulty-plugin", "other-plugin"):
-        tasks = entries + "\nvalid = faulty_plugin:Valid" if package == "faulty-plugin" else ""
+        tasks = entries + "\nvalid = faulty_plugin:Valid\nno-task = builtins:str" if package == "faulty-plugin" else ""
         rewards = "[ftis_node.rewards]\ntext = faulty_plugin:text\n" if package == "faulty-plugin" else ""
         points = f"[ftis_node.tasks]\n{tasks}\ntwice = faulty_plugin:Valid\n{rewards}"
         write_distribution(tmp_path, package, points, version="2.0")
@@ -128,6 +136,11 @@ async def test_the_example_package_has_a_task_and_a_reward(
         ("twice", "faulty-plugin and other-plugin both have a plug-in 'twice': uninstall one of them"),
         ("valid@text", "the plug-in reward 'text' of faulty-plugin 2.0 is a str, which cannot be called"),
         ("valid@brieff", "unknown reward 'brieff': known are "),
+        ("misnamed", "has another name, 'other'"),
+        ("failing", "the plug-in task 'failing' of faulty-plugin 2.0 failed: OSError: no such disk"),
+        ("absent", "failed: AttributeError"),
+        ("no-task", "gave a str, which is not a Task"),
+        ("no-such", "rg:NAME of reasoning-gym, absent, failing, "),
     ],
 )
 def test_the_error_of_a_faulty_plug_in_names_its_package(spec: str, message: str) -> None:

@@ -36,97 +36,81 @@ HDEE_RULE: Final = (
 )
 
 
-PairOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--pair",
-        help="size, expertise, peft, blind, sums, sums-large, hdee, or DIR,DIR (DIR:lora: an adapter); repeatable.",
-    ),
-]
-MethodsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--methods",
-        help="Comma-separated; alone[:own][:updates=K][:METHOD], or METHOD, or METHOD:parameter=value. "
-        f"Default: {DEFAULT_METHODS}.",
-        autocompletion=complete_methods,
-    ),
-]
-ShareOption = Annotated[
-    str,
-    typer.Option("--share", help="vertical, filled, horizontal, sapo:I/J[/G], newest:J; comma-separated."),
-]
-DelayOption = Annotated[
-    str,
-    typer.Option(
-        "--delay",
-        help="none, fixed:K, lognormal:MIN-MAX, in steps; DELAY@peer: of the last node only; comma-separated.",
-    ),
-]
-NodesOption = Annotated[str, typer.Option("--nodes", help="Nodes in a swarm; comma-separated.")]
-LiesOption = Annotated[
-    str,
-    typer.Option("--lies", help="Attack of the last nodes: none, rewards, logprobs, positives, mimic."),
-]
-LiarsOption = Annotated[int, typer.Option("--liars", min=1, help="Number of attackers with --lies.")]
-CodecOption = Annotated[str, typer.Option("--codec", help="Codec of groups: exact, lossless, lossy; comma-separated.")]
-ControlsOption = Annotated[
-    bool,
-    typer.Option(
-        "--controls",
-        help="Add the controls to --methods: each model alone, with a whole update and with a swarm node's part.",
-    ),
-]
-ModelSeedsOption = Annotated[
-    int, typer.Option("--model-seeds", min=1, help="Number of seeds for the initial models of every pairing.")
-]
-SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds for every setting.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="First seed.")]
-StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Steps of each node.")]
-PromptsOption = Annotated[
-    int, typer.Option("--prompts", min=0, help="Prompts of an update, over all nodes; 0: as in --run.")
-]
-EvalEveryOption = Annotated[int, typer.Option("--eval-every", min=0, help="Steps between evaluations; 0: as in --run.")]
-RunOption = Annotated[
-    str | None,
-    typer.Option("--run", help="Preset or TOML file with all other settings.", autocompletion=one_of(*PRESETS)),
-]
-TaskOption = Annotated[str | None, typer.Option("--task", help="Task SPEC to train on.", autocompletion=task_specs)]
-OodTaskOption = Annotated[str | None, typer.Option("--ood-task", help="Task SPEC to evaluate without training on it.")]
-KlEstimatorOption = Annotated[str | None, typer.Option("--kl-estimator", help="KL estimator of the filter.")]
-KlThresholdOption = Annotated[float | None, typer.Option("--kl-threshold", help="KL threshold of the filter.")]
-LoraRankOption = Annotated[int, typer.Option("--lora-rank", min=1, help="Rank of adapters; alpha is twice that.")]
-JobsOption = Annotated[int, typer.Option("--jobs", min=0, help="Trials in parallel; 0: one per core, or one on a GPU.")]
-DeviceOption = Annotated[Device, typer.Option("--device", help="Device of the models.")]
-OutOption = Annotated[Path, typer.Option("--out", help="Folder for models, runs and results.")]
-
-
 def compare(
     context: typer.Context,
-    pair: PairOption = None,
-    methods: MethodsOption = None,
-    share: ShareOption = "vertical",
-    delay: DelayOption = "none",
-    nodes: NodesOption = "2",
-    lies: LiesOption = "none",
-    liars: LiarsOption = 1,
-    codec: CodecOption = "exact",
-    controls: ControlsOption = False,
-    model_seeds: ModelSeedsOption = 1,
-    seeds: SeedsOption = 1,
-    seed: SeedOption = 0,
-    steps: StepsOption = DEFAULT_STEPS,
-    prompts: PromptsOption = 0,
-    eval_every: EvalEveryOption = 0,
-    run: RunOption = None,
-    task: TaskOption = None,
-    ood_task: OodTaskOption = None,
-    kl_estimator: KlEstimatorOption = None,
-    kl_threshold: KlThresholdOption = None,
-    lora_rank: LoraRankOption = 8,
-    jobs: JobsOption = 0,
-    device: DeviceOption = "auto",
-    out: OutOption = Path("compare-out"),
+    pair: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pair",
+            help="size, expertise, peft, blind, sums, sums-large, hdee, or DIR,DIR (DIR:lora: an adapter); repeatable.",
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods",
+            help="Comma-separated; alone[:own][:updates=K][:METHOD], or METHOD, or METHOD:parameter=value. "
+            f"Default: {DEFAULT_METHODS}.",
+            autocompletion=complete_methods,
+        ),
+    ] = None,
+    share: Annotated[
+        str,
+        typer.Option("--share", help="vertical, filled, horizontal, sapo:I/J[/G], newest:J; comma-separated."),
+    ] = "vertical",
+    delay: Annotated[
+        str,
+        typer.Option(
+            "--delay",
+            help="none, fixed:K, lognormal:MIN-MAX, in steps; DELAY@peer: of the last node only; comma-separated.",
+        ),
+    ] = "none",
+    nodes: Annotated[str, typer.Option("--nodes", help="Nodes in a swarm; comma-separated.")] = "2",
+    lies: Annotated[
+        str,
+        typer.Option("--lies", help="Attack of the last nodes: none, rewards, logprobs, positives, mimic."),
+    ] = "none",
+    liars: Annotated[int, typer.Option("--liars", min=1, help="Number of attackers with --lies.")] = 1,
+    codec: Annotated[
+        str, typer.Option("--codec", help="Codec of groups: exact, lossless, lossy; comma-separated.")
+    ] = "exact",
+    controls: Annotated[
+        bool,
+        typer.Option(
+            "--controls",
+            help="Add the controls to --methods: each model alone, with a whole update and with a swarm node's part.",
+        ),
+    ] = False,
+    model_seeds: Annotated[
+        int, typer.Option("--model-seeds", min=1, help="Number of seeds for the initial models of every pairing.")
+    ] = 1,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds for every setting.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="First seed.")] = 0,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of each node.")] = DEFAULT_STEPS,
+    prompts: Annotated[
+        int, typer.Option("--prompts", min=0, help="Prompts of an update, over all nodes; 0: as in --run.")
+    ] = 0,
+    eval_every: Annotated[
+        int, typer.Option("--eval-every", min=0, help="Steps between evaluations; 0: as in --run.")
+    ] = 0,
+    run: Annotated[
+        str | None,
+        typer.Option("--run", help="Preset or TOML file with all other settings.", autocompletion=one_of(*PRESETS)),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", help="Task SPEC to train on.", autocompletion=task_specs)
+    ] = None,
+    ood_task: Annotated[
+        str | None, typer.Option("--ood-task", help="Task SPEC to evaluate without training on it.")
+    ] = None,
+    kl_estimator: Annotated[str | None, typer.Option("--kl-estimator", help="KL estimator of the filter.")] = None,
+    kl_threshold: Annotated[float | None, typer.Option("--kl-threshold", help="KL threshold of the filter.")] = None,
+    lora_rank: Annotated[int, typer.Option("--lora-rank", min=1, help="Rank of adapters; alpha is twice that.")] = 8,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=0, help="Trials in parallel; 0: one per core, or one on a GPU.")
+    ] = 0,
+    device: Annotated[Device, typer.Option("--device", help="Device of the models.")] = "auto",
+    out: Annotated[Path, typer.Option("--out", help="Folder for models, runs and results.")] = Path("compare-out"),
 ) -> None:
     """Compare methods: real nodes over an in-process network, the same number of completions in every update.
 

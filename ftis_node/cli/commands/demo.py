@@ -31,11 +31,11 @@ def demo(
     """
     from ftis_node.cli.commands.report import write_report
     from ftis_node.config.home import Home
-    from ftis_node.lab.demo import DemoPlan, run_demo
+    from ftis_node.lab.demo import run_demo
 
     out.mkdir(parents=True, exist_ok=True)
     with show_fraction("demo") as progress:
-        result = run_demo(DemoPlan(out=out, steps=steps, engine=engine, seed=seed), on_progress=progress)
+        result = run_demo(out, steps=steps, engine=engine, seed=seed, on_progress=progress)
     _print_result(result, out)
     reports = {node.name: out / f"report-{node.name}.html" for node in result.nodes}
     for name, report in reports.items():

@@ -22,33 +22,7 @@ if TYPE_CHECKING:
 TaskOption = Annotated[
     str, typer.Option("--task", help="Task SPEC, such as gsm8k or math500:PATH.", autocompletion=task_specs)
 ]
-ModelsOption = Annotated[str, typer.Option("--models", help="Hub ids or folders, comma-separated.")]
-SwarmOption = Annotated[
-    list[str] | None,
-    typer.Option("--swarm", help="Folder of exported models or of nodes' homes; repeatable, or comma-separated."),
-]
-ModeOption = Annotated[
-    str,
-    typer.Option(
-        "--mode",
-        help=f"{', '.join(ENSEMBLE_MODES)}, comma-separated, or all.",
-        autocompletion=some_of(*ENSEMBLE_MODES, "all"),
-    ),
-]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of problems.")]
-KOption = Annotated[int, typer.Option("--k", min=1, help="Also estimate pass@k and the majority of k samples.")]
-MaxTokensOption = Annotated[
-    int, typer.Option("--max-tokens", min=3, help="Maximum tokens of prompt and completion together.")
-]
-EngineOption = Annotated[
-    str,
-    typer.Option(
-        "--engine",
-        help="auto, vllm or torch, for the answers of single models; mixtures use torch.",
-        autocompletion=one_of(*ENGINES),
-    ),
-]
-SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the samples; default: random.")]
 
 TemplateOption = Annotated[
     str | None,
@@ -60,14 +34,33 @@ TemplateOption = Annotated[
 
 def ensemble(
     task: TaskOption,
-    models: ModelsOption = "",
-    swarm: SwarmOption = None,
-    mode: ModeOption = "posterior,vote",
+    models: Annotated[str, typer.Option("--models", help="Hub ids or folders, comma-separated.")] = "",
+    swarm: Annotated[
+        list[str] | None,
+        typer.Option("--swarm", help="Folder of exported models or of nodes' homes; repeatable, or comma-separated."),
+    ] = None,
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode",
+            help=f"{', '.join(ENSEMBLE_MODES)}, comma-separated, or all.",
+            autocompletion=some_of(*ENSEMBLE_MODES, "all"),
+        ),
+    ] = "posterior,vote",
     limit: LimitOption = 512,
-    k: KOption = 1,
-    max_tokens: MaxTokensOption = 760,
-    engine: EngineOption = "auto",
-    seed: SeedOption = None,
+    k: Annotated[int, typer.Option("--k", min=1, help="Also estimate pass@k and the majority of k samples.")] = 1,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=3, help="Maximum tokens of prompt and completion together.")
+    ] = 760,
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--engine",
+            help="auto, vllm or torch, for the answers of single models; mixtures use torch.",
+            autocompletion=one_of(*ENGINES),
+        ),
+    ] = "auto",
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the samples; default: random.")] = None,
     home: HomeOption = None,
     template: TemplateOption = None,
     as_json: JsonOption = False,

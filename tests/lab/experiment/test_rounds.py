@@ -20,12 +20,6 @@ def test_remaining_members_share_the_groups_of_those_that_left() -> None:
     assert [ROUNDS.due(step) for step in (0, 1, 2, 3)] == [0, 2, 5, 11]
 
 
-def test_an_update_is_even_if_every_number_of_members_divides_it() -> None:
-    assert ROUNDS.is_even
-    assert not Rounds(own=3, foreign=6, last_steps=(1, 2, 3)).is_even  # 9 by two
-    assert Rounds(own=3, foreign=6, last_steps=(1, 3, 3, 3)).is_even  # 9 by three
-
-
 def member(
     peer_id: str, validator: Validator | None = None, *, last_step: int, quota: RoundQuota | None = None, sent: int = 0
 ) -> RoundMember:

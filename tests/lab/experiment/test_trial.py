@@ -194,7 +194,7 @@ async def test_a_group_rejected_after_validation_is_counted_once() -> None:
 
 @pytest.mark.parametrize("lie", ["logprobs", "positives"])
 def test_false_log_probs_are_rejected_or_truncated(experiment: Experiment, lie: str) -> None:
-    result = run_trial(only(experiment, lies=(lie,), num_nodes=(4,), steps=1))
+    result = run_trial(only(experiment, lies=(lie,), num_nodes=(4,), steps=2 if lie == "positives" else 1))
     assert [member.name for member in result.members] == ["s", "m", "s~2"]  # the malicious node has no curve
     for member in result.members:
         assert (member.steps["truncated_fraction"][0] or 0) > 0
