@@ -56,7 +56,7 @@ def test_compare_writes_its_files_and_keeps_finished_trials(
         tiny_models,
         tmp_path,
         "--methods",
-        "alone,ftis",
+        "ftis",
         "--steps",
         "2",
         "--eval-every",
@@ -72,18 +72,18 @@ def test_compare_writes_its_files_and_keeps_finished_trials(
     assert "| s,m | ftis | m |" in printed.out
     rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
     assert {(row["pair"], row["method"], row["model"], row["seed"]) for row in rows} == {
-        ("s,m", method, model, "7") for method in ("alone", "ftis") for model in ("s", "m")
+        ("s,m", "ftis", model, "7") for model in ("s", "m")
     }
     steps = list(csv.DictReader((tmp_path / "steps.csv").read_text().splitlines()))
     assert len(steps) == 2 * len({(row["method"], row["model"]) for row in rows})
-    assert {row["method"] for row in steps if row["foreign_mean_kl"]} == {"ftis"}
+    assert any(row["foreign_mean_kl"] for row in steps)
     document = json.loads((tmp_path / "results.json").read_bytes())
     assert document["settings"]["steps"] == 2
     assert document["machine"]["torch"]
-    assert len(document["trials"]) == 3
+    assert len(document["trials"]) == 1
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
-    assert run([*first[:-1], "1", "--methods", "alone,ftis,nois"]) == 0
+    assert run([*first[:-1], "1", "--methods", "ftis,nois"]) == 0
     assert {path: path.stat().st_mtime_ns for path in times} == times  # only nois was run
     assert len(list((tmp_path / "runs").iterdir())) == len(times) + 1
     assert "| s,m | nois | s |" in capsys.readouterr().out

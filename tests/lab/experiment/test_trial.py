@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.workers import LoraSection
-from ftis_node.errors import FtisError
+from ftis_node.errors import ModelError
+from ftis_node.lab.experiment import runner
 from ftis_node.lab.experiment import trial as trial_module
 from ftis_node.lab.experiment.pairs import Pair, TrialMember
 from ftis_node.lab.experiment.rounds import RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
@@ -233,21 +234,31 @@ def test_an_adapter_and_a_full_model_learn_together(experiment: Experiment, tiny
     assert adapter.trainable_parameters < adapter.parameters / 2
 
 
-def test_stored_results_are_reused(experiment: Experiment, tmp_path: Path) -> None:
-    reported: list[float] = []
-    trials = replace(experiment, methods=("alone", "nois"), steps=1).trials()
-    results = run_trials(trials[:1], tmp_path, jobs=1, watch=lambda fraction, what: reported.append(fraction))
-    assert reported
-    stored = tmp_path / "runs" / f"{trials[0].key}.json"
-    marked = json.loads(stored.read_bytes()) | {"seconds": 12345.0}
-    stored.write_text(json.dumps(marked))
-    again: list[TrialResult] = run_trials(trials, tmp_path, jobs=2, watch=lambda fraction, what: None)
-    assert [result.key for result in again] == [trial.key for trial in trials]
-    assert again[0].seconds == 12345.0  # read from the file
-    assert results[0].members == again[0].members
+def test_stored_results_are_reused(
+    experiment: Experiment, usual: TrialResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = replace(experiment, methods=("ftis", "nois")).trials()
+    made: list[str] = []
+
+    def in_this_process(function: Any, calls: dict[str, Any], **_: Any) -> None:
+        made.extend(calls)
+        for arguments in calls.values():
+            function(*arguments)
+
+    monkeypatch.setattr(runner, "call_in_processes", in_this_process)
+    monkeypatch.setattr(
+        trial_module, "run_trial", lambda trial, *_, **__: msgspec.structs.replace(usual, key=trial.key)
+    )
+    for chosen in (trials[:1], trials):
+        results = run_trials(chosen, tmp_path, jobs=1, watch=lambda *_: None)
+    assert made == [trial.key for trial in trials], "a finished trial is run again"
+    assert [(result.key, result.labels["method"]) for result in results] == [
+        (trial.key, method) for trial, method in zip(trials, ("ftis", "nois"), strict=True)
+    ]
+    assert results[0].members == usual.members
 
 
-def test_a_trial_that_fails_ends_the_experiment_with_its_reason(experiment: Experiment, tmp_path: Path) -> None:
+def test_a_missing_model_is_named_in_the_error(experiment: Experiment, tmp_path: Path) -> None:
     pair = Pair("size", (TrialMember("a", str(tmp_path / "nothing")), TrialMember("b", str(tmp_path / "nothing"))))
-    with pytest.raises(FtisError, match="nothing"):
-        run_trials([only(experiment, pairs=(pair,))], tmp_path, jobs=1, watch=lambda fraction, what: None)
+    with pytest.raises(ModelError, match="nothing"):
+        run_trial(only(experiment, pairs=(pair,)))
