@@ -3,11 +3,11 @@
 Most training answers are wrong in a systematic way. So greedy decoding is mostly wrong, but sampling finds right
 answers often enough for reinforcement: the setting of the F-TIS paper's experiments in miniature.
 
-Muon (orthogonalized momentum as the update; Jordan et al., 2024) trains the layers' matrices, AdamW the embedding,
-biases and norms; for sums of digits this needs about a third of AdamW's steps. `torch.optim.Muon` has the same rule,
-but uses bfloat16, which many CPUs emulate, and one matrix at a time: a quarter as fast on one core. Every layer
-initially adds nothing to its input, which reduces the dependence on the seed. One thread and a separate random state
-give the same bytes for the same seed.
+Muon (orthogonalized momentum as the update; Jordan et al., 2024) trains the layers' matrices, AdamW the other tensors.
+For sums of digits this needs about a third of AdamW's steps. `torch.optim.Muon` has the same rule, but uses bfloat16,
+which many CPUs emulate, and one matrix at a time: a quarter as fast on one core. Every layer initially adds nothing to
+its input, which reduces the dependence on the seed. One thread and a separate random state give the same bytes for the
+same seed.
 """
 
 from __future__ import annotations

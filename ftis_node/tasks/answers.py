@@ -15,7 +15,7 @@ other reference needs `math-verify`, with limits for untrusted text. The library
 
 An answer has one line and at most one \boxed. A percent sign does not count. In an equation without a list, all sides
 must be equal: the library would take the last one alone. The library's own time limits use SIGALRM, which needs the
-main thread, so they are off: `expression_limits.py` and the limits of the scoring process replace them.
+main thread. `expression_limits.py` and the limits of the scoring process replace them.
 
 **Votes** compare normalized text: that of the task's `answer_of(item, completion_text) -> str | None`, where None means
 no answer, or the whole text. The reward would reveal the right answer. Answers in different notation count as
