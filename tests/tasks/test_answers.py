@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 
-from ftis_node.tasks import Task, TaskItem, load_task
+from ftis_node.tasks import Task, load_task
 from ftis_node.tasks.answers import answer_in, plain_answer
 from tests.tasks.completions import think_answer
 
@@ -88,32 +87,3 @@ def test_malformed_text_does_not_raise(gsm8k: Task, text: str) -> None:
         for each in (text, think_answer(text)):
             answer = answer_in(task, task[0], each)
             assert answer is None or answer
-
-
-class Plain:
-    """A plug-in task without `answer_of`."""
-
-    name = "plain"
-    split = "test"
-    isolate_scoring: ClassVar[bool] = False
-
-
-class Failing(Plain):
-    def answer_of(self, item: TaskItem, completion_text: str) -> Any:
-        raise ValueError(completion_text)
-
-
-class Numbers(Plain):
-    def answer_of(self, item: TaskItem, completion_text: str) -> Any:
-        return 7
-
-
-def test_a_task_without_answer_of_votes_with_the_whole_text() -> None:
-    item = load_task("arithmetic")[0]
-    assert answer_in(Plain(), item, " a\n\tb ") == "a b"  # type: ignore[arg-type]
-    assert answer_in(Plain(), item, " \n ") is None  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("task", [Failing(), Numbers()])
-def test_an_invalid_answer_of_a_plug_in_is_no_answer(task: Any) -> None:
-    assert answer_in(task, load_task("arithmetic")[0], "x") is None

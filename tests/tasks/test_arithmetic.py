@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.errors import TaskError
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks import load_task
 from ftis_node.tasks.arithmetic import PARTS, ArithmeticProblem, ArithmeticTask
@@ -86,13 +85,6 @@ def test_only_a_valid_reference_resolves() -> None:
                   ("arithmetic:add", "test", 0)):  # fmt: skip
         with pytest.raises(KeyError):
             task.resolve(PromptRef(*invalid))
-
-
-def test_unknown_splits_and_parts_are_named() -> None:
-    with pytest.raises(TaskError, match="no split 'validation'"):
-        ArithmeticTask("validation")
-    with pytest.raises(TaskError, match="arithmetic:mul"):
-        ArithmeticTask(parts="mul")
 
 
 def _problems(split: str, parts: str) -> list[ArithmeticProblem]:

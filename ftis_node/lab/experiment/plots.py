@@ -15,14 +15,6 @@ BAND_ALPHA = 0.15
 DASHES = (("black", "--"), ("dimgrey", "-."), ("dimgrey", ":"), ("darkgrey", "-."), ("darkgrey", ":"))  # of baselines
 PANEL_WIDTH, PANEL_HEIGHT = 5.6, 3.9  # inches
 DPI = 110
-STEP_PANELS = {
-    "foreign_kept_negatives": "kept of foreign negatives",
-    "foreign_mean_kl": "KL, foreign completions (nats a token)",
-    "foreign_ess": "effective sample size, foreign",
-    "foreign_weight_variance": "variance of weights, foreign",
-    "own_signal": "own groups with signal",
-    "foreign_signal": "foreign groups with signal",
-}
 
 
 def plot_curves(lines: Sequence[MethodResult], task: str, path: Path) -> None:
@@ -97,22 +89,6 @@ def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], ta
     return True
 
 
-def plot_steps(lines: Sequence[MethodResult], path: Path) -> None:
-    """Plot the metrics in STEP_PANELS by step: one column per model, one row per metric."""
-    columns = _models(lines)
-    figure, axes = new_panels(len(STEP_PANELS) * len(columns), columns=len(columns))
-    for row, (name, words) in enumerate(STEP_PANELS.items()):
-        for column, (pair, model) in enumerate(columns):
-            panel = axes[row * len(columns) + column]
-            for line in lines:
-                curve = line.step_means(name) if (line.pair, line.model) == (pair, model) else []
-                if curve:
-                    steps, means = zip(*curve, strict=True)
-                    panel.plot(steps, means, label=line.method, linewidth=1)
-            panel.set(title=f"{pair}: {model}", xlabel="step", ylabel=words)
-    save_figure(figure, axes, path)
-
-
 def plot_rows(panels: Mapping[str, Mapping[str, Mapping[str, Estimate]]], path: Path, *, x: str) -> None:
     """Plot values side by side: one panel per title, one row per name from top to bottom, one mark per value."""
     figure, axes = new_panels(len(panels))
@@ -132,14 +108,14 @@ def _models(lines: Sequence[MethodResult]) -> list[tuple[str, str]]:
     return list(dict.fromkeys((line.pair, line.model) for line in lines))
 
 
-def new_panels(count: int, *, columns: int = 2) -> tuple[Any, list[Any]]:
+def new_panels(count: int) -> tuple[Any, list[Any]]:
     """Return a new figure and its panels."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    columns = min(columns, count)
+    columns = min(2, count)
     rows = -(-count // columns)
     figure, axes = plt.subplots(
         rows, columns, figsize=(PANEL_WIDTH * columns, PANEL_HEIGHT * rows), layout="constrained", squeeze=False

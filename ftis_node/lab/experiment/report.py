@@ -21,7 +21,7 @@ import msgspec
 from pydantic import BaseModel
 
 from ftis_node import __version__
-from ftis_node.lab.experiment.plots import plot_curves, plot_methods, plot_steps, plot_sweep
+from ftis_node.lab.experiment.plots import plot_curves, plot_methods, plot_sweep
 from ftis_node.lab.experiment.specs import ALONE, CONTROLS, is_alone, parse_alone
 from ftis_node.lab.experiment.summary import (
     MethodResult,
@@ -203,7 +203,6 @@ def write_report(experiment: Experiment, results: Sequence[TrialResult], out: Pa
     plot_curves(lines, tasks[0], out / "curves.png")
     plot_methods(lines, tasks[0], out / "methods.png")
     plot_sweep(lines, results, tasks[0], out / "sweep.png")
-    plot_steps(lines, out / "steps.png")
     return "\n".join(filter(None, shown))
 
 
