@@ -328,11 +328,14 @@ def _text(cell: Any, column: str) -> str:
     return text
 
 
-if __name__ == "__main__":
-    # SIGALRM has no handler, so it ends this process wherever it hangs.
-    signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
+def _set_limits(limit_s: float) -> None:
+    signal.setitimer(signal.ITIMER_REAL, limit_s)  # SIGALRM has no handler, so it ends this process wherever it hangs
     for kind, limit in ((resource.RLIMIT_DATA, MAX_MEMORY_BYTES), (resource.RLIMIT_FSIZE, MAX_WRITTEN_BYTES)):
         hard = resource.getrlimit(kind)[1]
         limit = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
         resource.setrlimit(kind, (limit, limit))
+
+
+if __name__ == "__main__":
+    _set_limits(float(sys.argv[2]))
     sys.exit(_run(sys.argv[1]))

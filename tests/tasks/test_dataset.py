@@ -175,10 +175,11 @@ def test_a_compressed_file_is_not_unpacked(tmp_path: Path, kind: str) -> None:
 
 
 LIMITED = """
-import resource, sys
-from ftis_node.tasks.dataset_rows import _run
-resource.setrlimit(resource.RLIMIT_DATA, (700 << 20, 700 << 20))
-sys.exit(_run(sys.argv[1]))
+import sys
+from ftis_node.tasks import dataset_rows
+dataset_rows.MAX_MEMORY_BYTES = 700 << 20
+dataset_rows._set_limits(60.0)
+sys.exit(dataset_rows._run(sys.argv[1]))
 """
 
 
@@ -191,7 +192,7 @@ def test_a_parquet_file_that_unpacks_to_more_than_the_memory_is_an_error(tmp_pat
     command = [sys.executable, "-c", LIMITED, json.dumps(asdict(source))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == TaskError.exit_code
-    assert done.stderr.endswith("t.parquet: its rows need more than 4 GiB of memory: take fewer rows\n")
+    assert "t.parquet: its rows need more than" in done.stderr
 
 
 def test_a_line_above_the_size_limit_is_an_error(tmp_path: Path) -> None:
