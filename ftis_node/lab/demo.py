@@ -154,7 +154,6 @@ class NodeResult:
 
     @property
     def gain(self) -> float:
-        """Return greedy pass@1 after training minus before."""
         return self.pass_after - self.pass_before
 
     @property

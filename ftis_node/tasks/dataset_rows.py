@@ -302,7 +302,6 @@ def _read(source: RowSource, after: str, instead: str, version: object) -> tuple
 
 
 def _reference(cell: Any, column: str, after: str) -> str:
-    """Return the reference answer, without what precedes the last marker. Raises ValueError."""
     text = _text(cell, column)
     if after:
         _, marker, text = text.rpartition(after)
