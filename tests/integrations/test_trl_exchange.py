@@ -25,7 +25,7 @@ from ftis_node.integrations.trl.exchange_client import ExchangeClient, LinkError
 from ftis_node.integrations.trl.foreign_groups import Fit
 from ftis_node.integrations.trl.grpo import own_groups
 from ftis_node.integrations.trl.run_dataset import swarm_dataset
-from ftis_node.integrations.trl.swarm_exchange import SwarmExchange, require_agreement
+from ftis_node.integrations.trl.swarm_exchange import MAX_QUEUED, SwarmExchange
 from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.codec import hash_messages, unpack_group
 from ftis_node.records.envelope import Accepted, open_envelope, seal_group
@@ -80,10 +80,10 @@ def logprobs_at(temperature: float, model: Any, prompt: list[int], completion: l
     return logits.log_softmax(-1)[len(prompt) - 1 : -1][torch.arange(len(completion)), completion]
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
 async def test_a_real_step_shares_its_groups_and_trains_on_a_foreign_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    temperature = 0.7
     monkeypatch.setattr("tests.integrations.test_trl.SwarmGRPOTrainer", Recorded)
     sampling = MANIFEST.sampling.model_copy(update={"temperature": temperature})
     manifest = MANIFEST.model_copy(update={"sampling": sampling})
@@ -176,7 +176,7 @@ async def test_a_refused_group_is_logged_once_and_others_are_shared(
     async with exchange_node(tmp_path) as node:
         exchange = await asyncio.to_thread(SwarmExchange, node.home.root)
         valid, invalid = own_group(node.tokenizer, ["1", "2"]), own_group(node.tokenizer, ["3", "4"], temperature=0.5)
-        client = ExchangeClient(node.home.root)
+        client = ExchangeClient(node.home.root, timeout_s=30)
         with pytest.raises(RefusedGroupError) as caught:
             await asyncio.to_thread(client.publish, invalid)
         assert caught.value.reason == "sampling"
@@ -190,10 +190,26 @@ async def test_a_refused_group_is_logged_once_and_others_are_shared(
         exchange.close()
 
 
+async def test_the_newest_groups_are_kept_during_an_outage(tmp_path: Path) -> None:
+    async with exchange_node(tmp_path) as node:
+        exchange = await asyncio.to_thread(SwarmExchange, node.home.root)
+        groups = [own_group(node.tokenizer, ["1", "2"], policy_version=version) for version in range(MAX_QUEUED + 8)]
+    assert await asyncio.to_thread(exchange.draw, None) == [], "a group comes from a stopped node"
+    for group in groups:
+        exchange.share(group)
+    began_at = time.monotonic()
+    assert not await asyncio.to_thread(exchange.flush, 600.0)
+    assert time.monotonic() - began_at < 60, "flush waits during an outage"
+    waiting = [group.policy_version for group in exchange._queue]
+    exchange.close()
+    assert len(waiting) in (MAX_QUEUED, MAX_QUEUED - 1)  # one may be in flight
+    assert waiting[-1] == MAX_QUEUED + 7
+
+
 async def test_a_wrong_token_is_a_link_error(tmp_path: Path) -> None:
     async with exchange_node(tmp_path) as node:
         node.home.control_token.write_text("0" * 32)
-        client = ExchangeClient(node.home.root)
+        client = ExchangeClient(node.home.root, timeout_s=30)
         with pytest.raises(LinkError, match="token"):
             await asyncio.to_thread(client.take, 1)
 
@@ -220,28 +236,30 @@ def test_a_node_of_another_role_is_refused(tmp_path: Path, monkeypatch: pytest.M
         SwarmExchange(tmp_path, per_batch=17)
 
 
-async def test_a_trainer_with_other_sampling_settings_is_refused_at_its_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("grpo", "options", "message"),
+    [
+        ({"temperature": 0.5}, {}, "temperature is 0.5, and the run test has 1.0"),
+        ({"num_generations": 3}, {}, "num_generations is 3"),
+        ({"top_p": 0.9}, {}, "top_p is 0.9"),
+        ({"max_completion_length": 7}, {}, "set it to 6 or less"),
+        ({"repetition_penalty": 1.1}, {}, "repetition_penalty"),
+        ({"min_p": 0.1}, {}, "min_p"),
+        ({"mask_truncated_completions": True}, {}, "mask_truncated_completions"),
+        ({}, {"train_dataset": None}, "prompt_index"),
+    ],
+    ids=str,
+)
+async def test_a_trainer_with_other_sampling_settings_is_refused_at_its_start(
+    tmp_path: Path, grpo: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
     async with exchange_node(tmp_path / "home") as node:
         exchange = await asyncio.to_thread(SwarmExchange, node.home.root)
-        trainer = await asyncio.to_thread(swarm_trainer, tmp_path, exchange)
+        if "train_dataset" in options:
+            options = {"train_dataset": Dataset.from_dict({"prompt": ["1+1="] * 4})}
+        with pytest.raises(ConfigError, match=message):
+            await asyncio.to_thread(swarm_trainer, tmp_path, exchange, grpo=grpo, **options)
         exchange.close()
-        tokenizer = exchange.node.tokenizer
-        for name, value, message in (
-            ("temperature", 0.5, "temperature is 0.5, and the run test has 1.0"),
-            ("max_completion_length", 7, "set it to 6 or less"),
-            ("repetition_penalty", 1.1, "repetition_penalty"),
-            ("mask_truncated_completions", True, "mask_truncated_completions"),
-        ):
-            usual = getattr(trainer.args, name)
-            setattr(trainer.args, name, value)
-            with pytest.raises(ConfigError, match=message):
-                require_agreement(trainer, exchange.node, tokenizer=tokenizer)
-            setattr(trainer.args, name, usual)
-        with pytest.raises(ConfigError, match="has another tokenizer"):
-            require_agreement(trainer, exchange.node, tokenizer="00" * 16)
-        trainer.train_dataset = Dataset.from_dict({"prompt": ["1+1="] * 4})
-        with pytest.raises(ConfigError, match="prompt_index"):
-            require_agreement(trainer, exchange.node, tokenizer=tokenizer)
 
 
 def test_an_incomplete_group_is_not_shared() -> None:

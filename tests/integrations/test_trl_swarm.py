@@ -24,8 +24,8 @@ from tests.node.support import ANY_PORT, RunningNode, bootstrap, started, write_
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 START_S = 240.0
-STEPS = 8
-STOCK = 16  # foreign groups before the training: about a fifth have unequal rewards, which the trainer needs
+STEPS = 12
+STOCK = 24  # foreign groups before the training: about a fifth have unequal rewards, which the trainer needs
 LOGPROBS = "sampling_per_token_logps"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "python" / "trl_exchange.py"
 

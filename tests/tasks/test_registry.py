@@ -10,6 +10,49 @@ import pytest
 
 from ftis_node.errors import TaskError
 from ftis_node.tasks import Task, held_out_spec, load_task
+from tests.conftest import write_distribution
+
+PLUGIN = """
+from ftis_node.records.group import PromptRef
+from ftis_node.tasks import TaskItem
+
+class Echo:
+    isolate_scoring = False
+
+    def __init__(self, split, name="echo"):
+        self.split, self.name = split, name
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return TaskItem(PromptRef(self.name, self.split, index), ({"role": "user", "content": "say x"},), "x")
+
+    def resolve(self, ref):
+        return self[ref.index]
+
+    def score(self, item, completion_text):
+        return float(completion_text == "x")
+
+def misnamed(split):
+    return Echo(split, name="other")
+
+def failing(split):
+    raise OSError("no such\\tdisk")
+"""
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package with several tasks, of which only `echo` is valid."""
+    (tmp_path / "echo_plugin.py").write_text(PLUGIN)
+    write_distribution(
+        tmp_path, "echo-plugin",
+        "[ftis_node.tasks]\necho = echo_plugin:Echo\nmisnamed = echo_plugin:misnamed\nfailing = echo_plugin:failing\n"
+        "absent = echo_plugin:absent\nno-task = builtins:str\ngsm8k = echo_plugin:Echo\n",
+    )  # fmt: skip
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "echo_plugin", raising=False)
 
 
 @pytest.mark.parametrize("spec", ["arithmetic", "arithmetic:add", "arithmetic:sub", "rg:leg_counting"])
@@ -19,6 +62,42 @@ def test_a_built_in_task_without_a_file_is_loaded(spec: str, split: str) -> None
     assert isinstance(task, Task)
     assert (task.name, task.split) == (spec, split)
     assert task.resolve(task[0].ref) == task[0]
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_plug_in_is_loaded_by_its_name() -> None:
+    task = load_task("echo", split="test")
+    assert task.split == "test"
+    assert task.score(task[0], "x") == 1.0
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_plug_in_can_be_mixed() -> None:
+    task = load_task("echo+arithmetic")
+    assert [task[index].ref.task for index in range(2)] == ["arithmetic", "echo"]
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("misnamed", "has another name, 'other'"),
+        ("failing", "the plug-in task 'failing' of echo-plugin 1.0 failed: OSError: no such disk"),
+        ("absent", "failed: AttributeError"),
+        ("no-task", "gave a str, which is not a Task"),
+        ("no-such", "rg:NAME of reasoning-gym, absent, echo, failing"),
+    ],
+)
+def test_a_faulty_plug_in_is_a_task_error(name: str, message: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        load_task(name)
+    assert message in str(caught.value)
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_plug_in_cannot_replace_a_built_in_task(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="cannot be read"):
+        load_task(f"gsm8k:{tmp_path}/absent.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -41,6 +120,11 @@ def test_a_task_without_training_problems_is_a_one_line_error(spec: str, message
         load_task(spec, split="train")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_split_is_an_error() -> None:
+    with pytest.raises(TaskError, match="unknown split 'validation'"):
+        load_task("arithmetic", split="validation")
 
 
 def test_importing_the_package_loads_no_library_of_a_task() -> None:

@@ -19,8 +19,6 @@ from ftis_node.node.exchange.messages import OwnGroup, PublishedGroup, TakeAnswe
 OK: Final = 200
 MAX_ANSWER_BYTES: Final = 128 << 20
 ROLE: Final = "exchange"
-TAKE_TIMEOUT_S: Final = 5.0  # the trainer waits
-PUBLISH_TIMEOUT_S: Final = 120.0  # the node scores the completions first
 
 Answer = TypeVar("Answer", PublishedGroup, TakeAnswer)
 
@@ -48,14 +46,15 @@ class ExchangeNode:
 class ExchangeClient:
     """Client of the exchange node on one home. Each request reads address and token: a node may restart."""
 
-    def __init__(self, home: str | Path) -> None:
+    def __init__(self, home: str | Path, *, timeout_s: float) -> None:
         self._home = Home(Path(home).expanduser())
+        self._timeout_s = timeout_s
 
     def connect(self) -> ExchangeNode:
         """Return what the node is. Raises ConfigError if no node of the role `exchange` answers."""
         advice = f"start it: ftis-node join --role exchange --home {self._home.root}"
         try:
-            status, body = self._call("GET", "/status", None, TAKE_TIMEOUT_S)
+            status, body = self._call("GET", "/status", None)
             document = parse_json(body, source="the status") if status == OK else {}
             node, tokenizer = document["node"], str(document["model"]["tokenizer_fingerprint"])
             role = str(node["role"])
@@ -69,14 +68,14 @@ class ExchangeClient:
 
     def publish(self, group: OwnGroup) -> PublishedGroup:
         """Publish a group. Raises LinkError, RefusedGroupError."""
-        return self._post("/exchange/publish", group, PublishedGroup, PUBLISH_TIMEOUT_S)
+        return self._post("/exchange/publish", group, PublishedGroup)
 
     def take(self, count: int) -> list[TakenGroup]:
         """Take up to `count` foreign groups. Raises LinkError."""
-        return self._post("/exchange/take", TakeRequest(count), TakeAnswer, TAKE_TIMEOUT_S).groups
+        return self._post("/exchange/take", TakeRequest(count), TakeAnswer).groups
 
-    def _post(self, path: str, message: OwnGroup | TakeRequest, kind: type[Answer], timeout_s: float) -> Answer:
-        status, body = self._call("POST", path, msgspec.msgpack.encode(message), timeout_s)
+    def _post(self, path: str, message: OwnGroup | TakeRequest, kind: type[Answer]) -> Answer:
+        status, body = self._call("POST", path, msgspec.msgpack.encode(message))
         if status != OK:
             raise _refusal(status, body)
         try:
@@ -84,7 +83,7 @@ class ExchangeClient:
         except msgspec.MsgspecError as error:
             raise LinkError(f"the node's answer to {path} is unreadable: {error}") from None
 
-    def _call(self, method: str, path: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes]:
+    def _call(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         try:
             url = self._home.running_url()
             token = "" if body is None else read_text(self._home.control_token)
@@ -93,7 +92,7 @@ class ExchangeClient:
         if url is None:
             raise LinkError(f"no node runs on {self._home.root}")
         address = urlsplit(url)
-        connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=timeout_s)
+        connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=self._timeout_s)
         try:
             connection.request(method, path, body, {TOKEN_HEADER: token} if token else {})
             response = connection.getresponse()

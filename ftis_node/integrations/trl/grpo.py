@@ -147,6 +147,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return batch
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        """Return what TRL sampled, and keep the ids of the prompts for the reward functions."""
         sampled: tuple[Any, ...] = super()._generate(prompts)
         self._prompt_ids = sampled[0]
         return sampled
@@ -243,6 +244,7 @@ def _behaviour_logprobs(inputs: Mapping[str, Any], otherwise: Tensor) -> Tensor:
 
 
 def _require_usable(args: GRPOConfig, method: str, params: Mapping[str, Any], *, num_processes: int) -> None:
+    """Raise ConfigError for settings of TRL that the method's loss contradicts."""
     for name, unused in UNUSED_TERMS.items():
         if getattr(args, name, unused) != unused:
             raise ConfigError(f"{name} has no effect on the loss of {method}: set it to {unused}")
@@ -261,6 +263,7 @@ def _is_unscaled(args: GRPOConfig) -> bool:
 
 
 def _require_place(args: GRPOConfig, per_batch: int, *, num_processes: int) -> None:
+    """Raise ConfigError unless a batch has place for the foreign groups and one own group."""
     if num_processes > 1:
         raise ConfigError("foreign groups need one process: start the trainer without accelerate or torchrun")
     num_groups = args.generation_batch_size // args.num_generations

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 MAX_QUEUED: Final = 64  # own groups; the oldest is dropped
 MAX_TAKES: Final = 4  # requests for one batch: a taken group can be of no use
+TAKE_TIMEOUT_S: Final = 5.0  # the trainer waits
+PUBLISH_TIMEOUT_S: Final = 120.0  # the node scores the completions first
 FLUSH_S: Final = 30.0
 BACKOFF: Final = ExponentialBackoff(first_s=1.0, ceiling_s=60.0)
 LENGTH: Final = "max_completion_length"  # a trainer may take less than the run allows
@@ -116,8 +118,9 @@ class SwarmExchange:
             raise ConfigError(f"per_batch must be 0 to {MAX_TAKEN}, not {per_batch}")
         self.per_batch = per_batch
         self._max_prompt_length = max_prompt_length
-        self._client = ExchangeClient(home)
-        self.node = self._client.connect()
+        self._taking = ExchangeClient(home, timeout_s=TAKE_TIMEOUT_S)
+        self.node = self._taking.connect()
+        self._publishing = ExchangeClient(home, timeout_s=PUBLISH_TIMEOUT_S)
         self._breaker = CircuitBreaker()
         self._changed = threading.Condition()
         self._queue: deque[OwnGroup] = deque(maxlen=MAX_QUEUED)
@@ -136,7 +139,7 @@ class SwarmExchange:
             return chosen
         try:
             for _ in range(MAX_TAKES):
-                taken = self._client.take(self.per_batch - len(chosen))
+                taken = self._taking.take(self.per_batch - len(chosen))
                 read = (read_foreign(one, fit, max_prompt_length=self._max_prompt_length) for one in taken)
                 chosen.extend(group for group in read if group is not None)
                 if not taken or len(chosen) == self.per_batch:
@@ -195,7 +198,7 @@ class SwarmExchange:
 
     def _publish(self, group: OwnGroup) -> None:
         try:
-            self._client.publish(group)
+            self._publishing.publish(group)
         except RefusedGroupError as error:
             if error.reason not in self._reported:
                 self._reported.add(error.reason)
