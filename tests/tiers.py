@@ -26,7 +26,6 @@ LONG: Final = (
     "tests/network/test_nat.py::test_a_real_node_behind_a_nat_exchanges_groups_and_trains",
     "tests/network/test_outgoing_packets.py::test_a_node_sends_only_to_the_peers_that_it_was_given[vllm]",
     "tests/lab/test_tiny.py::test_a_model_mostly_makes_the_mistake_of_its_recipe",
-    "tests/node/supervision/test_sleep.py::test_a_real_node_that_was_suspended_continues_without_a_ban",
 )
 """Tests of many minutes, which `.ci/run` leaves out: `make test-long` runs them, each week and before a release."""
 SCENARIOS: Final = (
@@ -51,7 +50,6 @@ SCENARIOS: Final = (
     "tests/learner/distributed/test_learner_shards.py::test_files_with_other_tensor_names_are_loaded_whole",
     "tests/learner/distributed/test_learner_shards.py::test_a_model_that_fails_on_packed_rows_is_reloaded_for_padded_rows",
     "tests/learner/distributed/test_learner_ranks.py",
-    "tests/node/test_limits.py::test_a_full_home_pauses_the_node_until_there_is_space",
     "tests/node/test_poisoned.py",
     "tests/node/test_roles.py",
     "tests/node/test_siblings.py",
@@ -99,6 +97,7 @@ SHARED: Final[dict[str, tuple[str, ...]]] = {
         "tests/node/http_api/test_observe.py",
         "tests/node/training/test_tracking.py",
         "tests/node/test_light_daemon.py",
+        "tests/node/test_swarm.py",
         "tests/node/test_two_homes.py",
     ),
 }

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,7 +28,7 @@ from tests.node.support import manifest_text
 from tests.waiting import eventually
 
 NEAR, FAR = "arithmetic:add", "arithmetic:sub"
-STEPS = 4
+STEPS = 3
 
 pytestmark = pytest.mark.timeout(600)  # includes training the models
 
@@ -39,12 +38,12 @@ def light_manifest(share: float | None) -> RunManifest:
     return RunManifest(name="light", task=f"{NEAR}+{FAR}", step=step)
 
 
-def manifest_of(share: float | None, **step: Any) -> RunManifest:
+def manifest_of(share: float | None) -> RunManifest:
     text = manifest_text(foreign_wait_s=60.0).replace('task = "arithmetic"', f'task = "{NEAR}+{FAR}"')
     manifest = parse_manifest(text, source="test")
     return manifest.model_copy(
         update={
-            "step": manifest.step.model_copy(update={"own_domain_fraction": share} | step),
+            "step": manifest.step.model_copy(update={"own_domain_fraction": share}),
             "eval": manifest.eval.model_copy(update={"every_steps": 0}),
         }
     )
@@ -69,9 +68,7 @@ async def test_a_domain_is_published_and_shown_and_a_foreign_one_counts_as_none(
         assert row["domain"] == NEAR
 
 
-@pytest.mark.parametrize(
-    ("share", "pulled"), [(None, (0, 8)), (0.0, (0, 8)), (0.5, (4, 8)), (0.75, (6, 8)), (1.0, (8, 8))]
-)
+@pytest.mark.parametrize(("share", "pulled"), [(None, (0, 8)), (0.75, (6, 8))])
 async def test_groups_of_the_wanted_domain_are_pulled_though_others_have_filled_the_stock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float | None, pulled: tuple[int, int]
 ) -> None:
@@ -90,17 +87,17 @@ async def test_groups_of_the_wanted_domain_are_pulled_though_others_have_filled_
         await swarm.publish(near, 12, task=NEAR)
         if pulled[0]:
             await eventually(lambda: tasks().get(NEAR) == pulled[0])
-        await asyncio.sleep(1.5)  # the pull loop looks once more
+        await asyncio.sleep(1.2)  # the pull loop looks once more
         assert (tasks().get(NEAR, 0), tasks()[FAR]) == pulled
 
 
 async def _steps(
-    folder: Path, models: Mapping[str, Path], share: float | None, domains: tuple[str, ...], choice: str = "newest"
+    folder: Path, models: Mapping[str, Path], share: float | None, domains: tuple[str, ...]
 ) -> list[list[Counter[str]]]:
     """Run real nodes of these domains in rounds; return the tasks of the foreign groups per node and step."""
-    run = _write(folder / "run.toml", manifest_of(share, group_selection=choice))
+    (run := folder / "run.toml").write_text(manifest_of(share).to_toml())
     homes = [home_of(folder / str(number), number) for number in range(len(domains))]
-    plans = [plan_run(run, domain, home=home) for home, domain in zip(homes, domains, strict=True)]
+    plans = [plan_run(str(run), domain, home=home) for home, domain in zip(homes, domains, strict=True)]
     async with AsyncExitStack() as stack:
         return [_foreign_tasks(parts) for parts in await stepped(stack, models["s"], homes, plans)]
 
@@ -138,12 +135,6 @@ def home_of(root: Path, number: int) -> Home:
     return home
 
 
-def _write(path: Path, manifest: RunManifest) -> str:
-    path.parent.mkdir()
-    path.write_text(manifest.to_toml())
-    return str(path)
-
-
 async def _run_steps(parts: NodeComponents, lockstep: SynchronousRounds, member: RoundMember) -> None:
     wiring = Wiring(parts)
     loops = (wiring.generate_loop, wiring.publish_loop, wiring.pull, wiring.intake)
@@ -176,24 +167,10 @@ def _foreign_tasks(parts: NodeComponents) -> list[Counter[str]]:
     return steps
 
 
-@pytest.mark.parametrize(("share", "of_own"), [(0.75, 3), (0.25, 1), (0.0, 0), (1.0, 4)])
+@pytest.mark.parametrize(("share", "of_own"), [(0.75, 3), (0.0, 0)])
 async def test_real_nodes_reach_the_share_and_the_only_node_of_a_domain_does_not_starve(
     tmp_path: Path, tiny_models: Mapping[str, Path], share: float, of_own: int
 ) -> None:
-    one, _, lone = await _steps(tmp_path / "swarm", tiny_models, share, (NEAR, NEAR, FAR))
+    one, _, lone = await _steps(tmp_path, tiny_models, share, (NEAR, NEAR, FAR))
     assert one == [Counter({NEAR: of_own, FAR: 4 - of_own})] * STEPS
     assert lone == [Counter({NEAR: 4})] * STEPS, "no other node has its domain: other groups fill the step"
-
-
-async def test_without_a_share_senders_take_turns(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
-    one, _, _ = await _steps(tmp_path / "swarm", tiny_models, None, (NEAR, NEAR, FAR))
-    assert one == [Counter({NEAR: 2, FAR: 2})] * STEPS
-
-
-async def test_a_draw_by_signal_keeps_the_share_as_far_as_it_can(
-    tmp_path: Path, tiny_models: Mapping[str, Path]
-) -> None:
-    one, other, _ = await _steps(tmp_path / "swarm", tiny_models, 1.0, (NEAR, NEAR, FAR), choice="sapo")
-    for step in one + other:
-        assert step[FAR] == 0 or step[NEAR] < 4, "groups of another domain although its domain has enough with a signal"
-    assert sum(step[NEAR] for step in one + other) > 0

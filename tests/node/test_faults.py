@@ -1,4 +1,4 @@
-"""A fault in a background task or thread ends the node: exit code 1, one line with the reason, all state saved."""
+"""A fault in a background task ends the node: exit code 1, one line with the reason, work that ends in order."""
 
 from __future__ import annotations
 

@@ -36,21 +36,19 @@ from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.events import read_events
 from tests.models.tiny_models import save_tiny
 from tests.node.nodes import components
-from tests.waiting import eventually
 
 TEXTS = ("10", "35", " 10 ", "think: 25 - 15")  # completions of 25-15=; the last one is cut off
 REWARDS = (1.0, 0.0, 1.0, 0.0)
 
 
-def _manifest(other_tokenizers: str) -> RunManifest:
-    return RunManifest(
-        name="test",
-        task="arithmetic",
-        sampling={"group_size": 4, "max_prompt_tokens": 48, "max_completion_tokens": 24, "max_total_tokens": 96},
-        step={"own_groups": 0, "foreign_groups": 1, "other_tokenizers": other_tokenizers},
-        method={"advantage_scale": "mean"},
-        eval={"every_steps": 0},
-    )
+MANIFEST = RunManifest(
+    name="test",
+    task="arithmetic",
+    sampling={"group_size": 4, "max_prompt_tokens": 48, "max_completion_tokens": 24, "max_total_tokens": 96},
+    step={"own_groups": 0, "foreign_groups": 1, "other_tokenizers": "text"},
+    method={"advantage_scale": "mean"},
+    eval={"every_steps": 0},
+)
 
 
 class _InProcessLearner(NullLearner):
@@ -195,7 +193,7 @@ async def test_a_group_of_another_tokenizer_is_trained_on(
     bobs = load_tokenizer(resolve_model(str(bobs_model)))
     assert bobs.fingerprint != alices.fingerprint
     assert any(bobs.encode_text(text) != alices.encode_text(text) for text in TEXTS)
-    manifest, swarm = _manifest("text"), LoopbackSwarm()
+    manifest, swarm = MANIFEST, LoopbackSwarm()
     learner = Learner(_boot(bobs_model, tmp_path, manifest))
     async with (
         _node(tmp_path / "alice", swarm, manifest, alices) as alice,
@@ -226,29 +224,3 @@ async def test_a_group_of_another_tokenizer_is_trained_on(
     (confirmed,) = read_events(alice.home.events, name="confirmed")
     assert admitted["retells"] == announced["group"] == confirmed["group"]
     assert taken["group"] == admitted["group"] != announced["group"]
-
-
-async def test_a_run_that_ignores_other_tokenizers_transfers_no_group(
-    tmp_path: Path, alices: PromptTokenizer, bobs_model: Path
-) -> None:
-    sent: list[tuple[str, bytes]] = []
-    manifest = _manifest("ignore")
-    swarm = LoopbackSwarm(loses=lambda sender, receiver, payload: sent.append((sender, payload)) or False)
-    async with (
-        _node(tmp_path / "alice", swarm, manifest, alices) as alice,
-        _node(tmp_path / "bob", swarm, manifest, load_tokenizer(resolve_model(str(bobs_model)))) as bob,
-        _publishing(alice) as scored,
-    ):
-        wiring = Wiring(bob)
-        async with _running(wiring.intake.run(), wiring.pull.run()):
-            await scored.put(_sampled(alice))
-            await eventually(lambda: alice.peers.counters.groups_sent)
-            wiring.backfill.catch_up(alice.context.peer_id)
-            await asyncio.sleep(0.2)
-        (announced,) = read_events(alice.home.events, name="announced")
-        assert (bob.context.peer_id, bytes.fromhex(announced["group"])) not in sent, "a request for the group was sent"
-        fetched = await bob.gossip.fetch(alice.context.peer_id, [bytes.fromhex(announced["group"])], as_text=True)
-        assert fetched.bodies == ()
-        assert bob.gossip.counters.announcements_received == 1
-        assert alice.gossip.counters.bodies_out == 0
-        assert bob.store.reader.ready_counts() == (0, 0)

@@ -1,6 +1,6 @@
 """A group on which the learner fails: the worker dies or reports an error, and the node continues without the group.
 
-Generator and network are in this process. The learner is the worker of `ftis-node join`.
+Generator and network are in this process. A learner that dies is the worker of `ftis-node join`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from ftis_node.errors import WorkerTaskError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
-from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import TrainGroup, TrainReply
 from ftis_node.node.daemon import run_node
 from ftis_node.node.startup.assemble import running_components
@@ -56,8 +55,9 @@ class _Poisoned(InProcessNodeFactory):
         self._kills = kills
         self._of_peer = of_peer
 
-    def learner(self, of: Any, **parts: Any) -> LearnerClient:  # type: ignore[override]
-        client = ProcessNodeFactory(of.settings, self._home).learner(of, **parts)
+    def learner(self, of: Any, **parts: Any) -> Any:
+        makers = ProcessNodeFactory(of.settings, self._home) if self._kills else super()
+        client: Any = makers.learner(of, **parts)
         train = client.train
 
         async def poisoned(groups: list[TrainGroup], **how: Any) -> TrainReply:
@@ -67,13 +67,15 @@ class _Poisoned(InProcessNodeFactory):
                 return await train(groups, **how)
             self.num_failed += 1
             if self._kills:
-                assert client.pid is not None
                 os.kill(client.pid, signal.SIGKILL)
                 return await train(groups, **how)
             spoiled = msgspec.structs.replace(groups[at], prompt_ids=NO_TOKEN)
-            return await train([*groups[:at], spoiled, *groups[at + 1 :]], **how)
+            try:
+                return await train([*groups[:at], spoiled, *groups[at + 1 :]], **how)
+            except IndexError as error:  # as the worker reports it
+                raise WorkerTaskError(f"learner: IndexError: {error}") from error
 
-        client.train = poisoned  # type: ignore[method-assign]
+        client.train = poisoned
         return client
 
 

@@ -27,7 +27,7 @@ NAME_WIDTH, REASON_WIDTH, ID_TAIL = 24, 32, 8
 
 @dataclass(eq=False, repr=False)
 class RefusalReporter:
-    """Reporter of both directions. The directory loop calls `update` once a second."""
+    """Reporter of both directions. The peers loop calls `update` once a second."""
 
     context: NodeContext
     gossip: Gossip

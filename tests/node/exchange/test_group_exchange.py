@@ -53,49 +53,41 @@ async def test_a_trainers_group_is_scored_signed_and_stored_for_peers(tmp_path: 
         assert node.slots.waiting == 0
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"problem": PROBLEM + 1}, "prompt_mismatch"),
-        ({"problem": 2**31 - 1}, "prompt_mismatch"),
-        ({"problem_hash": b""}, "prompt_mismatch"),
-        ({"problem_hash": b"\0" * 16}, "prompt_mismatch"),
-        ({"prompt_ids": b""}, "prompt_mismatch"),
-        ({"prompt_ids": b"\0" * 7}, "prompt_mismatch"),
-        ({"prompt_ids": b"\xff" * 8}, "token_out_of_range"),
-        ({"prompt_ids": b"\0\0\0\0" * 5000}, "length"),
-        ({"end_ids": [2**31 - 1]}, "token_out_of_range"),
-        ({"tokenizer": "00" * 16}, "tokenizer"),
-        ({"temperature": 0.7}, "sampling"),
-        ({"temperature": float("nan")}, "sampling"),
-        ({"top_p": 0.9}, "sampling"),
-        ({"top_k": 20}, "sampling"),
-        ({"temperature": float("inf")}, "sampling"),
-        ({"top_p": -1e300}, "sampling"),
-        ({"created_at": time.time() - MANIFEST.step.max_age_s - 60}, "stale"),
-        ({"created_at": time.time() + 1e9}, "clock_skew"),
-        ({"created_at": float("inf")}, "clock_skew"),
-        ({"created_at": float("nan")}, "clock_skew"),
-        ({"created_at": -1.0}, "clock_skew"),
-        ({"logprobs": b""}, "logprobs"),
-        ({"logprobs": b"\0" * 4}, "malformed"),
-        ({"token_ids": b"\0" * 7}, "malformed"),
-        ({"lengths": [2**31 - 1] * 9}, "malformed"),
-    ],
-    ids=lambda value: ", ".join(value) if isinstance(value, dict) else str(value),
-)
-async def test_a_group_that_peers_would_refuse_is_not_published(
-    tmp_path: Path, changes: dict[str, Any], reason: str
-) -> None:
+async def test_a_group_that_peers_would_refuse_is_not_published(tmp_path: Path) -> None:
     async with exchanging(tmp_path) as (node, exchange):
         offered = own_group(node.tokenizer, [ANSWER, "no"])
+        num_tokens = sum(offered.lengths)
         fields = {name: getattr(offered, name) for name in offered.__struct_fields__}
-        refused = await exchange.publish(type(offered)(**(fields | changes)))
-        assert isinstance(refused, Refusal)
-        assert refused.reason == reason
-        assert node.store.reader.own_ready() == []
-        assert node.slots.waiting == 0, "the slot is still in use"
-        assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0]), "the number is used up"
+        refusals: list[tuple[dict[str, Any], str]] = [
+            ({"problem": PROBLEM + 1}, "prompt_mismatch"),
+            ({"problem_hash": b"\0" * 16}, "prompt_mismatch"),
+            ({"prompt_ids": b"\0" * 7}, "prompt_mismatch"),
+            ({"prompt_ids": b"\xff" * 8}, "token_out_of_range"),
+            ({"prompt_ids": b"\0\0\0\0" * 5000}, "length"),
+            ({"end_ids": [2**31 - 1]}, "token_out_of_range"),
+            ({"tokenizer": "00" * 16}, "tokenizer"),
+            ({"temperature": 0.7}, "sampling"),
+            ({"temperature": float("nan")}, "sampling"),
+            ({"top_k": 20}, "sampling"),
+            ({"created_at": time.time() - MANIFEST.step.max_age_s - 60}, "stale"),
+            ({"created_at": float("inf")}, "clock_skew"),
+            ({"created_at": float("nan")}, "clock_skew"),
+            ({"logprobs": b""}, "logprobs"),
+            ({"logprobs": b"\0" * 4}, "malformed"),
+            ({"token_ids": b"\0" * 7}, "malformed"),
+            ({"lengths": [2**31 - 1] * 9}, "malformed"),
+            ({"token_ids": np.full(num_tokens, -1, "<i4").tobytes()}, "token_out_of_range"),
+            ({"logprobs": np.full(num_tokens, np.nan, "<f4").tobytes()}, "logprobs"),
+            ({"logprobs": np.full(num_tokens, 1.0, "<f4").tobytes()}, "logprobs"),
+            ({"lengths": [num_tokens]}, "group_size"),
+        ]
+        for changes, reason in refusals:
+            refused = await exchange.publish(type(offered)(**(fields | changes)))
+            assert isinstance(refused, Refusal)
+            assert refused.reason == reason, changes
+            assert node.store.reader.own_ready() == []
+            assert node.slots.waiting == 0, "the slot is still in use"
+        assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0]), "a number is used up"
 
 
 @pytest.mark.parametrize("opening", ["", "<think>\n"])
@@ -127,26 +119,6 @@ async def test_a_completion_ends_at_the_trainers_end_tokens(tmp_path: Path) -> N
         group = unpack_group(open_envelope(envelope).body)
         assert group.end_ids == (end_id,)
         assert group.finish_reasons == (FinishReason.STOP, FinishReason.STOP)
-
-
-async def test_invalid_numbers_are_refused_by_name(tmp_path: Path) -> None:
-    async with exchanging(tmp_path) as (node, exchange):
-        offered = own_group(node.tokenizer, [ANSWER, "no"])
-        num_tokens = sum(offered.lengths)
-        fields = {name: getattr(offered, name) for name in offered.__struct_fields__}
-        for changes, reason in (
-            ({"token_ids": np.full(num_tokens, -1, "<i4").tobytes()}, "token_out_of_range"),
-            ({"token_ids": np.full(num_tokens, 2**31 - 1, "<i4").tobytes()}, "token_out_of_range"),
-            ({"logprobs": np.full(num_tokens, np.nan, "<f4").tobytes()}, "logprobs"),
-            ({"logprobs": np.full(num_tokens, 1.0, "<f4").tobytes()}, "logprobs"),
-            ({"lengths": [num_tokens]}, "group_size"),
-        ):
-            refused = await exchange.publish(type(offered)(**(fields | changes)))
-            assert isinstance(refused, Refusal)
-            assert refused.reason == reason
-        assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0]), (
-            "the node accepts no valid group after that"
-        )
 
 
 class BusyScorer(IsolatedScorer):

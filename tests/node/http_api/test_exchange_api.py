@@ -78,61 +78,46 @@ async def test_only_a_client_with_the_token_exchanges_groups(port: Port) -> None
     assert port.node.store.reader.own_ready() == []
 
 
-MALFORMED: dict[str, bytes] = {
-    "empty": b"",
-    "not MessagePack": b"\xc1",
-    "cut": b"\x8a\xa7problem",
-    "nested": b"\x91" * 5000,
-    "a map that claims a million entries": b"\xdf\x7f\xff\xff\xff",
-    "a text that claims 4 GiB": b"\xdb\xff\xff\xff\xff",
-    "another type": msgspec.msgpack.encode([1, 2]),
-    "an unknown field": msgspec.msgpack.encode({"count": 1, "problem": 1, "more": 2}),
-    "bytes after the message": msgspec.msgpack.encode({"count": 1}) * 2,
-}
+MALFORMED = (
+    b"",
+    b"\xc1",  # not MessagePack
+    b"\x8a\xa7problem",  # cut
+    b"\x91" * 5000,  # nested
+    b"\xdf\x7f\xff\xff\xff",  # a map that claims two billion entries
+    b"\xdb\xff\xff\xff\xff",  # a text that claims 4 GiB
+    msgspec.msgpack.encode([1, 2]),
+    msgspec.msgpack.encode({"count": 1, "problem": 1, "more": 2}),
+    msgspec.msgpack.encode({"count": 1}) * 2,
+)
 
 
-@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
-@pytest.mark.parametrize("path", ["publish", "take"])
-async def test_a_malformed_body_is_refused_and_the_next_one_accepted(port: Port, path: str, body: bytes) -> None:
-    status, response = await port.post(f"/exchange/{path}", body)
-    error = msgspec.json.decode(response)
-    if path == "take" and len(body) > MAX_TAKE_BYTES:
-        assert (status, error["reason"]) == (413, "size")
-    else:
-        assert (status, error["reason"]) == (400, "malformed")
-    assert "\n" not in error["error"]
+async def test_a_malformed_body_is_refused_and_the_next_one_accepted(port: Port) -> None:
+    for body in MALFORMED:
+        for path in ("publish", "take"):
+            status, response = await port.post(f"/exchange/{path}", body)
+            error = msgspec.json.decode(response)
+            if path == "take" and len(body) > MAX_TAKE_BYTES:
+                assert (status, error["reason"]) == (413, "size")
+            else:
+                assert (status, error["reason"]) == (400, "malformed"), body[:40]
+            assert "\n" not in error["error"]
     assert (await port.post("/exchange/publish", packed(port.node)))[0] == 200
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"problem": -1},
-        {"problem": 2**31},
-        {"problem": 1.5},
-        {"lengths": []},
-        {"lengths": [0, 3]},
-        {"lengths": [-1, 3]},
-        {"lengths": [1] * 4097},
-        {"policy_version": -1},
-        {"policy_version": 2**64 - 1},
-        {"tokenizer": "x" * 65},
-        {"temperature": "1"},
-        {"top_k": -1},
-        {"prompt_ids": "text"},
-    ],
-    ids=str,
-)
-async def test_a_field_beyond_its_bounds_is_refused(port: Port, changes: dict[str, Any]) -> None:
+async def test_a_field_beyond_its_bounds_is_refused(port: Port) -> None:
     fields = msgspec.to_builtins(own_group(port.node.tokenizer, [ANSWER, "no"]), builtin_types=(bytes,))
-    status, response = await port.post("/exchange/publish", msgspec.msgpack.encode(fields | changes))
-    assert (status, msgspec.json.decode(response)["reason"]) == (400, "malformed")
+    invalid: tuple[dict[str, Any], ...] = (
+        {"problem": -1}, {"problem": 2**31}, {"problem": 1.5},
+        {"lengths": []}, {"lengths": [0, 3]}, {"lengths": [1] * 4097},
+        {"policy_version": -1}, {"policy_version": 2**64 - 1}, {"tokenizer": "x" * 65}, {"temperature": "1"},
+        {"top_k": -1}, {"prompt_ids": "text"},
+    )  # fmt: skip
+    for changes in invalid:
+        status, response = await port.post("/exchange/publish", msgspec.msgpack.encode(fields | changes))
+        assert (status, msgspec.json.decode(response)["reason"]) == (400, "malformed"), changes
     assert (await port.post("/exchange/publish", msgspec.msgpack.encode(fields)))[0] == 200
-
-
-@pytest.mark.parametrize(("count", "expected"), [(0, 400), (17, 400), (2**63, 400), (16, 200)])
-async def test_the_number_of_groups_to_take_is_bounded(port: Port, count: int, expected: int) -> None:
-    assert (await port.post("/exchange/take", msgspec.msgpack.encode({"count": count})))[0] == expected
+    for count, expected in ((0, 400), (17, 400), (2**63, 400), (16, 200)):
+        assert (await port.post("/exchange/take", msgspec.msgpack.encode({"count": count})))[0] == expected
 
 
 async def test_a_body_is_read_only_up_to_its_bound(port: Port) -> None:

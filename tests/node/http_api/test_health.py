@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
-import pytest
 from aiohttp import ClientSession
 
-from ftis_node.errors import UsageError
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 from ftis_node.node.loops.status import StatusLoop, not_ready, worker_problems
 from ftis_node.telemetry.status import HealthStatus, Status
@@ -58,15 +55,3 @@ async def test_probes_respond_from_the_start() -> None:
         assert (await _get(port, "/readyz"))[0] == 503
         for path in ("/status", "/peers", "/events", "/peers/ban", "/"):
             assert (await _get(port, path))[0] == 404, "other machines see more than metrics"
-
-
-async def test_an_address_in_use_is_a_one_line_error() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address: Any = taken.getsockname()
-        with pytest.raises(UsageError, match=r"observe\.listen 127.0.0.1:\d+ cannot be opened .*node\.toml"):
-            async with serve_observed(MonitoringApi(), address, token=None):
-                pass
-    async with serve_observed(MonitoringApi(), None, token=None) as port:
-        assert port is None

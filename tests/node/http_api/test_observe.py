@@ -79,17 +79,6 @@ def test_the_status_command_prints_the_status_of_the_node(node: RunningNode) -> 
     assert done.stderr == b""
 
 
-def test_the_status_screen_of_a_real_node_fits_80_columns(
-    node: RunningNode, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["status", "--home", str(node.home)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    # "learning" is "no" if no completion got a reward.
-    assert re.fullmatch(r"contributing: yes   learning: (yes|no)   healthy: yes", lines[0])
-    assert len(lines) <= 23
-    assert max(map(len, lines)) <= 80
-
-
 def test_replay_show_has_texts_use_and_events_of_a_group(node: RunningNode, capsys: pytest.CaptureFixture[str]) -> None:
     own = {event["group"] for event in node.events("admitted") if event["own"]}
     taken = next(event for event in node.events("taken") if event["group"] in own)

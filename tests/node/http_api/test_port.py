@@ -7,13 +7,10 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from ftis_node.config.home import Home
-from ftis_node.dashboard.web import DashboardServer
 from ftis_node.node.http_api import port as http_port
 from tests.node.http_api.requests import get, send
 
@@ -114,15 +111,3 @@ async def test_a_failed_response_is_a_500_and_logged_once_a_minute(
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "a fault of the handler" in caplog.text
     assert refused == {"fault": 3}
-
-
-async def test_the_dashboard_in_a_browser_has_such_a_port(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    server = DashboardServer(Home(tmp_path), host="127.0.0.1", port=0, token="0f" * 32)
-    async with server.opened() as port:
-        assert (await send(port, get("/", host=b"[")))[0] == 403
-        assert (await send(port, get("/", b"Origin: http://[")))[0] == 403
-        assert (await send(port, b"\x00\xff\r\n\r\n"))[0] == 400
-        assert (await send(port, get("/", b"Cookie: ftis-dashboard-0=\xff")))[0] == 401
-        assert (await send(port, get("/?token=%FF")))[0] == 401
-    assert server.refused == {"forbidden": 2, "malformed": 1, "token": 2}
-    assert caplog.text == ""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from tests.node.nodes import ME, MODEL, components, events_of, notes_of
 from tests.waiting import eventually
 
 ANN = Identity.from_seed(bytes([2]) * 32)
+REASON = "logprob_mismatch"
 
 
 class Learner(NullLearner):
@@ -55,36 +55,28 @@ class FixedRandom(random.Random):
         return self._numbers.pop(0) if len(self._numbers) > 1 else self._numbers[0]
 
 
-class Rig:
-    """A node whose peers claim its weights; `num_audits`, `noted` and `events` show its reaction."""
-
-    def __init__(self, node: NodeComponents, learner: Learner) -> None:
-        self.node = node
-        self.learner = learner
-
-    @property
-    def num_audits(self) -> int:
-        return self.learner.num_audits
-
-    @property
-    def noted(self) -> list[tuple[str, Behaviour, str]]:
-        return notes_of(self.node)
-
-    @property
-    def events(self) -> list[str]:
-        return [event["event"] for event in events_of(self.node, "audited", "released", "audit_failed")]
-
-    def loop(self, dice: random.Random | None = None) -> AuditLoop:
-        node = self.node
+async def audited(
+    folder: Path,
+    *offered: Accepted,
+    kl: float | None = 0.0,
+    version: int = 0,
+    model: str = MODEL,
+    prepare: Callable[[NodeComponents], object] = lambda node: None,
+    dice: random.Random | None = None,
+    **limits: Any,
+) -> tuple[int, list[tuple[str, Behaviour, str]], list[str]]:
+    """Offer groups to a node whose peers claim its weights; return the number of audits, noted conduct and events."""
+    settings = NodeSettings(model="m", validation={"audit_fraction": 1.0, **limits})
+    learner, state = Learner(kl), NodeState(policy_version=version)
+    folder = Path(tempfile.mkdtemp(dir=folder))
+    with components(folder, settings=settings, model=model, learner=learner, state=state) as node:
+        prepare(node)
         dice = dice or random.SystemRandom()
-        return AuditLoop(node.context, node.learner, node.store, node.peers, node.gossip.guard, (), dice=dice)
-
-    async def run(self, *offered: Accepted, dice: random.Random | None = None) -> None:
-        loop, before = self.loop(dice), self.num_audits
+        loop = AuditLoop(node.context, node.learner, node.store, node.peers, node.gossip.guard, (), dice=dice)
+        num_noted = len(notes_of(node))
         for group in offered:
             loop.offer(group)
-        num_waiting = loop._waiting.qsize()
-        num_finished, audit = 0, loop._audit
+        num_waiting, num_finished, audit = loop._waiting.qsize(), 0, loop._audit
 
         async def audit_and_count(group: Accepted) -> None:
             nonlocal num_finished
@@ -95,26 +87,11 @@ class Rig:
         task = asyncio.create_task(loop.run())
         await eventually(lambda: num_finished == num_waiting)
         task.cancel()
-        assert self.num_audits == before + num_waiting
-
-
-MakeRig = Callable[..., Rig]
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
-    """Return a function that makes rigs, each in a separate folder."""
-    with ExitStack() as stack:
-
-        def make(kl: float | None, *, version: int = 0, model: str = MODEL, **limits: Any) -> Rig:
-            settings = NodeSettings(model="m", validation={"audit_fraction": 1.0, **limits})
-            folder, learner = Path(tempfile.mkdtemp(dir=tmp_path)), Learner(kl)
-            node = components(
-                folder, settings=settings, model=model, learner=learner, state=NodeState(policy_version=version)
-            )
-            return Rig(stack.enter_context(node), learner)
-
-        yield make
+        if REASON in node.peers.counters.refused:
+            assert node.peers.registry.peers[ANN.peer_id].refused == {REASON: 1}
+            assert node.store.reader.ready_counts() == (0, 0), "its group is still in the buffer"
+        events = [event["event"] for event in events_of(node, "audited", "released", "audit_failed")]
+        return learner.num_audits, notes_of(node)[num_noted:], events
 
 
 def accepted(*, model: str = MODEL, version: int = 0, completions: tuple[Completion, ...] | None = None) -> Accepted:
@@ -124,96 +101,84 @@ def accepted(*, model: str = MODEL, version: int = 0, completions: tuple[Complet
     return Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS))
 
 
-async def test_a_false_claim_is_noted_and_counted_and_its_group_released(rig: MakeRig) -> None:
-    made = rig(kl=0.2)
+async def test_a_false_claim_is_noted_and_counted_and_its_group_released(tmp_path: Path) -> None:
     false_claim = accepted()
-    assert made.node.store.buffer.admit(false_claim, own=False)
-    await made.run(false_claim)
-    assert made.noted == [(ANN.peer_id, Behaviour.FALSE_CLAIM, "logprob_mismatch")]
-    assert made.node.store.reader.ready_counts() == (0, 0), "its group is still in the buffer"
-    assert (
-        made.node.peers.counters.refused["logprob_mismatch"]
-        == made.node.peers.registry.peers[ANN.peer_id].refused["logprob_mismatch"]
-        == 1
+    _, noted, events = await audited(
+        tmp_path, false_claim, kl=0.2, prepare=lambda node: node.store.buffer.admit(false_claim, own=False)
     )
-    assert made.events == ["audited", "released"]
+    assert noted == [(ANN.peer_id, Behaviour.FALSE_CLAIM, REASON)]
+    assert events == ["audited", "released"]
 
 
 @pytest.mark.parametrize("kl", [0.05, None])
-async def test_a_small_difference_or_no_measurement_is_no_false_claim(rig: MakeRig, kl: float | None) -> None:
-    made = rig(kl=kl)
-    await made.run(accepted())
-    assert made.num_audits == 1
-    assert (made.noted, made.events[1:]) == ([], [])
+async def test_a_small_difference_or_no_measurement_is_no_false_claim(tmp_path: Path, kl: float | None) -> None:
+    num_audits, noted, events = await audited(tmp_path, accepted(), kl=kl)
+    assert (num_audits, noted, events[1:]) == (1, [], [])
 
 
-async def test_only_groups_that_claim_the_nodes_weights_are_compared(rig: MakeRig) -> None:
-    mean_only = replace(make_completion(10, 11), mean_logprob=-1.0)
-    for group in (accepted(model="org/other"), accepted(version=1), accepted(completions=(mean_only, mean_only))):
-        made = rig(kl=9.0)
-        await made.run(group)
-        assert made.num_audits == 0
-    for made in (rig(kl=9.0, version=1), rig(kl=9.0, audit_fraction=0.0)):
-        await made.run(accepted())
-        assert made.num_audits == 0
+def followers(group: Accepted, *, of: Identity = ME) -> Accepted:
+    return replace(group, group=replace(group.group, weights_of=of.peer_id))
 
 
-async def test_a_followers_group_is_compared_with_the_version_that_it_names(rig: MakeRig) -> None:
-    claim = accepted(model="any", version=3)
-    claim = replace(claim, group=replace(claim.group, weights_of=ME.peer_id))
-    for learner_version, num_audits in ((3, 1), (4, 0)):
-        made = rig(kl=0.0, version=learner_version)
-        await made.run(claim)
-        assert made.num_audits == num_audits
-    made = rig(kl=0.0, version=3)
-    await made.run(replace(claim, group=replace(claim.group, weights_of=ANN.peer_id)))
-    assert made.num_audits == 0
+def reused(version: int) -> Callable[[NodeComponents], None]:
+    """Return a function that makes versions up to this one known as made again by a restarted learner."""
+
+    def note(node: NodeComponents) -> None:
+        node.context.state.last_reused_version = version
+
+    return note
 
 
-async def test_claims_of_a_version_that_a_restarted_learner_made_again_are_not_compared(rig: MakeRig) -> None:
-    claim = accepted(model="any", version=3)
-    claim = replace(claim, group=replace(claim.group, weights_of=ME.peer_id))
-    for reused, num_audits in ((2, 1), (3, 0)):
-        made = rig(kl=9.0, version=3)
-        made.node.context.state.last_reused_version = reused
-        await made.run(claim)
-        assert made.num_audits == num_audits
+MEAN_ONLY = replace(make_completion(10, 11), mean_logprob=-1.0)
+CLAIM = followers(accepted(model="any", version=3))
 
 
-async def test_every_claim_by_a_new_peer_is_compared(rig: MakeRig) -> None:
-    claim = accepted(model="any", version=3)
-    claim = replace(claim, group=replace(claim.group, weights_of=ME.peer_id))
-    for is_new_peer, share, num_audits in ((True, 0.1, 2), (False, 0.1, 0), (True, 0.0, 0)):
-        made = rig(kl=0.0, version=3, audit_fraction=share)
-        for _ in range(0 if is_new_peer else 12):
-            made.node.peers.note(ANN.peer_id, Behaviour.CONTRIBUTED)
-        assert made.node.peers.is_new_peer(ANN.peer_id) is is_new_peer
-        await made.run(claim, claim, dice=FixedRandom(0.99))
-        assert made.num_audits == num_audits
+@pytest.mark.parametrize(
+    ("group", "node", "num_audits"),
+    [
+        (accepted(), {}, 1),
+        (accepted(model="org/other"), {}, 0),
+        (accepted(version=1), {}, 0),
+        (accepted(completions=(MEAN_ONLY, MEAN_ONLY)), {}, 0),
+        (accepted(), {"version": 1}, 0),
+        (accepted(), {"audit_fraction": 0.0}, 0),
+        (CLAIM, {"version": 3}, 1),
+        (CLAIM, {"version": 4}, 0),
+        (followers(CLAIM, of=ANN), {"version": 3}, 0),
+        (CLAIM, {"version": 3, "prepare": reused(2)}, 1),
+        (CLAIM, {"version": 3, "prepare": reused(3)}, 0),
+        (accepted(model="folder"), {"model": "folder"}, 0),
+        (accepted(model="folder"), {"model": "folder", "audit_folders": True}, 1),
+    ],
+)
+async def test_only_groups_that_claim_the_nodes_weights_are_compared(
+    tmp_path: Path, group: Accepted, node: dict[str, Any], num_audits: int
+) -> None:
+    assert (await audited(tmp_path, group, **node))[0] == num_audits
 
 
-async def test_models_in_folders_are_compared_only_if_the_setting_permits_it(rig: MakeRig) -> None:
-    made = rig(kl=9.0, model="model")
-    await made.run(accepted(model="model"))
-    assert made.num_audits == 0
-    made = rig(kl=9.0, model="model", audit_folders=True)
-    await made.run(accepted(model="model"))
-    assert made.num_audits == 1
+def _make_known(node: NodeComponents) -> None:
+    for _ in range(12):
+        node.peers.note(ANN.peer_id, Behaviour.CONTRIBUTED)
 
 
-async def test_a_fraction_is_drawn_and_all_groups_of_a_peer_on_probation(rig: MakeRig) -> None:
-    dice = FixedRandom(0.05, 0.15, 0.99)
-    made = rig(kl=0.0, audit_fraction=0.1)
-    await made.run(accepted(), accepted(), dice=dice)
-    assert made.num_audits == 1
-    while made.node.peers.standing(ANN.peer_id) is TrustLevel.GOOD:
-        made.node.peers.note(ANN.peer_id, Behaviour.REFUSED)
-    assert made.node.peers.standing(ANN.peer_id) is TrustLevel.PROBATION
-    await made.run(accepted(), dice=dice)
-    assert made.num_audits == 2
+def _put_on_probation(node: NodeComponents) -> None:
+    while node.peers.standing(ANN.peer_id) is TrustLevel.GOOD:
+        node.peers.note(ANN.peer_id, Behaviour.REFUSED)
+    assert node.peers.standing(ANN.peer_id) is TrustLevel.PROBATION
 
 
-async def test_the_number_of_waiting_audits_is_bounded(rig: MakeRig) -> None:
-    made = rig(kl=0.0)
-    await made.run(*[accepted()] * 100)
-    assert made.num_audits == 8
+async def test_every_claim_by_a_new_peer_is_compared(tmp_path: Path) -> None:
+    for prepare, share, num_audits in ((lambda node: None, 0.1, 2), (_make_known, 0.1, 0), (lambda node: None, 0.0, 0)):
+        how: dict[str, Any] = {"version": 3, "audit_fraction": share, "prepare": prepare, "dice": FixedRandom(0.99)}
+        assert (await audited(tmp_path, CLAIM, CLAIM, **how))[0] == num_audits
+
+
+async def test_a_fraction_is_drawn_and_all_groups_of_a_peer_on_probation(tmp_path: Path) -> None:
+    pair, share = (accepted(), accepted()), {"audit_fraction": 0.1}
+    assert (await audited(tmp_path, *pair, dice=FixedRandom(0.05, 0.15), **share))[0] == 1
+    assert (await audited(tmp_path, *pair, dice=FixedRandom(0.99), prepare=_put_on_probation, **share))[0] == 2
+
+
+async def test_the_number_of_waiting_audits_is_bounded(tmp_path: Path) -> None:
+    assert (await audited(tmp_path, *[accepted()] * 100))[0] == 8

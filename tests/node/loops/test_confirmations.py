@@ -14,7 +14,6 @@ from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip.loopback import LoopbackGossip
 from ftis_node.node.loops import reannounce
 from ftis_node.records.envelope import open_announcement
-from ftis_node.swarm.reputation import Behaviour
 from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
 
@@ -100,15 +99,3 @@ async def test_the_confirmation_of_a_new_peer_that_shows_the_group_counts(tmp_pa
         async with confirming_peer(swarm, gives=bodies) as holder:
             await holder.confirm(alice.parts.context.peer_id, [group_id])
             await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 1)
-
-
-async def test_a_known_peers_confirmation_counts(tmp_path: Path) -> None:
-    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
-    async with swarm.node(1) as alice:
-        await swarm.publish(alice)
-        peer_id = identity_of(NEW_PEER).peer_id
-        while alice.parts.peers.is_new_peer(peer_id):
-            alice.parts.peers.note(peer_id, Behaviour.ACCEPTED)
-        async with confirming_peer(swarm) as known:
-            await known.confirm(alice.parts.context.peer_id, alice.parts.store.reader.own_ready())
-            assert alice.parts.peers.confirmations.num_confirmed == 1

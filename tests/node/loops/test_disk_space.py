@@ -7,7 +7,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -164,30 +164,23 @@ def test_a_limit_that_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert usual > buffer_bytes + 3 * 10**8
 
 
-@contextmanager
-def limited(soft: int, hard: int) -> Iterator[Any]:
-    """Yield a function that runs Python code in a process with these limits of open files."""
-
-    def run(code: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            check=False,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
-        )
-
-    yield run
+def run_limited(code: str, soft: int, hard: int) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process with these limits of open files."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
+    )
 
 
 def test_the_limit_of_open_files_is_raised_and_too_low_a_limit_is_refused() -> None:
     code = "from ftis_node.node.supervision.process_limits import *; print(*allow_open_files())"
-    with limited(256, 4096) as run:
-        assert run(code).stdout.split() == ["4096", "4096"]
-    with limited(100, MIN_OPEN_FILES - 1) as run:
-        done = run(code)
-        assert done.returncode != 0 and "LimitNOFILE" in done.stderr
+    assert run_limited(code, 256, 4096).stdout.split() == ["4096", "4096"]
+    done = run_limited(code, 100, MIN_OPEN_FILES - 1)
+    assert done.returncode != 0 and "LimitNOFILE" in done.stderr
     assert open_files().reachable >= MIN_OPEN_FILES
 
 
@@ -203,6 +196,5 @@ apply_limits(LimitsSection())
 child = "import os; print(os.getpriority(os.PRIO_PROCESS, 0), os.environ['GOMAXPROCS'], os.environ['OMP_NUM_THREADS'])"
 subprocess.run([sys.executable, "-c", child], check=True)
 """
-    with limited(1024, 1024) as run:
-        nice = max(7, os.getpriority(os.PRIO_PROCESS, 0))  # a process cannot lower it
-        assert run(code).stdout.split() == [str(nice), str(max(2, (os.cpu_count() or 2) // 4)), "3"]
+    nice = max(7, os.getpriority(os.PRIO_PROCESS, 0))  # a process cannot lower it
+    assert run_limited(code, 1024, 1024).stdout.split() == [str(nice), str(max(2, (os.cpu_count() or 2) // 4)), "3"]

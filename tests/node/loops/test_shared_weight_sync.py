@@ -1,4 +1,4 @@
-"""Two real worker processes of a node sync weights through shared memory, and through a file if that is refused.
+"""Two real worker processes of a node sync weights through shared memory, and through a file after a refusal.
 
 `tests/cpu_sharing.py` replaces CUDA IPC by shared memory of a CPU. The rest of the path is real: from the learner's
 tensors through the daemon into the engine.
@@ -39,14 +39,15 @@ from tests.waiting import eventually
 
 
 class _Factory(InProcessNodeFactory):
-    """A factory of worker processes as on one GPU. It kills the generator before the third step.
+    """A factory of worker processes as on one GPU. It kills the generator in step 2, and memory is refused from step 3.
 
     A tiny model is never correct, so every second completion gets reward 1. Without it no step would change weights.
     """
 
-    def __init__(self, settings: NodeSettings, home: Home) -> None:
+    def __init__(self, settings: NodeSettings, home: Home, refusal: Path) -> None:
         super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
         self._workers = ProcessNodeFactory(settings, home)
+        self._refusal = refusal
 
     async def arrange(self, *of: Any) -> WorkerPlacement:
         return WorkerPlacement(transfer="ipc")
@@ -60,10 +61,12 @@ class _Factory(InProcessNodeFactory):
         train = learner.train
 
         async def kill_and_train(groups: Sequence[TrainGroup], *, step: int, **options: Any) -> TrainReply:
-            if step == 3:
+            if step == 2:
                 assert self._client.pid is not None
                 os.kill(self._client.pid, signal.SIGKILL)
                 await eventually(lambda: (self._client.restarts, self._client.state) == (1, "ready"), within_s=120)
+            if step == 3:
+                self._refusal.touch()
             return await train([half_correct(group) for group in groups], step=step, **options)
 
         learner.train = kill_and_train  # type: ignore[method-assign]
@@ -75,14 +78,11 @@ def half_correct(group: TrainGroup) -> TrainGroup:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("refused", [False, True])
 async def test_weights_are_synced_without_a_file_or_fall_back_to_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", site_folder(tmp_path / "site"))
     monkeypatch.setenv(REFUSAL_FILE, str(tmp_path / "refuse"))
-    if refused:
-        (tmp_path / "refuse").touch()
     shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
     home = Home(tmp_path / "home")
     home.create()
@@ -90,17 +90,14 @@ async def test_weights_are_synced_without_a_file_or_fall_back_to_one(
         {"model": str(tmp_path / "tiny"), "engine": "torch", "device": "cpu", "swarm": {"shutdown_serve_s": 0.0}}
     )
     plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
-    async with running_components(settings, plan, home, _Factory(settings, home)) as parts:
-        await run_node(parts, steps=4)
-        assert (parts.context.state.step, parts.generation.policy_version, parts.generation.restarts) == (4, 4, 1)
+    async with running_components(settings, plan, home, _Factory(settings, home, tmp_path / "refuse")) as parts:
+        await run_node(parts, steps=3)
+        assert (parts.context.state.step, parts.generation.policy_version, parts.generation.restarts) == (3, 3, 1)
         status = await Wiring(parts).status_loop().refresh()
     events = [json.loads(line) for line in home.events.read_text().splitlines()]
     paths = [event["transfer"] for event in events if event["event"] == "served"]
     reasons = [event["reason"] for event in events if event["event"] == "weight_sync_fallback"]
     assert not [event for event in events if event["event"] == "weight_sync_failed"]
     assert status.generation.weight_transfer == paths[-1]
-    if refused:
-        assert reasons == ["CUDA IPC cannot open a handle: CUDA error: invalid argument"]
-        assert set(paths) == {f"file ({reasons[0]})"}
-    else:
-        assert (reasons, set(paths)) == ([], {"CUDA IPC"})
+    assert reasons == ["CUDA IPC cannot open a handle: CUDA error: invalid argument"]
+    assert paths == ["CUDA IPC", "CUDA IPC", f"file ({reasons[0]})"]

@@ -89,14 +89,6 @@ async def test_the_sender_of_a_body_that_the_learner_cannot_unpack_is_charged_on
         assert (MALLORY.peer_id, Behaviour.FAULT) not in conduct_of(node)
 
 
-async def test_a_false_claim_in_a_step_that_is_reported_again_is_charged_once(tmp_path: Path) -> None:
-    group = foreign(MALLORY, 2)
-    report = StepReport(step=1, policy_version=1, num_updates=1, understated=(group.id.hex(),), repeated=True)
-    with loop_with(tmp_path, report) as (loop, node):
-        await loop._train([group])
-        assert (notes_of(node), events_of(node, "understated"), dict(node.peers.counters.refused)) == ([], [], {})
-
-
 async def test_a_step_without_an_update_credits_no_sender(tmp_path: Path) -> None:
     with loop_with(tmp_path, StepReport(step=1, policy_version=0, refused="the loss is not finite")) as (loop, node):
         await loop._train([foreign(HONEST, 1)])

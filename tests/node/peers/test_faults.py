@@ -72,10 +72,3 @@ def test_an_invalid_peer_id_is_not_stored(node: NodeComponents, peer_id: str, ca
     (event,) = read_events(node.home.events, name="peer_fault")
     assert len(event["peer"]) <= MAX_TEXT
     assert event["peer"].isprintable()
-
-
-def test_the_text_of_an_error_is_bounded(node: NodeComponents) -> None:
-    fail(node, PEER, ValueError("\ud800" * 10_000))
-    (event,) = read_events(node.home.events, name="peer_fault")
-    assert len(event["error"]) <= MAX_TEXT
-    node.peers.save()

@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import AsyncExitStack
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from ftis_node.cli.status_screen import screen
-from ftis_node.node.wiring import Wiring
-from ftis_node.telemetry.health_summary import summarize_health
-from ftis_node.telemetry.status import NodeStatus, RefusalStatus, Status, SwarmStatus
+from bench.stubs.stub_node import StubNode
+from ftis_node.node.peers.copies import CopyCatalog
+from ftis_node.records.group import Group
 from tests.node.light_swarm import LightSwarm, identity_of, manifest_of
-from tests.node.nodes import components
 from tests.waiting import eventually
 
 FIRST, SECOND = identity_of(1), identity_of(2)
 
 
+@asynccontextmanager
+async def two_nodes(swarm: LightSwarm) -> AsyncIterator[tuple[StubNode, StubNode]]:
+    """Yield two light nodes whose peers loops run: they update the reports."""
+    async with swarm.node(1) as one, swarm.node(2) as other, asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(node.wiring.peers_loop.run()) for node in (one, other)]
+        yield one, other
+        for task in running:
+            task.cancel()
+
+
 async def test_both_ends_learn_that_groups_are_refused_and_that_they_no_longer_are(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO")
-    swarm = LightSwarm(tmp_path, manifest_of())
-    async with AsyncExitStack() as stack:
-        one, other = [await stack.enter_async_context(swarm.node(number)) for number in (1, 2)]
-        peers: Any = one.parts.peers
-        reasons: dict[str, str] = {SECOND.peer_id: "duplicate_completions"}
-        peers.copies.duplicate_reason = lambda group, group_id: reasons.get(group.sender)
+    swarm, reasons = LightSwarm(tmp_path, manifest_of()), {SECOND.peer_id: "duplicate_completions"}
+    find = CopyCatalog.duplicate_reason
+
+    def reason_of(copies: CopyCatalog, group: Group, group_id: bytes) -> str | None:
+        is_first = copies is one.parts.peers.copies
+        return reasons.get(group.sender) if is_first else find(copies, group, group_id)
+
+    monkeypatch.setattr(CopyCatalog, "duplicate_reason", reason_of)
+    async with two_nodes(swarm) as (one, other):
         await swarm.publish(other, 5)
         reports, theirs = one.wiring.refusals, other.wiring.refusals
         await eventually(lambda: reports.refused() and reports.refused()[0].groups == 5)
@@ -54,41 +65,12 @@ async def test_both_ends_learn_that_groups_are_refused_and_that_they_no_longer_a
 
 async def test_groups_of_another_tokenizer_are_refused_without_a_pull(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
-    async with AsyncExitStack() as stack:
-        one, other = [await stack.enter_async_context(swarm.node(number)) for number in (1, 2)]
+    async with two_nodes(swarm) as (one, other):
         announcements: Any = one.wiring.announcements
-        announcements.about = replace(one.parts.context.about, tokenizer="ab" * 16)
+        context = one.parts.context
+        announcements.context = replace(context, about=replace(context.about, tokenizer="ab" * 16))
         await swarm.publish(other, 4)
         await eventually(lambda: one.wiring.refusals.refused())
         assert one.wiring.refusals.refused()[0].reason == "tokenizer"
         assert one.gossip.counters.bodies_in == 0
         await eventually(lambda: other.wiring.refusals.refused_by())
-
-
-async def test_an_operators_ban_is_published_as_a_ban_and_not_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with components(tmp_path) as node:
-        node.peers.ban(SECOND.peer_id)
-        caplog.clear()
-        for _ in range(3):
-            node.peers.note_unused(SECOND.peer_id, "banned")
-        wiring = Wiring(node)
-        await wiring.refusals.update()
-        assert not caplog.records
-        stats: Any = wiring.directory_loop.own_record.make().stats
-        assert stats.refused_senders == ((SECOND.peer_id, "banned", 3),)
-
-
-def claimed(reason: str) -> RefusalStatus:
-    return RefusalStatus(SECOND.peer_id, "\x1b[31mbob\n", reason, "", 12, time.time() - 300, "use one home each")
-
-
-def test_the_screen_names_peer_reason_time_and_remedy_and_escapes_a_peers_text() -> None:
-    swarm = SwarmStatus(state="connected", peers_connected=1, groups_sent=40, refused_by=[claimed("\x1b[2Jfinish")])
-    status = Status(node=NodeStatus(peer_id=FIRST.peer_id, state="running"), swarm=swarm)
-    text = " ".join(line.strip() for line in screen(status, now=time.time()))
-    assert "its groups are refused by" in text and "12 groups in 5 min: use one home each" in text
-    assert "\x1b" not in text
-    contributing = summarize_health(msgspec.structs.replace(status), now=time.time()).contributing
-    assert "generation worker" in contributing.why, "a worker that is away matters more"

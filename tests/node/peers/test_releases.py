@@ -88,13 +88,6 @@ def test_a_difference_of_releases_is_one_clause_that_names_both() -> None:
     )
 
 
-def test_another_tokenizer_of_the_same_model_is_named_with_both_releases_of_transformers() -> None:
-    other = _record(replace(OURS, transformers="5.10.0"), tokenizer="ef" * 16)
-    (clause,) = release_differences(other, ABOUT)
-    assert f"{'ef' * 4} by transformers 5.10.0, here {TOKENIZER[:8]} by 5.19.0" in clause
-    assert list(release_differences(replace(other, model="org/other"), ABOUT)) == []
-
-
 def test_a_node_names_its_own_releases() -> None:
     class Tokenizer:
         template_digest = "ab" * 16

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from ftis_node.records.peer_messages import PeerStats
 from ftis_node.swarm.overview import MAX_ROWS, RunSummary, SwarmView, make_view, render_view, swarm_row
 from ftis_node.telemetry.status import EvalStatus
 from tests.node.nodes import components
-from tests.waiting import eventually
 
 PEER = Identity.generate().peer_id
 
@@ -57,17 +55,6 @@ async def test_a_node_shows_itself_and_its_peers_over_http(tmp_path: Path) -> No
     assert own.pass_rates == ((0, 0.25), (4, 0.5)) and own.learns_from == {own_id: 0.75, PEER: 0.25}
     assert (peer.name, peer.step, peer.tokens_per_minute, peer.learns_from) == ("bob", None, 120.0, {})
     assert (view.num_unreadable, view.run.method) == (1, node.context.manifest.method.name)
-
-
-async def test_the_own_row_follows_the_steps_between_two_records(tmp_path: Path) -> None:
-    with _trained_node(tmp_path) as wiring:
-        loop, state = wiring.directory_loop, wiring.node.context.state
-        async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(loop._watch_members())
-            for step in (5, 6):
-                state.step = step
-                await eventually(lambda step=step: [peer.step for peer in wiring.swarm.view().peers[:1]] == [step])
-            watching.cancel()
 
 
 def test_a_node_may_publish_no_measurements(tmp_path: Path) -> None:

@@ -30,10 +30,8 @@ from ftis_node.workers.wire import enc_hook, unpack_body
     [
         ("auto", {}, "cuda", True),
         ("auto", {}, "cpu", False),
-        ("auto", {"lora": False}, "cuda", False),
         ("auto", {"engine": "torch"}, "cuda", False),
         ("auto", {"lora_adapter": LoraSection(rank=513)}, "cuda", False),
-        ("merge", {}, "cuda", False),
         ("serve", {}, "cpu", True),
     ],
 )
@@ -117,11 +115,7 @@ def test_processes_of_a_learner_divide_its_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learner: dict[str, Any], expected: tuple[int, int]
 ) -> None:
     monkeypatch.setattr(protocols.os, "cpu_count", lambda: 16)
-    settings = NodeSettings(model="m", device="cpu", learner=learner)
-    source = ModelSource(name="m", folder=tmp_path)
-    boot = factories.learner_boot(
-        settings, load_manifest("arithmetic-ftis"), source, Home(tmp_path), WorkerPlacement(), weights=tmp_path
-    )
+    boot = learner_boot_of(tmp_path, "", learner=learner)
     assert (boot.settings.num_ranks, boot.num_threads) == expected
 
 

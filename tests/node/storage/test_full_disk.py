@@ -15,12 +15,10 @@ import pytest
 from ftis_node.errors import DiskFullError
 from ftis_node.learner.messages import StepReport, TrainReply
 from ftis_node.node.protocols import NullLearner
-from ftis_node.node.storage.disk_space import DiskSpace, HomeUse
+from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.swarm.reputation import Behaviour
-from tests.loop_clock import LoopClock
 from tests.node.loops.test_train import HONEST, foreign
 from tests.node.nodes import buffer_of, components
 from tests.replay.test_buffer import ANN, accepted
@@ -47,28 +45,6 @@ def node_with_space(folder: Path, **changes: Any) -> Iterator[NodeComponents]:
     with components(folder, space=space, disk=disk, **changes) as node:
         yield node
     disk.close()
-
-
-async def test_a_refused_write_is_repeated_and_the_node_pauses_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, space, results = LoopClock(monkeypatch), DiskSpace(root=tmp_path), [28, 28, 28]
-
-    async def write() -> str:
-        if results:
-            raise OSError(results.pop(), "No space left on device")
-        return "written"
-
-    writing = asyncio.create_task(space.retried(write))
-    waiting = asyncio.create_task(space.wait_available())
-    for _ in range(3):
-        await clock.advance(0)
-        assert space.why_full.startswith("the disk is full: "), "the gate is open"
-        space.note(HomeUse(0, free_bytes=1 << 40))
-        assert space.why_full and not waiting.done(), "a measurement opened the gate, and the write still waits"
-        await clock.advance(15)
-    assert (await writing, space.why_full) == ("written", "")
-    await waiting
 
 
 @pytest.mark.parametrize("stops", [False, True])
@@ -101,18 +77,6 @@ def _arrival(group: Any) -> Any:
     from ftis_node.node.loops.intake import Arrival
 
     return Arrival(group.envelope_bytes, ANN.peer_id, None, None, asyncio.get_running_loop().create_future())
-
-
-def test_bans_are_saved_when_there_is_space(tmp_path: Path) -> None:
-    with components(tmp_path) as node:
-        peers: Any = node.peers
-        with full(peers._store._db):
-            for number in range(200):
-                peers.note(f"peer-{number:04}" * 5, Behaviour.REFUSED)
-            peers.save()
-            assert peers._standings.changed
-        peers.save()
-        assert not peers._standings.changed
 
 
 class Learner(NullLearner):

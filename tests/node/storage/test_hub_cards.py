@@ -18,10 +18,8 @@ from tests.models.tiny_models import make_tokenizer
 TOKENIZER = PromptTokenizer(make_tokenizer(), name="tiny")
 HOSTILE = [
     "pattern=<img/src=http://evil.example/x.png>&reward=regex",
-    "answer=[FREE](http://evil.example)",
     "answer=![x](http://evil.example/x.png)",
     "answer=a`b|c`<script>",
-    "answer=http://evil.example",
     "answer=www.evil.example",
     "answer=*bold*'\"\\: {x: 1} # y",
 ]

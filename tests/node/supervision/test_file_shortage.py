@@ -16,7 +16,7 @@ import pytest
 from ftis_node.files import replace_file
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files
 from ftis_node.telemetry.events import EventLog, event_log_files, read_events
-from ftis_node.telemetry.log import RateLimitedLog, is_out_of_files
+from ftis_node.telemetry.log import RateLimitedLog
 
 
 @contextmanager
@@ -55,15 +55,6 @@ async def test_periodic_work_is_skipped_and_logged_once(tmp_path: Path, caplog: 
             await shortage.passed_over(work)
     assert shortage.count == 3
     assert len(caplog.records) == 1 and "no file can be opened" in caplog.text
-
-
-async def test_any_other_error_is_raised() -> None:
-    async def fail() -> None:
-        raise OSError(errno.EIO, "a disk")
-
-    with pytest.raises(OSError, match="a disk"):
-        await FileShortage().passed_over(fail)
-    assert not is_out_of_files(sqlite3.OperationalError("no such table"))
 
 
 def test_the_event_log_continues_in_its_full_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""A laptop that slept for three hours: clocks and policies with simulated time; light nodes; real nodes by SIGSTOP."""
+"""A laptop that slept for three hours: clocks with simulated time, light nodes, and a process that stops."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -19,12 +19,9 @@ from ftis_node.swarm.reputation import Reputation
 from ftis_node.telemetry.clock import SleepDetector, SteadyClock
 from ftis_node.validation import ValidationContext
 from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
-from tests.node.support import ANY_PORT, RunningNode, started, write_manifest
 from tests.waiting import eventually
 
 SLEEP_S = 3 * 3600.0
-START_S = 300.0
-STOPPED_S = 40.0  # longer than `SLEPT_S` and the time without a heartbeat that kills a worker
 
 
 class Clocks:
@@ -69,9 +66,9 @@ async def work():
         await asyncio.sleep(60)
     finally:
         print("stopping", flush=True)
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.5)
         print("saved", flush=True)
-asyncio.run(until_signalled(work(), stop_limit_s=3.0))
+asyncio.run(until_signalled(work(), stop_limit_s=1.5))
 """
 
 
@@ -80,7 +77,7 @@ def test_a_process_that_is_suspended_while_it_stops_is_not_ended_by_force() -> N
         assert process.stdout is not None
         assert process.stdout.readline() == "stopping\n"
         os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(5)  # longer than the limit
+        time.sleep(2.5)  # longer than the limit
         os.kill(process.pid, signal.SIGCONT)
         assert process.stdout.read() == "saved\n"
         assert process.wait(30) == 0
@@ -99,11 +96,11 @@ async def test_light_nodes_that_slept_exchange_groups_again_and_charge_nobody(
         await swarm.publish(other, 4)
         await eventually(lambda: held(one) == held(other) == 4)
         clocks = Clocks(monkeypatch)
-        records: list[bytes] = []
-        monkeypatch.setattr(one.gossip, "publish_record", _recording(records))
+        published = AsyncMock(return_value=True)
+        monkeypatch.setattr(one.gossip, "publish_record", published)
         clocks.slept_s = SLEEP_S
         await eventually(lambda: "woke" in one.parts.home.events.read_text())
-        await eventually(lambda: records)
+        await eventually(lambda: published.await_count)
         await swarm.publish(one, 4)
         await swarm.publish(other, 4)
         await eventually(lambda: held(one) == held(other) == 8)
@@ -113,48 +110,3 @@ async def test_light_nodes_that_slept_exchange_groups_again_and_charge_nobody(
             assert not node.parts.peers.counters.refused
         watching.cancel()
         await asyncio.wait({watching})
-
-
-def _recording(records: list[bytes]):  # type: ignore[no-untyped-def]
-    async def publish_record(value: bytes, *, ttl_s: float) -> bool:
-        records.append(value)
-        return True
-
-    return publish_record
-
-
-def _num_steps(node: RunningNode) -> int:
-    return len(node.events("step"))
-
-
-@pytest.mark.timeout(900)
-def test_a_real_node_that_was_suspended_continues_without_a_ban(
-    tmp_path: Path, tiny_models: Mapping[str, Path]
-) -> None:
-    """All processes of one of two nodes stop, as on a laptop."""
-    run = write_manifest(tmp_path / "run.toml", foreign_wait_s=2)
-    join = ("join", "--model", str(tiny_models["s"]), "--run", str(run), "--listen", ANY_PORT)
-    with started(tmp_path / "ann", *join) as ann:
-        ann.wait_for(lambda: ann.events("step"), timeout_s=START_S)
-        address = ann.status()["node"]["addresses"][0]
-        with started(tmp_path / "bob", *join, "--peers", address) as bob:
-            bob.wait_for(lambda: bob.events("step"), timeout_s=START_S)
-            bob.wait_for(lambda: bob.status()["learner"]["foreign_groups"], timeout_s=START_S)
-            family = bob.processes()
-            for process in family:
-                process.suspend()
-            time.sleep(STOPPED_S)
-            num_steps = _num_steps(bob)
-            for process in reversed(family):
-                process.resume()
-            (woke,) = bob.wait_for(lambda: bob.events("woke"), timeout_s=START_S)
-            assert woke["slept_s"] > STOPPED_S - 10
-            bob.wait_for(lambda: _num_steps(bob) > num_steps + 3, timeout_s=START_S)
-            before = bob.status()["swarm"]["groups_received"]
-            bob.wait_for(lambda: bob.status()["swarm"]["groups_received"] > before, timeout_s=START_S)
-            assert not bob.events("step_lost") and not bob.status()["generation"]["restarts"]
-            for node in (ann, bob):
-                assert [row["standing"] for row in node.peers()] == ["good"], node.peers()
-                assert not node.events("reputation_changed")
-            bob.stop()
-        ann.stop()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.node.supervision.task_monitor import TaskMonitor, stack_of, waiting_for
+from ftis_node.node.supervision.task_monitor import TaskMonitor, waiting_for
 from ftis_node.node.supervision.watchdog import ALIVE, BEAT_S, HangLimits, ServiceManager, Watchdog
 from ftis_node.telemetry.events import EventLog, read_events
 from tests.node.support import ANY_PORT, started
@@ -32,7 +32,7 @@ def read_a_slow_disk():
 
 async def main():
     with Watchdog(HangLimits(warn_s=1, blocked_s=2)).watching():
-        await asyncio.sleep(3)  # longer than the limit: the loop beats
+        await asyncio.sleep(2.5)  # longer than the limit: the loop beats
         print("blocked", flush=True)
         read_a_slow_disk()
 
@@ -46,12 +46,12 @@ async def main():
     with Watchdog(HangLimits(warn_s=1, blocked_s=2)).watching():
         await asyncio.sleep(1)
         print("beats", flush=True)
-        await asyncio.sleep(6)
+        await asyncio.sleep(4)
         print("ends")
 
 asyncio.run(main())
 """
-STOPPED_S = 4.0
+STOPPED_S = 3.0
 
 
 def block(seconds: float) -> None:
@@ -132,21 +132,6 @@ async def test_a_stuck_loop_is_reported_by_name_and_an_idle_one_is_not() -> None
     assert list(board.states()) == [], "an ended task is still listed"
 
 
-async def test_a_stack_has_all_frames_down_to_the_wait_of_the_task() -> None:
-    async def outer() -> None:
-        await inner()
-
-    async def inner() -> None:
-        await asyncio.Event().wait()
-
-    task = asyncio.create_task(outer())
-    await asyncio.sleep(0)
-    places = stack_of(task)
-    task.cancel()
-    assert [place.split()[-1] for place in places] == ["outer", "inner", "wait"]
-    assert places[0].startswith("supervision/test_watchdog.py:"), "the path is absolute"
-
-
 async def test_systemd_gets_signs_of_life_only_while_no_task_is_stuck(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -192,13 +177,7 @@ def _drain(receiver: socket.socket) -> int:
     return count
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {},
-        {"NOTIFY_SOCKET": "/nowhere"},
-        {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": str(os.getpid() + 1)},
-    ],
-)
-def test_without_a_watchdog_nothing_is_sent(environment: dict[str, str]) -> None:
-    assert ServiceManager.from_environment(environment) is None
+def test_without_a_watchdog_nothing_is_sent() -> None:
+    of_another_process = {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": str(os.getpid() + 1)}
+    for environment in ({}, {"NOTIFY_SOCKET": "/nowhere"}, {"NOTIFY_SOCKET": "/nowhere", **of_another_process}):
+        assert ServiceManager.from_environment(environment) is None

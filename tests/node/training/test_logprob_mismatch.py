@@ -16,8 +16,6 @@ from ftis_node.node.loops.check import CheckLoop, sampled_by
 from ftis_node.node.protocols import NullLearner
 from ftis_node.node.training.step_report import (
     LIMITS,
-    MismatchLimits,
-    MismatchWatch,
     warning_of,
 )
 from ftis_node.node.wiring import Wiring
@@ -32,15 +30,6 @@ def _measured(kl: float | None, share: float | None) -> StepReport:
     return StepReport(
         step=8, policy_version=8, mismatch_kl=kl, mismatch_share=share, mismatch_tokens=288, mismatch_version=7
     )
-
-
-def test_a_warning_begins_once_and_ends_once() -> None:
-    watch = MismatchWatch(MismatchLimits(max_kl=1e-4, max_share=0.01))
-    seen = [
-        watch.note(_measured(kl, share))
-        for kl, share in [(1e-4, 0.01), (2e-4, 0.0), (None, None), (0.0, 0.02), (0.0, 0.0), (0.0, 0.0), (0.0, 0.5)]
-    ]
-    assert seen == [None, "rose", None, None, "fell", None, "rose"]
 
 
 async def test_a_reporter_warns_once_and_keeps_the_last_measurement(

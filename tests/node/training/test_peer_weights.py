@@ -25,13 +25,6 @@ def test_without_enough_measurements_the_weight_is_one(steps: int, own: float | 
     assert weight_after(steps, peer=-0.6, own=own) == 1.0
 
 
-def test_the_weight_recovers_with_the_agreement() -> None:
-    weights = PeerWeights()
-    for agreement in (*[-0.5] * 10, *[0.5] * 10):
-        weights.note({"peer": agreement}, 0.4)
-    assert weights.weight("peer") == pytest.approx(0.9, abs=0.15)
-
-
 def test_the_number_of_remembered_peers_is_bounded() -> None:
     weights = PeerWeights()
     for number in range(MAX_PEERS + 1):
