@@ -24,28 +24,28 @@ RNG = np.random.default_rng(0)
 
 
 async def _are_partitioned(nodes: list[Any]) -> bool:
-    return await num_members(nodes) == [1] * 4
+    return await num_members(nodes) == [2] * 6
 
 
 @pytest.mark.timeout(HEALED_WITHIN_S + PARTITION_S + 80)
 async def test_both_halves_have_all_recent_groups_after_a_partition(start: Start, internet: Internet) -> None:
     manifest = RunManifest(name="network", task="gsm8k")
-    hosts, bootstrap_host = [internet.host(f"host-{number}") for number in range(4)], internet.host("bootstrap")
+    hosts, bootstrap_host = [internet.host(f"host-{number}") for number in range(6)], internet.host("bootstrap")
     bootstrap = await start(bootstrap_host, is_bootstrap=True, forward_s=1)
     given = {"peers": tuple(bootstrap.addresses), "light": manifest}
     nodes = await asyncio.gather(*(start(host, **given) for host in hosts))
     gossips = [node.gossip for node in nodes]
     await all_connected(gossips, within_s=40)
     await _publish(nodes, manifest)
-    await eventually(lambda: _foreign(nodes) == [3] * 4, within_s=40)
-    internet.cut([*hosts[:2], bootstrap_host], hosts[2:])
+    await eventually(lambda: _foreign(nodes) == [5] * 6, within_s=40)
+    internet.cut([*hosts[:3], bootstrap_host], hosts[3:])
     await asyncio.sleep(PARTITION_S)
     await eventually(lambda: _are_partitioned(gossips), within_s=20)
     for _ in range(3):
         await _publish(nodes, manifest)
-    await eventually(lambda: _foreign(nodes) == [3 + 3 * 1] * 4, within_s=20)
+    await eventually(lambda: _foreign(nodes) == [5 + 3 * 2] * 6, within_s=20)
     internet.heal()
-    await eventually(lambda: _foreign(nodes) == [3 * 4] * 4, within_s=HEALED_WITHIN_S)
+    await eventually(lambda: _foreign(nodes) == [5 * 4] * 6, within_s=HEALED_WITHIN_S)
     await all_connected(gossips, within_s=HEALED_WITHIN_S)
 
 
