@@ -114,7 +114,7 @@ def checks_of(home: Home, settings: NodeSettings, question: MemoryQuestion | Non
         DoctorCheck("engine", "importing torch and vLLM", engines_s, engines),
         DoctorCheck("grader", "the graders of tasks", engines_s, check_graders),
         DoctorCheck("port", "ports", QUICK_S, ports),
-        DoctorCheck("route", "the network", QUICK_S, partial(_network, peers, url)),
+        DoctorCheck("route", "the network", QUICK_S, partial(_network, peers)),
         DoctorCheck("peer", "the peers", dials_s + GRACE_S, partial(_peers, peers, dials_s)),
         DoctorCheck("model", "the model", MODEL_LIMIT_S, partial(check_model, question) if question else tuple),
     ]
@@ -128,10 +128,8 @@ def exit_code_of(findings: list[CheckResult]) -> int:
     return NETWORK_FAILED if failed else 0
 
 
-def _network(peers: tuple[str, ...], url: str | None) -> Iterator[CheckResult]:
+def _network(peers: tuple[str, ...]) -> Iterator[CheckResult]:
     yield from network.check_routes()
-    if url:
-        yield from network.check_running(url)
     if not peers:
         yield network.nat_kind(network.own_address(socket.AF_INET), network.own_address(socket.AF_INET6))
         yield from network.check_kernels_clock()
@@ -142,5 +140,4 @@ def _peers(peers: tuple[str, ...], limit_s: float) -> Iterator[CheckResult]:
         advice = "give --peers ADDRESS as you would to join; without one the node runs alone until a peer dials it"
         yield CheckResult("peer.none", "ok", "no peers were named, so doctor dialed none", advice)
         return
-    yield from network.check_peers(peers)
     yield from network.examine_network(peers, listen=ANY_PORT, limit_s=limit_s)

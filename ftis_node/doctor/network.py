@@ -1,39 +1,30 @@
-"""Checks of ports, routes, the given peers, the clock, and of how peers can reach this machine.
-
-p2pd dials a peer by its preferred address and does not report which address families work. A TCP connection shows it.
-"""
+"""Checks of ports, routes, the given peers, the clock, and of how peers can reach this machine."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
-import http.client
 import ipaddress
-import json
 import re
 import socket
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from ftis_node.doctor.check_result import CheckResult, Level
 from ftis_node.errors import UsageError
 from ftis_node.gossip.dialer import AddressProbe, NetworkProbe
-from ftis_node.gossip.multiaddr import PeerAddress, Reachability, is_public, parse_listen_address, parse_multiaddr
+from ftis_node.gossip.multiaddr import Reachability, is_public, parse_listen_address, parse_multiaddr
 from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.node.startup.prepare import check_ports
 from ftis_node.telemetry.terminal_text import GIB
 
 P2PDS_PREAMBLE = re.compile(r"^.*all dials failed \* \[[^]]*\] ")
-STATUS_WITHIN_S = 3.0
 SKEW_NOTE_S = 1.0
 SKEW_PROBLEM_S = 3.0
 SYNCHRONISE = "switch on time synchronization (systemd-timesyncd, chrony): peers refuse each other at 3 s"
 SMALL_RELAY_BYTES = GIB >> 6
 BY_RELAY = "behind NAT give the address of a bootstrap node, which relays; a forwarded port makes transfers faster"
-CONNECT_WITHIN_S = 4.0
 NAMES = {socket.AF_INET: "ipv4", socket.AF_INET6: "ipv6"}
 # reserved for documentation (RFC 5737, RFC 3849): nothing receives what is sent to it
 OUTSIDE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
@@ -73,11 +64,11 @@ def check_routes() -> Iterator[CheckResult]:
         return
     for family, name in NAMES.items():
         if own[family]:
-            yield CheckResult(f"route.{name}", "ok", f"a route by {_written(name)}, from {own[family]}")
+            yield CheckResult(f"route.{name}", "ok", f"a route by {name.replace('ip', 'IP')}, from {own[family]}")
         else:
             advice = "nothing to do, unless peers have such addresses only"
             level: Level = "ok" if name == "ipv6" else "warn"
-            yield CheckResult(f"route.{name}", level, f"no route by {_written(name)}", advice)
+            yield CheckResult(f"route.{name}", level, f"no route by {name.replace('ip', 'IP')}", advice)
 
 
 def own_address(family: socket.AddressFamily) -> str:
@@ -98,38 +89,6 @@ def is_carriers_nat(address: str) -> bool:
         return False
 
 
-def check_peers(peers: Iterable[str]) -> Iterator[CheckResult]:
-    """Connect by TCP to each peer, by each address family that it has. QUIC is left to p2pd."""
-    for text in peers:
-        peer = parse_multiaddr(text)
-        _, kind, host, transport, port, *_ = peer.text.split("/")
-        if transport != "tcp":
-            continue
-        families = [family for family, name in NAMES.items() if kind in ("dns", f"ip{name[3]}", f"dns{name[3]}")]
-        found = [one for family in families for one in _by_family(peer, host, int(port), family)]
-        yield from found or [CheckResult("peer.name", "warn", f"{text}: {host} does not resolve", "check the name")]
-
-
-def _by_family(peer: PeerAddress, host: str, port: int, family: socket.AddressFamily) -> Iterator[CheckResult]:
-    try:
-        (*_, address) = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0]
-    except OSError:
-        return
-    name = NAMES[family]
-    began_at = time.monotonic()
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.settimeout(CONNECT_WITHIN_S)
-            probe.connect(address)
-    except OSError as error:
-        why = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
-        advice = "check address and port, that it runs, and firewalls between"
-        yield CheckResult(f"peer.{name}", "warn", f"{peer.transport}: {_written(name)}, {why}", advice)
-    else:
-        took_ms = (time.monotonic() - began_at) * 1000
-        yield CheckResult(f"peer.{name}", "ok", f"{peer.transport}: {_written(name)} connects in {took_ms:.0f} ms")
-
-
 def check_kernels_clock() -> Iterator[CheckResult]:
     """Yield whether a time service synchronizes the kernel's clock; nothing if the kernel does not report it."""
     try:
@@ -142,10 +101,6 @@ def check_kernels_clock() -> Iterator[CheckResult]:
         yield CheckResult("clock.synchronised", "warn", text, advice)
     elif state >= 0:
         yield CheckResult("clock.synchronised", "ok", "the kernel's clock is synchronized")
-
-
-def _written(name: str) -> str:
-    return name.replace("ip", "IP")
 
 
 def examine_network(peers: tuple[str, ...], *, listen: tuple[str, ...], limit_s: float) -> Iterator[CheckResult]:
@@ -193,22 +148,6 @@ def nat_kind(own_ipv4: str, own_ipv6: str, reachability: Reachability = Reachabi
     return CheckResult(
         "nat.kind", "warn", "this machine has no address that peers could dial", "connect it to a network"
     )
-
-
-def check_running(url: str) -> Iterator[CheckResult]:
-    """Yield the reachability that the node on this home has learned from its peers."""
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=STATUS_WITHIN_S)
-    try:
-        connection.request("GET", "/status")
-        swarm = json.loads(connection.getresponse().read())["swarm"]
-        text = f"the running node: reachability {swarm['reachability']}; {swarm['state']}: {swarm['reason']}"
-    except (OSError, ValueError, KeyError) as error:
-        yield CheckResult("nat.running", "warn", f"the node at {url} does not answer ({error})", "see its logs/")
-    else:
-        yield CheckResult("nat.running", "ok", text)
-    finally:
-        connection.close()
 
 
 def _peer(probe: AddressProbe, *, others_are_reached: bool) -> CheckResult:
