@@ -6,12 +6,9 @@
     dedicated     two GPUs or more: the generator on the first, the learner on the next, or on as many as it asks for
     does_not_fit  `advice` says what would
 
-A GPU is shared if half of the desired cache fits. A generator with a smaller cache decodes few completions side by
-side, and taking turns is faster. Below one group's cache no placement works. While the generator is awake, the
-learner's weights and moments stay in place. While it sleeps, its context and graphs stay.
-
-Options that trade memory for speed come last, from the memory that is left (`_with_speed`). They are activations that
-are kept instead of recomputed, and larger pieces of the output head. They change neither the placement nor the cache.
+A GPU is shared if half of the desired cache fits: with a smaller cache, taking turns is faster. Below one group's cache
+no placement works. While the generator is awake, the learner's weights and moments stay in place. While it sleeps, its
+context and graphs stay. Options that trade memory for speed come last, from the memory that is left (`_with_speed`).
 """
 
 from __future__ import annotations

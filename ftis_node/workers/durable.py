@@ -52,17 +52,14 @@ def newest_complete(parent: Path, prefix: str) -> Path | None:
 
 
 def keep_newest(parent: Path, prefix: str, keep: int) -> None:
-    """Remove all but the `keep` newest complete folders. Raises ValueError for keep < 1."""
-    if keep < 1:
-        raise ValueError("the newest complete folder is never removed: keep must be at least 1")
+    """Remove all but the `keep` newest complete folders."""
+    assert keep >= 1, "the newest complete folder is never removed"
     for path in _complete_by_number(parent, prefix)[:-keep]:
         _remove(path)
 
 
 def take_oldest(parent: Path, prefix: str, *, beyond: int) -> Path | None:
-    """Return the oldest complete folder if there are more than `beyond`, without its marker: the caller may reuse its
-    files.
-    """
+    """Return the oldest complete folder if there are more than `beyond`, without its marker, to reuse its files."""
     numbered = _complete_by_number(parent, prefix)
     if len(numbered) <= beyond:
         return None

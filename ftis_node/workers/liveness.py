@@ -14,7 +14,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 
 import zmq
 
@@ -23,14 +22,14 @@ from ftis_node.workers.wire import HEARTBEAT_IDENTITY, Heartbeat, pack
 
 PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 ORPHAN_EXIT_CODE = 1
+SILENT, STALLED = "sent no heartbeat", "made no progress"
 
 
 def die_with_owner(owner_pid: int) -> None:
     """End this process when `owner_pid` ends, even if it is killed. Call it once, before any long work.
 
     The kernel's parent-death signal is instant, but applies only to the direct parent. A thread that watches the owner
-    also works if a launcher such as torchrun is between the two. Both end the process without clean-up: a worker writes
-    its files atomically (`durable.py`).
+    also works if a launcher such as torchrun is between the two.
     """
     parent_pid = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
@@ -53,17 +52,14 @@ def _end_after(owner_pid: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """The back-off between restarts, and the limits of quick deaths, equal first starts and memory shortages in a row.
+    """The back-off between restarts, and the limits of quick deaths and of memory shortages in a row.
 
-    A worker that served for a while is restarted almost at once. After each death soon after its start the delay
-    doubles. After a few of them no restart follows: another start does not remove the cause, which the worker's log
-    shows. A worker that lacks memory has more attempts, because another process may free memory.
+    A worker that lacks memory has more attempts, because another process may free memory.
     """
 
     backoff: ExponentialBackoff = ExponentialBackoff(first_s=0.5, ceiling_s=60.0)
     quick_death_s: float = 30.0
     max_quick_deaths: int = 5
-    max_same_starts: int = 3
     max_shortages: int = 20
 
 
@@ -145,14 +141,6 @@ def heartbeats(activity: ActivityCounter, *, endpoint: str, every_s: float) -> I
         thread.join()
 
 
-class LivenessVerdict(StrEnum):
-    """The result of a tick."""
-
-    ALIVE = "alive"
-    SILENT = "silent"  # no heartbeat for too long
-    STALLED = "stalled"  # heartbeats, requests in flight, but no progress for too long
-
-
 @dataclass(slots=True)
 class Liveness:
     """The failure detector of one worker process. With `max_stalled_ticks` None a request may take any time.
@@ -180,15 +168,14 @@ class Liveness:
         self.is_busy = heartbeat.num_in_flight > 0
         self.last_progress = heartbeat.progress
 
-    def tick(self) -> LivenessVerdict:
-        """Count one interval and return the verdict."""
+    def tick(self) -> str:
+        """Count one interval. Returns what is wrong, in words that follow "the worker"; "" if nothing is."""
         self.num_silent_ticks += 1
         self.num_stalled_ticks += 1
         if self.num_silent_ticks > self.max_silent_ticks:
-            return LivenessVerdict.SILENT
-        if self.max_stalled_ticks is not None and self.is_busy and self.num_stalled_ticks > self.max_stalled_ticks:
-            return LivenessVerdict.STALLED
-        return LivenessVerdict.ALIVE
+            return SILENT
+        is_stalled = self.max_stalled_ticks is not None and self.num_stalled_ticks > self.max_stalled_ticks
+        return STALLED if self.is_busy and is_stalled else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +196,7 @@ class Timing:
     terminate_grace_s: float = 1.0
 
     def liveness(self) -> Liveness:
-        stall_timeout_s = self.stall_timeout_s
-        return Liveness(
-            max_silent_ticks=max(1, round(self.heartbeat_timeout_s / self.heartbeat_every_s)),
-            max_stalled_ticks=None
-            if stall_timeout_s is None
-            else max(1, round(stall_timeout_s / self.heartbeat_every_s)),
+        stall_ticks = (
+            None if self.stall_timeout_s is None else max(1, round(self.stall_timeout_s / self.heartbeat_every_s))
         )
+        return Liveness(max(1, round(self.heartbeat_timeout_s / self.heartbeat_every_s)), stall_ticks)

@@ -1,8 +1,7 @@
 """One worker process from the daemon's side: spawn, build, calls, death.
 
 Each process has a separate socket, so messages of an earlier process cannot reach a later one. Every call ends exactly
-once: with its reply, its failure, the worker's death, or the cancellation of its caller. All calls report the first
-detected cause of death (exit, silence, stall, stop).
+once: with its reply, its failure, the worker's first detected cause of death, or the cancellation of its caller.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.files import open_to_write
 from ftis_node.workers import wire
-from ftis_node.workers.liveness import LivenessVerdict, Timing
+from ftis_node.workers.liveness import SILENT, Timing
 from ftis_node.workers.wire import Message
 
 logger = logging.getLogger(__name__)
@@ -247,13 +246,12 @@ class WorkerProcess:
     async def _watch_heartbeats(self) -> None:
         timing = self._timing
         await asyncio.wait({self._ready}, timeout=timing.start_grace_s)
-        verdict = LivenessVerdict.ALIVE
-        while verdict is LivenessVerdict.ALIVE:
+        problem = ""
+        while not problem:
             await asyncio.sleep(timing.heartbeat_every_s)
-            verdict = self._liveness.tick()
-        silent = verdict is LivenessVerdict.SILENT
-        after_s = timing.heartbeat_timeout_s if silent else timing.stall_timeout_s
-        self.kill(f"{'sent no heartbeat' if silent else 'made no progress'} for {after_s:.0f} s")
+            problem = self._liveness.tick()
+        after_s = timing.heartbeat_timeout_s if problem == SILENT else timing.stall_timeout_s
+        self.kill(f"{problem} for {after_s:.0f} s")
 
     def _died(self, how: str) -> WorkerDiedError:
         return WorkerDiedError(f"the {self._spec.name} worker {how}; its log is {self._spec.log_path}")

@@ -3,9 +3,8 @@
     learner Exporter.share(tensors) --SharedWeights--> OpenedWeights.open(shared), .tensors() engine
 
 `torch.multiprocessing` sends CUDA tensors with `_share_cuda_` and `_new_shared_cuda`
-(torch/multiprocessing/reductions.py, `reduce_tensor` and `rebuild_cuda_tensor`). They are private and have had these
-eight fields since torch 1.2. All uses of them are in this file: check it after an update of torch. Any other form of
-their results raises SharingError: weights then go through a file. The checksums of each version find wrong values.
+(torch/multiprocessing/reductions.py). They are private and have had these eight fields since torch 1.2. All uses of
+them are in this file. Any other form of their results raises SharingError: weights then go through a file.
 
 Only memory from `cudaMalloc` has a handle that every process may open. Expandable segments (`expandable_segments:True`)
 are passed as file descriptors, which needs the right to trace the other process. The allocator of torch reads the
@@ -38,11 +37,7 @@ GROWING = "expandable_segments:True"
 
 
 def export_storage(storage: torch.UntypedStorage) -> SharedStorage:
-    """Return the fields with which another process maps `storage`. Do not free `storage` before that process has closed
-    it.
-
-    Raises SharingError.
-    """
+    """Return the fields with which another process maps `storage`, which must outlive it. Raises SharingError."""
     try:
         fields = storage._share_cuda_()  # type: ignore[no-untyped-call]
     except (RuntimeError, AttributeError) as error:
@@ -82,11 +77,7 @@ def device_uuid(device: torch.device) -> str:
 
 
 def grow_segments() -> bool:
-    """Enable expandable segments for new allocations, unless the user set that option. Returns whether they are
-    enabled.
-
-    Free blocks of the other kind return to the GPU.
-    """
+    """Enable expandable segments for new allocations, unless the user set that option. Returns whether it did."""
     if any(name in os.environ for name in ALLOCATOR_SETTINGS):
         return False
     setter: Any = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
@@ -106,8 +97,7 @@ class Exporter:
         self._shared: SharedWeights | None = None
 
     def share(self, tensors: Mapping[str, Tensor]) -> SharedWeights:
-        """Return the message with which another process maps `tensors`. Waits for all work on their device, so their
-        values are final.
+        """Return the message with which another process maps `tensors`, after all work on their device.
 
         Raises SharingError if one is not contiguous, has an integer type, or cannot be exported.
         """
@@ -182,5 +172,4 @@ def _export(tensors: Mapping[str, Tensor]) -> tuple[SharedWeights, list[torch.Un
         storages=tuple(export_storage(storage) for storage in held.values()),
         tensors=tuple(shared_tensors),
     )
-    check(shared)
     return shared, list(held.values())

@@ -1,10 +1,8 @@
 """Weights in the learner's GPU memory, described so that another process can map them (CUDA IPC).
 
-The description is a message of plain bytes and integers, without torch and without pickle. It comes from the learner's
-process of this node. The CUDA driver accepts only handles that it created itself.
-
-Two processes on one GPU map the same memory, so a handle is no copy: the reader sees the learner's present values. The
-learner's next update waits until the reader is done. A late reader detects changed weights by their checksums.
+The description is a message of plain bytes and integers, without pickle. The CUDA driver accepts only handles that it
+created itself. A handle is no copy: the reader sees the learner's present values. The learner's next update waits until
+the reader is done. A late reader detects changed weights by their checksums.
 """
 
 from __future__ import annotations
@@ -65,23 +63,6 @@ class SharedWeights(Message, frozen=True):
     @property
     def num_bytes(self) -> int:
         return sum(prod(each.shape) * ELEMENT_BYTES[each.dtype] for each in self.tensors)
-
-
-def encode(shared: SharedWeights) -> bytes:
-    """Return the bytes that `decode` reads in another process."""
-    return msgspec.msgpack.encode(shared)
-
-
-def decode(message: bytes) -> SharedWeights:
-    """Return the message from the bytes of `encode`. Raises SharingError for other bytes, and for messages that `check`
-    refuses.
-    """
-    try:
-        shared = msgspec.msgpack.decode(message, type=SharedWeights)
-    except msgspec.DecodeError as error:
-        raise SharingError(f"the list of shared weights is malformed: {error}") from error
-    check(shared)
-    return shared
 
 
 def check(shared: SharedWeights) -> None:

@@ -6,15 +6,13 @@
                               +------ after a delay ---- BACKING_OFF --too many quick deaths--> FAILED
                                                         (an error that no restart can fix --> FAILED)
 
-An error of the user, the machine or the engine at the first start is final. So is any error that a few starts in a row
-repeat before the worker has served: the machine cannot run it. A worker that has served before may lack memory or disk
-space for a while, because other processes use it. It then waits longer each time, `free_memory` is awaited, and it
-starts again. An engine that cannot be loaded again is restarted as after any quick death.
+An error of the user, the machine or the engine at the first start is final. A worker that has served before may lack
+memory or disk space for a while, because other processes use it. It then waits longer each time, `free_memory` is
+awaited, and it starts again. An engine that cannot be loaded again is restarted as after any quick death.
 
 A call waits while the worker starts, then goes to the process that is READY, and never moves to another. A call that a
-death interrupts raises WorkerDiedError, and the caller decides whether to repeat it. Before any call reaches a new
-process, `on_started` calls it directly, for example to load the newest weights. `before_restart` is awaited before each
-restart: a worker whose memory another process uses now need not start yet.
+death interrupts raises WorkerDiedError. Before any call reaches a new process, `on_started` calls it directly, for
+example to load the newest weights. `before_restart` is awaited before each restart.
 """
 
 from __future__ import annotations
@@ -80,9 +78,7 @@ class Supervisor:
         free_memory: FreeMemory | None = None,
         on_slow_stop: OnSlowStop | None = None,
     ) -> None:
-        """Store the worker's specification. `free_memory` is awaited before a restart after a lack of memory; it may
-        raise FtisError. `on_slow_stop` is as in `WorkerProcess`.
-        """
+        """Store the specification and callbacks. `free_memory` may raise FtisError."""
         self._on_slow_stop = on_slow_stop
         self._spec = spec
         self._timing = timing or Timing()
@@ -119,9 +115,8 @@ class Supervisor:
     async def start(self) -> None:
         """Return when the worker takes calls.
 
-        Raises the error of the worker's `build` (ModelError, EngineError, ...); at the first start such an error is
-        final. Raises WorkerDiedError after too many quick deaths in a row, or MachineError if the last one was a
-        MachineError.
+        Raises the error of the worker's `build` (ModelError, EngineError, ...), which is final at the first start.
+        Raises WorkerDiedError or MachineError after too many quick deaths in a row.
         """
         if self._keeper is None:
             self._close_gate()
@@ -163,8 +158,7 @@ class Supervisor:
     async def call(self, request: Message, reply_type: type[Body], *, on_event: OnEvent | None = None) -> Body:
         """Return the worker's reply to one request, also if the worker is still starting.
 
-        Raises WorkerDiedError if the worker died meanwhile or does not run. Raises the handler's error if it is an
-        FtisError, else WorkerTaskError. Events of this call go to `on_event`.
+        Raises WorkerDiedError if the worker died meanwhile or does not run, and the handler's error (`wire.error_of`).
         """
         life = await self.wait_ready()
         return await life.call(request, reply_type, on_event=on_event)
@@ -189,23 +183,18 @@ class Supervisor:
             self._gate.set_result(passage)
 
     async def _keep(self) -> None:
-        """Start the worker, wait for its death, wait for the back-off, and restart it, until the policy ends the
-        restarts.
-        """
-        restarts, num_same = RestartCounter(self._restart_policy), 0
+        """Run one process after the other until the policy ends the restarts."""
+        restarts = RestartCounter(self._restart_policy)
         while True:
-            before = self._last_error
             served_s = await self._live_once()
             error = self._last_error
             assert error is not None
-            num_same = num_same + 1 if str(error) == str(before) else 1
             is_quick = served_s < self._restart_policy.quick_death_s
             is_short = self._has_served and is_quick and _is_shortage(error)
             if not is_short and not isinstance(error, WorkerError | EngineError if self._has_served else WorkerError):
                 return self._fail(error)
             delay_s = restarts.next_delay_s(served_s=served_s, is_short=is_short)
-            is_hopeless = num_same >= self._restart_policy.max_same_starts and not self._has_served
-            if delay_s is None or is_hopeless:
+            if delay_s is None:
                 lost = WorkerDiedError if self._has_served else MachineError
                 kind = type(error) if isinstance(error, MachineError) else lost
                 message = f"the {self.name} worker died {restarts.num_deaths} times in a row; the last time: "
@@ -270,9 +259,7 @@ class Supervisor:
 
 
 def _is_shortage(error: FtisError) -> bool:
-    """Return whether memory or disk space was short. Other errors than ours arrive as text, and a SIGKILL may have any
-    cause.
-    """
+    """Return whether memory or disk space was short. A SIGKILL does not count: it may have any cause."""
     is_named = isinstance(error, OutOfMemoryError | DiskFullError)
     return is_named or (isinstance(error, WorkerTaskError) and says_out_of_memory(str(error)))
 

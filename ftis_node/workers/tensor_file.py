@@ -2,9 +2,8 @@
 reader.
 
 The writer of safetensors first copies all bytes and creates a new file each time. This one converts and writes tensor
-by tensor, into the pages of the previous version. Fresh pages cost half as much again as the copy, and mapping the file
-costs more than that. The reader of safetensors (0.8.0, with torch 2.13) leaks 64 bytes a tensor. In a node that runs
-for weeks that adds up to a gigabyte.
+by tensor, into the pages of the previous version: fresh pages cost half as much again as the copy. The reader of
+safetensors (0.8.0, with torch 2.13) leaks 64 bytes a tensor, which is a gigabyte in weeks.
 
 Format: the safetensors README, section "Format" (eight bytes of header length, a JSON header, the tensors' bytes).
 """
@@ -52,12 +51,10 @@ PORTABLE = 1  # cudaHostRegisterPortable: for every context of this process
 class LockedFiles:
     """A cache of page-locked mappings of weight files in memory, by device and inode. Not thread-safe.
 
-    The GPU copies to and from them directly. That is several times faster than from pageable memory, which the driver
-    copies twice. Locking takes longer than the copy itself, so mappings stay locked as long as their file exists. The
-    store overwrites the files of old versions (`weight_store.WeightStore`), so there are at most three.
-
-    If CUDA cannot lock a mapping (no GPU, a limit, a file system that is not memory), nothing is locked from then on.
-    `lock` returns None, and files are written and read without locks. `why_not` is the reason.
+    The GPU copies to and from them directly, several times faster than from pageable memory. Locking takes longer than
+    the copy itself, so mappings stay locked as long as their file exists (`weight_store.WeightStore` keeps three). If
+    CUDA cannot lock a mapping (no GPU, a limit, a file system that is not memory), nothing is locked from then on.
+    `why_not` is the reason.
     """
 
     def __init__(self) -> None:
@@ -65,9 +62,9 @@ class LockedFiles:
         self._held: dict[tuple[int, int], tuple[int, Tensor]] = {}
 
     def lock(self, path: Path) -> Tensor | None:
-        """Return the bytes of the file as a page-locked tensor; writes to it change the file.
+        """Return the bytes of the file as a page-locked tensor, None if it cannot be locked. Writes change the file.
 
-        The file must have its final size, and its file system space for it. After one failure no further lock is tried.
+        The file must have its final size, and its file system space for it.
         """
         self._forget_removed()
         if self.why_not:
@@ -137,8 +134,7 @@ def write_tensors(
     change: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
     locked: LockedFiles | None = None,
 ) -> dict[str, int]:
-    """Write `tensors` by name as `dtype` (None: each its own), each after `change(name, tensor)`, which keeps its
-    shape.
+    """Write `tensors` as `dtype` (None: each its own), each after `change(name, tensor)`, which keeps its shape.
 
     With `locked` they are copied straight into the file's pages, if those can be locked. Returns the checksum of each.
     An existing file is overwritten. Raises ValueError for a dtype that the format lacks, and for a non-float tensor if

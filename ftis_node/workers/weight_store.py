@@ -2,17 +2,13 @@
 served.
 
 The learner publishes version n into a complete folder, and the generator loads it from there. Nothing in the folder is
-synced to a disk: a checkpoint holds the same weights, and a learner publishes them again at its start. The file of an
-old version is overwritten, because fresh pages cost more than the copy.
-
-A version is the whole model, or only a LoRA adapter in peft's format, which an engine adds to its base model. An
-adapter's file is never overwritten: engines read it through a mapping.
+synced to a disk: a checkpoint holds the same weights. A version is the whole model, or only a LoRA adapter in peft's
+format. The file of an old version is overwritten, but not an adapter's: engines read it through a mapping.
 
 An engine may report that it loaded new weights and still use the old ones (seen with tied embeddings). So a version has
-two checks. Each tensor has a checksum, and an engine returns the checksums of its tensors after loading. Any difference
-means that a tensor is wrong, however small the error. The learner also computes the log-probs of a few fixed tokens
-under the published weights. This detects wrong computation with correct tensors. It is the only check of tensors that
-an engine holds in another form.
+two checks. An engine returns the checksums of its tensors after loading: any difference means a wrong tensor. The
+learner also computes the log-probs of a few fixed tokens. They detect wrong computation with correct tensors, and are
+the only check of tensors that an engine holds in another form.
 """
 
 from __future__ import annotations
@@ -58,9 +54,8 @@ def weights_folder(
     """Yield an empty folder for published weights of `version_bytes` each: in `memory_disk` if they fit, else in the
     home.
 
-    A version is written after every step and read once, which would cost a disk a gigabyte or more a step. A container
-    often has only 64 MiB of `/dev/shm` (see `docker run --shm-size`). At the end the published versions are removed.
-    The next use of a home removes those that a killed node left in memory.
+    A container often has only 64 MiB of `/dev/shm` (see `docker run --shm-size`). At the end the published versions are
+    removed. The next use of a home removes those that a killed node left in memory.
     """
     digest = hashlib.sha256(str(home.root.absolute()).encode()).hexdigest()[:16]
     folder = memory_disk / f"ftis-{os.getuid()}-{digest}"
@@ -140,9 +135,8 @@ class WeightProof(Message, frozen=True):
     def rms_difference(self, logprobs: Sequence[float]) -> float:
         """Return the root mean square of the differences between these log-probs and the proof's, in nats.
 
-        It is infinite if the two cannot be compared. A bound on the largest difference would be of no use. Two correct
-        forward passes in bfloat16 differ by 0.05 nats a token (standard deviation), and the largest of 4,000 by 0.66.
-        `generation.weight_loader.PROOF_TOLERANCES` has the sources.
+        It is infinite if the two cannot be compared. A bound on the largest difference would be of no use: two correct
+        passes in bfloat16 differ by up to 0.66 (`generation.weight_loader.PROOF_TOLERANCES`).
         """
         if len(logprobs) != len(self.logprobs):
             return math.inf
@@ -167,10 +161,9 @@ class WeightStore:
         adapter_config: Mapping[str, Any] | None = None,
         **how: Any,
     ) -> PublishedWeights:
-        """Write a version and prune old ones; `how` as in `tensor_file.write_tensors`. Name tied weights once.
+        """Write a version and prune old ones; `how` and errors as in `write_tensors`. Name tied weights once.
 
-        With peft's `adapter_config` the tensors are an adapter's, and the files have peft's names. Raises OSError if
-        the disk refuses, and ValueError for tensors that are not floats. Readers then see no new version.
+        With peft's `adapter_config` the tensors are an adapter's, and the files have peft's names.
         """
         from ftis_node.workers.tensor_file import write_tensors
 
@@ -215,7 +208,7 @@ def prove(model: Any, *, version: int, vocab_size: int) -> WeightProof:
 def find_difference(published: Mapping[str, int], held: Mapping[str, int]) -> str | None:
     """Return how the checksums of a version and of an engine's tensors differ, as words that follow "the worker".
 
-    Tensors that only one side has are ignored: the engine holds them in another form, or the file names a tied one.
+    Tensors that only one side has are ignored.
     """
     known = published.keys() & held.keys()
     wrong = sorted(name for name in known if published[name] != held[name])

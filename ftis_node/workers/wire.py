@@ -110,9 +110,7 @@ MAX_SOCKET_PATH_BYTES = 107  # sun_path is 108 bytes with the final zero; zmq's 
 
 
 def endpoint_in(sockets_dir: Path, *, name: str) -> str:
-    """Return a zmq endpoint in `sockets_dir`, and create that folder if missing. Raises ConfigError for a path that is
-    too long.
-    """
+    """Return a zmq endpoint in `sockets_dir`, which is created. Raises ConfigError for a path that is too long."""
     path = Path(sockets_dir).absolute() / f"{name}.sock"
     num_bytes = len(os.fsencode(path))
     if num_bytes > MAX_SOCKET_PATH_BYTES:
@@ -139,10 +137,7 @@ def enc_hook(value: Any) -> Any:
 
 
 def dec_hook(expected: type[Any], value: Any) -> Any:
-    """Return a read-only array of these bytes, or the configuration section with these fields.
-
-    Raises ValueError for bytes that are no whole values, and for other fields.
-    """
+    """Return a read-only array of these bytes, or the section with these fields. Raises ValueError for others."""
     if get_origin(expected) is np.ndarray:
         (value_type,) = get_args(get_args(expected)[1])
         return np.frombuffer(value, value_type)
@@ -189,11 +184,7 @@ def failure_of(error: BaseException, *, call_id: int) -> Failure:
 
 
 def error_of(failure: Failure, *, worker: str) -> FtisError:
-    """Return the exception that the caller receives.
-
-    An `FtisError` keeps its class and message, and so its exit code. Any other exception becomes a `WorkerTaskError`
-    that names the worker and the class.
-    """
+    """Return the caller's exception: the same `FtisError`, else a `WorkerTaskError` that names the class."""
     kind = getattr(errors, failure.kind, None)
     if isinstance(kind, type) and issubclass(kind, FtisError) and not issubclass(kind, errors.RecordError):
         return kind(failure.message)

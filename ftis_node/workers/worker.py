@@ -13,9 +13,7 @@
 
 Requests are served concurrently, each as a task. An exception of a handler is sent to its caller, and the worker
 continues. The worker ends on `Stop`, on SIGTERM, and with its owner (`liveness.py`). It ignores SIGINT: ctrl-C reaches
-every process of the terminal, and the daemon decides when its workers stop. An error in a background task
-(`telemetry/faults.py`) ends it at once with exit code 1. Its owner restarts it, and the disk is as after any other
-death.
+every process of the terminal. An error in a background task (`telemetry/faults.py`) ends it at once with exit code 1.
 """
 
 from __future__ import annotations
@@ -55,9 +53,7 @@ STOP_AFTER_FAILURE_S = 10.0
 
 
 class Emitter:
-    """The worker's event sender, usable from any thread: `emit(event)` sends a typed event, `emit.progress()` counts
-    progress.
-    """
+    """The worker's event sender, usable from any thread: `emit(event)` sends a typed event."""
 
     def __init__(self, channel: Channel, activity: ActivityCounter, call_id: int) -> None:
         self._channel = channel

@@ -101,21 +101,6 @@ def test_the_memory_of_served_adapters_by_hand() -> None:
         assert (merged.adapters, merged.in_turns.adapters, merged.staging) == (0, 0, 2 * 20_480)
 
 
-@pytest.mark.parametrize(
-    ("changes", "on_gpu", "serves"),
-    [
-        ({"lora": True}, True, True),
-        ({"lora": True}, False, False),
-        ({"lora": True, "engine": "torch"}, True, False),
-        ({"lora": True, "generation": {"adapters": "merge"}}, True, False),
-    ],
-)
-def test_the_workload_serves_adapters_if_join_would(changes: dict[str, Any], on_gpu: bool, serves: bool) -> None:
-    settings = NodeSettings.model_validate({"model": "m"} | changes)
-    made = Workload.of(settings, load_manifest("gsm8k-ftis"), on_gpu=on_gpu)
-    assert made.adapter_served == (128 if serves else None)
-
-
 def test_the_memory_of_full_training_by_hand() -> None:
     memory = learner_memory(SMALL, workload())
     assert (memory.weights, memory.masters, memory.gradients, memory.moments) == (189_568, 379_136, 379_136, 758_272)

@@ -134,8 +134,6 @@ async def build(boot: EchoBoot, emit: Emitter) -> AsyncIterator[Handlers]:
         raise ModelError("no model there")
     if boot.fault == "bug":
         raise RuntimeError("a bug")
-    if boot.fault == "exit":
-        os._exit(3)
     num_starts = len(list(trace.glob("built-*")))  # noqa: ASYNC240 - a few names
     if boot.fault in LATER_FAULTS and 2 <= num_starts <= 1 + boot.num_faults:
         raise LATER_FAULTS[boot.fault]
@@ -146,7 +144,7 @@ async def build(boot: EchoBoot, emit: Emitter) -> AsyncIterator[Handlers]:
         await asyncio.sleep(0.8)  # like the saving of a model
     if boot.fault == "reported-end":
         (trace / "ending").touch()
-        for _ in range(20):
+        for _ in range(10):
             emit.progress()
             await asyncio.sleep(0.1)
     (trace / "closed").touch()

@@ -37,34 +37,6 @@ class FakeCuda:
         del self.locked[mapping.data_ptr()]
 
 
-def test_a_refused_lock_raises_once_and_not_at_the_next_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    pending = [0]  # the error that CUDA reports again at the next kernel; 0 is success
-
-    class Runtime:
-        class cudaError:
-            success = 0
-
-        def cudaHostRegister(self, pointer: int, num_bytes: int, flags: int) -> int:
-            pending[0] = 801
-            return 801
-
-    def kernel(*shape: int, device: str) -> None:
-        error, pending[0] = pending[0], 0
-        if error:
-            raise RuntimeError(f"CUDA error: {error}")
-
-    def check_error(error: int) -> None:
-        raise RuntimeError(f"CUDA error: operation not supported ({error})")
-
-    mapping = torch.zeros(8, dtype=torch.uint8)
-    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
-    monkeypatch.setattr(torch.cuda, "check_error", check_error)
-    monkeypatch.setattr(torch, "ones", kernel)
-    with pytest.raises(RuntimeError, match=r"operation not supported \(801\)"):
-        tensor_file.register(mapping)
-    assert pending == [0]
-
-
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     made = FakeCuda()
@@ -135,15 +107,6 @@ def test_a_refused_lock_is_logged_once_and_not_tried_again(
         f"fast weight transfer failed, using a plain file: cannot lock {tmp_path / 'one'}: "
         "CUDA error: operation not supported (801)"
     ]
-
-
-def test_without_a_gpu_nothing_is_locked(tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    locked = LockedFiles()
-    write_tensors(tmp_path / "t", tensors(), locked=locked)
-    assert locked.why_not == "Torch not compiled with CUDA enabled" or "driver" in locked.why_not
-    assert read_tensors(tmp_path / "t")["a"].eq(1.5).all()
 
 
 def test_a_full_disk_raises_an_error_before_the_write(

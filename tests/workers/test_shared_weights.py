@@ -20,7 +20,7 @@ import torch
 from ftis_node.errors import SharingError
 from ftis_node.workers import shared_tensors
 from ftis_node.workers.shared_tensors import Exporter, OpenedWeights, export_storage
-from ftis_node.workers.shared_weights import SharedStorage, SharedTensor, SharedWeights, decode, encode
+from ftis_node.workers.shared_weights import SharedStorage, SharedWeights
 from ftis_node.workers.tensor_file import checksum
 from tests import cpu_sharing
 
@@ -28,10 +28,11 @@ CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
 READER = """
 import sys
+import msgspec
 import torch
 from ftis_node.errors import SharingError
 from ftis_node.workers.shared_tensors import OpenedWeights
-from ftis_node.workers.shared_weights import decode
+from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.tensor_file import checksum
 from tests import cpu_sharing
 
@@ -41,7 +42,7 @@ if device.type == "cpu":
 opened = OpenedWeights(device)
 for line in sys.stdin:
     try:
-        opened.open(decode(bytes.fromhex(line)))
+        opened.open(msgspec.msgpack.decode(bytes.fromhex(line), type=SharedWeights))
         print(*(f"{name}={checksum(tensor)}" for name, tensor in opened.tensors()), flush=True)
     except SharingError as error:
         print("error:", error, flush=True)
@@ -59,7 +60,7 @@ class Reader:
 
     def read(self, shared: SharedWeights) -> str:
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(encode(shared).hex() + "\n")
+        self._process.stdin.write(msgspec.msgpack.encode(shared).hex() + "\n")
         self._process.stdin.flush()
         return self._process.stdout.readline().strip()
 
@@ -95,7 +96,6 @@ def test_another_process_reads_each_version_through_one_mapping(sharing: list[st
     tensors, exporter, reader = weights(), Exporter(), Reader("cpu")
     try:
         first = exporter.share(tensors)
-        assert decode(encode(first)) == first
         assert len(first.storages) == 3, "the storage of two tensors is listed twice"
         assert [each.name for each in first.tensors] == list(tensors)
         assert reader.read(first) == sums(tensors)
@@ -136,36 +136,6 @@ def test_two_processes_share_weights_on_one_gpu() -> None:
         reader.close()
 
 
-def test_a_mapping_stays_until_another_export_comes(sharing: list[str]) -> None:
-    tensors, opened = weights(), OpenedWeights(CPU)
-    exporter = Exporter()
-    for _ in range(3):
-        opened.open(exporter.share(tensors))
-    assert len(sharing) == 3
-    views = dict(opened.tensors())
-    assert list(views) == list(tensors)
-    for name, tensor in tensors.items():
-        assert views[name].equal(tensor)
-        assert (views[name].dtype, views[name].shape) == (tensor.dtype, tensor.shape)
-        assert views[name].data_ptr() != tensor.data_ptr(), "the view is not another mapping"
-    tensors["a"].fill_(3)
-    assert views["a"].equal(tensors["a"])
-    opened.open(Exporter().share({"other": torch.ones(3).share_memory_()}))
-    assert [name for name, _ in opened.tensors()] == ["other"]
-    assert len(sharing) == 4
-
-
-def test_a_tensor_that_moved_is_exported_again(sharing: list[str]) -> None:
-    tensors, exporter = weights(), Exporter()
-    first = exporter.share(tensors)
-    tensors["c"] = tensors["c"].clone().share_memory_()
-    second = exporter.share(tensors)
-    assert second.export_id != first.export_id
-    opened = OpenedWeights(CPU)
-    opened.open(second)
-    assert dict(opened.tensors())["c"].equal(tensors["c"])
-
-
 @pytest.mark.parametrize(
     ("tensor", "problem"),
     [
@@ -186,10 +156,7 @@ VALID = (0, b"\x02c" + bytes(64), 12, 0, b"counter", 0, b"event", True)
     ("fields", "problem"),
     [
         ((*VALID[:1], b"\x02e" + bytes(20), *VALID[2:]), "expandable segments"),
-        ((*VALID[:1], b"\x02c" + bytes(63), *VALID[2:]), "expandable segments"),
-        (VALID[:7], "unknown form"),
         ((*VALID[:4], "counter", *VALID[5:]), "unknown form"),
-        (list(VALID), "unknown form"),
     ],
 )
 def test_handles_of_another_form_are_refused(monkeypatch: pytest.MonkeyPatch, fields: Any, problem: str) -> None:
@@ -219,7 +186,6 @@ INCONSISTENT: dict[str, tuple[Callable[[SharedWeights], SharedWeights], str]] = 
     "no storage": (lambda shared: first_tensor(shared, storage=9), "a: there is no storage 9"),
     "beyond": (lambda shared: first_tensor(shared, offset=1), "a reach beyond their storage"),
     "too many": (lambda shared: first_tensor(shared, shape=(3, 6)), "a reach beyond their storage"),
-    "type": (lambda shared: first_tensor(shared, dtype="F64"), "malformed"),
     "twice": (lambda shared: first_tensor(shared, name="c"), "names a tensor twice"),
 }
 
@@ -229,14 +195,8 @@ def test_an_inconsistent_list_is_refused_before_it_is_mapped(sharing: list[str],
     change, problem = INCONSISTENT[case]
     shared = Exporter().share(weights())
     with pytest.raises(SharingError, match=problem):
-        OpenedWeights(CPU).open(decode(encode(change(shared))))
+        OpenedWeights(CPU).open(change(shared))
     assert sharing == []
-
-
-@pytest.mark.parametrize("message", [b"", b"\x00", b"\x81\xa1a\x01", encode(SharedWeights("e", "u", (), ()))[:-3]])
-def test_other_bytes_than_a_list_are_refused(message: bytes) -> None:
-    with pytest.raises(SharingError, match="malformed"):
-        decode(message)
 
 
 def test_weights_of_another_gpu_or_an_ended_process_are_refused(
@@ -255,21 +215,6 @@ def test_weights_of_another_gpu_or_an_ended_process_are_refused(
         next(opened.tensors())
     opened.open(shared)
     assert dict(opened.tensors())["a"].equal(tensors["a"])
-
-
-def test_memory_smaller_than_listed_is_refused(sharing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = Exporter().share(weights())
-    monkeypatch.setattr(shared_tensors, "open_storage", lambda each, device: torch.ones(1).untyped_storage())
-    with pytest.raises(SharingError, match="differs from the shared one"):
-        OpenedWeights(CPU).open(shared)
-
-
-def test_a_list_has_the_types_and_sizes_of_a_file() -> None:
-    storage = SharedStorage(b"h", 30, 0, b"", 0, b"", False)
-    tensors = (SharedTensor("a", 0, "BF16", (3, 5), 0), SharedTensor("b", 0, "F32", (), 2))
-    shared = SharedWeights(export_id="e", device_uuid="u", storages=(storage,), tensors=tensors)
-    assert shared.entries() == {"a": {"dtype": "BF16", "shape": [3, 5]}, "b": {"dtype": "F32", "shape": []}}
-    assert shared.num_bytes == 34
 
 
 def test_grow_segments_respects_an_allocator_setting_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,8 @@ async def test_calls_are_served_concurrently(make_supervisor: MakeSupervisor, tm
 
 
 async def test_events_of_a_call_arrive_in_order_before_its_reply(make_supervisor: MakeSupervisor) -> None:
-    supervisor = make_supervisor()
+    of_no_call: list[Tick] = []
+    supervisor = make_supervisor(on_event=of_no_call.append)
     await supervisor.start()
     received: dict[int, list[int]] = {1: [], 2: []}
 
@@ -64,16 +65,9 @@ async def test_events_of_a_call_arrive_in_order_before_its_reply(make_supervisor
         assert received[which] == list(range(which + 2))
 
     await asyncio.gather(sleep(1), sleep(2))
-
-
-async def test_events_without_a_callback_of_the_call_reach_that_of_the_supervisor(
-    make_supervisor: MakeSupervisor,
-) -> None:
-    received: list[Tick] = []
-    supervisor = make_supervisor(on_event=received.append)
-    await supervisor.start()
+    assert of_no_call == []
     await supervisor.call(Sleep(seconds=0.1, num_events=2), EchoReply)
-    assert received == [Tick(number=0), Tick(number=1)]
+    assert of_no_call == [Tick(number=0), Tick(number=1)], "the supervisor's callback has events without another one"
 
 
 async def test_events_of_a_canceled_call_are_dropped(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
@@ -84,6 +78,7 @@ async def test_events_of_a_canceled_call_are_dropped(make_supervisor: MakeSuperv
     await eventually((tmp_path / "asleep").exists)
     call.cancel()
     await eventually((tmp_path / "canceled").exists)  # the worker has sent a tick
+    assert call.cancelled()
     assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
     assert (received, supervisor.restarts) == ([], 0)
 
@@ -101,16 +96,10 @@ async def test_a_failed_request_raises_its_error_and_the_worker_continues(make_s
     with pytest.raises(ModelError) as caught:
         await supervisor.call(Fail(kind="model"), EchoReply)
     assert caught.value.exit_code == 2
+    with pytest.raises(WorkerTaskError, match="Tick"):  # no handler has this type
+        await supervisor.call(Tick(number=1), EchoReply)
     assert (await supervisor.call(ECHO, EchoReply)).pid == pid
     assert supervisor.restarts == 0
-
-
-async def test_an_unknown_request_fails_alone(make_supervisor: MakeSupervisor) -> None:
-    supervisor = make_supervisor()
-    await supervisor.start()
-    with pytest.raises(WorkerTaskError, match="Tick"):
-        await supervisor.call(Tick(number=1), EchoReply)
-    assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
 
 
 async def test_sigkill_ends_every_call_and_the_next_call_reaches_a_new_worker(make_supervisor: MakeSupervisor) -> None:
@@ -168,14 +157,6 @@ async def test_an_error_of_the_supervisor_is_raised_by_run(make_supervisor: Make
     assert reported == ["the task echo-keeper: a bug"], "the error is not reported as unhandled"
 
 
-async def test_a_call_right_after_a_death_waits_for_the_restart(make_supervisor: MakeSupervisor) -> None:
-    supervisor = make_supervisor()
-    await supervisor.start()
-    with pytest.raises(WorkerDiedError, match="exited with code 7"):
-        await supervisor.call(Die(exit_code=7), EchoReply)
-    assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
-
-
 async def test_calls_wait_until_on_started_is_done(make_supervisor: MakeSupervisor) -> None:
     order: list[str] = []
 
@@ -196,28 +177,21 @@ async def test_calls_wait_until_on_started_is_done(make_supervisor: MakeSupervis
 
 
 async def test_a_worker_without_heartbeats_is_killed_and_restarted(make_supervisor: MakeSupervisor) -> None:
-    supervisor = make_supervisor(timing=dataclasses.replace(QUICK, stop_grace_s=30.0))
+    supervisor = make_supervisor(timing=dataclasses.replace(QUICK, stop_grace_s=30.0, heartbeat_timeout_s=1.0))
     await supervisor.start()
     pid = supervisor.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(WorkerDiedError, match=f"no heartbeat for {QUICK.heartbeat_timeout_s:.0f} s"):
+    with pytest.raises(WorkerDiedError, match="no heartbeat for 1 s"):
         await asyncio.wait_for(supervisor.call(ECHO, EchoReply), 30)
     await eventually(lambda: has_ended(pid), within_s=15.0)  # at once, without the grace of a stop
     assert (await supervisor.call(ECHO, EchoReply)).pid != pid
 
 
-async def test_a_worker_with_a_blocked_loop_sends_heartbeats(make_supervisor: MakeSupervisor) -> None:
-    supervisor = make_supervisor()
-    await supervisor.start()
-    await supervisor.call(Sleep(seconds=2.0, blocking=True), EchoReply)
-    assert supervisor.restarts == 0
-
-
 async def test_a_blocked_daemon_does_not_restart_its_worker(make_supervisor: MakeSupervisor) -> None:
-    supervisor = make_supervisor()
+    supervisor = make_supervisor(timing=dataclasses.replace(QUICK, heartbeat_timeout_s=1.5))
     await supervisor.start()
-    time.sleep(QUICK.heartbeat_timeout_s + 0.5)  # noqa: ASYNC251 - it blocks the daemon's loop
+    time.sleep(2.0)  # noqa: ASYNC251 - it blocks the daemon's loop
     await asyncio.sleep(0.3)
     assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
     assert supervisor.restarts == 0
@@ -226,23 +200,12 @@ async def test_a_blocked_daemon_does_not_restart_its_worker(make_supervisor: Mak
 async def test_a_worker_without_progress_is_restarted_and_one_with_progress_is_not(
     make_supervisor: MakeSupervisor,
 ) -> None:
-    supervisor = make_supervisor(timing=dataclasses.replace(QUICK, stall_timeout_s=2.0))
+    supervisor = make_supervisor(timing=dataclasses.replace(QUICK, stall_timeout_s=1.0))
     await supervisor.start()
-    await supervisor.call(Sleep(seconds=3.0, num_events=30), EchoReply)
+    await supervisor.call(Sleep(seconds=1.5, num_events=15), EchoReply)
     assert supervisor.restarts == 0
     with pytest.raises(WorkerDiedError, match="no progress"):
         await asyncio.wait_for(supervisor.call(Sleep(seconds=30), EchoReply), 30)
-
-
-async def test_a_canceled_caller_cancels_the_handler(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
-    supervisor = make_supervisor()
-    await supervisor.start()
-    call = asyncio.create_task(supervisor.call(Sleep(seconds=30), EchoReply))
-    await eventually((tmp_path / "asleep").exists)
-    call.cancel()
-    await eventually((tmp_path / "canceled").exists)
-    assert call.cancelled()
-    assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
 
 
 async def test_a_model_error_at_the_start_is_final(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
@@ -262,12 +225,11 @@ async def die(supervisor: Supervisor) -> None:
         await supervisor.call(Die(exit_code=7), EchoReply)
 
 
-@pytest.mark.parametrize("fault", ["later-memory", "later-text"])
-@pytest.mark.parametrize("memory_is_freed", [True, False])
+@pytest.mark.parametrize(("fault", "memory_is_freed"), [("later-memory", True), ("later-text", False)])
 async def test_a_worker_that_lacks_memory_at_a_restart_is_restarted_until_it_serves(
     make_supervisor: MakeSupervisor, tmp_path: Path, fault: str, memory_is_freed: bool
 ) -> None:
-    """Four restarts lack memory, although two quick deaths would be the limit. `free_memory` may also fail."""
+    """Two restarts lack memory, although two quick deaths would be the limit. `free_memory` may also fail."""
     starts_before: list[int] = []
 
     async def free_memory() -> None:
@@ -276,19 +238,18 @@ async def test_a_worker_that_lacks_memory_at_a_restart_is_restarted_until_it_ser
             raise WorkerDiedError("the learner worker is not running")
 
     policy = RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=2)
-    supervisor = make_supervisor(fault=fault, num_faults=4, restart_policy=policy, free_memory=free_memory)
+    supervisor = make_supervisor(fault=fault, num_faults=2, restart_policy=policy, free_memory=free_memory)
     await die(supervisor)
     assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
-    assert (supervisor.restarts, supervisor.state) == (5, WorkerState.READY)
-    assert starts_before == [2, 3, 4, 5], "memory is freed before each restart, but not after another death"
+    assert (supervisor.restarts, supervisor.state) == (3, WorkerState.READY)
+    assert starts_before == [2, 3], "memory is freed before each restart, but not after another death"
 
 
 @pytest.mark.parametrize(
     ("fault", "kind", "expected_starts", "message"),
     [
-        ("later-memory", OutOfMemoryError, 4, "^the echo worker died 3 times in a row; .* does not fit at the moment$"),
-        ("later-text", WorkerDiedError, 4, "^the echo worker died 3 times in a row; .* CUDA error: out of memory$"),
-        ("later-engine", EngineError, 3, "^the echo worker died 3 times in a row; .* vLLM cannot serve it$"),
+        ("later-memory", OutOfMemoryError, 3, "^the echo worker died 2 times in a row; .* does not fit at the moment$"),
+        ("later-engine", EngineError, 2, "^the echo worker died 2 times in a row; .* vLLM cannot serve it$"),
         ("later-model", ModelError, 2, "^no model there$"),
     ],
 )
@@ -301,7 +262,7 @@ async def test_a_lasting_fault_of_the_restart_is_raised_with_its_class(
     message: str,
 ) -> None:
     """The first death is an exit, which counts as a quick death, not as a shortage."""
-    policy = RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=3, max_shortages=3)
+    policy = RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=2, max_shortages=2)
     supervisor = make_supervisor(fault=fault, restart_policy=policy)
     await die(supervisor)
     with pytest.raises(FtisError, match=message) as caught:
@@ -310,21 +271,12 @@ async def test_a_lasting_fault_of_the_restart_is_raised_with_its_class(
     assert num_starts(tmp_path) == expected_starts
 
 
-@pytest.mark.parametrize(("fault", "message"), [("exit", "exited with code 3"), ("bug", "RuntimeError: a bug")])
-async def test_a_worker_that_cannot_start_is_given_up(
-    make_supervisor: MakeSupervisor, tmp_path: Path, fault: str, message: str
-) -> None:
-    supervisor = make_supervisor(fault=fault)
-    with pytest.raises(MachineError, match=f"3 times in a row.*{message}"):
+async def test_a_worker_that_cannot_start_is_given_up(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
+    supervisor = make_supervisor(fault="bug")
+    with pytest.raises(MachineError, match="3 times in a row.*RuntimeError: a bug"):
         await supervisor.run()
     assert num_starts(tmp_path) == 3
     assert supervisor.restarts == 2
-
-
-async def test_a_slow_start_within_its_grace_is_not_a_hang(make_supervisor: MakeSupervisor) -> None:
-    supervisor = make_supervisor(fault="slow")
-    await supervisor.start()
-    assert supervisor.restarts == 0
 
 
 async def test_a_start_beyond_its_grace_counts_as_a_death(make_supervisor: MakeSupervisor) -> None:
@@ -352,6 +304,9 @@ async def test_stop_closes_the_worker_and_removes_its_socket(
     with pytest.raises(WorkerDiedError, match="not running"):
         await supervisor.call(ECHO, EchoReply)
     assert supervisor.state is WorkerState.STOPPED
+    await supervisor.start()
+    assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
+    assert supervisor.restarts == 0
 
 
 async def test_stop_kills_a_frozen_worker(make_supervisor: MakeSupervisor) -> None:
@@ -368,7 +323,6 @@ async def test_stop_kills_a_frozen_worker(make_supervisor: MakeSupervisor) -> No
     ("fault", "limit_s", "ends_by_itself"),
     [
         ("reported-end", 60.0, True),
-        ("reported-end", 1.0, False),
         ("reported-end", 0.0, False),
         ("slow-end", 60.0, False),
     ],
@@ -394,13 +348,13 @@ async def test_a_computation_during_a_stop_may_take_as_long_as_an_earlier_one(
     supervisor = make_supervisor(timing=timing, on_slow_stop=lambda: slow_stops.append(1))
     await supervisor.start()
     if was_as_long_before:
-        await supervisor.call(Sleep(seconds=2.0, blocking=True, num_events=1), EchoReply)
+        await supervisor.call(Sleep(seconds=1.0, blocking=True, num_events=1), EchoReply)
         (tmp_path / "asleep").unlink()
-    call = asyncio.create_task(supervisor.call(Sleep(seconds=2.0, blocking=True), EchoReply))
+    call = asyncio.create_task(supervisor.call(Sleep(seconds=1.0, blocking=True), EchoReply))
     assert supervisor._life is not None
     liveness = supervisor._life._liveness
     await eventually(lambda: liveness.is_busy)
-    assert (liveness.longest_ticks >= 10) == was_as_long_before
+    assert (liveness.longest_ticks >= 5) == was_as_long_before
     await asyncio.wait_for(supervisor.stop(), 30)
     with pytest.raises(WorkerDiedError, match="was stopped"):
         await call
@@ -408,23 +362,9 @@ async def test_a_computation_during_a_stop_may_take_as_long_as_an_earlier_one(
     assert slow_stops, "the slow stop is not reported"
 
 
-async def test_a_worker_that_freezes_during_a_stop_gets_the_short_grace(
-    make_supervisor: MakeSupervisor, tmp_path: Path
-) -> None:
-    supervisor = make_supervisor(fault="reported-end", timing=dataclasses.replace(QUICK, save_limit_s=600.0))
-    await supervisor.start()
-    pid = supervisor.pid
-    assert pid is not None
-    stopping = asyncio.create_task(supervisor.stop())
-    await eventually((tmp_path / "ending").exists)
-    os.kill(pid, signal.SIGSTOP)
-    await asyncio.wait_for(stopping, 30)
-    assert has_ended(pid)
-
-
 async def test_a_stop_at_any_moment_of_the_start_leaves_no_process(make_supervisor: MakeSupervisor) -> None:
     """The stop comes before, during and after the turns of the loop in which asyncio spawns the process."""
-    for num_turns in (0, 1, 2, 3, 4, 6, 9, 100):
+    for num_turns in (0, 2, 4, 9):
         supervisor = make_supervisor(fault="slow")
         start = asyncio.create_task(supervisor.start())
         for _ in range(num_turns):
@@ -468,16 +408,6 @@ async def test_run_ends_with_its_task_group(make_supervisor: MakeSupervisor) -> 
     assert has_ended(pid)
 
 
-async def test_run_returns_when_the_worker_is_stopped(make_supervisor: MakeSupervisor) -> None:
-    supervisor = make_supervisor()
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(supervisor.run())
-        await asyncio.sleep(0)
-        await supervisor.call(ECHO, EchoReply)
-        tasks.create_task(supervisor.stop())
-    assert supervisor.state is WorkerState.STOPPED
-
-
 async def test_run_raises_when_a_worker_is_given_up(make_supervisor: MakeSupervisor) -> None:
     supervisor = make_supervisor(restart_policy=RestartPolicy(max_quick_deaths=1))
     running = asyncio.create_task(supervisor.run())
@@ -496,15 +426,6 @@ async def test_a_second_stop_waits_for_the_first(make_supervisor: MakeSupervisor
     await supervisor.stop()
     await first
     assert (tmp_path / "closed").exists()
-
-
-async def test_a_stopped_worker_can_be_started_again(make_supervisor: MakeSupervisor) -> None:
-    supervisor = make_supervisor()
-    await supervisor.start()
-    await supervisor.stop()
-    await supervisor.start()
-    assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
-    assert supervisor.restarts == 0
 
 
 async def test_a_worker_ignores_sigint_and_ends_on_sigterm(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
@@ -530,12 +451,3 @@ async def test_processes_that_a_worker_started_end_with_it(make_supervisor: Make
     finally:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
-
-
-async def test_restart_replaces_the_worker_and_records_the_reason(make_supervisor: MakeSupervisor) -> None:
-    supervisor = make_supervisor()
-    await supervisor.start()
-    pid = supervisor.pid
-    supervisor.restart("failed its proof")
-    assert (await supervisor.call(ECHO, EchoReply)).pid != pid
-    assert "failed its proof" in str(supervisor._last_error)

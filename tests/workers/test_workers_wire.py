@@ -12,7 +12,6 @@ from ftis_node.errors import ConfigError, FtisError, RecordError, WorkerTaskErro
 from ftis_node.workers.wire import (
     Call,
     Failure,
-    Heartbeat,
     Message,
     Ready,
     endpoint_in,
@@ -51,15 +50,10 @@ def test_a_body_of_another_type_is_refused() -> None:
         unpack_body(body, Numbers)
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x80", b"\x93\x01\x02\x03", b"A" * 100])
+@pytest.mark.parametrize("frame", [b"", b"\x93\x01\x02\x03"])
 def test_other_bytes_than_a_message_are_refused(frame: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         unpack([frame])
-
-
-def test_messages_are_frozen() -> None:
-    with pytest.raises(AttributeError):
-        Heartbeat(num_in_flight=1, progress=2).progress = 3  # type: ignore[misc]
 
 
 FTIS_ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, FtisError)]
@@ -72,9 +66,7 @@ def test_an_ftis_error_keeps_its_class_and_message(kind: type[FtisError]) -> Non
     assert str(error) == "what to do"
 
 
-@pytest.mark.parametrize(
-    "kind", ["ValueError", "FtisErrorish", "annotations", "RecordError", "SchemaRecordError", "__name__"]
-)
+@pytest.mark.parametrize("kind", ["ValueError", "annotations", "SchemaRecordError"])
 def test_any_other_error_names_the_worker_and_the_class(kind: str) -> None:
     error = error_of(Failure(call_id=1, kind=kind, message="oops"), worker="learner")
     assert type(error) is WorkerTaskError
