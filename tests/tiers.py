@@ -57,23 +57,19 @@ SCENARIOS: Final = (
 )
 SMOKE: Final = (
     "tests/generation/test_generation_vllm_engine.py::"
-    "test_log_probs_equal_a_fresh_forward_pass_before_and_after_ten_updates[True]",
+    "test_log_probs_equal_a_fresh_forward_pass_before_and_after_updates",
 )
 """Scenarios that `make test` runs too: the smoke test of vLLM, if it is installed."""
 NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "vllm": (
-        "tests/generation/test_generation_adapters.py::test_each_of_ten_versions_is_served_as_the_learner_computes_it",
+        "tests/generation/test_generation_adapters.py::test_each_version_is_served_as_the_learner_computes_it",
         "tests/generation/test_generation_adapters.py::test_completions_in_flight_keep_their_adapter_and_new_ones_get_the_newest",
         "tests/generation/test_generation_adapters.py::test_completions_are_aborted_when_too_old_or_without_an_adapter_slot",
         "tests/generation/test_generation_adapters.py::test_a_refused_adapter_leaves_the_previous_version",
-        "tests/generation/test_generation_adapters.py::test_a_version_that_is_published_twice_is_loaded_again",
-        "tests/generation/test_generation_adapters.py::test_a_killed_worker_restarts_with_the_newest_adapter",
-        "tests/generation/test_generation_sleep.py::test_a_vllm_worker_sleeps_and_wakes_by_request_and_by_new_weights",
         "tests/generation/test_generation_vllm_engine.py",
         "tests/generation/test_generation_vllm_faults.py",
         "tests/generation/test_generation_vllm_shared.py",
         "tests/generation/test_generation_vllm_parts.py::test_vllm_knows_every_variable_that_is_set_for_it",
-        "tests/generation/test_generation_vllm_parts.py::test_vllm_divides_the_model_by_the_options",
         "tests/learner/test_learner_families.py::test_vllm_serves_a_family_while_it_is_trained_or_is_refused",
         "tests/network/test_outgoing_packets.py::test_a_node_sends_only_to_the_peers_that_it_was_given[vllm]",
         "tests/node/test_siblings.py::test_every_sibling_trains_on_groups_of_every_other[vllm]",
@@ -90,6 +86,11 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
 }
 ALL_SCENARIOS: Final = (*SCENARIOS, *NEEDS["vllm"], *NEEDS["root"], *NEEDS["node"])
 SHARED: Final[dict[str, tuple[str, ...]]] = {
+    "vllm": (  # one process with vLLM
+        "tests/generation/test_generation_adapters.py",
+        "tests/generation/test_generation_vllm_engine.py",
+        "tests/generation/test_generation_vllm_shared.py",
+    ),
     "attacks": ("tests/attacks/",),  # they attack one node
     "swarm": (  # tests/small_swarm.py
         "tests/dashboard/test_real_home.py",
@@ -101,7 +102,7 @@ SHARED: Final[dict[str, tuple[str, ...]]] = {
         "tests/node/test_two_homes.py",
     ),
 }
-"""Files that share running nodes: one worker of pytest-xdist runs them all."""
+"""Files that share running nodes or engines: one worker of pytest-xdist runs them all."""
 LONGEST_FIRST: Final = (
     "attacks",
     "swarm",

@@ -1,16 +1,12 @@
 """The daemon's client of the generation worker: it supervises one worker and verifies the weights that it serves.
 
-After each update of weights the worker names the version that it serves, and compares the checksums of its tensors with
-the learner's. It also computes the log-probs of the learner's probe tokens, and the client compares them. One failed
-proof is retried. A second one restarts the worker, which loads and proves the newest weights before any call reaches
-it. So a worker that is READY serves the version that it names.
+After each update of weights the worker compares the checksums of its tensors with the learner's. The client compares
+the log-probs of the learner's probe tokens. One failed proof is retried. A second one restarts the worker, which loads
+and proves the newest weights before any call reaches it. So a worker that is READY serves the version that it names.
 
 A worker that dies while it sleeps is restarted only at the next `wake`, because the learner now uses the memory that
-its start needs. Before each restart after a lack of memory, `free_memory` is awaited.
-
-Weights may be shared without a file (`workers/shared_weights.py`). If the worker cannot map them, the client
-requests a file from the learner, now and for later versions. A sleeping worker may have discarded its weights. Unless
-new ones arrive, it loads its last ones again before any other request.
+its start needs. A sleeping worker may have discarded its weights. Unless new ones arrive, it loads its last ones again
+before any other request.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from ftis_node.errors import EngineError, FtisError, ModelError, SharingError, W
 from ftis_node.generation import messages
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.messages import GenerationBoot
-from ftis_node.generation.time_limits import Throughput, TimeLimits
+from ftis_node.generation.throughput import Throughput
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES, CallWorker, ProofToCome, WeightLoader, known
 from ftis_node.workers.liveness import RestartPolicy, Timing
 from ftis_node.workers.process import WorkerProcess, WorkerSpec
@@ -53,7 +49,6 @@ class GenerationClient(WorkerClient):
         sockets_dir: Path,
         log_path: Path,
         num_threads: int | None = None,
-        request_timeout_s: float | None = None,
         proof_tolerance: float = PROOF_TOLERANCES["float32"],
         timing: Timing | None = None,
         restart_policy: RestartPolicy | None = None,
@@ -64,13 +59,7 @@ class GenerationClient(WorkerClient):
         on_fall_back: OnProblem | None = None,
         worker_module: str = WORKER_MODULE,
     ) -> None:
-        """Store the worker's settings and the callbacks.
-
-        `proof_tolerance` is a root mean square in nats. `on_problem` receives one sentence for every failed proof.
-        `free_memory` returns when other processes have freed memory. `write_weights` makes the learner write a file,
-        like the learner client's method of that name. `on_fall_back` receives the reason, once, if the planned
-        transfer method fails.
-        """
+        """Store the worker's settings and the callbacks, which are those of `WeightLoader` and `Supervisor`."""
         spec = WorkerSpec(
             name="generation",
             module=worker_module,
@@ -94,9 +83,7 @@ class GenerationClient(WorkerClient):
                 free_memory=free_memory,
             )
         )
-        self._request_timeout_s = request_timeout_s
-        self._time_limits = TimeLimits(request_timeout_s)
-        self._handing_over = asyncio.Lock()
+        self._syncing = asyncio.Lock()
         self._loader = WeightLoader(
             proof_tolerance=proof_tolerance,
             on_problem=on_problem,
@@ -151,24 +138,15 @@ class GenerationClient(WorkerClient):
         await self._supervisor.start()
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
-        """Generate one unscored group. Raises WorkerDiedError, WorkerTaskError (the time limit, too) and
-        NonFiniteError.
-
-        Time that the worker spends asleep, or falling asleep, does not count toward the limit.
-        """
-        try:
-            async with self._time_limits.of_a_call():
-                return await self._supervisor.call(request, GenerationResult)
-        except TimeoutError:
-            message = f"the generation worker did not answer the generation request within {self._request_timeout_s} s"
-            raise WorkerTaskError(message) from None
+        """Generate one unscored group. Raises WorkerDiedError, WorkerTaskError and NonFiniteError."""
+        return await self._supervisor.call(request, GenerationResult)
 
     async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
         """Return when the worker serves these weights and, if there is a proof, has proved it.
 
         `proof` may be a future: the worker loads the weights while the learner computes it. Raises ModelError for a
-        file that is missing, damaged or of another model; the worker then continues with its old weights. Raises
-        WorkerDiedError if the worker died meanwhile; the next process starts with these weights.
+        file that is missing, damaged or of another model: the old weights stay. Raises WorkerDiedError if the worker
+        died meanwhile; the next process starts with these weights.
         """
         await self._replace(weights, proof if isinstance(proof, asyncio.Future) else known(proof), is_trial=False)
 
@@ -181,8 +159,8 @@ class GenerationClient(WorkerClient):
         await self._replace(weights, known(proof), is_trial=True)
 
     async def _replace(self, weights: PublishedWeights, to_come: ProofToCome, *, is_trial: bool) -> None:
-        async with self._handing_over:
-            self._end_sleep()  # loading wakes the worker
+        async with self._syncing:
+            self._awake.set()  # loading wakes the worker
             previous, self._loader.newest = self._loader.newest, (weights, to_come)
             try:
                 problem = await self._serve_newest(self._supervisor.call)
@@ -218,15 +196,13 @@ class GenerationClient(WorkerClient):
     async def sleep(self, *, discard: bool = False) -> None:
         """Return when the worker has finished its requests and freed its memory. Requests wait from now on.
 
-        With `discard` new weights should arrive before the next `wake`; otherwise the worker loads its last ones again.
-        It does not discard the starting model's weights. After a failed load of discarded weights, `discard` has no
-        effect. A worker that dies meanwhile has freed its memory, too. Raises the supervisor's error if no restart
-        follows.
+        With `discard` new weights should arrive before the next `wake`. The starting model's weights are not discarded,
+        and none are after a failed load of discarded weights. A worker that dies meanwhile has freed its memory, too.
+        Raises the supervisor's error if no restart follows.
         """
-        async with self._handing_over:
+        async with self._syncing:
             if self.is_asleep:
                 return
-            self._time_limits.pause()
             discard = discard and self._may_discard and self._loader.newest is not None
             try:
                 await self._supervisor.call(messages.Sleep(discard=discard), Done)
@@ -235,21 +211,14 @@ class GenerationClient(WorkerClient):
                 if not self.is_alive:
                     raise
                 logger.warning("the generation worker is not put to sleep: %s", error)
-            except BaseException:
-                self._time_limits.resume()
-                raise
             self._awake.clear()
 
     async def wake(self) -> None:
         """Return when the worker serves the previous weights again, after a restart if it died. No-op if awake."""
-        async with self._handing_over:
+        async with self._syncing:
             if self.is_asleep:
-                self._end_sleep()
+                self._awake.set()
                 await self._serve_again()
-
-    def _end_sleep(self) -> None:
-        self._awake.set()
-        self._time_limits.resume()
 
     async def _bring_up(self, life: WorkerProcess) -> None:
         self.engine = (await life.call(messages.Describe(), messages.Description)).engine

@@ -95,7 +95,7 @@ class Answered:
 async def evaluate(
     generator: Generator, task: Task, tokenizer: PromptTokenizer, *, k: int = 1, **options: Any
 ) -> EvalResult:
-    """Grade the first `limit` problems of `task`; the options are those of `answer_problems`."""
+    """Grade the first problems of `task`; the options are those of `answer_problems`."""
     return summarize(await answer_problems(generator, task, tokenizer, k=k, **options), k=k)
 
 
@@ -131,8 +131,7 @@ async def answer_problems(
 
     `completion_limit` returns a completion's token limit for a prompt's length. One of `eos_ids` ends a completion;
     None: the tokenizer's. For k > 1, 2 k samples are drawn for each problem, in addition to the greedy answer.
-    `on_progress(done, of)` is called after every problem. If the worker died or its engine broke, a request is
-    repeated. Raises ValueError for a limit or k below 1, and the errors of `generate`.
+    `on_progress(done, of)` is called after every problem. Raises the errors of `generate`.
     """
     if limit < 1 or k < 1:
         raise ValueError("limit and k must be at least 1")

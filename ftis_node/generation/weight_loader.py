@@ -24,8 +24,7 @@ PROOF_ATTEMPTS = 2
 # models. With those tails, 1 version in 75,000 exceeds it. It detects gross errors only: checksums detect small ones.
 PROOF_TOLERANCES = {"float32": 1e-4, "bfloat16": 0.25}
 logger = logging.getLogger(__name__)
-DIED_OVER_THEM = "the generation worker died twice over weights in the learner's memory"
-MAX_DEATHS = 2  # a single death may have another cause
+DIED = "the generation worker died when it read weights in the learner's memory"
 NO_FILES = "no local process writes weight files"
 
 
@@ -33,10 +32,8 @@ class WeightLoader:
     """The loader of one worker's weights, from shared memory or from files that it requests from the learner.
 
     `newest` are the weights to serve, with their proof; None: the base model. `served_version` is the version that the
-    worker has proved, `load_s` the seconds that the worker took to load it, `how` the method in words.
-
-    If a worker dies during a load from shared memory, that memory may be the cause. The next load uses a file; after
-    the second such death all loads do.
+    worker has proved, `load_s` the seconds that it took to load it, `how` the transfer method in words.
+    If a worker dies during a load from shared memory, that memory may be the cause: all later loads use files.
     """
 
     def __init__(
@@ -48,8 +45,8 @@ class WeightLoader:
         on_fall_back: Callable[[str], None] | None = None,
     ) -> None:
         """Start without weights. `proof_tolerance` is an RMS in nats. `on_problem` receives a sentence for each failed
-        proof, `on_fall_back` the reason why shared memory is not used. `write_weights` makes the learner write a file;
-        with a reason, it writes all later versions to files, too.
+        proof, `on_fall_back` once the reason why shared memory is not used. `write_weights` makes the learner write a
+        file; with a reason, it writes all later versions to files, too.
         """
         self.newest: tuple[PublishedWeights, ProofToCome] | None = None
         self.served_version = 0
@@ -60,23 +57,19 @@ class WeightLoader:
         self._write_weights = write_weights
         self._on_fall_back = on_fall_back
         self._is_sharing = False  # a load from shared memory began and has not ended
-        self._num_deaths = 0
         self._last_reason = ""
 
     async def serve_newest(self, call: CallWorker[Any], *, is_new_life: bool = False) -> str | None:
         """Serve the newest weights as `load` does, from shared memory or from a file.
 
-        For a new process the learner's memory may have changed, or may have crashed its predecessor. Raises
-        SharingError if no copy of the weights exists.
+        For a new process the learner's memory may have changed: it then gets a file. Raises SharingError if no copy of
+        the weights exists.
         """
         newest = self.newest
         assert newest is not None, "called with weights to serve"
         weights, to_come = newest
-        reason = ""
-        if weights.shared is not None and self._is_sharing:
-            self._num_deaths += 1
-            reason = DIED_OVER_THEM if self._num_deaths >= MAX_DEATHS else ""
-        else:
+        reason = DIED if self._is_sharing else ""
+        if not reason or weights.shared is None:
             self._is_sharing = weights.shared is not None
             try:
                 problem = await self.load(call, weights, to_come)

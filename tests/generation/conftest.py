@@ -1,4 +1,4 @@
-"""Clients of the fake worker, stopped at the end of a test."""
+"""Clients of the fake worker, stopped at the end of a test, and one process for all tests of vLLM."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from generation_fake_worker import InProcessLife
 from generation_support import SETTINGS, MakeClient
+from generation_vllm_support import RemoteEngine
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.generation.client import GenerationClient
@@ -41,3 +42,12 @@ async def make_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncI
     yield make
     for client in made:
         await client.stop()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def vllm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RemoteEngine]:
+    """A process that opens one vLLM engine after the other."""
+    engine = RemoteEngine(tmp_path_factory.mktemp("vllm"))
+    await engine.start()
+    yield engine
+    await engine.stop()

@@ -169,6 +169,7 @@ class InProcessLife:
 
     def __init__(self, spec: WorkerSpec, *, timing: Timing, number: int, on_event: OnEvent, **_: object) -> None:
         self.pid = next(PIDS)
+        self.num_reports = 0  # of progress
         self._boot, self._on_event = spec.boot, on_event
         self._death: asyncio.Future[FtisError] = asyncio.get_running_loop().create_future()
         self._resources = AsyncExitStack()
@@ -178,7 +179,7 @@ class InProcessLife:
         self._on_event(event)
 
     def progress(self) -> None:
-        """Do nothing: this worker never hangs."""
+        self.num_reports += 1
 
     @property
     def is_alive(self) -> bool:

@@ -1,4 +1,4 @@
-"""LoRA adapters by version, served by one worker with a real vLLM on the CPU; the last test kills it.
+"""LoRA adapters by version, served by a real vLLM on the CPU.
 
 A learner publishes the adapters, with weights drawn by version. The reference is its own forward pass.
 """
@@ -8,40 +8,36 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
-import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
 import torch
-from generation_support import SETTINGS, completions_of, fresh_logprobs, save_model
+from generation_support import NEVER, SETTINGS, completions_of, fresh_logprobs, make_request, save_model
+from generation_vllm_support import RemoteEngine
 from safetensors.torch import load_file, save_file
 
-from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.workers import LoraSection
-from ftis_node.errors import ModelError, WorkerDiedError
-from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+from ftis_node.errors import ModelError
+from ftis_node.generation.engines.base import GenerationResult
 from ftis_node.generation.engines.published import check_adapter, shapes_in
 from ftis_node.generation.engines.vllm_core import LoraAdapters
-from ftis_node.generation.messages import GenerationBoot
 from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.models import resolve_model
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
-from ftis_node.records.group import FinishReason, SamplingSettings
-from ftis_node.workers.liveness import RestartPolicy
+from ftis_node.records.group import FinishReason
 from ftis_node.workers.weight_store import PublishedWeights
 
 pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(240),  # vLLM starts twice
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(180),
 ]
 
 PROMPT = (3, 1, 4, 1, 5)
@@ -104,57 +100,46 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
     return Versions(tmp_path_factory.mktemp("adapters"))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(versions: Versions, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GenerationClient]:
-    folder = tmp_path_factory.mktemp("client")
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(versions: Versions, vllm: RemoteEngine) -> RemoteEngine:
+    """An engine that serves a first adapter."""
     settings = msgspec.structs.replace(
         SETTINGS, max_batch=16, max_model_len=2 * LONG, lora_rank=RANK, max_version_span=MAX_VERSION_SPAN
     )
-    client = GenerationClient(
-        GenerationBoot(model=str(versions.model), settings=settings, engine="vllm"),
-        sockets_dir=folder / "s",
-        log_path=folder / "logs" / "generation.log",
-        num_threads=1,
-        proof_tolerance=1e-5,
-        restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=2),
-    )
-    await client.start()
-    yield client
-    await client.stop()
+    await vllm.open(versions.model, settings)
+    await vllm.update_weights(versions.publish())
+    return vllm
 
 
-async def make_group(client: GenerationClient, *, max_tokens: int = 12, num_completions: int = 2) -> GenerationResult:
-    request = GenerateRequest(
-        prompt_ids=tuple(PROMPT),
-        num_completions=num_completions,
-        sampling=SamplingSettings(),
-        max_tokens=max_tokens,
-        eos_ids=frozenset(),
+async def make_group(client: RemoteEngine, *, max_tokens: int = 12, num_completions: int = 2) -> GenerationResult:
+    request = make_request(
+        PROMPT, num_completions=num_completions, max_tokens=max_tokens, eos_ids=NEVER, seed=None, request_id=uuid4().hex
     )
     return await client.generate(request)
 
 
-async def begin(client: GenerationClient) -> asyncio.Task[GenerationResult]:
+async def begin(client: RemoteEngine) -> asyncio.Task[GenerationResult]:
     """Start a group of up to `LONG` tokens. Returns when the engine samples it."""
     task = asyncio.create_task(make_group(client, max_tokens=LONG, num_completions=1))
     await make_group(client, max_tokens=4)  # requested later and finished: the other has begun
     return task
 
 
-async def test_each_of_ten_versions_is_served_as_the_learner_computes_it(
-    versions: Versions, client: GenerationClient
-) -> None:
-    assert (await make_group(client)).policy_version == 0
-    for _ in range(10):
+async def test_each_version_is_served_as_the_learner_computes_it(versions: Versions, client: RemoteEngine) -> None:
+    for _ in range(3):
         weights = versions.publish()
         assert weights.path.endswith(ADAPTER_FILE)
         await client.update_weights(weights, proof_of(versions.policy, version=weights.version))
         versions.check(await make_group(client), weights.version)
+    versions.model_of(10_000)  # a learner that restarted publishes a version again
+    other = WeightPublication(versions.policy, versions.folder, form="adapter").publish(weights.version)
+    await client.update_weights(other, proof_of(versions.policy, version=weights.version))
+    assert (await make_group(client)).policy_version == weights.version
     assert client.restarts == 0
 
 
 async def test_completions_in_flight_keep_their_adapter_and_new_ones_get_the_newest(
-    versions: Versions, client: GenerationClient
+    versions: Versions, client: RemoteEngine
 ) -> None:
     before = client.policy_version
     under_way = asyncio.create_task(make_group(client, max_tokens=400))
@@ -168,7 +153,7 @@ async def test_completions_in_flight_keep_their_adapter_and_new_ones_get_the_new
 
 
 async def test_completions_are_aborted_when_too_old_or_without_an_adapter_slot(
-    versions: Versions, client: GenerationClient
+    versions: Versions, client: RemoteEngine
 ) -> None:
     first = client.policy_version
     oldest = await begin(client)
@@ -241,19 +226,17 @@ async def test_an_invalid_adapter_is_refused(versions: Versions, tmp_path: Path,
         check_adapter(folder, shapes, max_rank=RANK)
 
 
-@pytest.mark.parametrize(
-    ("damage", "complaint"),
-    [(cut_short, "is damaged"), (lambda folder: change_config(folder, init_lora_weights="unknown"), "vLLM refuses")],
-)
 async def test_a_refused_adapter_leaves_the_previous_version(
-    versions: Versions, client: GenerationClient, tmp_path: Path, damage: Callable[[Path], object], complaint: str
+    versions: Versions, client: RemoteEngine, tmp_path: Path
 ) -> None:
-    await client.update_weights(versions.publish())
     before = client.policy_version
     published = WeightPublication(versions.policy, tmp_path, form="adapter").publish(99)
-    damage(tmp_path / "weights-00000099")
+    change_config(tmp_path / "weights-00000099", init_lora_weights="unknown")
     under_way = await begin(client)
-    with pytest.raises(ModelError, match=complaint):
+    with pytest.raises(ModelError, match="vLLM refuses"):
+        await client.update_weights(published)
+    cut_short(tmp_path / "weights-00000099")
+    with pytest.raises(ModelError, match="is damaged"):
         await client.update_weights(published)
     versions.check(await make_group(client), before)
     assert not under_way.done()
@@ -286,26 +269,3 @@ async def test_unused_adapters_are_dropped_and_the_oldest_one_blocks_a_full_core
     adapters.current = None  # full weights are served
     adapters.drop_unused(core, {None})
     assert core.held == {}
-
-
-async def test_a_version_that_is_published_twice_is_loaded_again(versions: Versions, client: GenerationClient) -> None:
-    weights = versions.publish()
-    await client.update_weights(weights)
-    versions.model_of(10_000)
-    other = WeightPublication(versions.policy, versions.folder, form="adapter").publish(weights.version)
-    await client.update_weights(other, proof_of(versions.policy, version=weights.version))
-    assert (await make_group(client)).policy_version == weights.version
-    assert client.restarts == 0
-
-
-async def test_a_killed_worker_restarts_with_the_newest_adapter(versions: Versions, client: GenerationClient) -> None:
-    weights = versions.publish()
-    await client.update_weights(weights, proof_of(versions.policy, version=weights.version))
-    under_way = await begin(client)
-    assert client.pid is not None
-    os.kill(client.pid, signal.SIGKILL)
-    with pytest.raises(WorkerDiedError):
-        await asyncio.wait_for(under_way, 10)
-    result = await make_group(client)
-    assert client.restarts == 1
-    versions.check(result, weights.version)

@@ -23,7 +23,7 @@ from ftis_node.generation.worker import Service
 from ftis_node.workers.tensor_file import checksum, read_tensors
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof, WeightStore, find_difference, prove
 
-NUM_VERSIONS = 1000
+NUM_VERSIONS = 200
 # Differences as published for bfloat16 (`PROOF_TOLERANCES`): a standard deviation of 0.05. One token in 1,000 differs
 # by more than 0.25, and the largest of 4,000 by about 0.5.
 SD, TAIL_SHARE, TAIL_START, TAIL_MEAN = 0.05, 0.001, 0.25, 0.15
@@ -66,7 +66,7 @@ class DrawnEngine:
         return drawn
 
 
-async def test_a_thousand_versions_pass_and_every_fault_in_them_is_found(tmp_path: Path) -> None:
+async def test_correct_versions_pass_and_every_fault_in_them_is_found(tmp_path: Path) -> None:
     """Checksums find faults that are too small for the log-probs: exchanged layers or head, a missing step."""
     generator = torch.Generator().manual_seed(0)
     names = ("embed.weight", "layers.0.weight", "layers.1.weight", "head.weight")
@@ -127,8 +127,9 @@ GROSS = ("layer", "head", "attention heads")  # the faults that the log-probs sh
 EXACT = ("layer", "head", "stale")  # the faults that the checksums show
 
 
-@pytest.mark.parametrize("fault", ["nothing", *FAULTS])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("fault", "dtype"), [*((fault, "bfloat16") for fault in ("nothing", *FAULTS)), ("stale", "float32")]
+)
 async def test_faults_in_loading_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, dtype: str
 ) -> None:

@@ -54,8 +54,7 @@ async def open_tiny() -> AsyncIterator[OpenTiny]:
         await engine.close()
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("num_layers", [2, 4])
+@pytest.mark.parametrize(("tied", "num_layers"), [(True, 2), (False, 4)])
 async def test_log_probs_equal_a_fresh_forward_pass(open_tiny: OpenTiny, tied: bool, num_layers: int) -> None:
     """Prompts of different length share a batch too small for them: rows join and leave while others decode."""
     model = tiny_model(tied=tied, num_layers=num_layers)
@@ -75,7 +74,7 @@ async def test_log_probs_equal_a_fresh_forward_pass(open_tiny: OpenTiny, tied: b
     assert engine.tokens_made >= sum(len(c.token_ids) for result in results for c in completions_of(result))
 
 
-@pytest.mark.parametrize("temperature", [0.5, 2.0])
+@pytest.mark.parametrize("temperature", [0.5])
 async def test_log_probs_are_at_the_sampling_temperature(open_tiny: OpenTiny, temperature: float) -> None:
     model = tiny_model()
     result = await open_tiny(model).generate(make_request(PROMPTS[1], sampling=SamplingSettings(temperature)))
@@ -84,7 +83,7 @@ async def test_log_probs_are_at_the_sampling_temperature(open_tiny: OpenTiny, te
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("sampling", [SamplingSettings(top_k=3), SamplingSettings(top_p=0.5)])
+@pytest.mark.parametrize("sampling", [SamplingSettings(top_k=3)])
 async def test_a_cut_distribution_still_reports_the_full_softmax(
     open_tiny: OpenTiny, sampling: SamplingSettings
 ) -> None:
@@ -95,9 +94,8 @@ async def test_a_cut_distribution_still_reports_the_full_softmax(
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-async def test_greedy_equals_transformers_generate(open_tiny: OpenTiny, tied: bool) -> None:
-    model = tiny_model(tied=tied)
+async def test_greedy_equals_transformers_generate(open_tiny: OpenTiny) -> None:
+    model = tiny_model()
     engine = open_tiny(model)
     requests = [make_request(p, sampling=GREEDY, num_completions=2, max_tokens=24) for p in PROMPTS]
     results = await asyncio.gather(*map(engine.generate, requests))
@@ -128,11 +126,6 @@ async def test_a_completion_ends_with_the_first_of_its_eos_ids_or_at_the_limit(o
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
 
 
-async def test_a_completion_may_have_one_token(open_tiny: OpenTiny) -> None:
-    result = await open_tiny(tiny_model()).generate(make_request(PROMPTS[0], max_tokens=1))
-    assert [len(completion.token_ids) for completion in completions_of(result)] == [1] * 4
-
-
 async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(open_tiny: OpenTiny) -> None:
     model = tiny_model(tied=False, padded_rows_are_likely=True)
     request = make_request(PROMPTS[1], num_completions=64, eos_ids=NEVER)
@@ -147,19 +140,6 @@ async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(open_tiny: Ope
     assert all(len(completion.token_ids) < 16 for completion in aborted)
 
 
-async def test_samples_follow_the_models_distribution(open_tiny: OpenTiny) -> None:
-    model = tiny_model()
-    request = make_request(PROMPTS[3], num_completions=4000, max_tokens=1, eos_ids=NEVER)
-    result = await open_tiny(model).generate(request)
-    with torch.no_grad():
-        probabilities = model(torch.tensor([PROMPTS[3]])).logits[0, -1].softmax(-1).double().numpy()
-    counts = np.bincount([int(c.token_ids[0]) for c in completions_of(result)], minlength=96)
-    common = probabilities * 4000 >= 5
-    chi_square = ((counts - probabilities * 4000) ** 2 / (probabilities * 4000))[common].sum()
-    degrees = common.sum() - 1
-    assert chi_square < degrees + 4 * math.sqrt(2 * degrees)
-
-
 async def test_a_seed_gives_the_same_tokens_in_any_batch(open_tiny: OpenTiny) -> None:
     model = tiny_model()
     engine = open_tiny(model)
@@ -167,9 +147,10 @@ async def test_a_seed_gives_the_same_tokens_in_any_batch(open_tiny: OpenTiny) ->
     alone = await engine.generate(request)
     others = [make_request(p, max_tokens=9, seed=n, request_id=f"o{n}") for n, p in enumerate(PROMPTS[1:])]
     in_company, *_ = await asyncio.gather(*map(engine.generate, [request, *others]))
-    other_seed = await engine.generate(msgspec.structs.replace(request, seed=6))
-    tokens = [[c.token_ids.tolist() for c in completions_of(r)] for r in (alone, in_company, other_seed)]
-    assert tokens[0] == tokens[1] != tokens[2]
+    other_seed, unseeded = [await engine.generate(msgspec.structs.replace(request, seed=seed)) for seed in (6, None)]
+    tokens = [[c.token_ids.tolist() for c in completions_of(r)] for r in (alone, in_company, other_seed, unseeded)]
+    assert tokens[0] == tokens[1]
+    assert tokens[0] != tokens[2] != tokens[3] != tokens[0]
     assert len({tuple(ids) for ids in tokens[0]}) == 4
 
 
@@ -182,14 +163,6 @@ async def test_completions_that_end_do_not_change_the_others(open_tiny: OpenTiny
     assert len({len(completion.token_ids) for completion in completions_of(ended)}) > 2
     for short, long in zip(completions_of(ended), completions_of(endless), strict=True):
         assert short.token_ids.tolist() == long.token_ids[: len(short.token_ids)].tolist()
-
-
-async def test_groups_without_a_seed_differ(open_tiny: OpenTiny) -> None:
-    engine = open_tiny(tiny_model())
-    requests = [make_request(PROMPTS[0], seed=None, request_id=str(n)) for n in range(2)]
-    first, second = await asyncio.gather(*map(engine.generate, requests))
-    tokens = [[completion.token_ids.tolist() for completion in completions_of(result)] for result in (first, second)]
-    assert tokens[0] != tokens[1]
 
 
 async def test_a_group_larger_than_the_batch_is_sampled(open_tiny: OpenTiny) -> None:

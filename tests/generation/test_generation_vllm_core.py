@@ -12,8 +12,10 @@ import pytest
 
 from ftis_node.errors import ModelError, SharingError, WorkerTaskError
 from ftis_node.generation.engines.vllm_core import VllmCore
+from ftis_node.workers.shared_weights import SharedWeights
 
 LOST = -1
+SHARED = SharedWeights(export_id="e", device_uuid="u", storages=(), tensors=())
 
 
 class FakeClient:
@@ -83,7 +85,7 @@ class FakeClient:
 
 
 def load(core: VllmCore, transfer: str, version: int) -> dict[str, int]:
-    return core.load("path", version) if transfer == "file" else core.load_shared(b"shared", version)
+    return core.load("path", version) if transfer == "file" else core.load_shared(SHARED, version)
 
 
 @pytest.mark.parametrize("transfer", ["file", "shared"])
@@ -165,7 +167,7 @@ def test_shared_weights_that_cannot_be_mapped_change_nothing(asleep: bool) -> No
         core.sleep(discard=True)
     client.refuses = "CUDA IPC cannot open a handle"
     with pytest.raises(SharingError, match="^CUDA IPC cannot open a handle$"):
-        core.load_shared(b"shared", 10)
+        core.load_shared(SHARED, 10)
     assert client.calls == ["sleep 2", "ftis_open"] if asleep else ["ftis_open"]
     assert (core.is_asleep, client.weights) == (asleep, 0)
     load(core, "file", 100 if asleep else 10)

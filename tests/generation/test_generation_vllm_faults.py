@@ -1,15 +1,8 @@
-"""Client, worker process and vLLM's own processes together, when one of them dies, hangs or serves NaN.
-
-vLLM takes half a minute to start, so each test has several faults.
-"""
+"""Client, worker process and vLLM's own processes together, when one of them dies, hangs or cannot start."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +10,9 @@ import numpy as np
 import psutil
 import pytest
 from generation_support import EMBEDDING_ROWS, completions_of, file_tensors, fresh_logprobs, save_model, tiny_model
-from generation_vllm_support import PYTHON_PATH, STALL_S, VLLM_MODEL, VLLM_SETTINGS, make_client
+from generation_vllm_support import STALL_S, VLLM_MODEL, VLLM_SETTINGS, make_client
 
-from ftis_node.errors import EngineError, OutOfMemoryError, WorkerDiedError, WorkerError
+from ftis_node.errors import OutOfMemoryError, WorkerDiedError, WorkerError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.records.group import SamplingSettings
@@ -28,21 +21,6 @@ from ftis_node.workers.weight_store import WeightStore, prove
 from tests.waiting import eventually
 
 PROMPT = (3, 1, 4, 1, 5)
-
-DAEMON = """
-import asyncio, sys
-from pathlib import Path
-from generation_vllm_support import make_client
-
-async def main(folder):
-    client = make_client(folder, engine_core="separate")
-    await client.start()
-    sys.stdout.write(f"{client.pid}\\n")
-    sys.stdout.flush()
-    await asyncio.sleep(60)
-
-asyncio.run(main(Path(sys.argv[1])))
-"""
 
 
 async def make_group(client: GenerationClient, *, max_tokens: int = 12) -> Any:
@@ -116,84 +94,32 @@ async def assert_all_died(tasks: list[asyncio.Task[Any]], *, within_s: float, ma
     assert all(match in str(each) for each in outcomes if isinstance(each, WorkerDiedError)), outcomes
 
 
-def publish(folder: Path, learner: Any, *, version: int) -> tuple[Any, Any]:
-    """Publish weights. Returns them and their proof."""
-    published = WeightStore(folder / "weights").publish(version, file_tensors(learner))
-    return published, prove(learner, version=version, vocab_size=EMBEDDING_ROWS)
-
-
-@pytest.mark.timeout(420)  # three starts of a separate core
-async def test_a_separate_core_that_is_killed_or_stopped_is_restarted(tmp_path: Path) -> None:
-    """The core is killed while it samples, stopped while it samples, and killed while it is idle."""
+@pytest.mark.timeout(240)
+async def test_a_separate_core_serves_new_weights_and_its_death_is_reported(tmp_path: Path) -> None:
+    """The core is killed while it samples."""
     save_model(tmp_path / "model", **VLLM_MODEL)
     learner = tiny_model(seed=1, **VLLM_MODEL)
     problems: list[str] = []
     client = make_client(tmp_path, engine_core="separate", problems=problems)
     try:
         await client.start()
-        await client.update_weights(*publish(tmp_path, learner, version=1))
-        await assert_serves(client, learner, version=1)
-        learner = tiny_model(seed=2, **VLLM_MODEL)
-        handed_over = publish(tmp_path, learner, version=2)
-        begun = [asyncio.create_task(make_group(client, max_tokens=400)) for _ in range(2)]
+        weights = WeightStore(tmp_path / "weights").publish(1, file_tensors(learner))
+        proof = prove(learner, version=1, vocab_size=EMBEDDING_ROWS)
+        begun = asyncio.create_task(make_group(client, max_tokens=400))
         await eventually(lambda: client.tokens_per_s > 0)
-        await client.update_weights(*handed_over)
-        for group in await asyncio.gather(*begun):  # none is lost; some may end before the new weights are loaded
-            assert {completion.policy_version_newest for completion in completions_of(group)} <= {1, 2}
-        await assert_serves(client, learner, version=2)
+        await client.update_weights(weights, proof)
+        newest = (await begun).policy_versions_newest  # it may end before the new weights are loaded
+        assert set(newest) <= {0, 1}
+        await assert_serves(client, learner, version=1)
 
         processes, tasks = processes_of(client), await start_groups(client)
+        assert len(processes) >= 3
         find_core(client).kill()
         await assert_all_died(tasks, within_s=STALL_S, match="its engine ")
         await eventually(lambda: len(problems) == 1)
         assert problems[0].startswith("is started again, because its engine ")
         await assert_ended(processes)
-        await assert_serves(client, learner, version=2)
-
-        processes, tasks = processes_of(client), await start_groups(client)
-        find_core(client).suspend()
-        await assert_all_died(tasks, within_s=2 * STALL_S, match=f"made no progress for {STALL_S:.0f} s")
-        await assert_ended(processes)
-        await assert_serves(client, learner, version=2)
-
-        processes = processes_of(client)
-        assert len(processes) >= 3
-        find_core(client).kill()
-        await eventually(lambda: client.state is not WorkerState.READY, within_s=5.0)
-        assert problems[1:] == ["is started again, because its engine lost vLLM's engine core: its process ended"]
-        await assert_ended(processes)
         assert client.is_alive
-    finally:
-        await client.stop()
-
-
-@pytest.mark.timeout(240)
-async def test_a_core_inside_the_worker_restarts_and_is_given_up_over_nan_weights(
-    tmp_path: Path,
-) -> None:
-    save_model(tmp_path / "model", **VLLM_MODEL)
-    learner = tiny_model(seed=1, **VLLM_MODEL)
-    problems: list[str] = []
-    client = make_client(tmp_path, engine_core="inside", problems=problems, max_quick_deaths=3)
-    try:
-        await client.start()
-        assert client.engine == "vllm"
-        await client.update_weights(*publish(tmp_path, learner, version=1))
-        processes, tasks = processes_of(client), await start_groups(client)
-        os.kill(client.pid, signal.SIGKILL)
-        await assert_all_died(tasks, within_s=2.0, match="was killed")
-        await assert_ended(processes)
-        await assert_serves(client, learner, version=1)
-        assert (client.restarts, problems) == (1, [])
-
-        broken, proof = tiny_model(seed=2, **VLLM_MODEL), prove(learner, version=2, vocab_size=EMBEDDING_ROWS)
-        broken.model.norm.weight.data.fill_(float("nan"))
-        published, _ = publish(tmp_path, broken, version=2)
-        with pytest.raises(EngineError, match=r"3 times in a row.*differs from the learner by inf nats"):
-            await client.update_weights(published, proof)
-        assert len(problems) == 4, "two attempts to load these weights, and two after the restart"
-        assert all(problem.startswith("differs from the learner by inf nats") for problem in problems)
-        assert client.state is WorkerState.FAILED
     finally:
         await client.stop()
 
@@ -209,31 +135,3 @@ async def test_a_core_that_cannot_start_reports_its_own_error(tmp_path: Path) ->
         assert (client.state, client.restarts) == (WorkerState.FAILED, 0)
     finally:
         await client.stop()
-
-
-@pytest.mark.timeout(240)
-async def test_a_size_of_heads_that_vllm_lacks_ends_the_first_start(tmp_path: Path) -> None:
-    """vLLM starts, and fails in the first step. That is no restart."""
-    save_model(tmp_path / "model", head_dim=16)
-    client = make_client(tmp_path, engine_core="inside")
-    try:
-        with pytest.raises(EngineError, match=r"^vLLM's CPU build fails on model: use --engine torch \("):
-            await client.start()
-        assert (client.state, client.restarts) == (WorkerState.FAILED, 0)
-    finally:
-        await client.stop()
-
-
-@pytest.mark.timeout(240)
-def test_the_processes_of_vllm_end_with_a_killed_daemon(tmp_path: Path) -> None:
-    save_model(tmp_path / "model", **VLLM_MODEL)
-    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
-    with subprocess.Popen(
-        [sys.executable, "-c", DAEMON, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
-    ) as daemon:
-        assert daemon.stdout is not None
-        worker = psutil.Process(int(daemon.stdout.readline()))
-        below = worker.children(recursive=True)
-        assert len([process for process in below if "resource_tracker" not in " ".join(process.cmdline())]) >= 2
-        daemon.kill()
-        asyncio.run(assert_ended([worker, *below]))

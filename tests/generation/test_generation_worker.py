@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.supervisor import WorkerState
 from ftis_node.workers.weight_store import WeightStore, prove
-from tests.waiting import eventually
+from tests.waiting import eventually, wait_until
 
 PROMPT = (3, 1, 4, 1, 5)
 
@@ -101,6 +104,34 @@ async def test_generation_survives_a_kill_and_serves_the_newest_weights(tmp_path
     finally:
         await client.stop()
     assert not [child for child in psutil.Process().children() if "generation.worker" in " ".join(child.cmdline())]
+
+
+SPAWNER = """
+import multiprocessing, sys
+from ftis_node.generation import worker
+
+sys.modules["__main__"] = worker  # as in `python -m ftis_node.generation.worker`
+child = multiprocessing.get_context("spawn").Process(target=exec, args=(sys.argv[1],))
+child.start()
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+SPAWNED = "import time; print('started', flush=True); time.sleep(60)"
+
+
+def test_a_process_that_the_engine_spawned_ends_with_a_killed_worker() -> None:
+    with subprocess.Popen([sys.executable, "-c", SPAWNER, SPAWNED], stdin=-1, stdout=-1, text=True) as worker:
+        assert worker.stdout is not None
+        child = psutil.Process(int(worker.stdout.readline()))
+        assert worker.stdout.readline() == "started\n"
+        worker.kill()
+        try:
+            wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, within_s=10.0)
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
 
 
 async def test_an_error_of_the_user_keeps_its_class(tmp_path: Path) -> None:

@@ -51,18 +51,14 @@ class EngineSettings(Message, frozen=True):
 
     `vocab_size` is the tokenizer's length: ids at or above it are padding of the embedding, never text. `max_batch`
     bounds the completions decoded together (None: the engine's default), `max_prefill_tokens` the padded prompt tokens
-    of one forward pass. `dtype` "auto" is float32 on a CPU and bfloat16 on a GPU. With `seed` None each start draws a
-    fresh seed.
+    of one forward pass. `max_model_len` bounds prompt and completion together (None: the model's limit). With `seed`
+    None each start draws one. `is_cut`: requests may use top_p or top_k. An update of weights ends completions that
+    began more than `max_version_span` versions ago.
 
-    `max_model_len` bounds prompt and completion together; None: the model's own limit. `max_version_span`: an update of
-    weights ends a completion that began more versions ago than this. `is_cut`: requests may use top_p or top_k, and
-    log-probs must still be those of the full softmax.
-
-    The other fields apply to vLLM. `engine_core` selects the process of its core: the worker's own or a separate one.
-    "auto" is inside on a CPU, which has few cores, and separate on a GPU. `memory_share` is its share of a GPU's
-    memory; None: vLLM's default. `cache_bytes` is the key-value cache of each of its GPUs; None: the rest of that
-    share. `lora_rank` None: no adapters are served. `can_sleep`: it frees memory during sleep; otherwise sleep only
-    holds requests back. `options` are further arguments of its `EngineArgs`, by name.
+    The other fields apply to vLLM. `engine_core` selects the process of its core: "auto" is the worker's own on a CPU
+    and a separate one on a GPU. `memory_share` is its share of a GPU's memory (None: vLLM's default), `cache_bytes` the
+    key-value cache of each GPU (None: the rest of that share). `lora_rank` None: no adapters are served. `can_sleep`:
+    it frees memory during sleep; otherwise sleep only holds requests back. `options` are further `EngineArgs`.
     """
 
     vocab_size: int
@@ -151,27 +147,24 @@ class GenerationResult(Message, frozen=True):
 
 
 class Engine(Protocol):
-    """The interface of every engine. Call all coroutines in the event loop in which the engine was opened."""
+    """The interface of every engine. Call all coroutines in the event loop in which the engine was opened.
+
+    `name` is that of the registry. `policy_version` is the served version, 0 before any weights were loaded.
+    `tokens_made` counts the completion tokens sampled since the engine was opened. An engine that `is_asleep` admits no
+    request until `wake`.
+    """
 
     @property
-    def name(self) -> str:
-        """Return the engine's name in the registry."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def policy_version(self) -> int:
-        """Return the served version; 0 before any weights were loaded."""
-        ...
+    def policy_version(self) -> int: ...
 
     @property
-    def tokens_made(self) -> int:
-        """Return the number of completion tokens sampled since the engine was opened."""
-        ...
+    def tokens_made(self) -> int: ...
 
     @property
-    def is_asleep(self) -> bool:
-        """Return whether the engine sleeps and admits no request until `wake`."""
-        ...
+    def is_asleep(self) -> bool: ...
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
         """Generate one group. Canceling the caller ends the request.
@@ -184,13 +177,10 @@ class Engine(Protocol):
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
         """Serve the weights of a published safetensors file from now on. `is_locked`: lock its pages for the GPU.
 
-        Returns `tensor_file.checksum` of tensors by their names in the file. It is computed from the engine's tensors
-        after loading, if they have the form of the file. For tensors that it packs into another form it is computed
-        from the bytes that it read. Tensors that it converts, shards or merges are omitted.
-
-        Requests in flight end on the weights with which they began, or their completions record the newer version.
-        Raises ModelError for a file that is missing, damaged or of another model; the served weights are then
-        unchanged.
+        Returns `tensor_file.checksum` of the engine's tensors after loading, by their names in the file, except those
+        that it packs, converts, shards or merges. Requests in flight end on the weights with which they began, or their
+        completions record the newer version. Raises ModelError, with the served weights unchanged, for a file that is
+        missing, damaged or of another model.
         """
         ...
 
@@ -209,12 +199,10 @@ class Engine(Protocol):
         ...
 
     async def sleep(self, *, discard: bool = False) -> None:
-        """Admit no more requests, finish those in flight, then free memory if the engine can.
+        """Admit no more requests, finish those in flight, then free memory if the engine can; no-op if asleep.
 
-        With `discard` the weights need not be kept: new ones arrive before the next computation.
-
-        Requests that arrive meanwhile wait until `wake`. No-op if asleep. Canceling the caller withdraws its request to
-        sleep. Raises WorkerTaskError if the engine was awakened before it slept.
+        With `discard` the weights need not be kept: new ones arrive before the next computation. Canceling the caller
+        withdraws its request to sleep. Raises WorkerTaskError if the engine was awakened before it slept.
         """
         ...
 
@@ -230,10 +218,7 @@ class Engine(Protocol):
         ...
 
     async def wait_broken(self) -> str:
-        """Return when the engine has failed for good, with the reason, as words that follow "the engine".
-
-        Requests in flight then raise. The process that holds the engine should end.
-        """
+        """Return when the engine has failed for good, with the reason, as words that follow "the engine"."""
         ...
 
     async def close(self) -> None:

