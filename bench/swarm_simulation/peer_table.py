@@ -22,9 +22,9 @@ class PeerTable:
         record = self.records.get(peer_id)
         return record is not None and record.is_banned(now=now)
 
-    def note(self, peer_id: str, conduct: Behaviour, *, now: float) -> None:
-        """Apply one `conduct`."""
-        record = self.records.get(peer_id, UNKNOWN).after(conduct, now=now)
+    def note(self, peer_id: str, behaviour: Behaviour, *, now: float) -> None:
+        """Apply one `behaviour`."""
+        record = self.records.get(peer_id, UNKNOWN).after(behaviour, now=now)
         self.records[peer_id] = record
         if record.num_bans and peer_id not in self.banned_at:
             self.banned_at[peer_id] = now

@@ -24,16 +24,9 @@ from ftis_node.records.bounds import (
 )
 from ftis_node.records.codec import CodecName, pack_group, pack_text_group, unpack_any
 from ftis_node.records.group import Group, TextGroup
-from ftis_node.records.identity import (
-    ENVELOPE_DOMAIN,
-    PEER_DOMAIN,
-    Identity,
-    peer_id_from_text,
-    peer_id_text,
-    verify,
-)
+from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, Identity, peer_id_from_text, peer_id_text, verify
 from ftis_node.records.names import visible_name
-from ftis_node.records.parsing import SCHEMA, read_message
+from ftis_node.records.parsing import SCHEMA, fields_of, read_message
 from ftis_node.records.peer_messages import PeerStats, Releases, pack_stats, unpack_stats
 
 MAX_ANNOUNCEMENT_BYTES = 512
@@ -42,6 +35,9 @@ MAX_PEER_RECORD_BYTES = 2048
 MAX_PEER_INFO_BYTES = 1920  # the signature, and the encryption of a private run, need the rest
 MAX_DOMAIN_BYTES = 512
 ROLES = frozenset({"full", "generator", "learner", "exchange"})
+# Fields that a record and its message have in common.
+ANNOUNCED = ("id", "number", "envelope_bytes", "num_tokens", "tokenizer", "policy_version", "attempt")
+CLAIMED = ("model", "parameters", "last_number", "policy_version", "tokens_per_s", "software")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +113,9 @@ class Announcement:
         """Return the announcement as sent: about 72 bytes, and 40 for each further group."""
         created_ms = milliseconds(self.created_at)
         return pb.Announcement(
+            **fields_of(self, ANNOUNCED),
             schema=SCHEMA,
-            id=self.id,
-            number=self.number,
-            envelope_bytes=self.envelope_bytes,
-            num_tokens=self.num_tokens,
-            tokenizer=self.tokenizer,
-            policy_version=self.policy_version,
             created_ms=created_ms,
-            attempt=self.attempt,
             sender=b"" if self.sender is None else peer_id_from_text(self.sender),
             more_ids=[one.id for one in self.more],
             more_envelope_bytes=[one.envelope_bytes for one in self.more],
@@ -166,14 +156,8 @@ def open_announcement(data: bytes) -> Announcement:
     if message.number + len(message.more_ids) > MAX_INTEGER:
         raise RecordError("malformed", "the numbers of the announced groups are too large")
     first = Announcement(
-        id=message.id,
-        number=message.number,
-        envelope_bytes=message.envelope_bytes,
-        num_tokens=message.num_tokens,
-        tokenizer=message.tokenizer,
-        policy_version=message.policy_version,
+        **fields_of(message, ANNOUNCED),
         created_at=seconds(message.created_ms),
-        attempt=message.attempt,
         sender=peer_id_text(message.sender) if message.sender else None,
     )
     more = tuple(
@@ -240,19 +224,14 @@ def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
 
 def _peer_info(record: PeerRecord, identity: Identity) -> pb.PeerInfo:
     return pb.PeerInfo(
+        **fields_of(record, CLAIMED),
         schema=SCHEMA,
         run=bytes.fromhex(record.run_id),
         peer=identity.peer,
         name=record.name,
-        model=record.model,
-        parameters=record.parameters,
         tokenizer=bytes.fromhex(record.tokenizer),
         role=record.role,
-        last_number=record.last_number,
-        policy_version=record.policy_version,
-        tokens_per_s=record.tokens_per_s,
         created_ms=milliseconds(record.created_at),
-        software=record.software,
         read_shards=sum(1 << shard for shard in record.read_shards),
         domain=record.domain,
         stats=None if record.stats is None else pack_stats(record.stats),
@@ -272,18 +251,13 @@ def open_peer_record(data: bytes) -> PeerRecord:
     if not verify(info.peer, PEER_DOMAIN, outer.body, outer.signature):
         raise RecordError("signature", "the directory record is not signed by the peer it names")
     return PeerRecord(
+        **fields_of(info, CLAIMED),
         run_id=info.run.hex(),
         peer_id=peer_id_text(info.peer),
         name=visible_name(info.name),
-        model=info.model,
-        parameters=info.parameters,
         tokenizer=info.tokenizer.hex(),
         role=info.role if info.role in ROLES else "",
-        last_number=info.last_number,
-        policy_version=info.policy_version,
-        tokens_per_s=info.tokens_per_s,
         created_at=seconds(info.created_ms),
-        software=info.software,
         read_shards=frozenset(shard for shard in range(MAX_SHARDS) if info.read_shards >> shard & 1),
         domain=info.domain if len(info.domain.encode()) <= MAX_DOMAIN_BYTES else "",
         stats=unpack_stats(info.stats) if info.HasField("stats") else None,

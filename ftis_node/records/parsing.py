@@ -6,7 +6,7 @@ The header of a `Body` is all that the token form and the text form of a group s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -38,6 +38,11 @@ FINISH_TO_WIRE = {
     FinishReason.ABORT: pb.FINISH_ABORT,
 }
 FINISH_FROM_WIRE = {wire: reason for reason, wire in FINISH_TO_WIRE.items()}
+
+
+def fields_of(source: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return attributes by name: those that a record and its message have in common."""
+    return {name: getattr(source, name) for name in names}
 
 
 def read_message(message: MessageT, data: bytes, *, max_bytes: int) -> MessageT:

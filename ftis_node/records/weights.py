@@ -12,23 +12,13 @@ from enum import IntEnum
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.bounds import (
-    DIGEST_BYTES,
-    MAX_CHUNKS,
-    milliseconds,
-    seconds,
-)
-from ftis_node.records.identity import (
-    WEIGHTS_DOMAIN,
-    Identity,
-    peer_id_from_text,
-    peer_id_text,
-    verify,
-)
-from ftis_node.records.parsing import SCHEMA, clip_name, read_message, settle
+from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNKS, milliseconds, seconds
+from ftis_node.records.identity import WEIGHTS_DOMAIN, Identity, peer_id_from_text, peer_id_text, verify
+from ftis_node.records.parsing import SCHEMA, clip_name, fields_of, read_message, settle
 
 MAX_OFFER_BYTES = 32 << 10
 MAX_WEIGHTS_REQUEST_BYTES = 256
+OFFERED = ("version", "num_bytes", "sha256", "chunk_bytes", "chunks_sha256", "adapter_config")  # also in the message
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +59,16 @@ class WeightsOffer:
 
 def seal_offer(offer: WeightsOffer, identity: Identity) -> bytes:
     body = pb.WeightsInfo(
+        **fields_of(offer, OFFERED),
         schema=SCHEMA,
         run=bytes.fromhex(offer.run_id),
         peer=peer_id_from_text(offer.peer_id),
-        version=offer.version,
         created_ms=milliseconds(offer.created_at),
         model=clip_name(offer.model),
         tokenizer=bytes.fromhex(offer.tokenizer),
         started_from=bytes.fromhex(offer.started_from),
-        num_bytes=offer.num_bytes,
-        sha256=offer.sha256,
-        chunk_bytes=offer.chunk_bytes,
-        chunks_sha256=offer.chunks_sha256,
         probe_ids=offer.probe_ids,
         probe_logprobs=offer.probe_logprobs,
-        adapter_config=offer.adapter_config,
     ).SerializeToString()
     return pb.WeightsOffer(body=body, signature=identity.sign(WEIGHTS_DOMAIN, body)).SerializeToString()
 
@@ -99,20 +84,15 @@ def open_offer(data: bytes) -> WeightsOffer:
     if not verify(info.peer, WEIGHTS_DOMAIN, outer.body, outer.signature):
         raise RecordError("signature", "the offer is not signed by the peer it names")
     return WeightsOffer(
+        **fields_of(info, OFFERED),
         run_id=info.run.hex(),
         peer_id=peer_id_text(info.peer),
-        version=info.version,
         created_at=seconds(info.created_ms),
         model=info.model,
         tokenizer=info.tokenizer.hex(),
         started_from=info.started_from.hex(),
-        num_bytes=info.num_bytes,
-        sha256=info.sha256,
-        chunk_bytes=info.chunk_bytes,
-        chunks_sha256=info.chunks_sha256,
         probe_ids=tuple(info.probe_ids),
         probe_logprobs=tuple(map(settle, info.probe_logprobs)),
-        adapter_config=info.adapter_config,
     )
 
 

@@ -87,10 +87,7 @@ def give_back_pages(connection: sqlite3.Connection) -> None:
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """Open a read-only connection.
-
-    Raises ConfigError if the file is missing, and the errors of `open_writer`.
-    """
+    """Open a read-only connection. Raises ConfigError if the file is missing, and the errors of `open_writer`."""
     check_database(path)
     if not path.exists():
         raise ConfigError(f"no replay buffer at {path}: has a node run with this home?")

@@ -19,7 +19,7 @@ SEND_FEWER = "send fewer groups"
 
 
 class Reason(NamedTuple):
-    """A reason as a clause. `conduct` is charged to the peer that signed the group.
+    """A reason as a clause. `behaviour` is charged to the peer that signed the group.
 
     If `is_of_origin`, it is charged to the peer that served it, which could see the fault. If `is_graded`, the reason
     depends on the releases of the packages that make and grade problems. `advice` holds for both nodes: the one that
@@ -27,7 +27,7 @@ class Reason(NamedTuple):
     """
 
     meaning: str
-    conduct: Behaviour = Behaviour.REFUSED
+    behaviour: Behaviour = Behaviour.REFUSED
     is_of_origin: bool = False
     is_graded: bool = False
     advice: str = READ_MORE
@@ -189,7 +189,7 @@ class Attribution(NamedTuple):
     """The peer at fault and its behavior. The group also counts against that peer's quota."""
 
     peer_id: str
-    conduct: Behaviour
+    behaviour: Behaviour
 
 
 def attribute_refusal(
@@ -206,13 +206,13 @@ def attribute_refusal(
     """
     known = REFUSALS.get(reason, OTHER)
     if known.is_of_origin:
-        return Attribution(origin, known.conduct)
-    if known.conduct is Behaviour.HARMLESS or (known.is_graded and not grades_alike):
+        return Attribution(origin, known.behaviour)
+    if known.behaviour is Behaviour.HARMLESS or (known.is_graded and not grades_alike):
         return Attribution(origin, Behaviour.HARMLESS)
-    if known.conduct is Behaviour.RATE_LIMITED:
+    if known.behaviour is Behaviour.RATE_LIMITED:
         return Attribution(origin, Behaviour.RATE_LIMITED if sender == origin else Behaviour.HARMLESS)
     if signed and sender is not None:
-        return Attribution(sender, known.conduct)
+        return Attribution(sender, known.behaviour)
     return Attribution(origin, Behaviour.REFUSED)
 
 

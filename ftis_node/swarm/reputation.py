@@ -116,14 +116,14 @@ class Reputation:
         away_s = max(0.0, now - max(self.updated_at, self.banned_until))
         return float(self.score * 0.5 ** (away_s / HALF_LIFE_S))
 
-    def after(self, conduct: Behaviour, *, now: float, reason: str = "", credit: float = 1.0) -> Reputation:
+    def after(self, behaviour: Behaviour, *, now: float, reason: str = "", credit: float = 1.0) -> Reputation:
         """Return the record after one behavior; unchanged during a ban. Users see `reason`.
 
         `credit` is the fraction of the points that count.
         """
         if self.is_banned(now=now):
             return self
-        points, floor, most = SCORE_CHANGES[conduct]
+        points, floor, most = SCORE_CHANGES[behaviour]
         points *= credit
         score = self.score_at(now)
         moved = min(max(score, most), score + points) if points >= 0 else max(min(score, floor), score + points)
@@ -131,7 +131,7 @@ class Reputation:
         if moved > BAN_SCORE or self.trusted:
             return replace(forgiven, score=max(moved, BAN_SCORE), updated_at=now)
         length_s = min(LONGEST_BAN_S, FIRST_BAN_S * 2.0 ** min(forgiven.num_bans, 64))
-        return forgiven.banned(length_s, now=now, reason=reason or conduct)
+        return forgiven.banned(length_s, now=now, reason=reason or behaviour)
 
     def banned(self, length_s: float, *, now: float, reason: str) -> Reputation:
         return replace(
@@ -213,14 +213,14 @@ class ReputationTable:
         return record is not None and record.reputation.is_banned(now=now)
 
     def note(
-        self, peer_id: str, conduct: Behaviour, *, now: float, reason: str = "", credit: float = 1.0
+        self, peer_id: str, behaviour: Behaviour, *, now: float, reason: str = "", credit: float = 1.0
     ) -> TrustLevel | None:
         """Record one behavior of a peer; return the new trust level if it changed."""
-        name = reason or conduct.value
+        name = reason or behaviour.value
         before = self.reputation(peer_id)
-        after = before.after(conduct, now=now, reason=name, credit=credit)
+        after = before.after(behaviour, now=now, reason=name, credit=credit)
         record = self._set(peer_id, after, now=now)
-        if conduct not in GOOD_BEHAVIOUR and (name in record.reasons or len(record.reasons) < MAX_REASONS):
+        if behaviour not in GOOD_BEHAVIOUR and (name in record.reasons or len(record.reasons) < MAX_REASONS):
             record.reasons[name] += 1
         standing = record.reputation.trust_level(now=now)
         return standing if standing is not before.trust_level(now=now) else None

@@ -10,15 +10,7 @@ import pytest
 from ftis_node.errors import RecordError
 from ftis_node.gossip import GossipCounters, GossipLimits
 from ftis_node.gossip.services import Services
-from ftis_node.gossip.wire_format import (
-    CHUNK_BYTES,
-    Frame,
-    ItemCollector,
-    RpcService,
-    pack_ids,
-    read_frame,
-    unpack_ids,
-)
+from ftis_node.gossip.wire_format import CHUNK_BYTES, Frame, ItemCollector, RpcService, pack_ids, read_frame, unpack_ids
 from tests.loop_clock import LoopClock
 
 LIMITS = GossipLimits(max_ids_per_request=3)
@@ -43,11 +35,6 @@ async def test_a_length_of_4_gib_is_refused_before_the_body_is_read() -> None:
     with pytest.raises(RecordError, match="4294967295 bytes") as raised:
         await read_frame(reader, max_bytes=1 << 20, idle_s=1)
     assert raised.value.reason == "frame_size"
-
-
-async def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(RecordError, match="unknown frame 9"):
-        await read_frame(_stream(b"\x09\0\0\0\0"), max_bytes=9, idle_s=1)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x02\0", b"\x02\0\0\0\x03ab"], ids=["nothing", "half a header", "half a body"])

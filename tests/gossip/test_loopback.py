@@ -6,8 +6,6 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-import pytest
-
 from ftis_node.gossip import FetchOutcome, GossipLimits, SwarmPhase
 from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
 from tests.gossip.helpers import BodyStore, receive
@@ -92,8 +90,3 @@ async def test_a_closed_node_is_no_member_and_unreachable() -> None:
     assert not await second.announce(b"to no receiver")
     assert await first.members() == second.addresses == []
     assert (await first.fetch("second", [bytes(32)])).outcome is FetchOutcome.UNREACHABLE
-
-
-def test_an_invalid_run_id_is_refused() -> None:
-    with pytest.raises(ValueError, match="is not a run id"):
-        LoopbackSwarm().join("peer", run_id="a/b")

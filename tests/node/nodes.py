@@ -35,15 +35,15 @@ MODEL = "org/tiny"
 
 
 class RecordingPeers(PeerManager):
-    """The real peer manager; `notes` has the noted conduct of peers, in order."""
+    """The real peer manager; `notes` has the noted behavior of peers, in order."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.notes: list[tuple[str, Behaviour, str]] = []
         super().__init__(*arguments, **options)
 
-    def note(self, peer_id: str, conduct: Behaviour, *, reason: str = "", **details: Any) -> None:
-        self.notes.append((peer_id, conduct, reason))
-        super().note(peer_id, conduct, reason=reason, **details)
+    def note(self, peer_id: str, behaviour: Behaviour, *, reason: str = "", **details: Any) -> None:
+        self.notes.append((peer_id, behaviour, reason))
+        super().note(peer_id, behaviour, reason=reason, **details)
 
 
 class RecordingBuffer(ReplayBuffer):
@@ -116,7 +116,7 @@ def events_of(node: NodeComponents, *names: str) -> list[dict[str, Any]]:
 
 
 def notes_of(node: NodeComponents) -> list[tuple[str, Behaviour, str]]:
-    """Return what the node's peer manager noted: peer id, conduct and reason."""
+    """Return what the node's peer manager noted: peer id, behavior and reason."""
     assert isinstance(node.peers, RecordingPeers)
     return node.peers.notes
 

@@ -138,7 +138,7 @@ READERS: dict[str, tuple[st.SearchStrategy[bytes], Callable[[bytes], Any], Calla
 def test_a_value_that_a_reader_returns_can_be_written_and_read_again(name: str) -> None:
     strategy, read, write = READERS[name]
 
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(strategy)
     def check(data: bytes) -> None:
         try:
@@ -160,7 +160,7 @@ def test_a_value_that_a_reader_returns_can_be_written_and_read_again(name: str) 
 BODY_SEEDS = [*(pack_group(make_group(ME), codec=codec) for codec in CODECS), pack_text_group(make_text_group(ME))]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(BODY_SEEDS).flatmap(lambda data: changed(pb.Body, data)))
 def test_a_body_that_is_read_can_be_written_again(data: bytes) -> None:
     try:
@@ -184,33 +184,6 @@ def test_every_field_of_every_message_has_a_bound() -> None:
     assert in_the_schema == {*TABLES, pb.Body, pb.Sampling, *NESTED}, (
         "a message without a table of bounds cannot be read"
     )
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"last_number": 2**63},
-        {"policy_version": 2**64 - 1},
-        {"parameters": 2**63},
-        {"created_ms": 2**63},
-        {"tokens_per_s": math.nan},
-        {"tokens_per_s": math.inf},
-        {"tokens_per_s": -1.0},
-        {"role": "r" * 17},
-        {"name": "n" * 65},
-        {"model": "m" * 129},
-        {"software": "s" * 129},
-        {"peer": bytes(38)},
-    ],
-    ids=str,
-)
-def test_a_record_beyond_its_bounds_is_malformed(change: dict[str, Any]) -> None:
-    info = pb.PeerInfo.FromString(RECORD_BODY)
-    for name, value in change.items():
-        setattr(info, name, value)
-    with pytest.raises(RecordError) as caught:
-        open_peer_record(sign_peer_info(info.SerializeToString()))
-    assert caught.value.reason == "malformed"
 
 
 @pytest.mark.parametrize(("role", "known"), [("observer", ""), ("exchange", "exchange"), ("Exchange", "")])

@@ -13,14 +13,7 @@ from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.bounds import MAX_GROUP_SOURCES, MAX_PASS_RATES, MAX_REASON_BYTES, MAX_REFUSED_SENDERS
 from ftis_node.records.envelope import MAX_PEER_RECORD_BYTES, PeerRecord, open_peer_record, seal_peer_record
-from ftis_node.records.identity import (
-    ENVELOPE_DOMAIN,
-    PEER_DOMAIN,
-    Identity,
-    peer_id_from_text,
-    peer_id_text,
-    verify,
-)
+from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, Identity, peer_id_from_text, peer_id_text, verify
 from ftis_node.records.peer_messages import PeerStats
 from tests.records.wire_example import sign_peer_info
 

@@ -19,10 +19,10 @@ from ftis_node.replay.rollout_rows import flat_rows, group_rows, write_jsonl, wr
 from tests.conftest import PROMPT_IDS, make_completion, make_group
 
 NUM_GROUPS = 128
-TOKENS_PER_GROUP = 4096
+TOKENS_PER_GROUP = 2048
 NUMBERS_BYTES = 68  # of one token: an int, a float, and their list items
-MAX_TRACED_BYTES = 16 << 20
-MAX_ARROW_BYTES = 8 << 20
+MAX_TRACED_BYTES = 8 << 20
+MAX_ARROW_BYTES = 4 << 20
 WRITERS = {
     "jsonl": write_jsonl,
     "parquet-flat": partial(write_parquet, with_texts=False, is_flat=True),
@@ -56,7 +56,10 @@ def _peak(write: Callable[[], int]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_a_writer_holds_a_bounded_part_of_the_buffer(large_buffer: Path, tmp_path: Path, form: str) -> None:
+def test_a_writer_holds_a_bounded_part_of_the_buffer(
+    large_buffer: Path, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftis_node.replay.rollout_rows.MAX_TOKENS_AT_ONCE", 1 << 16)
     pa.array([{}])  # loads pandas now, so that its modules do not count below
     pool = pa.proxy_memory_pool(pa.default_memory_pool())
     before = pa.default_memory_pool()

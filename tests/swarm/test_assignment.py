@@ -9,13 +9,7 @@ from random import Random
 
 import pytest
 
-from ftis_node.swarm.demand import (
-    MIN_MEMBERS_PER_SHARD,
-    NUM_TURNS,
-    assignment_order,
-    eligible_members,
-    is_assigned,
-)
+from ftis_node.swarm.demand import MIN_MEMBERS_PER_SHARD, NUM_TURNS, assignment_order, eligible_members, is_assigned
 from ftis_node.swarm.topology import shard_of
 
 MEMBERS = [f"peer-{number}" for number in range(20)]

@@ -9,26 +9,19 @@ from ftis_node.swarm.reputation import Behaviour
 
 
 @pytest.mark.parametrize(
-    ("reason", "signed", "blamed", "conduct"),
+    ("reason", "signed", "blamed", "behaviour"),
     [
-        ("parse", False, "relay", Behaviour.REFUSED),
         ("signature", False, "relay", Behaviour.FALSE_CLAIM),
         ("run", False, "relay", Behaviour.REFUSED),
-        ("banned", False, "relay", Behaviour.HARMLESS),
         ("quota", False, "relay", Behaviour.HARMLESS),
-        ("duplicate", True, "relay", Behaviour.HARMLESS),
-        ("stale", True, "relay", Behaviour.HARMLESS),
         ("scoring_failed", True, "relay", Behaviour.HARMLESS),
-        ("token_out_of_range", True, "signer", Behaviour.REFUSED),
         ("reward_mismatch", True, "signer", Behaviour.FALSE_CLAIM),
-        ("duplicate_completions", True, "signer", Behaviour.COPIED),
-        ("duplicate_of_own", True, "signer", Behaviour.FALSE_CLAIM),
     ],
 )
-def test_each_reason_is_attributed_to_the_peer_that_caused_it(
-    reason: str, signed: bool, blamed: str, conduct: Behaviour
+def test_a_reason_is_attributed_to_the_peer_that_caused_it(
+    reason: str, signed: bool, blamed: str, behaviour: Behaviour
 ) -> None:
-    assert attribute_refusal(reason, origin="relay", sender="signer", signed=signed) == (blamed, conduct)
+    assert attribute_refusal(reason, origin="relay", sender="signer", signed=signed) == (blamed, behaviour)
 
 
 def test_a_flood_is_attributed_to_the_sender_only_if_it_served_the_group() -> None:

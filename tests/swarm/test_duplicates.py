@@ -125,12 +125,6 @@ def test_no_place_hides_a_copy(num_tokens: int) -> None:
     assert found([changed(one, *(min(num_tokens - 1, begin + 3) for begin in windows))], one)
 
 
-def test_each_node_chooses_other_anchors() -> None:
-    one = text(300)
-    places = {tuple(Similarity().texts_of([one])[0].places.tolist()) for _ in range(4)}
-    assert len(places) == 4
-
-
 def test_each_run_has_an_anchor_and_its_text_few() -> None:
     similarity, one = Similarity(), text(1024)
     (whole,) = similarity.texts_of([one])
@@ -138,11 +132,6 @@ def test_each_run_has_an_anchor_and_its_text_few() -> None:
     for begin in range(0, 1000, 50):
         (part,) = similarity.texts_of([cut(one, begin, begin + SPAN + WINDOW - 1)])
         assert set(part.anchors.tolist()) & set(whole.anchors.tolist())
-
-
-def test_a_long_likely_text_with_eight_other_tokens_is_a_copy() -> None:
-    texts = [text(300, nats=0.3) for _ in range(4)]
-    assert found([changed(one, *range(30, 270, 30)) for one in texts], *texts)
 
 
 def test_a_copy_is_found_for_each_first_sender() -> None:
@@ -171,13 +160,6 @@ def test_short_and_likely_completions_never_count() -> None:
     assert not found(short, *short)
     assert not found(likely, *likely)
     assert found([text()] * 4), "equal completions within a group"
-
-
-def test_equal_completions_of_different_prompts_are_no_copies() -> None:
-    detector, one = DuplicateDetector("me"), text()
-    detector.remember(ANN, b"sum/1", [one])
-    assert detector.find("bob", b"sum/1", [one]) is not None
-    assert detector.find("bob", b"sum/2", [one]) is None
 
 
 def test_the_history_is_bounded_and_drops_the_oldest() -> None:

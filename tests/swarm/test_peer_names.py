@@ -25,15 +25,10 @@ def opened(name: str) -> PeerRecord:
     "name",
     [
         "\u3164",
-        "\u2800\u2800",
         "\u200b\u200d",
-        "\uffa0 \u00a0",
-        "\ufe0f",
         "\U000e0041",
         "\u0301",
         " \t",
-        "\u115f\u1160",
-        "\u3000",
     ],
 )
 def test_a_blank_name_is_no_name(name: str) -> None:
@@ -56,15 +51,9 @@ def test_names_that_differ_by_case_width_style_or_spaces_look_alike() -> None:
     ("name", "other"),
     [
         ("ann", "\u0430nn"),  # Cyrillic
-        ("ANN", "\u0391\u039d\u039d"),  # Greek
-        ("ann", "a\u0301nn"),
         ("ann", "\u00e1n\u0336n"),
-        ("ann", "ann."),
         ("ann", "-a_n n!"),
-        ("ann\u3164", "ann"),
         ("node1", "nodel"),
-        ("node0", "nodeO"),
-        ("\u0441at \u041c", "cat m"),
         ("e\U0001d159va", "eva"),
     ],
 )

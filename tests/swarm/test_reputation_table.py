@@ -6,9 +6,9 @@ from ftis_node.swarm.reputation import MAX_REASONS, Behaviour, ReputationTable, 
 
 
 def note(
-    table: ReputationTable, peer_id: str, conduct: Behaviour, times: int, *, now: float = 1e6
+    table: ReputationTable, peer_id: str, behaviour: Behaviour, times: int, *, now: float = 1e6
 ) -> TrustLevel | None:
-    changes = [table.note(peer_id, conduct, now=now) for _ in range(times)]
+    changes = [table.note(peer_id, behaviour, now=now) for _ in range(times)]
     return changes[-1]
 
 

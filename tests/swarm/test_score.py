@@ -1,4 +1,4 @@
-"""The reputation score: which conduct lowers it, lengths of bans, decay."""
+"""The reputation score: which behavior lowers it, lengths of bans, decay."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import pytest
 from ftis_node.swarm.reputation import Behaviour, Reputation, TrustLevel
 
 
-def after(*conducts: Behaviour, start: Reputation | None = None, now: float = 1000.0) -> Reputation:
+def after(*behaviours: Behaviour, start: Reputation | None = None, now: float = 1000.0) -> Reputation:
     record = start or Reputation()
-    for conduct in conducts:
-        record = record.after(conduct, now=now, reason=f"reason {conduct}")
+    for behaviour in behaviours:
+        record = record.after(behaviour, now=now, reason=f"reason {behaviour}")
     return record
 
 
 @pytest.mark.parametrize(
-    ("conduct", "number"), [(Behaviour.FALSE_CLAIM, 3), (Behaviour.REFUSED, 5), (Behaviour.RATE_LIMITED, 40)]
+    ("behaviour", "number"), [(Behaviour.FALSE_CLAIM, 3), (Behaviour.REFUSED, 5), (Behaviour.RATE_LIMITED, 40)]
 )
-def test_an_unknown_peer_is_banned_after_this_many_in_a_row(conduct: Behaviour, number: int) -> None:
-    assert not after(*[conduct] * (number - 1)).is_banned(now=1000.0)
-    banned = after(*[conduct] * number)
+def test_an_unknown_peer_is_banned_after_this_many_in_a_row(behaviour: Behaviour, number: int) -> None:
+    assert not after(*[behaviour] * (number - 1)).is_banned(now=1000.0)
+    banned = after(*[behaviour] * number)
     assert banned.trust_level(now=1299.0) is TrustLevel.BANNED
-    assert banned.ban_reason == f"reason {conduct}"
+    assert banned.ban_reason == f"reason {behaviour}"
     assert banned.trust_level(now=1300.0) is TrustLevel.PROBATION, "it returns on probation"
     assert banned.score_at(1300.0) == pytest.approx(-5.0)
 
 
 @pytest.mark.parametrize(
-    ("conduct", "level"),
+    ("behaviour", "level"),
     [
         (Behaviour.HARMLESS, TrustLevel.GOOD),
         (Behaviour.ACCEPTED, TrustLevel.GOOD),
@@ -35,8 +35,8 @@ def test_an_unknown_peer_is_banned_after_this_many_in_a_row(conduct: Behaviour, 
         (Behaviour.COPIED, TrustLevel.PROBATION),
     ],
 )
-def test_conduct_of_an_honest_peer_never_leads_to_a_ban(conduct: Behaviour, level: TrustLevel) -> None:
-    assert after(*[conduct] * 10000).trust_level(now=1000.0) is level
+def test_behavior_of_an_honest_peer_never_leads_to_a_ban(behaviour: Behaviour, level: TrustLevel) -> None:
+    assert after(*[behaviour] * 10000).trust_level(now=1000.0) is level
 
 
 def test_only_contributions_raise_the_score_far_and_it_is_bounded() -> None:

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from ftis_node.swarm.sequence import (
-    MAX_GAPS,
-    MAX_TRIES,
-    SequenceGap,
-    SequenceTracker,
-    epoch_base,
-)
+from ftis_node.swarm.sequence import MAX_GAPS, MAX_TRIES, SequenceGap, SequenceTracker, epoch_base
 
 EPOCH = epoch_base(1_800_000_000)
 NEXT = epoch_base(1_800_000_001)

@@ -40,6 +40,6 @@ def test_the_rows_name_the_peer_at_fault() -> None:
     for reason, fault in ROWS.items():
         if reason in {"quota", "scoring_quota", "wrong_encoding", "run", *AFTER_VALIDATION}:
             continue  # their attribution depends on more than the reason
-        blamed, conduct = attribute_refusal(reason, origin="relay", sender="signer", signed=True)
-        expected = "nobody" if conduct is Behaviour.HARMLESS else f"{blamed}: {conduct.value}"
+        blamed, behaviour = attribute_refusal(reason, origin="relay", sender="signer", signed=True)
+        expected = "nobody" if behaviour is Behaviour.HARMLESS else f"{blamed}: {behaviour.value}"
         assert fault.startswith(expected), reason

@@ -85,7 +85,7 @@ async def test_scoring_that_a_busy_machine_lost_is_not_charged(identity: Identit
     verdict = await validate(data, _context(scorer=Busy()))
     assert reason_of(verdict) == "scoring_failed"
     attribution = attribute_refusal("scoring_failed", origin=identity.peer_id, sender=identity.peer_id, signed=True)
-    assert attribution.conduct is Behaviour.HARMLESS
+    assert attribution.behaviour is Behaviour.HARMLESS
 
 
 async def test_scoring_time_is_charged_to_the_signer_and_bounded(identity: Identity) -> None:

@@ -11,12 +11,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.models import PromptTokenizer
 from ftis_node.records.codec import hash_messages
 from ftis_node.records.envelope import seal_group
-from ftis_node.records.group import (
-    CompletionStatus,
-    FinishReason,
-    TextCompletion,
-    TextGroup,
-)
+from ftis_node.records.group import CompletionStatus, FinishReason, TextCompletion, TextGroup
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.reasons import attribute_refusal
 from ftis_node.swarm.reputation import Behaviour
@@ -152,7 +147,7 @@ async def test_a_text_or_problem_that_this_model_cannot_read_costs_its_sender_no
     for rows, reason in ((largest, "no_embedding"), (5, "not_encodable")):
         context = _context(tokenizer=PromptTokenizer(make_tokenizer(), name="few rows", num_rows=rows))
         assert reason_of(await _verdict(identity, context, completions=completions)) == reason
-        assert attribute_refusal(reason, origin="a", sender="b", signed=True).conduct is Behaviour.HARMLESS
+        assert attribute_refusal(reason, origin="a", sender="b", signed=True).behaviour is Behaviour.HARMLESS
 
 
 class _WithSpecialTokens(PromptTokenizer):

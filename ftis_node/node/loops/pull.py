@@ -261,8 +261,8 @@ class PullLoop:
     def _note_failed(self, batch: PullRequest, outcome: FetchOutcome) -> None:
         peer_id = batch.source.peer_id
         self.peers.registry.seen(peer_id).failed_pulls += 1
-        conduct = Behaviour.REFUSED if outcome is FetchOutcome.TOO_LARGE else Behaviour.PULL_FAILED
-        self.peers.note(peer_id, conduct, reason=f"pull_{outcome.value}")
+        behaviour = Behaviour.REFUSED if outcome is FetchOutcome.TOO_LARGE else Behaviour.PULL_FAILED
+        self.peers.note(peer_id, behaviour, reason=f"pull_{outcome.value}")
         self.context.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.items))
 
     async def _request_from_others(self, batch: PullRequest, *, missing: Sequence[bytes], is_answered: bool) -> None:

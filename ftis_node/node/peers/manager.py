@@ -1,4 +1,4 @@
-"""Peer manager: records the conduct of peers, and decides which peers to refuse and how much each may send.
+"""Peer manager: records the behavior of peers, and decides which peers to refuse and how much each may send.
 
 The loops report what a peer sent (`settle`, `refuse`, `note`). One report reaches all records: the counters, the
 registry, the reputation and the event log. The loops query decisions: `is_banned`, `within_quota`, `share_cap`. The
@@ -127,14 +127,14 @@ class PeerManager:
         self._saved_at = self._clock()
 
     def note(
-        self, peer_id: str, conduct: Behaviour, *, reason: str = "", detail: str = "", credit: float = 1.0
+        self, peer_id: str, behaviour: Behaviour, *, reason: str = "", detail: str = "", credit: float = 1.0
     ) -> None:
-        """Note a peer's conduct. Count it by `reason` (the conduct's name if empty). `detail` is for the operator."""
+        """Note a peer's behavior. Count it by `reason` (the behavior's name if empty). `detail` is for the operator."""
         if peer_id == self._own_id or peer_id in self._trusted:
             return
-        standing = self._standings.note(peer_id, conduct, now=self._clock(), reason=reason, credit=credit)
+        standing = self._standings.note(peer_id, behaviour, now=self._clock(), reason=reason, credit=credit)
         if standing is not None:
-            self._report(peer_id, standing, detail or reason or conduct.value)
+            self._report(peer_id, standing, detail or reason or behaviour.value)
         elif self._clock() - self._saved_at >= SAVE_EVERY_S:
             self.save()
 
@@ -185,20 +185,20 @@ class PeerManager:
         """Count the refusal at `origin`, and charge the peer that is responsible."""
         reason, detail, sender = refused.refusal.reason, refused.refusal.detail, refused.sender
         is_alike = self._releases is None or self.registry.grades_alike(sender or "", self._releases)
-        blamed, conduct = attribute_refusal(
+        blamed, behaviour = attribute_refusal(
             reason, origin=origin, sender=sender, signed=refused.signed, grades_alike=is_alike
         )
         self.note_unused(sender if refused.signed and sender else origin, reason)
         if reason not in UNCHARGED:
             self._charge(blamed, refused.num_tokens)
         self.refuse(origin, reason)
-        self.note(blamed, conduct, reason=reason, detail=f"{reason}: {detail}")
+        self.note(blamed, behaviour, reason=reason, detail=f"{reason}: {detail}")
         self._events.write("refused", group=refused.group_id, origin=origin, reason=reason, detail=detail)
 
     def refuse(
-        self, peer_id: str, reason: str, conduct: Behaviour | None = None, *, detail: str = "", unused: str = ""
+        self, peer_id: str, reason: str, behaviour: Behaviour | None = None, *, detail: str = "", unused: str = ""
     ) -> None:
-        """Count an item of a peer that this node refuses, and note the peer's conduct if one is given.
+        """Count an item of a peer that this node refuses, and note the peer's behavior if one is given.
 
         `unused` is the reason for `note_unused`; empty if the item is no new group.
         """
@@ -207,8 +207,8 @@ class PeerManager:
             self.registry.seen(peer_id).refused[reason] += 1
         if unused:
             self.note_unused(peer_id, unused)
-        if conduct is not None:
-            self.note(peer_id, conduct, reason=reason, detail=detail)
+        if behaviour is not None:
+            self.note(peer_id, behaviour, reason=reason, detail=detail)
 
     def refuse_message(self, peer_id: str, what: str, error: RecordError, *, is_charged: bool = True) -> None:
         """Count a message of a peer that cannot be read. Another wire version is no fault of an honest peer."""

@@ -29,16 +29,6 @@ def test_the_key_file_contains_seed_and_public_key() -> None:
     )
 
 
-def test_the_key_file_is_private_and_replaces_an_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "key"
-    path.write_bytes(b"old")
-    path.chmod(0o644)
-    replace_file(path, libp2p_private_key(Identity.generate()), mode=0o600)
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert len(path.read_bytes()) == 68
-    assert list(tmp_path.iterdir()) == [path]
-
-
 @pytest.mark.parametrize("address", ["/ip4/127.0.0.1/tcp/{}", "/ip4/127.0.0.1/udp/{}/quic-v1"])
 def test_a_port_is_free_after_the_check(address: str) -> None:
     kind = socket.SOCK_STREAM if "/tcp/" in address else socket.SOCK_DGRAM

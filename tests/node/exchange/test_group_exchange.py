@@ -167,7 +167,7 @@ async def test_foreign_groups_are_taken_once_and_their_senders_gain_reputation(t
         assert len({group.id for group in taken}) == 4
         assert node.store.reader.ready_counts() == (1, 0), "the own group is not there for peers"
         assert node.store.reader.figures().released == {"trained": 4}
-        assert [conduct for _, conduct, _ in notes_of(node)] == [Behaviour.CONTRIBUTED] * 4
+        assert [behaviour for _, behaviour, _ in notes_of(node)] == [Behaviour.CONTRIBUTED] * 4
         assert node.peers.counters.groups_trained_foreign == 4
         assert [event["step"] for event in events_of(node, "taken")] == [1, 1, 1, 2]
 

@@ -1,4 +1,4 @@
-"""The train loop's reaction to a step's report and the learner's state: conduct of peers, released groups, progress."""
+"""The train loop's reaction to a step's report and the learner's state: behavior of peers, groups, progress."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def loop_with(
         yield wiring.train_loop(wiring.step_gate(), last_step=None), node
 
 
-def conduct_of(node: NodeComponents) -> list[tuple[str, Behaviour]]:
-    return [(peer_id, conduct) for peer_id, conduct, _ in notes_of(node)]
+def behavior_of(node: NodeComponents) -> list[tuple[str, Behaviour]]:
+    return [(peer_id, behaviour) for peer_id, behaviour, _ in notes_of(node)]
 
 
 async def test_a_sender_that_understates_is_charged_and_an_honest_one_credited(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ async def test_a_sender_that_understates_is_charged_and_an_honest_one_credited(t
     report = StepReport(step=1, policy_version=1, num_updates=1, understated=(groups[1].id.hex(),))
     with loop_with(tmp_path, report) as (loop, node):
         await loop._train(groups)
-        assert conduct_of(node) == [(HONEST.peer_id, Behaviour.CONTRIBUTED), (MALLORY.peer_id, Behaviour.FALSE_CLAIM)]
+        assert behavior_of(node) == [(HONEST.peer_id, Behaviour.CONTRIBUTED), (MALLORY.peer_id, Behaviour.FALSE_CLAIM)]
         assert len(events_of(node, "understated")) == 1
         assert (
             node.peers.counters.refused
@@ -83,10 +83,10 @@ async def test_the_sender_of_a_body_that_the_learner_cannot_unpack_is_charged_on
     report = StepReport(step=1, policy_version=1, num_updates=1, unreadable=(groups[1].id.hex(),))
     with loop_with(tmp_path / "a", report) as (loop, node):
         await loop._train(groups)
-        assert conduct_of(node) == [(HONEST.peer_id, Behaviour.CONTRIBUTED), (MALLORY.peer_id, Behaviour.FAULT)]
+        assert behavior_of(node) == [(HONEST.peer_id, Behaviour.CONTRIBUTED), (MALLORY.peer_id, Behaviour.FAULT)]
     with loop_with(tmp_path / "b", msgspec.structs.replace(report, repeated=True)) as (loop, node):
         await loop._train(groups)
-        assert (MALLORY.peer_id, Behaviour.FAULT) not in conduct_of(node)
+        assert (MALLORY.peer_id, Behaviour.FAULT) not in behavior_of(node)
 
 
 async def test_a_step_without_an_update_credits_no_sender(tmp_path: Path) -> None:
