@@ -83,13 +83,9 @@ def reporting_damage(root: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        if is_damage(error):
-            what = f"is damaged ({error}): start again, and the node replaces it"
-        elif is_busy(error):
-            what = "is held by another program: end that program (sqlite3, a backup) and start again"
-        else:
-            raise
-        raise FtisError(f"a database in {root} {what}") from error
+        if is_damage(error) or is_busy(error):
+            raise FtisError(f"a database in {explained(error, root)}") from error
+        raise
 
 
 def find_damage(path: Path, *, look: Callable[[sqlite3.Connection], str] = lambda connection: "") -> str:

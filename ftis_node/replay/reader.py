@@ -185,16 +185,9 @@ class ReplayReader:
 
     def trained_tokens(self) -> int:
         """Return the completion tokens of all groups that steps have trained on, including pruned ones."""
-        return sum(self.trained_tokens_by_origin())
-
-    def trained_tokens_by_origin(self) -> tuple[int, int]:
-        """Return the numbers behind `trained_tokens`: (own, foreign)."""
-        query = "SELECT sum(num_tokens) FROM groups WHERE state = 'released' AND own = ? AND reason = 'trained'"
-        own, foreign = (self._db.execute(query, (is_own,)).fetchone()[0] or 0 for is_own in (1, 0))
-        pruned_own, pruned_foreign = (
-            read_total(self._db, f"forgotten_trained_tokens_{origin}") for origin in ("own", "foreign")
-        )
-        return own + pruned_own, foreign + pruned_foreign
+        query = "SELECT sum(num_tokens) FROM groups WHERE state = 'released' AND reason = 'trained'"
+        pruned = (read_total(self._db, f"forgotten_trained_tokens_{origin}") for origin in ("own", "foreign"))
+        return (self._db.execute(query).fetchone()[0] or 0) + sum(pruned)
 
     def ready_foreign_bytes(self) -> int:
         query = "SELECT sum(num_bytes) FROM groups WHERE state = 'ready' AND own = 0"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from ftis_node.gossip import FetchOutcome, GossipLimits
-from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
 from ftis_node.gossip.wire_format import Frame, RpcService, pack_ids, protocol, write_frame
-from ftis_node.records.identity import Identity
-from tests.gossip.helpers import BodyStore, announce_until_received, settings
+from tests.gossip.conftest import Start
+from tests.gossip.helpers import BodyStore, announce_until_received
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio
@@ -49,34 +46,26 @@ async def test_bytes_above_the_budget_are_refused_and_received_bodies_kept() -> 
     assert server.counters.serve_errors == {"over_bytes": 1}
 
 
-async def test_a_stream_read_at_one_byte_per_second_is_closed_and_takes_little_memory(tmp_path: Path) -> None:
+async def test_a_stream_read_at_one_byte_per_second_is_closed_and_takes_little_memory(start: Start) -> None:
     body_bytes = 1 << 20
     store = BodyStore(*(os.urandom(body_bytes) for _ in range(48)))
     limits = GossipLimits(idle_timeout_s=1.0, fetch_timeout_s=20.0, max_request_bytes=64 << 20)
-    server = Libp2pGossip(settings(tmp_path / "s"), identity=Identity.generate(), run_id="r", limits=limits)
-    await server.start()
-    slow = Libp2pGossip(
-        settings(tmp_path / "c", peers=tuple(server.addresses)), identity=Identity.generate(), run_id="r"
-    )
-    await slow.start()
-    try:
-        await announce_until_received(slow, [server], b"hello")
-        server.serve(store.lookup)
-        session: Any = slow._supervisor.session
-        fetch = protocol("r", RpcService.FETCH)
-        before = psutil.Process().memory_info().rss
-        async with session.client.stream(server.peer_id, fetch, timeout_s=30) as (reader, writer):
-            request = pack_ids(store.ids, limits=limits)
-            await write_frame(writer, Frame.REQUEST, request, idle_s=1)
-            reading = asyncio.create_task(_read_slowly(reader))
-            await eventually(lambda: server.counters.serve_errors.get("timed_out"), within_s=25)
-            grown = psutil.Process().memory_info().rss - before
-            reading.cancel()
-        assert server.counters.bodies_out < len(store.ids)
-        assert grown < 16 << 20
-        assert (await slow.fetch(server.peer_id, store.ids[:2])).outcome is FetchOutcome.COMPLETE
-    finally:
-        await asyncio.gather(server.close(), slow.close())
+    server = await start(limits=limits)
+    slow = await start(peers=tuple(server.addresses))
+    await announce_until_received(slow, [server], b"hello")
+    server.serve(store.lookup)
+    fetch = protocol("r", RpcService.FETCH)
+    before = psutil.Process().memory_info().rss
+    async with slow._session.client.stream(server.peer_id, fetch, timeout_s=30) as (reader, writer):
+        request = pack_ids(store.ids, limits=limits)
+        await write_frame(writer, Frame.REQUEST, request, idle_s=1)
+        reading = asyncio.create_task(_read_slowly(reader))
+        await eventually(lambda: server.counters.serve_errors.get("timed_out"), within_s=25)
+        grown = psutil.Process().memory_info().rss - before
+        reading.cancel()
+    assert server.counters.bodies_out < len(store.ids)
+    assert grown < 16 << 20
+    assert (await slow.fetch(server.peer_id, store.ids[:2])).outcome is FetchOutcome.COMPLETE
 
 
 async def _read_slowly(reader: asyncio.StreamReader) -> None:

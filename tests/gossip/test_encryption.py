@@ -12,9 +12,9 @@ from ftis_node.gossip import FetchOutcome
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES, SecretCipher
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.wire_format import RUN_ID, Frame, RpcService, pack_ids, protocol, topic, write_frame
-from ftis_node.records.identity import Identity
 from ftis_node.telemetry.secrets import read_secret
-from tests.gossip.helpers import BodyStore, announce_until_received, receive, settings
+from tests.gossip.conftest import Start
+from tests.gossip.helpers import BodyStore, announce_until_received, receive
 from tests.waiting import eventually
 
 SECRET = bytes(range(32))
@@ -77,34 +77,24 @@ def test_a_secret_file_must_be_long_enough_and_private(
 
 
 @pytest.mark.asyncio
-async def test_members_exchange_groups_and_an_outsider_gets_none(tmp_path: Path) -> None:
+async def test_members_exchange_groups_and_an_outsider_gets_none(start: Start) -> None:
     store = BodyStore(b"a confidential body")
-
-    def node(name: str, secret: bytes | None, *peers: str) -> Libp2pGossip:
-        return Libp2pGossip(
-            settings(tmp_path / name, peers=peers), identity=Identity.generate(), run_id="r", secret=secret
-        )
-
-    alice = node("a", SECRET)
+    alice = await start(secret=SECRET)
     alice.serve(store.lookup)
-    await alice.start()
-    others = [node(name, secret, *alice.addresses) for name, secret in (("b", SECRET), ("c", None), ("d", b"x" * 32))]
-    bob, outsider, wrong_secret = others
-    await asyncio.gather(*(other.start() for other in others))
-    try:
-        await announce_until_received(alice, [bob], b"an announcement")
-        assert (await bob.fetch(alice.peer_id, store.ids)).bodies == tuple(store.bodies.values())
-        assert await bob.confirm(alice.peer_id, store.ids)
-        assert await bob.publish_record(b"bob's record", ttl_s=60)
-        await eventually(lambda: _has_record(alice, bob, b"bob's record"))
-        assert (await outsider.fetch(alice.peer_id, store.ids)).outcome is FetchOutcome.UNREACHABLE
-        assert await outsider.get_record(bob.peer_id) is None
-        await eventually(lambda: wrong_secret.state.state == "standalone")
-        assert "swarm.secret_file" in wrong_secret.state.reason
-        assert "secret_file" not in outsider.state.reason
-        await _attack_by_name(outsider, alice, bob, store)
-    finally:
-        await asyncio.gather(*(one.close() for one in (alice, *others)))
+    bob, outsider, wrong_secret = [
+        await start(secret=secret, peers=tuple(alice.addresses)) for secret in (SECRET, None, b"x" * 32)
+    ]
+    await announce_until_received(alice, [bob], b"an announcement")
+    assert (await bob.fetch(alice.peer_id, store.ids)).bodies == tuple(store.bodies.values())
+    assert await bob.confirm(alice.peer_id, store.ids)
+    assert await bob.publish_record(b"bob's record", ttl_s=60)
+    await eventually(lambda: _has_record(alice, bob, b"bob's record"))
+    assert (await outsider.fetch(alice.peer_id, store.ids)).outcome is FetchOutcome.UNREACHABLE
+    assert await outsider.get_record(bob.peer_id) is None
+    await eventually(lambda: wrong_secret.state.state == "standalone")
+    assert "swarm.secret_file" in wrong_secret.state.reason
+    assert "secret_file" not in outsider.state.reason
+    await _attack_by_name(outsider, alice, bob, store)
 
 
 async def _has_record(reader: Libp2pGossip, owner: Libp2pGossip, value: bytes) -> bool:

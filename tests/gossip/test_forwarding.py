@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
-from ftis_node.gossip.bootstrap import MAX_TOPICS, BootstrapNode
+from ftis_node.gossip.bootstrap import MAX_TOPICS
 from ftis_node.gossip.directory.validators import StoredRun
 from ftis_node.gossip.wire_format import topic
-from ftis_node.records.identity import Identity
-from tests.gossip.helpers import settings
+from tests.gossip.conftest import Start
 from tests.waiting import eventually
 
 LARGER = "ff" * 16
@@ -24,15 +22,11 @@ def _topics() -> set[str]:
     return {name.removeprefix("topic ") for name in names if name.startswith("topic ")}
 
 
-async def test_many_small_runs_take_no_topic_from_a_larger_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = BootstrapNode(settings(tmp_path / "b", forward_s=0.05), identity=Identity.generate())
-    await node.start()
-    try:
-        assert (session := node._supervisor.session) is not None
-        monkeypatch.setattr(session.directory, "stored_runs", lambda: SMALL_RUNS)
-        await eventually(lambda: len(_topics()) == MAX_TOPICS)
-        monkeypatch.setattr(session.directory, "stored_runs", lambda: {LARGER: StoredRun(8, 3)} | SMALL_RUNS)
-        larger = {topic(LARGER, shard) for shard in range(8)}
-        await eventually(lambda: larger <= _topics() and len(_topics()) == MAX_TOPICS)  # new ones first
-    finally:
-        await node.close()
+async def test_many_small_runs_take_no_topic_from_a_larger_run(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await start(run_id=None, forward_s=0.05)
+    directory = node._supervisor.session.directory
+    monkeypatch.setattr(directory, "stored_runs", lambda: SMALL_RUNS)
+    await eventually(lambda: len(_topics()) == MAX_TOPICS)
+    monkeypatch.setattr(directory, "stored_runs", lambda: {LARGER: StoredRun(8, 3)} | SMALL_RUNS)
+    larger = {topic(LARGER, shard) for shard in range(8)}
+    await eventually(lambda: larger <= _topics() and len(_topics()) == MAX_TOPICS)  # new ones first

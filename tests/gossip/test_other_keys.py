@@ -4,45 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import base58
 import pytest
 
 from ftis_node.gossip import FetchOutcome, Gossip
-from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.wire_format import RpcService, protocol, topic
-from ftis_node.records.identity import Identity, is_peer_id
+from ftis_node.records.identity import is_peer_id
 from tests.attacks.visitors.host import Host, KeyKind, Target, host
-from tests.gossip.helpers import BodyStore, announce_until_received, settings
+from tests.gossip.conftest import Start
+from tests.gossip.helpers import BodyStore, announce_until_received
 from tests.waiting import eventually
 
 RUN = "r"
 SECRET = bytes(range(32))
 
 
-@asynccontextmanager
-async def two_members(
-    folder: Path, *, secret: bytes | None = None, peers: tuple[str, ...] = ()
-) -> AsyncIterator[list[Libp2pGossip]]:
-    """Yield two members of a run that receive each other's announcements."""
-    nodes: list[Libp2pGossip] = []
-    try:
-        for name in ("a", "b"):
-            known = peers or (tuple(nodes[0].addresses) if nodes else ())
-            node = Libp2pGossip(
-                settings(folder / name, peers=known), identity=Identity.generate(), run_id=RUN, secret=secret
-            )
-            await node.start()
-            nodes.append(node)
-        await check_exchange(nodes)
-        yield nodes
-    finally:
-        await asyncio.gather(*(node.close() for node in nodes))
+async def two_members(start: Start, *, secret: bytes | None = None, peers: tuple[str, ...] = ()) -> list[Libp2pGossip]:
+    """Start two members of a run that receive each other's announcements."""
+    first = await start(secret=secret, peers=peers)
+    nodes = [first, await start(secret=secret, peers=peers or tuple(first.addresses))]
+    await check_exchange(nodes)
+    return nodes
 
 
 async def check_exchange(nodes: list[Libp2pGossip]) -> None:
@@ -67,9 +53,10 @@ async def _has(node: Gossip, peer_id: str) -> bool:
     ids=["ecdsa", "rsa-secret"],
 )
 async def test_a_host_with_another_key_is_counted_and_ignored(
-    tmp_path: Path, kind: KeyKind, secret: bytes | None
+    start: Start, tmp_path: Path, kind: KeyKind, secret: bytes | None
 ) -> None:
-    async with two_members(tmp_path, secret=secret) as nodes, host(tmp_path / "v", kind) as foreign:
+    nodes = await two_members(start, secret=secret)
+    async with host(tmp_path / "v", kind) as foreign:
         victim = nodes[0]
         assert not is_peer_id(base58.b58decode(foreign.peer_id))
         await foreign.connect(Target(victim.addresses[0], RUN, tokenizer=""))
@@ -89,41 +76,33 @@ async def _ask(foreign: Host, victim: Libp2pGossip, *, service: RpcService) -> N
         assert await reader.read() == b"", "the node sends no answer"
 
 
-async def test_announcements_with_another_key_do_not_pass_a_bootstrap_node(tmp_path: Path) -> None:
-    bootstrap = BootstrapNode(settings(tmp_path / "m", forward_s=0.1, check_s=0.2), identity=Identity.generate())
-    await bootstrap.start()
-    try:
-        addresses = tuple(bootstrap.addresses)
-        async with two_members(tmp_path, peers=addresses) as nodes, host(tmp_path / "v", KeyKind.RSA) as foreign:
-            await foreign.connect(Target(addresses[0], RUN, tokenizer=""))
-            await eventually(lambda: bootstrap.counters.non_ed25519.get("connection") == 1)
-            num_received = [node.counters.announcements_received for node in nodes]
-            async with foreign.control.subscribe(topic(RUN, 0)):  # joins the mesh
-                while not all(node.counters.non_ed25519.get("message") for node in nodes):
-                    await foreign.control.publish(topic(RUN, 0), os.urandom(80))
-                    await asyncio.sleep(0.1)
-            assert not any(node.counters.non_ed25519.get("connection") for node in nodes), (
-                "the host is connected to no member"
-            )
-            assert [node.counters.announcements_received for node in nodes] == num_received
-            await check_exchange(nodes)
-            assert bootstrap._error is None
-            assert await bootstrap.connected_peers()
-    finally:
-        await bootstrap.close()
+async def test_announcements_with_another_key_do_not_pass_a_bootstrap_node(start: Start, tmp_path: Path) -> None:
+    bootstrap = await start(run_id=None, forward_s=0.1, check_s=0.2)
+    addresses = tuple(bootstrap.addresses)
+    nodes = await two_members(start, peers=addresses)
+    async with host(tmp_path / "v", KeyKind.RSA) as foreign:
+        await foreign.connect(Target(addresses[0], RUN, tokenizer=""))
+        await eventually(lambda: bootstrap.counters.non_ed25519.get("connection") == 1)
+        num_received = [node.counters.announcements_received for node in nodes]
+        async with foreign.control.subscribe(topic(RUN, 0)):  # joins the mesh
+            while not all(node.counters.non_ed25519.get("message") for node in nodes):
+                await foreign.control.publish(topic(RUN, 0), os.urandom(80))
+                await asyncio.sleep(0.1)
+        assert not any(node.counters.non_ed25519.get("connection") for node in nodes), (
+            "the host is connected to no member"
+        )
+        assert [node.counters.announcements_received for node in nodes] == num_received
+        await check_exchange(nodes)
+        assert bootstrap._error is None
+        assert await bootstrap.connected_peers()
 
 
-async def test_an_invalid_peer_id_is_unreachable(tmp_path: Path) -> None:
-    node = Libp2pGossip(settings(tmp_path / "n"), identity=Identity.generate(), run_id=RUN)
-    await node.start()
-    try:
-        session = node._supervisor.session
-        assert session is not None
-        for peer_id in ("", "unknown", "Qm" + "x" * 44, "0" * 52, "12D3KooW" + "1" * 44, "é" * 52, "1" * 99_999):
-            assert (await node.fetch(peer_id, [bytes(32)])).outcome is FetchOutcome.UNREACHABLE
-            assert await session.serves(peer_id, RUN, RpcService.HELLO, timeout_s=5) is False
-            assert await session.directory.join([peer_id]) == 0
-            with pytest.raises(P2pdError):
-                await session.client.connect(peer_id, [], timeout_s=1)
-    finally:
-        await node.close()
+async def test_an_invalid_peer_id_is_unreachable(start: Start) -> None:
+    node = await start()
+    session = node._supervisor.session
+    for peer_id in ("", "unknown", "Qm" + "x" * 44, "0" * 52, "12D3KooW" + "1" * 44, "é" * 52, "1" * 99_999):
+        assert (await node.fetch(peer_id, [bytes(32)])).outcome is FetchOutcome.UNREACHABLE
+        assert await session.serves(peer_id, RUN, RpcService.HELLO, timeout_s=5) is False
+        assert await session.directory.join([peer_id]) == 0
+        with pytest.raises(P2pdError):
+            await session.client.connect(peer_id, [], timeout_s=1)

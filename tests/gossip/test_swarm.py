@@ -6,8 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +15,10 @@ import pytest
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import MachineError, UsageError
 from ftis_node.gossip import FetchOutcome, SwarmPhase
-from ftis_node.gossip.bootstrap import BootstrapNode
-from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import BodyStore, announce_until_received, files_under, process_is_gone, settings
+from tests.gossip.conftest import Start
+from tests.gossip.helpers import BodyStore, announce_until_received, files_under, process_is_gone
 from tests.waiting import eventually
-
-Start = Callable[..., Any]
-
-
-@pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """Yield a function that starts nodes in separate folders; close them all at the end."""
-    async with AsyncExitStack() as stack:
-
-        async def start(*, identity: Identity | None = None, run_id: str | None = "r", **changes: Any) -> Any:
-            identity = identity or Identity.generate()
-            chosen = settings(tmp_path / identity.peer_id[-6:], **changes)
-            node: Any
-            if run_id is None:
-                node = BootstrapNode(chosen, identity=identity)
-            else:
-                node = Libp2pGossip(chosen, identity=identity, run_id=run_id)
-            stack.push_async_callback(node.close)
-            await node.start()
-            return node
-
-        yield start
 
 
 async def test_members_that_know_only_a_bootstrap_node_find_each_other(start: Start) -> None:

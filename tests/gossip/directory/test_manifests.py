@@ -11,15 +11,14 @@ import pytest
 from ftis_node.config.manifest import load_manifest, parse_canonical
 from ftis_node.errors import ConfigError, NetworkError
 from ftis_node.gossip import GossipCounters, GossipLimits
-from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.directory.entries import MAX_MANIFEST_BYTES, EntryKind, pack_manifest, sign_entry, unpack_manifest
 from ftis_node.gossip.directory.lookup import find_manifest
 from ftis_node.gossip.directory.validators import EntryValidator
-from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, MSGPackSerializer
 from ftis_node.gossip.wire_format import manifest_key
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
+from tests.gossip.conftest import Start
 from tests.gossip.helpers import settings
 from tests.waiting import eventually
 
@@ -71,18 +70,11 @@ def test_the_error_for_another_schema_version_names_it() -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_a_joining_node_finds_the_manifest_by_the_run_id(tmp_path: Path) -> None:
-    bootstrap = BootstrapNode(settings(tmp_path / "b"), identity=Identity.generate())
-    await bootstrap.start()
-    peers = tuple(bootstrap.addresses)
-    member = Libp2pGossip(settings(tmp_path / "m", peers=peers), identity=PUBLISHER, run_id=MANIFEST.run_id)
-    await member.start()
-    try:
-        await eventually(lambda: member.publish_manifest(MANIFEST.canonical(), ttl_s=60))
-        joining = settings(tmp_path / "l", peers=peers)
-        assert await find_manifest(joining, run_id=MANIFEST.run_id, timeout_s=30) == MANIFEST.canonical()
-        with pytest.raises(NetworkError, match="no manifest of run 0000"):
-            await find_manifest(joining, run_id="0" * 32, timeout_s=1)
-    finally:
-        await member.close()
-        await bootstrap.close()
+async def test_a_joining_node_finds_the_manifest_by_the_run_id(start: Start, tmp_path: Path) -> None:
+    peers = tuple((await start(run_id=None)).addresses)
+    member = await start(peers=peers, identity=PUBLISHER, run_id=MANIFEST.run_id)
+    await eventually(lambda: member.publish_manifest(MANIFEST.canonical(), ttl_s=60))
+    joining = settings(tmp_path / "l", peers=peers)
+    assert await find_manifest(joining, run_id=MANIFEST.run_id, timeout_s=30) == MANIFEST.canonical()
+    with pytest.raises(NetworkError, match="no manifest of run 0000"):
+        await find_manifest(joining, run_id="0" * 32, timeout_s=1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,6 @@ from ftis_node.gossip.bootstrap import MAX_RUNS_SURVEYED, BootstrapNode
 from ftis_node.gossip.directory import lookup as survey_module
 from ftis_node.gossip.directory.lookup import RunSurvey, survey_remotely
 from ftis_node.gossip.directory.validators import StoredRun
-from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.node.peers.swarm_status import view_of
 from ftis_node.node.startup.bootstrap import BootstrapApi
 from ftis_node.records import rollout_pb2 as pb
@@ -25,6 +23,7 @@ from ftis_node.records.envelope import PeerRecord, seal_peer_record
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import PeerStats
 from ftis_node.swarm.overview import render_views
+from tests.gossip.conftest import Start
 from tests.gossip.helpers import settings
 from tests.records.wire_example import sign_peer_info
 from tests.waiting import eventually
@@ -48,51 +47,45 @@ def _record_with_nan(identity: Identity) -> bytes:
     return sign_peer_info(info.SerializeToString(), identity)
 
 
-async def test_a_survey_shows_all_members_and_an_invalid_record_affects_its_row_only(tmp_path: Path) -> None:
+async def test_a_survey_shows_all_members_and_an_invalid_record_affects_its_row_only(
+    start: Start, tmp_path: Path
+) -> None:
     identities = [Identity.generate() for _ in range(4)]
     ann, bob, eve, _ = (identity.peer_id for identity in identities)
-    async with AsyncExitStack() as stack:
-        bootstrap = BootstrapNode(settings(tmp_path / "b"), identity=Identity.generate())
-        stack.push_async_callback(bootstrap.close)
-        await bootstrap.start()
-        address = tuple(bootstrap.addresses)
-        nodes = []
-        for number, identity in enumerate(identities):
-            node = Libp2pGossip(settings(tmp_path / str(number), peers=address), identity=identity, run_id=RUN)
-            stack.push_async_callback(node.close)
-            await node.start()
-            nodes.append(node)
-        stats = PeerStats(
-            step=7,
-            groups_per_minute=4.5,
-            pass_rates=((0, 0.1), (5, 0.5)),
-            sources=((ann, 6), (bob, 2)),
-            trained_groups=8,
-        )
-        values = [
-            seal_peer_record(_record(identity, name, stats), identity)
-            for identity, name in zip(identities[:3], NAMES, strict=True)
-        ]
+    bootstrap = await start(run_id=None)
+    address = tuple(bootstrap.addresses)
+    nodes = [await start(identity=identity, run_id=RUN, peers=address) for identity in identities]
+    stats = PeerStats(
+        step=7,
+        groups_per_minute=4.5,
+        pass_rates=((0, 0.1), (5, 0.5)),
+        sources=((ann, 6), (bob, 2)),
+        trained_groups=8,
+    )
+    values = [
+        seal_peer_record(_record(identity, name, stats), identity)
+        for identity, name in zip(identities[:3], NAMES, strict=True)
+    ]
 
-        async def all_seen() -> list[RunSurvey]:
-            for node, value in zip(nodes, [*values, _record_with_nan(identities[3])], strict=True):
-                await node.publish_record(value, ttl_s=60)
-            found = await bootstrap.survey()
-            is_complete = found and len(found[0].records) == 3 and found[0].num_unreadable == 1
-            return found if is_complete else []
+    async def all_seen() -> list[RunSurvey]:
+        for node, value in zip(nodes, [*values, _record_with_nan(identities[3])], strict=True):
+            await node.publish_record(value, ttl_s=60)
+        found = await bootstrap.survey()
+        is_complete = found and len(found[0].records) == 3 and found[0].num_unreadable == 1
+        return found if is_complete else []
 
-        surveys = await eventually(all_seen, within_s=120)
-        async with BootstrapApi(bootstrap).serve(port=0) as url, ClientSession(url) as client:
+    surveys = await eventually(all_seen, within_s=120)
+    async with BootstrapApi(bootstrap).serve(port=0) as url, ClientSession(url) as client:
 
-            async def shown() -> Any:
-                document = await (await client.get("/swarm")).json()
-                return document if document and len(document[0]["peers"]) == 3 else None
+        async def shown() -> Any:
+            document = await (await client.get("/swarm")).json()
+            return document if document and len(document[0]["peers"]) == 3 else None
 
-            document = await eventually(shown, within_s=120)
-            page = await (await client.get("/")).text()
-            metrics = await (await client.get("/metrics")).text()
-            health = (await client.get("/healthz")).status
-        remote = await survey_remotely(settings(tmp_path / "v", peers=address), run_id=RUN, timeout_s=60)
+        document = await eventually(shown, within_s=120)
+        page = await (await client.get("/")).text()
+        metrics = await (await client.get("/metrics")).text()
+        health = (await client.get("/healthz")).status
+    remote = await survey_remotely(settings(tmp_path / "v", peers=address), run_id=RUN, timeout_s=60)
     assert [view["run"]["id"] for view in document] == [RUN] and len(document[0]["peers"]) == 3
     assert "75 %" in page and "\x1b" not in page
     assert f'ftis_bootstrap_members{{run_id="{RUN}"}} 4.0' in metrics and health == 200
