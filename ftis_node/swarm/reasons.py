@@ -16,6 +16,7 @@ CHECK_ENGINE = "check the sender's engine: the warning `mismatch` in its log"
 UNBAN = "the refusing node's operator may end it: ftis-node peers unban PEER"
 OWN_HOME = "give each node its own home and seed: two send the same completions"
 SEND_FEWER = "send fewer groups"
+HARMLESS, FALSE_CLAIM = Behaviour.HARMLESS, Behaviour.FALSE_CLAIM
 
 
 class Reason(NamedTuple):
@@ -41,27 +42,23 @@ REFUSALS = {
     ),
     "parse": Reason("it is not a valid envelope or body", is_of_origin=True, advice=SAME_RELEASE),
     "unsolicited": Reason("the node did not request it from this peer", is_of_origin=True),
-    "version": Reason(
-        "it has another schema version: one of the two nodes is older", Behaviour.HARMLESS, advice=SAME_RELEASE
-    ),
-    "codec": Reason(
-        "its codec is unknown here: one of the two nodes is older", Behaviour.HARMLESS, advice=SAME_RELEASE
-    ),
+    "version": Reason("it has another schema version: one of the two nodes is older", HARMLESS, advice=SAME_RELEASE),
+    "codec": Reason("its codec is unknown here: one of the two nodes is older", HARMLESS, advice=SAME_RELEASE),
     "malformed": Reason("its fields contradict each other", is_of_origin=True, advice=SAME_RELEASE),
     "run": Reason("it belongs to another run"),
     "wrong_encoding": Reason(
         "it is encoded as text, but the exact form is available from this sender or required by the run",
         advice=SAME_RELEASE,
     ),
-    "banned": Reason("its sender is banned or not on the allow-list", Behaviour.HARMLESS, advice=UNBAN),
+    "banned": Reason("its sender is banned or not on the allow-list", HARMLESS, advice=UNBAN),
     "quota": Reason(
         "its sender, or all new peers together, exceeded their rate limit", Behaviour.RATE_LIMITED, advice=SEND_FEWER
     ),
-    "signature": Reason("the signature is not its sender's", Behaviour.FALSE_CLAIM, is_of_origin=True),
-    "duplicate": Reason("the node has it already", Behaviour.HARMLESS),
+    "signature": Reason("the signature is not its sender's", FALSE_CLAIM, is_of_origin=True),
+    "duplicate": Reason("the node has it already", HARMLESS),
     "sequence_reused": Reason(
         "its sender used the sequence number before, as two nodes with one identity do",
-        Behaviour.HARMLESS,
+        HARMLESS,
         advice="one home per node: two nodes use the same identity.key",
     ),
     "weights_not_offered": Reason(
@@ -69,11 +66,11 @@ REFUSALS = {
         advice="restart the follower: it names weights that its learner does not offer",
     ),
     "clock_skew": Reason(
-        "its time is more than a minute ahead: one of the two clocks is wrong", Behaviour.HARMLESS, advice=CLOCKS
+        "its time is more than a minute ahead: one of the two clocks is wrong", HARMLESS, advice=CLOCKS
     ),
     "stale": Reason(
         "it is older than the run's `step.max_age_s`, or than this node's last buffer reset",
-        Behaviour.HARMLESS,
+        HARMLESS,
         advice=f"{CLOCKS}; on a slow link raise step.max_age_s in the run",
     ),
     "tokenizer": Reason(
@@ -95,7 +92,7 @@ REFUSALS = {
     "finish_reason": Reason("a finish reason does not fit the end tokens that its sender names", advice=SAME_RELEASE),
     "scoring_quota": Reason(
         "scoring the groups of its sender, or of all new peers, exceeded their time limit",
-        Behaviour.HARMLESS,
+        HARMLESS,
         advice="send shorter completions or fewer groups: scoring them takes too long",
     ),
     "prompt_mismatch": Reason(
@@ -109,17 +106,17 @@ REFUSALS = {
     ),
     "too_long_here": Reason(
         "its problem is longer in this node's chat template, and leaves no space for its completions",
-        Behaviour.HARMLESS,
+        HARMLESS,
         advice="raise sampling.max_total_tokens in the run, or use shorter chat templates",
     ),
     "not_encodable": Reason(
         "the tokenizer or the chat template here cannot encode its problem or one of its texts",
-        Behaviour.HARMLESS,
+        HARMLESS,
         advice="use models of one family",
     ),
     "no_embedding": Reason(
         "it has a token of which this node's model has no embedding",
-        Behaviour.HARMLESS,
+        HARMLESS,
         advice="use a model whose embedding has a row for each token of the tokenizer",
     ),
     "duplicate_completions": Reason(
@@ -127,15 +124,13 @@ REFUSALS = {
         Behaviour.COPIED,
         advice=OWN_HOME,
     ),
-    "duplicate_of_own": Reason(
-        "its completions were in a group of this node before", Behaviour.FALSE_CLAIM, advice=OWN_HOME
-    ),
+    "duplicate_of_own": Reason("its completions were in a group of this node before", FALSE_CLAIM, advice=OWN_HOME),
     "duplicate_undecided": Reason(
-        "its completions were in a group of another peer before; either may be the original", Behaviour.HARMLESS
+        "its completions were in a group of another peer before; either may be the original", HARMLESS
     ),
     "scoring_failed": Reason(
         "scoring it here failed, or this machine was too busy",
-        Behaviour.HARMLESS,
+        HARMLESS,
         advice="the refusing node is too busy: fewer groups per step, or more cores",
     ),
     "scoring_timeout": Reason(
@@ -145,7 +140,7 @@ REFUSALS = {
     ),
     "reward_mismatch": Reason(
         "a claimed reward differs from the one computed here",
-        Behaviour.FALSE_CLAIM,
+        FALSE_CLAIM,
         is_graded=True,
         advice="install the same releases of ftis-node and of the graders on both nodes",
     ),
