@@ -98,7 +98,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--trl-micro-batches", type=int, nargs="+", default=list(TRL_MICRO_BATCHES), metavar="N")
     parser.add_argument("--ours-only", action="store_true", help="without TRL, which is not needed then")
     parser.add_argument("--recompute", action="store_true", help="gradient checkpointing on both sides")
-    parser.add_argument("--kernels", choices=["auto", "plain", "compile", "liger"], default="auto", help="ours")
+    parser.add_argument("--kernels", choices=["auto", "plain", "compile"], default="auto", help="ours")
     parser.add_argument("--peak-tflops", type=float, help="the chip's own figure, instead of the measured product")
     options = parser.parse_args()
     if options.ours_only:

@@ -126,11 +126,11 @@ class LearnerSection(Section):
         description="Gradient checkpointing: far less memory for about a third more time. Unset: used on a GPU if "
         "the memory plan has no space for the activations, and after the learner ran out of memory.",
     )
-    kernels: Literal["auto", "plain", "compile", "liger"] = Field(
+    kernels: Literal["auto", "plain", "compile"] = Field(
         default="auto",
         description="Implementation of a layer's norms, rotary embeddings and activations: `plain` torch, "
-        "`compile` (torch.compile, layer by layer), `liger` (the package liger-kernel). `auto`: the fastest of them "
-        "on a GPU, measured at the start; `plain` on a CPU and for a learner of several processes.",
+        "`compile` (torch.compile, layer by layer). `auto`: the faster of them on a GPU, measured at the start; "
+        "`plain` on a CPU and for a learner of several processes.",
     )
     report_entropy: bool = Field(
         default=False, description="Report the policy's entropy with each step. It costs one more pass over the logits."

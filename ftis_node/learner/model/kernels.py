@@ -2,12 +2,10 @@
 
     plain     operation by operation, as transformers writes them
     compile   torch.compile, one decoder layer at a time; packed attention is excluded from compilation
-    liger     Triton kernels for RMSNorm and rotary angles, from the package liger-kernel if installed; the
-              feed-forward block stays that of `policy.py`, which saves less
-    auto      on a GPU the fastest of these, measured; on a CPU plain, because compilation takes half a minute
+    auto      on a GPU the faster of these, measured; on a CPU plain, because compilation takes half a minute
 
-The chosen kernels must give the log-probs and the gradient of plain kernels, up to rounding (`policy_loading.py`).
-Kernels that do not are skipped with a warning that gives the cause.
+Compiled layers must give the log-probs and the gradient of plain ones, up to rounding (`policy_loading.py`). If they do
+not, they are skipped with a warning that gives the cause.
 """
 
 from __future__ import annotations
@@ -18,9 +16,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,8 +40,7 @@ MORE_MEMORY = 1.02  # largest peak relative to plain's that the memory plan tole
 PROMPT_TOKENS, COMPLETION_TOKENS, GROUP_SIZE = 128, 384, 12  # of the measured texts
 
 
-@dataclass(frozen=True, slots=True)
-class KernelMeasurement:
+class KernelMeasurement(NamedTuple):
     """The cost of a forward and a backward pass of one layer; `peak_bytes` is in addition to the model."""
 
     seconds: float
@@ -53,67 +49,66 @@ class KernelMeasurement:
 
 def check_kernels(boot: LearnerBoot) -> None:
     """Raise ConfigError for kernels that this learner does not support."""
-    if boot.settings.kernels in ("compile", "liger") and boot.settings.num_ranks > 1:
+    if boot.settings.kernels != "compile":
+        return
+    if boot.settings.num_ranks > 1:
         raise ConfigError(
-            f"learner.kernels = '{boot.settings.kernels}' is for a learner of one process: use 'auto', or leave "
-            "learner.gpus and learner.processes out"
+            "learner.kernels = 'compile' is for a learner of one process: use 'auto', or leave learner.gpus and "
+            "learner.processes out"
         )
-    if boot.settings.kernels == "compile" and boot.measures_agreement:
+    if boot.measures_agreement:
         raise ConfigError(
             "learner.kernels = 'compile' skips the hooks of method.peer_weights = \"agreement\": use 'plain'"
         )
 
 
 def choose_kernels(policy: Policy, boot: LearnerBoot) -> Policy:
-    """Return `policy` with the kernels that `boot` sets, or with the fastest correct ones."""
+    """Return `policy` with the kernels that `boot` sets, or with the faster correct ones."""
     if boot.settings.kernels == "plain" or boot.measures_agreement or policy.root is not None:
         return policy
-    if boot.settings.kernels != "auto":
-        with _switched(policy, boot.settings.kernels) as problem:
+    if boot.settings.kernels == "compile":
+        with _compiled(policy) as problem:
             pass
         if problem is not None:
-            log.warning("kernels: plain, because %s cannot be used: %s", boot.settings.kernels, problem)
+            log.warning("kernels: plain, because compile cannot be used: %s", problem)
             return policy
-        log.info("kernels: %s, as set", boot.settings.kernels)
-        return _with_kernels(policy, boot.settings.kernels)
-    if policy.causal_lm.device.type == "cpu":
+        log.info("kernels: compile, as set")
+    elif policy.causal_lm.device.type == "cpu" or not _is_faster(policy, boot):
         return policy
-    return _fastest(policy, boot)
+    compile_layers(policy.causal_lm)
+    torch._dynamo.config.suppress_errors = True  # a later shape that cannot be compiled runs uncompiled
+    return replace(policy, kernels="compile")
 
 
-def _fastest(policy: Policy, boot: LearnerBoot) -> Policy:
+def _is_faster(policy: Policy, boot: LearnerBoot) -> bool:
+    """Measure plain and compiled kernels. Return whether compiled ones are correct, faster, and in the memory plan."""
     micro_batch = _micro_batch(policy, boot.micro_batch_tokens)
     plain = measure(policy, micro_batch)
-    words, best, best_s = [f"plain {1e3 * plain.seconds:.1f} ms"], "plain", plain.seconds / GAIN
-    for name in ("compile", *(["liger"] if find_spec("liger_kernel") else [])):
-        with _switched(policy, name) as problem:
-            if problem is None:
-                found = measure(policy, micro_batch)
-                if found.peak_bytes > MORE_MEMORY * plain.peak_bytes:
-                    problem = f"a layer takes {found.peak_bytes / plain.peak_bytes:.2f} times the memory"
-                words.append(f"{name} {1e3 * found.seconds:.1f} ms")
-                if problem is None and found.seconds < best_s:
-                    best, best_s = name, found.seconds
-        if problem is not None:
-            log.warning("kernels: %s is skipped: %s", name, problem)
-    log.info("kernels: %s; a layer of %d tokens: %s", best, micro_batch.token_ids.numel(), ", ".join(words))
-    return policy if best == "plain" else _with_kernels(policy, best)
-
-
-def _with_kernels(policy: Policy, name: str) -> Policy:
-    SWITCHES[name](policy.causal_lm)
-    if name == "compile":  # a later shape that cannot be compiled runs uncompiled
-        torch._dynamo.config.suppress_errors = True
-    return replace(policy, kernels=name)
+    with _compiled(policy) as problem:
+        compiled = measure(policy, micro_batch) if problem is None else plain
+    if compiled.peak_bytes > MORE_MEMORY * plain.peak_bytes:
+        problem = f"a layer takes {compiled.peak_bytes / plain.peak_bytes:.2f} times the memory"
+    if problem is not None:
+        log.warning("kernels: compile is skipped: %s", problem)
+        return False
+    is_faster = compiled.seconds * GAIN < plain.seconds
+    log.info(
+        "kernels: %s; a layer of %d tokens: plain %.1f ms, compile %.1f ms",
+        "compile" if is_faster else "plain",
+        micro_batch.token_ids.numel(),
+        1e3 * plain.seconds,
+        1e3 * compiled.seconds,
+    )
+    return is_faster
 
 
 @contextmanager
-def _switched(policy: Policy, name: str) -> Iterator[str | None]:
-    """Switch these kernels on inside the block. Yields why they cannot be used, or None."""
+def _compiled(policy: Policy) -> Iterator[str | None]:
+    """Compile the layers inside the block. Yields why they cannot be used, or None."""
     expected = probe_values(policy)
     undo: Callable[[], None] | None = None
     try:
-        undo = SWITCHES[name](policy.causal_lm)
+        undo = compile_layers(policy.causal_lm)
         problem = difference_from(expected, probe_values(policy), dtype=policy.compute_dtype)
     except Exception as error:  # a compiler, or another version of a package, may raise anything
         problem = f"{type(error).__name__}: {first_line(error)}"
@@ -140,29 +135,6 @@ def compile_layers(causal_lm: Any) -> Callable[[], None]:
             layer._compiled_call_impl = None
 
     return undo
-
-
-def use_liger(causal_lm: Any) -> Callable[[], None]:
-    """Compute norms and rotary angles by Liger's kernels. Returns the undo function. Raises ImportError."""
-    from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
-
-    code = sys.modules[type(causal_lm).__module__].__dict__
-    names, forwards = dict(code), [(module, module.__dict__.get("forward")) for module in causal_lm.modules()]
-
-    def undo() -> None:
-        code.update(names)
-        for module, forward in forwards:
-            module.__dict__.pop("forward", None)
-            if forward is not None:
-                module.__dict__["forward"] = forward
-
-    _apply_liger_kernel_to_instance(
-        model=causal_lm, rope=True, rms_norm=True, swiglu=False, cross_entropy=False, fused_linear_cross_entropy=False
-    )
-    return undo
-
-
-SWITCHES = {"compile": compile_layers, "liger": use_liger}
 
 
 def measure(policy: Policy, micro_batch: MicroBatch) -> KernelMeasurement:
