@@ -2,8 +2,8 @@
 
 The *weight* w of a completion is the factor of its advantage in the gradient, the mean over its tokens. It is 1 for
 `nois`, the mean of min(rho, C) for `tis`, s for `gspo`. It is the slope of the objective for A = 1 (A = -1 if A < 0),
-so no method needs code for it. A completion *taught* if the filter kept it and A is not 0. The effective sample size of
-those is (sum w)^2 / sum w^2 (A. Kong, "A note on importance sampling using standardized weights", 1992).
+so no method needs code for it. A completion is *trained* if the filter kept it and A is not 0. The effective sample
+size of those is (sum w)^2 / sum w^2 (A. Kong, "A note on importance sampling using standardized weights", 1992).
 
 Log-probs are understated if the learner finds a completion far likelier than its sender claims. Suppose a sender
 samples y from a policy mu and reports log mu(y) correctly. For any policy pi the ratio M_n = pi(y_1..n) / mu(y_1..n) is
@@ -88,9 +88,9 @@ def sender_sums(
         groups, groups_with_signal          groups, and those with an advantage that is not 0
         completions, negatives              completions, and those with A < 0
         kept, kept_negatives                of these, those that the filter kept
-        taught, clipped                     kept with A not 0; of these, those without any gradient: the method's clip
+        trained, clipped                    kept with A not 0; of these, those without any gradient: the method's clip
                                             or mask took every token
-        weight_sum, weight_square_sum       sum of w and of w^2 over `taught`
+        weight_sum, weight_square_sum       sum of w and of w^2 over `trained`
         tokens                              completion tokens
         measured, measured_tokens           completions and tokens with log-probs by their sender; over these:
         truncated_tokens, low_ratio_tokens  tokens with rho > cap, tokens with rho < 0.1
@@ -109,10 +109,10 @@ def sender_sums(
     kl, keep = apply_filter(batch, settings, filtered=row.filtered)
     advantage = batch.advantages
     keep = keep & (~is_text | (advantage > 0))
-    taught = keep & (advantage != 0)
+    trained = keep & (advantage != 0)
     slopes = objective_slopes(row, batch, settings)
     weights = torch.where(is_text, text_weights.double(), slopes.sum(dim=1))
-    weights = torch.where(taught, weights, 0.0)
+    weights = torch.where(trained, weights, 0.0)
     is_silent = (slopes == 0).all(dim=1) & ~is_text & (batch.num_tokens > 0)
 
     known = batch.mask & ~is_text[:, None]
@@ -122,8 +122,8 @@ def sender_sums(
         "negatives": advantage < 0,
         "kept": keep,
         "kept_negatives": keep & (advantage < 0),
-        "taught": taught,
-        "clipped": taught & is_silent,
+        "trained": trained,
+        "clipped": trained & is_silent,
         "weight_sum": weights,
         "weight_square_sum": weights.square(),
         "tokens": batch.num_tokens,

@@ -21,7 +21,7 @@ smallest KL by the same estimator. So one setting fits any pair of models and an
     quantile    the share is `keep_share`
     ess         the share is measured: the sender's effective sample size (`effective_share`)
 
-The share is of the completions with A < 0 in one batch; those with A = 0 teach nothing and do not fill it. This node's
+The share is of the completions with A < 0 in one batch; those with A = 0 do not fill it. This node's
 own completions (sender id 0) are kept, whatever their distance. With `rank_own` they count as one more sender:
 completions of old weights may be as far from the learner as a peer's.
 

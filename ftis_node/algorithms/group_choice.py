@@ -36,17 +36,15 @@ def choose_groups(
 
     Each list has one sequence of rewards a group. `is_near` marks the foreign groups of the node's own domain; None: no
     domains. `near_share` is the share of near groups, averaged over seeds that count the steps. The same arguments
-    always give the same choice. Raises ValueError if a number is negative.
+    always give the same choice.
     """
-    if num_own < 0 or num_foreign < 0:
-        raise ValueError(f"num_own and num_foreign must be >= 0, not {num_own} and {num_foreign}")
     generator = random.Random(seed)
-    own = _sample(_teaching(own_rewards), num_own, generator)
-    teaching = _teaching(foreign_rewards)
+    own = _sample(_with_signal(own_rewards), num_own, generator)
+    with_signal = _with_signal(foreign_rewards)
     if is_near is None:
-        return GroupChoice(own=own, foreign=_sample(teaching, num_foreign, generator))
-    near = [position for position in teaching if is_near[position]]
-    far = [position for position in teaching if not is_near[position]]
+        return GroupChoice(own=own, foreign=_sample(with_signal, num_foreign, generator))
+    near = [position for position in with_signal if is_near[position]]
+    far = [position for position in with_signal if not is_near[position]]
     sizes = split_foreign(num_foreign, num_near=len(near), num_far=len(far), share=near_share, turn=seed)
     drawn = [_sample(side, num, generator) for side, num in zip((near, far), sizes, strict=True)]
     return GroupChoice(own=own, foreign=tuple(sorted(drawn[0] + drawn[1])))
@@ -68,7 +66,7 @@ def has_signal(rewards: Sequence[float]) -> bool:
     return len(set(rewards)) > 1
 
 
-def _teaching(groups: Sequence[Sequence[float]]) -> list[int]:
+def _with_signal(groups: Sequence[Sequence[float]]) -> list[int]:
     return [position for position, rewards in enumerate(groups) if has_signal(rewards)]
 
 

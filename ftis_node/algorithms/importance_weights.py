@@ -31,7 +31,7 @@ import math
 import torch
 from torch import Tensor
 
-from ftis_node.algorithms.batch import FLOATING, Batch, group_logsumexp, require_finite, require_tensor
+from ftis_node.algorithms.batch import Batch, group_logsumexp
 
 TOKEN_LOG_RATIO_LIMIT = 20.0
 SEQUENCE_LOG_RATIO_LIMIT = 80.0  # exp(80) = 5.5e34: a loss of many such terms is still finite in float32
@@ -42,20 +42,8 @@ def cross_tokenizer_advantages(
 ) -> Tensor:
     """Return A_i * min(exp(mean lp - mean lg), cap) if A_i > 0, else 0: `[N]`, without gradient.
 
-    All three are `[N]`, float32 or float64. A mean log-prob is over a completion's tokens, each side's under its own
-    tokenizer. Raises ValueError for a wrong shape or dtype, a non-finite value, or a `cap` that is not > 0.
+    All three are finite and `[N]`. A mean log-prob is over a completion's tokens, each side's under its own tokenizer.
     """
-    if math.isnan(cap) or cap <= 0:
-        raise ValueError(f"cap must be a number > 0, not {cap!r}")
-    num_completions = advantages.shape[0] if isinstance(advantages, Tensor) and advantages.dim() == 1 else 0
-    named = {
-        "advantages": advantages,
-        "learner_mean_logprobs": learner_mean_logprobs,
-        "behaviour_mean_logprobs": behaviour_mean_logprobs,
-    }
-    for name, value in named.items():
-        require_tensor(name, value, dtypes=FLOATING, shape=(num_completions,))
-        require_finite(name, value)
     log_ratio = learner_mean_logprobs.detach().double() - behaviour_mean_logprobs.detach().double()
     # Capped before the exponential, which would overflow for a distant pair of models.
     weights = torch.exp(log_ratio.clamp(max=math.log(cap)))

@@ -72,7 +72,7 @@ def ratio_clipped(batch: Batch, settings: Settings) -> Tensor:
 def truncated_weight(batch: Batch, settings: Settings) -> Tensor:
     """Return the objective of `tis`: the surrogate times min(rho0, C).
 
-    If A > 0 the weight is at least `floor`, beyond the paper: a right answer teaches, however unlikely it is.
+    If A > 0 the weight is at least `floor`, beyond the paper: a right answer counts, however unlikely it is.
     """
     floor = settings.floor * (batch.advantages > 0).double()[:, None]
     return truncated(first_pass_ratio(batch), settings.cap).clamp(min=floor) * unweighted(batch, settings)

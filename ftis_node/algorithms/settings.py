@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -76,24 +76,21 @@ def _is_number(value: object) -> bool:
 
 
 # Infinity is valid if it means "no bound".
-_BOUNDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "cap": ("a number > 0", lambda value: _is_number(value) and value > 0),
-    "kl_threshold": ("a number >= 0", lambda value: _is_number(value) and value >= 0),
-    "eps_low": ("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1),
-    "eps_high": ("a number >= 0", lambda value: _is_number(value) and value >= 0),
+_Bound: TypeAlias = tuple[str, Callable[[Any], bool]]
+_POSITIVE: _Bound = ("a number > 0", lambda value: _is_number(value) and value > 0)
+_NOT_NEGATIVE: _Bound = ("a number >= 0", lambda value: _is_number(value) and value >= 0)
+_SHARE: _Bound = ("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1)
+_FLAG: _Bound = ("true or false", lambda value: isinstance(value, bool))
+_BOUNDS: Mapping[str, _Bound] = {
+    **dict.fromkeys(("cap", "m2_threshold"), _POSITIVE),
+    **dict.fromkeys(("kl_threshold", "eps_high", "mis_low", "mis_high"), _NOT_NEGATIVE),
+    **dict.fromkeys(("eps_low", "floor", "keep_share", "alpha"), _SHARE),
+    **dict.fromkeys(("rank_own", "clip"), _FLAG),
+    "k3_beta": ("a finite number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf),
     "max_completion_length": (
         "a whole number of tokens >= 1",
         lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1),
     ),
-    "floor": ("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1),
-    "keep_share": ("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1),
-    "rank_own": ("true or false", lambda value: isinstance(value, bool)),
-    "clip": ("true or false", lambda value: isinstance(value, bool)),
-    "alpha": ("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1),
-    "k3_beta": ("a finite number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf),
-    "mis_low": ("a number >= 0", lambda value: _is_number(value) and value >= 0),
-    "mis_high": ("a number >= 0", lambda value: _is_number(value) and value >= 0),
-    "m2_threshold": ("a number > 0", lambda value: _is_number(value) and value > 0),
 }
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {

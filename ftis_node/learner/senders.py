@@ -26,7 +26,7 @@ class SenderStats(msgspec.Struct, frozen=True):
     negatives: int = 0
     kept: int = 0
     kept_negatives: int = 0
-    taught: int = 0
+    trained: int = 0
     clipped: int = 0
     weight_sum: float = 0.0
     weight_square_sum: float = 0.0
@@ -42,25 +42,25 @@ class SenderStats(msgspec.Struct, frozen=True):
 
     @property
     def ess(self) -> float | None:
-        """Return the effective sample size of the completions that taught, as a share of their number.
+        """Return the effective sample size of the trained completions, as a share of their number.
 
-        It is 1 for equal weights, 0 if all weights are 0, and None if no completion taught.
+        It is 1 for equal weights, 0 if all weights are 0, and None without trained completions.
         """
-        if not self.taught:
+        if not self.trained:
             return None
-        squares = self.taught * self.weight_square_sum
+        squares = self.trained * self.weight_square_sum
         return min(1.0, self.weight_sum**2 / squares) if squares else 0.0
 
     @property
-    def teaches(self) -> float | None:
-        """Return the effective share of the sender's completions that taught: share that taught x ESS."""
-        return self.taught * (self.ess or 0.0) / self.completions if self.completions else None
+    def ess_share(self) -> float | None:
+        """Return the share of trained completions times their ESS."""
+        return self.trained * (self.ess or 0.0) / self.completions if self.completions else None
 
     @property
     def weight_variance(self) -> float | None:
-        if not self.taught:
+        if not self.trained:
             return None
-        return max(0.0, self.weight_square_sum / self.taught - (self.weight_sum / self.taught) ** 2)
+        return max(0.0, self.weight_square_sum / self.trained - (self.weight_sum / self.trained) ** 2)
 
     def shares(self) -> dict[str, float | None]:
         """Return all shares and means by name, each None without values."""
@@ -69,10 +69,10 @@ class SenderStats(msgspec.Struct, frozen=True):
             "kept_negatives": _share(self.kept_negatives, self.negatives),
             "signal": _share(self.groups_with_signal, self.groups),
             "ess": self.ess,
-            "teaches": self.teaches,
-            "weight_mean": _share(self.weight_sum, self.taught),
+            "teaches": self.ess_share,
+            "weight_mean": _share(self.weight_sum, self.trained),
             "weight_variance": self.weight_variance,
-            "clipped": _share(self.clipped, self.taught),
+            "clipped": _share(self.clipped, self.trained),
             "truncated": _share(self.truncated_tokens, self.measured_tokens),
             "low_ratio": _share(self.low_ratio_tokens, self.measured_tokens),
             "mean_log_ratio": _share(self.log_ratio_sum, self.measured_tokens),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ftis_node.algorithms import policy_loss
 from ftis_node.algorithms.methods import METHODS
 
-from .cases import LOG_RATIO_REGIMES, Case, cases, check_case, make_case, make_parameters
+from .cases import Case, cases, check_case, make_case, make_parameters
 from .make_golden import GOLDEN, entries
 from .reference import METHOD_DEFAULTS
 
@@ -25,18 +25,17 @@ def test_the_reference_has_every_method() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=cases(), dtype=st.sampled_from((torch.float32, torch.float64)), seed=st.integers(0, 2**32))
 def test_loss_gradient_and_metrics_equal_the_reference(method: str, case: Case, dtype: torch.dtype, seed: int) -> None:
     check_case(method, case, dtype, make_parameters(seed, method))
 
 
-@pytest.mark.parametrize("regime", LOG_RATIO_REGIMES)
+@pytest.mark.parametrize("regime", ["mixed", "beyond_clamp"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_larger_batch_with_default_parameters_equals_the_reference(method: str, regime: str) -> None:
     limit = {"max_completion_length": 50} if method == "dr_grpo" else {}
-    for seed in range(2):
-        check_case(method, make_case(seed, 24, 30, regime), torch.float64, limit)
+    check_case(method, make_case(0, 16, 12, regime), torch.float64, limit)
 
 
 def test_the_file_equals_the_output_of_its_script() -> None:
@@ -48,14 +47,9 @@ def test_the_file_equals_the_output_of_its_script() -> None:
         }
 
 
-def test_every_method_is_in_the_file() -> None:
-    assert {entry["method"] for entry in STORED["entries"]} == set(METHODS)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("entry", STORED["entries"], ids=lambda entry: entry["method"])
-def test_loss_gradient_and_metrics_equal_the_file(entry: dict[str, Any], dtype: torch.dtype) -> None:
-    batch = STORED["batch"]
+def test_loss_gradient_and_metrics_equal_the_file(entry: dict[str, Any]) -> None:
+    batch, dtype = STORED["batch"], torch.float64
     learner = torch.tensor(batch["lp"], dtype=dtype, requires_grad=True)
     params = dict(entry["params"])
     if "first_pass_logprobs" in params:
@@ -71,7 +65,7 @@ def test_loss_gradient_and_metrics_equal_the_file(entry: dict[str, Any], dtype: 
     )
     loss.backward()
     assert learner.grad is not None
-    digits = 1e-5 if dtype == torch.float32 else 1e-11
+    digits = 1e-11
     assert loss.item() == pytest.approx(entry["loss"], rel=digits)
     assert learner.grad.norm().item() == pytest.approx(entry["gradient_norm"], rel=digits)
     for name, value in metrics.items():

@@ -44,7 +44,7 @@ def test_two_senders_by_hand() -> None:
         "negatives": (1, 1),
         "kept": (2, 2),
         "kept_negatives": (1, 0),
-        "taught": (2, 1),
+        "trained": (2, 1),
         "clipped": (0, 0),
         "weight_sum": (1.25 + 0.25, 1.5),
         "weight_square_sum": (1.25**2 + 0.25**2, 1.5**2),
@@ -65,15 +65,12 @@ def test_two_senders_by_hand() -> None:
     ("method", "params", "weights", "clipped"),
     [
         ("nois", {}, (1.0, 1.0), (0, 0)),
-        ("swarm_sapo", {}, (1.0, 1.0), (0, 0)),
         ("tis", {"cap": 1.5}, (1.25, 0.5), (0, 0)),
-        ("cispo", {"cap": 1.5}, (1.25, 0.5), (0, 0)),
         ("vis", {}, (0.5, 0.0), (0, 1)),  # rho 2 with A > 0 is clipped, and rho 1/2 with A < 0
         ("dapo", {"eps_low": 0.6, "eps_high": 2.0}, (1.5, 0.5), (0, 0)),
         ("mis", {"mis_low": 0.8, "mis_high": 1.5}, (0.5, 0.0), (0, 1)),
         ("gspo", {}, (0.0, 0.0), (1, 1)),
         ("gspo", {"eps_low": 0.9, "eps_high": 9.0}, (math.sqrt(2), 0.5), (0, 0)),
-        ("gspo_token", {"eps_low": 0.9, "eps_high": 9.0}, (math.sqrt(2), 0.5), (0, 0)),
         ("gepo", {"clip": False, "k3_beta": 0.5}, (math.sqrt(0.1) / Q, 0.1 / Q), (0, 0)),
         ("topr", {}, (1.0, 0.5), (0, 0)),
         ("m2po", {"m2_threshold": 0.1}, (0.5, 0.0), (0, 1)),
@@ -121,32 +118,19 @@ def test_the_quantile_filter_compares_completions_of_one_sender() -> None:
     assert found["kept_negatives"] == [0, 0, 0]
 
 
-def test_a_log_ratio_on_an_edge_is_in_the_bin_above() -> None:
-    learner = torch.tensor([[-4.0, -4.0, -4.0]], dtype=torch.float64)
-    batch = {
-        "learner_logprobs": learner,
-        "behaviour_logprobs": learner + torch.tensor([[-0.5, 0.5, 4.0]], dtype=torch.float64),
-        "mask": torch.ones_like(learner, dtype=torch.bool),
-        "advantages": torch.ones(1),
-        "group_ids": torch.zeros(1, dtype=torch.int64),
-    }
-    assert sums_of("tis", batch, [0])["positive_log_ratios"] == [[0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0]]
-
-
 def test_texts_have_a_weight_and_no_ratios() -> None:
     batch = rows([[0.5], [0.5], [0.5]], [[0.5], [0.5], [0.25]], [1.0, -1.0, 1.0])
     is_text, weights = torch.tensor([True, True, False]), torch.tensor([1.75, 0.5, 0.0])
     found = sums_of("tis", batch, [0, 0, 0], is_text=is_text, text_weights=weights)
     assert (found["completions"], found["kept"], found["kept_negatives"]) == ([3], [2], [0])
-    assert (found["taught"], found["clipped"]) == ([2], [0])
+    assert (found["trained"], found["clipped"]) == ([2], [0])
     assert found["weight_sum"] == pytest.approx([1.75 + 2.0])
     assert (found["tokens"], found["measured"], found["measured_tokens"]) == ([3], [1], [1])
     assert found["log_ratio_sum"] == pytest.approx([math.log(2)])
     assert sum(found["positive_log_ratios"][0]) == 1
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("estimator", ["author_k3", "k1_fwd", "k3_fwd", "rkl_iw"])
+@pytest.mark.parametrize(("method", "estimator"), [*((name, "author_k3") for name in METHODS), ("ftis", "rkl_iw")])
 def test_every_figure_is_finite_for_any_log_prob_of_a_peer(method: str, estimator: str) -> None:
     claims = (0.0, -1e-30, -40.0, -1e4, -3e38, 3e38)
     learner = torch.tensor([[own] * 3 for own in (-1e-6, -300.0) for _ in claims], dtype=torch.float32)

@@ -7,27 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ftis_node.algorithms import policy_loss
 from ftis_node.algorithms.batch import read_batch
-from ftis_node.algorithms.filters import effective_share, keep_near_or_good, second_moment_mask, sequence_kl
+from ftis_node.algorithms.filters import effective_share, keep_near_or_good, sequence_kl
 
 from .by_hand import evaluate, padded_logs, rows
-from .cases import LOG_RATIO_REGIMES, make_case
-from .reference import read_rows, set_trusted_tokens
 
 VOCABULARY = 7
-
-
-@pytest.fixture
-def policies() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a learner and a generator: two softmaxes over a small vocabulary, `[V]` each."""
-    generator = torch.Generator().manual_seed(5)
-    logits = torch.randn(2, VOCABULARY, generator=generator, dtype=torch.float64)
-    learner, behaviour = torch.softmax(logits, dim=1)
-    return learner, behaviour
 
 
 def expectation(estimator: str, learner: torch.Tensor, behaviour: torch.Tensor) -> float:
@@ -51,26 +38,18 @@ def kl_divergence(of: torch.Tensor, relative_to: torch.Tensor) -> float:
     return float((of * (of.log() - relative_to.log())).sum())
 
 
-def test_author_k3_estimates_chi_squared_minus_kl(policies: tuple[torch.Tensor, torch.Tensor]) -> None:
-    learner, behaviour = policies
-    chi_squared = float((behaviour.square() / learner).sum()) - 1
-    expected = chi_squared - kl_divergence(behaviour, learner)
-    assert expectation("author_k3", learner, behaviour) == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("estimator", ["k1_fwd", "k3_fwd"])
-def test_forward_estimators_estimate_the_generators_divergence(
-    estimator: str, policies: tuple[torch.Tensor, torch.Tensor]
-) -> None:
-    learner, behaviour = policies
-    expected = kl_divergence(behaviour, learner)
-    assert expectation(estimator, learner, behaviour) == pytest.approx(expected, rel=1e-12)
-
-
-def test_rkl_iw_estimates_the_learners_divergence(policies: tuple[torch.Tensor, torch.Tensor]) -> None:
-    learner, behaviour = policies
-    expected = kl_divergence(learner, behaviour)
-    assert expectation("rkl_iw", learner, behaviour) == pytest.approx(expected, rel=1e-12)
+def test_estimators_by_exact_enumeration() -> None:
+    """Learner and generator are softmaxes over a small vocabulary."""
+    generator = torch.Generator().manual_seed(5)
+    learner, behaviour = torch.softmax(torch.randn(2, VOCABULARY, generator=generator, dtype=torch.float64), dim=1)
+    forward = kl_divergence(behaviour, learner)
+    expected = {
+        "author_k3": float((behaviour.square() / learner).sum()) - 1 - forward,  # chi-squared minus KL
+        "k1_fwd": forward,
+        "k3_fwd": forward,
+        "rkl_iw": kl_divergence(learner, behaviour),
+    }
+    assert {name: expectation(name, learner, behaviour) for name in expected} == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -135,17 +114,11 @@ def test_quantile_keeps_the_nearest_negatives_of_each_sender() -> None:
 
 @pytest.mark.parametrize(
     ("share", "expected"),
-    [(0.0, 0), (0.1, 0), (0.12, 0), (0.125, 1), (0.3, 1), (0.375, 2), (0.6, 2), (0.625, 3), (0.8, 3), (1.0, 4)],
+    [(0.0, 0), (0.12, 0), (0.125, 1), (0.6, 2), (1.0, 4)],
 )
 def test_the_number_kept_is_rounded_to_the_nearest(share: float, expected: int) -> None:
     flags = kept([0.4, 0.3, 0.2, 0.1], [-1.0] * 4, filter="quantile", keep_share=share)
     assert flags == [rank < expected for rank in range(4)]
-
-
-def test_neutral_completions_do_not_count_for_the_share() -> None:
-    # The three neutral completions do not count, and half of the two negatives is one.
-    learner, advantages = [0.5, 0.5, 0.5, 0.4, 0.1], [0.0, 0.0, 0.0, -1.0, -1.0]
-    assert kept(learner, advantages, **QUANTILE) == [False, False, False, True, False]
 
 
 def test_completions_of_equal_kl_are_kept_together() -> None:
@@ -196,16 +169,6 @@ def test_effective_share_by_hand() -> None:
     assert shares([0.5, 1.0, 0.5, 1.0], [9, 4, 9, 4]) == pytest.approx([1.0, 0.5]), "the order is that of sender ids"
 
 
-def test_effective_share_decreases_with_distance() -> None:
-    """The share decreases as the learner moves on in one direction, also with uneven completions."""
-    generator = torch.Generator().manual_seed(3)
-    for _ in range(50):
-        directions = torch.randn(12, generator=generator, dtype=torch.float64) - 0.3
-        found = [shares((scale * directions).exp().tolist(), [1] * 12)[0] for scale in (0.0, 0.1, 0.5, 1.0, 3.0, 30.0)]
-        assert found[0] == 1.0
-        assert found == sorted(found, reverse=True)
-
-
 def test_ess_keeps_all_of_the_same_model_some_of_a_near_one_and_none_of_a_far_one() -> None:
     same, near, far = [0.5] * 4, [0.45, 0.35, 0.25, 0.15], [0.01] * 4
     flags = kept(same + near + far, [-1.0] * 12, [1] * 4 + [2] * 4 + [3] * 4, filter="ess")
@@ -217,49 +180,3 @@ def test_ess_counts_positives_and_negatives() -> None:
     # The near negative alone is kept. With two far positives of its sender it is dropped.
     assert kept([0.5], [-1.0], filter="ess") == [True]
     assert kept([0.5, 1e-6, 1e-6], [-1.0, 1.0, 1.0], filter="ess") == [False, True, True]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    regime=st.sampled_from(LOG_RATIO_REGIMES),
-    rule=st.sampled_from(["quantile", "ess"]),
-    share=st.floats(0, 1),
-)
-def test_a_dropped_row_has_zero_gradient_and_others_are_unchanged(
-    seed: int, regime: str, rule: str, share: float
-) -> None:
-    """A kept row has the gradient that it has without a filter. The order of rows does not matter."""
-    case = make_case(seed, 9, 4, regime)
-    tensors = case.tensors(torch.float64)
-    params = {"filter": rule, "keep_share": share, "sender_ids": torch.tensor(case.sender_ids)}
-
-    def gradient(method: str, order: list[int], **given: Any) -> torch.Tensor:
-        learner = tensors["learner_logprobs"].detach()[order].requires_grad_()
-        others = {name: value[order] for name, value in tensors.items() if name != "learner_logprobs"}
-        ids = {"sender_ids": given.pop("sender_ids")[order]} if "sender_ids" in given else {}
-        policy_loss(method, learner, **others, **given, **ids)[0].backward()
-        assert learner.grad is not None
-        return learner.grad
-
-    straight = list(range(9))
-    filtered, whole = gradient("ftis", straight, **params), gradient("tis", straight)
-    for row, (one, other) in enumerate(zip(filtered, whole, strict=True)):
-        assert torch.equal(one, other) or not one.any()
-        if case.advantages[row] > 0 or case.sender_ids[row] == 0:
-            assert torch.equal(one, other)
-    order = torch.randperm(9, generator=torch.Generator().manual_seed(seed)).tolist()
-    torch.testing.assert_close(gradient("ftis", order, **params), filtered[order], rtol=1e-10, atol=0)
-
-
-@pytest.mark.parametrize("threshold", [1e-6, 0.04, 3.0, 60.0])
-@pytest.mark.parametrize("seed", range(12))
-def test_second_moment_mask_equals_the_reference_loop(seed: int, threshold: float) -> None:
-    case = make_case(seed, 6, 9, "mixed")
-    batch = read_batch(**case.tensors(torch.float64))
-    trusted_rows = read_rows(case.lp, case.lg, case.mask, case.advantages, case.group_ids, None)
-    set_trusted_tokens(trusted_rows, threshold)
-    trusted = second_moment_mask(batch, threshold)
-    for marks, row in zip(trusted.tolist(), trusted_rows, strict=True):
-        assert [marks[column] for column in row.columns] == row.trusted
-    assert not (trusted & ~batch.mask).any()

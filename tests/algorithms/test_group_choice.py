@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,11 +40,6 @@ def test_sampling_is_uniform() -> None:
             counts[position] += 1
     # Each is chosen with probability 1/3: 1000 of 3000, standard deviation 26.
     assert all(abs(count - num_draws / 3) < 130 for count in counts)
-
-
-def test_negative_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_own"):
-        choose_groups([SIGNAL], [SIGNAL], num_own=-1, seed=0)
 
 
 COUNTS = st.integers(0, 40)

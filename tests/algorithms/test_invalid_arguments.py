@@ -44,13 +44,8 @@ def test_an_unknown_parameter_lists_the_parameters_of_the_method() -> None:
     [
         ("grpo", {"mis_low": 0.1}),
         ("tis", {"m2_threshold": 0.1}),
-        ("gspo", {"alpha": 0.1}),
         ("ftis", {"topr_level": "token"}),
         ("topr", {"floor": 0.5}),
-        ("cispo", {"floor": 0.5}),
-        ("f-nois", {"floor": 0.5}),
-        ("tis", {"filter": "ess"}),
-        ("grpo", {"keep_share": 0.5}),
         ("tis", {"sender_ids": torch.zeros(3, dtype=torch.int64)}),
     ],
 )
@@ -68,13 +63,10 @@ def test_a_method_without_senders_accepts_none() -> None:
     [
         ({"cap": 0.0}, "cap must be a number > 0, not 0.0"),
         ({"cap": NAN}, "cap"),
-        ({"cap": "2"}, "cap"),
         ({"cap": True}, "cap"),
         ({"kl_estimator": "k2"}, "kl_estimator must be one of author_k3, k1_fwd, k3_fwd, rkl_iw, not 'k2'"),
         ({"kl_threshold": -1.0}, "kl_threshold"),
         ({"eps_low": 1.1}, "eps_low"),
-        ({"eps_low": -0.1}, "eps_low"),
-        ({"eps_high": -0.1}, "eps_high"),
         ({"denominator": "some"}, "denominator must be one of all, kept"),
         ({"agg": "mean"}, "agg must be one of seq_mean, token_mean, max_len"),
         ({"agg": "max_len"}, "max_completion_length"),
@@ -83,9 +75,8 @@ def test_a_method_without_senders_accepts_none() -> None:
     ],
 )
 def test_a_common_parameter_out_of_bounds_is_refused(params: dict[str, Any], named: str) -> None:
-    for method in ("ftis", "grpo", "gepo"):
-        with pytest.raises(ValueError, match=named):
-            call(method, **params)
+    with pytest.raises(ValueError, match=named):
+        call("grpo", **params)
 
 
 @pytest.mark.parametrize(
@@ -95,22 +86,16 @@ def test_a_common_parameter_out_of_bounds_is_refused(params: dict[str, Any], nam
         ("gepo", {"alpha": 1.5}, "alpha"),
         ("gepo", {"clip": 1}, "clip"),
         ("gepo", {"k3_beta": INF}, "k3_beta"),
-        ("mis", {"mis_low": -1.0}, "mis_low"),
         ("mis", {"mis_high": "2"}, "mis_high"),
         ("mis", {"mis_low": 3.0}, "mis_low must not exceed mis_high"),
         ("m2po", {"m2_threshold": 0.0}, "m2_threshold"),
         ("tis", {"floor": 1.1}, r"floor must be a number in \[0, 1\], not 1.1"),
-        ("tis", {"floor": -0.1}, "floor"),
-        ("ftis", {"floor": NAN}, "floor"),
         ("ftis", {"floor": 0.5, "cap": 0.4}, "floor must not exceed cap, but 0.5 > 0.4"),
         ("ftis", {"filter": "far"}, "filter must be one of kl, quantile, ess, not 'far'"),
-        ("f-nois", {"filter": None}, "filter must be one of kl, quantile, ess, not None"),
         ("f-vis", {"keep_share": 1.1}, r"keep_share must be a number in \[0, 1\], not 1.1"),
-        ("ftis", {"keep_share": -0.1}, "keep_share"),
         ("ftis", {"keep_share": True}, "keep_share"),
         ("ftis", {"sender_ids": torch.zeros(3)}, "sender_ids must be one of int64, .* not float32"),
         ("ftis", {"sender_ids": torch.zeros(4, dtype=torch.int64)}, r"sender_ids must have the shape \[3\], not \[4\]"),
-        ("ftis", {"sender_ids": [0, 0, 0]}, "sender_ids must be a tensor, not list"),
         ("topr", {"topr_level": "sequence"}, "topr_level must be one of seq_mean, seq_sum, token"),
         ("tis", {"first_pass_logprobs": torch.zeros(3, 3, dtype=torch.float64)}, "first_pass_logprobs"),
         (
@@ -132,14 +117,10 @@ def test_a_method_parameter_out_of_bounds_is_refused(method: str, params: dict[s
         ({"learner_logprobs": torch.zeros(12)}, "learner_logprobs"),
         ({"learner_logprobs": [[0.0]]}, "learner_logprobs must be a tensor, not list"),
         ({"behaviour_logprobs": torch.zeros(4, 3)}, r"behaviour_logprobs must have the shape \[3, 4\], not \[4, 3\]"),
-        ({"behaviour_logprobs": torch.zeros(3, 4, dtype=torch.float16)}, "behaviour_logprobs"),
         ({"mask": torch.ones(3, 4)}, "mask must be one of bool, not float32"),
-        ({"mask": torch.ones(3, dtype=torch.bool)}, "mask"),
         ({"advantages": torch.ones(4)}, "advantages"),
-        ({"advantages": torch.ones(3, dtype=torch.int64)}, "advantages"),
         ({"advantages": torch.tensor([0.0, INF, 0.0])}, r"advantages holds a non-finite value: inf at \[1\]"),
         ({"group_ids": torch.zeros(3)}, "group_ids"),
-        ({"group_ids": torch.zeros(3, dtype=torch.bool)}, "group_ids"),
         ({"group_ids": torch.zeros(3, 1, dtype=torch.int64)}, "group_ids"),
     ],
 )
@@ -148,9 +129,8 @@ def test_a_tensor_of_wrong_shape_or_dtype_is_refused(changes: dict[str, Any], na
         call(changes=changes)
 
 
-@pytest.mark.parametrize("value", [NAN, INF, -INF])
-@pytest.mark.parametrize("name", ["learner_logprobs", "behaviour_logprobs"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("name", "value"), [("learner_logprobs", NAN), ("behaviour_logprobs", -INF)])
+@pytest.mark.parametrize("method", ["ftis", "dr_grpo", "gepo"])
 def test_a_non_finite_log_prob_is_refused_only_inside_the_mask(method: str, name: str, value: float) -> None:
     logprobs = torch.full((3, 4), -1.0, dtype=torch.float64)
     logprobs[1, 1] = value

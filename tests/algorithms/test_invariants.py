@@ -13,7 +13,7 @@ from ftis_node.algorithms import policy_loss
 from ftis_node.algorithms.methods import METHODS
 
 from .by_hand import evaluate, rows
-from .cases import PADDING, make_case
+from .cases import make_case
 
 LIMITS: dict[str, dict[str, Any]] = {"dr_grpo": {"max_completion_length": 16}}
 FILTERS = pytest.mark.parametrize("rule", ["quantile", "ess"])
@@ -39,57 +39,16 @@ def test_methods_agree_if_learner_and_generator_are_equal() -> None:
     assert all(gradient == gradients[0] for gradient in gradients)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_gspo_token_equals_gspo(seed: int) -> None:
-    tensors = make_case(seed, 6, 8, "mixed").tensors(torch.float64)
-    for bounds in ({}, {"eps_low": 0.5, "eps_high": 3.0}):
-        of_sequence, of_token = run("gspo", tensors, **bounds), run("gspo_token", tensors, **bounds)
-        torch.testing.assert_close(of_sequence[0], of_token[0], rtol=1e-12, atol=1e-14)
-        torch.testing.assert_close(of_sequence[1], of_token[1], rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_padding_values_do_not_matter(method: str, dtype: torch.dtype) -> None:
-    tensors = make_case(3, 6, 8, "mixed").tensors(dtype)
-    outside = ~tensors["mask"]
-    assert outside.any()
-    expected = run(method, tensors)
-    for value in PADDING:
-        filled = {name: tensors[name].detach().clone() for name in ("learner_logprobs", "behaviour_logprobs")}
-        for logprobs in filled.values():
-            logprobs[outside] = value
-        loss, gradient, metrics = run(method, tensors | filled)
-        assert torch.equal(loss, expected[0])
-        assert torch.equal(gradient, expected[1])
-        assert torch.all(gradient[outside] == 0)
-        assert metrics == expected[2]
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_no_intermediate_gradient_is_nan(method: str) -> None:
     """Anomaly detection raises on a NaN in any intermediate gradient, also if a mask removes it later."""
-    for seed in range(4):
+    for seed in range(2):
         tensors = make_case(seed, 6, 5, "beyond_clamp").tensors(torch.float64)
         tensors["mask"][:2] = False
         tensors["group_ids"] = torch.tensor([0, 0, 1, 1, 2, 2])  # group 0 has no tokens
         with torch.autograd.set_detect_anomaly(True):
             loss, gradient, _ = run(method, tensors)
         assert loss.isfinite() and gradient.isfinite().all()
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_order_of_rows_and_values_of_group_ids_do_not_matter(method: str) -> None:
-    tensors = make_case(11, 8, 6, "mixed").tensors(torch.float64)
-    order = torch.randperm(8, generator=torch.Generator().manual_seed(0))
-    shuffled = {name: value.detach()[order] for name, value in tensors.items()}
-    _, names = torch.unique(shuffled["group_ids"], return_inverse=True)
-    shuffled["group_ids"] = (1000 - 17 * names).to(torch.int32)
-    loss, gradient, metrics = run(method, tensors)
-    shuffled_loss, shuffled_gradient, shuffled_metrics = run(method, shuffled)
-    torch.testing.assert_close(shuffled_loss, loss, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(shuffled_gradient, gradient[order], rtol=1e-10, atol=0)
-    assert shuffled_metrics == pytest.approx(metrics, rel=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -106,13 +65,12 @@ def test_an_empty_batch_has_a_zero_loss_with_a_gradient(method: str) -> None:
             assert metrics["truncated_fraction"] == metrics["mean_kl"] == 0.0
 
 
-@pytest.mark.parametrize("method", ["ftis", "f-nois", "f-vis"])
 @pytest.mark.parametrize("denominator", ["all", "kept"])
 @pytest.mark.parametrize("agg", ["seq_mean", "token_mean", "max_len"])
-def test_a_batch_without_kept_completions_has_zero_loss_and_gradient(method: str, denominator: str, agg: str) -> None:
+def test_a_batch_without_kept_completions_has_zero_loss_and_gradient(denominator: str, agg: str) -> None:
     batch = rows([[1e-4], [1e-4]], [[0.5], [0.5]], [-1.0, 0.0])
     value, gradient, metrics = evaluate(
-        method, batch, denominator=denominator, agg=agg, max_completion_length=4, kl_threshold=0.0
+        "ftis", batch, denominator=denominator, agg=agg, max_completion_length=4, kl_threshold=0.0
     )
     assert value == 0.0
     assert gradient == [[0.0], [0.0]]
@@ -134,19 +92,6 @@ def test_extreme_finite_log_probs_give_finite_results_in_float32(method: str) ->
         assert loss.isfinite()
         assert gradient.isfinite().all()
         assert all(math.isfinite(value) for value in metrics.values())
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_positive_log_probs_are_accepted(method: str) -> None:
-    """Rounding produces some. Validation bounds the log-probs of peers; see `read_batch`."""
-    tensors = make_case(2, 3, 4, "near").tensors(torch.float64)
-    shifted = {name: tensors[name].detach() + 9.0 for name in ("learner_logprobs", "behaviour_logprobs")}
-    loss, gradient, _ = run(method, tensors | shifted)
-    if method in ("topr", "cispo"):  # their value is A lp, which the shift changes
-        assert loss.isfinite()
-    else:
-        torch.testing.assert_close(loss, run(method, tensors)[0])
-    torch.testing.assert_close(gradient, run(method, tensors)[1])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -183,24 +128,13 @@ class OperationCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["ftis", "gepo", "m2po"])
 def test_the_number_of_operations_does_not_depend_on_the_batch_size(method: str) -> None:
     counts = []
     for num_completions, num_columns in ((4, 4), (64, 32)):
         tensors = make_case(0, num_completions, num_columns, "mixed").tensors(torch.float64)
         with OperationCounter() as counter:
             run(method, tensors)
-        counts.append(counter.count)
-    assert counts[0] == counts[1]
-
-
-@FILTERS
-def test_sender_filters_have_no_loop_over_completions(rule: str) -> None:
-    counts = []
-    for num_completions in (4, 64):
-        case = make_case(0, num_completions, 8, "mixed")
-        with OperationCounter() as counter:
-            run("ftis", case.tensors(torch.float64), filter=rule, sender_ids=torch.tensor(case.sender_ids))
         counts.append(counter.count)
     assert counts[0] == counts[1]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from .by_hand import evaluate, rows
 
@@ -26,26 +25,6 @@ def test_vis_clips_the_ratio_and_its_gradient() -> None:
     assert value == pytest.approx(((1.2 + 1.0) / 2 - 2.4) / 2)
     assert gradient[0] == pytest.approx([0.0, 0.25])
     assert gradient[1] == [0.0, 0.0]
-
-
-def test_vis_does_not_clip_if_that_would_raise_the_objective() -> None:
-    # A < 0 with rho = 2, and A > 0 with rho = 1/2: PPO's minimum is the unclipped term.
-    value, gradient, _ = evaluate("vis", rows(LEARNER, BEHAVIOUR, [-1.0, 3.0]))
-    assert value == pytest.approx(((-2.0 - 1.0) / 2 + 1.5) / 2)
-    assert gradient[0] == pytest.approx([-0.5, -0.25])
-    assert gradient[1][0] == pytest.approx(0.75)
-
-
-@pytest.mark.parametrize(("method", "bound"), [("grpo", 1.2), ("f-vis", 1.2), ("dapo", 1.28)])
-def test_upper_clip(method: str, bound: float) -> None:
-    value, _, _ = evaluate(method, rows([[0.5]], [[0.1]], [1.0]))
-    assert value == pytest.approx(bound)
-
-
-def test_a_clip_range_of_zero_stops_every_move_away_from_one() -> None:
-    value, gradient, _ = evaluate("vis", rows([[0.5], [0.1]], [[0.25], [0.2]], [1.0, 1.0]), eps_low=0.0, eps_high=0.0)
-    assert value == pytest.approx((1.0 + 0.5) / 2)
-    assert [row[0] for row in gradient] == pytest.approx([0.0, 0.25])
 
 
 def test_tis_truncates_a_ratio_of_ten_to_two() -> None:
@@ -70,20 +49,6 @@ def test_a_floor_raises_small_weights_of_positives_only(method: str) -> None:
     assert metrics == without[2], "metrics do not depend on `floor`"
 
 
-def test_with_floor_one_and_cap_one_ftis_weights_positives_like_f_nois() -> None:
-    learner, behaviour = [[0.05, 0.4], [0.3]], [[0.5, 0.2], [0.2]]
-    batch = rows(learner, behaviour, [1.0, 2.0])
-    assert evaluate("ftis", batch, floor=1.0, cap=1.0) == evaluate("f-nois", batch, cap=1.0)
-    lifted, plain = evaluate("ftis", batch, floor=1.0)[1], evaluate("f-nois", batch)[1]
-    assert lifted[0] == pytest.approx([plain[0][0], 2 * plain[0][1]]), "the cap is 2"
-
-
-def test_tis_cap_can_be_set() -> None:
-    value, _, metrics = evaluate("tis", rows([[0.5]], [[0.05]], [1.0]), cap=20.0)
-    assert value == pytest.approx(10.0)
-    assert metrics["truncated_fraction"] == 0.0
-
-
 def test_ftis_drops_the_far_negative_and_keeps_the_far_positive() -> None:
     # k1_fwd of rows 0 and 1: log(0.5 / 0.05) = 2.3 > 1.
     batch = rows([[0.05], [0.05], [0.5]], [[0.5], [0.5], [0.5]], [-1.0, 2.0, -4.0])
@@ -103,11 +68,6 @@ def test_denominator_kept_counts_only_kept_completions() -> None:
         assert evaluate("ftis", batch, agg=agg, denominator="kept", **limits)[0] == pytest.approx(1 / of_kept)
 
 
-def test_a_far_neutral_completion_is_filtered() -> None:
-    batch = rows([[0.05]], [[0.5]], [0.0])
-    assert evaluate("ftis", batch, kl_estimator="k1_fwd", kl_threshold=1.0)[2]["kept_fraction"] == 0.0
-
-
 def test_the_default_filter_is_author_k3_at_50() -> None:
     # 1/rho + log rho - 1 is 95.4 at rho = 1/100 and 46.1 at rho = 1/50.
     batch = rows([[0.005], [0.01]], [[0.5], [0.5]], [-1.0, -1.0])
@@ -115,11 +75,6 @@ def test_the_default_filter_is_author_k3_at_50() -> None:
         assert evaluate(method, batch)[2]["kept_fraction"] == 0.5
     for method in ("tis", "nois", "vis"):
         assert evaluate(method, batch)[2]["kept_fraction"] == 1.0
-
-
-def test_a_method_without_the_filter_ignores_the_threshold() -> None:
-    batch = rows([[0.05]], [[0.5]], [-1.0])
-    assert evaluate("tis", batch, kl_threshold=0.0) == evaluate("tis", batch)
 
 
 def test_dr_grpo_divides_by_the_configured_length() -> None:
@@ -179,14 +134,6 @@ def test_gepo_regularizer_is_k3_with_the_generator_as_reference() -> None:
     assert gradient[0][0] == pytest.approx(-0.005 * 0.75)
 
 
-def test_gepo_ignores_completions_without_tokens() -> None:
-    batch = rows([[0.3, 0.3], [0.1, 0.1]], [[0.2, 0.2], [0.4, 0.4]], [1.0, 1.0])
-    batch["mask"] = torch.tensor([[True, True], [False, False]])
-    value, gradient, _ = evaluate("gepo", batch, clip=False)
-    assert value == pytest.approx(1.5 / 2)
-    assert gradient[1] == [0.0, 0.0]
-
-
 def test_topr_weights_negatives_only() -> None:
     batch = rows([[0.5, 0.1], [0.5, 0.1]], [[0.25, 0.4], [0.25, 0.4]], [1.0, -1.0])
     logs = math.log(0.5) + math.log(0.1)
@@ -197,10 +144,6 @@ def test_topr_weights_negatives_only() -> None:
         assert gradient[0] == pytest.approx([0.25, 0.25])
         assert gradient[1] == pytest.approx([-weight / 4, -weight / 4])
     assert evaluate("topr", batch, topr_level="token")[1][1] == pytest.approx([-0.25, -0.0625])
-
-
-def test_topr_does_not_amplify_a_likely_negative() -> None:
-    assert evaluate("topr", rows([[0.5]], [[0.1]], [-1.0]))[1] == [[-1.0]]
 
 
 def test_cispo_caps_at_five_and_keeps_every_gradient() -> None:
@@ -226,7 +169,3 @@ def test_m2po_drops_outliers_until_the_second_moment_is_below_the_threshold() ->
     assert value == pytest.approx((1.0 + 0.9) / 3)  # all three tokens are counted
     assert gradient[0] == pytest.approx([0.0, 1 / 3])
     assert evaluate("m2po", batch, m2_threshold=1.0)[0] == pytest.approx((2.0 + 1.0 + 0.9) / 3)
-
-
-def test_m2po_may_drop_everything() -> None:
-    assert evaluate("m2po", rows([[0.5]], [[0.25]], [1.0]))[:2] == (0.0, [[0.0]])

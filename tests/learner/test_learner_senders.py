@@ -43,17 +43,17 @@ def test_the_figures_of_a_step_by_hand(learner):
     report = learner.train(groups_of(learner), step=1).report
     me, ann, bob = report.by_sender
     assert [(each.sender, each.own) for each in report.by_sender] == [("me", True), ("ann", False), ("bob", False)]
-    assert (me.groups, me.completions, me.negatives, me.kept, me.taught, me.tokens) == (1, 2, 1, 2, 2, 5)
+    assert (me.groups, me.completions, me.negatives, me.kept, me.trained, me.tokens) == (1, 2, 1, 2, 2, 5)
     assert (me.weight_sum, me.kl_sum) == pytest.approx((2.0, 0.0), abs=1e-5)
     assert (sum(me.positive_log_ratios), sum(me.negative_log_ratios)) == (3, 2)
-    assert (ann.groups, ann.groups_with_signal, ann.completions, ann.taught) == (2, 1, 4, 2)
+    assert (ann.groups, ann.groups_with_signal, ann.completions, ann.trained) == (2, 1, 4, 2)
     assert ann.weight_sum == pytest.approx(2 * math.exp(0.25), rel=1e-4)
     assert ann.log_ratio_sum == pytest.approx(2.5, rel=1e-3)
-    assert (bob.kept, bob.kept_negatives, bob.taught, bob.low_ratio_tokens) == (1, 0, 1, 2)
+    assert (bob.kept, bob.kept_negatives, bob.trained, bob.low_ratio_tokens) == (1, 0, 1, 2)
     assert bob.kl_sum == pytest.approx(math.exp(4.5) - 4.5 - 1, rel=1e-3)
     assert bob.negative_log_ratios == (2, *[0] * 10)
     assert bob.shares()["kept_negatives"] == 0
-    assert bob.teaches == pytest.approx(0.5)
+    assert bob.ess_share == pytest.approx(0.5)
     total = sum(each.kept for each in report.by_sender) / sum(each.completions for each in report.by_sender)
     assert report.kept_fraction == pytest.approx(total)
     kl = sum(each.kl_sum for each in report.by_sender) / sum(each.measured for each in report.by_sender)
@@ -74,13 +74,13 @@ def test_an_understated_group_has_no_trained_completions(model_folder, tmp_path)
     report = learner.train([*groups, groups_of(learner, far=-40.0)[-1]], step=1).report
     assert report.understated == ("group-3",)
     bob = report.by_sender[-1]
-    assert (bob.completions, bob.negatives, bob.taught, bob.groups_with_signal) == (2, 0, 0, 0)
+    assert (bob.completions, bob.negatives, bob.trained, bob.groups_with_signal) == (2, 0, 0, 0)
 
 
 def test_texts_of_a_peer_are_counted_without_ratios(learner):
     group = groups_of(learner)[1]
     ann = learner.train([as_text(group, [-20.0, -20.0])], step=1).report.by_sender[0]
-    assert (ann.completions, ann.kept, ann.kept_negatives, ann.taught) == (2, 1, 0, 1)
+    assert (ann.completions, ann.kept, ann.kept_negatives, ann.trained) == (2, 1, 0, 1)
     assert (ann.weight_sum, ann.measured, ann.tokens) == (pytest.approx(2.0), 0, 5)  # the cap
     assert (ann.shares()["mean_kl"], ann.ess) == (None, 1.0)
 
@@ -94,7 +94,7 @@ def test_a_refused_pass_has_no_figures(learner):
 def test_shares_by_hand():
     weights = (2.0, 1.0, 0.0)
     figures = SenderStats(
-        "ann", False, groups=4, groups_with_signal=3, completions=8, negatives=4, kept=6, kept_negatives=1, taught=3,
+        "ann", False, groups=4, groups_with_signal=3, completions=8, negatives=4, kept=6, kept_negatives=1, trained=3,
         clipped=1, weight_sum=sum(weights), weight_square_sum=5.0, tokens=20, measured=8, measured_tokens=10,
         truncated_tokens=5, low_ratio_tokens=1, log_ratio_sum=-2.0, kl_sum=4.0,
     )  # fmt: skip
@@ -106,7 +106,7 @@ def test_shares_by_hand():
     expected |= {"low_ratio": 0.1, "mean_log_ratio": -0.2, "mean_kl": 0.5, "weight_mean": 1.0}
     assert {name: shares[name] for name in expected} == pytest.approx(expected)
     assert set(SenderStats("bob", False).shares().values()) == {None}
-    assert SenderStats("bob", False, completions=2, taught=2).ess == 0
+    assert SenderStats("bob", False, completions=2, trained=2).ess == 0
 
 
 def test_entries_add_up_and_are_bounded():

@@ -92,13 +92,13 @@ class StepReporter:
         generation_tokens_per_s = round(self.generation.tokens_per_s, 1)
         fields = msgspec.to_builtins(report) | {"generation_tokens_per_s": generation_tokens_per_s}
         self.context.events.write("step", **fields)
-        self.peers.counters.recent_sources.append({taught.sender: taught.groups for taught in report.by_sender})
+        self.peers.counters.recent_sources.append({stats.sender: stats.groups for stats in report.by_sender})
         if not report.repeated:
             self.peers.counters.groups_trained_own += report.own_groups
             self.peers.counters.groups_trained_foreign += report.foreign_groups
-        for taught in report.by_sender:
-            if taught.sender and not taught.own:
-                self.peers.registry.entry(taught.sender).note_training(taught)
+        for stats in report.by_sender:
+            if stats.sender and not stats.own:
+                self.peers.registry.entry(stats.sender).note_training(stats)
         if problem := report.refused or report.skipped:
             log.warning("step %d changed nothing: %s", report.step, IN_WORDS.get(problem, problem))
         else:

@@ -113,7 +113,7 @@ async def test_a_step_event_has_the_statistics_of_each_sender(tmp_path: Path) ->
     own_stats = SenderStats("me", True, groups=4, completions=16, kept=16)
     peer_stats = SenderStats(
         HONEST.peer_id, False, groups=2, groups_with_signal=1, completions=8, negatives=4, kept=6, kept_negatives=2,
-        taught=4, weight_sum=4.0, weight_square_sum=8.0, positive_log_ratios=bins, negative_log_ratios=bins,
+        trained=4, weight_sum=4.0, weight_square_sum=8.0, positive_log_ratios=bins, negative_log_ratios=bins,
     )  # fmt: skip
     other_stats = SenderStats("", False, groups=9)
     report = StepReport(step=1, policy_version=1, num_updates=1, by_sender=(own_stats, peer_stats, other_stats))
