@@ -84,9 +84,7 @@ class TrainBatch:
     def only(self, rows: Tensor) -> TrainBatch:
         """Return the completions `rows` `[K]` alone. Senders and the counts of groups stay those of the whole batch."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        chosen: dict[str, Any] = {
-            name: value[rows] for name, value in values.items() if isinstance(value, torch.Tensor)
-        }
+        chosen: dict[str, Any] = {name: value[rows] for name, value in values.items() if isinstance(value, Tensor)}
         numbers = rows.tolist()
         return replace(
             self,
@@ -246,30 +244,24 @@ def _length(batch: TrainBatch, rows: Sequence[int]) -> int:
     return len(batch.prompts[rows[0]]) + sum(len(batch.completions[row]) - 1 for row in rows)
 
 
-class _Row:
-    def __init__(self) -> None:
-        self.length = 0
-        self.ids: list[NDArray[np.int32]] = []
-        self.positions: list[NDArray[np.int64]] = []
-
-    def add(self, ids: NDArray[np.int32], *, position: int) -> range:
-        """Append `ids`, of which the first is at `position` in its text. Returns their columns."""
-        columns = range(self.length, self.length + len(ids))
-        self.ids.append(ids)
-        self.positions.append(np.arange(position, position + len(ids)))
-        self.length = columns.stop
-        return columns
-
-
 def _lay_out_packed(batch: TrainBatch, families: Sequence[Sequence[int]]) -> MicroBatch:
-    row = _Row()
+    ids: list[NDArray[np.int32]] = []
+    positions: list[NDArray[np.int64]] = []
     texts: list[tuple[range, ...]] = []
     predictors, targets, cells = [], [], []
+
+    def add(tokens: NDArray[np.int32], *, position: int) -> range:
+        """Append `tokens`, of which the first is at `position` in its text. Returns their columns."""
+        start = sum(map(len, ids))
+        ids.append(tokens)
+        positions.append(np.arange(position, position + len(tokens)))
+        return range(start, start + len(tokens))
+
     for family in families:
         first = batch.prompts[family[0]]
         if len(family) == 1:  # one text: there is no prompt to share
             first = np.concatenate([first, batch.completions[family[0]][:-1]])
-        prompt = row.add(first, position=0)
+        prompt = add(first, position=0)
         last = prompt.start + len(batch.prompts[family[0]]) - 1
         parts = []
         for number in family:
@@ -277,17 +269,17 @@ def _lay_out_packed(batch: TrainBatch, families: Sequence[Sequence[int]]) -> Mic
             if len(family) == 1:
                 own = range(last + 1, prompt.stop)
             else:
-                own = row.add(completion[:-1], position=len(first))
+                own = add(completion[:-1], position=len(first))
                 parts += [(prompt, own)] if len(own) else []
             predictors.append(np.array([last, *own]))
             targets.append(completion.astype(np.int64))
             cells.append(number * batch.mask.shape[1] + np.arange(len(completion)))
         texts += parts or [(prompt,)]
     return MicroBatch(
-        token_ids=torch.from_numpy(np.concatenate(row.ids).astype(np.int64))[None],
+        token_ids=torch.from_numpy(np.concatenate(ids).astype(np.int64))[None],
         predictor_index=torch.from_numpy(np.concatenate(predictors)),
         target_ids=torch.from_numpy(np.concatenate(targets)),
         cell_index=torch.from_numpy(np.concatenate(cells)),
-        positions=torch.from_numpy(np.concatenate(row.positions))[None],
+        positions=torch.from_numpy(np.concatenate(positions))[None],
         texts=tuple(texts),
     )

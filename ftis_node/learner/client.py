@@ -14,14 +14,7 @@ from typing import TypeAlias
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.learner import messages
 from ftis_node.learner.distributed.launch import COMMUNICATION
-from ftis_node.learner.messages import (
-    AuditReply,
-    CheckpointEvent,
-    LearnerBoot,
-    LearnerState,
-    TrainGroup,
-    TrainReply,
-)
+from ftis_node.learner.messages import AuditReply, CheckpointEvent, LearnerBoot, LearnerState, TrainGroup, TrainReply
 from ftis_node.workers.liveness import RestartPolicy, Timing
 from ftis_node.workers.process import WorkerProcess, WorkerSpec
 from ftis_node.workers.supervisor import Supervisor, WorkerClient
@@ -30,10 +23,7 @@ from ftis_node.workers.wire import Done
 
 OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"
 
-EVENT_TYPES = (
-    *(messages.CheckpointSkipped, messages.CheckpointInProgress),
-    *(PublishedWeights, WeightProof),
-)
+EVENT_TYPES = (messages.CheckpointSkipped, messages.CheckpointInProgress, PublishedWeights, WeightProof)
 MODULE = "ftis_node.learner.worker"
 # torch's allocator on a GPU shared with a generator: expandable segments fragment less than blocks of fixed sizes.
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -117,17 +107,11 @@ class LearnerClient(WorkerClient):
             raise WorkerDiedError(f"the learner died between two steps and was started again: {error}") from error
 
     async def check(self, group: TrainGroup) -> None:
-        """Measure the mismatch with the engine on an own group, for the report of the next step.
-
-        Raises WorkerDiedError if the worker died meanwhile.
-        """
+        """Measure the mismatch on an own group, for the next step's report. Raises WorkerDiedError."""
         await self._supervisor.call(messages.CheckRequest(group=group), Done)
 
     async def audit(self, group: TrainGroup) -> AuditReply:
-        """Compare a peer's log-probs with the learner's own, if the learner has the weights that `group` claims.
-
-        Raises WorkerDiedError if the worker died meanwhile, and WorkerTaskError if the comparison failed.
-        """
+        """Compare a peer's log-probs as `AuditRequest` says. Raises WorkerDiedError or WorkerTaskError."""
         return await self._supervisor.call(messages.AuditRequest(group=group), messages.AuditReply)
 
     async def give_memory_back(self) -> None:
@@ -137,16 +121,13 @@ class LearnerClient(WorkerClient):
     async def write_weights(self, refused: str = "") -> PublishedWeights | None:
         """Write the weights after the step in progress, as `WriteWeights` says; None for the starting model.
 
-        Raises MachineError if the disk refuses, WorkerDiedError if the worker died meanwhile.
+        Raises MachineError if the disk refuses, or WorkerDiedError.
         """
         request = messages.WriteWeights(refused=refused)
         return (await self._supervisor.call(request, messages.WeightsWritten)).weights
 
     async def save(self) -> int:
-        """Write the newest step to the disk, without a time limit, and return its number.
-
-        Raises MachineError if the disk refuses, WorkerDiedError if the worker died meanwhile.
-        """
+        """Write the newest step to the disk and return its number. Raises MachineError or WorkerDiedError."""
         return (await self._supervisor.call(messages.SaveRequest(), messages.Saved)).step
 
     async def _ask_state(self, life: WorkerProcess) -> None:
@@ -157,9 +138,9 @@ def worker_environment(boot: LearnerBoot) -> dict[str, str]:
     """Return environment variables for the worker's start, because torch and glibc read them when they are loaded.
 
     Each step frees and allocates the same large blocks. On a CPU glibc keeps them; otherwise the kernel would clear
-    their pages each time. It uses one arena, since a thread's separate arena cannot hold a block above 64 MiB. If the
-    learner has a share of a GPU, torch's allocator uses expandable segments, unless the user configured it. If an
-    engine maps the weights, segments expand only after the weights are allocated (`workers/shared_tensors.py`).
+    their pages each time. It uses one arena, since a thread's separate arena cannot hold a block above 64 MiB. With a
+    share of a GPU torch's allocator uses expandable segments, unless the user configured it or an engine maps the
+    weights: then segments expand after the weights are allocated (`workers/shared_tensors.py`).
     """
     is_set = any(name in os.environ for name in ALLOCATOR_SETTINGS)
     segments = {} if boot.memory_share is None or is_set or boot.transfer == "ipc" else GROWING_SEGMENTS

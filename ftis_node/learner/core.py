@@ -150,8 +150,8 @@ class Learner:
         """Do step `step`, or return its report if it is the newest one done.
 
         `between` is called between micro-batches; if it raises, the step is not done. `on_published` receives new
-        weights as soon as a generator can load them, and then their proof. Raises FtisError for any other step number,
-        MachineError if memory or disk do not suffice; the caller may then request the same step again.
+        weights as soon as a generator can load them, and then their proof. Raises FtisError for another step number,
+        MachineError if memory or disk do not suffice: the same step may then be requested again.
         """
         progress = self._progress
         if step == progress.step and progress.last_report is not None:
@@ -160,8 +160,7 @@ class Learner:
         if step != progress.step + 1:
             raise FtisError(f"the learner is at step {progress.step} and cannot do step {step}")
         unpacked, unreadable = unpack_train_groups(groups)
-        report = self._do_step(unpacked, step, between)
-        report = msgspec.structs.replace(report, unreadable=unreadable)
+        report = msgspec.structs.replace(self._do_step(unpacked, step, between), unreadable=unreadable)
         progress.step, progress.policy_version, progress.last_report = step, report.policy_version, report
         progress.last_groups = tuple(group.group_id for group in groups)
         if report.num_updates == 0:
@@ -221,10 +220,8 @@ class Learner:
 
         outcome = self._oom_retry.run(attempt, step=step, whole=whole, longest=longest)
         micro_batch_tokens = self._oom_retry.max_tokens
-        if outcome.ran_out:
+        if outcome.ran_out:  # in a later update
             self._oom_retry.note_out_of_memory(step=step, whole=whole, longest=longest)
-        else:
-            self._oom_retry.note_good_step(whole=whole)
         version = self._progress.policy_version
         checked = self._check_group.found(version=version)
         report = report_of(outcome, batch, self._objective, step=step, version_before=version, checked=checked)
@@ -287,13 +284,11 @@ class Learner:
         if not message:
             return
         batch = make_batch([msgspec.msgpack.decode(message, type=TrainGroup)])
-        logprobs = self._logprobs(batch, between)
-        self._check_group.note(batch, logprobs, version=self._progress.policy_version)
+        self._check_group.note(batch, self._logprobs(batch, between), version=self._progress.policy_version)
 
     def _audit(self, group: TrainGroup, between: StepCallback) -> Mismatch | None:
         batch = make_batch([group])
-        logprobs = self._logprobs(batch, between)
-        return measure_mismatch(logprobs[batch.mask], batch.behaviour_logprobs[batch.mask])
+        return measure_mismatch(self._logprobs(batch, between)[batch.mask], batch.behaviour_logprobs[batch.mask])
 
     def _logprobs(self, batch: TrainBatch, between: StepCallback) -> Tensor:
         micro_batches = self._micro_batches(batch)

@@ -1,10 +1,7 @@
 """The messages between the daemon and the learner's worker.
 
-The daemon starts a worker with `LearnerBoot`. Each request has one reply, after the step in progress. Three events come
-without a request: `CheckpointSkipped` and `CheckpointInProgress`. During a step the new
-`PublishedWeights` and their `WeightProof` are events too.
-
-Token ids are little-endian int32 and log-probs little-endian float32, as on the wire.
+The daemon starts a worker with `LearnerBoot`. Each request has one reply, after the step in progress. Events come
+without a request: `CheckpointSkipped`, `CheckpointInProgress`, and in a step `PublishedWeights` and `WeightProof`.
 """
 
 from __future__ import annotations
@@ -26,25 +23,17 @@ from ftis_node.workers.wire import Message
 
 
 class LearnerBoot(Message, frozen=True):
-    """The configuration of a learner.
+    """The configuration of a learner: sections of the manifest and of `node.toml`, and what the node derived.
 
-    `model` is a folder or hub id, `model_name` its public name. `method`, `sampling` and `optimizer` are sections of
-    the manifest, `settings` and `lora` of `node.toml`. Without `lora` all weights are trained. If a field of the boot
-    has the name of a setting, the node derived it, and the setting is ignored. `max_logprob_gap_nats`: the summed
-    log-probs of a peer's completion may be this far below the learner's.
-
-    `dtype` is the model's type in memory and computation; trained weights have float32 masters if it is bfloat16.
-    `micro_batch_tokens` bounds the padded prompt and completion tokens of a forward pass; the learner lowers it after
-    it ran out of memory. `publish_as` is the form that the generator loads: the whole model with an adapter merged into
-    it, or the adapter alone.
+    A field with the name of a setting replaces the setting. `model` is a folder or hub id, `model_name` its public
+    name. Without `lora` all weights are trained. `max_logprob_gap_nats`: the summed log-probs of a peer's completion
+    may be this far below the learner's. `micro_batch_tokens` bounds the padded tokens of a forward pass,
+    `head_chunk_tokens` those of one pass through the output head. `publish_as`: the whole model, with an adapter
+    merged, or the adapter alone.
 
     `takes_turns`: a generator on the same GPU sleeps during a step, and only then. So memory must be free again before
-    the reply, and work between steps must need little. `transfer` is the planned transfer method of published weights.
-    `memory_share` is the share of the GPU for the learner's tensors beside a generator; None: all.
-
-    Each process has a GPU or `num_threads` of the CPU. `recompute_activations` keeps only each layer's input;
-    `may_recompute`: a lack of memory enables it. `head_chunk_tokens` is the number of tokens in one pass through the
-    output head.
+    the reply. `memory_share` is the learner's share of a GPU beside a generator. `recompute_activations` keeps only
+    each layer's input; `may_recompute`: a lack of memory enables it. On a CPU each process has `num_threads`.
     """
 
     model: str
@@ -89,14 +78,12 @@ class TrainGroup(msgspec.Struct, frozen=True):
     """The completions of one prompt by one generator, with the prompt in this learner's own tokens.
 
     `body` is the signed body as stored. If it is in the text form, `text_token_ids` are the ids of its texts in this
-    learner's tokens, one tuple per completion. `prompt_ids` are little-endian int32. `rewards` are this node's, one per
-    completion.
+    learner's tokens. `prompt_ids` are little-endian int32. `rewards` are this node's, one per completion.
 
     Groups with the same `advantage_key` share their mean and deviation: prompt and sender in the vertical mode, the
-    prompt in the horizontal mode. `own`: this node signed the group. `of_own_weights`: a trusted node signed it
-    and sampled with this node's weights. The learner then measures the mismatch on it as on an own group, and checks
-    its log-probs as a peer's. `sender` is the signer's peer id, used as a label only; a peer's group without one counts
-    as a separate sender. Advantages are multiplied by `weight`. `end_ids` are those of this learner's model, which
+    prompt in the horizontal mode. `own`: this node signed the group. `of_own_weights`: a trusted node signed it and
+    sampled with this node's weights, so the mismatch is measured on it. `sender` is the signer's peer id; a group
+    without one counts as a separate sender. Advantages are multiplied by `weight`. `end_ids`, of this learner's model,
     replace the sender's (`Group.tokens_ending_with`); none: the ids stay.
     """
 
@@ -117,16 +104,13 @@ class StepReport(StepFigures, frozen=True, kw_only=True):
     """The report of one step.
 
     `policy_version` is the newest step that changed the weights. `skipped` (no signal) and `refused` (a value was not
-    finite) give the reason why this step changed no weights. Then `num_updates` and `grad_norm` are 0.
-
-    The `mismatch_` fields (see `train_report.py`) cover `mismatch_tokens` own tokens that `mismatch_version` sampled,
-    the version from which the step started. They are None without such tokens. `entropy` is the policy's own, in nats a
-    token, over the tokens that had a pass with a gradient, None unless the run measures it.
+    finite) give the reason why this step did not. Then `num_updates` and `grad_norm` are 0. The `mismatch_` fields (see
+    `train_report.py`) cover own tokens that `mismatch_version` sampled, the version from which the step started.
+    `entropy` is in nats a token, over the tokens that had a pass with a gradient, if the run measures it.
 
     `understated` holds the ids of groups that `Objective.excluded` excludes, `unreadable` those of groups whose body
-    could not be unpacked. `by_sender` has one entry for each sender, including this node; none if the first pass was
-    refused. `agreement` by sender and `own_agreement` are cosines of gradients (`agreement.py`), if the run measures
-    them. `repeated`: the step was already done, and this is its stored report.
+    could not be unpacked. `by_sender` includes this node. `agreement` by sender and `own_agreement` are cosines of
+    gradients (`agreement.py`). `repeated`: the step was already done, and this is its stored report.
     """
 
     step: int
@@ -155,10 +139,9 @@ class StateRequest(Message, frozen=True):
 
 
 class LearnerState(Message, frozen=True):
-    """The learner's state: `step` is the last one done, `policy_version` the last one that changed the weights.
+    """The learner's state after `step`, which used `last_groups`. `weights` is None for the starting model, version 0.
 
-    `weights` is None while the policy is the starting model (version 0): the generator then serves its own copy.
-    `last_groups` are the ids of the groups that `step` used. `layout` and `kernels` are as in `Policy`.
+    `policy_version` is the last step that changed the weights. `layout` and `kernels` are as in `Policy`.
     """
 
     step: int

@@ -98,8 +98,7 @@ def report_of(
 ) -> StepReport:
     """Return the report of step `step` from version `version_before` on; the learner adds what only it knows.
 
-    The mismatch is that of the batch's own tokens of this version. Without such tokens it is the check group's
-    (`checked`).
+    The mismatch is that of the batch's own tokens of this version, else the check group's (`checked`).
     """
     first = outcome.first
     tokens = batch.sampled_by(version_before)

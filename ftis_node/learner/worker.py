@@ -96,11 +96,13 @@ async def _save_while_idle(boot: LearnerBoot, thread: ModelThread, learner: Lear
 def _open(boot: LearnerBoot, address: RankAddress | None, emit: Emitter) -> Learner:
     # In the thread, so that heartbeats continue: torch and transformers take seconds to import.
     skip_unused_packages()
+    import torch
+
     from ftis_node.learner.core import Learner
     from ftis_node.learner.distributed.ranks import ALONE, RankGroup
-    from ftis_node.learner.step.oom_retry import keep_to_share
 
-    keep_to_share(boot.memory_share)
+    if boot.memory_share is not None:  # beyond it a step is repeated with less memory, and the generator does not fail
+        torch.cuda.set_per_process_memory_fraction(boot.memory_share)
     ranks = ALONE if address is None else RankGroup(address, boot)
     learner = Learner(boot, ranks=ranks, on_event=emit)
     learner.give_memory_back()

@@ -256,13 +256,12 @@ def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> di
 def _host_bytes(shape: ModelShape, workload: Workload) -> int:
     """Return the host memory beside a GPU: processes, offloaded states, and the largest of three transient uses.
 
-    The transient uses are a weight sync, a checkpoint's Adam moments, and the reads of ranks at a start. Ranks read
-    rows of the largest tensor, and each the whole adapter. If the generator sleeps, its weights may wait there too.
+    The transient uses are a weight sync, a checkpoint's Adam moments, and the start of several ranks: rank 0 holds the
+    model, and each rank one tensor of it. If the generator sleeps, its weights may wait there too.
     """
     weights = shape.num_parameters * workload.dtype_bytes
     learner = learner_memory(shape, workload)
-    adapter = 0 if workload.lora_rank is None else shape.adapter_parameters(workload.lora_rank)
-    read = workload.dtype_bytes * (shape.largest_tensor + workload.learner_ranks * adapter)
+    read = weights + workload.learner_ranks * workload.dtype_bytes * shape.largest_tensor
     crossing = 0 if workload.maps_weights else weights
     saved = max(crossing, learner.moments, learner.on_host // 2, read if workload.learner_ranks > 1 else 0)
     return (

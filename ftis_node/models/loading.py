@@ -3,9 +3,8 @@
 Nothing from the model's folder is executed (`trust_remote_code=False`, safetensors only). A folder whose weights do not
 fill the model is an error: transformers would fill the gaps with random numbers and only warn.
 
-For a model that several processes share, `empty_causal_lm` makes its modules without the memory of parameters, and
-`WeightRows` reads the rows that one process holds. The model's code makes the buffers, because some are in no file
-(rotary frequencies).
+For a model that several processes share, `empty_causal_lm` makes its modules without the memory of parameters. The
+model's code makes the buffers, because some are in no file (rotary frequencies).
 
 The accelerators are found without torch in this process. The daemon plans memory and never computes, and torch would
 cost it 1.3 s of processor time and 200 MB. A build of torch for CPUs, or a machine without a GPU's device file, has no
@@ -31,7 +30,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from ftis_node.errors import ConfigError, MachineError, ModelError, first_line
 from ftis_node.models.architecture import attention_of
 from ftis_node.models.library_logging import quiet_library_logging
-from ftis_node.models.safetensors_file import read_header
 from ftis_node.models.source import ModelSource
 from ftis_node.models.tokenizer import PromptTokenizer
 
@@ -48,7 +46,6 @@ PROBE = (
 Dtype = Literal["auto", "float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
 GENERATION_CONFIG_FILE = "generation_config.json"
-READABLE = {"F64", "F32", "F16", "BF16"}  # safetensors' names of number formats
 FILE_MODE = 0o644
 
 
@@ -112,48 +109,6 @@ def empty_causal_lm(source: ModelSource, *, dtype: torch.dtype) -> Any:
     return model.eval()
 
 
-class WeightRows:
-    """The tensors in a model's files, by name. Between two reads no file is open and no tensor in memory."""
-
-    def __init__(self, source: ModelSource) -> None:
-        """Read the headers. Raises ModelError if a file is damaged."""
-        self._adapter = source.adapter
-        self._where: dict[str, tuple[Path, dict[str, Any]]] = {
-            name: (path, entry) for path in source.weights_files for name, entry in read_header(path).tensors.items()
-        }
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._where
-
-    def why_not(self, model: Any) -> str:
-        """Return why the files cannot fill `model` tensor by tensor; empty if they can."""
-        if self._adapter is not None:
-            return "its adapter is merged"
-        shapes = {name: value.shape for name, value in model.named_parameters()}
-        shapes |= {name: value.shape for name, value in model.named_buffers() if name in model.state_dict()}
-        for name, shape in shapes.items():
-            _, entry = self._where.get(name, (None, None))
-            if entry is None:
-                return f"{name} is not in its files"
-            if tuple(entry["shape"]) != tuple(shape) or entry["dtype"] not in READABLE:
-                return f"{name} is {entry['dtype']} {entry['shape']} in its file"
-        if twice := sorted(name for name in tied_names(model) if name in self._where):
-            return f"{twice[0]} is a tied tensor, but its files have it too"
-        if model._keep_in_fp32_modules_strict:
-            return "parts of it are float32 in any case"
-        return ""
-
-    def read(self, name: str, start: int = 0, end: int | None = None) -> torch.Tensor:
-        """Return rows `start` to `end` (all unless given) of a tensor, in the file's number format, on the CPU."""
-        from safetensors import safe_open
-
-        path, entry = self._where[name]
-        with safe_open(path, framework="pt") as file:
-            found: torch.Tensor = file.get_slice(name)[start:end] if entry["shape"] else file.get_tensor(name)
-            check_finite(name, found, path)
-            return found.clone()
-
-
 def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device = "cpu") -> Any:
     """Return the model of `source` as a transformers model in eval mode, with the attention of `attention_of`.
 
@@ -197,8 +152,9 @@ def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device
 
 
 def _reason(error: Exception) -> str:
-    is_custom = "trust_remote_code" in str(error)
-    return "it needs code from its folder, which is never run" if is_custom else first_line(error)
+    if "trust_remote_code" in str(error):
+        return "it needs code from its folder, which is never run"
+    return first_line(error)
 
 
 def check_finite(name: str, value: torch.Tensor, where: Path) -> None:
@@ -213,7 +169,6 @@ def check_finite(name: str, value: torch.Tensor, where: Path) -> None:
 
 
 def _merged(model: Any, adapter: Path) -> Any:
-    """Return `model` with the adapter merged into its weights. Raises ModelError if peft cannot read the adapter."""
     with quiet_library_logging():
         from peft import PeftModel
 
@@ -248,10 +203,9 @@ def pick_device(device: Device) -> Literal["cpu", "cuda"]:
 def export_model(
     model: Any, tokenizer: PromptTokenizer, out: Path, *, dtype: torch.dtype, write: Callable[[Path], None]
 ) -> None:
-    """Write a folder with the configuration, the generation configuration and the tokenizer of `model`.
+    """Write configurations and tokenizer of `model` to `out`. Raises ConfigError if that is no empty folder.
 
-    `write` puts the weights there as safetensors of `dtype`; it may omit a tied output head. Raises ConfigError if
-    `out` exists and is not an empty folder.
+    `write` puts the weights there as safetensors of `dtype`; it may omit a tied output head.
     """
     with _whole_folder(out) as folder:
         write(folder)

@@ -53,7 +53,7 @@ def test_a_micro_batch_by_hand():
     ]  # the second row of [2, 3], then the first cell of the first row
 
 
-@pytest.mark.parametrize("max_tokens", [1, 20, 40, 64, 10_000])
+@pytest.mark.parametrize("max_tokens", [1, 40, 10_000])
 def test_micro_batches_keep_the_budget_and_every_token(max_tokens):
     batch = make_batch(random_groups(num_groups=7, group_size=5))
     micro_batches = make_micro_batches(batch, max_tokens=max_tokens)
@@ -68,14 +68,6 @@ def test_micro_batches_keep_the_budget_and_every_token(max_tokens):
         assert len(micro_batches) == 35
     if max_tokens == 10_000:
         assert len(micro_batches) == 1
-
-
-def test_sorting_by_length_pads_little():
-    batch = make_batch(random_groups(num_groups=20, group_size=8, max_length=40))
-    micro_batches = make_micro_batches(batch, max_tokens=200)
-    num_held = sum(micro_batch.token_ids.numel() for micro_batch in micro_batches)
-    num_real = sum(len(prompt) + len(ids) for prompt, ids in zip(batch.prompts, batch.completions, strict=True))
-    assert num_held < 1.1 * num_real
 
 
 def test_an_empty_batch_has_no_micro_batches():

@@ -17,7 +17,6 @@ from tiny_models import make_model
 
 from ftis_node.algorithms.methods import method_parameters
 from ftis_node.config.manifest import SamplingSection
-from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, FtisError, MachineError
 from ftis_node.learner.checkpoint import checkpoint, checkpoint_manager
@@ -49,9 +48,8 @@ def sampled_groups(learner, *, seed, num_groups=2):
     ]
 
 
-@pytest.mark.parametrize(("lora", "rate"), [(None, 1e-2), (LORA, 3e-2)])
-def test_the_reward_increases(model_folder, tmp_path, lora, rate):
-    learner = Learner(make_boot(model_folder, tmp_path, lora=lora, learning_rate=rate, checkpoint_every_steps=100))
+def test_the_reward_increases(model_folder, tmp_path):
+    learner = Learner(make_boot(model_folder, tmp_path, learning_rate=1e-2, checkpoint_every_steps=100))
     rewards = []
     for step in range(1, 13):
         reply = learner.train(sampled_groups(learner, seed=step), step=step)
@@ -94,17 +92,6 @@ def test_a_step_without_signal_advances_the_step_and_not_the_version(model_folde
         assert (reply.weights, reply.proof) == (None, None)
     assert (learner.state().step, learner.state().policy_version) == (2, 0)
     assert learner.train(random_groups(), step=3).report.policy_version == 3
-
-
-def test_the_report_of_a_refused_step_is_restored(model_folder, tmp_path):
-    learner = Learner(make_boot(model_folder, tmp_path))
-    reply = learner.train([make_group([[1, 2], [3]], [0.0, math.inf])], step=1)
-    assert reply.report.refused == "a reward is not finite"
-    assert reply.report.reward_mean is None
-    assert reply.weights is None
-    learner.checkpoints.save_if_behind()
-    state = Learner(make_boot(model_folder, tmp_path)).state()
-    assert (state.step, state.policy_version, state.last_report) == (1, 0, reply.report)
 
 
 def test_a_failed_checkpoint_is_written_again_at_the_end(model_folder, tmp_path, monkeypatch):
@@ -156,7 +143,7 @@ def test_published_weights_match_their_proof(model_folder, tmp_path, lora):
 def test_an_adapter_is_published_in_the_format_of_peft(model_folder, tmp_path):
     from peft import PeftModel
 
-    boot = make_boot(model_folder, tmp_path, lora=LORA, learning_rate=1e-2, publish_as="adapter")
+    boot = make_boot(model_folder, tmp_path, lora=LORA, learning_rate=1e-2, publish_as="adapter", transfer="ipc")
     learner = Learner(boot)
     assert learner.state().weights is None
     for step in (1, 2, 3):
@@ -196,12 +183,12 @@ def test_a_checkpoint_written_during_a_step_has_the_state_before_its_update(mode
     learner = Learner(make_boot(model_folder, tmp_path / "background", checkpoint_every_steps=None))
     assert learner.train(random_groups(), step=1).saved_step == 0
     assert begun.wait(60)
-    threading.Timer(2.0, may_write.set).start()  # a step of the tiny model takes a tenth of it
+    threading.Timer(0.7, may_write.set).start()  # a step of the tiny model takes a tenth of it
     assert learner.train(random_groups(seed=2), step=2).saved_step == 1
     for file in checkpoint.WEIGHTS_FILE, checkpoint.OPTIMIZER_FILE:
         at_once, behind = (load_file(folder / file) for folder in made)
         assert at_once.keys() == behind.keys()
-        assert all(torch.equal(at_once[name], behind[name]) for name in at_once if name != checkpoint.RANDOM_STATE)
+        assert all(torch.equal(at_once[name], behind[name]) for name in at_once)
     learner.checkpoints.save_if_behind()
     assert Learner(make_boot(model_folder, tmp_path / "background")).state().step == 2
 
@@ -220,16 +207,6 @@ def test_a_failed_write_in_the_background_is_raised_by_the_next_step(model_folde
     assert learner.train(random_groups(seed=2), step=2).report.repeated
     learner.checkpoints.save_if_behind()
     assert Learner(make_boot(model_folder, tmp_path)).state().step == 2
-
-
-def test_bfloat16_publishes_bfloat16(model_folder, tmp_path):
-    learner = Learner(make_boot(model_folder, tmp_path, dtype="bfloat16"))
-    reply = learner.train(random_groups(), step=1)
-    tensors = published_tensors(tmp_path / "weights", 1)
-    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
-    served = make_model().to(torch.bfloat16)
-    served.load_state_dict(tensors, strict=False)
-    assert reply.proof.rms_difference(probe_logprobs(served, reply.proof.probe_ids)) < 0.1
 
 
 def test_a_resume_deletes_versions_newer_than_the_checkpoint(model_folder, tmp_path):
@@ -256,37 +233,6 @@ def test_a_resume_publishes_missing_weights_again(model_folder, tmp_path):
     assert file_checksums(Path(state.weights.path)) == state.weights.checksums
 
 
-def test_a_full_disk_is_reported_and_the_step_can_be_requested_again(model_folder, tmp_path, monkeypatch):
-    learner = Learner(make_boot(model_folder, tmp_path))
-    with monkeypatch.context() as disk:
-
-        def full(*arguments, **more):
-            raise OSError(28, "No space left on device")
-
-        disk.setattr(checkpoint, "write_tensors", full)
-        with pytest.raises(MachineError, match="checkpoint of step 1 cannot be written.*No space left"):
-            learner.train(random_groups(), step=1)
-    reply = learner.train(random_groups(), step=1)
-    assert reply.report.repeated
-    assert reply.weights.version == 1
-    assert (tmp_path / "checkpoints" / "step-00000001" / "COMPLETE").exists()
-
-
-def test_an_out_of_memory_error_names_the_setting_to_change(model_folder, tmp_path, monkeypatch):
-    learner = Learner(make_boot(model_folder, tmp_path, micro_batch_tokens=777))
-    before = learner.policy.trainable()["model.norm.weight"].detach().clone()
-
-    def exhausted(*arguments):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with monkeypatch.context() as memory:
-        memory.setattr("ftis_node.learner.model.policy.completion_logprobs", lambda *_, **__: exhausted())
-        with pytest.raises(MachineError, match="one sequence of 20 tokens: set learner.recompute"):
-            learner.train(random_groups(), step=1)
-    assert torch.equal(learner.policy.trainable()["model.norm.weight"], before)
-    assert learner.train(random_groups(), step=1).report.num_updates == 1
-
-
 def test_the_loss_gets_the_settings_and_the_completion_limit(model_folder, tmp_path):
     boot = make_boot(model_folder, tmp_path, kl_estimator="k1_fwd", kl_threshold=0.5)
     boot = msgspec.structs.replace(boot, sampling=SamplingSection(max_completion_tokens=300))
@@ -294,16 +240,6 @@ def test_the_loss_gets_the_settings_and_the_completion_limit(model_folder, tmp_p
     given = {"kl_estimator": "k1_fwd", "kl_threshold": 0.5, "max_completion_length": 300}
     assert learner._objective.params == method_parameters("ftis") | given
     assert learner._objective.advantage_scale == "std"
-
-
-def test_default_learning_rates_are_those_of_the_paper(model_folder, tmp_path):
-    boot = msgspec.structs.replace(make_boot(model_folder, tmp_path), optimizer=OptimizerSection())
-    assert boot.peak_learning_rate == 1e-6
-    boot = msgspec.structs.replace(boot, lora=LoraSection())
-    assert boot.peak_learning_rate == 1e-4
-    assert (boot.lora.rank, boot.lora.alpha, boot.optimizer.max_grad_norm) == (128, 256, 1.0)
-    optimizer = Learner(boot)._optimizer
-    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (1e-4, 0.0)
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
@@ -361,19 +297,12 @@ def test_entropy_is_reported_if_it_is_set(model_folder, tmp_path):
     assert abs(second.entropy - first.entropy) > 1e-3
 
 
-@pytest.mark.parametrize("body", [b"", b"\xff\xff", bytes(40)], ids=["empty", "no message", "zeros"])
-def test_an_unreadable_body_is_excluded_and_reported(model_folder, tmp_path, caplog, body):
+def test_an_unreadable_body_is_excluded_and_reported(model_folder, tmp_path, caplog):
     own, foreign, *rest = random_groups()
-    unreadable = msgspec.structs.replace(foreign, body=body)
+    unreadable = msgspec.structs.replace(foreign, body=b"\xff\xff")
     report = Learner(make_boot(model_folder, tmp_path / "a")).train([own, unreadable, *rest], step=1).report
     without = Learner(make_boot(model_folder, tmp_path / "b")).train([own, *rest], step=1).report
     assert report.unreadable == (foreign.group_id,)
     assert (report.num_updates, report.loss, report.grad_norm) == (1, without.loss, without.grad_norm)
     assert (report.own_groups, report.foreign_groups) == (without.own_groups, without.foreign_groups)
     assert foreign.group_id in caplog.text
-
-
-def test_a_step_with_only_unreadable_bodies_is_skipped(model_folder, tmp_path):
-    groups = [msgspec.structs.replace(group, body=b"\xff") for group in random_groups()]
-    report = Learner(make_boot(model_folder, tmp_path)).train(groups, step=1).report
-    assert (report.skipped, len(report.unreadable)) == ("no groups", len(groups))

@@ -63,17 +63,6 @@ def test_with_a_generator_on_the_same_gpu_segments_are_expandable(
     assert "PYTORCH_CUDA_ALLOC_CONF" not in worker_environment(beside), "a variable that is set is not changed"
 
 
-def test_a_compiler_starts_no_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "TORCHINDUCTOR_COMPILE_THREADS"
-    monkeypatch.delenv(name, raising=False)
-    assert worker_environment(make_boot(tmp_path, tmp_path, kernels="auto"))[name] == "1"
-    assert name not in worker_environment(make_boot(tmp_path, tmp_path, kernels="plain"))
-    monkeypatch.setenv(name, "8")
-    assert name not in worker_environment(make_boot(tmp_path, tmp_path, kernels="auto")), (
-        "a variable that is set is not changed"
-    )
-
-
 def test_with_a_gpu_freed_memory_of_the_host_is_returned(tmp_path: Path) -> None:
     boot = make_boot(tmp_path, tmp_path, device="cuda", num_threads=3, kernels="plain")
     assert worker_environment(boot) == {"OMP_NUM_THREADS": "3"}

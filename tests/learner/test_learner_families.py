@@ -108,7 +108,7 @@ async def test_the_torch_engine_and_the_learner_agree_while_a_family_is_trained(
     assert learner.policy.packs == family.packs
     assert ("times the positions of packed rows" in caplog.text) == (not family.packs)
     engine = await open_engine(resolve_model(str(folder)), SETTINGS, lambda: None)
-    await train(learner, engine, steps=2)
+    await train(learner, engine, steps=1)
     await engine.close()
     export_policy(learner.policy, tmp_path / "out", merge=True)
     exported = load_causal_lm(resolve_model(str(tmp_path / "out")), device="cpu")

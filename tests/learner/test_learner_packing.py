@@ -41,7 +41,7 @@ def test_the_layout_of_a_packed_row_by_hand():
     assert micro_batch.cell_index.tolist() == [0, 1, 2, 3, 4, 6, 7]
 
 
-@pytest.mark.parametrize("max_tokens", [1, 20, 40, 64, 10_000])
+@pytest.mark.parametrize("max_tokens", [1, 40, 10_000])
 def test_rows_keep_the_budget_and_every_token(max_tokens):
     batch = make_batch(random_groups(num_groups=7, group_size=5))
     micro_batches = make_packed_micro_batches(batch, max_tokens=max_tokens)
@@ -57,14 +57,6 @@ def test_rows_keep_the_budget_and_every_token(max_tokens):
         assert len(micro_batches) == 35
     if max_tokens == 10_000:
         assert len(micro_batches) == 1
-
-
-def test_rows_are_full():
-    batch = make_batch(random_groups(num_groups=20, group_size=8, max_length=40))
-    micro_batches = make_packed_micro_batches(batch, max_tokens=500)
-    assert sum(micro_batch.token_ids.numel() for micro_batch in micro_batches[:-1]) > 0.9 * 500 * (
-        len(micro_batches) - 1
-    )
 
 
 def test_completions_without_tokens_have_no_place():
@@ -86,8 +78,7 @@ def logprobs_and_gradients(model, batch, micro_batches):
     return matrix, torch.cat([value.grad.flatten() for value in model.parameters()])
 
 
-@pytest.mark.parametrize("max_tokens", [90, 100_000])
-@pytest.mark.parametrize("max_length", [1, 20, 150])  # texts in one bucket and in several
+@pytest.mark.parametrize(("max_tokens", "max_length"), [(90, 1), (90, 20), (100_000, 150)])  # one and several buckets
 def test_packed_rows_equal_single_completions(model, max_tokens, max_length):
     groups = random_groups(num_groups=5, group_size=4, max_length=max_length, prompt_lengths=(3, 70, 9))
     batch = make_batch(groups)
@@ -99,29 +90,6 @@ def test_packed_rows_equal_single_completions(model, max_tokens, max_length):
             alone = one_by_one_logprobs(model, prompt.tolist(), completion.tolist())
         assert (ours.view(batch.mask.shape)[row, : len(completion)] - alone).abs().max() < 1e-5
     assert (our_gradient - gradient).norm() < 3e-6 * gradient.norm()
-
-
-def test_a_token_affects_only_its_completion_or_the_completions_of_its_prompt(model):
-    def values(prompt, first, second):
-        batch = make_batch(
-            [
-                make_group([first, second], [0.0, 1.0], prompt=prompt),
-                make_group([[5, 6, 7], [8, 9]], [0.0, 1.0], number=1, prompt=(4, 4)),
-            ]
-        )
-        (micro_batch,) = make_packed_micro_batches(batch, max_tokens=1000)
-        matrix = torch.zeros(batch.mask.shape)
-        with torch.no_grad():
-            matrix.view(-1)[micro_batch.cell_index] = completion_logprobs(model, micro_batch)
-        return matrix
-
-    before = values((1, 2), [10, 11, 12], [20, 21, 22])
-    other_completion = values((1, 2), [10, 99, 12], [20, 21, 22])
-    assert torch.equal(before[0] == other_completion[0], torch.tensor([True, False, False]))
-    assert torch.equal(before[1:], other_completion[1:])
-    other_prompt = values((99, 2), [10, 11, 12], [20, 21, 22])
-    assert (before[:2] != other_prompt[:2]).all()
-    assert torch.equal(before[2:], other_prompt[2:])
 
 
 def test_padded_rows_equal_those_of_a_plain_model(model):

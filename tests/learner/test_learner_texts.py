@@ -6,11 +6,10 @@ import math
 
 import pytest
 import torch
-from learner_rig import as_text, make_group, one_by_one_logprobs, random_groups
+from learner_rig import as_text, make_group, random_groups
 from msgspec.structs import replace
 from tiny_models import make_model
 
-from ftis_node.algorithms.methods import METHODS
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step.objective import make_objective
@@ -54,18 +53,6 @@ def test_loss_gradient_and_metrics_by_hand(method):
     assert metrics == {"kept_fraction": 0.5, "truncated_fraction": 0.0, "mean_kl": 0.0}
 
 
-def test_the_cap_is_that_of_the_method():
-    loss, _, _ = by_hand("ftis", FOUR, LEARNER, cap=10.0)
-    assert loss == pytest.approx(-(0.25 * 0.5 + 10 * 0.5) / 4, rel=1e-6)
-
-
-def test_denominator_kept_counts_only_kept_texts():
-    loss, gradient, metrics = by_hand("ftis", FOUR, LEARNER, denominator="kept")
-    assert loss == pytest.approx(-(0.25 * 0.5 + 2 * 0.5) / 2, rel=1e-6)
-    assert gradient[2:].abs().sum() == 0
-    assert metrics["kept_fraction"] == 0.5
-
-
 def test_a_group_without_kept_texts_has_no_gradient():
     without_signal = text_group([[1, 2], [3, 4]], [0.0, 0.0], log(0.4, 0.4))
     loss, gradient, metrics = by_hand("ftis", without_signal, LEARNER[:2], denominator="kept")
@@ -97,15 +84,6 @@ def test_sender_filters_do_not_change_texts(rule, denominator):
     assert metrics["kept_fraction"] == pytest.approx((1 + 2) / 6)
 
 
-def test_texts_do_not_count_for_the_distance_of_their_sender():
-    far = [[0.01, 0.01]] * 3
-    exact = make_group([[1, 2], [3, 4], [5, 6]], [1.0, 0.0, 0.0], number=1, own=False, logprobs=[log(0.9, 0.9)] * 3)
-    both = [replace(group, sender="x") for group in (exact, FOUR)]
-    _, gradient, metrics = by_hand("ftis", both, [*far, *LEARNER], filter="ess")
-    assert gradient[1:3].abs().sum() == 0
-    assert metrics["kept_fraction"] == pytest.approx((1 + 2) / 7)
-
-
 def mixed_groups():
     exact = random_groups(num_groups=3, group_size=4, seed=3)
     texts = [
@@ -118,7 +96,7 @@ def mixed_groups():
     return [*exact, *texts]
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", ["ftis", "gepo", "dr_grpo", "m2po"])
 def test_the_gradient_of_texts_does_not_depend_on_micro_batches(method):
     model, batch = make_model(seed=1), make_batch(mixed_groups())
     objective = make_objective(method, PARAMS.get(method, {}))
@@ -138,19 +116,6 @@ def test_the_gradient_of_texts_does_not_depend_on_micro_batches(method):
         assert (gradient - gradients[0]).norm() < 3e-6 * gradients[0].norm()
 
 
-def test_the_weight_uses_the_mean_of_the_learners_tokens():
-    """The mean comes from a forward pass of the model."""
-    model = make_model(seed=1)
-    group = text_group([[11, 12, 13], [14]], [1.0, 0.0], [-6.0, -6.0])
-    batch = make_batch([group])
-    objective = make_objective("ftis", {}, "mean")
-    found = compute_gradients(
-        lambda part: completion_logprobs(model, part), batch, make_micro_batches(batch, max_tokens=1), objective
-    )
-    (exact,) = one_by_one_logprobs(model, batch.prompts[0].tolist(), [11, 12, 13]).mean(dim=0, keepdim=True).tolist()
-    assert found.loss == pytest.approx(-min(math.exp(exact + 6.0), 2.0) * 0.5 / 2, rel=1e-5)
-
-
 def test_a_later_update_is_clipped_relative_to_the_first_pass():
     """PPO's clip applies to texts. Their weight, 1/4, is that of the first pass."""
     first_pass = torch.tensor([log(*row) for row in LEARNER])
@@ -163,7 +128,7 @@ def test_a_later_update_is_clipped_relative_to_the_first_pass():
         assert loss == pytest.approx(-(0.25 * 1.2 * 0.5 + 2 * 0.5) / num_counted, rel=1e-6)
 
 
-@pytest.mark.parametrize("method", ["nois", "vis", "tis", "ftis", "cispo"])
+@pytest.mark.parametrize("method", ["vis", "ftis"])
 def test_a_text_that_moved_counts_its_move_once(method):
     """Each token of the first text moved by 0.10 since the first pass: the factor is 1.105, not 1.221."""
     first_pass = torch.tensor([log(*row) for row in LEARNER])

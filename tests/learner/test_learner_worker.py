@@ -13,17 +13,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 from learner_rig import (
     Emit,
-    checkpoint_tensors,
     make_boot,
     random_groups,
-    without_times,
 )
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.config.workers import LoraSection
 from ftis_node.errors import FtisError, ModelError, WorkerDiedError
 from ftis_node.learner import worker
 from ftis_node.learner.client import LearnerClient
@@ -46,14 +42,14 @@ def make_client(boot, tmp_path, **more):
 
 @cache
 def long_groups():
-    """Return groups whose completions, one at a time, take more than half a minute."""
-    return random_groups(num_groups=200, group_size=12, max_length=60)
+    """Return groups whose completions, one at a time, take several seconds."""
+    return random_groups(num_groups=60, group_size=12, max_length=60)
 
 
 async def begin_long_step(client, step):
     """Start a step that is in progress when this returns."""
     train = asyncio.create_task(client.train(long_groups(), step=step))
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(0.5)
     assert not train.done()
     return train
 
@@ -82,13 +78,6 @@ async def test_a_worker_killed_in_a_step_resumes_and_does_the_step_once(model_fo
         assert again.proof == second.proof
         skipped = await client.train([], step=3)
         assert (skipped.report.skipped, skipped.weights) == ("no groups", None)
-
-        train = await begin_long_step(client, 4)
-        started = time.monotonic()
-        os.kill(client.pid, signal.SIGTERM)
-        with pytest.raises(WorkerDiedError, match="exited with code 0"):
-            await train
-        assert time.monotonic() - started < SOON_S
     finally:
         await client.stop()
 
@@ -96,42 +85,6 @@ async def test_a_worker_killed_in_a_step_resumes_and_does_the_step_once(model_fo
     uninterrupted = Learner(make_boot(model_folder, tmp_path / "other", micro_batch_tokens=1))
     uninterrupted.train(random_groups(seed=1, **SMALL), step=1)
     assert uninterrupted.train(random_groups(seed=2, **SMALL), step=2).proof == second.proof
-
-
-async def test_a_worker_killed_after_a_step_resumes_bit_for_bit(model_folder, tmp_path):
-    """SIGKILL comes between steps 3 and 4. After step 6 all equals an uninterrupted run.
-
-    `test_learner_checkpoint.py` has the same for the whole model, without a process.
-    """
-    settings = {
-        "lora": LoraSection(rank=4, alpha=8),
-        "schedule": "linear",
-        "warmup_steps": 2,
-        "decay_steps": 6,
-        "kl_coef": 0.1,
-        "updates_per_batch": 2,
-    }
-    straight = Learner(make_boot(model_folder, tmp_path / "straight", **settings))
-    expected = [straight.train(random_groups(seed=step, **SMALL), step=step) for step in range(1, 7)]
-    boot = make_boot(model_folder, tmp_path / "killed", **settings)
-    client = make_client(boot, tmp_path, restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.1)))
-    try:
-        await client.start()
-        replies = [await client.train(random_groups(seed=step, **SMALL), step=step) for step in (1, 2, 3)]
-        os.kill(client.pid, signal.SIGKILL)
-        with pytest.raises(WorkerDiedError):
-            await client.train(random_groups(seed=4, **SMALL), step=4)
-        state = await client.start()
-        assert (client.restarts, state.step, state.last_groups) == (1, 3, ("group-0", "group-1"))
-        replies += [await client.train(random_groups(seed=step, **SMALL), step=step) for step in (4, 5, 6)]
-    finally:
-        await client.stop()
-    assert [without_times(reply.report) for reply in replies] == [without_times(reply.report) for reply in expected]
-    assert [reply.proof for reply in replies] == [reply.proof for reply in expected]
-    assert [reply.saved_step for reply in replies] == [1, 2, 3, 4, 5, 6]
-    found, uninterrupted = (checkpoint_tensors(tmp_path / name, step=6) for name in ("killed", "straight"))
-    assert found.keys() == uninterrupted.keys()
-    assert all(torch.equal(found[name], uninterrupted[name]) for name in uninterrupted)
 
 
 async def test_the_newest_step_is_saved_without_a_next_one(model_folder, tmp_path, monkeypatch):
@@ -143,42 +96,21 @@ async def test_the_newest_step_is_saved_without_a_next_one(model_folder, tmp_pat
         await eventually(lambda: is_complete(tmp_path / "checkpoints" / "step-00000002"), within_s=60)
 
 
-async def test_a_worker_stopped_on_a_slow_disk_saves_the_newest_step(model_folder, tmp_path):
-    """The write takes longer than the grace period of a worker without progress."""
-    client = LearnerClient(
-        make_boot(model_folder, tmp_path / "home", micro_batch_tokens=1, checkpoint_every_steps=1000),
-        sockets_dir=tmp_path / "s",
-        log_path=tmp_path / "learner.log",
-        timing=Timing(save_limit_s=120.0),
-        environment={"SLOW_SAVE_S": "8", "PYTHONPATH": str(Path(__file__).parents[2])},
-        worker_module="tests.node.slow_save",
-    )
-    try:
-        await client.start()
-        await client.train(random_groups(seed=1, **SMALL), step=1)
-        train = await begin_long_step(client, 2)
-    finally:
-        await client.stop()
-    with pytest.raises(WorkerDiedError, match="was stopped"):
-        await train
-    assert is_complete(tmp_path / "home" / "checkpoints" / "step-00000001")
-
-
-async def test_a_worker_stopped_in_a_slow_micro_batch_saves_the_earlier_steps(model_folder, tmp_path):
-    """Each pass takes longer than the grace period and reports no progress."""
+async def test_a_worker_stopped_in_a_slow_pass_on_a_slow_disk_saves_the_newest_step(model_folder, tmp_path):
+    """Pass and write each take longer than the grace period of a worker without progress."""
     client = LearnerClient(
         make_boot(model_folder, tmp_path / "home", checkpoint_every_steps=1000),
         sockets_dir=tmp_path / "s",
         log_path=tmp_path / "learner.log",
         timing=Timing(stop_grace_s=1.0, save_limit_s=120.0),
-        environment={"SLOW_PASS_S": "5", "PYTHONPATH": str(Path(__file__).parents[2])},
+        environment={"SLOW_PASS_S": "2", "SLOW_SAVE_S": "3", "PYTHONPATH": str(Path(__file__).parents[2])},
         worker_module="tests.node.slow_save",
     )
     try:
         await client.start()
         await client.train(random_groups(seed=1, **SMALL), step=1)
         train = asyncio.create_task(client.train(random_groups(seed=2, **SMALL), step=2))
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(0.5)
         assert not train.done()
     finally:
         await client.stop()
@@ -249,9 +181,3 @@ def test_importing_the_client_loads_no_torch():
     heavy = "{'torch', 'transformers', 'peft', 'safetensors'} & set(sys.modules)"
     code = f"import sys, ftis_node.learner.client, ftis_node.models; sys.exit(str({heavy}) if {heavy} else 0)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_threads_are_set_before_torch_is_imported(model_folder, tmp_path):
-    client = make_client(make_boot(model_folder, tmp_path, num_threads=1), tmp_path)
-    assert client._supervisor._spec.environment["OMP_NUM_THREADS"] == "1"
-    assert torch.get_num_threads() == 1

@@ -2,12 +2,13 @@
 
     checkpoints/step-00000012/
         weights.safetensors     the trained tensors: the whole model in float32, or the adapter alone
-        optimizer.safetensors   Adam's moments by parameter name, and torch's random states
+        optimizer.safetensors   Adam's moments by parameter name
         state.json              the rest: the step, the position in the buffer, and the owner
         checksums.json          checksums of each of these
 
 A disk error, or a removed file, can damage a complete folder. The learner renames it to `damaged-step-...` and uses the
-next older one. If none can be read, it refuses to start rather than begin again at the starting model.
+next older one. If none can be read, it refuses to start rather than begin again at the starting model. A step draws no
+random numbers, so a checkpoint has no random state.
 """
 
 from __future__ import annotations
@@ -37,23 +38,20 @@ from ftis_node.learner.checkpoint.checkpoint_files import (
     read_checksums,
     write_checksums,
 )
-from ftis_node.learner.distributed.ranks import ALONE, Ranks
-from ftis_node.learner.distributed.sharded_tensors import is_sharded, part_like, whole
+from ftis_node.learner.distributed.ranks import Ranks
+from ftis_node.learner.distributed.sharded_tensors import copy_from_rank_0, from_rank_0, is_sharded, whole
 from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot, StepReport
 from ftis_node.learner.model.lora import ADAPTED_LAYERS
 from ftis_node.learner.model.policy import Policy
-from ftis_node.learner.step.optimizer import moment_shapes, moments_of, restore_moments
+from ftis_node.learner.step.optimizer import moments_of, restore_moments
 from ftis_node.models import model_fingerprint
 from ftis_node.models.fingerprint import other_model
 from ftis_node.workers.durable import complete_folder, is_complete, keep_newest, remove_leftovers
 from ftis_node.workers.tensor_file import read_tensors, write_tensors
 
-RANDOM_STATE = "random_state"
-CUDA_RANDOM_STATE = "cuda_random_state"  # if the learner is on a GPU
-
 
 class CheckpointOwner(msgspec.Struct, frozen=True):
-    """The owner of a checkpoint, which others refuse. `model` is for display; `trains`: "full", or the adapter."""
+    """The run and model of a checkpoint. `model` is for display; `trains`: "full", or the adapter."""
 
     run_id: str
     model: str
@@ -85,15 +83,11 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A loaded checkpoint: the state, and tensors by parameter name (`moments` as `<name>.<moment>`).
-
-    `random_states` are torch's, as bytes by the names of the file.
-    """
+    """A loaded checkpoint: the state, and tensors by parameter name (`moments` as `<name>.<moment>`)."""
 
     state: CheckpointState
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
-    random_states: dict[str, bytes]
 
 
 def owner_of(policy: Policy, boot: LearnerBoot) -> CheckpointOwner:
@@ -134,10 +128,10 @@ def gather(
     keep: bool = True,
     on_gathered: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return full weights and the optimizer's moments with torch's random states, by the names of the files.
+    """Return full weights and the optimizer's moments, by the names of the files. All ranks take part.
 
-    Tensors that are not sharded over ranks are not copied: they are valid until the next update. All ranks take part; a
-    rank that does not write need not `keep` them. `on_gathered` is called after each sharded tensor.
+    Tensors that are not sharded over ranks are not copied: they are valid until the next update. A rank that does not
+    write need not `keep` them. `on_gathered` is called after each sharded tensor.
     """
     weights: dict[str, Tensor] = {}
     moments: dict[str, Tensor] = {}
@@ -149,18 +143,11 @@ def gather(
                 on_gathered()
             if keep:
                 into[key] = value.cpu() if is_sharded(part) else value
-    if keep:
-        moments[RANDOM_STATE] = torch.get_rng_state()
-        if _uses_gpu():
-            moments[CUDA_RANDOM_STATE] = torch.cuda.get_rng_state()
     return weights, moments
 
 
-def read_checkpoint(path: Path, *, owner: CheckpointOwner, shapes: Mapping[str, torch.Size]) -> Checkpoint:
-    """Return the checkpoint in `path`. `shapes` are those of the parameters to be trained.
-
-    Raises ModelError if it is damaged, and ConfigError if it is intact but has another owner.
-    """
+def read_checkpoint(path: Path, *, owner: CheckpointOwner) -> Checkpoint:
+    """Return the checkpoint in `path`. Raises ModelError if it is damaged, ConfigError if it has another owner."""
     sums = read_checksums(path)
     check_file(path, STATE_FILE, sums)
     try:
@@ -170,19 +157,10 @@ def read_checkpoint(path: Path, *, owner: CheckpointOwner, shapes: Mapping[str, 
     _check_owner(path, state.owner, owner)
     for name in (WEIGHTS_FILE, OPTIMIZER_FILE):
         check_file(path, name, sums)
-    weights = read_tensors(path / WEIGHTS_FILE)
-    moments = read_tensors(path / OPTIMIZER_FILE)
-    names = [name for name in (RANDOM_STATE, CUDA_RANDOM_STATE) if name in moments]
-    random_states = {name: moments.pop(name).numpy().tobytes() for name in names}
-    if RANDOM_STATE not in random_states:
-        raise ModelError(f"{OPTIMIZER_FILE} has no {RANDOM_STATE}")
-    _check_shapes(weights, moments, shapes)
-    return Checkpoint(state, weights, moments, random_states)
+    return Checkpoint(state, read_tensors(path / WEIGHTS_FILE), read_tensors(path / OPTIMIZER_FILE))
 
 
-def newest_usable(
-    folder: Path, *, owner: CheckpointOwner, shapes: Mapping[str, torch.Size]
-) -> tuple[Checkpoint | None, list[CheckpointSkipped]]:
+def newest_usable(folder: Path, *, owner: CheckpointOwner) -> tuple[Checkpoint | None, list[CheckpointSkipped]]:
     """Return the newest readable checkpoint (None in a home without any), and the newer ones that cannot be read.
 
     Raises ModelError if none of the existing ones can be read, and ConfigError if they have another owner.
@@ -191,7 +169,7 @@ def newest_usable(
     damaged: list[CheckpointSkipped] = []
     for path in sorted(complete, reverse=True):
         try:
-            return read_checkpoint(path, owner=owner, shapes=shapes), damaged
+            return read_checkpoint(path, owner=owner), damaged
         except ModelError as error:
             damaged.append(CheckpointSkipped(name=path.name, reason=str(error)))
     if damaged:
@@ -225,44 +203,20 @@ def check_moments(checkpoint: Checkpoint, trainable: Mapping[str, Parameter], op
 def restore(
     checkpoint: Checkpoint | None, trainable: Mapping[str, Parameter], optimizer: torch.optim.Optimizer, ranks: Ranks
 ) -> CheckpointState | None:
-    """Restore weights, moments and torch's random states. All ranks take part; only rank 0 has the checkpoint.
+    """Restore weights and moments. All ranks take part; only rank 0 has the checkpoint.
 
     Returns the state on every rank; None, and nothing is restored, if rank 0 has no checkpoint.
     """
-    message = b"" if checkpoint is None else msgspec.msgpack.encode((checkpoint.state, checkpoint.random_states))
+    message = b"" if checkpoint is None else msgspec.msgpack.encode(checkpoint.state)
     if not (message := ranks.broadcast(message)):
         return None
-    state, random_states = msgspec.msgpack.decode(message, type=tuple[CheckpointState, dict[str, bytes]])
-    restore_weights(checkpoint, trainable, ranks)
+    weights, moments = ({}, {}) if checkpoint is None else (checkpoint.weights, checkpoint.moments)
+    copy_from_rank_0(trainable, weights, ranks)
     own = moments_of(optimizer, trainable)
-    saved = {} if checkpoint is None else checkpoint.moments
-    restore_moments(optimizer, trainable, ((key, _from_rank_0(saved, key, value, ranks)) for key, value in own.items()))
-    torch.set_rng_state(_from_bytes(random_states[RANDOM_STATE]))
-    if CUDA_RANDOM_STATE in random_states and _uses_gpu():
-        torch.cuda.set_rng_state(_from_bytes(random_states[CUDA_RANDOM_STATE]))
-    return state
-
-
-@torch.no_grad()
-def restore_weights(checkpoint: Checkpoint | None, trainable: Mapping[str, Parameter], ranks: Ranks = ALONE) -> None:
-    saved = {} if checkpoint is None else checkpoint.weights
-    for name, parameter in trainable.items():
-        parameter.copy_(part_like(parameter, _from_rank_0(saved, name, parameter, ranks)))
-
-
-def _from_rank_0(saved: Mapping[str, Tensor], name: str, like: Tensor, ranks: Ranks) -> Tensor:
-    """Return rank 0's `saved[name]` on every rank, in the dtype of `like`. One full tensor at a time is in memory."""
-    if ranks.rank == 0:
-        return ranks.broadcast_tensor(saved[name].to(like.dtype).contiguous())
-    return ranks.broadcast_tensor(torch.empty(like.shape, dtype=like.dtype))
-
-
-def _from_bytes(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _uses_gpu() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    restore_moments(
+        optimizer, trainable, ((key, from_rank_0(moments, key, value, ranks)) for key, value in own.items())
+    )
+    return msgspec.msgpack.decode(message, type=CheckpointState)
 
 
 def _check_owner(path: Path, theirs: CheckpointOwner, ours: CheckpointOwner) -> None:
@@ -272,14 +226,3 @@ def _check_owner(path: Path, theirs: CheckpointOwner, ours: CheckpointOwner) -> 
         raise ConfigError(other_model("this home", theirs.model, ours.model))
     if theirs.trains != ours.trains:
         raise ConfigError(f"{path} was trained as {theirs.trains}, not {ours.trains}: choose another --home")
-
-
-def _check_shapes(
-    weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
-) -> None:
-    if {name: value.shape for name, value in weights.items()} != dict(shapes):
-        raise ModelError(f"{WEIGHTS_FILE} does not hold the trained tensors")
-    for key, value in moments.items():
-        name = key.rpartition(".")[0]
-        if name not in shapes or value.shape not in moment_shapes(shapes[name]):
-            raise ModelError(f"{OPTIMIZER_FILE} holds {key}, which belongs to no trained tensor")

@@ -67,8 +67,7 @@ class CheckpointManager:
         found: Checkpoint | None = None
         with self._ranks.agreed():
             if self._ranks.rank == 0:
-                shapes = {name: value.shape for name, value in trainable.items()}
-                found, damaged = newest_usable(self._folder, owner=self._owner, shapes=shapes)
+                found, damaged = newest_usable(self._folder, owner=self._owner)
                 for skipped in damaged:
                     self._on_event(skipped)
                 tidy(self._folder, damaged)
@@ -78,10 +77,10 @@ class CheckpointManager:
             return
         self._masters.write_back()
         self.progress = TrainingProgress(state.step, state.policy_version, state.last_report, state.last_groups)
-        self.saver.goes_on_at(state.step)
+        self.saver.saved_step = self.saver.begun_step = state.step
 
     def save_if_behind(self) -> None:
-        """Write a checkpoint unless the newest one is already of this step. Raises MachineError if the disk refuses."""
+        """Write a checkpoint unless the newest one is of this step. Raises MachineError if the disk refuses."""
         try:
             self.saver.wait()
         except MachineError as error:  # the disk may have space again: the newest step is what must not be lost

@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from msgspec.structs import replace
 from torch import Tensor
 
 from ftis_node.config.disk_room import write_error
 from ftis_node.errors import ConfigError, SharingError
-from ftis_node.learner.checkpoint.checkpoint import newest_usable, owner_of, restore_weights
+from ftis_node.learner.checkpoint.checkpoint import newest_usable, owner_of
 from ftis_node.learner.checkpoint.checkpoint_manager import FREE_SPACE
 from ftis_node.learner.distributed.ranks import ALONE, Ranks, RankTask
-from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, is_sharded
+from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, copy_from_rank_0, is_sharded
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.lora import ADAPTER, adapter_alone, adapter_merger
 from ftis_node.learner.model.policy import Policy, load_unchecked, own_tensors
@@ -176,20 +177,16 @@ def proof_of(policy: Policy, *, version: int) -> WeightProof:
 
 
 def discard_published(folder: Path) -> None:
-    """Remove all versions that a former process published.
-
-    The newest file may not have reached the disk. A version above the checkpoint's is published again, with other
-    weights.
-    """
+    """Remove all versions of a former process: those above the checkpoint's are published again, with other weights."""
     remove_leftovers(folder, PREFIX)
     for path in folder.glob(f"{PREFIX}*"):
         shutil.rmtree(path)
 
 
 def export_policy(policy: Policy, out: Path, *, merge: bool, tokenizer: PromptTokenizer | None = None) -> None:
-    """Write `policy` to the empty folder `out`; with `merge` False only the LoRA adapter.
+    """Write `policy` to the empty folder `out`; with `merge` False only the LoRA adapter. Raises ConfigError.
 
-    `tokenizer` replaces the policy's own, which knows no settings of prompts. Raises ConfigError.
+    `tokenizer` replaces the policy's own, which has no settings of prompts.
     """
     tokenizer = tokenizer or policy.tokenizer
     if merge or policy.adapted is None:
@@ -211,26 +208,16 @@ def write_weights(
 
     Each tensor is merged, converted and written before the next one. Raises OSError if the disk refuses.
     """
-    files: list[dict[str, Tensor]] = [{}]
-    in_file = total_bytes = 0
-    for name, tensor in gathering.tensors.items():
-        num_bytes = tensor.numel() * dtype.itemsize
-        if files[-1] and in_file + num_bytes > max_file_bytes:
-            files.append({})
-            in_file = 0
-        files[-1][name] = tensor
-        in_file += num_bytes
-        total_bytes += num_bytes
-    if len(files) == 1:
-        write_tensors(folder / "model.safetensors", files[0], dtype=dtype, change=gathering.take)
-        return
-    places: dict[str, str] = {}
-    for number, tensors in enumerate(files, 1):
-        file_name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+    outlines = {name: torch.empty(value.shape, dtype=dtype, device="meta") for name, value in gathering.tensors.items()}
+    limit = max(max_file_bytes, *(outline.nbytes for outline in outlines.values()))  # a larger tensor changes the order
+    pattern = "model{suffix}.safetensors"
+    split = split_torch_state_dict_into_shards(outlines, filename_pattern=pattern, max_shard_size=limit)
+    for file_name, names in split.filename_to_tensors.items():
+        tensors = {name: gathering.tensors[name] for name in names}
         write_tensors(folder / file_name, tensors, dtype=dtype, change=gathering.take)
-        places |= dict.fromkeys(tensors, file_name)
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": places}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
 
 
 def export_newest(
@@ -243,19 +230,16 @@ def export_newest(
 ) -> int:
     """Export from the newest readable checkpoint and return its step. Does not write to the learner's home.
 
-    `tokenizer` is the one to write, with settings of prompts; None: the model's.
     Raises ConfigError if nothing was trained there yet, and as `export_policy` and `newest_usable` do.
     """
     check_export_folder(out)  # before the model is loaded, which takes minutes if it is large
     on_progress(None, f"loading {Path(boot.model).name}")
     policy = load_unchecked(boot)
-    trainable = policy.trainable()
-    shapes = {name: value.shape for name, value in trainable.items()}
     on_progress(None, "reading the newest checkpoint")
-    found, _ = newest_usable(Path(boot.checkpoints_dir), owner=owner_of(policy, boot), shapes=shapes)
+    found, _ = newest_usable(Path(boot.checkpoints_dir), owner=owner_of(policy, boot))
     if found is None:
         raise ConfigError(f"nothing to export yet: there is no checkpoint in {boot.checkpoints_dir}")
-    restore_weights(found, trainable)
+    copy_from_rank_0(policy.trainable(), found.weights, ALONE)
     on_progress(None, f"writing the model after step {found.state.step}")
     export_policy(policy, out, merge=merge, tokenizer=tokenizer)
     return found.state.step

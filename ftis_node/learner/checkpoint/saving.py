@@ -1,6 +1,6 @@
 """The schedule of checkpoints, and a thread that writes them in the background (write-behind).
 
-Weights, moments and random states stay those of the last step while the next one computes gradients. So a thread
+Weights and moments stay those of the last step while the next one computes gradients. So a thread
 writes them without a copy, and the next update waits for it. A learner of several processes gathers its shards first,
 which makes a copy.
 
@@ -43,10 +43,6 @@ class CheckpointSaver:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
         self._not_before = clock()
-
-    def goes_on_at(self, step: int) -> None:
-        """Record that the newest checkpoint on disk is that of `step`."""
-        self.saved_step = self.begun_step = step
 
     @property
     def in_background(self) -> bool:

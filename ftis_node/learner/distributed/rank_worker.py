@@ -7,7 +7,6 @@ other ranks.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import signal
@@ -46,25 +45,22 @@ def run_commands(learner: Learner, ranks: RankGroup) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A rank of ftis-node's learner; started by rank 0, not by hand.")
-    parser.add_argument("--owner-pid", type=int, required=True)
+    owner_pid, rank, size, store = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 handles it; the kernel ends this process with rank 0
         signal.signal(number, signal.SIG_IGN)
-    die_with_owner(parser.parse_args().owner_pid)
+    die_with_owner(int(owner_pid))
     set_up_logging()
-    address = RankAddress.from_environment()
-    assert address is not None, "rank 0 sets the address of each rank"
     boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=LearnerBoot, dec_hook=dec_hook)
     from ftis_node.learner.core import Learner
     from ftis_node.learner.distributed.ranks import RankGroup
 
     try:
-        ranks = RankGroup(address, boot)
+        ranks = RankGroup(RankAddress(int(rank), int(size), store), boot)
         run_commands(Learner(boot, ranks=ranks), ranks)
         ranks.close()
     except FtisError as error:
         # Rank 0 fails with the same error and must stay alive to report it to the daemon. Its end ends this process.
-        log.error("rank %d cannot be built: %s", address.rank, error)
+        log.error("rank %s cannot be built: %s", rank, error)
         while True:
             signal.pause()
     logging.shutdown()

@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 import torch
@@ -101,10 +101,12 @@ class RankGroup(Ranks):
         self.rank, self.size = address.rank, address.size
         on_gpu = pick_device(boot.device) != "cpu"
         if on_gpu:
-            torch.cuda.set_device(address.local_rank)
+            torch.cuda.set_device(address.rank)
+        store = distributed.FileStore(address.store, address.size)  # type: ignore[attr-defined]
+        store.set_timeout(COLLECTIVE_TIMEOUT)
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            store=_open_store(address),
+            store=store,
             rank=address.rank,
             world_size=address.size,
             timeout=COLLECTIVE_TIMEOUT,
@@ -220,20 +222,6 @@ def cut_evenly(cut: Callable[[int], list[MicroBatch]], *, max_tokens: int, size:
         if len(found := cut(budget)) <= num_target:
             return found
     return largest
-
-
-def _open_store(address: RankAddress) -> Any:
-    """Open the rendezvous store. Rank 0 hosts it, or torchrun's agent for ranks that torchrun started."""
-    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return distributed.TCPStore(  # type: ignore[attr-defined]
-        address.address,
-        address.port,
-        address.size,
-        is_master=address.rank == 0 and not is_agents,
-        timeout=COLLECTIVE_TIMEOUT,
-        wait_for_workers=False,
-        master_listen_fd=None if address.listener is None else address.listener.detach(),
-    )
 
 
 class RankTask(Message, frozen=True):

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ftis_node.learner.distributed.ranks import Ranks
+
 
 def plain_name(name: str) -> str:
     """Return a tensor's name in a model without adapter."""
@@ -33,6 +35,20 @@ def part_like(parameter: Tensor, value: Tensor) -> Tensor:
         return value
     on_device = value.to(parameter.device)
     return distribute_tensor(on_device, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def from_rank_0(whole: Mapping[str, Tensor], name: str, like: Tensor, ranks: Ranks) -> Tensor:
+    """Return rank 0's `whole[name]` on every rank, in the dtype of `like`."""
+    if ranks.rank == 0:
+        return ranks.broadcast_tensor(whole[name].to(like.dtype).contiguous())
+    return ranks.broadcast_tensor(torch.empty(like.shape, dtype=like.dtype))
+
+
+@torch.no_grad()
+def copy_from_rank_0(parts: Mapping[str, Tensor], whole: Mapping[str, Tensor], ranks: Ranks) -> None:
+    """Copy rank 0's tensors into the shards of every rank. One full tensor at a time is in memory."""
+    for name, part in parts.items():
+        part.copy_(part_like(part, from_rank_0(whole, name, part, ranks)))
 
 
 def gradient_of(output: Tensor, parameter: Tensor, trainable: Iterable[Tensor]) -> Tensor:

@@ -39,7 +39,7 @@ BUCKET_PAIRS = {"cpu": 0, "cuda": 1 << 20}
 
 
 class LengthBucket(NamedTuple):
-    """Texts of similar length as one batch: `num_texts` texts of `size` columns."""
+    """`num_texts` texts of similar length as one batch of `size` columns."""
 
     num_texts: int
     size: int
@@ -95,10 +95,8 @@ class AttentionPlan:
         return torch.cat(outputs).index_select(0, self.source)[None]
 
     def _batches(self, tensor: Tensor) -> list[Tensor]:
-        """Gather `[1, h, T, D]` into one `[num_texts, h, size, D]` a bucket.
-
-        The gradient of a gather fills a tensor of the whole row, as that of `tensor[0]` would; `squeeze` is a view.
-        """
+        """Gather `[1, h, T, D]` into one `[num_texts, h, size, D]` a bucket."""
+        # The gradient of `tensor[0]` would fill a tensor of the whole row; `squeeze` is a view.
         taken = tensor.squeeze(0).transpose(0, 1).index_select(0, self.rows)
         parts = torch.split(taken, [bucket.num_texts * bucket.size for bucket in self.buckets])
         return [

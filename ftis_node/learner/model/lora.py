@@ -103,8 +103,8 @@ def read_start(adapted: Any, start: Path) -> None:
 def first_adapter(trainable: Mapping[str, Parameter]) -> Callable[[], AbstractContextManager[None]]:
     """Return a context in which the adapter has its present weights, whatever they are by then.
 
-    The memory of later weights is not written, because a thread may be writing them to a checkpoint. Shards are copied
-    to checkpoints first, and FSDP holds their memory.
+    The memory of later weights is not written, because a thread may be writing them to a checkpoint. FSDP holds the
+    memory of shards, which checkpoints copy.
     """
     first = {name: value.detach().clone() for name, value in trainable.items()}
 

@@ -109,9 +109,8 @@ def _gated_backward(gradient: Tensor, gate: Tensor, up: Tensor, silu: Tensor) ->
 class Policy:
     """The trained model. With LoRA the linear layers of `causal_lm` contain the adapter; `adapted` is peft's wrapper.
 
-    `packs`: it supports packed rows (see `choose_layout`). `entropies`, if set, receives the entropies of all log-probs
-    with a gradient. `root` is set if the model is sharded over ranks (`policy_loading.py`): weights are gathered only
-    inside it. `kernels` names the implementation of its layers (`kernels.py`).
+    `packs`: it supports packed rows (`choose_layout`). `entropies` receives the entropies of all log-probs with a
+    gradient. `root` is set if the model is sharded over ranks (`policy_loading.py`): weights are gathered only inside.
     """
 
     source: ModelSource

@@ -4,9 +4,10 @@ Every decoder layer is one FSDP unit: its weights are gathered for its pass and 
 output head belong to the root unit. The head runs outside the model's own forward (`logprobs.py`), so the root unit
 wraps the whole model. All work that needs weights runs inside `Policy.compute`.
 
-Each rank starts with a model on the meta device (`models/loading.py`) and reads only its own rows. No process holds the
-whole model. Trained weights are sharded in float32. With bfloat16 they are cast before they are gathered, and gradients
-are summed in float32. They are summed, not averaged, because each rank's loss is its part of one loss.
+Each rank starts with a model on the meta device (`models/loading.py`). Rank 0 reads it and broadcasts its tensors
+one by one, and each rank keeps its rows. Trained weights are sharded in float32. With bfloat16 they are cast before
+they are gathered, and gradients are summed in float32. They are summed, not averaged, because each rank's loss is its
+part of one loss.
 
 The KL term needs the frozen starting model. Under a LoRA adapter it is the same weights with the adapter off, or with
 its first weights if training began with an adapter. In full training it is a copy in the compute dtype from the model's
@@ -33,7 +34,7 @@ from ftis_node.config.manifest import SamplingSection
 from ftis_node.errors import first_line
 from ftis_node.learner.batch import MicroBatch, batch_of
 from ftis_node.learner.distributed.ranks import ALONE, RankGroup, Ranks
-from ftis_node.learner.distributed.sharded_tensors import gradient_of, plain_name
+from ftis_node.learner.distributed.sharded_tensors import copy_from_rank_0, gradient_of
 from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.learner.model import attention
@@ -46,12 +47,13 @@ from ftis_node.learner.model.policy import (
     decoder_layers,
     find_source,
     load_unchecked,
+    own_tensors,
     start_of,
 )
 from ftis_node.learner.step.train_step import Forward
 from ftis_node.models import load_causal_lm
 from ftis_node.models.architecture import is_recurrent
-from ftis_node.models.loading import WeightRows, empty_causal_lm
+from ftis_node.models.loading import empty_causal_lm
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weight_store import probe_token_ids
 
@@ -70,8 +72,7 @@ LARGEST = 6  # largest single difference, in multiples of the tolerance: 1.5 nat
 def load_reference(policy: Policy, boot: LearnerBoot, ranks: Ranks = ALONE) -> Forward:
     """Return a function of a micro-batch: the starting model's log-probs `[M]` of its completion tokens.
 
-    `policy` is the learner's, built from `boot`; a copy is sharded over `ranks` in the same way. Raises ModelError or
-    MachineError if it cannot be loaded.
+    A copy is sharded over `ranks` as `policy` is. Raises ModelError or MachineError if it cannot be loaded.
     """
     if (adapted := policy.adapted) is not None:
         starting = adapted.disable_adapter if policy.source.adapter is None else first_adapter(policy.trainable())
@@ -110,26 +111,18 @@ def load_policy(boot: LearnerBoot, ranks: Ranks = ALONE) -> Policy:
 
 
 def load_sharded_policy(boot: LearnerBoot, ranks: RankGroup, *, trains: bool = True) -> Policy:
-    """Return the policy over `ranks`, each of which reads its own rows. Without `trains` it is a frozen copy.
-
-    If the files name tensors otherwise than the model, each rank reads all of it first. Raises as `load_policy` does.
-    """
+    """Return the policy over `ranks`. Without `trains` it is a frozen copy. Raises as `load_policy` does."""
     with ranks.agreed():
         source, tokenizer = find_source(boot)
         start = start_of(source, boot)
-        rows = WeightRows(start)
+        whole = load_causal_lm(start, dtype=boot.dtype, device="cpu").state_dict() if ranks.rank == 0 else {}
         causal_lm = empty_causal_lm(start, dtype=getattr(torch, boot.dtype))
-        if is_whole := rows.why_not(causal_lm):
-            log.warning("each process reads the whole of %s first: %s", source.name, is_whole)
-            causal_lm = load_causal_lm(start, dtype=boot.dtype, device="cpu")
         policy = build_policy(boot, source, tokenizer, causal_lm)
         if not trains:
             causal_lm.requires_grad_(False)
-    spread = shard(policy, ranks)
-    if not is_whole:
-        with ranks.agreed():
-            fill(spread, rows, ranks)
-    return spread
+    policy = shard(policy, ranks)
+    copy_from_rank_0(own_tensors(policy), whole, ranks)
+    return policy
 
 
 class _Root(nn.Module):
@@ -144,10 +137,7 @@ class _Root(nn.Module):
 
 
 def shard(policy: Policy, ranks: RankGroup) -> Policy:
-    """Return `policy`, which is whole on the CPU of every rank or on the meta device, sharded over the ranks' devices.
-
-    Replaces its parameters; meta parameters get memory, which `fill` then sets.
-    """
+    """Return `policy` sharded over the ranks' devices. Parameters on the meta device get memory without values."""
     for parameter in policy.trainable().values():  # whatever its loaded dtype
         parameter.data = parameter.data.float()
     root, mesh = _Root(policy.causal_lm), ranks.mesh()
@@ -173,31 +163,13 @@ def shard(policy: Policy, ranks: RankGroup) -> Policy:
     return replace(policy, root=root)
 
 
-@torch.no_grad()
-def fill(policy: Policy, rows: WeightRows, ranks: RankGroup) -> None:
-    """Read this rank's rows of each parameter from the files, rounded to the compute dtype first."""
-    for name, value in policy.causal_lm.named_parameters():
-        if ".lora_" in name:  # created at the start, absent from the files
-            continue
-        part = value.to_local()
-        per_rank = -(-value.shape[0] // ranks.size)
-        start, end = (min(number * per_rank, value.shape[0]) for number in (ranks.rank, ranks.rank + 1))
-        assert part.shape[0] == end - start, f"{name}: {tuple(part.shape)} are not rows {start} to {end}"
-        if start < end:
-            part.copy_(rows.read(plain_name(name), start, end).to(policy.compute_dtype))
-    for name, value in policy.causal_lm.named_buffers():
-        if plain_name(name) in rows:
-            value.copy_(rows.read(plain_name(name)))
-
-
 def choose_layout(
     policy: Policy, sampling: SamplingSection, *, ranks: Ranks = ALONE, open_again: Callable[[], Policy] | None = None
 ) -> Policy:
-    """Return `policy` with packed rows if they give the results of padded rows, else `policy` with padded rows.
+    """Return `policy` with packed rows if they give the results of padded rows, else with padded rows.
 
     Packed rows fail for a model that is recurrent, has special attention, or ignores positions. All of `ranks` take the
-    same decision. After an error in a pass a sharded policy cannot be used, so `open_again` loads it again. A window
-    is tested only if texts of the run can be longer.
+    same decision. After an error in a pass a sharded policy cannot be used, so `open_again` loads it again.
     """
     before = policy.causal_lm.config._attn_implementation
     try:
@@ -240,7 +212,7 @@ def padded_share(sampling: SamplingSection) -> float:
 
 @contextmanager
 def short_windows(causal_lm: Any, *, below: int) -> Iterator[None]:
-    """Shorten attention windows of less than `below` tokens inside the block, so that short texts cross them."""
+    """Shorten attention windows of less than `below` tokens, which texts of the run cross, so that the probe does."""
     holders = (causal_lm.config.get_text_config(decoder=True), *causal_lm.modules())
     values = [(holder, name, getattr(holder, name, None)) for holder in holders for name in WINDOWS]
     found = [(holder, name, value) for holder, name, value in values if isinstance(value, int) and value < below]

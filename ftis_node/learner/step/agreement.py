@@ -99,7 +99,7 @@ class AgreementMeter:
 
 
 def _slots(batch: TrainBatch) -> Tensor:
-    """Return `[N]`: 0 or 1 for the own halves, then one number for each sender, -1 for senders beyond the limit."""
+    """Return `[N]`: 0 or 1 for the own halves, then a number for each sender, -1 for senders beyond the limit."""
     own_groups = torch.tensor(sorted(set(batch.group_ids[batch.is_own].tolist())), dtype=torch.int64)
     halves = torch.searchsorted(own_groups, batch.group_ids) % OWN_HALVES
     slots = torch.where(batch.is_own, halves, batch.sender_ids + OWN_HALVES - 1)

@@ -180,10 +180,10 @@ def make_objective(
     kl_to_start: float = 0.0,
     max_logprob_gap_nats: float = math.inf,
 ) -> Objective:
-    """Return the objective of `method`; `advantage_scale` None means the method's own, `kl_to_start` is the KL's
-    weight. Raises ConfigError for invalid settings.
+    """Return the objective of `method`; `advantage_scale` None: the method's own. Raises ConfigError.
 
-    `max_logprob_gap_nats` bounds how far a peer's log-probs of a part of a completion may sum below the learner's.
+    `kl_to_start` is the KL's weight. `max_logprob_gap_nats` bounds how far a peer's log-probs of a part of a completion
+    may sum below the learner's.
     """
     try:
         objective = Objective(

@@ -23,11 +23,8 @@ If masters are in host memory, each gradient, and each weight on its way back, p
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
-from math import ceil
 from typing import Any
 
 import torch
@@ -36,15 +33,15 @@ from torch.nn import Parameter
 
 from ftis_node.errors import ConfigError, MachineError
 from ftis_node.install_hint import how_to_install
-from ftis_node.learner.distributed.sharded_tensors import is_sharded, part_like, whole
+from ftis_node.learner.distributed.sharded_tensors import part_like
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import pick_device
 
 ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
-BLOCK_SIZE = 256  # elements that share a scale; fixed in bitsandbytes
 LOOK_UP_TABLES = ("qmap1", "qmap2")  # the values of 8-bit codes: always the same for all tensors
-LARGEST = torch.finfo(torch.float32).max / 4
-LARGEST_GRADIENT = math.sqrt(LARGEST)  # its square is part of the second moment
+# Norm of a gradient in float32: the second moment holds its square. An update is at most lr / (1 - beta1) * |m| / eps
+# (arXiv 1412.6980, section 2.1), which stays finite.
+MAX_GRADIENT_NORM = 1e18
 
 
 class MasterWeights:
@@ -93,43 +90,6 @@ def _master_of(weight: Parameter, home: torch.device) -> Parameter:
     if weight.dtype == torch.float32 and weight.device == home:
         return weight
     return Parameter(weight.detach().to(home, torch.float32))
-
-
-@torch.no_grad()
-def stays_finite(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the next step of `optimizer`, an Adam, leaves weights and moments finite on all ranks.
-
-    Adam changes a weight by at most lr / (1 - beta1) * max(|m|, |g|) / eps + lr * decay * |w| (arXiv 1412.6980, section
-    2.1), so the largest weight, moment and gradient bound the result. A healthy step is 25 orders of magnitude below
-    the limit. A backup of weights and moments instead would take three times the memory of the weights.
-    """
-    return all(_group_stays_finite(optimizer, group) for group in optimizer.param_groups)
-
-
-def _group_stays_finite(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
-    weights = [weight for weight in group["params"] if weight.grad is not None]
-    gradient = _largest([weight.grad for weight in weights])
-    states = [value for weight in weights for value in optimizer.state[weight].values()]
-    tensors = [value for value in states if isinstance(value, torch.Tensor)]
-    moment = _largest([value for value in tensors if value.is_floating_point() and value.ndim])  # or 8-bit scales
-    weight, rate = _largest(weights), float(group["lr"])
-    smallest = sys.float_info.min
-    eps, kept = float(group.get("eps", 1.0)), float(group.get("betas", (0.0,))[0])  # plain SGD has neither
-    scale = rate / max(1.0 - kept, smallest) / max(eps, smallest)
-    bound = scale * max(moment, gradient) + weight * (1.0 + rate * float(group["weight_decay"]))
-    figures = (gradient, moment, weight, rate, bound)
-    return all(map(math.isfinite, figures)) and gradient <= LARGEST_GRADIENT and bound <= LARGEST
-
-
-def _largest(tensors: Sequence[Tensor]) -> float:
-    """Return the largest absolute value of all tensors; NaN if any value is, 0 without tensors."""
-    filled = [tensor for tensor in tensors if tensor.numel()]
-    if not filled:
-        return 0.0
-    if any(tensor.device.type != "cpu" or is_sharded(tensor) for tensor in filled):
-        return float(whole(torch.nn.utils.get_total_norm(filled, norm_type=math.inf)))
-    # On a CPU torch's infinity norm reads 0.5 GB/s, its extremes tens of GB/s.
-    return float(torch.stack([each for tensor in filled for each in tensor.aminmax()]).abs().max())
 
 
 def check_optimizer_states(boot: LearnerBoot) -> None:
@@ -181,11 +141,6 @@ def restore_moments(
             state[moment].copy_(part_like(state[moment], value))
         else:
             state[moment] = int(value)
-
-
-def moment_shapes(shape: torch.Size) -> tuple[torch.Size, ...]:
-    """Return the valid shapes of an entry of `moments_of` for a master of `shape`: its own, a count, or scales."""
-    return shape, torch.Size([]), torch.Size([ceil(shape.numel() / BLOCK_SIZE)])
 
 
 def _adam(parameters: list[Parameter], boot: LearnerBoot) -> torch.optim.Optimizer:

@@ -9,13 +9,12 @@ If the log-probs show that a group is understated, its other completions may alr
 then repeated without that group.
 
 A step is applied, *skipped* or *refused*. It is skipped if no token has a gradient, because an Adam step would still
-move the weights by its momentum. It is refused if a value or a new weight would not be finite. In both cases weights
-and optimizer are unchanged.
+move the weights by its momentum. It is refused if a value is not finite. In both cases weights and optimizer are
+unchanged.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,7 +29,7 @@ from ftis_node.learner.distributed.ranks import ALONE, Ranks, StepCallback
 from ftis_node.learner.distributed.sharded_tensors import whole
 from ftis_node.learner.step.objective import Objective
 from ftis_node.learner.step.oom_retry import one_out_of_memory_error
-from ftis_node.learner.step.optimizer import stays_finite
+from ftis_node.learner.step.optimizer import MAX_GRADIENT_NORM
 
 Forward: TypeAlias = "Callable[[MicroBatch], Tensor]"  # log-probs [M] of a micro-batch's completion tokens
 
@@ -56,10 +55,9 @@ class Gradients:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """The outcome of one or more updates on one batch.
+    """The outcome of one or more updates on one batch. `first` is the result of the first update's passes.
 
-    `first` is the result of the first update's passes. With `num_updates` > 0, `refused` means that a later update was
-    not applied, because memory ran out if `ran_out`.
+    With `num_updates` > 0, `refused` is of a later update, and `ran_out` means that memory ran out in it.
     """
 
     first: Gradients
@@ -248,9 +246,8 @@ def take_step(
 ) -> StepOutcome:
     """Do `updates` optimizer steps on one batch. Stops at the first that is skipped or refused.
 
-    `before_update` is called once, just before the first update changes the weights. An error during the first update
-    (of a callback, or for lack of memory) leaves weights and optimizer unchanged. After it, a stop or a lack of memory
-    ends the step with fewer updates.
+    `before_update` is called just before the first update changes the weights. An error until then leaves weights and
+    optimizer unchanged. After it, a stop or a lack of memory ends the step with fewer updates.
     """
     passes = partial(
         compute_gradients, forward, batch, micro_batches, objective, reference=reference, between=between, ranks=ranks
@@ -294,10 +291,8 @@ def _apply(gradients: Gradients, optimizer: torch.optim.Optimizer, max_grad_norm
         return gradients
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     norm = whole(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)).item()
-    if not math.isfinite(norm):
+    if not norm <= MAX_GRADIENT_NORM:
         return replace(gradients, refused="the gradient is not finite")
-    if not stays_finite(optimizer):
-        return replace(gradients, refused="the update would make weights that are not finite")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return replace(gradients, grad_norm=norm)

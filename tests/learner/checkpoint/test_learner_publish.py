@@ -42,7 +42,7 @@ def step(learner, number):
     return learner.train(random_groups(seed=number), step=number).weights
 
 
-@pytest.mark.parametrize("changes", [BFLOAT16, {}, {**BFLOAT16, "optimizer_states": "8bit"}])
+@pytest.mark.parametrize("changes", [BFLOAT16, {**BFLOAT16, "optimizer_states": "8bit"}])
 def test_steps_do_not_move_weights_in_memory(model_folder, tmp_path, changes):
     """Shared handles rely on it."""
     learner = Learner(make_boot(model_folder, tmp_path, **changes))
@@ -76,13 +76,6 @@ def test_each_version_is_read_from_shared_memory_with_its_checksums(model_folder
     opened.open(weights.shared)
     assert {name: checksum(tensor) for name, tensor in opened.tensors()} == weights.checksums
     assert weights.version == 3
-
-
-def test_one_export_serves_all_versions(model_folder, tmp_path, sharing):
-    learner = Learner(make_boot(model_folder, tmp_path, transfer="ipc", **BFLOAT16))
-    for tensor in own_tensors(learner.policy).values():
-        tensor.share_memory_()
-    assert len({step(learner, number).shared.export_id for number in (1, 2, 3)}) == 1
 
 
 def test_a_file_is_written_on_request_and_only_a_failure_to_map_ends_sharing(model_folder, tmp_path, sharing, caplog):
@@ -123,21 +116,6 @@ def test_weights_that_cannot_be_shared_are_written_to_files(model_folder, tmp_pa
         assert file_checksums(Path(weights.path)) == weights.checksums
 
 
-def test_only_the_adapter_is_published(model_folder, tmp_path, sharing, monkeypatch):
-    """The setting `transfer` does not matter, and no adapter is merged."""
-    monkeypatch.setattr("ftis_node.learner.checkpoint.export.adapter_merger", lambda policy: pytest.fail("merged"))
-    boot = make_boot(model_folder, tmp_path, transfer="ipc", lora=LORA, publish_as="adapter")
-    learner = Learner(boot)
-    for number in (1, 2):
-        weights = step(learner, number)
-        assert weights.shared is None
-        tensors = read_tensors(Path(weights.path))
-        assert all(".lora_A." in name or ".lora_B." in name for name in tensors)
-        num_values = sum(tensor.numel() for tensor in tensors.values())
-        assert num_values == learner.policy.num_trainable_parameters < learner.policy.num_parameters / 2
-        assert weights.num_bytes < 4 * num_values + (1 << 14)
-
-
 def test_page_locked_files_have_the_content_of_plain_ones(model_folder, tmp_path, monkeypatch):
     locked = []
     monkeypatch.setattr("ftis_node.workers.tensor_file.register", lambda mapping: locked.append(mapping.numel()))
@@ -173,13 +151,13 @@ def test_segments_grow_only_after_shared_weights_are_allocated(model_folder, tmp
     monkeypatch.setattr("ftis_node.learner.step.oom_retry.grow_segments", lambda: calls.append("grow") or True)
     make_masters = core.make_masters
     monkeypatch.setattr(core, "make_masters", lambda *given: calls.append("masters") or make_masters(*given))
-    for way, share, expected in [
+    for transfer, share, expected in [
         ("ipc", 0.5, ["grow", "masters"]),
         ("ipc", None, ["masters"]),
         ("file", 0.5, ["masters"]),
     ]:
-        boot = make_boot(model_folder, tmp_path / f"{way}{share}", transfer=way, memory_share=share)
-        assert ("PYTORCH_CUDA_ALLOC_CONF" in worker_environment(boot)) == (way == "file")
+        boot = make_boot(model_folder, tmp_path / f"{transfer}{share}", transfer=transfer, memory_share=share)
+        assert ("PYTORCH_CUDA_ALLOC_CONF" in worker_environment(boot)) == (transfer == "file")
         calls.clear()
         Learner(boot)
         assert calls == expected

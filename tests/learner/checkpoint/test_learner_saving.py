@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -54,31 +53,6 @@ def test_unsaved_steps_are_bounded_also_if_writing_is_slow() -> None:
     saver.wait()
     assert not saver.is_due(MAX_UNSAVED_STEPS)
     assert saver.is_due(1 + MAX_UNSAVED_STEPS)
-
-
-def test_a_saved_step_is_not_due() -> None:
-    saver = CheckpointSaver(every_steps=None)
-    assert not saver.is_due(0)
-    saver.goes_on_at(7)
-    assert not saver.is_due(7)
-
-
-def test_a_step_counts_as_saved_when_it_is_on_disk() -> None:
-    may_end = threading.Event()
-    saver = CheckpointSaver(every_steps=None)
-    saver.begin(1, may_end.wait)
-    saver.raise_failure()
-    assert (saver.begun_step, saver.saved_step) == (1, 0)
-    num_looks = 0
-
-    def between() -> None:
-        nonlocal num_looks
-        num_looks += 1
-        may_end.set()
-
-    saver.pause(between)
-    assert (num_looks, saver.saved_step, saver.waited_s > 0) == (1, 1, True)
-    saver.close()
 
 
 def test_a_failed_write_is_reported_once_and_the_step_is_due_again() -> None:

@@ -1,4 +1,4 @@
-"""One of two ranks, for `torchrun --nproc-per-node 2 ranks_program.py TASKS OUT`. It runs learners in sequence.
+"""Two ranks that run learners in sequence: `python ranks_program.py TASKS OUT`. The process forks the second rank.
 
 TASKS is a JSON list of [boot, first step, last step]. Rank 0 writes the results of each learner to OUT.
 """
@@ -43,14 +43,20 @@ def train(learner, first, last):
     }
 
 
-def main():
+def fork_rank(out):
+    """Fork, and return the address of the rank that each of the two processes is."""
+    rank = 0 if os.fork() else 1
     die_with_owner(os.getppid())
+    return RankAddress(rank, 2, f"{out}.store")
+
+
+def main():
+    address = fork_rank(sys.argv[2])
     tasks = [
         (msgspec.convert(boot, LearnerBoot, dec_hook=dec_hook), first, last)
         for boot, first, last in json.loads(sys.argv[1])
     ]
     done = []
-    address = RankAddress.from_environment()
     ranks = RankGroup(address, tasks[0][0])
     for boot, first, last in tasks:
         learner = Learner(boot, ranks=ranks)
@@ -63,6 +69,7 @@ def main():
     ranks.close()
     if address.rank == 0:
         Path(sys.argv[2]).write_text(json.dumps(done))
+        assert os.wait()[1] == 0, "the other rank failed"
 
 
 if __name__ == "__main__":

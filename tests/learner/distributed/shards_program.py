@@ -1,46 +1,29 @@
-"""One of two ranks, for `torchrun --nproc-per-node 2 shards_program.py BOOTS OUT`. It loads and compares policies.
+"""Two ranks that load and compare policies: `python shards_program.py BOOTS OUT`. The process forks the second rank.
 
-BOOTS is a JSON list of boots. Rank 0 writes an object for each policy to OUT. `peak_bytes` is the largest increase of
-resident memory of a rank while the model is loaded and sharded. `different` has the names of tensors that differ from
-those of a model that is loaded whole.
+BOOTS is a JSON list of boots. Rank 0 writes an object for each policy to OUT. `different` has the names of tensors that
+differ from those of a model that is loaded whole. In the run `packing-fails` attention does not support packed rows.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 
 import msgspec
 import peft  # noqa: F401  a later import would count as memory of the model
 import torch
-import transformers.models.qwen2.modeling_qwen2
-from learner_rig import random_groups
+from ranks_program import fork_rank
 from transformers import AttentionInterface
 
 from ftis_node.config.workers import LearnerSection
-from ftis_node.learner.batch import make_batch, make_packed_micro_batches
-from ftis_node.learner.distributed.launch import RankAddress
 from ftis_node.learner.distributed.ranks import RankGroup
 from ftis_node.learner.distributed.sharded_tensors import whole
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model import attention
-from ftis_node.learner.model import policy_loading as policies
 from ftis_node.learner.model.policy_loading import load_policy
-from ftis_node.workers.liveness import die_with_owner
 from ftis_node.workers.wire import dec_hook
-
-assert transformers.models.qwen2.modeling_qwen2.Qwen2ForCausalLM
-
-
-def status_bytes(field):
-    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return 1024 * int(found[1])
-
-
-original_load_sharded_policy = policies.load_sharded_policy
 
 
 def differing(boot, policy):
@@ -56,31 +39,15 @@ def differing(boot, policy):
     ]
 
 
-def measured(boot, ranks):
-    peaks = []
-
-    def load_sharded_policy(*arguments):
-        Path("/proc/self/clear_refs").write_text("5")
-        before = status_bytes("VmRSS")
-        policy = original_load_sharded_policy(*arguments)
-        peaks.append(status_bytes("VmHWM") - before)
-        return policy
-
-    policies.load_sharded_policy = load_sharded_policy
+def loaded(boot, ranks):
+    if boot.run_id == "packing-fails":
+        fail_when_packed()
     policy = load_policy(boot, ranks)
-    peak = torch.tensor([peaks[0] if rank == ranks.rank else 0 for rank in range(2)])
-    ranks.add_up(peak)
-    different = differing(boot, policy)
-    tied = policy.causal_lm.get_output_embeddings().weight is policy.causal_lm.get_input_embeddings().weight
-    (micro_batch,) = make_packed_micro_batches(make_batch(random_groups()), max_tokens=10_000)
-    with torch.no_grad():
-        logprobs = policy.logprobs(micro_batch).double().sum().item() if policy.packs else None
+    causal_lm = policy.causal_lm
     return {
-        "peak_bytes": int(peak.max()),
-        "different": different,
-        "tied": tied,
+        "different": differing(boot, policy),
+        "tied": causal_lm.get_output_embeddings().weight is causal_lm.get_input_embeddings().weight,
         "packs": policy.packs,
-        "logprobs": logprobs,
     }
 
 
@@ -96,17 +63,15 @@ def fail_when_packed():
 
 
 def main():
-    if "FTIS_TEST_PACKING_FAILS" in os.environ:
-        fail_when_packed()
-    die_with_owner(os.getppid())
+    address = fork_rank(sys.argv[2])
     boots = [msgspec.convert(boot, LearnerBoot, dec_hook=dec_hook) for boot in json.loads(sys.argv[1])]
     torch.set_num_threads(1)
-    address = RankAddress.from_environment()
     ranks = RankGroup(address, boots[0])
-    done = [measured(boot, ranks) for boot in boots]
+    done = [loaded(boot, ranks) for boot in boots]
     ranks.close()
     if address.rank == 0:
         Path(sys.argv[2]).write_text(json.dumps(done))
+        assert os.wait()[1] == 0, "the other rank failed"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A learner of two ranks computes what one process computes, and ends as a whole.
 
-Numbers come from torchrun with two gloo ranks on the CPU. Tests of processes use the client, as a node does.
+Numbers come from two gloo ranks on the CPU. Tests of processes use the client, as a node does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ftis_node.learner.checkpoint.export import export_newest
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.core import Learner
 from ftis_node.learner.distributed import ranks
-from ftis_node.learner.distributed.launch import COMMUNICATION, RankAddress
+from ftis_node.learner.distributed.launch import COMMUNICATION
 from ftis_node.learner.distributed.ranks import RankGroup, cut_evenly, empty_micro_batch
 from ftis_node.learner.messages import CheckpointInProgress
 from ftis_node.workers.liveness import RestartPolicy, Timing
@@ -41,7 +41,6 @@ from tests.published import published_tensors
 HERE = Path(__file__).parent
 LIMIT_S = 240  # seconds on two free cores: about 20 each
 NUMBERS = 1e-5
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
 LONG = {"num_groups": 12, "group_size": 8, "max_length": 60}
 ADAPTER = {"lora": LoraSection(rank=3, alpha=6), "learning_rate": 1e-2, "recompute_activations": True}
 TWO_PASSES = {"denominator": "kept"}  # a loss that needs two passes
@@ -49,14 +48,13 @@ FORMS = {"full": {}, "lora": ADAPTER | TWO_PASSES}
 
 
 def run_two_ranks(tasks, folder, program="ranks_program.py"):
-    """Run the program with torchrun, and return the results that rank 0 wrote."""
-    store = [f"--rdzv-endpoint={folder / 'rendezvous'}", "--rdzv-conf=store_type=file", "--local-addr=127.0.0.1"]
+    """Run the program and return the results that rank 0 wrote."""
     python_path = f"{HERE}:{HERE.parent}:{Path(ftis_node.__file__).parents[1]}"
     arguments = [json.dumps(msgspec.to_builtins(tasks, enc_hook=enc_hook)), str(folder / "out.json")]
     environment = {**os.environ, **COMMUNICATION, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path}
     environment["MALLOC_MMAP_THRESHOLD_"] = "65536"  # so that freed memory is not resident
     done = subprocess.run(
-        [*TORCHRUN, *store, str(HERE / program), *arguments],
+        [sys.executable, str(HERE / program), *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -80,25 +78,25 @@ def test_two_ranks_train_like_one_and_resume_its_checkpoints(model_folder, tmp_p
         )
 
     alone = {form: Learner(boot(form, "alone")) for form in FORMS}
-    expected = {form: train(learner, 1, 5) for form, learner in alone.items()}
-    tasks = [(boot(form, "together"), 1, 5) for form in FORMS] + [(boot(form, "alone"), 6, 6) for form in FORMS]
+    expected = {form: train(learner, 1, 2) for form, learner in alone.items()}
+    tasks = [(boot(form, "together"), 1, 2) for form in FORMS] + [(boot(form, "alone"), 3, 3) for form in FORMS]
     found = run_two_ranks(tasks, tmp_path)
 
-    sixth = {form: train(learner, 6, 6) for form, learner in alone.items()}
-    for result, figures in zip(found, [*expected.values(), *sixth.values()], strict=True):
+    third = {form: train(learner, 3, 3) for form, learner in alone.items()}
+    for result, figures in zip(found, [*expected.values(), *third.values()], strict=True):
         assert result["packs"] is figures["packs"] is True
         for figure in ("loss", "entropy", "kl_to_start", "proof", "checked", "audited"):
             assert result[figure] == pytest.approx(figures[figure], abs=NUMBERS, rel=0)
         assert result["grad_norm"] == pytest.approx(figures["grad_norm"], rel=NUMBERS)
     for form in FORMS:
         home = tmp_path / f"{form}-together"
-        published, own = published_tensors(home / "weights", 5), alone[form].policy
-        assert set(published) == set(published_tensors(tmp_path / f"{form}-alone" / "weights", 6))
+        published, own = published_tensors(home / "weights", 2), alone[form].policy
+        assert set(published) == set(published_tensors(tmp_path / f"{form}-alone" / "weights", 3))
         assert published["model.embed_tokens.weight"].shape == own.causal_lm.get_input_embeddings().weight.shape
         resumed = Learner(boot(form, "together"))
-        assert resumed.state().step == 5
+        assert resumed.state().step == 2
         assert list(resumed.state().proof.logprobs) == pytest.approx(expected[form]["proof"], abs=NUMBERS)
-        assert train(resumed, 6, 6)["proof"] == pytest.approx(sixth[form]["proof"], abs=NUMBERS)
+        assert train(resumed, 3, 3)["proof"] == pytest.approx(third[form]["proof"], abs=NUMBERS)
 
 
 @pytest.mark.timeout(LIMIT_S)
@@ -176,12 +174,6 @@ def test_an_error_of_one_rank_ends_its_process_and_an_error_of_all_does_not(monk
     assert ended == [ranks.BROKEN_EXIT_CODE]
     assert "rank 1 of the learner failed" in caplog.text
     assert "no memory" in caplog.text
-
-
-def test_a_rank_address_is_read_from_the_environment_of_torchrun():
-    address = RankAddress(0, 3, 0, "127.0.0.1", 4711)
-    assert RankAddress.from_environment(address.environment_of(2)) == RankAddress(2, 3, 2, "127.0.0.1", 4711)
-    assert RankAddress.from_environment({}) is None
 
 
 def group_of(rank, size):

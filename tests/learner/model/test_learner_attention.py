@@ -50,10 +50,9 @@ def packed(tensors, scale, *, device="cpu", **terms):
     return output.transpose(1, 2)
 
 
-@pytest.mark.parametrize("key_heads", [1, 2, 4])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
-def test_packed_attention_equals_masked_attention(dtype, tolerance, key_heads):
-    tensors, gradient = inputs(dtype, key_heads=key_heads)
+@pytest.mark.parametrize("key_heads", [1, 4])
+def test_packed_attention_equals_masked_attention(key_heads, tolerance=1e-12):
+    tensors, gradient = inputs(torch.float64, key_heads=key_heads)
     output = packed(tensors, 0.3)
     expected, expected_gradients = reference(tensors, gradient, 0.3)
     assert (output - expected).abs().max() < tolerance
@@ -62,12 +61,11 @@ def test_packed_attention_equals_masked_attention(dtype, tolerance, key_heads):
         assert (one - other).norm() < tolerance * other.norm()
 
 
-@pytest.mark.parametrize("key_heads", [2, 4])
 @pytest.mark.parametrize("max_scores", [attention.MAX_SCORES, 1])
 @pytest.mark.parametrize(("window", "soft_cap"), [(16, None), (2, None), (SIZE, 2.0), (16, 2.0)])
-def test_windows_and_soft_caps_equal_masked_attention(window, soft_cap, max_scores, key_heads, monkeypatch):
+def test_windows_and_soft_caps_equal_masked_attention(window, soft_cap, max_scores, monkeypatch):
     monkeypatch.setattr(attention, "MAX_SCORES", max_scores)
-    tensors, gradient = inputs(torch.float64, key_heads=key_heads)
+    tensors, gradient = inputs(torch.float64)
     output = packed(tensors, 0.3, sliding_window=window, softcap=soft_cap)
     expected, expected_gradients = reference(tensors, gradient, 0.3, window=window, soft_cap=soft_cap)
     assert (output - expected).abs().max() < 1e-12
@@ -93,20 +91,14 @@ def test_a_fixed_cost_merges_similar_lengths_and_bounds_the_padding():
     assert merged_classes([7000, 8000], 1 << 20) == {7168: 7168, 8192: 8192}, "15 million pairs to save one"
 
 
-@pytest.mark.parametrize("key_heads", [1, 4])
-def test_merged_buckets_equal_masked_attention(monkeypatch, key_heads):
+def test_merged_buckets_equal_masked_attention(monkeypatch):
     monkeypatch.setitem(attention.BUCKET_PAIRS, "cpu", attention.BUCKET_PAIRS["cuda"])
     assert AttentionPlan.of(TEXTS, torch.device("cpu")).buckets == ((3, 40), (2, 130), (4, 8))
-    test_packed_attention_equals_masked_attention(torch.float64, 1e-12, key_heads)
+    test_packed_attention_equals_masked_attention(key_heads=2)
 
 
 def test_a_single_text_is_not_gathered():
     assert AttentionPlan.of([(range(0, 30),)], torch.device("cpu")).buckets == ()
-
-
-def test_half_precision_keeps_scores_in_float32():
-    tensors, gradient = inputs(torch.bfloat16)
-    check_half_precision(packed(tensors, 0.3), tensors, gradient)
 
 
 def check_half_precision(output, tensors, gradient):

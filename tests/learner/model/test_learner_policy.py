@@ -17,7 +17,7 @@ from ftis_node.learner.checkpoint.export import gathering_of
 from ftis_node.learner.model import attention
 from ftis_node.learner.model import policy as policies
 from ftis_node.learner.model.attention import ATTENTION
-from ftis_node.learner.model.policy import check_logits, recompute_activations
+from ftis_node.learner.model.policy import check_logits
 from ftis_node.learner.model.policy_loading import difference_from, load_policy
 
 LORA = LoraSection(rank=4, alpha=8)
@@ -81,15 +81,6 @@ def test_bfloat16_stores_and_computes_in_bfloat16(model_folder, tmp_path, micro_
     assert {value.dtype for value in merged_weights(rough).values()} == {torch.bfloat16}
 
 
-def test_bfloat16_lora_is_bfloat16_throughout(model_folder, tmp_path, micro_batch):
-    policy = load_policy(make_boot(model_folder, tmp_path, dtype="bfloat16", lora=LORA))
-    policy.logprobs(micro_batch).sum().backward()
-    frozen = {value.dtype for value in policy.causal_lm.parameters() if not value.requires_grad}
-    assert frozen == {torch.bfloat16}
-    assert {value.dtype for value in policy.trainable().values()} == {torch.bfloat16}
-    assert all(value.grad is not None and value.grad.isfinite().all() for value in policy.trainable().values())
-
-
 @pytest.mark.parametrize("lora", [None, LORA])
 def test_recomputed_activations_give_the_same_gradient(model_folder, tmp_path, micro_batch, lora, monkeypatch):
     gradients = []
@@ -103,25 +94,6 @@ def test_recomputed_activations_give_the_same_gradient(model_folder, tmp_path, m
         assert len(runs) == (2 if recompute else 1)
         gradients.append(torch.cat([value.grad.flatten() for value in policy.trainable().values()]))
     assert torch.equal(*gradients)
-
-
-@pytest.mark.parametrize(("dropout", "keeps"), [(0.0, False), (0.1, True)])
-def test_random_states_are_kept_for_recomputing_only_with_dropout(dropout, keeps):
-    model = make_model()
-    model.config.attention_dropout = dropout
-    assert recompute_activations(model) is True
-    how = {layer._gradient_checkpointing_func.keywords["preserve_rng_state"] for layer in model.model.layers}
-    assert how == {keeps}
-    assert recompute_activations(model) is False, "they are already recomputed"
-
-
-def test_an_adapter_depends_only_on_the_seed(model_folder, tmp_path):
-    def adapter(seed):
-        policy = load_policy(make_boot(model_folder, tmp_path, lora=LORA, seed=seed))
-        return torch.cat([value.detach().flatten() for value in policy.trainable().values()])
-
-    assert torch.equal(adapter(3), adapter(3))
-    assert not torch.equal(adapter(3), adapter(4))
 
 
 def test_an_adapter_is_the_same_in_every_dtype(model_folder, tmp_path):
@@ -157,10 +129,8 @@ def test_a_model_that_changes_its_logits_is_refused(model_folder, tmp_path):
         check_logits(policy)
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_sequences_are_packed(model_folder, tmp_path, lora, dtype):
-    policy = load_policy(make_boot(model_folder, tmp_path, lora=lora, dtype=dtype))
+def test_sequences_are_packed(model_folder, tmp_path):
+    policy = load_policy(make_boot(model_folder, tmp_path, lora=LORA, dtype="bfloat16"))
     assert policy.packs
     assert policy.layout == "packed rows"
     assert policy.causal_lm.config._attn_implementation == ATTENTION
@@ -168,7 +138,7 @@ def test_sequences_are_packed(model_folder, tmp_path, lora, dtype):
 
 @pytest.mark.parametrize(
     ("window", "is_passed", "layout"),
-    [(4, True, "packed rows"), (512, True, "packed rows"), (512, False, "padded rows"), (760, False, "packed rows")],
+    [(512, True, "packed rows"), (512, False, "padded rows"), (760, False, "packed rows")],
 )
 def test_sliding_windows_are_packed_if_attention_gets_them_or_no_text_crosses_them(
     tmp_path, monkeypatch, caplog, window, is_passed, layout
@@ -199,10 +169,9 @@ def test_sliding_windows_are_packed_if_attention_gets_them_or_no_text_crosses_th
         )
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_only_differences_beyond_rounding_refuse_packed_rows(seed):
+def test_only_differences_beyond_rounding_refuse_packed_rows():
     """Rounding of bfloat16 has a deviation of 0.05 nats, and one of 1,000 values is beyond 0.25."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     refused = {"rounding": 0, "leak": 0, "one token": 0, "gradient": 0}
     for _ in range(200):
         expected = 3 * torch.randn(121) - 11, torch.randn(64)

@@ -14,7 +14,6 @@ from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError
 from ftis_node.learner.checkpoint.export import export_policy
 from ftis_node.learner.core import Learner
-from ftis_node.learner.model.policy import load_unchecked
 from ftis_node.learner.model.policy_loading import load_policy, load_reference
 from ftis_node.models import load_causal_lm, resolve_model
 from ftis_node.workers.weight_store import probe_logprobs
@@ -76,8 +75,3 @@ def test_a_home_of_the_base_is_not_one_of_the_adapter(adapter, model_folder, tmp
     Learner(make_boot(model_folder, tmp_path, lora=LORA)).train(random_groups(), step=1)
     with pytest.raises(ConfigError, match="trains"):
         Learner(make_boot(adapter, tmp_path, lora=LORA))
-
-
-def test_an_adapter_in_bfloat16_has_the_format_of_the_model(adapter, tmp_path):
-    policy = load_unchecked(make_boot(adapter, tmp_path, lora=LORA, dtype="bfloat16"))
-    assert {value.dtype for value in policy.trainable().values()} == {torch.bfloat16}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from learner_rig import make_boot, random_groups, with_tokens
+from learner_rig import make_boot, random_groups
 from msgspec.structs import replace
 
-from ftis_node.config.workers import LoraSection
 from ftis_node.learner.batch import make_batch
 from ftis_node.learner.core import Learner
-from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.step.agreement import MAX_SENDERS
 from ftis_node.learner.step.objective import make_objective
 
@@ -78,14 +75,6 @@ def test_a_sender_of_inverted_rewards_disagrees(model_folder, tmp_path):
     assert report.agreement == {EVE: pytest.approx(-1.0, abs=1e-5), BOB: pytest.approx(1.0, abs=1e-5)}
 
 
-def test_an_adapter_is_measured_at_its_adapted_matrix(model_folder, tmp_path):
-    learner = learner_of(model_folder, tmp_path, lora=LoraSection(rank=4, alpha=8))
-    learner.train(groups_of_three(), step=1)
-    report = learner.train(groups_of_three(), step=2).report
-    assert set(report.agreement) == {ANN, BOB}
-    assert report.own_agreement is not None
-
-
 def test_weights_scale_the_advantages_of_their_group():
     groups = groups_of_three()
     objective = make_objective("nois", {})
@@ -101,11 +90,6 @@ def test_weights_scale_the_advantages_of_their_group():
     assert full[~is_own].any()
 
 
-def test_without_the_setting_nothing_is_measured(model_folder, tmp_path):
-    report = Learner(make_boot(model_folder, tmp_path, method="nois")).train(groups_of_three(), step=1).report
-    assert (report.agreement, report.own_agreement) == ({}, None)
-
-
 def test_senders_are_bounded_and_without_a_signal_there_are_no_figures(model_folder, tmp_path):
     learner = learner_of(model_folder, tmp_path)
     own, *others = random_groups(MAX_SENDERS + 4, 2, seed=3, max_length=3)
@@ -116,14 +100,3 @@ def test_senders_are_bounded_and_without_a_signal_there_are_no_figures(model_fol
     quiet = [replace(group, weight=0.0) for group in groups_of_three()]
     report = learner.train(quiet, step=2).report
     assert (report.agreement, report.own_agreement, report.skipped) == ({}, None, "no signal")
-
-
-def test_a_sender_of_understated_log_probs_has_no_figure(model_folder, tmp_path):
-    """Its other completions have a gradient in the pass that detects it, and the next pass excludes them."""
-    groups = groups_of_three()
-    tokens = unpack_train_group(groups[-1]).tokens
-    false_logprobs = np.where(np.arange(tokens.num_tokens) < tokens.lengths[0], np.float32(-60.0), tokens.logprobs)
-    groups[-2:] = [with_tokens(groups[-1], logprobs=false_logprobs)]
-    report = learner_of(model_folder, tmp_path, max_logprob_gap_nats=16.0).train(groups, step=1).report
-    assert report.understated == (groups[-1].group_id,)
-    assert set(report.agreement) == {ANN}

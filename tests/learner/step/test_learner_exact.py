@@ -18,7 +18,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from ftis_node.algorithms import group_advantages, policy_loss
 from ftis_node.algorithms.methods import METHODS
-from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
+from ftis_node.learner.batch import make_batch, make_packed_micro_batches
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step.objective import make_objective
@@ -30,13 +30,6 @@ PARAMS = {
     "f-nois": {"kl_threshold": 0.05, "denominator": "kept"},
     "gepo": {"k3_beta": 0.005},
 }
-LAYOUTS = ("packed", "rows")
-
-
-def micro_batches_of(layout, batch):
-    if layout == "rows":
-        return make_micro_batches(batch, max_tokens=400)
-    return make_packed_micro_batches(batch, max_tokens=400)
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +81,8 @@ def naive_logprobs(groups):
     return model, torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_loss_and_gradient_equal_the_naive_ones(models, naive_logprobs, groups, method, layout):
+def test_loss_and_gradient_equal_the_naive_ones(models, naive_logprobs, groups, method):
     batch = make_batch(groups)
     params = PARAMS.get(method, {})
     objective = make_objective(method, params)
@@ -106,7 +98,7 @@ def test_loss_and_gradient_equal_the_naive_ones(models, naive_logprobs, groups, 
         model = models[dtype]
         model.zero_grad()
         exact = replace(batch, behaviour_logprobs=batch.behaviour_logprobs.to(dtype))
-        micro_batches = micro_batches_of(layout, exact)
+        micro_batches = make_packed_micro_batches(exact, max_tokens=400)
         assert len(micro_batches) > 1
         found = compute_gradients(lambda part, of=model: completion_logprobs(of, part), exact, micro_batches, objective)
         assert found.loss == pytest.approx(loss.item(), rel=tolerance, abs=tolerance * 0.1)

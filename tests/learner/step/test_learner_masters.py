@@ -8,7 +8,6 @@ from learner_rig import make_boot, random_groups
 from safetensors.torch import load_file
 from torch.nn import Parameter
 
-from ftis_node.config.workers import LoraSection
 from ftis_node.learner.core import Learner
 from ftis_node.learner.step.optimizer import MasterWeights, make_masters, make_optimizer
 from tests.published import published_tensors
@@ -62,17 +61,14 @@ def test_a_float32_weight_is_its_own_master():
     assert ours.grad is not None
 
 
-@pytest.mark.parametrize("lora", [None, LoraSection(rank=4, alpha=8)])
-def test_checkpoints_are_float32_and_published_weights_are_rounded(model_folder, tmp_path, lora):
-    form = "adapter" if lora else "model"
-    boot = make_boot(model_folder, tmp_path, dtype="bfloat16", lora=lora, publish_as=form, learning_rate=1e-4)
+def test_checkpoints_are_float32_and_published_weights_are_rounded(model_folder, tmp_path):
+    boot = make_boot(model_folder, tmp_path, dtype="bfloat16", learning_rate=1e-4)
     learner = Learner(boot)
     for step in (1, 2):
-        path = learner.train(random_groups(seed=step), step=step).weights.path
+        learner.train(random_groups(seed=step), step=step)
     saved = load_file(tmp_path / "checkpoints" / "step-00000002" / "weights.safetensors")
-    published = load_file(path) if lora else published_tensors(tmp_path / "weights", 2)
+    published = published_tensors(tmp_path / "weights", 2)
     assert {value.dtype for value in saved.values()} == {torch.float32}
     assert any(not value.equal(value.bfloat16().float()) for value in saved.values())
     for name, value in saved.items():
-        served = published[name if not lora else f"base_model.model.{name.replace('.default', '')}"]
-        assert served.equal(value.bfloat16())
+        assert published[name].equal(value.bfloat16())

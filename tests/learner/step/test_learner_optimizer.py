@@ -34,7 +34,7 @@ def test_8_bit_moments_train_like_float32_ones_in_less_memory(tmp_path):
         for states in ("float32", "8bit")
     ]
     start = flat(learners[0])
-    ends = [flat(train_steps(learner, *range(1, 31))) for learner in learners]
+    ends = [flat(train_steps(learner, *range(1, 9))) for learner in learners]
     difference = (ends[1] - ends[0]).norm() / (ends[0] - start).norm()
     assert difference < 0.1
     num_bytes = [
@@ -44,10 +44,9 @@ def test_8_bit_moments_train_like_float32_ones_in_less_memory(tmp_path):
     assert num_bytes[1] < 0.3 * num_bytes[0]
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
-@pytest.mark.parametrize(("states", "dtype"), [("8bit", "float32"), ("8bit", "bfloat16"), ("float32", "bfloat16")])
-def test_a_resumed_run_equals_an_uninterrupted_one_in_every_form(model_folder, tmp_path, states, dtype, lora):
-    how = {"optimizer_states": states, "dtype": dtype, "lora": lora, "learning_rate": 1e-4}
+@pytest.mark.parametrize(("states", "lora"), [("8bit", LORA), ("float32", None)])
+def test_a_resumed_run_equals_an_uninterrupted_one_in_every_form(model_folder, tmp_path, states, lora):
+    how = {"optimizer_states": states, "dtype": "bfloat16", "lora": lora, "learning_rate": 1e-4}
     straight = train_steps(Learner(make_boot(model_folder, tmp_path / "a", **how)), 1, 2, 3)
     boot = make_boot(model_folder, tmp_path / "b", **how)
     train_steps(Learner(boot), 1, 2)

@@ -2,68 +2,41 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 from learner_rig import make_boot, random_groups
-from memory_limited_learner import SHAPE
 from safetensors.torch import load_file
-from torch.profiler import ProfilerActivity, profile
 
 from ftis_node.errors import MachineError
 from ftis_node.learner.core import Learner
-from ftis_node.learner.messages import StepReport
 from ftis_node.learner.step.oom_retry import OomRetry, one_out_of_memory_error
 from ftis_node.learner.worker import _open
-
-BUDGET = 16_000
-HERE = Path(__file__).parent
 
 
 def saved_weights(home):
     return load_file(home / "checkpoints" / "step-00000001" / "weights.safetensors")
 
 
-def measured(boot):
-    """Return the peak memory of the tensors of one step, in bytes."""
-    learner = Learner(boot)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        learner.train(random_groups(**SHAPE), step=1)
-    held = peak = 0
-    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
+def test_a_step_out_of_memory_equals_a_step_with_half_the_budget(model_folder, tmp_path, caplog):
+    limited, half = (
+        Learner(make_boot(model_folder, tmp_path / str(tokens), micro_batch_tokens=tokens)) for tokens in (100, 50)
+    )
+    failures = []
 
+    def logprobs(micro_batch, policy=limited.policy):
+        if not failures:
+            failures.append(None)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return type(policy).logprobs(policy, micro_batch)
 
-@pytest.mark.timeout(180)
-@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of the process's data, and /proc")
-def test_a_step_out_of_memory_equals_a_step_with_half_the_budget(model_folder, tmp_path):
-    needs = [
-        measured(make_boot(model_folder, tmp_path / str(tokens), micro_batch_tokens=tokens))
-        for tokens in (BUDGET, BUDGET // 2)
-    ]
-    # Large tensors have a separate mapping, so that their memory is returned when they are freed.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
-    folders = (HERE.parents[2], HERE.parent, HERE, HERE.parents[1] / "models")
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, folders))
-    arguments = [str(model_folder), str(tmp_path / "limited"), str(BUDGET), str(sum(needs) // 2)]
-    limited = subprocess.run(
-        [sys.executable, str(HERE / "memory_limited_learner.py"), *arguments],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert limited.returncode == 0, limited.stderr
-    report = msgspec.json.decode(limited.stdout, type=StepReport)
-    assert (report.out_of_memory, report.micro_batch_tokens, report.num_updates) == (1, BUDGET // 2, 1)
-    assert f"ran out of memory with micro-batches of {BUDGET} tokens: {BUDGET // 2} from now on" in limited.stderr
-    expected, found = saved_weights(tmp_path / str(BUDGET // 2)), saved_weights(tmp_path / "limited")
+    limited.policy = _PolicyWithLogprobs(limited.policy, logprobs)
+    report = limited.train(random_groups(), step=1).report
+    half.train(random_groups(), step=1)
+    assert (report.out_of_memory, report.micro_batch_tokens, report.num_updates) == (1, 50, 1)
+    assert "ran out of memory with micro-batches of 100 tokens: 50 from now on" in caplog.text
+    expected, found = saved_weights(tmp_path / "50"), saved_weights(tmp_path / "100")
     assert all(found[name].equal(expected[name]) for name in expected)
 
 
@@ -103,6 +76,16 @@ def test_a_learner_limits_itself_to_its_share_of_a_gpu(monkeypatch, model_folder
     assert kept == [0.625]
 
 
+@pytest.mark.parametrize(
+    ("whole", "longest", "expected"),
+    [(100_000, 500, 8_000), (3_000, 500, 1_500), (100_000, 9_000, 9_000), (100_000, 16_000, None), (700, 700, None)],
+)
+def test_the_budget_is_halved_from_the_tokens_in_use(whole, longest, expected):
+    retry = OomRetry(16_000)
+    assert retry.note_out_of_memory(step=1, whole=whole, longest=longest) == (expected is not None)
+    assert retry.max_tokens == (expected or 16_000)
+
+
 def test_a_failed_attempt_frees_its_memory_before_the_next():
     fitting, held = OomRetry(1000), []
 
@@ -120,7 +103,7 @@ def test_a_failed_attempt_frees_its_memory_before_the_next():
 
     assert fitting.run(attempt, step=1, whole=5000, longest=10) == 250
     assert fitting.num_out_of_memory == 2
-    with pytest.raises(MachineError, match="one sequence of 250 tokens:"):
+    with pytest.raises(MachineError, match="one sequence of 250 tokens: set learner.recompute"):
         fitting.run(lambda: torch.empty(1 << 60, dtype=torch.uint8), step=2, whole=5000, longest=250)
 
 

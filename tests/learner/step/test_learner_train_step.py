@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from tiny_models import make_model
 
 from ftis_node.algorithms import group_advantages, policy_loss
-from ftis_node.algorithms.methods import METHODS
 from ftis_node.errors import ConfigError, WorkerTaskError
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.model.logprobs import completion_logprobs
@@ -73,7 +72,7 @@ def reference_gradient(model, batch, objective, **params):
     return flat_gradient(model), loss.item()
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", ["ftis", "gepo", "gspo_token", "dr_grpo", "m2po"])
 def test_the_gradient_is_exact_for_any_micro_batches(model, batch, method):
     objective = make_objective(method, PARAMS.get(method, {}))
     exact, loss = reference_gradient(model, batch, objective)
@@ -91,8 +90,7 @@ def test_the_gradient_is_exact_for_any_micro_batches(model, batch, method):
         assert (gradients[max_tokens] - gradients[10_000]).norm() < 1e-6 * exact.norm()
 
 
-@pytest.mark.parametrize("method", ["ftis", "f-nois", "f-vis"])
-@pytest.mark.parametrize("rule", ["quantile", "ess"])
+@pytest.mark.parametrize(("method", "rule"), [("ftis", "quantile"), ("f-nois", "ess")])
 def test_sender_filters_are_exact_for_any_micro_batches(model, method, rule):
     """There are four senders, one of them far. The rows of one sender are in several micro-batches."""
     groups = random_groups(num_groups=8, group_size=4)
@@ -219,11 +217,12 @@ def test_a_non_finite_loss_is_refused(model):
     assert_unchanged(model, optimizer, before)
 
 
-def test_a_non_finite_gradient_is_refused(model):
-    """Log-probs are finite, but their gradient overflows in the backward pass."""
+@pytest.mark.parametrize("factor", [math.inf, math.nan, 1e30])
+def test_a_non_finite_gradient_is_refused(model, factor):
+    """Log-probs are finite, but their gradient overflows in the backward pass, or would in Adam's second moment."""
     optimizer = optimizer_of(model)
     before = trained_state(model, optimizer)
-    model.model.norm.weight.register_hook(lambda gradient: gradient * math.inf)
+    model.model.norm.weight.register_hook(lambda gradient: gradient * factor)
     outcome = step(model, optimizer, random_groups())
     assert outcome.refused == "the gradient is not finite"
     assert outcome.num_updates == 0
@@ -238,7 +237,7 @@ def test_a_batch_without_signal_is_skipped_without_an_update(model):
     assert_unchanged(model, optimizer, before)
 
 
-@pytest.mark.parametrize("stop_after", [0, 1, 4, 7])
+@pytest.mark.parametrize("stop_after", [0, 4])
 def test_a_step_stopped_between_micro_batches_changes_nothing(model, stop_after):
     optimizer = optimizer_of(model)
     before = trained_state(model, optimizer)
@@ -292,17 +291,6 @@ def test_a_later_update_is_exact_for_any_micro_batches(model, batch, method):
         found = compute_gradients(Forward(model), batch, micro_batches, objective, first_pass=first_pass)
         assert found.loss == pytest.approx(loss, rel=1e-5, abs=1e-7)
         assert (flat_gradient(model) - exact).norm() < 3e-6 * exact.norm()
-
-
-def test_gradients_do_not_accumulate_over_updates(model, batch):
-    """With a rate of 0 the model does not change, so every update has the same gradient."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    norms = []
-    optimizer.register_step_pre_hook(lambda *_: norms.append(flat_gradient(model).norm().item()))
-    micro_batches = make_micro_batches(batch, max_tokens=60)
-    take_step(Forward(model), batch, micro_batches, make_objective("tis", {}), optimizer, max_grad_norm=1e9, updates=3)
-    assert norms == [pytest.approx(norms[0], rel=1e-5)] * 3
-    assert norms[0] > 0
 
 
 def test_a_step_stopped_in_a_later_update_keeps_the_earlier_ones(model, batch):

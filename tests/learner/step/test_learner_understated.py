@@ -45,8 +45,7 @@ def report_after(model_folder, home, groups, **changes):
     return Learner(boot).train(groups, step=1).report
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [1 << 20, 1], ids=["one micro-batch", "one per completion"])
-@pytest.mark.parametrize("at", [0, -1], ids=["first completion", "last completion"])
+@pytest.mark.parametrize(("at", "micro_batch_tokens"), [(0, 1 << 20), (-1, 1)])
 def test_an_understated_foreign_group_is_excluded_and_reported(model_folder, tmp_path, groups, at, micro_batch_tokens):
     own, foreign = groups
     false, size = [own, understating(foreign, at=at)], {"micro_batch_tokens": micro_batch_tokens}
