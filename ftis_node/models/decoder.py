@@ -72,7 +72,7 @@ def _open_tokenizer(home: Home) -> tuple[Tokenizer | None, str]:
 
 
 def _base_of(folder: Path) -> Path | None:
-    """Return the folder of an adapter's base, which has the tokenizer. None for another folder, or an unknown base."""
+    """Return the folder of an adapter's base; None for another folder, or an unknown base."""
     try:
         base = str(read_object(folder / ADAPTER_CONFIG_FILE)["base_model_name_or_path"])
     except (OSError, FileError, KeyError):

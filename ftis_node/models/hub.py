@@ -79,15 +79,24 @@ def fetch_snapshot(repo: str, *, answer_within_s: float = 8.0, on_progress: OnPr
 
 
 def _fetch_error(repo: str, error: Exception) -> FtisError:
+    from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
+
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return MachineError(f"the disk is too full for {repo}: free disk space and start again")
     if problem := hub_cache_problem(error):
         return ModelError(f"{repo}: {problem}")
-    if (refusal := _refusal(repo, error)) is not None:
-        return ModelError(refusal)
-    return ModelFetchError(
-        f"cannot fetch {repo} from the hub ({_short_reason(error)}): give a local folder with --model DIR"
-    )
+    if isinstance(error, GatedRepoError):
+        return ModelError(
+            f"{repo} is gated: accept its terms on the hub, then set HF_TOKEN to an access token of that account"
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return ModelError(
+            f"the hub has no model {repo}, or it is private: check the spelling, set HF_TOKEN, or give a local folder "
+            "with --model DIR"
+        )
+    is_offline = isinstance(error, OfflineModeIsEnabled)
+    reason = "HF_HUB_OFFLINE is set and it is not in the cache" if is_offline else first_line(error).strip().rstrip(".")
+    return ModelFetchError(f"cannot fetch {repo} from the hub ({reason}): give a local folder with --model DIR")
 
 
 def ask_about(repo: str, *, answer_within_s: float = 8.0) -> HubModel:
@@ -148,28 +157,6 @@ def _within(limit_s: float, ask: Callable[[], T]) -> T:
     if not wait([answer], limit_s).done:
         raise TimeoutError(f"no answer within {limit_s:g} s")
     return answer.result()
-
-
-def _refusal(repo: str, error: Exception) -> str | None:
-    """Return what to do about an answer that a retry would not change; None for any other."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    if isinstance(error, GatedRepoError):
-        return f"{repo} is gated: accept its terms on the hub, then set HF_TOKEN to an access token of that account"
-    if isinstance(error, RepositoryNotFoundError):
-        return (
-            f"the hub has no model {repo}, or it is private: check the spelling, set HF_TOKEN, or give a local folder "
-            "with --model DIR"
-        )
-    return None
-
-
-def _short_reason(error: Exception) -> str:
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
-    if isinstance(error, OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE is set and it is not in the cache"
-    return first_line(error).strip().rstrip(".")
 
 
 def progress_bar_class(repo: str, on_progress: OnProgress) -> type[Any]:

@@ -74,12 +74,10 @@ class ModelShape:
 
     @property
     def query_size(self) -> int:
-        """Width of the queries, and of the attention's output before its projection."""
         return self.num_heads * self.head_size
 
     @property
     def kv_size(self) -> int:
-        """Width of the keys; the values are as wide."""
         return self.num_kv_heads * self.head_size
 
     @property
@@ -99,10 +97,7 @@ class ModelShape:
 
     @property
     def linear_layers(self) -> tuple[tuple[int, int], ...]:
-        """Inputs and outputs of one layer's linear maps that get an adapter: query, key, value, output, gate, up, down.
-
-        In a mixture of experts those of attention only.
-        """
+        """Inputs and outputs of a layer's linear maps with an adapter; in a mixture of experts those of attention."""
         hidden, query, kv, wide = self.hidden_size, self.query_size, self.kv_size, self.intermediate_size
         attention = ((hidden, query), (hidden, kv), (hidden, kv), (query, hidden))
         return attention if self.experts else (*attention, (hidden, wide), (hidden, wide), (wide, hidden))
@@ -174,9 +169,7 @@ def _counted(shape: ModelShape, config: Mapping[str, Any]) -> ModelShape:
 
 
 def _size(config: Mapping[str, Any], key: str, where: str, *, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None:
-        value = default
+    value = default if config.get(key) is None else config[key]
     if value is None:
         raise ModelError(f"{where} has no {key}: the memory of this model cannot be planned")
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:

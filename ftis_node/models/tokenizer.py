@@ -25,7 +25,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ class PromptTokenizer:
         """Wrap a transformers tokenizer. `num_rows` is the number of the model's embeddings, None if unknown."""
         self._tokenizer = tokenizer
         self._prompts = prompts or PromptSettings()
-        self._rendered: dict[str, RenderedPrompt] = {}
+        self._rendered = lru_cache(MAX_REMEMBERED_PROMPTS)(self._render)
         self.name = name
         # Ids from `num_ids` on are no tokens. It is len(tokenizer) unless the vocabulary has holes. Of ids from
         # `vocab_size` on the model has no embedding. Most embeddings are padded to more rows.
@@ -177,19 +177,17 @@ class PromptTokenizer:
 
         The last ones are cached: a node encodes a prompt at generation, at validation and again at every evaluation.
         """
-        key = json.dumps(messages, sort_keys=True)
-        if (known := self._rendered.get(key)) is None:
-            text = self._prompt_text(messages)
-            known = RenderedPrompt(*split_opening(text), tuple(self._encode(text)))
-            if known.token_ids and max(known.token_ids) >= self.vocab_size:
-                raise ModelError(
-                    f"the prompts of {self.name} have the id {max(known.token_ids)}, but the model has "
-                    f"{self.vocab_size} embeddings: resize them, or use the tokenizer that belongs to the model"
-                )
-            self._rendered[key] = known
-            if len(self._rendered) > MAX_REMEMBERED_PROMPTS:
-                del self._rendered[next(iter(self._rendered))]
-        return known
+        return self._rendered(json.dumps(messages, sort_keys=True))
+
+    def _render(self, messages: str) -> RenderedPrompt:
+        text = self._prompt_text(json.loads(messages))
+        rendered = RenderedPrompt(*split_opening(text), tuple(self._encode(text)))
+        if rendered.token_ids and max(rendered.token_ids) >= self.vocab_size:
+            raise ModelError(
+                f"the prompts of {self.name} have the id {max(rendered.token_ids)}, but the model has "
+                f"{self.vocab_size} embeddings: resize them, or use the tokenizer that belongs to the model"
+            )
+        return rendered
 
     def _prompt_text(self, messages: Sequence[Mapping[str, object]]) -> str:
         if self.template is None:

@@ -40,17 +40,9 @@ def _list_gpus(version: str, driver: str, probe: str) -> str:
         ("2.13.0+cpu", __file__, BROKEN, "[] cpu"),
         ("2.13.0", NO_FILE, BROKEN, "[] cpu"),
         ("2.13.0", __file__, TWO_CARDS, "[('card', 5), ('other', 7)] cuda"),
-        ("2.13.0", __file__, "print('[]')", "[] cpu"),
         ("2.13.0", __file__, BROKEN, "torch cannot list the GPUs: no driver; see `ftis-node doctor`"),
     ],
-    ids=["a build for CPUs", "no driver", "two cards", "a driver and no card", "torch is broken"],
+    ids=["a build for CPUs", "no driver", "two cards", "torch is broken"],
 )
 def test_torch_is_asked_for_gpus_only_if_there_may_be_one(version: str, driver: str, probe: str, found: str) -> None:
     assert _list_gpus(version, driver, probe) == found
-
-
-def test_the_probe_lists_the_gpus_of_torch() -> None:
-    import torch
-
-    found = [(p.name, p.total_memory) for p in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))]
-    assert _list_gpus("2.13.0", __file__, "") == f"{found} {'cuda' if found else 'cpu'}"

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from ftis_node.errors import FtisError, ModelError
-from ftis_node.files import hub_cache_problem
+from ftis_node.errors import ModelError
 from ftis_node.models import hub
 
 UNPRIVILEGED = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
@@ -70,9 +69,3 @@ def test_a_download_into_a_cache_of_another_user_names_the_path(monkeypatch: pyt
     for get in (hub.fetch_snapshot, hub.cached_snapshot):
         with pytest.raises(ModelError, match=r"^o/n: .* cache at /cache/\.locks/models--o--n/x\.lock \(Perm.*HF_HOME"):
             get("o/n")
-
-
-@pytest.mark.parametrize("error", [OSError("no answer"), FtisError("x"), OSError(errno.ECONNREFUSED, "refused")])
-def test_other_errors_are_no_problem_of_the_cache(error: Exception) -> None:
-    assert hub_cache_problem(error) == ""
-    assert hub_cache_problem(OSError(errno.EROFS, "Read-only file system", "/c")).startswith("this user may not use")

@@ -83,10 +83,7 @@ def test_the_trained_adapter_keeps_rank_and_alpha_unless_all_weights_are_trained
     [
         ({"peft_type": "IA3"}, "peft_type 'IA3'"),
         ({"use_dora": True}, "use_dora"),
-        ({"use_rslora": True}, "use_rslora"),
         ({"modules_to_save": ["embed_tokens"]}, "modules_to_save"),
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
-        ({"target_parameters": ["experts.down_proj"]}, "target_parameters"),
         ({"bias": "all"}, "bias"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights"),
         ({"target_modules": "all-linear"}, "not a list of layers"),

@@ -69,12 +69,6 @@ def test_a_truncated_weight_file_is_damaged(folder):
         resolve_model(str(folder))
 
 
-def test_a_weight_file_of_other_bytes_is_damaged(folder):
-    sorted(folder.glob("*.safetensors"))[0].write_bytes(b"\xff" * 4096)
-    with pytest.raises(ModelError, match="is damaged"):
-        resolve_model(str(folder))
-
-
 def test_a_configuration_without_a_model_type_is_refused(folder):
     (folder / "config.json").write_text(json.dumps({"hello": 1}))
     with pytest.raises(ModelError, match="no model_type"):
@@ -90,8 +84,7 @@ def configured(folder, **changes):
 @pytest.mark.parametrize(
     ("changes", "method"),
     [
-        *(({"quantization_config": {"quant_method": name}}, name) for name in ("gptq", "awq", "compressed-tensors")),
-        *(({"quantization_config": {"quant_method": name}}, name) for name in ("bitsandbytes", "fp8", "mxfp4")),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
         ({"quantization_config": {"bits": 4}}, "unknown method"),
         ({"text_config": {"quantization_config": {"quant_method": "gptq"}}}, "gptq"),
         ({"quantization": {"bits": 4}}, "unknown method"),
@@ -108,12 +101,7 @@ def test_a_quantized_model_is_not_trained(folder, changes, method):
     assert resolve_model(model, trains=False).folder == folder, "it can be evaluated"
 
 
-def test_a_configuration_without_quantization_may_say_so(folder):
-    resolve_model(configured(folder, quantization_config=None))
-
-
-@pytest.mark.parametrize("name", ["model.gguf", "model.safetensors"])
-def test_a_file_is_no_model(tmp_path, name):
+def test_a_file_is_no_model(tmp_path, name="model.gguf"):
     (tmp_path / name).write_bytes(b"GGUF")
     with pytest.raises(
         ModelError, match="is a file: give a folder with config.json, safetensors weights and"
@@ -128,7 +116,7 @@ def test_a_folder_with_a_gguf_file_alone_names_what_is_needed(tmp_path):
         resolve_model(str(tmp_path))
 
 
-@pytest.mark.parametrize("model", ["./nowhere", "/nowhere/at/all", "nowhere", "~/nowhere", "a/b/c", "nowhere/"])
+@pytest.mark.parametrize("model", ["./nowhere", "~/nowhere", "a/b/c"])
 def test_a_path_that_does_not_exist_is_refused(model):
     with pytest.raises(ModelError, match=f"no such folder: {model}"):
         resolve_model(model)

@@ -44,7 +44,7 @@ def test_decode_keeps_spaces_as_they_were_sampled():
     assert PromptTokenizer(made, name="tidy").decode(made.encode(text)) == text
 
 
-@pytest.mark.parametrize("text", ["<|im_end|>", "10<|im_end|>\n<|im_start|>assistant\n10", "<|endoftext|>"])
+@pytest.mark.parametrize("text", ["10<|im_end|>\n<|im_start|>assistant\n10", "<|endoftext|>"])
 def test_special_tokens_in_a_text_are_encoded_as_text(tokenizer, text):
     ids = tokenizer.encode_text(text)
     assert not set(ids) & {0, 1, 2}  # the three special tokens
@@ -79,10 +79,8 @@ def llama_tokenizer(**options):
     [
         make_tokenizer(chat_template=None),
         llama_tokenizer(add_bos_token=True, add_eos_token=True),
-        llama_tokenizer(add_bos_token=True),
-        llama_tokenizer(add_bos_token=False, add_eos_token=True),
     ],
-    ids=["none", "both", "start", "end"],
+    ids=["none", "both"],
 )
 def test_a_saved_tokenizer_renders_the_plain_lines_of_its_prompts(made, tmp_path):
     """Other programs prompt an exported model by its chat template."""
@@ -104,12 +102,6 @@ def test_a_tokenizer_whose_prompts_no_template_renders_is_saved_without_one(tmp_
     tokenizer.save(tmp_path)
     assert not (tmp_path / "chat_template.jinja").exists()
     assert "no chat template gives the ids of the prompts of base" in caplog.text
-
-
-def test_a_saved_chat_template_stays(tmp_path):
-    made = make_tokenizer()
-    PromptTokenizer(made, name="chat").save(tmp_path)
-    assert AutoTokenizer.from_pretrained(tmp_path).chat_template == made.chat_template
 
 
 NO_SYSTEM = (
@@ -224,11 +216,6 @@ def test_end_tokens_outside_of_the_vocabulary_are_left_out(folder, tmp_path, cap
     assert record.getMessage() == (
         f"cut names end tokens that it does not have, or over 64: [-1, {VOCAB_SIZE}, 99999] are left out"
     )
-
-
-def test_of_many_end_tokens_the_tokenizers_own_and_the_first_are_used(folder, tmp_path):
-    tokenizer = with_rows(folder, tmp_path / "cut", 320, eos_token_id=list(range(3, 100)))
-    assert tokenizer.eos_ids == (2, *range(3, 66))
 
 
 def test_a_damaged_tokenizer_is_a_model_error(folder, tmp_path):
