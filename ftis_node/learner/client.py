@@ -139,8 +139,8 @@ def worker_environment(boot: LearnerBoot) -> dict[str, str]:
 
     Each step frees and allocates the same large blocks. On a CPU glibc keeps them; otherwise the kernel would clear
     their pages each time. It uses one arena, since a thread's separate arena cannot hold a block above 64 MiB. With a
-    share of a GPU torch's allocator uses expandable segments, unless the user configured it or an engine maps the
-    weights: then segments expand after the weights are allocated (`workers/shared_tensors.py`).
+    share of a GPU torch's allocator uses expandable segments, unless the user configured it. If an engine maps the
+    weights, segments expand after the weights are allocated (`workers/shared_tensors.py`).
     """
     is_set = any(name in os.environ for name in ALLOCATOR_SETTINGS)
     segments = {} if boot.memory_share is None or is_set or boot.transfer == "ipc" else GROWING_SEGMENTS
