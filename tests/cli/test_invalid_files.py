@@ -158,7 +158,7 @@ def test_deep_nesting_in_a_checkpoint_is_an_error(tmp_path: Path) -> None:
     for name in ("checksums.json", STATE_FILE):
         (tmp_path / name).write_bytes(DEEP_JSON)
         with pytest.raises(ModelError, match=name):
-            read_checkpoint(tmp_path, owner=None, shapes={})  # type: ignore[arg-type]
+            read_checkpoint(tmp_path, owner=None)  # type: ignore[arg-type]
         checksums = f'{{"{STATE_FILE}": "0"}}'
         (tmp_path / "checksums.json").write_text(checksums)
 
