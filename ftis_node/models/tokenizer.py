@@ -177,7 +177,7 @@ class PromptTokenizer:
 
         The last ones are cached: a node encodes a prompt at generation, at validation and again at every evaluation.
         """
-        return self._rendered(json.dumps(messages, sort_keys=True))
+        return self._rendered(json.dumps(messages))
 
     def _render(self, messages: str) -> RenderedPrompt:
         text = self._prompt_text(json.loads(messages))
