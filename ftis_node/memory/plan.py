@@ -256,8 +256,8 @@ def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> di
 def _host_bytes(shape: ModelShape, workload: Workload) -> int:
     """Return the host memory beside a GPU: processes, offloaded states, and the largest of three transient uses.
 
-    The transient uses are a weight sync, a checkpoint's Adam moments, and the start of several ranks: rank 0 holds the
-    model, and each rank one tensor of it. If the generator sleeps, its weights may wait there too.
+    The transient uses are a weight sync, a checkpoint's Adam moments, and the start of several ranks. Then rank 0 holds
+    the model, and each rank one tensor of it. If the generator sleeps, its weights may wait there too.
     """
     weights = shape.num_parameters * workload.dtype_bytes
     learner = learner_memory(shape, workload)
