@@ -20,6 +20,7 @@ LONG: Final = (
     "tests/chaos/test_chaos.py",
     "tests/deploy/test_packages.py::test_two_builds_of_the_same_files_give_the_same_bytes",
     "tests/documented/test_site.py",
+    "tests/integrations/test_trl_swarm.py::test_in_the_example_two_trainers_learn_from_each_other",
     "tests/lab/experiment/test_order_of_methods.py",
     "tests/lab/experiment/test_compare_command.py::test_tables_are_made_in_parallel_and_their_processor_time_is_counted",
     "tests/lab/test_hdee.py::test_the_command_writes_its_tables_and_keeps_finished_trials",

@@ -73,8 +73,6 @@ OPENS = "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n
         (OPENS, "sum </think> <answer> {} </answer>{end}", 1.0),
         (OPENS, "<think> sum </think> <answer> {} </answer>{end}", 0.0),
         (OPENS.removesuffix("<think>\n"), "<think> sum </think> <answer> {} </answer>{end}", 1.0),
-        (OPENS.removesuffix("<think>\n"), "sum </think> <answer> {} </answer>{end}", 0.0),
-        (OPENS, "sum {end}</think> <answer> {} </answer>{end}", 0.0),
     ],
 )
 def test_a_trainer_scores_what_a_node_scores(
@@ -95,11 +93,3 @@ def test_a_trainer_scores_what_a_node_scores(
     trainer.model.train()
     trainer._generate_and_score_completions([row] * GROUP_SIZE)
     assert trainer._metrics["train"]["rewards/task_reward/mean"] == [mean]
-
-
-def test_a_trainer_steps_on_the_prompts_and_rewards(tmp_path: Path) -> None:
-    prompts, reward = swarm_dataset("arithmetic-ftis", num_prompts=8)
-    trainer = make_trainer(tmp_path, train_dataset=prompts, reward_funcs=reward)
-    trainer.train()
-    log = trainer.state.log_history[0]
-    assert 0 <= log["rewards/task_reward/mean"] <= 1
