@@ -212,19 +212,14 @@ async def _until_done(wiring: Wiring, *, last_step: int | None) -> None:
     """Train, or wait, until the node has no more work; the node then ends. An exchange node ends by a signal."""
     match wiring.node.context.settings.role:
         case "generator":
-            await _wait_until_generated(wiring)
+            while wiring.step_shares.makes_more:
+                await pause(POLL_INTERVAL_S)
+            log.info("all that the budget allows is generated and announced: the node ends")
         case "exchange":
             await waiting("a signal", asyncio.Event().wait())
         case role:
             deliver = wiring.offer_loop.take if role == "learner" else None
             await wiring.train_loop(wiring.step_gate(), last_step=last_step, deliver=deliver).run()
-
-
-async def _wait_until_generated(wiring: Wiring) -> None:
-    """Wait until the token budget is used up and every group is published; without a budget, wait forever."""
-    while wiring.step_shares.makes_more:
-        await pause(POLL_INTERVAL_S)
-    log.info("all that the budget allows is generated and announced: the node ends")
 
 
 async def _save(node: NodeComponents) -> None:

@@ -32,7 +32,6 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.loops import pull
-from ftis_node.node.training.step_peers import note_contributor
 from ftis_node.node.wiring import Wiring
 from ftis_node.records.codec import CODECS, unpack_any
 from ftis_node.records.envelope import open_envelope
@@ -188,7 +187,7 @@ class Simulation:
         parts, number = self.victim.parts, self.num_steps
         groups, _ = parts.store.buffer.take(number, own=0, foreign=32)
         for group in groups:
-            note_contributor(parts.peers, group)
+            parts.peers.note_used(group)
         parts.store.buffer.release_step(number, ReleaseReason.TRAINED)
         parts.store.buffer.prune(max_disk_bytes=1 << 20, saved_step=number)
 

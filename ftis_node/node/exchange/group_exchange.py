@@ -31,7 +31,6 @@ from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.node.training.step_gate import StepSelection
-from ftis_node.node.training.step_peers import note_contributor
 from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import FinishReason, Group, SamplingSettings
 from ftis_node.records.token_batch import TokenBatch
@@ -142,7 +141,7 @@ class GroupExchange:
         if groups:
             self.peers.counters.recent_sources.append(dict(Counter(group.sender for group in groups)))
         for group in groups:
-            note_contributor(self.peers, group)
+            self.peers.note_used(group)
         return groups
 
     async def _scored(self, offered: OwnGroup) -> Group | Refusal:

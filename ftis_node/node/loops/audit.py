@@ -14,7 +14,6 @@ import random
 from dataclasses import dataclass, field
 
 from ftis_node.errors import WorkerError
-from ftis_node.learner.messages import TrainGroup
 from ftis_node.models.source import HUB_ID
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
@@ -90,9 +89,10 @@ class AuditLoop:
 
     async def _audit(self, accepted: Accepted) -> None:
         group, group_id = accepted.group, accepted.envelope.id
-        stored = StoredGroup.from_accepted(accepted, own=False)
+        share = self.context.manifest.step.prompt_sharing
+        trained = train_group(StoredGroup.from_accepted(accepted, own=False), share=share, end_ids=self.end_ids)
         try:
-            reply = await waiting("the learner's comparison", self.learner.audit(self._as_trained(stored)))
+            reply = await waiting("the learner's comparison", self.learner.audit(trained))
         except WorkerError as error:  # the train loop handles the learner's failure
             if self.context.failures.failed(AUDIT, error):
                 self.context.events.write("audit_failed", group=group_id, error=str(error))
@@ -103,9 +103,6 @@ class AuditLoop:
         self.context.events.write("audited", group=group_id, sender=group.sender, kl=reply.kl, tokens=reply.num_tokens)
         if reply.kl > MAX_AUDIT_KL:
             await self._refuse(accepted, reply.kl)
-
-    def _as_trained(self, stored: StoredGroup) -> TrainGroup:
-        return train_group(stored, share=self.context.manifest.step.prompt_sharing, end_ids=self.end_ids)
 
     async def _refuse(self, accepted: Accepted, kl: float) -> None:
         sender, group_id = accepted.group.sender, accepted.envelope.id

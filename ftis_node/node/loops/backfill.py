@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import time
 from collections.abc import Sequence
@@ -198,15 +197,14 @@ class BackfillLoop:
         """Return the members to query, the longest silent first; none if the next step lacks no foreign groups."""
         if not self.step_shares.lacks_foreign:
             return []
-        silent = {peer_id: self._silent_since(peer_id) for peer_id in await self.gossip.members()}
+        able = [
+            peer_id
+            for peer_id in await self.gossip.members()
+            if peer_id not in self._slots and self._follows(peer_id) and self._may_ask(peer_id)
+        ]
+        last_news = {peer_id: self.announcements.tracker_of(peer_id).at for peer_id in able}
         due = time.monotonic() - SILENCE_S
-        return sorted((peer for peer, since in silent.items() if since < due), key=silent.__getitem__)
-
-    def _silent_since(self, peer_id: str) -> float:
-        """Return when a member last announced a higher number or was queried; infinity if it is not to be queried."""
-        if peer_id not in self._slots and self._follows(peer_id) and self._may_ask(peer_id):
-            return self.announcements.tracker_of(peer_id).at
-        return math.inf
+        return sorted((peer for peer, at in last_news.items() if at < due), key=last_news.__getitem__)
 
     async def _ask(self, peer_id: str, question: BackfillRequest) -> tuple[float, int, FetchOutcome]:
         """Send a request and handle the announcements in the answer.

@@ -44,13 +44,10 @@ class CheckLoop:
             sender = accepted.group.sender  # this node, or a peer that samples with its weights
             passes = (Exception,) if sender == self.context.peer_id else ()
             with self.guard.work_for(sender, Place.AUDIT, passes=passes):
-                await self._send_if_new(accepted)
-
-    async def _send_if_new(self, accepted: Accepted) -> None:
-        version = self.context.state.policy_version
-        if version != self._sent_version and (part := sampled_by(accepted.group, version)) is not None:
-            self._sent_version = version
-            await self._send(accepted, part)
+                version = self.context.state.policy_version
+                if version != self._sent_version and (part := sampled_by(accepted.group, version)) is not None:
+                    self._sent_version = version
+                    await self._send(accepted, part)
 
     async def _send(self, accepted: Accepted, part: Group) -> None:
         stored = replace(

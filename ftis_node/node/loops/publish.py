@@ -68,8 +68,7 @@ class PublishLoop:
 
     async def _publish_all(self) -> None:
         while True:
-            group = await waiting("a scored group", self.scored.get())
-            await self.publish(group)
+            await self.publish(await waiting("a scored group", self.scored.get()))
 
     async def publish(self, group: Group) -> ValidationResult:
         """Publish a scored group that holds a slot, and return its verdict. One call at a time."""

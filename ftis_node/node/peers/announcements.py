@@ -81,16 +81,13 @@ class AnnouncementHandler:
     def _take(self, message: Message) -> None:
         if not self._is_rate_allowed(message.sender):
             return
-        for announcement in self.handle(message.sender, message.payload):
-            if announcement.sender is None:
-                self.tracker_of(message.sender).note(announcement.number, at=time.monotonic())
-                self._confirm_again(message.sender, announcement)
-
-    def _confirm_again(self, sender: str, announcement: Announcement) -> None:
-        """Queue a confirmation of a stored group if its sender repeats the announcement: the first one was lost."""
-        if announcement.attempt and self._is_stored(announcement.id, sender, announcement.number):
-            self.to_confirm.add(sender, announcement.id)
-            self.has_to_confirm.set()
+        sender = message.sender
+        for one in self.handle(sender, message.payload):
+            if one.sender is None:
+                self.tracker_of(sender).note(one.number, at=time.monotonic())
+                if one.attempt and self._is_stored(one.id, sender, one.number):  # the first confirmation was lost
+                    self.to_confirm.add(sender, one.id)
+                    self.has_to_confirm.set()
 
     def _is_rate_allowed(self, peer_id: str) -> bool:
         """Return whether to read an announcement of a peer: it is not banned, and within its rate limit."""

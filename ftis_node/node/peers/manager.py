@@ -147,8 +147,9 @@ class PeerManager:
         return copy.group_id
 
     def note_used(self, group: StoredGroup) -> None:
-        """Credit the sender of a group that a step used."""
-        self.note(group.sender, Behaviour.CONTRIBUTED, credit=self.copies.credit_of(group.id))
+        """Credit the sender of a foreign group that a step used."""
+        if not group.own:
+            self.note(group.sender, Behaviour.CONTRIBUTED, credit=self.copies.credit_of(group.id))
 
     def settle(self, verdict: ValidationResult, *, origin: str, num_bytes: int = 0) -> None:
         """Record the verdict on a group of `num_bytes` that `origin` delivered: this node itself for its own groups."""

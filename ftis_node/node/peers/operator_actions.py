@@ -26,7 +26,7 @@ MAX_BAN_S = 10 * 365 * 86400.0
 class PeerControl:
     """Changes bans and trust of peers. `rows` are those of `peers --json`, to resolve names and shortened ids."""
 
-    book: PeerManager
+    peers: PeerManager
     rows: Callable[[], list[dict[str, Any]]]
 
     def change(self, action: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,14 +37,14 @@ class PeerControl:
         peer_id = find_peer(str(arguments.get("peer", "")), self.rows())
         match action:
             case "ban":
-                self.book.ban(peer_id, _ban_length_s(arguments.get("for_s")))
+                self.peers.ban(peer_id, _ban_length_s(arguments.get("for_s")))
             case "unban":
-                self.book.unban(peer_id)
+                self.peers.unban(peer_id)
             case "trust":
-                self.book.trust(peer_id, arguments.get("trusted", True) is True)
+                self.peers.trust(peer_id, arguments.get("trusted", True) is True)
             case _:
                 raise UsageError(f"{action!r} is none of {', '.join(ACTIONS)}")
-        return {"peer_id": peer_id, **self.book.row(peer_id)}
+        return {"peer_id": peer_id, **self.peers.row(peer_id)}
 
 
 @contextmanager
@@ -57,9 +57,9 @@ def stopped_peers(home: Home) -> Iterator[PeerControl]:
         own_id = str(node.get("peer_id", "")) if isinstance(node, dict) else ""
         rows = [row for row in saved if isinstance(row, dict)] if isinstance(saved, list) else []
         access = _access_of(settings, home)
-        with closing(PeerManager(home.peers, own_id=own_id, settings=access, events=events)) as book:
-            known = [{"peer_id": peer_id} for peer_id in book.known()]
-            yield PeerControl(book, lambda: [*rows, *known])
+        with closing(PeerManager(home.peers, own_id=own_id, settings=access, events=events)) as peers:
+            known = [{"peer_id": peer_id} for peer_id in peers.known()]
+            yield PeerControl(peers, lambda: [*rows, *known])
 
 
 def _access_of(settings: Mapping[str, Any], home: Home) -> AccessSection:

@@ -79,15 +79,12 @@ class OwnRecord:
         refused = self.peers.refused_senders()
         first = self._turn * MAX_REFUSED_SENDERS % max(1, len(refused))
         ordered = [*refused[first:], *refused[:first]][:MAX_REFUSED_SENDERS]
-        return tuple((sender.peer_id, _public(sender.reason), sender.num_groups) for sender in ordered)
+        # A ban may have any reason: peers know the names in REFUSALS.
+        reasons = [sender.reason if sender.reason in REFUSALS else "banned" for sender in ordered]
+        return tuple((one.peer_id, reason, one.num_groups) for one, reason in zip(ordered, reasons, strict=True))
 
     def _groups_per_minute(self, last_number: int) -> float:
         if not self._samples:
             return 0.0
         (first_s, first), now_s = self._samples[0], time.monotonic()
         return MINUTE_S * (last_number - first) / (now_s - first_s) if now_s > first_s else 0.0
-
-
-def _public(reason: str) -> str:
-    """Return the reason for the record: a name that peers know, since a ban may have any reason."""
-    return reason if reason in REFUSALS else "banned"

@@ -183,28 +183,19 @@ def from_anywhere(paths: Mapping[str, str]) -> dict[str, str]:
     return {name: str(Path(path).expanduser().absolute()) for name, path in paths.items()}
 
 
-def trained_runs(home: Home) -> list[str]:
-    """Return the run id that each of the home's checkpoints names, newest first.
-
-    A home has one run, so different ids mean a damaged checkpoint.
-    """
+def trained_run(home: Home) -> str | None:
+    """Return the run id that the newest readable checkpoint of a home names; None without one."""
     states = sorted(home.checkpoints.glob(f"{CHECKPOINT_PREFIX}*/state.json"), reverse=True)
-    run_ids = [checkpoint_owner(state).get("run_id") for state in states]
-    return [run_id for run_id in run_ids if isinstance(run_id, str)]
+    run_ids = (checkpoint_owner(state).get("run_id") for state in states)
+    return next((run_id for run_id in run_ids if isinstance(run_id, str)), None)
 
 
-def known_runs(home: Home) -> list[str]:
-    """Return `trained_runs`, or the run id in the last status if the home has no checkpoint, as a generator's home.
-
-    Return an empty list if the status cannot be read either.
-    """
-    if trained := trained_runs(home):
-        return trained
+def known_run(home: Home) -> str | None:
+    """Return `trained_run`, or the run id in the last status if the home has no checkpoint, as a generator's home."""
     try:
-        run_id = read_object(home.status)["run"]["id"]
+        return trained_run(home) or str(read_object(home.status)["run"]["id"]) or None
     except (OSError, FileError, KeyError, TypeError):
-        return []
-    return [run_id] if isinstance(run_id, str) and run_id else []
+        return None
 
 
 def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:
@@ -215,22 +206,21 @@ def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:
     check_regular(home.run_toml)
     if not home.run_toml.exists():
         return None
-    trained = trained_runs(home)
     try:
         manifest = read_own_manifest(home.run_toml)
-        if not trained or manifest.run_id in trained:
+        if trained_run(home) in (None, manifest.run_id):
             return manifest
         why = f"it is of run {manifest.run_id}, the checkpoints are of another"
     except ConfigError as error:
         why = str(error).removeprefix(f"{home.run_toml}").lstrip(": ")
-    runs = known_runs(home)
+    run = known_run(home)
     if not is_given:
-        which = f"run {runs[0]}" if runs else "this home's run"
+        which = f"run {run}" if run else "this home's run"
         raise DamagedError(f"{home.run_toml} is damaged ({why}): start once with --run and the manifest of {which}")
-    if runs:
-        log.warning("%s is damaged (%s): the manifest of --run replaces it", home.run_toml, why)
-        return None
-    raise DamagedError(f"{home.run_toml} is damaged ({why}) and nothing was trained yet: remove it")
+    if run is None:
+        raise DamagedError(f"{home.run_toml} is damaged ({why}) and nothing was trained yet: remove it")
+    log.warning("%s is damaged (%s): the manifest of --run replaces it", home.run_toml, why)
+    return None
 
 
 def _check_same_run(manifest: RunManifest, own: RunManifest | None, home: Home) -> None:
@@ -242,9 +232,9 @@ def _check_same_run(manifest: RunManifest, own: RunManifest | None, home: Home) 
         )
     if own is not None:
         return
-    runs = known_runs(home) if home.run_toml.exists() else trained_runs(home)  # it is there, and damaged
-    if runs and manifest.run_id not in runs:
+    run = known_run(home) if home.run_toml.exists() else trained_run(home)  # it is there, and damaged
+    if run not in (None, manifest.run_id):
         raise ConfigError(
-            f"{home.root} belongs to run {runs[0]}, not to {manifest.name} ({manifest.run_id}): give the manifest "
+            f"{home.root} belongs to run {run}, not to {manifest.name} ({manifest.run_id}): give the manifest "
             "of that run, or another --home"
         )

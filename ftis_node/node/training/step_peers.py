@@ -92,17 +92,16 @@ class StepPeers:
 
     def batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
         """Return the groups in the learner's form. The learner reports those whose bodies it cannot unpack."""
-        return [self._as_trained(group) for group in groups]
-
-    def _as_trained(self, group: StoredGroup) -> TrainGroup:
-        share = self.context.manifest.step.prompt_sharing
-        return train_group(
-            group,
-            share=share,
-            end_ids=self.end_ids,
-            of_own_weights=self.peers.is_of_own_weights(group),
-            weight=1.0 if group.own else self._peer_weights.weight(group.sender),
-        )
+        return [
+            train_group(
+                group,
+                share=self.context.manifest.step.prompt_sharing,
+                end_ids=self.end_ids,
+                of_own_weights=self.peers.is_of_own_weights(group),
+                weight=1.0 if group.own else self._peer_weights.weight(group.sender),
+            )
+            for group in groups
+        ]
 
     def weigh(self, report: StepReport, batch: Sequence[TrainGroup]) -> None:
         """Record the peer weights of this step, and update them for the next step from the measured agreement."""
@@ -118,7 +117,7 @@ class StepPeers:
             left_out = {*report.understated, *report.unreadable}
             for group in groups:
                 if group.id.hex() not in left_out:
-                    note_contributor(self.peers, group)
+                    self.peers.note_used(group)
         self._note_understated(report, groups)
         self._note_unreadable(report, groups)
 
@@ -145,12 +144,6 @@ class StepPeers:
         self.context.events.write("released", group=group_id, reason=ReleaseReason.POISONED)
         if held is not None and not held.own:
             self.peers.note(held.sender, Behaviour.FAULT, reason=ReleaseReason.POISONED)
-
-
-def note_contributor(peers: PeerManager, group: StoredGroup) -> None:
-    """Credit the sender of a foreign group."""
-    if not group.own:
-        peers.note_used(group)
 
 
 def train_group(
