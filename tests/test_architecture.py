@@ -221,22 +221,25 @@ def test_status_loads_no_heavy_library(tmp_path: Path) -> None:
     assert '"schema": 1' in done.stdout
 
 
-NODE_FOLDERS = (
-    *("supervision", "storage", "peers", "weights", "training", "loops", "exchange", "http_api", "startup", "hub"),
+NODE_PARTS = (
+    *("supervision", "protocols", "context", "storage", "peers", "weights", "training", "loops", "exchange"),
+    *("http_api", "wiring", "daemon", "startup", "hub"),
 )
-"""Folders of the daemon, lowest first: each imports only folders below it."""
+"""Folders and files of the node, lowest first: each imports only those below it."""
 
 
-def _imports_upward(path: Path) -> bool:
-    folder = path.parent.name
-    above = NODE_FOLDERS[NODE_FOLDERS.index(folder) + 1 :]
-    return any(name.startswith(f"ftis_node.node.{each}.") for name in _imports(path) for each in above)
-
-
-def test_folders_of_the_node_import_only_lower_folders() -> None:
-    files = [path for path in FILES if path.parent.parent == PACKAGE / "node"]
-    assert {path.parent.name for path in files} == set(NODE_FOLDERS)
-    assert not [path for path in files if _imports_upward(path)]
+def test_parts_of_the_node_import_only_lower_parts() -> None:
+    files = [path for path in FILES if path.is_relative_to(PACKAGE / "node") and path.parent.name != "ftis_node"]
+    parts = {path: path.relative_to(PACKAGE / "node").parts[0].removesuffix(".py") for path in files}
+    assert set(parts.values()) == {*NODE_PARTS, "__init__"}
+    upward = [
+        (part, name)
+        for path, part in parts.items()
+        for name in _imports(path)
+        if part != "__init__" and name.startswith("ftis_node.node.")
+        if NODE_PARTS.index(name.split(".")[2]) > NODE_PARTS.index(part)
+    ]
+    assert not upward
 
 
 def test_only_the_composition_root_has_all_components() -> None:

@@ -81,7 +81,7 @@ class FollowLoop:
                 self._transit.send(offer.version, at=time.monotonic() - max(0.0, time.time() - offer.created_at))
         if served:
             self._transit.served = served
-            await self._serve(served, before=0)
+            await self._serve_guarded(served, before=0)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -183,25 +183,23 @@ class FollowLoop:
             await waiting("an evaluation", self.evaluator.evaluate(step=version))
 
     async def _serve_guarded(self, version: int, *, before: int) -> bool:
-        """Call `_serve`, and remove a file that causes an unexpected error."""
+        """Serve the version. If that fails, return False, remove its file and keep `before`."""
         is_served = False
-        with self.gossip.guard.work_for(self._settings.follow, Place.WEIGHTS) as work:
-            is_served = await self._serve(version, before=before)
-        if work.failed:
+        with self.gossip.guard.work_for(self._settings.follow, Place.WEIGHTS):
+            is_served = await self._serve(version)
+        if not is_served:
             self._transit.served = before
             self._held.remove(version)
         return is_served
 
-    async def _serve(self, version: int, *, before: int) -> bool:
-        """Load the version into the engine and verify its proof. If that fails, return False and keep `before`."""
+    async def _serve(self, version: int) -> bool:
+        """Load the version into the engine, and return whether it reproduces the proof."""
         offer, began_at = self._held.offer(version), time.monotonic()
         weights, proof = self._held.for_engine(version)
         try:
             await waiting(f"weights {version} in the generator", self._try(weights, proof))
         except (ModelError, WorkerDiedError) as error:
             self._refuse(Refusal("proof", str(error)), version=version)
-            self._transit.served = before
-            self._held.remove(version)
             return False
         await in_background(self._held.mark_served, version)
         self.context.state.policy_version, self.peers.counters.weights_created_at = version, offer.created_at
