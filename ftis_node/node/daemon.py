@@ -26,24 +26,24 @@ not depend on the role. The proof of weights is the log-probs of fixed tokens, b
     generator   learner --offer, chunks--> [follow] --> engine; task --> [generate] --> [publish] --> [intake], gossip
                                                         slots freed <-- [deliver] <-- confirmations of peers
 
-    | loop       | full | learner | generator | exchange | consumes               | produces                           |
-    |------------|------|---------|-----------|----------|------------------------|------------------------------------|
-    | generate   | x    | -       | x         | -        | prompts, free slots    | scored groups                      |
-    | publish    | x    | -       | x         | x        | scored groups          | envelopes to intake, announcements |
-    | reannounce | x    | -       | x         | x        | unconfirmed groups     | announcements                      |
-    | pull       | x    | x       | -         | x        | announcements          | envelopes to intake, confirmations |
-    | shards     | x    | x       | -         | x        | announcements counted  | subscriptions, catch-up            |
-    | intake     | x    | x       | x         | x        | envelopes              | READY groups, refusals             |
-    | train      | x    | x       | -         | -        | groups of one step     | weights n+1, evaluations           |
-    | check      | x    | x       | -         | -        | an own new group       | the mismatch in the next report    |
-    | audit      | x    | x       | -         | -        | a peer's new group     | a lower reputation on false claims |
-    | offer      | -    | x       | -         | -        | weights n+1, proof     | signed offer, chunks               |
-    | follow     | -    | -       | x         | -        | the learner's offers   | weights n+1 in the engine          |
-    | deliver    | -    | -       | x         | x        | confirmations          | freed slots                        |
-    | directory  | x    | x       | x         | x        | own and peers' records | peer table, catch-up               |
-    | peers      | x    | x       | x         | x        | connected peers        | peers.sqlite, a buffer in bounds   |
-    | disk_space | x    | x       | x         | x        | the home's files       | free disk space, else a pause      |
-    | status     | x    | x       | x         | x        | gauges                 | snapshot, metrics                  |
+    | loop       | consumes               | produces                           |
+    |------------|------------------------|------------------------------------|
+    | generate   | prompts, free slots    | scored groups                      |
+    | publish    | scored groups          | envelopes to intake, announcements |
+    | reannounce | unconfirmed groups     | announcements                      |
+    | pull       | announcements          | envelopes to intake, confirmations |
+    | shards     | announcements counted  | subscriptions, catch-up            |
+    | intake     | envelopes              | READY groups, refusals             |
+    | train      | groups of one step     | weights n+1, evaluations           |
+    | check      | an own new group       | the mismatch in the next report    |
+    | audit      | a peer's new group     | a lower reputation on false claims |
+    | offer      | weights n+1, proof     | signed offer, chunks               |
+    | follow     | the learner's offers   | weights n+1 in the engine          |
+    | deliver    | confirmations          | freed slots                        |
+    | directory  | own and peers' records | peer table, catch-up               |
+    | peers      | connected peers        | peers.sqlite, a buffer in bounds   |
+    | disk_space | the home's files       | free disk space, else a pause      |
+    | status     | gauges                 | snapshot, metrics                  |
 
 One TaskGroup owns all loops. The first loop that fails or returns ends the node with its error. A signal stops the
 node cleanly: loops, workers, network and scorer stop concurrently. The node also stops cleanly when its budget is used
@@ -59,6 +59,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 
+from ftis_node.config.roles import Role
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.local_api import LocalApi
@@ -76,6 +77,13 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2
 LEARNER = "learner worker"
+OF_ALL = ("intake", "directory", "peers", "disk_space")
+LOOPS_OF_ROLE: dict[Role, tuple[str, ...]] = {
+    "full": (*OF_ALL, "generate", "publish", "reannounce", "pull", "shards", "check", "audit"),
+    "learner": (*OF_ALL, "pull", "shards", "check", "audit", "offer"),
+    "generator": (*OF_ALL, "generate", "publish", "reannounce", "follow", "deliver"),
+    "exchange": (*OF_ALL, "publish", "reannounce", "pull", "shards", "deliver"),
+}
 
 
 async def run_node(
@@ -183,29 +191,24 @@ async def _prepare_role(wiring: Wiring) -> None:
 
 
 def loops_of_role(wiring: Wiring) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
-    """Return the loops of the node's role by name, as in the table above, without the status loop."""
-    settings = wiring.node.context.settings
+    """Return the loops of the node's role by name, without the status loop and the train loop, which ends."""
     loops: dict[str, Callable[[], Coroutine[None, None, None]]] = {
-        "intake": wiring.intake.run,
-        "directory": wiring.directory_loop.run,
-        "peers": wiring.peers_loop.run,
-        "disk_space": wiring.disk_space_loop.run,
+        "audit": lambda: wiring.audit_loop.run(),
+        "check": lambda: wiring.check_loop.run(),
+        "deliver": lambda: wiring.deliver_loop.run(),
+        "directory": lambda: wiring.directory_loop.run(),
+        "disk_space": lambda: wiring.disk_space_loop.run(),
+        "follow": lambda: wiring.follow_loop.run(),
+        "generate": lambda: wiring.generate_loop.run(),
+        "intake": lambda: wiring.intake.run(),
+        "offer": lambda: wiring.offer_loop.run(),
+        "peers": lambda: wiring.peers_loop.run(),
+        "publish": lambda: wiring.publish_loop.run(),
+        "pull": lambda: wiring.pull.run(),
+        "reannounce": lambda: wiring.reannounce_loop.run(),
+        "shards": lambda: wiring.shards_loop.run(),
     }
-    if settings.generates:
-        loops["generate"] = wiring.generate_loop.run
-    if settings.role != "learner":
-        loops |= {"publish": wiring.publish_loop.run, "reannounce": wiring.reannounce_loop.run}
-    if settings.role != "generator":
-        loops |= {"pull": wiring.pull.run, "shards": wiring.shards_loop.run}
-    if settings.learns:
-        loops |= {"check": wiring.check_loop.run, "audit": wiring.audit_loop.run}
-    if settings.role == "learner":
-        loops["offer"] = wiring.offer_loop.run
-    if settings.role == "generator":
-        loops["follow"] = wiring.follow_loop.run
-    if not settings.learns:
-        loops["deliver"] = wiring.deliver_loop.run
-    return loops
+    return {name: loops[name] for name in LOOPS_OF_ROLE[wiring.context.settings.role]}
 
 
 async def _until_done(wiring: Wiring, *, last_step: int | None) -> None:

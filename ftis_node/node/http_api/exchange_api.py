@@ -9,6 +9,7 @@ A refusal is JSON, {"error": "one line", "reason": "word"}. Both routes need the
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import TypeVar
 
 import msgspec
@@ -16,7 +17,7 @@ from aiohttp import web
 
 from ftis_node.config.home import TOKEN_HEADER
 from ftis_node.node.exchange.group_exchange import PASSING, GroupExchange, refuse
-from ftis_node.node.exchange.messages import OwnGroup, TakeAnswer, TakenGroup, TakeRequest
+from ftis_node.node.exchange.messages import OwnGroup, PublishedGroup, TakeAnswer, TakenGroup, TakeRequest
 from ftis_node.node.http_api.auth import is_same_secret
 from ftis_node.telemetry.terminal_text import one_line
 from ftis_node.validation import Refusal
@@ -56,32 +57,30 @@ class ExchangeApi:
         app.router.add_post("/exchange/take", self.take)
 
     async def publish(self, request: web.Request) -> web.Response:
-        try:
-            self._require_token(request)
-            if self._num_pending >= MAX_PENDING:
-                raise _Refused(503, refuse("busy", f"{MAX_PENDING} groups wait to be scored"))
-            self._num_pending += 1
-            try:
-                offered = await _read(request, OwnGroup, max_bytes=self._max_group_bytes + PROMPT_BYTES)
-                answer = await self._exchange.publish(offered)
-            finally:
-                self._num_pending -= 1
-            if isinstance(answer, Refusal):
-                raise _Refused(503 if answer.reason in PASSING else 422, answer)
-        except _Refused as refused:
-            return _answer_refused(refused)
-        return _answer(answer)
+        return await _answered(self._publish(request))
 
     async def take(self, request: web.Request) -> web.Response:
+        return await _answered(self._take(request))
+
+    async def _publish(self, request: web.Request) -> PublishedGroup:
+        self._require_token(request)
+        if self._num_pending >= MAX_PENDING:
+            raise _Refused(503, refuse("busy", f"{MAX_PENDING} groups wait to be scored"))
+        self._num_pending += 1
         try:
-            self._require_token(request)
-            requested = await _read(request, TakeRequest, max_bytes=MAX_TAKE_BYTES)
-        except _Refused as refused:
-            return _answer_refused(refused)
+            offered = await _read(request, OwnGroup, max_bytes=self._max_group_bytes + PROMPT_BYTES)
+            answer = await self._exchange.publish(offered)
+        finally:
+            self._num_pending -= 1
+        if isinstance(answer, Refusal):
+            raise _Refused(503 if answer.reason in PASSING else 422, answer)
+        return answer
+
+    async def _take(self, request: web.Request) -> TakeAnswer:
+        self._require_token(request)
+        requested = await _read(request, TakeRequest, max_bytes=MAX_TAKE_BYTES)
         groups = await self._exchange.take(requested.count)
-        return _answer(
-            TakeAnswer([TakenGroup(group.id, group.prompt_ids, group.body, list(group.rewards)) for group in groups])
-        )
+        return TakeAnswer([TakenGroup(one.id, one.prompt_ids, one.body, list(one.rewards)) for one in groups])
 
     def _require_token(self, request: web.Request) -> None:
         if not self._token or not is_same_secret(request.headers.get(TOKEN_HEADER, ""), self._token):
@@ -107,9 +106,8 @@ async def _read(request: web.Request, kind: type[Message], *, max_bytes: int) ->
         raise _Refused(400, refuse("malformed", f"no {kind.__name__}: {one_line(str(error))}")) from None
 
 
-def _answer(message: object) -> web.Response:
-    return web.Response(body=msgspec.msgpack.encode(message), content_type=CONTENT_TYPE)
-
-
-def _answer_refused(refused: _Refused) -> web.Response:
-    return web.json_response({"error": one_line(str(refused)), "reason": refused.reason}, status=refused.status)
+async def _answered(work: Awaitable[PublishedGroup | TakeAnswer]) -> web.Response:
+    try:
+        return web.Response(body=msgspec.msgpack.encode(await work), content_type=CONTENT_TYPE)
+    except _Refused as refused:
+        return web.json_response({"error": one_line(str(refused)), "reason": refused.reason}, status=refused.status)
