@@ -140,10 +140,8 @@ class OfferLoop:
         self._held[offer.version], self._requested_at[offer.version] = self._newest, time.monotonic()
         for version in outdated_offers(self._requested_at, now=time.monotonic(), max_offered=MAX_PUBLISHED_VERSIONS):
             self._drop(version)
-        duration_s = round(time.monotonic() - began_at, 4)
-        self.context.events.write(
-            "weights_offered", version=offer.version, num_bytes=offer.num_bytes, duration_s=duration_s
-        )
+        version, num_bytes, duration_s = offer.version, offer.num_bytes, round(time.monotonic() - began_at, 4)
+        self.context.events.write("weights_offered", version=version, num_bytes=num_bytes, duration_s=duration_s)
 
     def _drop(self, version: int) -> None:
         """Unlink the file. A transfer in progress continues, because the open file keeps its bytes."""

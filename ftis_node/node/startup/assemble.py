@@ -162,17 +162,13 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
 def _tracking(context: NodeContext, home: Home) -> Tracking:
     """Return the trackers that the settings name. `prepare.py` checks that they are installed."""
     manifest, peer_id, about = context.manifest, context.peer_id, context.about
+    facts = {"run": manifest.model_dump(mode="json"), "run_id": manifest.run_id, "model": about.model, "peer": peer_id}
     run = TrackedRun(
         project=context.settings.tracking.project,
         name=about.name,
         id=f"{manifest.run_id}-{peer_id}",
         folder=home.root.absolute(),
-        settings={
-            "run": manifest.model_dump(mode="json"),
-            "run_id": manifest.run_id,
-            "model": about.model,
-            "peer": peer_id,
-        },
+        settings=facts,
     )
     return Tracking.to(context.settings.tracking.to, run)
 

@@ -95,11 +95,8 @@ class TimedStepGate:
                 self._step_at = time.monotonic()
                 self._plan_next()
                 return True
-            if (
-                self.context.settings.generates
-                and not self.step_shares.makes_more
-                and never_starts(self._needs, outlook)
-            ):
+            has_stopped = self.context.settings.generates and not self.step_shares.makes_more
+            if has_stopped and never_starts(self._needs, outlook):
                 log.info("no more groups are generated, and none will come for step %d: the node ends", step)
                 return False
             with suppress(TimeoutError):  # Python 3.11's `wait_for` loses a cancellation that coincides with the event

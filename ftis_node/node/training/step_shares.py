@@ -46,12 +46,7 @@ class StepQuota:
     @classmethod
     def of(cls, manifest: RunManifest) -> StepQuota:
         step = manifest.step
-        return cls(
-            own=step.own_groups,
-            foreign=step.foreign_groups,
-            foreign_wait_s=step.foreign_wait_s,
-            generated=step.generated_groups or 0,
-        )
+        return cls(step.own_groups, step.foreign_groups, step.foreign_wait_s, step.generated_groups or 0)
 
 
 def shares_of_step(needs: StepQuota, *, generates: bool, own_left: int = 0) -> tuple[int, int]:
@@ -128,11 +123,10 @@ class StepShares:
         """Return the own and foreign groups of the next step, by signer. `needs` defaults to the manifest's quota."""
         needs = needs or StepQuota.of(self.context.manifest)
         settings = self.context.settings
-        if settings.role == "exchange":  # the trainer beside it makes the own groups
-            return needs.own, needs.foreign
-        generates = settings.generates
-        if not generates or self.makes_more or not needs.foreign:
-            return shares_of_step(needs, generates=generates)
+        if settings.role == "exchange" or self.makes_more:  # a trainer makes the own groups of an exchange node
+            return shares_of_step(needs, generates=True)
+        if not settings.generates or not needs.foreign:
+            return shares_of_step(needs, generates=settings.generates)
         own_left, _ = self.reader.ready_counts()
         return shares_of_step(needs, generates=False, own_left=own_left)
 
