@@ -289,12 +289,12 @@ class Wiring:
         node = self.node
         record = OwnRecord(self.context, self.store, self.peers, node.generation, node.learner)
         backfill = None if self.context.settings.role == "generator" else self.backfill
-        return DirectoryLoop(self.context, self.gossip, self.peers, record, backfill)
+        return DirectoryLoop(self.context, self.gossip, self.peers, record, backfill, self.refusals)
 
     @cached_property
     def peers_loop(self) -> PeersLoop:
         on_wake = self.directory_loop.renew
-        return PeersLoop(self.context, self.store, self.gossip, self.peers, self.refusals, on_wake)
+        return PeersLoop(self.context, self.store, self.gossip, self.peers, on_wake)
 
     @cached_property
     def disk_space_loop(self) -> DiskSpaceLoop:

@@ -21,6 +21,7 @@ from ftis_node.node.context import NodeContext
 from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import OwnRecord
+from ftis_node.node.peers.refusal_reports import RefusalReporter
 from ftis_node.node.peers.releases import release_differences
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
@@ -131,6 +132,7 @@ class DirectoryLoop:
     peers: PeerManager
     own_record: OwnRecord
     backfill: BackfillLoop | None
+    refusals: RefusalReporter
 
     def __post_init__(self) -> None:
         self._members: set[str] = set()
@@ -162,6 +164,7 @@ class DirectoryLoop:
                 self.context.events.write("peer_left", peer=peer_id)
             self._members = present
             self._report_changes(present)
+            await self.refusals.update()
             self.peers.registry.own_record = self.own_record.make()
             await pause(MEMBER_LOOKUP_INTERVAL_S)
 

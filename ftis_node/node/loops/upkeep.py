@@ -17,7 +17,6 @@ from ftis_node.config.limits import LOG_FILE_BYTES
 from ftis_node.gossip import Gossip
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.refusal_reports import RefusalReporter
 from ftis_node.node.storage.cleanup import reclaim, rotate_logs
 from ftis_node.node.storage.disk_space import HomeUse, measure_usage
 from ftis_node.node.storage.node_store import Store
@@ -45,7 +44,6 @@ class PeersLoop:
     store: Store
     gossip: Gossip
     peers: PeerManager
-    refusals: RefusalReporter
     on_wake: Callable[[], None]
     _clock: SteadyClock = field(default_factory=SteadyClock, init=False)
     _sleep: SleepDetector = field(default_factory=SleepDetector, init=False)
@@ -57,7 +55,6 @@ class PeersLoop:
             self.peers.save()
             for _ in range(PERIODS_PER_SAVE):
                 await self.store.enforce_bounds(self.peers.share_cap())
-                await self.refusals.update()
                 self._note_jump()
                 self._note_sleep()
                 await pause(PEERS_PERIOD_S)
