@@ -217,7 +217,7 @@ class Simulation:
             "malformed": (len(handler._malformed), 4096),
             "peers": (len(parts.peers.registry.peers), 4096),
             "later": (len(node.wiring.pull._later), 8192),
-            "asking": (len(node.wiring.pull._slots._asking), pull.PULLS_IN_FLIGHT),
+            "asking": (node.wiring.pull._slots.num_in_use, pull.PULLS_IN_FLIGHT),
             "inbox": (node.gossip._queue._queue.qsize(), 8192),  # type: ignore[attr-defined]
             "to confirm": (len(handler.to_confirm), 1 << 14),
             "arrivals": (node.wiring.intake._known.arrivals.qsize(), 64),
