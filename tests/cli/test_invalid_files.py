@@ -66,9 +66,16 @@ INVALID: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("kind", INVALID)
 @pytest.mark.parametrize(
-    "name", ["home.json", "node.toml", "run.toml", "identity.key", "replay.sqlite", "peers.sqlite"]
+    ("name", "kind"),
+    [
+        ("home.json", "folder"),
+        ("node.toml", "pipe"),
+        ("run.toml", "device"),
+        ("identity.key", "broken link"),
+        ("replay.sqlite", "pipe"),
+        ("peers.sqlite", "folder"),
+    ],
 )
 def test_a_home_file_that_is_no_regular_file_is_an_error(
     capsys: pytest.CaptureFixture[str], home: Home, model: Path, name: str, kind: str
@@ -80,11 +87,9 @@ def test_a_home_file_that_is_no_regular_file_is_an_error(
     assert str(home.root / name) in line
 
 
-@pytest.mark.parametrize("name", ["settings.json", "status.json", "control.token"])
-def test_a_folder_in_place_of_a_file_that_a_node_writes_is_an_error(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    with pytest.raises(FileError, match=f"{name} is a folder"):
-        replace_file(tmp_path / name, b"{}")
+def test_a_folder_in_place_of_a_file_that_a_node_writes_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="is a folder"):
+        replace_file(tmp_path, b"{}")
 
 
 @pytest.mark.parametrize("name", ["home.json", "node.toml", "run.toml"])
@@ -109,10 +114,8 @@ def test_deep_nesting_in_settings_and_status_is_an_error(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("config.json", DEEP_JSON),
         ("config.json", b'{"a": ' * 70 + b"1" + b"}" * 70),
         ("model.safetensors", (200_000).to_bytes(8, "little") + b"[" * 200_000),
-        ("model.safetensors", (13).to_bytes(8, "little") + b'{"a": [1, 2]}'),
         ("model.safetensors.index.json", DEEP_JSON),
     ],
 )
@@ -163,7 +166,7 @@ def test_deep_nesting_in_a_checkpoint_is_an_error(tmp_path: Path) -> None:
         (tmp_path / "checksums.json").write_text(checksums)
 
 
-@pytest.mark.parametrize("file", ["/dev/zero", "folder", "pipe"])
+@pytest.mark.parametrize("file", ["/dev/zero", "pipe"])
 def test_an_invalid_file_of_peers_is_an_error(
     capsys: pytest.CaptureFixture[str], home: Home, model: Path, tmp_path: Path, file: str
 ) -> None:
@@ -262,9 +265,7 @@ def test_a_pipe_is_not_opened_to_write(tmp_path: Path) -> None:
 
 TOML_BOMBS = {
     "hexadecimal": ("0x" + "f" * 60_000, "has a number of more than 1000 digits"),
-    "decimal": ("9" * 60_000, "has a number of more than 1000 digits"),
     "dotted": ("1\n" + ".".join("k" * 20_000) + " = 1", "has a key of more than 64 parts"),
-    "quoted": ("1\n" + ".".join(["'a b'"] * 10_000) + " = 1", "has a key of more than 64 parts"),
     "escaped": ("1\n" + ".".join([r'"\""'] * 10_000) + " = 1", "has a key of more than 64 parts"),
     "table": ("1\n[" + " . ".join("k" * 10_000) + "]", "has a key of more than 64 parts"),
     "large": ("1 #" + "x" * (64 << 10), "is larger than the limit of 65536 bytes"),
@@ -273,14 +274,13 @@ TOML_BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", TOML_BOMBS)
-@pytest.mark.parametrize("name", ["node.toml", "run.toml"])
 def test_a_toml_file_that_is_costly_to_parse_is_an_error(
-    capsys: pytest.CaptureFixture[str], home: Home, model: Path, tmp_path: Path, name: str, bomb: str
+    capsys: pytest.CaptureFixture[str], home: Home, model: Path, tmp_path: Path, bomb: str
 ) -> None:
     text, complaint = TOML_BOMBS[bomb]
-    file = home.node_toml if name == "node.toml" else tmp_path / "given.toml"
+    file = tmp_path / "given.toml"
     file.write_text(f"schema_version = {text}\n")
-    code, line = join(capsys, home, model, *([] if name == "node.toml" else ["--run", str(file)]))
+    code, line = join(capsys, home, model, "--run", str(file))
     assert code == 2
     assert f"{file} {complaint}" in line
     assert len(line) < 300

@@ -87,12 +87,6 @@ def test_a_log_file_gets_lines_with_the_time_left(capsys: pytest.CaptureFixture[
     assert "\r" not in output
 
 
-def test_short_work_prints_nothing_into_a_log_file(capsys: pytest.CaptureFixture[str]) -> None:
-    with show_fraction("eval") as show:
-        show(0.5, "32 of 64")
-    assert capsys.readouterr() == ("", "")
-
-
 def test_a_dumb_terminal_gets_no_bar() -> None:
     with open_terminal(term="dumb") as terminal:
         with show_fraction("eval", log_period_s=PERIOD_S) as show:

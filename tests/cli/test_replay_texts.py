@@ -115,7 +115,7 @@ def test_each_format_exports_both_forms(home: Path, capsys: pytest.CaptureFixtur
     assert len(list((home / "envelopes").iterdir())) == 2
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet", "msgpack"])
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_an_export_with_texts_decodes_completions_and_prompts(
     home_with_run: Path, capsys: pytest.CaptureFixture[str], form: str
 ) -> None:
@@ -170,7 +170,7 @@ def test_special_tokens_inside_an_answer_are_shown_and_its_end_is_not(home_with_
     assert shown.replace("<|endoftext|>", "") == read_completion(whole, 0.0, decoder).text == decoder.text([10, 11])
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet", "msgpack"])
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_a_flat_export_has_one_row_per_completion(
     home_with_run: Path, capsys: pytest.CaptureFixture[str], form: str
 ) -> None:
@@ -185,16 +185,6 @@ def test_a_flat_export_has_one_row_per_completion(
     assert rows[0]["completion"] and rows[0]["prompt"]
     plain = _exported(home_with_run, capsys, form, "--flat")
     assert (plain[0]["completion"], plain[0]["token_ids"], "prompt" in plain[0]) == (None, [10, 11, 2], False)
-
-
-def test_pandas_reads_a_flat_export(home_with_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pandas = pytest.importorskip("pandas")
-    for form, read in (("jsonl", lambda file: pandas.read_json(file, lines=True)), ("parquet", pandas.read_parquet)):
-        _exported(home_with_run, capsys, form, "--flat", "--text")
-        frame = read(home_with_run / f"rows.{form}")
-        assert frame.shape[0] == 4
-        assert frame["reward"].mean() == 0.25
-        assert set(frame["sender_name"]) == {"ann"}
 
 
 def test_an_export_reports_which_texts_are_missing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

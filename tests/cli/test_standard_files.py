@@ -31,7 +31,7 @@ app.app.registered_commands[:] = [c for c in app.app.registered_commands if c.ca
 sys.argv[0] = "ftis-node"
 app.main()
 """
-REDIRECTED = ["1>&-", "2>&-", "0<&-", "0<&- 1>&- 2>&-", ">/dev/full 2>&1", "2>&1 | true", "2>&1 | head -n 1"]
+REDIRECTED = ["1>&-", "0<&- 1>&- 2>&-", ">/dev/full 2>&1", "2>&1 | head -n 1"]
 
 
 def in_shell(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -50,11 +50,10 @@ def test_a_node_continues_without_its_standard_files(tmp_path: Path, redirected:
         assert "a line of the log, 19" in done.stderr and "loading: " in done.stderr
 
 
-@pytest.mark.parametrize("redirected", ["2>/dev/full", "2>&-"])
-def test_an_error_keeps_its_exit_code_without_standard_error(tmp_path: Path, redirected: str) -> None:
-    failed = in_shell(redirected, "join", str(tmp_path / "no" / "folder"))
+def test_an_error_keeps_its_exit_code_without_standard_error(tmp_path: Path) -> None:
+    failed = in_shell("2>/dev/full", "join", str(tmp_path / "no" / "folder"))
     assert (failed.returncode, failed.stderr) == (1, "")
-    invalid = in_shell(redirected, "tasks", "--nonsense")
+    invalid = in_shell("2>&-", "tasks", "--nonsense")
     assert (invalid.returncode, invalid.stderr) == (2, "")
 
 

@@ -35,12 +35,6 @@ def join(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) ->
     return error_of(capsys, "join", "--home", str(tmp_path / "home"), "--listen", "/ip4/127.0.0.1/tcp/0", *arguments)
 
 
-def test_a_missing_model_folder_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, line = join(capsys, tmp_path, "--model", str(tmp_path / "nowhere"), "--task", "arithmetic")
-    assert code == 2
-    assert "nowhere" in line
-
-
 def test_a_folder_without_a_tokenizer_is_an_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
 ) -> None:
@@ -51,12 +45,6 @@ def test_a_folder_without_a_tokenizer_is_an_error(
     code, line = join(capsys, tmp_path, "--model", str(folder), "--task", "arithmetic")
     assert code == 2
     assert "tokenizer" in line
-
-
-def test_an_unknown_task_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
-    code, line = join(capsys, tmp_path, "--model", str(model), "--task", "arithmetics")
-    assert code == 2
-    assert "arithmetic" in line
 
 
 def test_the_error_names_an_invalid_line_of_a_data_file(
@@ -77,7 +65,7 @@ def test_an_unknown_manifest_key_is_an_error(capsys: pytest.CaptureFixture[str],
     assert "own_group" in line
 
 
-@pytest.mark.parametrize("task", ["nosuch", "nosuch:../../etc/passwd"])
+@pytest.mark.parametrize("task", ["nosuch:../../etc/passwd"])
 def test_a_run_whose_task_is_not_installed_is_an_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, task: str
 ) -> None:
@@ -96,7 +84,7 @@ def test_a_home_in_use_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path:
     assert str(os.getpid()) in line
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:4001", "/ip4/127.0.0.1/tcp/4001", "/ip4/300.0.0.1/tcp/1/p2p/x"])
+@pytest.mark.parametrize("address", ["127.0.0.1:4001", "/ip4/127.0.0.1/tcp/4001"])
 def test_a_malformed_peer_address_is_an_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, address: str
 ) -> None:
@@ -110,11 +98,9 @@ def test_a_malformed_peer_address_is_an_error(
     [
         (["join"], "--model"),
         (["join", "--model", "x", "--steps", "0"], "steps"),
-        (["join", "--model", "x", "--gpus", "0"], "gpus"),
         (["join", "--model", "x", "--tensor-parallel", "2", "--engine", "torch"], "--tensor-parallel needs vLLM"),
         (["jion"], "jion"),
         (["join", "--model", "x", "--what"], "--what"),
-        (["join", "--model", "x", "--engine", "jax"], "engine"),
         (["tiny", "--size", "xl", "--out", "x"], "xl"),
         (["status", "--home", "/nonexistent/home"], "--home"),
         (["replay", "list", "--home", "/nonexistent/home"], "replay buffer"),
@@ -159,26 +145,17 @@ def test_an_unexpected_exception_is_a_one_line_error(
         (["--pair", "sice"], "size, expertise, peft"),
         (["--methods", "ppo"], "ftis"),
         (["--methods", "ftis:capp=2"], "cap"),
-        (["--methods", ","], "at least one"),
         (["--delay", "later"], "lognormal"),
         (["--delay", "fixed:two@peer"], "DELAY@peer"),
         (["--share", "diagonal"], "horizontal"),
         (["--nodes", "1"], "alone"),
         (["--nodes", "two"], "2,4,8"),
-        (["--nodes", "5"], "32 prompts"),
         (["--lies", "murder"], "positives"),
         (["--kl-estimator", "k9"], "kl_estimator"),
         (["--task", "math500:nowhere.jsonl"], "nowhere"),
         (["--pair", "hdee", "--pair", "size"], "a separate experiment"),
         (["--pair", "hdee", "--lies", "rewards"], "omit --lies"),
-        (["--pair", "hdee", "--delay", "fixed:2"], "omit --delay"),
-        (["--pair", "hdee", "--share", "horizontal"], "omit --share"),
-        (["--pair", "hdee", "--nodes", "4"], "omit --nodes"),
-        (["--pair", "hdee", "--task", "arithmetic"], "omit --task"),
-        (["--pair", "hdee", "--ood-task", "arithmetic"], "omit --ood-task"),
         (["--pair", "hdee", "--prompts", "9"], "multiple of 6"),
-        (["--pair", "hdee", "--prompts", "32"], "3 nodes cannot share 32 prompts"),
-        (["--pair", "hdee", "--methods", "ppo"], "ftis"),
     ],
 )
 def test_an_experiment_with_invalid_options_is_an_error(
@@ -214,7 +191,7 @@ def test_a_run_id_that_no_peer_has_is_an_error(
     assert not (tmp_path / "home" / "run.toml").exists()
 
 
-@pytest.mark.parametrize("content", ["", '{"schema": 1, "node": {"pe', "[1]", "\x00" * 40])
+@pytest.mark.parametrize("content", ['{"schema": 1, "node": {"pe', "[1]"])
 def test_a_damaged_last_status_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str) -> None:
     (tmp_path / "status.json").write_text(content)
     for command in ("status", "peers"):
@@ -223,7 +200,7 @@ def test_a_damaged_last_status_is_an_error(capsys: pytest.CaptureFixture[str], t
         assert "status.json is damaged: remove it" in line
 
 
-@pytest.mark.parametrize("marker", ["", "{}", '{"schema": "4"}', "[4]"])
+@pytest.mark.parametrize("marker", ["", '{"schema": "4"}'])
 def test_a_damaged_home_marker_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, marker: str) -> None:
     (tmp_path / "home.json").write_text(marker)
     code, line = error_of(capsys, "status", "--home", str(tmp_path))

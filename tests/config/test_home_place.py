@@ -39,10 +39,6 @@ def test_a_home_on_a_network_file_system_is_refused(mounts: Path) -> None:
         pass
 
 
-def test_this_machine_has_a_local_file_system_for_tests(tmp_path: Path) -> None:
-    assert network_filesystem(tmp_path) is None
-
-
 def test_a_name_that_no_file_system_takes_is_refused(tmp_path: Path) -> None:
     assert Home(tmp_path / ("é" * 127)).root.name
     with pytest.raises(ConfigError, match="a name of 256 bytes, at most 255"):

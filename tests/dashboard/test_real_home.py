@@ -1,11 +1,13 @@
-"""The dashboard on the home of a real node, and with a node that starts and stops while the dashboard is open."""
+"""The dashboard on the home of a real node, and with a status port that opens and closes meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
@@ -14,12 +16,11 @@ from ftis_node.config.home import Home
 from ftis_node.dashboard.app import DashboardApp
 from ftis_node.replay.group_history import read_group_history
 from ftis_node.replay.reader import ReplayReader
+from tests.dashboard.sample_node import STATUS
 from tests.dashboard.svg_text import text_of_rows
-from tests.node.support import ANY_PORT, started
 from tests.small_swarm import SmallSwarm, copied_home
 
 pytestmark = pytest.mark.timeout(600)
-START_S = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -79,19 +80,35 @@ def test_the_history_of_a_group_has_texts_and_events(home: Home) -> None:
     assert "=" in (again.prompt.text or "") and again.prompt.missing, "the stored ids of the prompt are decoded"
 
 
-async def test_it_reconnects_when_the_node_is_started_again(home: Home) -> None:
-    """The restarted node has no peers, because the swarm still uses its key. This test changes the home: it is last."""
-    home.peers.unlink()
+class OneNode(BaseHTTPRequestHandler):
+    """The status port of a node that runs."""
+
+    def do_GET(self) -> None:
+        body = b"[]" if self.path == "/peers" else STATUS.to_json()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+async def test_it_reconnects_when_the_node_is_started_again(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.status.write_bytes(STATUS.to_json())
+    home.settings.write_text('{"model": "m"}')
+    home.events.write_text('{"time": 1.0, "event": "start"}\n')
     async with _opened(home) as (app, pilot):
         assert app.snapshot is not None and app.snapshot.state == "stopped"
         assert app.snapshot.start_command == f"ftis-node join --home {home.root}", "the home has the model's name"
-        with started(home.root, "join", "--no-peers", "--listen", ANY_PORT) as node:
-            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.state == "starting", START_S)
-            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.state == "running", START_S)
+        with home.owned(), ThreadingHTTPServer(("127.0.0.1", 0), OneNode) as node:
+            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.state == "starting")
+            threading.Thread(target=node.serve_forever, args=(0.05,), daemon=True).start()
+            home.publish_address(f"http://127.0.0.1:{node.server_port}")
+            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.state == "running")
             await _until(pilot, lambda: "running" in _shown(app))
             machine = app.snapshot.machine
-            assert machine.num_processes >= 2 and machine.resident_bytes > 50_000_000
-            requested_at = time.monotonic()
-            await asyncio.to_thread(node.stop)
-            await _until(pilot, lambda: "start it again" in _shown(app))
-            assert time.monotonic() - requested_at < START_S
+            assert machine.num_processes >= 1 and machine.resident_bytes > 50_000_000
+            node.shutdown()
+        await _until(pilot, lambda: "start it again" in _shown(app))

@@ -24,7 +24,6 @@ LOW, TALL = (80, 24), (160, 50)
     ("name", "snapshot", "size", "keys"),
     [
         ("running_80x24", RUNNING, LOW, []),
-        ("running_120x40", RUNNING, (120, 40), []),
         ("running_160x50", RUNNING, TALL, []),
         ("stopped_80x24", STOPPED, LOW, []),
         ("peer_80x24", RUNNING, LOW, ["down", "enter"]),

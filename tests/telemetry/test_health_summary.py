@@ -117,7 +117,6 @@ def test_a_stopping_node_names_what_it_waits_for() -> None:
     [
         ({"state": "stopping", "waits_for": "its end"}, NO, "did not end by itself: killed"),
         ({"state": "running"}, NO, "did not end by itself: killed, or a fault: start it again with C"),
-        ({"state": "stopped"}, AnswerWord.STOPPED, "as asked: go on with C"),  # from an older version
         ({"state": "stopped", "end": "stopped"}, AnswerWord.STOPPED, "as asked: go on with C"),
         ({"state": "stopped", "end": "finished"}, AnswerWord.FINISHED, "10 of 10 steps: go on with C"),
         ({"state": "stopped", "end": "failed"}, NO, "the node failed; see logs/ in the home: start it again with C"),
@@ -133,13 +132,6 @@ def test_the_end_of_a_node_is_described(node: dict[str, str], word: AnswerWord, 
     for answer in (verdict.contributing, verdict.learning, verdict.healthy):
         assert answer.word is word and text in f"{answer.why}: {answer.advice}"
     assert starting(status).node.end == "", "a node that starts has not ended"
-
-
-@pytest.mark.parametrize("worker", ["generation", "learner"])
-def test_a_node_of_an_older_version_with_a_failed_worker_has_failed(worker: str) -> None:
-    saved = _with(node={"state": "stopped"}, **{worker: {"state": "failed"}})
-    status = stopped(saved)
-    assert status.node.end == "failed"
 
 
 @pytest.mark.parametrize(

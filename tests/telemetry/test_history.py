@@ -39,11 +39,6 @@ def test_points_have_the_figures_of_their_events_and_none_for_missing_ones(path:
     assert history.damaged_lines == 0
 
 
-def test_a_missing_log_is_an_empty_history(path: Path) -> None:
-    assert read_history(path) == History()
-    assert HistoryReader(path).poll() is False
-
-
 def test_the_last_logged_step_is_that_of_the_present_weights(path: Path) -> None:
     assert last_logged_step(path) == 0
     with closing(EventLog(path)) as events:
@@ -116,14 +111,6 @@ def test_notable_events_are_kept_among_many_others(path: Path) -> None:
     assert [event["event"] for event in reader.history.events][-2:] == ["admitted", "ban"], "no event is shown twice"
     assert len(reader.history.events) == 5
     assert reader.history.damaged_lines == 0
-
-
-def test_rotated_files_are_read_oldest_first(path: Path) -> None:
-    with closing(EventLog(path, max_bytes=120)) as events:
-        for step in range(1, 9):
-            events.write("step", step=step)
-    assert path.with_name("events.jsonl.3").exists()
-    assert [point.step for point in read_history(path).steps] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_an_incomplete_line_is_read_after_its_end_is_written(path: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from ftis_node.cli.app import run
-from ftis_node.records.identity import Identity
 from ftis_node.telemetry import secrets
 from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.log import set_up_logging
@@ -100,7 +99,3 @@ def test_events_and_statuses_contain_no_secret(tmp_path: Path) -> None:
     assert (event["problem"], event["blob"]) == (f"seed {HIDDEN}", HIDDEN)
     document = Status(node=NodeStatus(name=base64.b64encode(SEED).decode().rstrip("="))).to_json()
     assert Status.from_json(document).node.name.startswith(HIDDEN)
-
-
-def test_the_repr_of_an_identity_contains_no_key() -> None:
-    assert "seed" not in repr(Identity.from_seed(SEED)) and repr(SEED)[2:12] not in repr(Identity.from_seed(SEED))
