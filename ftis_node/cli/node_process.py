@@ -167,7 +167,6 @@ class Node:
             await asyncio.sleep(min(POLL_S, left_s))  # a thread in Popen.wait cannot be canceled
 
     def _raise_failure(self) -> None:
-        """Raise the error of a node that ended by itself with an exit code other than 0."""
         code = self.exit_code
         if not code or self._is_asked_to_stop:
             return
@@ -204,7 +203,6 @@ def _launched(words: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def _drain(stream: IO[str], lines: deque[str]) -> None:
-    """Log and keep the lines of a stream until its end."""
     with stream:
         for line in stream:
             if line := line.rstrip():

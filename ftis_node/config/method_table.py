@@ -119,5 +119,4 @@ def _wish(package: str) -> str:
 
 
 def _normalized(package: str) -> str:
-    """Return a package's name as registries compare it."""
     return package.lower().replace("_", "-").replace(".", "-")

@@ -23,13 +23,11 @@ class Section(BaseModel):
 
 
 def _similar(word: object, known: Iterable[str]) -> str:
-    """Return the question whether the nearest known word was meant; "" if none is near."""
     close = difflib.get_close_matches(str(word), [one for one in known if one != word], n=1)
     return f": did you mean {close[0]!r}?" if close else ""
 
 
 def _keys_beside(place: Sequence[int | str], schema: type[BaseModel] | None) -> Iterable[str]:
-    """Return the keys of the table that has the key at `place`."""
     for part in place[:-1]:
         field = schema.model_fields.get(str(part)) if schema is not None else None
         section = field.annotation if field is not None else None

@@ -72,7 +72,6 @@ def read_machine(home: Home | None) -> MachineUsage:
 
 
 def _resident_bytes(home: Home) -> list[int]:
-    """Return the resident memory of the node and each child process, without processes that end meanwhile."""
     sizes: list[int] = []
     with suppress(OSError, ValueError, psutil.Error):
         process = psutil.Process(int(home.lock.read_text().split("\n", 1)[0]))
@@ -83,7 +82,6 @@ def _resident_bytes(home: Home) -> list[int]:
 
 
 def _gpus() -> tuple[GpuUsage, ...]:
-    """Return the usage of each GPU; nothing without a driver, or without nvidia-ml-py."""
     if (nvml := _opened_nvml()) is None:
         return ()
     try:
@@ -103,7 +101,6 @@ def _gpu(nvml: Any, handle: Any) -> GpuUsage:
 
 @cache
 def _opened_nvml() -> Any:
-    """Return the library of NVIDIA's driver, opened once; None if it is not there."""
     try:
         import pynvml
     except ImportError:

@@ -155,7 +155,6 @@ class RowsTable(DataTable[Text]):
         self._shown = new_rows
 
     def on_resize(self) -> None:
-        """Fit the gaps between columns to the new width."""
         if self._widths != self._widths_for(self._shown):
             self._refill(self._shown)
 
@@ -219,7 +218,6 @@ class PeersTable(RowsTable):
         self.show_rows({row["peer_id"]: peer_row(row, now=snapshot.taken_at) for row in named})
 
     def search(self, text: str) -> None:
-        """Show only the peers that contain the text; "" shows all."""
         self._search_text = text
         self._again()
 

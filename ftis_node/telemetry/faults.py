@@ -103,7 +103,6 @@ class _Watch:
 
 
 def _where(context: dict[str, Any]) -> str:
-    """Return a name for the part that failed."""
     task = context.get("task") or context.get("future")
     if isinstance(task, asyncio.Task):
         return f"the task {task.get_name()}"

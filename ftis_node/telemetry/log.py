@@ -147,7 +147,6 @@ class JsonFormatter(logging.Formatter):
 
 
 def _without_nan(value: Any) -> Any:
-    """Return the value with null instead of NaN and infinity, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -83,7 +83,6 @@ def metric_families(status: Status) -> Iterator[Family]:
 
 
 def _numbers(document: dict[str, Any]) -> Iterator[Family]:
-    """Yield the families of the table. Parts of one metric are adjacent in it."""
     families: dict[str, Family] = {}
     for metric in (metric for metric in all_metrics() if metric.path):
         section, _, key = metric.path.partition(".")

@@ -299,15 +299,8 @@ class Status(msgspec.Struct, frozen=True):
 
 def stopped(status: Status, *, resume: str = "") -> Status:
     """Return the last snapshot of a node that no longer runs. `resume` is the command that starts it again."""
-    end = status.node.end or _former_end(status).value
+    end = status.node.end or (EndWord.FAILED if status.node.state == "failed" else EndWord.KILLED).value
     return _at_rest(status, "stopped", "the node is not running", end=end, resume=resume or status.node.resume)
-
-
-def _former_end(status: Status) -> EndWord:
-    """Return how a node ended whose snapshot has no `end`. Older versions wrote `stopped` also after a fault."""
-    if "failed" in (status.node.state, status.generation.state, status.learner.state):
-        return EndWord.FAILED
-    return EndWord.STOPPED if status.node.peer_id and status.node.state == "stopped" else EndWord.KILLED
 
 
 def starting(status: Status) -> Status:

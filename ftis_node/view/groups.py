@@ -100,7 +100,6 @@ def validation_line(history: GroupHistory) -> Line:
 
 
 def _head(place: int, completion: CompletionDetails, summary: GroupSummary | None) -> Line:
-    """Return the values of a completion, with its policy versions if they differ from the group's."""
     tone = Tone.GOOD if completion.reward > 0 else Tone.PLAIN
     claimed = "" if completion.claimed_reward == completion.reward else f" (claimed {completion.claimed_reward:g})"
     least = "" if completion.lowest_logprob is None else f", least {completion.lowest_logprob:.2f}"
@@ -117,7 +116,6 @@ def _head(place: int, completion: CompletionDetails, summary: GroupSummary | Non
 
 
 def _block(text: str | None, instead: str) -> list[Line]:
-    """Return a text of the model line by line; without a text, a line `instead` of it."""
     if text is None:
         return [line(Span(MARGIN, Tone.FAINT), Span(instead, Tone.FAINT))]
     rows = text.rstrip("\n").split("\n")
@@ -125,7 +123,6 @@ def _block(text: str | None, instead: str) -> list[Line]:
 
 
 def _token_line(pieces: Sequence[str], logprobs: Sequence[float]) -> Line:
-    """Return every token with its log-prob; improbable tokens are highlighted."""
     spans: list[Span | str] = [Span(MARGIN, Tone.FAINT)]
     for piece, logprob in islice(zip(pieces, logprobs, strict=True), MAX_SHOWN_TOKENS):
         spans += [piece, Span(f" {logprob:.2f}  ", Tone.WARN if logprob < RARE else Tone.FAINT)]

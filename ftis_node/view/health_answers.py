@@ -74,7 +74,6 @@ def _line(question: str, word: AnswerWord, why: str, tone: Tone) -> Line:
 
 
 def _text(answer: HealthAnswer, *, with_advice: bool = False) -> str:
-    """Return the reason of an answer, and the remedy of a problem."""
     has_advice = answer.advice and (with_advice or not answer.is_well)
     return f"{answer.why}: {answer.advice}" if has_advice else answer.why
 
@@ -195,7 +194,6 @@ def refusal_lines(snapshot: NodeSnapshot) -> list[Line]:
 
 
 def _usual_step_s(snapshot: NodeSnapshot) -> float | None:
-    """Return the median seconds between the last steps; None if the home has fewer than two."""
     times = [point.time for point in snapshot.history.steps[-MIN_STEPS:]]
     gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
     return statistics.median(gaps) if gaps else None

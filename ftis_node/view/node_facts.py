@@ -183,7 +183,6 @@ def _weights(swarm: SwarmStatus) -> Line:
 
 
 def _evaluations(evaluations: list[EvalStatus]) -> Iterator[Fact]:
-    """Yield the newest evaluation of each task beside the first one."""
     first = {one.task: one for one in reversed(evaluations)}
     newest = {one.task: one for one in evaluations}
     for task, last in list(newest.items())[:MAX_EVALUATIONS]:

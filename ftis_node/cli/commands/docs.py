@@ -69,7 +69,6 @@ def _hint(close: str) -> str:
 
 
 def _print(source: str) -> None:
-    """Print Markdown as it is into a pipe, drawn in a terminal."""
     if not sys.stdout.isatty():
         typer.echo(source.rstrip("\n"))
         return

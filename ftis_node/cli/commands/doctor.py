@@ -134,7 +134,6 @@ def doctor(
 
 
 def _screen(findings: list[CheckResult]) -> Iterator[str]:
-    """Yield the lines of all findings. The options for a model form a table with a head."""
     from ftis_node.doctor.model import OPTIONS_HEAD
 
     head = OPTIONS_HEAD
@@ -146,7 +145,6 @@ def _screen(findings: list[CheckResult]) -> Iterator[str]:
 
 
 def _lines(finding: CheckResult) -> Iterator[str]:
-    """Yield `fail  FINDING` with the advice below it; on a terminal, long lines are wrapped."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     level = finding.level.upper() if finding.level == "fail" else finding.level
     parts = [f"{level:5} {finding.id}: {finding.finding}"]

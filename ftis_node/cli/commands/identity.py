@@ -37,7 +37,6 @@ def show(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 
 def _addresses(home: Home) -> list[str] | None:
-    """Return the addresses of the running node; None if none is running."""
     from ftis_node.node.http_api.node_client import read_document
 
     if home.running_url() is None:

@@ -117,7 +117,6 @@ def _change(path: Any, action: str, peer: str, as_json: bool, **options: Any) ->
 
 
 def _change_stopped(home: Home, action: str, peer: str, **options: Any) -> dict[str, Any]:
-    """Change the reputation in the files of a stopped node, with the settings of its last start."""
     from ftis_node.node.peers.operator_actions import stopped_peers
     from ftis_node.node.startup.recovery import opened
 
@@ -128,7 +127,6 @@ def _change_stopped(home: Home, action: str, peer: str, **options: Any) -> dict[
 
 
 def _table(rows: list[dict[str, Any]], *, now: float) -> list[str]:
-    """Return a header and one line per peer, without columns that are empty for all. `now` is Unix time in seconds."""
     table = [_cells(row, now=now) for row in rows]
     kept = [index for index in range(len(HEADER)) if any(line[index] for line in table)]
     shown = [[line[index] or "-" for index in kept] for line in table]

@@ -169,7 +169,6 @@ def export(
 
 
 def _new_folder(out: Path) -> Path:
-    """Make the folder of a data set. Raises UsageError if it is in use."""
     folder = out.expanduser()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"{out} exists and is not an empty folder: choose another with --out")
@@ -203,7 +202,6 @@ def _export_rows(
 
 
 def _names(home: Home) -> dict[str, str]:
-    """Return the names of this node and of the peers that it knows, by peer id; {} before its first status."""
     from ftis_node.node.http_api.node_client import read_document
 
     if not home.status.exists():
@@ -219,7 +217,6 @@ def _open(home: Path | None) -> ReplayReader:
 
 
 def _table(summaries: Sequence[GroupSummary], *, now: float) -> list[str]:
-    """Return a header and one line per group; one sentence if there is none. `now` is Unix time in seconds."""
     rows = [_cells(summary, now) for summary in summaries]
     return columns(LIST_HEADER, rows) if rows else ["no groups"]
 
@@ -239,7 +236,6 @@ def _cells(summary: GroupSummary, now: float) -> tuple[str, ...]:
 
 
 def _figures(figures: dict[str, Any]) -> Iterator[str]:
-    """Yield the totals by name: numbers with commas, sizes in MiB, reasons of released groups as text."""
     for name, value in figures.items():
         label = name.replace("_", " ")
         if isinstance(value, dict):

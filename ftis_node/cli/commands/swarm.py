@@ -61,7 +61,6 @@ def _lines(document: Any) -> list[str]:
 
 
 def _from_directory(peers: tuple[str, ...], run: str | None) -> Callable[[], Any]:
-    """Return a reader of the directory to which these peers connect. Raises UsageError without a run id."""
     from ftis_node.node.peers.swarm_status import survey_run
     from ftis_node.node.startup.run_plan import is_run_id
 

@@ -126,7 +126,6 @@ class PeerScreen(GroupsScreen):
             self.show(self.app.snapshot)
 
     def show(self, snapshot: NodeSnapshot) -> None:
-        """Show the peer as it is in a snapshot."""
         row = next((row for row in snapshot.peers if row["peer_id"] == self.sender), None)
         if row is None:
             lines = [line(Span("this node no longer knows this peer", Tone.WARN))]

@@ -93,7 +93,6 @@ class Plot(Static):
         self._is_loaded = False
 
     def show(self, title: str, points: Points, *, is_live: bool) -> None:
-        """Replace the points."""
         self._is_loaded = True
         self.border_title = Text(title)
         self.set_class(not is_live, "-stopped")
@@ -171,7 +170,6 @@ class MainScreen(Screen[None]):
         self.query_one(Overview).write([line(Span(f"snapshot {self.app.home.root}", Tone.FAINT))])
 
     def show(self, snapshot: NodeSnapshot) -> None:
-        """Pass a snapshot to all widgets."""
         self.set_class(not snapshot.is_live, "-stopped")
         self.query_one(Overview).show(snapshot)
         self.query_one("#reward", Plot).show(*reward_curve(snapshot), is_live=snapshot.is_live)
