@@ -1,6 +1,6 @@
 """Every exception of the project, as one tree. `exit_code` is that of a command which the exception ends.
 
-`str(error)` is the line for the user: what is wrong and what to do. Stale, rejected and failed rollouts are not
+`str(error)` is the line for the user: what is wrong and what to do. Stale, refused and failed rollouts are not
 exceptions but counters (`records.Refusal`, `replay.ReleaseReason`).
 """
 
@@ -82,7 +82,7 @@ class ModelFetchError(NetworkError):
 
 
 class RecordError(FtisError):
-    """Bytes that are not a valid record. `reason` is the name under which the rejection is counted."""
+    """Bytes that are not a valid record. `reason` is the name under which the refusal is counted."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -114,7 +114,7 @@ class SharingError(WorkerError):
 
 
 class NonFiniteError(FtisError):
-    """A loss, gradient or update is NaN or infinite; the step was rejected."""
+    """A loss, gradient or update is NaN or infinite; the step was refused."""
 
 
 # What torch, CUDA's libraries, oneDNN, the system and vLLM say where memory runs out, in lower case.

@@ -143,7 +143,7 @@ def make_text_group(identity: Identity, **changes: Any) -> TextGroup:
         policy_version=3,
         policy_version_newest=4,
         created_at=round(time.time(), 3),
-        retells=bytes(range(32)),
+        exact_group=bytes(range(32)),
         completions=(
             TextCompletion("10", mean_logprob=-0.25, num_tokens=3, finish_reason=FinishReason.STOP, reward=1.0),
             TextCompletion("naïve 京", mean_logprob=-2.0, num_tokens=5, finish_reason=FinishReason.LENGTH),

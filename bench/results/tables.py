@@ -135,9 +135,9 @@ TABLES: Final = {
         f"--pair hdee --run {RUNS}/experts.toml --steps 24",
         model_seeds=3,
     ),
-    "liars": Table(
+    "attackers": Table(
         "What does an attacker do whose log-probs are those of a learner?",
-        "--pair size --nodes 4 --lies none,mimic --methods ftis,ftis:peer_weights=agreement",
+        "--pair size --nodes 4 --attack none,mimic --methods ftis,ftis:peer_weights=agreement",
         model_seeds=3,
     ),
 }

@@ -102,7 +102,7 @@ def _text_body(group: UnpackedGroup) -> bytes:
         **HEADER | {"prompt_hash": hash_prompt(group.prompt_ids)},  # type: ignore[arg-type]
         policy_version=group.policy_version,
         policy_version_newest=group.policy_version_newest,
-        retells=bytes(32),
+        exact_group=bytes(32),
         completions=completions,
     )
     return pack_text_group(packed)

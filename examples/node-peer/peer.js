@@ -34,7 +34,7 @@ const LIES = {
 /** Return the ids in a request of `fetch` or `confirm`, as hex. */
 const idsIn = (payload) => payload.toString('hex').match(/.{64}/g) ?? []
 const report = (event, fields) => console.log(JSON.stringify({ event, ...fields }))
-const reportRejected = (peer, error) => report('rejected', { peer: String(peer), reason: error.reason ?? error.message })
+const reportRefused = (peer, error) => report('refused', { peer: String(peer), reason: error.reason ?? error.message })
 
 class Peer {
   constructor ({ node, identity, run, manifest, tokenizer, lie }) {
@@ -62,7 +62,7 @@ class Peer {
     const { pubsub } = this.node.services
     let last = Promise.resolve() // one pull at a time
     pubsub.addEventListener('message', ({ detail: { from, data } }) => {
-      last = last.then(() => this.pullAll(from, data)).catch((error) => reportRejected(from, error))
+      last = last.then(() => this.pullAll(from, data)).catch((error) => reportRefused(from, error))
     })
     for (let shard = 0; shard < this.manifest.wire.announcement_shards; shard++) pubsub.subscribe(this.topicOf(shard))
   }
@@ -70,7 +70,7 @@ class Peer {
   /** Pull all groups of an announcement. */
   async pullAll (from, data) {
     const { id, moreIds } = rollout.readAnnouncement(data)
-    for (const one of [id, ...moreIds]) await this.pull(from, one).catch((error) => reportRejected(from, error))
+    for (const one of [id, ...moreIds]) await this.pull(from, one).catch((error) => reportRefused(from, error))
   }
 
   /** Fetch a group from its announcer, check it, and confirm it. */

@@ -12,7 +12,7 @@ export const [CODEC, FINISH_STOP] = [{ exact: 1, lossless: 3, lossy: 4 }, 1]
 const [ENVELOPE_DOMAIN, MAX_GROUP_TOKENS] = ['ftis-node/envelope/1\n', 524288]
 const LOGPROB_PLANES = { [CODEC.lossless]: 4, [CODEC.lossy]: 3 }
 
-/** A message of a peer that breaks a rule. `reason` is a name of docs/reference/rejections.md. */
+/** A message of a peer that breaks a rule. `reason` is a name of docs/reference/refusals.md. */
 export class Rejected extends Error {
   constructor (reason, detail) {
     super(`${reason}: ${detail}`)
@@ -67,7 +67,7 @@ function checkFields ({ codec, ...fields }) {
   if (codec !== CODEC.exact && !(codec in LOGPROB_PLANES)) throw new Rejected('codec', `codec ${codec}`)
   const { run, number, weightsOf, lengths, finishes, rewards, versionOffsets: offsets, versionSpans: spans } = fields
   const others = codec === CODEC.exact ? ['idPlanes', 'logprobPlanes'] : ['tokenIds', 'logprobs']
-  const isMixed = ['texts', 'meanLogprobs', 'retells', ...others].some((name) => fields[name].length)
+  const isMixed = ['texts', 'meanLogprobs', 'exact_group', ...others].some((name) => fields[name].length)
   const { problemHash: problem, promptHash: prompt, endIds, opening } = fields
   const isBound = run.length === 16 && number >= 1 && number < 2 ** 63 && [0, 38].includes(weightsOf.length) &&
     problem.length === 16 && prompt.length === 4 && endIds.length <= 64 && Buffer.byteLength(opening) <= 64

@@ -86,7 +86,7 @@ class AccessSection(Section):
 
 
 class ValidationSection(Section):
-    """The audit of incoming groups: the learner recomputes their log-probs (ftis-node docs reference/rejections)."""
+    """The audit of incoming groups: the learner recomputes their log-probs (ftis-node docs reference/refusals)."""
 
     audit_fraction: float = Field(
         default=0.1, ge=0, le=1,

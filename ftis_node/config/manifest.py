@@ -69,7 +69,7 @@ class SamplingSection(Section):
     def _settings_agree(self) -> SamplingSection:
         if self.max_total_tokens <= self.max_prompt_tokens:
             raise ValueError("max_total_tokens must be above max_prompt_tokens, or no completion fits")
-        if self.is_cut and self.temperature != 1:
+        if self.is_truncated_sampling and self.temperature != 1:
             raise ValueError(
                 "top_p below 1 or top_k above 0 needs temperature = 1: engines report the full softmax only there, "
                 "and a truncated one biases every importance ratio"
@@ -77,7 +77,7 @@ class SamplingSection(Section):
         return self
 
     @property
-    def is_cut(self) -> bool:
+    def is_truncated_sampling(self) -> bool:
         """Whether tokens are drawn from a truncated distribution. The log-probs must then be those of the full one."""
         return self.top_p < 1 or self.top_k > 0
 

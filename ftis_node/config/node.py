@@ -86,7 +86,7 @@ class SwarmSection(Section):
     )
     publish_stats: bool = Field(
         default=True,
-        description="Put measurements into the node's directory record: step, groups a minute, rejections, pass@1, "
+        description="Put measurements into the node's directory record: step, groups a minute, refusals, pass@1, "
         "senders of trained groups, refused senders.",
     )
 

@@ -51,7 +51,7 @@ def warning_of(host: str, port: int) -> str | None:
 
 
 def refusal_of(*, bound_to: str, host: str, origin: str | None) -> str | None:
-    """Return why a request is rejected, by its `Host` and `Origin`; None for a valid one."""
+    """Return why a request is refused, by its `Host` and `Origin`; None for a valid one."""
     if is_loopback(bound_to) and not is_loopback(host_name(host)):
         return f"this dashboard serves this machine only: open http://{bound_to}, not {one_line(host)}"
     if origin is not None and _site_of(origin) != host:

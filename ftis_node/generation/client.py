@@ -182,7 +182,7 @@ class GenerationClient(WorkerClient):
                 self._loader.newest = previous
             await self._begin_again(problem)
             if is_trial:
-                raise ModelError(f"weights {weights.version} are rejected, because the worker {problem}")
+                raise ModelError(f"weights {weights.version} are refused, because the worker {problem}")
 
     async def check_start(self, proof: WeightProof) -> None:
         """Compare the starting model with the learner's. Raises EngineError if their log-probs differ.

@@ -93,8 +93,8 @@ class LoopbackGossip(Gossip):
         if not self._is_up:
             return SwarmState(SwarmPhase.STARTING, "not started")
         num_members = len(self._others())
-        standing = ConnectionFacts(num_members=num_members, num_connected=num_members, has_looked=True)
-        state = standing.describe(next_try_in_s=0)
+        facts = ConnectionFacts(num_members=num_members, num_connected=num_members, has_looked=True)
+        state = facts.describe(next_try_in_s=0)
         return self._with_duplicate_identity(state)
 
     async def start(self) -> None:

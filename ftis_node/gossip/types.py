@@ -30,7 +30,7 @@ OnSent = Callable[[str, bytes], None]
 """Takes a peer id and the id of a body that was sent to it completely. Must be cheap, without IO."""
 
 OnRefusal = Callable[[str, RecordError], None]
-"""Takes a peer id and why one of its announcements was rejected. Must be cheap, without IO."""
+"""Takes a peer id and why one of its announcements was refused. Must be cheap, without IO."""
 
 IsRefused = Callable[[str], bool]
 """Returns whether a peer is refused all service. Called for every stream: must be cheap, without IO."""

@@ -112,10 +112,12 @@ def _trials(
     setting = TrialSetting(experiment, Pair(f"{HDEE}:{arm}", (), seed), method, "none", num_nodes=num_nodes)
     trial = setting.trial(members, trial_seed)
     base = experiment.base
-    exam = (
+    final_evaluation = (
         FinalEvaluation(SPECS, limit=base.eval.limit, max_tokens=base.sampling.max_total_tokens) if arm != ONE else None
     )
-    trial = replace(trial, steps=max(steps), apart=is_apart, exam=exam, labels=trial.labels | {"arm": arm})
+    trial = replace(
+        trial, steps=max(steps), apart=is_apart, final_evaluation=final_evaluation, labels=trial.labels | {"arm": arm}
+    )
     if not is_apart and not trial.rounds(trial.members).is_even:
         num_prompts = base.step.own_groups + base.step.foreign_groups
         raise UsageError(f"--prompts {num_prompts}: three experts share an update, then two: use a multiple of 6")
@@ -164,7 +166,7 @@ class Cell:
         return found | {f"ensemble, {mode}": _together(mode) for mode in self._modes()}
 
     def _modes(self) -> list[str]:
-        return list(dict.fromkeys(each.mode for each in self.trials[0].exam))
+        return list(dict.fromkeys(each.mode for each in self.trials[0].final_evaluation))
 
     def _best(self, trial: TrialResult, task: str) -> float:
         """Return the accuracy of the expert that is best on this domain in the mean over seeds."""
@@ -189,7 +191,7 @@ def _own(place: int) -> Figure:
 
 
 def _together(mode: str) -> Figure:
-    return lambda trial, task: next(e.pass_at_1 for e in trial.exam if (e.task, e.mode) == (task, mode))
+    return lambda trial, task: next(e.pass_at_1 for e in trial.final_evaluation if (e.task, e.mode) == (task, mode))
 
 
 def _expert_of(task: str) -> str:

@@ -69,7 +69,7 @@ class SenderStats(msgspec.Struct, frozen=True):
             "kept_negatives": _share(self.kept_negatives, self.negatives),
             "signal": _share(self.groups_with_signal, self.groups),
             "ess": self.ess,
-            "teaches": self.ess_share,
+            "effective": self.ess_share,
             "weight_mean": _share(self.weight_sum, self.trained),
             "weight_variance": self.weight_variance,
             "clipped": _share(self.clipped, self.trained),

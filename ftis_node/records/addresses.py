@@ -210,7 +210,7 @@ def _part_bytes(name: str, value: str) -> bytes:
         return code + ipaddress.ip_address(value).packed
     if name in TRANSPORTS:
         return code + int(value).to_bytes(2, "big")
-    if name == "p2p":  # the raw 38 bytes; p2pd rejects the content id (CID) that hivemind writes
+    if name == "p2p":  # the raw 38 bytes; p2pd refuses the content id (CID) that hivemind writes
         raw = peer_id_from_text(value)
         return code + _varint_bytes(len(raw)) + raw
     return code + (_varint_bytes(len(value)) + value.encode("ascii") if value else b"")

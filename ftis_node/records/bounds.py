@@ -6,7 +6,7 @@ So every value that a reader returns fits the database, a `BackfillRequest`, a f
 serialized again.
 
 `JUDGED` marks a float that a validation rule checks (`sampling`, `reward_range`, `logprobs`). It accepts any value, so
-that the rejection has that rule's reason.
+that the refusal has that rule's reason.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ HEADER: Final[dict[str, Bound]] = {
 }
 CONTENTS: Final[dict[str, Bound]] = dict.fromkeys(
     (
-        *("token_ids", "logprobs", "texts", "mean_logprobs", "retells"),
+        *("token_ids", "logprobs", "texts", "mean_logprobs", "exact_group"),
         *("version_offsets", "version_spans", "id_planes", "logprob_planes"),
     ),
     absent,
@@ -206,7 +206,7 @@ BODIES: Final[Mapping[int, Table]] = {
         HEADER | CONTENTS,
         texts=many(text(MAX_TEXT_BYTES), least=1, most=MAX_COMPLETIONS),
         mean_logprobs=many_judged(least=1, most=MAX_COMPLETIONS),
-        retells=raw(ID_BYTES),
+        exact_group=raw(ID_BYTES),
     ),
 }
 PASS_RATE: Final = Table(step=whole(), pass_at_1=number(0.0, 1.0))
@@ -215,7 +215,7 @@ REFUSED_SENDER: Final = Table(peer=is_peer_id, reason=text(MAX_REASON_BYTES), gr
 PEER_STATS: Final = Table(
     step=whole(),
     groups_per_minute=number(0.0, MAX_GROUPS_PER_MINUTE),
-    rejected_groups=whole(),
+    refused_groups=whole(),
     pass_rates=many(nested(PASS_RATE), most=MAX_PASS_RATES),
     sources=many(nested(GROUP_SOURCE), most=MAX_GROUP_SOURCES),
     trained_groups=whole(),

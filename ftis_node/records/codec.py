@@ -7,7 +7,7 @@
 
 Unpacking trusts no input: it bounds sizes before a parser reads the bytes, and counts before it makes arrays or
 decompresses planes. Another field gives the size of each plane: a frame must declare that size and decode to it.
-Frames with a dictionary or with trailing data are rejected. Invalid input raises a `RecordError` with the rejection
+Frames with a dictionary or with trailing data are refused. Invalid input raises a `RecordError` with the refusal
 reason. A node that sends the lossy form also trains on it, because it reads its groups back from their bytes.
 
 The high bytes of token ids and log-probs take few values, the low bytes are noise. With separate planes the entropy
@@ -256,7 +256,7 @@ def pack_text_group(group: TextGroup) -> bytes:
         codec=pb.CODEC_TEXT,
         texts=[completion.text for completion in group.completions],
         mean_logprobs=[completion.mean_logprob for completion in group.completions],
-        retells=group.retells,
+        exact_group=group.exact_group,
     )
 
 
@@ -278,7 +278,7 @@ def read_text_group(body: pb.Body) -> TextGroup:
         **header,
         policy_version=body.policy_version,
         policy_version_newest=body.policy_version + body.policy_version_span,
-        retells=body.retells,
+        exact_group=body.exact_group,
         completions=tuple(
             TextCompletion(
                 text=text,

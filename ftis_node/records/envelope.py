@@ -74,19 +74,19 @@ def open_envelope(data: bytes, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> Envelo
 class Accepted:
     """A group that passed validation. `group` has our rewards; `prompt_ids` is the prompt that we rebuilt.
 
-    If the group arrived as text, `group` has our tokens and `retells` is the id of its token form.
+    If the group arrived as text, `group` has our tokens and `exact_group` is the id of its token form.
     """
 
     envelope: Envelope
     envelope_bytes: bytes
     group: Group
     prompt_ids: tuple[int, ...]
-    retells: bytes | None = None
+    exact_group: bytes | None = None
 
     @property
     def announced_id(self) -> bytes:
         """Return the id under which the sender announced the group."""
-        return self.retells or self.envelope.id
+        return self.exact_group or self.envelope.id
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,14 +213,14 @@ class TextCompletion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextGroup(GroupHeader):
-    """The completions of one prompt by one generator, as texts. `retells` is the id of the token form.
+    """The completions of one prompt by one generator, as texts. `exact_group` is the id of the token form.
 
     `policy_version` and `policy_version_newest` are those of the token form.
     """
 
     policy_version: int
     policy_version_newest: int
-    retells: bytes
+    exact_group: bytes
     completions: tuple[TextCompletion, ...]
 
     @property

@@ -31,7 +31,7 @@ class PeerStats:
 
     step: int = 0
     groups_per_minute: float = 0.0
-    rejected_groups: int = 0
+    refused_groups: int = 0
     pass_rates: tuple[tuple[int, float], ...] = ()
     sources: tuple[tuple[str, int], ...] = ()
     trained_groups: int = 0
@@ -56,7 +56,7 @@ def pack_stats(stats: PeerStats) -> pb.PeerStats:
     return pb.PeerStats(
         step=stats.step,
         groups_per_minute=min(max(stats.groups_per_minute, 0.0), MAX_GROUPS_PER_MINUTE),
-        rejected_groups=stats.rejected_groups,
+        refused_groups=stats.refused_groups,
         pass_rates=[pb.PassRate(step=step, pass_at_1=rate) for step, rate in stats.pass_rates[-MAX_PASS_RATES:]],
         sources=[
             pb.GroupSource(peer=peer_id_from_text(peer_id), groups=groups)
@@ -74,7 +74,7 @@ def unpack_stats(message: pb.PeerStats) -> PeerStats:
     return PeerStats(
         step=message.step,
         groups_per_minute=message.groups_per_minute,
-        rejected_groups=message.rejected_groups,
+        refused_groups=message.refused_groups,
         pass_rates=tuple((one.step, one.pass_at_1) for one in message.pass_rates),
         sources=tuple((peer_id_text(one.peer), one.groups) for one in message.sources),
         trained_groups=message.trained_groups,

@@ -51,7 +51,7 @@ class Envelope(_message.Message):
     def __init__(self, body: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Body(_message.Message):
-    __slots__ = ("schema", "codec", "run", "sender", "number", "created_ms", "task", "prompt_index", "problem_hash", "model", "tokenizer", "policy_version", "policy_version_span", "sampling", "lengths", "finishes", "rewards", "token_ids", "logprobs", "texts", "mean_logprobs", "retells", "version_offsets", "version_spans", "id_planes", "logprob_planes", "weights_of", "prompt_hash", "end_ids", "opening")
+    __slots__ = ("schema", "codec", "run", "sender", "number", "created_ms", "task", "prompt_index", "problem_hash", "model", "tokenizer", "policy_version", "policy_version_span", "sampling", "lengths", "finishes", "rewards", "token_ids", "logprobs", "texts", "mean_logprobs", "exact_group", "version_offsets", "version_spans", "id_planes", "logprob_planes", "weights_of", "prompt_hash", "end_ids", "opening")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
@@ -73,7 +73,7 @@ class Body(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     MEAN_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    RETELLS_FIELD_NUMBER: _ClassVar[int]
+    EXACT_GROUP_FIELD_NUMBER: _ClassVar[int]
     VERSION_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     VERSION_SPANS_FIELD_NUMBER: _ClassVar[int]
     ID_PLANES_FIELD_NUMBER: _ClassVar[int]
@@ -103,7 +103,7 @@ class Body(_message.Message):
     logprobs: bytes
     texts: _containers.RepeatedScalarFieldContainer[str]
     mean_logprobs: _containers.RepeatedScalarFieldContainer[float]
-    retells: bytes
+    exact_group: bytes
     version_offsets: _containers.RepeatedScalarFieldContainer[int]
     version_spans: _containers.RepeatedScalarFieldContainer[int]
     id_planes: _containers.RepeatedScalarFieldContainer[bytes]
@@ -112,7 +112,7 @@ class Body(_message.Message):
     prompt_hash: bytes
     end_ids: _containers.RepeatedScalarFieldContainer[int]
     opening: str
-    def __init__(self, schema: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., run: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., number: _Optional[int] = ..., created_ms: _Optional[int] = ..., task: _Optional[str] = ..., prompt_index: _Optional[int] = ..., problem_hash: _Optional[bytes] = ..., model: _Optional[str] = ..., tokenizer: _Optional[bytes] = ..., policy_version: _Optional[int] = ..., policy_version_span: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., finishes: _Optional[_Iterable[_Union[Finish, str]]] = ..., rewards: _Optional[_Iterable[float]] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., texts: _Optional[_Iterable[str]] = ..., mean_logprobs: _Optional[_Iterable[float]] = ..., retells: _Optional[bytes] = ..., version_offsets: _Optional[_Iterable[int]] = ..., version_spans: _Optional[_Iterable[int]] = ..., id_planes: _Optional[_Iterable[bytes]] = ..., logprob_planes: _Optional[_Iterable[bytes]] = ..., weights_of: _Optional[bytes] = ..., prompt_hash: _Optional[bytes] = ..., end_ids: _Optional[_Iterable[int]] = ..., opening: _Optional[str] = ...) -> None: ...
+    def __init__(self, schema: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., run: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., number: _Optional[int] = ..., created_ms: _Optional[int] = ..., task: _Optional[str] = ..., prompt_index: _Optional[int] = ..., problem_hash: _Optional[bytes] = ..., model: _Optional[str] = ..., tokenizer: _Optional[bytes] = ..., policy_version: _Optional[int] = ..., policy_version_span: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., finishes: _Optional[_Iterable[_Union[Finish, str]]] = ..., rewards: _Optional[_Iterable[float]] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., texts: _Optional[_Iterable[str]] = ..., mean_logprobs: _Optional[_Iterable[float]] = ..., exact_group: _Optional[bytes] = ..., version_offsets: _Optional[_Iterable[int]] = ..., version_spans: _Optional[_Iterable[int]] = ..., id_planes: _Optional[_Iterable[bytes]] = ..., logprob_planes: _Optional[_Iterable[bytes]] = ..., weights_of: _Optional[bytes] = ..., prompt_hash: _Optional[bytes] = ..., end_ids: _Optional[_Iterable[int]] = ..., opening: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k")
@@ -221,22 +221,22 @@ class PeerInfo(_message.Message):
     def __init__(self, schema: _Optional[int] = ..., run: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., parameters: _Optional[int] = ..., tokenizer: _Optional[bytes] = ..., role: _Optional[str] = ..., last_number: _Optional[int] = ..., policy_version: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., created_ms: _Optional[int] = ..., software: _Optional[str] = ..., read_shards: _Optional[int] = ..., domain: _Optional[str] = ..., stats: _Optional[_Union[PeerStats, _Mapping]] = ..., grader: _Optional[str] = ..., transformers: _Optional[str] = ..., template: _Optional[bytes] = ...) -> None: ...
 
 class PeerStats(_message.Message):
-    __slots__ = ("step", "groups_per_minute", "rejected_groups", "pass_rates", "sources", "trained_groups", "refused_senders")
+    __slots__ = ("step", "groups_per_minute", "refused_groups", "pass_rates", "sources", "trained_groups", "refused_senders")
     STEP_FIELD_NUMBER: _ClassVar[int]
     GROUPS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
-    REJECTED_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_GROUPS_FIELD_NUMBER: _ClassVar[int]
     PASS_RATES_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     TRAINED_GROUPS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_SENDERS_FIELD_NUMBER: _ClassVar[int]
     step: int
     groups_per_minute: float
-    rejected_groups: int
+    refused_groups: int
     pass_rates: _containers.RepeatedCompositeFieldContainer[PassRate]
     sources: _containers.RepeatedCompositeFieldContainer[GroupSource]
     trained_groups: int
     refused_senders: _containers.RepeatedCompositeFieldContainer[RefusedSender]
-    def __init__(self, step: _Optional[int] = ..., groups_per_minute: _Optional[float] = ..., rejected_groups: _Optional[int] = ..., pass_rates: _Optional[_Iterable[_Union[PassRate, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[GroupSource, _Mapping]]] = ..., trained_groups: _Optional[int] = ..., refused_senders: _Optional[_Iterable[_Union[RefusedSender, _Mapping]]] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., groups_per_minute: _Optional[float] = ..., refused_groups: _Optional[int] = ..., pass_rates: _Optional[_Iterable[_Union[PassRate, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[GroupSource, _Mapping]]] = ..., trained_groups: _Optional[int] = ..., refused_senders: _Optional[_Iterable[_Union[RefusedSender, _Mapping]]] = ...) -> None: ...
 
 class RefusedSender(_message.Message):
     __slots__ = ("peer", "reason", "groups")

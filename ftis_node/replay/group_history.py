@@ -34,7 +34,7 @@ UNUSED = {  # why a released group was not used
     "evicted": "the buffer was full",
     "discarded": "the run's selection preferred others",
     "poisoned": "the learner failed in several steps that had it",
-    "refused": "the learner rejected its step, or the step changed nothing",
+    "refused": "the learner refused its step, or the step changed nothing",
     "copy": "an equal group of another peer was announced before it",
     "audit": "its log-probs do not match the weights that it names",
     "damaged": "its row changed on disk",

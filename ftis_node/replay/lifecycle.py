@@ -34,7 +34,7 @@ class ReleaseReason(StrEnum):
     TRAINED = "trained"  # a step used it
     STALE = "stale"  # too old, or sampled too many versions ago
     EVICTED = "evicted"  # newer groups needed its place
-    REFUSED = "refused"  # the learner rejected its step, or the step changed nothing
+    REFUSED = "refused"  # the learner refused its step, or the step changed nothing
     DISCARDED = "discarded"  # the rule of the run did not choose it
     POISONED = "poisoned"  # the learner failed in several steps with it
     COPY = "copy"  # an equal group of another peer was announced before

@@ -124,7 +124,7 @@ class ReplayReader:
         return found.fetchone() is not None or is_forgotten(self._db, sender, number)
 
     def reset_at(self) -> float:
-        """Return the Unix time of the last reset: older groups of peers are rejected. 0 if there was no reset."""
+        """Return the Unix time of the last reset: older groups of peers are refused. 0 if there was no reset."""
         return float(read_total(self._db, RESET_AT))
 
     def envelopes(self, ids: Sequence[bytes]) -> list[bytes]:

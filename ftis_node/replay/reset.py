@@ -3,7 +3,7 @@
 Rollouts expire within `step.max_age_s`, so the rows of a damaged file are worth little. Two rules ensure that no group
 is used twice and no sequence number is assigned twice:
 
-    peers' groups from before the reset are rejected      `reset_at` in `totals`
+    peers' groups from before the reset are refused      `reset_at` in `totals`
     the next start begins a new epoch of numbers          `node/storage/epochs.py`
 """
 
@@ -83,7 +83,7 @@ def _state_of(buffer: sqlite3.Connection, group: str) -> str | None:
 
 
 def write_empty_buffer(path: Path, *, epoch: int, prompt_position: int = 0) -> None:
-    """Write an empty buffer at `path` that rejects all earlier groups of peers. Numbers begin after `epoch`."""
+    """Write an empty buffer at `path` that refuses all earlier groups of peers. Numbers begin after `epoch`."""
     totals = {LAST_NUMBER: epoch_base(epoch), PROMPT_POSITION: prompt_position, RESET_AT: int(time.time()) + 1}
     with closing(open_writer(path)) as buffer:
         with transaction(buffer):
@@ -100,6 +100,6 @@ def read_position(damaged: sqlite3.Connection) -> int:
 
 
 def limit_reset_at(buffer: sqlite3.Connection) -> None:
-    """Change a reset time in the future to now. The clock was ahead then, and peers' groups would be rejected."""
+    """Change a reset time in the future to now. The clock was ahead then, and peers' groups would be refused."""
     latest = int(time.time()) + 1
     buffer.execute("UPDATE totals SET value = min(value, ?) WHERE name = ?", (latest, RESET_AT))

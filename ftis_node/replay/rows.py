@@ -38,7 +38,7 @@ def new_row(accepted: Accepted, *, own: bool) -> dict[str, str | int | float | b
     """Return the row of a group that is READY, by column."""
     group = accepted.group
     text_token_ids = None
-    if accepted.retells is not None:  # the ids that this node gave to the texts of a group
+    if accepted.exact_group is not None:  # the ids that this node gave to the texts of a group
         text_token_ids = json.dumps([ids.tolist() for ids in group.tokens.ids_of_each()])
     row: dict[str, str | int | float | bytes | None] = {
         "id": accepted.envelope.id,

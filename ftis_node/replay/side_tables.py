@@ -1,7 +1,7 @@
 """Two tables beside the groups: totals by name, and the sequence numbers of pruned groups.
 
-By the numbers of pruned groups, the node rejects an old envelope whose group it no longer stores. The table keeps the
-most recently pruned ones. An older group is still rejected because of its age.
+By the numbers of pruned groups, the node refuses an old envelope whose group it no longer stores. The table keeps the
+most recently pruned ones. An older group is still refused because of its age.
 """
 
 from __future__ import annotations

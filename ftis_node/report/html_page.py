@@ -48,7 +48,7 @@ def tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
         shown.append(("Learned from peers", percent(share), f"{foreign:,} of {own + foreign:,} groups used"))
     shown.append(("Tokens generated", count(tokens["made"]), f"{count(tokens['received'])} more came from peers"))
     accepted = facts.event_totals.traffic.total("received")
-    return [*shown, ("Groups rejected", f"{refused:,}", f"{accepted:,} accepted from peers")]
+    return [*shown, ("Groups refused", f"{refused:,}", f"{accepted:,} accepted from peers")]
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -189,10 +189,10 @@ def run_charts(history: History, event_totals: EventTotals) -> tuple[list[Chart]
         ),
     ]
     traffic = event_totals.traffic
-    kinds = (("generated here", "made", OWN), ("from peers", "received", FOREIGN), ("rejected", "refused", SECOND))
+    kinds = (("generated here", "made", OWN), ("from peers", "received", FOREIGN), ("refused", "refused", SECOND))
     over_time = Chart(
         "Groups over time",
-        "Groups a minute: generated here, received from peers, rejected.",
+        "Groups a minute: generated here, received from peers, refused.",
         [
             ChartSeries(name, color, traffic.rates(kind), figure=f"{traffic.total(kind):,}")
             for name, kind, color in kinds

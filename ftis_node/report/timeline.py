@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ftis_node.report.formatting import clean, without_paths
 
 MERGE_GAP_S = 90.0
-BURST = 10  # fewer consecutive rejections give no entry
+BURST = 10  # fewer consecutive refusals give no entry
 MAX_FIRST, MAX_LAST = 40, 160
 MAX_SUBJECTS = 4
 
@@ -85,7 +85,7 @@ class TimelineBuilder:
         if name == "mismatch":
             return f"mismatch_{'rose' if event.get('change') == 'rose' else 'fell'}"
         if name == "reputation_changed":
-            name = f"standing_{event.get('standing')}"
+            name = f"trust_{event.get('trust_level')}"
         return name if name in KINDS else None
 
     def _kind_of_step(self, event: dict[str, Any]) -> str | None:
@@ -109,7 +109,7 @@ class Kind(NamedTuple):
     has_cause: bool = True
 
 
-NEVER_MERGED = {"start", "restart", "crashed", "stop", "standing_banned"}
+NEVER_MERGED = {"start", "restart", "crashed", "stop", "trust_banned"}
 CAUSES = ("error", "problem", "detail", "reason")
 KINDS = {
     "start": Kind("good", "Started"),
@@ -117,7 +117,7 @@ KINDS = {
     "crashed": Kind("bad", "Restarted after an end without a stop event (killed, or the machine went down)"),
     "stop": Kind("plain", "Stopped at step {step}", has_cause=False),
     "step_skipped": Kind("plain", "No signal: {steps} had no effect ({skipped})", has_cause=False),
-    "step_refused": Kind("bad", "The update was rejected, {steps}: {refused}", has_cause=False),
+    "step_refused": Kind("bad", "The update was refused, {steps}: {refused}", has_cause=False),
     "step_lost": Kind("bad", "The learner died in step {step} and was restarted"),
     "generation_failed": Kind("bad", "A group was not generated"),
     "eval_failed": Kind("bad", "Step {step} was not evaluated"),
@@ -127,15 +127,15 @@ KINDS = {
     "checkpoint_skipped": Kind("bad", "A checkpoint was skipped"),
     "mismatch_rose": Kind("bad", "Engine and learner disagree more than allowed, since step {step}"),
     "mismatch_fell": Kind("good", "Engine and learner agree again, since step {step}"),
-    "standing_banned": Kind("bad", "{who} is banned: {why}", "peer", has_cause=False),
-    "standing_probation": Kind("plain", "On probation: {who}", "peer"),
-    "standing_good": Kind("good", "In good standing again: {who}", "peer"),
-    "refused": Kind("bad", "{count} groups rejected: {tally}", "reason", has_cause=False),
+    "trust_banned": Kind("bad", "{who} is banned: {why}", "peer", has_cause=False),
+    "trust_probation": Kind("plain", "On probation: {who}", "peer"),
+    "trust_good": Kind("good", "No longer on probation or banned: {who}", "peer"),
+    "refused": Kind("bad", "{count} groups refused: {tally}", "reason", has_cause=False),
     "pull_given_up": Kind("plain", "No peer sent {count} announced groups, announced by {who}", "source", False),
     "weights_failed": Kind("bad", "Weights {version} could not be fetched"),
     "peer_refused": Kind("bad", "Groups of {who} are refused", "peer"),
     "refused_by": Kind("bad", "{who} refuses the groups of this node", "peer"),
-    "weights_refused": Kind("bad", "Weights from {who} were rejected", "peer"),
+    "weights_refused": Kind("bad", "Weights from {who} were refused", "peer"),
     "learner_away": Kind("bad", "The learner that this node follows does not answer"),
     "learner_back": Kind("good", "The learner that this node follows answers again"),
     "paused": Kind("bad", "Paused generation and fetching: the disk limit was reached"),

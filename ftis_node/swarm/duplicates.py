@@ -55,7 +55,7 @@ class Copy(NamedTuple):
 
 
 class DuplicateKind(StrEnum):
-    """Decision about a group with copied completions; the values are rejection reasons."""
+    """Decision about a group with copied completions; the values are refusal reasons."""
 
     OURS = "duplicate_of_own"  # of a group of this node, which is certain
     COPY = "duplicate_completions"  # of its sender's own earlier group, or of a known peer's long before

@@ -19,7 +19,7 @@ from ftis_node.telemetry.terminal_text import clipped, columns
 MAX_ROWS = 200
 MINUTE_S = 60.0
 BARS = "▁▂▃▄▅▆▇█"
-HEADER = ("name", "id", "role", "model", "step", "groups/min", "tokens/min", "pass@1", "rejected", "measured", "seen")
+HEADER = ("name", "id", "role", "model", "step", "groups/min", "tokens/min", "pass@1", "refused", "measured", "seen")
 NUM_LEFT = 4  # text columns, aligned left; number columns are aligned right
 NAME_WIDTH, MODEL_WIDTH, ID_LENGTH, MAX_MATRIX = 16, 20, 8, 12
 
@@ -70,7 +70,7 @@ def _cells(row: SwarmRow, names: Mapping[str, str], now: float) -> tuple[str, ..
         "-" if row.groups_per_minute is None else rate_text(row.groups_per_minute),
         rate_text(row.tokens_per_minute),
         sparkline(rate for _, rate in row.pass_rates) + last,
-        "-" if row.rejected_groups is None else str(row.rejected_groups),
+        "-" if row.refused_groups is None else str(row.refused_groups),
         _age(row.measured_at, now),
         _age(row.seen_at, now),
     )
@@ -139,7 +139,7 @@ class SwarmRow(msgspec.Struct, frozen=True):
     tokens_per_minute: float
     step: int | None = None
     groups_per_minute: float | None = None
-    rejected_groups: int | None = None
+    refused_groups: int | None = None
     pass_rates: tuple[tuple[int, float], ...] = ()
     learns_from: dict[str, float] = {}
     measured_at: float | None = None
@@ -189,7 +189,7 @@ def swarm_row(record: PeerRecord, *, seen_at: float) -> SwarmRow:
         row,
         step=stats.step,
         groups_per_minute=round(stats.groups_per_minute, 2),
-        rejected_groups=stats.rejected_groups,
+        refused_groups=stats.refused_groups,
         pass_rates=tuple((step, round(rate, 4)) for step, rate in stats.pass_rates),
         learns_from={peer_id: round(groups / total, 4) for peer_id, groups in stats.sources},
     )

@@ -5,7 +5,7 @@
     if work.failed:
         ...  # counted, logged and charged already
 
-Readers reject invalid input with a named reason (`RecordError`). This barrier catches the unexpected exceptions at
+Readers refuse invalid input with a named reason (`RecordError`). This barrier catches the unexpected exceptions at
 each boundary through which an item of a peer enters. Items are streams, messages, answers, envelopes, directory values,
 addresses and rows of the status. One barrier is around the work on one item. Code inside has no further ones, and code
 on accepted values needs none. Each exception is counted; each kind is logged once. The peer is paused, for twice as

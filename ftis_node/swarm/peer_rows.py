@@ -55,18 +55,18 @@ def shown_names(names: Mapping[str, str], *, width: int) -> dict[str, str]:
     }
 
 
-def teaches(row: Mapping[str, Any]) -> str:
+def effective_share(row: Mapping[str, Any]) -> str:
     """Return the effective fraction of a peer's completions used in training, in percent; `-` if no step used any."""
-    return _percent((row.get("teaching") or {}).get("teaches"))
+    return _percent((row.get("training") or {}).get("effective"))
 
 
-def teaching_words(row: Mapping[str, Any]) -> list[str]:
+def training_words(row: Mapping[str, Any]) -> list[str]:
     """Return the measurements behind that fraction, one on each line."""
-    found = row.get("teaching")
+    found = row.get("training")
     if not found:
         return [NONE_YET]
     return [
-        f"{teaches(row)} of its completions, effectively, over its last {found['steps']} steps",
+        f"{effective_share(row)} of its completions, effectively, over its last {found['steps']} steps",
         f"{found['groups']} groups, {_percent(found['signal'])} of them of unequal rewards",
         f"{found['completions']} completions, {_percent(found['kept'])} kept; "
         f"of the negatives {_percent(found['kept_negatives'])}",

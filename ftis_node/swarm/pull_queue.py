@@ -141,7 +141,7 @@ class PullQueue:
         return None
 
     def arrived(self, ids: Iterable[bytes]) -> None:
-        """Remove groups that arrived or were rejected."""
+        """Remove groups that arrived or were refused."""
         for group_id in ids:
             self._drop(group_id)
 

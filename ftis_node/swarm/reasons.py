@@ -1,6 +1,6 @@
-"""The reasons for the rejection of a group and for a peer's loss of reputation: meaning, who is charged, what to do.
+"""The reasons for the refusal of a group and for a peer's loss of reputation: meaning, who is charged, what to do.
 
-Status, events, screens, the report and docs/reference/rejections.md use these names and sentences; tests compare them.
+Status, events, screens, the report and docs/reference/refusals.md use these names and sentences; tests compare them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ftis_node.swarm.reputation import BY_OPERATOR, Behaviour
 
-READ_MORE = "ftis-node docs reference/rejections"
+READ_MORE = "ftis-node docs reference/refusals"
 SAME_RELEASE = "install the same release of ftis-node on both nodes"
 CLOCKS = "switch on time synchronization (systemd-timesyncd, chrony) on both nodes"
 CHECK_ENGINE = "check the sender's engine: the warning `mismatch` in its log"
@@ -24,7 +24,7 @@ class Reason(NamedTuple):
 
     If `is_of_origin`, it is charged to the peer that served it, which could see the fault. If `is_graded`, the reason
     depends on the releases of the packages that make and grade problems. `advice` holds for both nodes: the one that
-    rejects and the sender.
+    refuses and the sender.
     """
 
     meaning: str

@@ -5,7 +5,7 @@
            -3 |  below: PROBATION (all its groups are audited)
           -10 |  at or below: BANNED for a time that doubles with each ban; afterwards the score is -5, on probation
 
-Groups with a signal that a step used raise the score slowly (`credit.py`). Rejected groups lower it, and false claims
+Groups with a signal that a step used raise the score slowly (`credit.py`). Refused groups lower it, and false claims
 lower it strongly. Events that honest peers also cause do not change it. A negative score decays towards 0. Each day
 without a ban reduces the number of past bans by one.
 """
@@ -222,8 +222,8 @@ class ReputationTable:
         record = self._set(peer_id, after, now=now)
         if behaviour not in GOOD_BEHAVIOUR and (name in record.reasons or len(record.reasons) < MAX_REASONS):
             record.reasons[name] += 1
-        standing = record.reputation.trust_level(now=now)
-        return standing if standing is not before.trust_level(now=now) else None
+        trust_level = record.reputation.trust_level(now=now)
+        return trust_level if trust_level is not before.trust_level(now=now) else None
 
     def ban(self, peer_id: str, length_s: float, *, now: float) -> None:
         """Ban a peer on behalf of the operator, and remove its trust."""

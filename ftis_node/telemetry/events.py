@@ -118,7 +118,7 @@ class EventLog:
 
 
 def _opened(path: Path) -> int:
-    """Open a file. A symbolic link is rejected, because it may lead out of the home."""
+    """Open a file. A symbolic link is refused, because it may lead out of the home."""
     return open_to_write(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 

@@ -26,7 +26,7 @@ WORKERS = ("generation", "learner")
 GROUP_S, STEP_S, SNAPSHOT_S = 900.0, 3600.0, 30.0
 CLOCK_SKEW_S = 10.0
 UNCONFIRMED_GROUPS = 32
-JUDGED_GROUPS, REFUSED_SHARE = 32, 0.5  # with fewer groups the rejected share is not meaningful
+JUDGED_GROUPS, REFUSED_SHARE = 32, 0.5  # with fewer groups the refused share is not meaningful
 DISK_FREE_BYTES = 2e9
 
 
@@ -219,7 +219,7 @@ def _healthy(status: Status, now: float) -> HealthAnswer:
     if judged >= JUDGED_GROUPS and refused > REFUSED_SHARE * judged:
         reason = max(swarm.groups_refused, key=lambda name: swarm.groups_refused[name])
         why = f"{refused} of {judged} groups refused, most as {reason!r}"
-        return _no(why, "ftis-node peers shows whose; ftis-node docs reference/rejections says why")
+        return _no(why, "ftis-node peers shows whose; ftis-node docs reference/refusals says why")
     if status.node.role == "exchange":
         return _yes("its loops are up")
     has_both = OFF not in (status.generation.state, status.learner.state)

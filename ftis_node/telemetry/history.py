@@ -32,7 +32,7 @@ T = TypeVar("T")
 class StepPoint:
     """One step of the learner, from its `step` event. A value is None if it was not recorded or not finite.
 
-    `problem` is the reason if the step changed nothing: skipped (no signal) or rejected (a value was not finite).
+    `problem` is the reason if the step changed nothing: skipped (no signal) or refused (a value was not finite).
     """
 
     time: float

@@ -33,9 +33,9 @@ REWARD_SLACK = 1e-4  # a claimed reward may differ by the rounding of float32
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Rejection of a group. `sender` is the peer that the body names, None if the body could not be read.
+    """Refusal of a group. `sender` is the peer that the body names, None if the body could not be read.
 
-    `signed` is true if the sender's signature was verified before the rejection. `num_tokens` is the body's claim.
+    `signed` is true if the sender's signature was verified before the refusal. `num_tokens` is the body's claim.
     """
 
     refusal: Refusal
@@ -53,7 +53,7 @@ async def validate(
 ) -> ValidationResult:
     """Return the verdict on the bytes of an envelope. Never raises on any bytes.
 
-    `requested` holds the requested ids if the envelope answers a request; any other group is rejected. `made` is the
+    `requested` holds the requested ids if the envelope answers a request; any other group is refused. `made` is the
     group that this node sealed in the envelope; its completions are not scored again.
     """
     envelope: Envelope | None = None
@@ -77,7 +77,7 @@ async def validate(
 def _first_refusal(
     envelope: Envelope, unpacked: Group | TextGroup, context: ValidationContext
 ) -> tuple[Refusal, bool] | None:
-    """Apply the cheap rules; return the first rejection and whether the signature was verified. None if all pass."""
+    """Apply the cheap rules; return the first refusal and whether the signature was verified. None if all pass."""
     rules: Sequence[Rule] = RULES if isinstance(unpacked, Group) else TEXT_RULES
     signed = False
     for rule in rules:
@@ -133,14 +133,14 @@ async def _judge_costly(
         return Refusal("scoring_timeout", f"scoring {cost.num_stopped} of its completions took the whole time limit")
     if refusal := _rewards_agree(scored, group):
         return refusal
-    retells = None if isinstance(unpacked, Group) else unpacked.retells
-    return Accepted(envelope, data, scored, tuple(prompt_ids), retells)
+    exact_group = None if isinstance(unpacked, Group) else unpacked.exact_group
+    return Accepted(envelope, data, scored, tuple(prompt_ids), exact_group)
 
 
 async def _resolve(ref: PromptRef, context: ValidationContext, cost: ScoringCost) -> TaskItem | Refusal:
     """Return the problem, or a `Refusal` if there is none.
 
-    The sender chose the problem's index, so an exception while making the problem rejects the group.
+    The sender chose the problem's index, so an exception while making the problem refuses the group.
     """
     try:
         return await context.resolve(ref, cost)
@@ -157,7 +157,7 @@ async def _resolve(ref: PromptRef, context: ValidationContext, cost: ScoringCost
 
 
 def _lengths_fit_prompt(group: Group, prompt_ids: Sequence[int], context: ValidationContext) -> Refusal | None:
-    """Reject completions that exceed the limit after this prompt. Another rendering of the prompt is no fault."""
+    """Refuse completions that exceed the limit after this prompt. Another rendering of the prompt is no fault."""
     num_prompt_tokens, longest = len(prompt_ids), int(group.tokens.lengths.max())
     limit = context.manifest.sampling.space_after(num_prompt_tokens)
     if longest <= limit:
@@ -169,7 +169,7 @@ def _lengths_fit_prompt(group: Group, prompt_ids: Sequence[int], context: Valida
 
 
 def _rewards_agree(scored: Group, group: Group) -> Refusal | None:
-    """Reject claimed rewards that differ from ours.
+    """Refuse claimed rewards that differ from ours.
 
     A text that this node failed to score has reward 0 here. The sender is then not at fault (`scoring_failed`).
     """

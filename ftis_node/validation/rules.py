@@ -1,12 +1,12 @@
 """Validation rules, cheapest first, and their inputs.
 
-Each rule is a pure function, because callers pass its inputs in. It returns one reason to reject, or None.
+Each rule is a pure function, because callers pass its inputs in. It returns one reason to refuse, or None.
 
 `RULES` lists the rules for a group sent as token ids, `text_rules.py` those for a group sent as text. The codec has
-already checked the group's form; it rejects with `size`, `parse`, `version`, `codec` or `malformed`. `pipeline.py` runs
+already checked the group's form; it refuses with `size`, `parse`, `version`, `codec` or `malformed`. `pipeline.py` runs
 the expensive checks after all rules have passed: it rebuilds the prompt and scores the completions. Until
 `signature_holds` has passed, the sender is only a claim, because any peer can write any name.
-docs/reference/rejections.md lists all reasons.
+docs/reference/refusals.md lists all reasons.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ValidationContext:
     has_number: Callable[[str, int], bool]
     """Returns true if this node has admitted a group with this sender and sequence number."""
     is_banned: Callable[[str], bool] = lambda peer_id: False
-    """Returns true if this node currently rejects all groups of this sender."""
+    """Returns true if this node currently refuses all groups of this sender."""
     within_quota: Callable[[str], bool] = lambda peer_id: True
     """Returns true if the sender is below its rate limit. The call charges nothing."""
     may_score: Callable[[str], bool] = lambda peer_id: True
@@ -74,7 +74,7 @@ class ValidationContext:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Rejection of an envelope. Metrics count `reason`; log lines show `detail`."""
+    """Refusal of an envelope. Metrics count `reason`; log lines show `detail`."""
 
     reason: str
     detail: str
@@ -87,8 +87,8 @@ def same_run(envelope: Envelope, group: Group | TextGroup, context: ValidationCo
 
 
 def sender_welcome(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """Reject a sender that is banned, or missing from the allow-list if there is one."""
-    return Refusal("banned", "this node rejects its sender") if context.is_banned(group.sender) else None
+    """Refuse a sender that is banned, or missing from the allow-list if there is one."""
+    return Refusal("banned", "this node refuses its sender") if context.is_banned(group.sender) else None
 
 
 def within_quota(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
@@ -100,7 +100,7 @@ def signature_holds(envelope: Envelope, group: Group | TextGroup, context: Valid
 
 
 def not_seen(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """Reject a known group, and a sequence number that is below 1 or that the sender has used before."""
+    """Refuse a known group, and a sequence number that is below 1 or that the sender has used before."""
     if context.is_known(envelope.id):
         return Refusal("duplicate", "this node has the group already")
     if group.number < 1 or context.has_number(group.sender, group.number):
@@ -109,7 +109,7 @@ def not_seen(envelope: Envelope, group: Group | TextGroup, context: ValidationCo
 
 
 def weights_offered(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """Reject a peer's group that claims a version of this node's weights that this node never offered."""
+    """Refuse a peer's group that claims a version of this node's weights that this node never offered."""
     if group.weights_of != context.own_id or group.sender == context.own_id:
         return None
     newest = context.newest_offered()
@@ -121,7 +121,7 @@ def weights_offered(envelope: Envelope, group: Group | TextGroup, context: Valid
 
 
 def in_time(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """Reject a group from the future, from before the last reset of the buffer, or older than the run accepts.
+    """Refuse a group from the future, from before the last reset of the buffer, or older than the run accepts.
 
     Clocks may differ by `MAX_CLOCK_SKEW_S`.
     """
@@ -135,19 +135,19 @@ def in_time(envelope: Envelope, group: Group | TextGroup, context: ValidationCon
 
 
 def same_tokenizer(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """Reject a group of another tokenizer, because its token ids mean other tokens here."""
+    """Refuse a group of another tokenizer, because its token ids mean other tokens here."""
     if group.tokenizer == context.tokenizer.fingerprint:
         return None
     return Refusal("tokenizer", f"tokenizer {group.tokenizer}, here {context.tokenizer.fingerprint}")
 
 
 def sampled_as_agreed(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """Reject a group size or sampling settings that differ from the manifest."""
+    """Refuse a group size or sampling settings that differ from the manifest."""
     agreed = context.manifest.sampling
     if len(group.rewards) != agreed.group_size:
         return Refusal("group_size", f"{len(group.rewards)} completions, the run has {agreed.group_size}")
     sampling = group.sampling
-    is_agreed = (  # NaN compares false, so it is rejected
+    is_agreed = (  # NaN compares false, so it is refused
         abs(sampling.temperature - agreed.temperature) <= TEMPERATURE_SLACK
         and abs(sampling.top_p - agreed.top_p) <= TEMPERATURE_SLACK
         and sampling.top_k == agreed.top_k
@@ -156,7 +156,7 @@ def sampled_as_agreed(envelope: Envelope, group: Group | TextGroup, context: Val
 
 
 def ids_in_vocabulary(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """Reject an id that the tokenizer does not have, or of which this node's model has no embedding."""
+    """Refuse an id that the tokenizer does not have, or of which this node's model has no embedding."""
     largest = int(group.tokens.token_ids.view(np.uint32).max())  # a negative id is 2^31 or more
     if max(largest, *group.end_ids, 0) >= context.tokenizer.num_ids:
         return Refusal("token_out_of_range", f"an id outside 0..{context.tokenizer.num_ids - 1}")
@@ -166,14 +166,14 @@ def ids_in_vocabulary(envelope: Envelope, group: Group, context: ValidationConte
 
 
 def lengths_in_bounds(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """Reject a completion longer than the run allows for any prompt."""
+    """Refuse a completion longer than the run allows for any prompt."""
     limit = context.manifest.sampling.completion_limit(1)
     longest = int(group.tokens.lengths.max())
     return Refusal("length", f"{longest} tokens, at most {limit}") if longest > limit else None
 
 
 def logprobs_possible(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """Reject a log-prob that is not finite, or that exceeds 0 by more than `LOGPROB_SLACK`."""
+    """Refuse a log-prob that is not finite, or that exceeds 0 by more than `LOGPROB_SLACK`."""
     logprobs = group.tokens.logprobs
     if not np.isfinite(logprobs).all():
         return Refusal("logprobs", "a log-prob is not finite")
@@ -183,7 +183,7 @@ def logprobs_possible(envelope: Envelope, group: Group, context: ValidationConte
 
 
 def logprobs_plausible(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """Reject log-probs that no sampling policy produces: an absurdly low mean, or one value for all tokens.
+    """Refuse log-probs that no sampling policy produces: an absurdly low mean, or one value for all tokens.
 
     A policy that is certain of every token is the exception: all its log-probs are 0, and all its completions equal.
     """
@@ -199,7 +199,7 @@ def logprobs_plausible(envelope: Envelope, group: Group, context: ValidationCont
 
 
 def finishes_agree(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """Reject a group whose end ids contradict its finish reasons.
+    """Refuse a group whose end ids contradict its finish reasons.
 
     A completion that stopped has an end id of its sender at its end and nowhere else. Any other completion has none. An
     end id of another model is a token like another (`PromptTokenizer.answer_texts`).
@@ -218,7 +218,7 @@ def finishes_agree(envelope: Envelope, group: Group, context: ValidationContext)
 
 
 def opening_possible(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """Reject an opening that no chat template writes: only an open or an empty think block is known."""
+    """Refuse an opening that no chat template writes: only an open or an empty think block is known."""
     return None if is_opening(group.opening) else Refusal("opening", "its opening is not a think block")
 
 

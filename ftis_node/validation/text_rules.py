@@ -36,21 +36,21 @@ MIN_DISTINCT_TEXTS = 4  # two short texts may have equal means by chance
 
 
 def text_is_agreed(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
-    """Reject a group sent as text if the run does not accept that form."""
+    """Refuse a group sent as text if the run does not accept that form."""
     if context.manifest.step.other_tokenizers == "text":
         return None
     return Refusal("wrong_encoding", "this run ignores other tokenizers (step.other_tokenizers)")
 
 
 def other_tokenizer(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
-    """Reject text from a sender with our tokenizer: its token form is available and holds more information."""
+    """Refuse text from a sender with our tokenizer: its token form is available and holds more information."""
     if group.tokenizer != context.tokenizer.fingerprint:
         return None
     return Refusal("wrong_encoding", "sent as text by a sender with this node's tokenizer")
 
 
 def texts_in_bounds(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
-    """Reject a completion longer than the run allows for any prompt, by the sender's tokens or by its bytes."""
+    """Refuse a completion longer than the run allows for any prompt, by the sender's tokens or by its bytes."""
     limit = context.manifest.sampling.completion_limit(1)
     longest = max(completion.num_tokens for completion in group.completions)
     if longest > limit:
@@ -62,7 +62,7 @@ def texts_in_bounds(envelope: Envelope, group: TextGroup, context: ValidationCon
 
 
 def means_possible(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
-    """Reject a mean log-prob that is not finite, above `LOGPROB_SLACK`, absurdly low, or equal for different texts."""
+    """Refuse a mean log-prob that is not finite, above `LOGPROB_SLACK`, absurdly low, or equal for different texts."""
     for completion in group.completions:
         mean = completion.mean_logprob
         if not math.isfinite(mean) or not MIN_MEAN_LOGPROB <= mean <= LOGPROB_SLACK:

@@ -83,13 +83,13 @@ def _origin_lines(history: GroupHistory) -> list[Line]:
 
 
 def validation_line(history: GroupHistory) -> Line:
-    """Return the result of validation. Rejected groups are only in the event log."""
+    """Return the result of validation. Refused groups are only in the event log."""
     from ftis_node.swarm.reasons import sentence
 
     if history.verdict == "refused":
         reason = str(history.reason)
         why = f" ({reason}): {sentence(reason)}. {history.detail}"
-        return labeled("validation", Span("rejected", Tone.BAD), why)
+        return labeled("validation", Span("refused", Tone.BAD), why)
     if (summary := history.summary) is None:
         return labeled("validation", Span("accepted", Tone.GOOD))
     rewards = ", ".join(f"{reward:g}" for reward in summary.rewards)

@@ -158,13 +158,13 @@ def _swarm(swarm: SwarmStatus) -> Line:
 
 
 def _groups(swarm: SwarmStatus) -> Line:
-    rejected = sorted(swarm.groups_refused.items(), key=lambda item: -item[1])
+    refused = sorted(swarm.groups_refused.items(), key=lambda item: -item[1])
     total = sum(swarm.groups_refused.values())
-    reasons = ", ".join(f"{reason} {many}" for reason, many in rejected)
+    reasons = ", ".join(f"{reason} {many}" for reason, many in refused)
     return line(
         f"{count(swarm.groups_sent)} sent, {count(swarm.groups_confirmed)} confirmed"
         f", {count(swarm.groups_received)} received, ",
-        Span(f"{count(total)} rejected", Tone.WARN if total else Tone.PLAIN),
+        Span(f"{count(total)} refused", Tone.WARN if total else Tone.PLAIN),
         f": {reasons}" if reasons else "",
     )
 
@@ -178,8 +178,8 @@ def _disk(status: Status) -> Line:
 
 def _weights(swarm: SwarmStatus) -> Line:
     age = "" if swarm.weights_age_s is None else f", those served are {duration(swarm.weights_age_s)} old"
-    rejected = sum(swarm.weights_refused.values())
-    return line(f"{size(swarm.weights_bytes_in)} in, {size(swarm.weights_bytes_out)} out, {rejected} rejected{age}")
+    refused = sum(swarm.weights_refused.values())
+    return line(f"{size(swarm.weights_bytes_in)} in, {size(swarm.weights_bytes_out)} out, {refused} refused{age}")
 
 
 def _evaluations(evaluations: list[EvalStatus]) -> Iterator[Fact]:

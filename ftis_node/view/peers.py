@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ftis_node.swarm.peer_rows import shown_names, teaches, teaching_words
+from ftis_node.swarm.peer_rows import effective_share, shown_names, training_words
 from ftis_node.telemetry.status import NodeStatus
 from ftis_node.telemetry.terminal_text import clipped, date_time, printable
 from ftis_node.view.spans import (
@@ -20,12 +20,12 @@ from ftis_node.view.spans import (
     short_id,
 )
 
-PEER_COLUMNS = ("peer", "model", "trust", "accepted", "teaches", "rejected", "confirmed", "seen")
+PEER_COLUMNS = ("peer", "model", "trust", "accepted", "effective", "refused", "confirmed", "seen")
 NAME_WIDTH, MODEL_WIDTH, REASON_WIDTH = 9, 16, 60
-STANDING_TONES = {"banned": Tone.BAD, "probation": Tone.WARN, "trusted": Tone.GOOD, "good": Tone.GOOD}
-STANDING_WORDS = {
+TRUST_TONES = {"banned": Tone.BAD, "probation": Tone.WARN, "trusted": Tone.GOOD, "good": Tone.GOOD}
+TRUST_WORDS = {
     "good": "no restrictions",
-    "probation": "rejections or failures lowered its score; all its groups are audited",
+    "probation": "refusals or failures lowered its score; all its groups are audited",
     "banned": "this node neither fetches from it nor serves it",
     "trusted": "set by the operator: the node never bans it",
 }
@@ -34,7 +34,7 @@ STANDING_WORDS = {
 def sorted_peers(peers: Iterable[Mapping[str, Any]], by: str = "accepted") -> list[Mapping[str, Any]]:
     """Sort by a column of PEER_COLUMNS: numbers descending, words alphabetically, trust from the lowest.
 
-    Among equals, peers with more accepted groups come first, and those with more rejected groups come last.
+    Among equals, peers with more accepted groups come first, and those with more refused groups come last.
     """
     key = ORDERS[by]
     return sorted(peers, key=lambda row: (key(row), -row.get("groups_accepted", 0), _refused(row), row["peer_id"]))
@@ -42,7 +42,7 @@ def sorted_peers(peers: Iterable[Mapping[str, Any]], by: str = "accepted") -> li
 
 def is_found(row: Mapping[str, Any], search_text: str) -> bool:
     """Return whether a peer's id, name, model, role or trust contains the text, ignoring case."""
-    texts = (str(row.get(key) or "") for key in ("peer_id", "name", "model", "role", "standing"))
+    texts = (str(row.get(key) or "") for key in ("peer_id", "name", "model", "role", "trust_level"))
     return any(search_text.casefold() in text.casefold() for text in texts)
 
 
@@ -54,16 +54,16 @@ def peer_names(rows: Iterable[Mapping[str, Any]], node: NodeStatus) -> dict[str,
 
 def peer_row(row: Mapping[str, Any], *, now: float) -> Line:
     """Return one cell for each of PEER_COLUMNS."""
-    standing = str(row.get("standing", "good"))
+    trust_level = str(row.get("trust_level", "good"))
     refused = _refused(row)
     parameters = f" {count(row['parameters'])}" if row.get("parameters") else ""
     model = str(row.get("model") or "-").rsplit("/", 1)[-1]
     return line(
         Span(clipped(row.get("name") or short_id(row["peer_id"]), NAME_WIDTH), Tone.STRONG),
         Span(clipped(model, MODEL_WIDTH - len(parameters)) + parameters),
-        Span(standing, STANDING_TONES.get(standing, Tone.PLAIN)),
+        Span(trust_level, TRUST_TONES.get(trust_level, Tone.PLAIN)),
         Span(count(row.get("groups_accepted", 0))),
-        Span(teaches(row)),
+        Span(effective_share(row)),
         Span(count(refused), Tone.WARN if refused else Tone.FAINT),
         Span(count(row.get("groups_confirmed", 0))),
         Span(ago(row.get("last_seen", 0.0), now)),
@@ -74,7 +74,7 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
     """Return all values of one peer, each line after a label. `now` is Unix time in seconds."""
     from ftis_node.swarm.reasons import sentence
 
-    standing = str(row.get("standing", "good"))
+    trust_level = str(row.get("trust_level", "good"))
     version = "" if row.get("policy_version") is None else f", version {row['policy_version']}"
     parameters = f" ({row['parameters']:,} parameters)" if row.get("parameters") else ""
     model = f"{row.get('model') or 'model unknown'}{parameters}, {row.get('role') or 'role unknown'}{version}"
@@ -88,8 +88,8 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
         *([labeled("version", row["wire_words"])] if row.get("wire_words") else []),
         labeled(
             "trust",
-            Span(standing, STANDING_TONES.get(standing, Tone.PLAIN)),
-            f", score {number(row.get('score'))}: {STANDING_WORDS.get(standing, '')}",
+            Span(trust_level, TRUST_TONES.get(trust_level, Tone.PLAIN)),
+            f", score {number(row.get('score'))}: {TRUST_WORDS.get(trust_level, '')}",
             "; trusted by you" if row.get("trusted") else "",
         ),
     ]
@@ -104,8 +104,8 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
     return [
         *lines,
         labeled("groups", groups),
-        *(labeled("" if place else "teaches", text) for place, text in enumerate(teaching_words(row))),
-        *_tally("rejected", "none of its groups since the start", row.get("groups_refused") or {}),
+        *(labeled("" if place else "effective", text) for place, text in enumerate(training_words(row))),
+        *_tally("refused", "none of its groups since the start", row.get("groups_refused") or {}),
         *_tally("on record", "no faults", row.get("reasons") or {}),
     ]
 
@@ -129,12 +129,12 @@ def _tally(label: str, nothing: str, reasons: Mapping[str, int]) -> list[Line]:
 
 ORDERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "accepted": lambda row: -row.get("groups_accepted", 0),
-    "teaches": lambda row: -((row.get("teaching") or {}).get("teaches") or 0.0),
-    "rejected": lambda row: -_refused(row),
+    "effective": lambda row: -((row.get("training") or {}).get("effective") or 0.0),
+    "refused": lambda row: -_refused(row),
     "trust": lambda row: (
-        list(STANDING_TONES).index(standing)
-        if (standing := str(row.get("standing", "good"))) in STANDING_TONES
-        else len(STANDING_TONES)
+        list(TRUST_TONES).index(trust_level)
+        if (trust_level := str(row.get("trust_level", "good"))) in TRUST_TONES
+        else len(TRUST_TONES)
     ),
     "confirmed": lambda row: -row.get("groups_confirmed", 0),
     "seen": lambda row: -row.get("last_seen", 0.0),
@@ -146,7 +146,7 @@ ORDERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 def ban_words(row: Mapping[str, Any]) -> str:
     """Return the commands that change the peer's reputation; the dashboard itself changes nothing."""
     peer_id = printable(row["peer_id"])[-8:]
-    verb = "unban" if row.get("standing") == "banned" else "ban"
+    verb = "unban" if row.get("trust_level") == "banned" else "ban"
     return f"to change that: ftis-node peers {verb} {peer_id}   (or: trust {peer_id})"
 
 

@@ -1,6 +1,6 @@
-"""All kinds of false groups: how a member makes them, the reason of their rejection, and whether it bans the member.
+"""All kinds of false groups: how a member makes them, the reason of their refusal, and whether it bans the member.
 
-A kind gives announcements of at least six groups, because five rejections ban and reputation recovers a little between
+A kind gives announcements of at least six groups, because five refusals ban and reputation recovers a little between
 them. Tests send each kind once (`test_groups.py`), the endurance run and `make chaos` send it beside other attacks.
 """
 
@@ -198,7 +198,7 @@ BYTES: dict[str, Callable[[], bytes]] = {
 FOREIGN_FIELDS: dict[str, dict[str, object]] = {  # a stricter reader would ban the honest peer that relays them
     "texts": {"texts": ["a", "b", "c", "d"]},
     "means of log-probs": {"mean_logprobs": [-1.0] * 4},
-    "the id of an exact form": {"retells": bytes(32)},
+    "the id of an exact form": {"exact_group": bytes(32)},
     "planes of ids": {"id_planes": [b"x"]},
     "planes of log-probs": {"logprob_planes": [b"x"]},
 }

@@ -27,13 +27,13 @@ LARGEST = 2**64 - 1
 PAGE = 256  # after so many answers a node asks for the next page, from the newest time on
 YEARS_S = 30 * 365 * 86400.0
 VARINT_4_GIB = b"\x0a\xff\xff\xff\xff\x0f"  # field 1, a length of 4 GiB
-ANNOUNCEMENTS = {  # with the reason of their rejection
+ANNOUNCEMENTS = {  # with the reason of their refusal
     "random bytes": (b"\xffrandom", "announcement_parse"),
     "a varint of 4 GiB": (b"\x12\xff\xff\xff\xff\x0f", "announcement_parse"),
     "too long": (bytes(600), "announcement_size"),
 }
 QUESTIONS = {"random bytes": b"\xff\xffrandom", "a varint of 4 GiB": VARINT_4_GIB}
-FRAMES = {  # by the reason of their rejection
+FRAMES = {  # by the reason of their refusal
     "frame_kind": b"\xff" + os.urandom(4096),
     "frame_size": HEADER.pack(Frame.REQUEST, FOUR_GIB),
     "ids": HEADER.pack(Frame.REQUEST, 5) + b"short",
@@ -46,7 +46,7 @@ RECORDS: dict[str, dict[str, Any]] = {
     "infinite rate": {"tokens_per_s": float("inf")},
     "role of 500 bytes": {"role": "r" * 500},
 }
-INVALID_ADDRESSES = (  # one parser accepts them and another rejects them
+INVALID_ADDRESSES = (  # one parser accepts them and another refuses them
     "/dns4/a_b/tcp/4001",  # Compose makes such names
     "/ip6/fe80::1%eth0/tcp/4001",
     "/ip6/fe80::1%/tcp/4001",

@@ -56,7 +56,7 @@ async def copies_with_a_changed_token_are_refused_and_earn_nothing(scene: Scene)
         await attacker.offer(*copies(attacker, groups))
         row = await victim.until_judged(attacker.peer_id, NUM_GROUPS)
         assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}
-        assert (row["score"], row["standing"]) == (0.0, "good"), "the order of two announcements is not certain"
+        assert (row["score"], row["trust_level"]) == (0.0, "good"), "the order of two announcements is not certain"
 
 
 async def a_thief_that_delivers_first_loses_to_the_group_that_was_announced_first(scene: Scene) -> None:
@@ -70,7 +70,7 @@ async def a_thief_that_delivers_first_loses_to_the_group_that_was_announced_firs
         assert (await victim.until_judged(attacker.peer_id, NUM_GROUPS))["groups_accepted"] == NUM_GROUPS
         row = await uplink.deliver()
         assert (row["groups_accepted"], row["groups_refused"]) == (NUM_GROUPS, {})
-        assert (await victim.row(original.peer_id))["standing"] == "good"
+        assert (await victim.row(original.peer_id))["trust_level"] == "good"
 
         async def has_no_credit() -> bool:
             return bool((await victim.row(attacker.peer_id))["score"] == 0.0)
@@ -91,7 +91,7 @@ async def a_peer_whose_announcements_a_relay_stalls_is_refused_without_a_charge(
         await original.offer(*groups)
         row = await victim.until_judged(original.peer_id, NUM_GROUPS)
         assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}
-        assert (row["score"], row["standing"]) == (0.0, "good")
+        assert (row["score"], row["trust_level"]) == (0.0, "good")
 
 
 async def a_known_thief_harms_no_new_peer_and_a_new_thief_no_known_one(scene: Scene) -> None:
@@ -112,7 +112,7 @@ async def a_known_thief_harms_no_new_peer_and_a_new_thief_no_known_one(scene: Sc
         score = (await victim.until_judged(attacker.peer_id, num_before + NUM_GROUPS))["score"]
         row = await uplink.deliver()
         assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}, "a newcomer's word against a known peer's"
-        assert (row["score"], row["standing"]) == (0.0, "good")
+        assert (row["score"], row["trust_level"]) == (0.0, "good")
         assert (await victim.row(attacker.peer_id))["score"] >= score - 0.01, "nor can a newcomer harm a known peer"
 
 

@@ -56,7 +56,7 @@ async def malformed_records_and_records_out_of_bounds_are_counted(scene: Scene) 
     await scene.at_once({**attacks, "random bytes": partial(publish, "record_parse", None)})
 
 
-async def answers_with_the_largest_time_are_rejected(scene: Scene) -> None:
+async def answers_with_the_largest_time_are_refused(scene: Scene) -> None:
     victim, honest = scene.victim, scene.honest
     async with scene.member(prepare=answer_with_the_largest_time) as attacker:
         await victim.until(lambda: victim.num_refused_of(attacker.peer_id, "announcement_malformed"))
@@ -86,7 +86,7 @@ async def a_node_that_is_listed_as_its_own_neighbor_continues(scene: Scene) -> N
 async def test_invalid_entries_are_not_stored_and_addresses_that_cannot_be_dialed_are_skipped(
     victim: Victim, scene: Scene, dialed: CountingPort, honest: Member
 ) -> None:
-    """Each invented member has an address that one parser accepts and another rejects, and a valid one."""
+    """Each invented member has an address that one parser accepts and another refuses, and a valid one."""
 
     async def num_dials() -> int:
         return dialed.num_dials
@@ -99,4 +99,4 @@ async def test_invalid_entries_are_not_stored_and_addresses_that_cannot_be_diale
 
 
 async def test_malformed_records_and_answers_are_counted(scene: Scene, honest: Member) -> None:
-    await scene.run(malformed_records_and_records_out_of_bounds_are_counted, answers_with_the_largest_time_are_rejected)
+    await scene.run(malformed_records_and_records_out_of_bounds_are_counted, answers_with_the_largest_time_are_refused)

@@ -1,4 +1,4 @@
-"""False groups: the reason of their rejection, and the standing of their sender. Valid groups in unusual forms."""
+"""False groups: the reason of their refusal, and the trust_level of their sender. Valid groups in unusual forms."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def a_peer_with_another_grader_is_named_and_not_charged(scene: Scene) -> N
         await attacker.offer(*(with_wrong_reward(attacker.group()) for _ in range(NUM_GROUPS)))
         row = await victim.until_judged(attacker.peer_id, NUM_GROUPS)
         assert row["groups_refused"] == {"reward_mismatch": NUM_GROUPS}
-        assert (row["standing"], row["score"]) == ("good", 0)
+        assert (row["trust_level"], row["score"]) == ("good", 0)
         assert f"grades with math-verify 0.8.0, this node with ftis-node {__version__}" in victim.log_text()
 
 
@@ -72,14 +72,16 @@ async def special_tokens_in_an_answer_score_zero(scene: Scene) -> None:
         assert (row["groups_accepted"], row["groups_refused"]) == (len(groups), {})
 
 
-async def completions_copied_from_an_earlier_group_are_rejected(scene: Scene) -> None:
+async def completions_copied_from_an_earlier_group_are_refused(scene: Scene) -> None:
     victim = scene.victim
     async with scene.member() as attacker:
         await attacker.announce_until_requested(copied_completions(attacker))
         row = await victim.until_judged(attacker.peer_id, NUM_GROUPS + 1)
         assert row["groups_accepted"] == 1
         assert row["groups_refused"] == {"duplicate_completions": NUM_GROUPS}
-        assert row["standing"] == "probation", "the node cannot know which group is the original, so it bans no sender"
+        assert row["trust_level"] == "probation", (
+            "the node cannot know which group is the original, so it bans no sender"
+        )
 
 
 async def a_replayed_envelope_is_not_admitted_again(scene: Scene) -> None:
@@ -109,7 +111,7 @@ async def a_sequence_number_is_used_once(scene: Scene) -> None:
         assert set(row["groups_refused"]) <= {"sequence_reused", "duplicate"}
 
 
-async def two_bodies_under_one_number_in_one_answer_are_rejected(scene: Scene) -> None:
+async def two_bodies_under_one_number_in_one_answer_are_refused(scene: Scene) -> None:
     """The announcements have other numbers, so both are pulled, and validated before the first is on disk."""
     victim = scene.victim
     async with scene.member() as attacker:
@@ -178,10 +180,10 @@ async def padded_groups_within_the_bound_are_admitted(scene: Scene) -> None:
 
 ATTACKS = (
     special_tokens_in_an_answer_score_zero,
-    completions_copied_from_an_earlier_group_are_rejected,
+    completions_copied_from_an_earlier_group_are_refused,
     a_replayed_envelope_is_not_admitted_again,
     a_sequence_number_is_used_once,
-    two_bodies_under_one_number_in_one_answer_are_rejected,
+    two_bodies_under_one_number_in_one_answer_are_refused,
     a_body_sent_twice_is_one_group,
     one_body_that_does_not_parse_is_charged_once,
     a_body_above_the_runs_bound_is_not_read_to_its_end,
@@ -191,7 +193,7 @@ ATTACKS = (
 )
 
 
-async def test_each_kind_of_false_group_is_rejected_by_its_name_and_bans_if_it_is_certain(
+async def test_each_kind_of_false_group_is_refused_by_its_name_and_bans_if_it_is_certain(
     victim: Victim, scene: Scene, honest: Member
 ) -> None:
     """None harms the honest peer, whose name two kinds misuse, fills the memory, or changes the measured mismatch."""

@@ -1,4 +1,4 @@
-"""Members with another wire version: rejected by name, without penalty, and reported to the operator."""
+"""Members with another wire version: refused by name, without penalty, and reported to the operator."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def announce_as(member: Member, victim: Victim, schema: int) -> None:
     await victim.until(is_shown)
 
 
-async def test_an_older_peer_is_rejected_by_name_until_it_is_updated(
+async def test_an_older_peer_is_refused_by_name_until_it_is_updated(
     victim: Victim, attacker: Member, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await announce_as(attacker, victim, OLDER)
@@ -57,7 +57,7 @@ async def test_an_older_peer_is_rejected_by_name_until_it_is_updated(
     await attacker.offer(other)  # the announcement has this version, the body the older one
     await victim.until_above(before, lambda: victim.num_refused("version"))
     row = await victim.row(attacker.peer_id)
-    assert (row["standing"], row["ban_reason"]) == ("good", "")
+    assert (row["trust_level"], row["ban_reason"]) == ("good", "")
     assert not {"announcement_version", "refused", "false_claim"} & row["reasons"].keys()
 
     await attacker.offer(attacker.group())

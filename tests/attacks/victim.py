@@ -100,7 +100,7 @@ class Victim:
         return int((await self.status())["learner"]["step"])
 
     async def num_refused(self, reason: str) -> int:
-        """Return how many groups and announcements were rejected for this reason."""
+        """Return how many groups and announcements were refused for this reason."""
         return int((await self.status())["swarm"]["groups_refused"].get(reason, 0))
 
     async def num_errors(self, kind: str, reason: str) -> int:
@@ -111,18 +111,18 @@ class Victim:
         return list(await self._peers.read())
 
     async def row(self, peer_id: str) -> dict[str, Any]:
-        unknown = {"groups_accepted": 0, "groups_refused": {}, "standing": None}
+        unknown = {"groups_accepted": 0, "groups_refused": {}, "trust_level": None}
         return next((row for row in await self.rows() if row["peer_id"] == peer_id), unknown)
 
     async def num_accepted(self, peer_id: str) -> int:
         return int((await self.row(peer_id))["groups_accepted"])
 
     async def num_refused_of(self, peer_id: str, reason: str) -> int:
-        """Return how many rejections for this reason the node charged to a peer."""
+        """Return how many refusals for this reason the node charged to a peer."""
         return int((await self.row(peer_id))["groups_refused"].get(reason, 0))
 
     async def is_banned(self, peer_id: str) -> bool:
-        return bool((await self.row(peer_id))["standing"] == "banned")
+        return bool((await self.row(peer_id))["trust_level"] == "banned")
 
     async def until(self, condition: Callable[[], Any], *, within_s: float = 60.0) -> Any:
         """Await `condition` until its result is true, and return that result."""
@@ -141,7 +141,7 @@ class Victim:
         await self.until(is_above, within_s=within_s)
 
     async def until_judged(self, peer_id: str, count: int) -> dict[str, Any]:
-        """Wait until the node has accepted or rejected `count` groups of a peer, and return the peer's row."""
+        """Wait until the node has accepted or refused `count` groups of a peer, and return the peer's row."""
 
         async def judged() -> dict[str, Any] | None:
             row = await self.row(peer_id)
@@ -171,11 +171,11 @@ async def none_if_unanswered(condition: Callable[[], Any]) -> Any:
 
 
 async def wait_until_continued(victim: Victim, honest: Member) -> None:
-    """Wait until the victim completes a step and admits a group of the honest peer, whose standing stays good."""
+    """Wait until the victim completes a step and admits a group of the honest peer, whose trust_level stays good."""
     step, accepted = await victim.step(), await victim.num_accepted(honest.peer_id)
     await victim.until_above(step, victim.step)
     await victim.until_above(accepted, lambda: victim.num_accepted(honest.peer_id))
-    assert (await victim.row(honest.peer_id))["standing"] == "good"
+    assert (await victim.row(honest.peer_id))["trust_level"] == "good"
 
 
 @asynccontextmanager

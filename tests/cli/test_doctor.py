@@ -1,4 +1,4 @@
-"""`doctor --model` prints the memory plan as text and as JSON, and rejects contradicting options."""
+"""`doctor --model` prints the memory plan as text and as JSON, and refuses contradicting options."""
 
 from __future__ import annotations
 

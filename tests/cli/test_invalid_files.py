@@ -199,7 +199,7 @@ def test_an_event_that_is_nested_too_deep_is_skipped(tmp_path: Path) -> None:
     assert (event_totals.num_events, reader.build().damaged_lines) == (1, 1)
 
 
-def test_the_reader_of_small_files_rejects_invalid_content(tmp_path: Path) -> None:
+def test_the_reader_of_small_files_refuses_invalid_content(tmp_path: Path) -> None:
     file = tmp_path / "file"
     for content, reason in ((b"\xff", "UTF-8"), (b"a" * 11, "larger")):
         file.write_bytes(content)

@@ -161,7 +161,7 @@ def test_a_finished_home_loads_no_model_and_names_the_command_to_continue(starts
 
 
 @pytest.mark.timeout(LIMIT_S)
-def test_a_finished_home_rejects_another_model(starts: Starts) -> None:
+def test_a_finished_home_refuses_another_model(starts: Starts) -> None:
     code, line = starts.other_model
     assert (code, "trains s, not this m: give another --home" in line) == (2, True), line
 

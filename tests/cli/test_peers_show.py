@@ -25,7 +25,7 @@ UNKNOWN_PEER = "12D3KooW" + "z" * 44
 
 @pytest.fixture
 def home(tmp_path: Path, identity: Identity) -> Path:
-    """The home of a stopped node that accepted one group of a peer and rejected another."""
+    """The home of a stopped node that accepted one group of a peer and refused another."""
     where = Home(tmp_path)
     buffer = ReplayBuffer(where.replay)
     group = make_group(identity)
@@ -35,11 +35,11 @@ def home(tmp_path: Path, identity: Identity) -> Path:
     row = {
         "peer_id": identity.peer_id, "name": "mallory\x1b]0;x\x07", "model": "tiny", "parameters": 1000, "role": "full",
         "policy_version": 3, "groups_accepted": 1, "groups_refused": {"reward_mismatch": 2}, "failed_pulls": 1,
-        "groups_confirmed": 7, "last_seen": 1000.0, "standing": "banned", "score": -10.0, "banned_until": 4e9,
+        "groups_confirmed": 7, "last_seen": 1000.0, "trust_level": "banned", "score": -10.0, "banned_until": 4e9,
         "ban_reason": "reward_mismatch", "reasons": {"reward_mismatch": 3, "pull_busy": 1}, "trusted": False,
-        "teaching": {
+        "training": {
             "steps": 3, "groups": 8, "completions": 96, "kept": 0.9, "kept_negatives": None, "signal": 0.5, "ess": 0.75,
-            "teaches": 0.34, "weight_mean": 1.0, "weight_variance": 0.25, "clipped": 0.0, "truncated": 0.125,
+            "effective": 0.34, "weight_mean": 1.0, "weight_variance": 0.25, "clipped": 0.0, "truncated": 0.125,
             "low_ratio": 0.01, "mean_log_ratio": -0.5, "mean_kl": 2.5,
         },
     }  # fmt: skip
@@ -78,7 +78,8 @@ def test_all_records_of_one_peer_are_printed(
     assert [reason["count"] for reason in document["held_against"]] == [3, 1]
     listed = _printed(capsys, home, "peers")
     header, row = listed.splitlines()
-    assert "\x1b" not in listed and [row[header.index(name) :].split("  ")[0] for name in ("CONFIRMED", "TEACHES")] == [
+    assert "\x1b" not in listed
+    assert [row[header.index(name) :].split("  ")[0] for name in ("CONFIRMED", "EFFECTIVE")] == [
         "7", "34 %",
     ]  # fmt: skip
     assert re.search(r"^groups +\d+ groups accepted since the start; it confirmed", shown, re.MULTILINE)
@@ -89,10 +90,10 @@ def test_an_unknown_peer_is_a_one_line_error(home: Path, capsys: pytest.CaptureF
     assert "does not know" in capsys.readouterr().err
 
 
-def test_a_rejected_group_is_shown_from_the_event_log(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_group_is_shown_from_the_event_log(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = _printed(capsys, home, "replay", "show", "abababab")
     sentence = "a claimed reward differs from the one computed here"
-    assert f"rejected (reward_mismatch): {sentence}. claimed \\x1b]0;x\\x07 1" in " ".join(shown.split())
+    assert f"refused (reward_mismatch): {sentence}. claimed \\x1b]0;x\\x07 1" in " ".join(shown.split())
     assert "\x1b" not in shown
     document = json.loads(_printed(capsys, home, "replay", "show", "ab" * 32, "--json"))
     assert (document["verdict"], document["refusal"], document["completions"]) == ("refused", "reward_mismatch", [])

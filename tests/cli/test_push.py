@@ -68,7 +68,7 @@ def _fill(buffer: ReplayBuffer, me: Identity, peer: Identity) -> None:
     text = make_text_group(peer, number=2)
     for group, sent in ((own, None), (foreign, None), (text.in_tokens([[1, 2], [3]]), text)):
         envelope = seal_group(sent or group, me if group is own else peer)
-        accepted = Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), sent.retells if sent else None)
+        accepted = Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), sent.exact_group if sent else None)
         assert buffer.admit(accepted, own=group is own)
     buffer.take(1, own=1, foreign=1)
     assert buffer.release_step(1, ReleaseReason.TRAINED) == 2

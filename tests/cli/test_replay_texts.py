@@ -40,8 +40,8 @@ def home(tmp_path: Path, identity: Identity) -> Path:
     as_text = make_text_group(identity, number=2, completions=(mallory, as_text.completions[1]))
     for group, text in ((exact, None), (as_text.in_tokens([[1, 2], [3]]), as_text)):
         envelope = seal_group(text or group, identity)
-        retells = text.retells if text else None
-        assert buffer.admit(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), retells), own=False)
+        exact_group = text.exact_group if text else None
+        assert buffer.admit(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), exact_group), own=False)
     buffer.close()
     return tmp_path
 
@@ -94,7 +94,7 @@ def test_the_use_of_a_group_is_reported(home: Path) -> None:
     assert sorted(used()) == ["not yet: it waits for a step", "trained in step 3"]
     buffer.take(4, own=0, foreign=1)
     buffer.release_step(4, ReleaseReason.REFUSED)
-    assert "not used: refused (the learner rejected its step, or the step changed nothing)" in used()
+    assert "not used: refused (the learner refused its step, or the step changed nothing)" in used()
     buffer.close()
 
 
@@ -236,9 +236,9 @@ def test_peers_have_a_header_and_ages(home: Path, capsys: pytest.CaptureFixture[
     row = {
         "peer_id": "p1", "name": "\x1bann", "model": "m", "role": "full", "groups_accepted": 1234,
         "groups_refused": {"stale": 2, "duplicate": 1}, "groups_confirmed": 5, "last_seen": time.time() - 90,
-        "standing": "banned", "banned_until": 2e9, "ban_reason": "operator",
+        "trust_level": "banned", "banned_until": 2e9, "ban_reason": "operator",
     }  # fmt: skip
-    never = row | {"peer_id": "p2", "last_seen": 0.0, "groups_refused": {}, "banned_until": None, "standing": "good"}
+    never = row | {"peer_id": "p2", "last_seen": 0.0, "groups_refused": {}, "banned_until": None, "trust_level": "good"}
     Home(home).status.write_text(json.dumps({"peers": [row, never]}))
     capsys.readouterr()
     assert run(["peers", "--home", str(home)]) == 0

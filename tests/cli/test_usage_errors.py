@@ -150,11 +150,11 @@ def test_an_unexpected_exception_is_a_one_line_error(
         (["--share", "diagonal"], "horizontal"),
         (["--nodes", "1"], "alone"),
         (["--nodes", "two"], "2,4,8"),
-        (["--lies", "murder"], "positives"),
+        (["--attack", "murder"], "positives"),
         (["--kl-estimator", "k9"], "kl_estimator"),
         (["--task", "math500:nowhere.jsonl"], "nowhere"),
         (["--pair", "hdee", "--pair", "size"], "a separate experiment"),
-        (["--pair", "hdee", "--lies", "rewards"], "omit --lies"),
+        (["--pair", "hdee", "--attack", "rewards"], "omit --attack"),
         (["--pair", "hdee", "--prompts", "9"], "multiple of 6"),
     ],
 )

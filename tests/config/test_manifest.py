@@ -129,9 +129,11 @@ def test_an_invalid_manifest_is_refused_in_one_line(text: str, complaint: str) -
 
 def test_is_cut_reports_a_truncated_sampling_distribution() -> None:
     for setting in ("top_p = 0.9", "top_k = 20"):
-        assert parse_manifest(CUT + setting, source="my.toml").sampling.is_cut
-    assert not parse_manifest(CUT + "temperature = 0.7", source="my.toml").sampling.is_cut, "nothing to correct"
-    assert not RunManifest(name="a", task="x").sampling.is_cut
+        assert parse_manifest(CUT + setting, source="my.toml").sampling.is_truncated_sampling
+    assert not parse_manifest(CUT + "temperature = 0.7", source="my.toml").sampling.is_truncated_sampling, (
+        "nothing to correct"
+    )
+    assert not RunManifest(name="a", task="x").sampling.is_truncated_sampling
 
 
 def test_a_decaying_schedule_takes_decay_steps() -> None:

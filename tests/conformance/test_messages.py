@@ -80,7 +80,7 @@ def _context() -> ValidationContext:
 
 
 def _verdict(read: Callable[[bytes], object], data: str, *, prefix: str = "") -> str:
-    """Return the reason of a reader's rejection with the prefix of its counter, or `accepted`."""
+    """Return the reason of a reader's refusal with the prefix of its counter, or `accepted`."""
     try:
         read(bytes.fromhex(data))
     except RecordError as error:

@@ -82,7 +82,7 @@ def test_node_and_peer_admit_each_others_groups(one_node_run: _Run) -> None:
         )
         assert joined["members"] == [node_id]
         assert {event["by"] for event in confirmed} == {node_id}
-        assert _events(output, "rejected") == []
+        assert _events(output, "refused") == []
     admitted = {event["group"] for event in node.events("admitted") if event["sender"] == joined["peer"]}
     assert confirmed[0]["group"] in admitted
     assert node.events("refused") == []
@@ -93,7 +93,7 @@ def test_node_and_peer_admit_each_others_groups(one_node_run: _Run) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("claim", FALSE_CLAIMS)
-def test_each_false_claim_is_rejected_by_its_name(one_node_run: _Run, claim: str) -> None:
+def test_each_false_claim_is_refused_by_its_name(one_node_run: _Run, claim: str) -> None:
     node = one_node_run.node
     with _peer(one_node_run, claim, claim) as output:
         (joined,) = node.wait_for(lambda: _events(output, "joined"), timeout_s=ANSWER_S)

@@ -102,7 +102,7 @@ def test_once_prints_one_screen_and_loads_no_large_module(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "origin", "is_rejected"),
+    ("host", "origin", "is_refused"),
     [
         ("127.0.0.1:8642", None, False),
         ("127.0.0.1:8642", "http://127.0.0.1:8642", False),
@@ -113,8 +113,8 @@ def test_once_prints_one_screen_and_loads_no_large_module(home: Path) -> None:
         ("evil.example:8642", "http://evil.example:8642", True),  # DNS rebinding: a foreign name of this machine
     ],
 )
-def test_requests_of_other_sites_are_rejected(host: str, origin: str | None, is_rejected: bool) -> None:
-    assert (refusal_of(bound_to="127.0.0.1", host=host, origin=origin) is not None) == is_rejected
+def test_requests_of_other_sites_are_refused(host: str, origin: str | None, is_refused: bool) -> None:
+    assert (refusal_of(bound_to="127.0.0.1", host=host, origin=origin) is not None) == is_refused
 
 
 def test_a_warning_belongs_to_addresses_of_the_network() -> None:

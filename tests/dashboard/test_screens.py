@@ -149,7 +149,7 @@ async def test_peers_are_searched_sorted_and_selected_by_keys_and_mouse(
         assert app.focused is table
         await pilot.press("slash", "escape")
         assert FIRST_PEER in await _shown(app, pilot, "2 known ")
-        for order in ("teaches", "rejected", "trust"):
+        for order in ("effective", "refused", "trust"):
             await pilot.press("s")
             await _shown(app, pilot, f"2 known, by {order} ")
         assert [key.value for key in table.rows] == [BOB, ANN]

@@ -104,7 +104,7 @@ async def offer_text(simulation: Simulation, member: Hostile, rng: random.Random
         prompt_ref=exact.prompt_ref,
         problem_hash=exact.problem_hash,
         created_at=exact.created_at,
-        retells=exact_id,
+        exact_group=exact_id,
         completions=tuple(TextCompletion(f"{10 + at} 11", -0.5 - at / 8, 3, FinishReason.LENGTH) for at in range(12)),
     )
     body = pb.Body.FromString(pack_text_group(text_group))
@@ -190,7 +190,7 @@ async def leave_or_rejoin(simulation: Simulation, member: Hostile, rng: random.R
 
 
 async def move_clock(simulation: Simulation, member: Hostile, rng: random.Random) -> None:
-    """Set the clock of the machine. Groups that are in transit may be rejected."""
+    """Set the clock of the machine. Groups that are in transit may be refused."""
     if rng.random() < 0.3:
         simulation.clock.moved_s += rng.choice(JUMPS_S)
         simulation._due.clear()

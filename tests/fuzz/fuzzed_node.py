@@ -62,7 +62,7 @@ MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Disable the log of the package, which would have thousands of rejections per second."""
+    """Disable the log of the package, which would have thousands of refusals per second."""
     logger = logging.getLogger("ftis_node")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -150,7 +150,7 @@ class FuzzedNode:
 
     def _serve(self, member: LoopbackGossip) -> None:
         async def answer(peer_id: str, question: bytes) -> Sequence[bytes]:
-            open_backfill_request(question)  # raises if an honest peer would reject the question
+            open_backfill_request(question)  # raises if an honest peer would refuse the question
             return self.answers[member.peer_id]
 
         async def lookup(ids: Sequence[bytes]) -> Sequence[bytes]:

@@ -1,6 +1,6 @@
 """All targets by name: readers of bytes from peers, and chains of the loops behind them.
 
-A reader returns a value or rejects the bytes with a known reason. A chain passes the items of a case through a node.
+A reader returns a value or refuses the bytes with a known reason. A chain passes the items of a case through a node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Readers return a value or reject the bytes with a known reason, and the loops behind them raise no error."""
+"""Readers return a value or refuse the bytes with a known reason, and the loops behind them raise no error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_VARIANTS = 600  # of one chain
 @pytest.mark.parametrize("name", READERS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.binary(max_size=600))
-def test_random_bytes_are_read_or_rejected(name: str, data: bytes) -> None:
+def test_random_bytes_are_read_or_refused(name: str, data: bytes) -> None:
     TARGETS[name].run(data)
 
 
@@ -65,7 +65,7 @@ def test_the_corpus_causes_no_error(name: str) -> None:
 
 
 async def test_the_seeds_of_bodies_reach_the_learner() -> None:
-    """Otherwise the fuzzer would see only rejections."""
+    """Otherwise the fuzzer would see only refusals."""
     with patch.object(training, "_learn", wraps=training._learn) as learn:
         for seed in training.seeds():
             await training.chain(split(seed))

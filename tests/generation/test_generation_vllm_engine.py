@@ -163,7 +163,7 @@ async def test_a_size_of_heads_that_vllm_lacks_is_one_line(vllm: RemoteEngine) -
 
 
 async def test_a_cut_distribution_still_reports_the_full_softmax(vllm: RemoteEngine) -> None:
-    await vllm.serve(is_cut=True)
+    await vllm.serve(is_truncated_sampling=True)
     model = tiny_model(**VLLM_MODEL)
     request = make_request([43], sampling=SamplingSettings(top_p=0.5), num_completions=64, max_tokens=8, eos_ids=NEVER)
     first_ids = set()

@@ -78,7 +78,7 @@ def test_only_set_settings_reach_vllm() -> None:
     assert (given["max_loras"], arguments(lora_rank=16, can_sleep=True)["max_loras"]) == (3, 2)
     assert not {"gpu_memory_utilization", "enable_lora"} & arguments().keys()
     assert arguments()["logprobs_mode"] == "processed_logprobs"
-    assert arguments(is_cut=True)["logprobs_mode"] == "raw_logprobs"
+    assert arguments(is_truncated_sampling=True)["logprobs_mode"] == "raw_logprobs"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_no_attention_is_compiled_at_the_start(
 
 
 def test_no_sampler_is_compiled_at_the_start_and_gpus_have_the_order_of_vllm() -> None:
-    assert environment(settings(is_cut=True), device="cuda")["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    assert environment(settings(is_truncated_sampling=True), device="cuda")["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     program = "import os, sys, ftis_node; print('torch' in sys.modules, os.environ['CUDA_DEVICE_ORDER'])"
     for variables, expected in (({}, "PCI_BUS_ID"), ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "FASTEST_FIRST")):

@@ -134,8 +134,10 @@ def test_experts_exchange_groups_until_they_leave_and_are_evaluated_as_ensembles
     assert all(11 * 8 >= tokens / 8 > 0 for tokens in own)
     assert easy.tokens_trained == easy.curve(SPECS[0])[-1].tokens_generated + easy.curve(SPECS[0])[-1].tokens_received
     assert hard.curve(SPECS[0])[-1].tokens_received == hard.tokens_trained - hard.tokens_generated
-    assert {(each.task, each.mode) for each in result.exam} == {(task, mode) for task in SPECS for mode in MODES}
-    assert all(each.n == 8 and 0 <= each.pass_at_1 <= 1 for each in result.exam)
+    assert {(each.task, each.mode) for each in result.final_evaluation} == {
+        (task, mode) for task in SPECS for mode in MODES
+    }
+    assert all(each.n == 8 and 0 <= each.pass_at_1 <= 1 for each in result.final_evaluation)
     asked = evaluate_model(str(kept[hard.name]), SPECS[2], limit=8, k=1, max_tokens=96, engine="torch")
     assert asyncio.run(asked).pass_at_1 == hard.curve(SPECS[2])[-1].pass_at_1, "another model is evaluated"
 
@@ -145,10 +147,10 @@ def test_experts_that_train_alone_exchange_no_groups(tiny_models: dict[str, Path
     trial = small(tiny_models)
     step = trial.manifest.step.model_copy(update={"own_groups": 6, "foreign_groups": 0})
     manifest = trial.manifest.model_copy(update={"step": step})
-    result = run_trial(replace(trial, manifest=manifest, apart=True, exam=None))
+    result = run_trial(replace(trial, manifest=manifest, apart=True, final_evaluation=None))
     assert [(member.own_groups, member.foreign_groups) for member in result.members] == [(6, 0), (12, 0), (18, 0)]
     assert [member.tokens_trained for member in result.members] == [m.tokens_generated for m in result.members]
-    assert not result.exam
+    assert not result.final_evaluation
 
 
 @pytest.mark.timeout(1200)

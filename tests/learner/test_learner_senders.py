@@ -100,7 +100,7 @@ def test_shares_by_hand():
     )  # fmt: skip
     shares = figures.shares()
     assert shares["ess"] == pytest.approx(9 / 15)
-    assert shares["teaches"] == pytest.approx(3 / 8 * 9 / 15) == pytest.approx(9 / (8 * 5))
+    assert shares["effective"] == pytest.approx(3 / 8 * 9 / 15) == pytest.approx(9 / (8 * 5))
     assert shares["weight_variance"] == pytest.approx(2 / 3)
     expected = {"kept": 0.75, "kept_negatives": 0.25, "signal": 0.75, "clipped": 1 / 3, "truncated": 0.5}
     expected |= {"low_ratio": 0.1, "mean_log_ratio": -0.2, "mean_kl": 0.5, "weight_mean": 1.0}

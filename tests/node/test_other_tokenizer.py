@@ -222,5 +222,5 @@ async def test_a_group_of_another_tokenizer_is_trained_on(
     (admitted,) = [event for event in read_events(bob.home.events, name="admitted") if not event["own"]]
     (taken,) = read_events(bob.home.events, name="taken")
     (confirmed,) = read_events(alice.home.events, name="confirmed")
-    assert admitted["retells"] == announced["group"] == confirmed["group"]
+    assert admitted["exact_group"] == announced["group"] == confirmed["group"]
     assert taken["group"] == admitted["group"] != announced["group"]

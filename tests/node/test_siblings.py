@@ -65,7 +65,7 @@ def test_every_sibling_trains_on_groups_of_every_other(
         for name, node in nodes.items():
             assert node.status()["swarm"]["groups_refused"] == {}, name
             for row in [each for each in node.peers() if each["peer_id"] in ids.values()]:
-                assert (row["reasons"], row["groups_refused"], row["standing"]) == ({}, {}, "good"), (name, row)
+                assert (row["reasons"], row["groups_refused"], row["trust_level"]) == ({}, {}, "good"), (name, row)
                 assert row["score"] >= 0
         for node in nodes.values():
             node.stop()
@@ -76,5 +76,5 @@ def _trained_senders(node: RunningNode) -> set[str]:
     return {
         row["peer_id"]
         for row in node.peers()
-        if row["teaching"] is not None and row["teaching"]["groups"] and row["teaching"].get("kept_fraction") != 0
+        if row["training"] is not None and row["training"]["groups"] and row["training"].get("kept_fraction") != 0
     }

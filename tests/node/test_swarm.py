@@ -44,10 +44,10 @@ def test_two_nodes_with_different_models_learn_from_each_other(
         assert len(taken) == len(set(taken)), "a group was used twice"
         steps = node.events("step")
         assert [event["step"] for event in steps] == list(range(1, step + 1))
-        (peer,) = [row for row in node.peers() if row["teaching"]]
+        (peer,) = [row for row in node.peers() if row["training"]]
         assert {sender["sender"] for sender in steps[-1]["by_sender"]} == {peer["peer_id"], status["node"]["peer_id"]}
-        assert peer["teaching"]["groups"] == status["learner"]["foreign_groups"]
-        assert peer["teaching"]["mean_kl"] > 0 and 0 <= peer["teaching"]["teaches"] <= 1
+        assert peer["training"]["groups"] == status["learner"]["foreign_groups"]
+        assert peer["training"]["mean_kl"] > 0 and 0 <= peer["training"]["effective"] <= 1
         assert status["learner"]["mismatch_kl"] < 1e-6, "engine and learner compute different log-probs"
         assert status["learner"]["mismatch_share"] == 0
         assert status["generation"]["policy_version"] == status["model"]["policy_version"] > 0, (

@@ -52,7 +52,7 @@ def valid() -> list[dict[str, Any]]:
         **{field.name: getattr(group, field.name) for field in fields(GroupHeader)},
         policy_version=3,
         policy_version_newest=3,
-        retells=exact_id,
+        exact_group=exact_id,
         completions=tuple(
             TextCompletion(text, mean_logprob=mean, num_tokens=num_tokens, finish_reason=finish, reward=reward)
             for text, mean, num_tokens, finish, reward in zip(
@@ -61,13 +61,13 @@ def valid() -> list[dict[str, Any]]:
         ),
     )
     sealed = seal_group(text, example.IDENTITY)
-    content = {"texts": TEXTS, "mean_logprobs": MEAN_LOGPROBS, "retells": exact_id.hex()}
+    content = {"texts": TEXTS, "mean_logprobs": MEAN_LOGPROBS, "exact_group": exact_id.hex()}
     made.append({"codec": "text", "envelope": sealed.to_bytes().hex(), "id": sealed.id.hex(), **common, **content})
     return made
 
 
 def refused() -> list[dict[str, str]]:
-    """Return envelopes that a reader refuses, each with one fault and the reason of docs/reference/rejections.md."""
+    """Return envelopes that a reader refuses, each with one fault and the reason of docs/reference/refusals.md."""
     body = pb.Body.FromString(example.envelope().body)
 
     def changed(**changes: Any) -> pb.Body:

@@ -94,7 +94,7 @@ def test_the_largest_record_with_measurements_fits_and_is_read_unchanged() -> No
     stats = PeerStats(
         step=10**9,
         groups_per_minute=12.5,
-        rejected_groups=10**9,
+        refused_groups=10**9,
         pass_rates=tuple((10**9 + step, 0.5) for step in range(MAX_PASS_RATES)),
         sources=tuple((peer_id, 10**6) for peer_id in others),
         trained_groups=10**9,

@@ -52,7 +52,7 @@ def test_each_reader_accepts_its_own_form_only(identity: Identity) -> None:
         (lambda b: b.mean_logprobs.append(-1.0), "malformed"),
         (lambda b: b.lengths.__setitem__(0, 0), "malformed"),
         (lambda b: b.finishes.__setitem__(0, 9), "malformed"),
-        (lambda b: setattr(b, "retells", b"short"), "malformed"),
+        (lambda b: setattr(b, "exact_group", b"short"), "malformed"),
         (lambda b: setattr(b, "token_ids", b"\0\0\0\0"), "malformed"),
         (lambda b: setattr(b, "logprobs", b"\0\0\0\0"), "malformed"),
         (lambda b: b.version_offsets.extend([0, 0]), "malformed"),

@@ -44,7 +44,7 @@ def test_a_valid_envelope_is_read(vector: dict[str, Any]) -> None:
     else:
         assert [completion.text for completion in group.completions] == vector["texts"]
         assert [completion.num_tokens for completion in group.completions] == vector["lengths"]
-        assert group.retells.hex() == vector["retells"] == STORED["valid"][0]["id"]
+        assert group.exact_group.hex() == vector["exact_group"] == STORED["valid"][0]["id"]
 
 
 def test_every_group_of_a_batch_is_read() -> None:

@@ -67,7 +67,7 @@ def test_a_text_group_is_read_with_the_tokens_of_its_validation(path: Path) -> N
     group = text_group.in_tokens([[10, 2], [7, 8, 9]])
     buffer = ReplayBuffer(path)
     assert buffer.admit(
-        Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), text_group.retells), own=False
+        Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), text_group.exact_group), own=False
     )
     assert buffer.admit(accepted(BOB, 1), own=False)
     buffer.close()

@@ -58,7 +58,7 @@ def _events() -> list[dict[str, Any]]:
     others = [
         at(0, "start", model="tiny"),
         at(1, "peer_joined", peer=PEER_ID),
-        at(240, "reputation_changed", peer=PEER_ID, standing="banned", why=ATTACK, until=BEGAN_AT + 900),
+        at(240, "reputation_changed", peer=PEER_ID, trust_level="banned", why=ATTACK, until=BEGAN_AT + 900),
         at(300, "refused", group="ab", origin=PEER_ID, reason=ATTACK, detail=""),
         at(400, "start", model="tiny"),
         at(450, "step_lost", step=45, error=f"see /home/someone/x/learner.log {ATTACK}"),
@@ -87,7 +87,7 @@ def _peer() -> dict[str, Any]:
     return {
         **{"peer_id": PEER_ID, "name": ATTACK, "model": ATTACK, "parameters": 5, "role": ATTACK, "policy_version": 4},
         **{"groups_accepted": 60, "groups_refused": {"reward_mismatch": 37, ATTACK: 1}, "failed_pulls": 0},
-        **{"groups_confirmed": 1, "last_seen": BEGAN_AT, "standing": "banned", "score": -12.0, "trusted": False},
+        **{"groups_confirmed": 1, "last_seen": BEGAN_AT, "trust_level": "banned", "score": -12.0, "trusted": False},
         **{"banned_until": BEGAN_AT + 900, "ban_reason": ATTACK, "reasons": {}},
     }
 
@@ -101,7 +101,7 @@ def _fill(home: Home) -> None:
     groups = [(make_group(ME), None, ME), (hostile.in_tokens([[1, 2], [3]]), hostile, PEER)]
     for group, text, sender in groups:
         envelope = seal_group(text or group, sender)
-        retells = text.retells if text else None
-        accepted = Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), retells)
+        exact_group = text.exact_group if text else None
+        accepted = Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), exact_group)
         assert buffer.admit(accepted, own=sender is ME)
     buffer.close()

@@ -104,7 +104,7 @@ def test_the_figures_are_those_of_the_event_log(page: Page) -> None:
     last_ten = sum(event["reward_mean"] for event in step_events()[-10:]) / 10
     assert strong[:3] == [str(NUM_STEPS), "75 %", f"{last_ten:.3g}"]
     assert "62.5 %" in strong, "300 of 480 groups are foreign"
-    assert strong[5] == "38", "38 groups were rejected"
+    assert strong[5] == "38", "38 groups were refused"
     rows = page.rows()
     assert [f"reward_mismatch {full_sentence('reward_mismatch')}", "37"] in rows
     assert [row[:4] for row in rows if row[1:2] == ["arithmetic"]] == [
@@ -139,7 +139,7 @@ def test_the_timeline_has_the_events_in_order(page: Page) -> None:
         "Started",
         "Joined: ",
         "No signal: steps 12 to 17 had no effect",
-        "38 groups rejected: reward_mismatch 37, &lt;script&gt;",
+        "38 groups refused: reward_mismatch 37, &lt;script&gt;",
     ]
     expected += [" is banned: &lt;script&gt;", "Restarted after an end without a stop event"]
     expected += ["The learner died in step 45 and was restarted: see …/learner.log &lt;script&gt;"]
@@ -197,7 +197,7 @@ def test_the_page_of_a_long_run_is_bounded(tmp_path: Path) -> None:
     assert f"{4_000 - MAX_FIRST - MAX_LAST:,} events in the middle are left out" in source
 
 
-def test_few_rejections_are_left_out_and_an_effective_step_ends_an_entry_of_skipped_ones() -> None:
+def test_few_refusals_are_left_out_and_an_effective_step_ends_an_entry_of_skipped_ones() -> None:
     log = TimelineBuilder()
     for second in range(9):
         log.add({"time": second, "event": "refused", "reason": "stale"})
@@ -211,7 +211,7 @@ def test_few_rejections_are_left_out_and_an_effective_step_ends_an_entry_of_skip
     assert left_out == 0
 
 
-def test_every_rejection_reason_has_a_sentence() -> None:
+def test_every_refusal_reason_has_a_sentence() -> None:
     assert set(REFUSALS) == set(ROWS)
 
 

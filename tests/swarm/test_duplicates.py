@@ -143,7 +143,7 @@ def test_a_copy_is_found_for_each_first_sender() -> None:
 def test_the_first_sender_of_a_completion_remains_its_author() -> None:
     detector, texts = DuplicateDetector("me"), [text() for _ in range(4)]
     detector.remember(ME, b"sum/1", texts[:1])
-    detector.remember(BOB, b"sum/1", texts)  # too few copies to be rejected
+    detector.remember(BOB, b"sum/1", texts)  # too few copies to be refused
     copy = detector.find("cat", b"sum/1", texts[:1])
     assert copy is not None
     assert copy.first == ME

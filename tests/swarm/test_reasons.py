@@ -1,4 +1,4 @@
-"""Every reason has a sentence; the page of rejections has the same sentences."""
+"""Every reason has a sentence; the page of refusals has the same sentences."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ftis_node.gossip import FetchOutcome
 from ftis_node.swarm.reasons import BEHAVIOUR, REFUSALS, UNKNOWN, sentence
 from ftis_node.swarm.reputation import BY_OPERATOR, GOOD_BEHAVIOUR, Behaviour
 
-PAGE = Path(__file__).parents[2] / "docs/reference/rejections.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/refusals.md"
 
 
-def test_the_page_of_rejections_has_the_same_sentences() -> None:
+def test_the_page_of_refusals_has_the_same_sentences() -> None:
     text = PAGE.read_text(encoding="utf-8")
     table = text[text.index("| reason | the group is refused") : text.index("## Other names")]
     assert dict(re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", table, flags=re.MULTILINE)) == {

@@ -141,7 +141,7 @@ def test_the_error_of_a_faulty_plug_in_names_its_package(spec: str, message: str
 @pytest.mark.usefixtures("faulty_plugins")
 async def test_later_errors_of_a_faulty_plug_in_are_contained() -> None:
     unscored, unresolved, valid = load_task("unscored"), load_task("unresolved"), load_task("valid")
-    with pytest.raises(KeyError):  # validation rejects an unknown prompt by this error
+    with pytest.raises(KeyError):  # validation refuses an unknown prompt by this error
         unresolved.resolve(PromptRef("unresolved", "train", 2))
     with pytest.raises(KeyError):
         valid.resolve(PromptRef("valid", "test", 0))

@@ -142,7 +142,7 @@ def test_code_in_an_answer_does_not_run(generator: str, tmp_path: Path) -> None:
         ("chain_sum", "9" * 20_001),
     ],
 )
-def test_an_unsafe_answer_is_rejected(generator: str, answer: str) -> None:
+def test_an_unsafe_answer_is_refused(generator: str, answer: str) -> None:
     assert not is_safe_answer(generator, answer, reference="A")
 
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_the_problems_of_every_spec_do_not_change(name: str, split: str, digest: str) -> None:
-    """Nodes of two releases with different problems would reject each other's groups."""
+    """Nodes of two releases with different problems would refuse each other's groups."""
     task = SumsTask(split, name=name)
     texts = " ".join(task.problem(index).text for index in range(min(len(task), NUM_DRAWS)))
     assert blake2b(texts.encode(), digest_size=8).hexdigest() == digest

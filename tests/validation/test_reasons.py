@@ -1,4 +1,4 @@
-"""Every rejection reason has a row in docs/reference/rejections.md, and the row names the peer at fault."""
+"""Every refusal reason has a row in docs/reference/refusals.md, and the row names the peer at fault."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ SOURCES = [
 ]
 OF_DIRECTORY_RECORDS = {"stale_record", "expired"}
 ROWS = dict(
-    re.findall(
-        r"^\| `(\w+)` \|.*\| ([^|]+) \|$", (ROOT / "docs/reference/rejections.md").read_text(), flags=re.MULTILINE
-    )
+    re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", (ROOT / "docs/reference/refusals.md").read_text(), flags=re.MULTILINE)
 )
 
 

@@ -95,8 +95,8 @@ async def test_a_valid_text_group_is_accepted_in_tokens_of_this_node(identity: I
     assert (len(first.logprobs), first.mean_logprob, second.mean_logprob) == (0, -1.0, -1.0)
     assert verdict.group.rewards == (1.0, 0.0)
     assert verdict.prompt_ids == tuple(TOKENIZER.encode_prompt(ITEM.prompt))
-    assert verdict.announced_id == verdict.retells == bytes(range(32))
-    assert verdict.envelope.id != verdict.retells
+    assert verdict.announced_id == verdict.exact_group == bytes(range(32))
+    assert verdict.envelope.id != verdict.exact_group
 
 
 @pytest.mark.parametrize(

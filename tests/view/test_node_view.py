@@ -182,7 +182,7 @@ def test_facts_that_are_known_have_a_line() -> None:
     disk = _with("limits", home_bytes=10**9, home_limit_bytes=2 * 10**9, disk_free_bytes=5 * 10**9)
     assert _facts(disk)["disk"] == "home 1.0 GB of 2.0 GB, groups 0 B of 0 B, 5.0 GB free"
     weights = _with("swarm", weights_bytes_in=3 * 10**6, weights_age_s=65.0, weights_refused={"hash": 2})
-    assert _facts(weights)["weights"] == "3.0 MB in, 0 B out, 2 rejected, those served are 1 min 5 s old"
+    assert _facts(weights)["weights"] == "3.0 MB in, 0 B out, 2 refused, those served are 1 min 5 s old"
     assert "-2.5 s off ours" in _facts(_with("swarm", clock_skew_s=-2.5))["swarm"]
     assert "2 restarts, loss" in _facts(_with("learner", restarts=2))["learner"]
 
@@ -246,7 +246,7 @@ def test_a_group_is_shown_with_its_history() -> None:
     assert "2 -2.90" not in shown and "2 -2.90" in _texts(group_lines(GROUP, with_tokens=True))
     assert Span("trained in step 100", Tone.GOOD) in [span for shown in group_lines(GROUP) for span in shown]
     refused = replace(GROUP, summary=None, verdict="refused", reason=HOSTILE, detail=HOSTILE, completions=())
-    assert f"rejected ({printable(HOSTILE)})" in _texts(group_lines(refused))
+    assert f"refused ({printable(HOSTILE)})" in _texts(group_lines(refused))
 
 
 @pytest.mark.parametrize("order", PEER_COLUMNS)

@@ -23,7 +23,7 @@ Device = Literal["auto", "cpu", "cuda"]
 DEFAULT_METHODS = "alone,nois,vis,tis,ftis"
 HDEE = "hdee"
 HDEE_METHODS = "alone,ftis"  # experts that train separately, and experts that share
-NOT_OF_HDEE = ("controls", "share", "delay", "nodes", "lies", "liars", "codec", "task", "ood_task", "lora_rank")
+NOT_OF_HDEE = ("controls", "share", "delay", "nodes", "attack", "attackers", "codec", "task", "ood_task", "lora_rank")
 DEFAULT_STEPS = 40
 TINY_PRESETS = {"arithmetic": "arithmetic-compare", "sums": "sums-ftis"}
 HDEE_PRESET = "arithmetic-hdee"
@@ -66,11 +66,11 @@ def compare(
         ),
     ] = "none",
     nodes: Annotated[str, typer.Option("--nodes", help="Nodes in a swarm; comma-separated.")] = "2",
-    lies: Annotated[
+    attack: Annotated[
         str,
-        typer.Option("--lies", help="Attack of the last nodes: none, rewards, logprobs, positives, mimic."),
+        typer.Option("--attack", help="Attack of the last nodes: none, rewards, logprobs, positives, mimic."),
     ] = "none",
-    liars: Annotated[int, typer.Option("--liars", min=1, help="Number of attackers with --lies.")] = 1,
+    attackers: Annotated[int, typer.Option("--attackers", min=1, help="Number of attackers with --attack.")] = 1,
     codec: Annotated[
         str, typer.Option("--codec", help="Codec of groups: exact, lossless, lossy; comma-separated.")
     ] = "exact",
@@ -143,8 +143,8 @@ def compare(
         shares=_split(share),
         delays=_split(delay),
         num_nodes=_numbers(nodes),
-        lies=_split(lies),
-        num_liars=liars,
+        attacks=_split(attack),
+        num_attackers=attackers,
         codecs=_split(codec),
         controls=controls and not is_hdee,
         device=device,

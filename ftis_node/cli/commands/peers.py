@@ -12,7 +12,7 @@ from ftis_node.cli.completion import peer_ids
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
 from ftis_node.errors import ConfigError, UsageError
 from ftis_node.node.http_api.node_client import post_document, read_document
-from ftis_node.swarm.peer_rows import teaches
+from ftis_node.swarm.peer_rows import effective_share
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import columns, date_time
 
@@ -27,7 +27,7 @@ PeerArgument = Annotated[
 ]
 HEADER = (
     *("PEER", "NAME", "MODEL", "ROLE", "DOMAIN", "SEEN", "TRUST"),
-    *("ACCEPTED", "REJECTED", "CONFIRMED", "TEACHES", "NOTE"),
+    *("ACCEPTED", "REFUSED", "CONFIRMED", "EFFECTIVE", "NOTE"),
 )
 LENGTH = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -38,9 +38,10 @@ def peers(context: typer.Context, home: HomeOption = None, as_json: JsonOption =
     """List the peers of a node. `peers show` shows one in full; `ban`, `unban` and `trust` change its reputation.
 
     JSON shape: [{peer_id, name, model, parameters, role, domain, policy_version, groups_accepted,
-    groups_refused: {reason: n}, failed_pulls, groups_confirmed, last_seen, standing, score, banned_until, ban_reason,
-    reasons: {reason: n}, trusted, wire_schema, wire_words, teaching}]. `teaching` is null before a step took a group of
-    the peer, then {steps, groups, completions, kept, kept_negatives, signal, ess, teaches, weight_mean,
+    groups_refused: {reason: n}, failed_pulls, groups_confirmed, last_seen, trust_level, score, banned_until,
+    ban_reason,
+    reasons: {reason: n}, trusted, wire_schema, wire_words, training}]. `training` is null before a step took a group of
+    the peer, then {steps, groups, completions, kept, kept_negatives, signal, ess, effective, weight_mean,
     weight_variance, clipped, truncated, low_ratio, mean_log_ratio, mean_kl} over its last 20 steps
     (ftis-node docs operate/dashboard).
     """
@@ -75,7 +76,7 @@ def ban(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ban a peer: the node neither fetches from it nor serves it, and rejects its groups."""
+    """Ban a peer: the node neither fetches from it nor serves it, and refuses its groups."""
     for_s = None if length is None else parse_length_s(length)
     _change(home or context.obj, "ban", peer, as_json, for_s=for_s)
 
@@ -113,7 +114,7 @@ def _change(path: Any, action: str, peer: str, as_json: bool, **options: Any) ->
     else:
         row = _change_stopped(home, action, peer, **options)
     until = f" until {date_time(row['banned_until'])}" if row["banned_until"] else ""
-    print_document(row, lambda: [f"{row['peer_id']} is {row['standing']}{until}"], as_json=as_json)
+    print_document(row, lambda: [f"{row['peer_id']} is {row['trust_level']}{until}"], as_json=as_json)
 
 
 def _change_stopped(home: Home, action: str, peer: str, **options: Any) -> dict[str, Any]:
@@ -144,10 +145,10 @@ def _cells(row: dict[str, Any], *, now: float) -> tuple[str, ...]:
         row["role"] or "-",
         row.get("domain") or "",
         f"{duration(now - seen)} ago" if seen else "never",
-        row.get("standing", "good"),
+        row.get("trust_level", "good"),
         f"{row['groups_accepted']:,}",
         refused,
         f"{row['groups_confirmed']:,}",
-        teaches(row),
+        effective_share(row),
         "; ".join(note for note in (banned, row.get("wire_words")) if note),
     )

@@ -88,7 +88,7 @@ def show(
     JSON shape: the row of `list`, and completions: [{token_ids, logprobs, text, num_tokens, mean_logprob,
     lowest_logprob, finish_reason, reward, claimed_reward}] (of a group that came as text: text, mean_logprob,
     sender_tokens, ...), prompt: {task, split, index, text, answer, missing}, verdict, refusal, detail, used,
-    weights_of, tokenizer, temperature, texts_missing, events: [..]. A rejected group has id, verdict and events only.
+    weights_of, tokenizer, temperature, texts_missing, events: [..]. A refused group has id, verdict and events only.
     """
     from ftis_node.cli.detail_screens import group_document, group_screen
     from ftis_node.replay.group_history import read_group_history

@@ -32,7 +32,7 @@ def swarm(
     The home is that of a node or of a bootstrap node. All figures are claims in signed directory records.
 
     JSON shape: [{run: {id, name, task, method}, taken_at, own_id, num_unreadable, num_omitted, peers: [{peer_id, name,
-    role, model, parameters, software, seen_at, tokens_per_minute, step, groups_per_minute, rejected_groups,
+    role, model, parameters, software, seen_at, tokens_per_minute, step, groups_per_minute, refused_groups,
     pass_rates: [[step, pass_at_1]], learns_from: {peer_id: share}, measured_at}]}]; with --watch one line per update.
     """
     read = _from_directory(tuple(peers), run) if peers else lambda: read_document(home_at(home), "/swarm")

@@ -25,7 +25,7 @@ TERMS = (
     ("learning", "yes: steps change the model; the line adds the reward's trend"),
     ("healthy", "yes: no problem with workers, steps, peers, clock, disk, memory"),
     ("trained on", "groups used in steps since the home was created"),
-    ("groups", "sent, confirmed by a peer, received, rejected; since the start"),
+    ("groups", "sent, confirmed by a peer, received, refused; since the start"),
     ("kept", "share of completions that the filter kept"),
     ("trust", "good, probation (all its groups are audited), banned, trusted"),
     ("score", "0 for a new peer, at most 10; below -3 probation, at -10 banned"),

@@ -52,8 +52,8 @@ class EngineSettings(Message, frozen=True):
     `vocab_size` is the tokenizer's length: ids at or above it are padding of the embedding, never text. `max_batch`
     bounds the completions decoded together (None: the engine's default), `max_prefill_tokens` the padded prompt tokens
     of one forward pass. `max_model_len` bounds prompt and completion together (None: the model's limit). With `seed`
-    None each start draws one. `is_cut`: requests may use top_p or top_k. An update of weights ends completions that
-    began more than `max_version_span` versions ago.
+    None each start draws one. `is_truncated_sampling`: requests may use top_p or top_k. An update of weights ends
+    completions that began more than `max_version_span` versions ago.
 
     The other fields apply to vLLM. `engine_core` selects the process of its core: "auto" is the worker's own on a CPU
     and a separate one on a GPU. `memory_share` is its share of a GPU's memory (None: vLLM's default), `cache_bytes` the
@@ -69,7 +69,7 @@ class EngineSettings(Message, frozen=True):
     seed: int | None = None
     max_model_len: int | None = None
     max_version_span: int = DEFAULT_MAX_VERSION_SPAN
-    is_cut: bool = False
+    is_truncated_sampling: bool = False
     engine_core: Literal["auto", "inside", "separate"] = "auto"
     memory_share: float | None = None
     cache_bytes: int | None = None

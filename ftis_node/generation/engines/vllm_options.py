@@ -118,7 +118,7 @@ def engine_arguments(
         "max_model_len": settings.max_model_len,
         # The full softmax at the sampling temperature. If top_p or top_k truncate it, that of temperature 1 before the
         # truncation: this is why a run that truncates has temperature 1.
-        "logprobs_mode": "raw_logprobs" if settings.is_cut else "processed_logprobs",
+        "logprobs_mode": "raw_logprobs" if settings.is_truncated_sampling else "processed_logprobs",
         "enable_prefix_caching": True,
         "worker_extension_cls": WORKER_EXTENSION,
         "enforce_eager": device == "cpu",

@@ -125,20 +125,20 @@ class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
 class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
     """Authorizer that truncates requests that cost too much work or memory. It signs nothing: entries are signed.
 
-    A serving node never rejects a whole request. A hivemind peer would treat the rejecting node as dead and forget it,
-    then contact it again and send the same entries again, without end. A node that does not serve rejects all requests,
+    A serving node never refuses a whole request. A hivemind peer would treat the refusing node as dead and forget it,
+    then contact it again and send the same entries again, without end. A node that does not serve refuses all requests,
     so that peers forget it.
     """
 
     def __init__(self, own_node_id: bytes = b"", *, guard: PeerGuard | None = None) -> None:
-        """`own_node_id` is this node's id in the DHT. A request or answer that cannot be truncated is rejected."""
+        """`own_node_id` is this node's id in the DHT. A request or answer that cannot be truncated is refused."""
         self._guard = guard or PeerGuard()
         self._own_node_id = own_node_id
         self.storage: Any = None  # the node's local storage; set after its start
         self.is_serving = True
 
     async def validate_request(self, request: Any) -> bool:
-        """Truncate a peer's request to the limits; return False to reject it."""
+        """Truncate a peer's request to the limits; return False to refuse it."""
         if not self.is_serving:
             return False
         with self._guard.work_for(UNPROVEN, Place.DIRECTORY):

@@ -97,10 +97,10 @@ def p2pd_path() -> Path:
 
 
 def address_bytes(text: str) -> bytes:
-    """Return a multiaddr in binary form. Raises AddressError if `parse_address` rejects it.
+    """Return a multiaddr in binary form. Raises AddressError if `parse_address` refuses it.
 
-    hivemind's Multiaddr rejects host names that libp2p dials, and writes the peer of `/p2p/ID` in a form that p2pd
-    rejects.
+    hivemind's Multiaddr refuses host names that libp2p dials, and writes the peer of `/p2p/ID` in a form that p2pd
+    refuses.
     """
     return parse_address(text).to_bytes()
 

@@ -52,7 +52,7 @@ async def fetch_limit(client: P2pdClient, peer_id: str, *, timeout_s: float) -> 
 
 
 def read_reservation(message: bytes) -> RelayLimit | None:
-    """Return the limits in an answer to RESERVE, None if it is a rejection. Raises ValueError if it is invalid."""
+    """Return the limits in an answer to RESERVE, None if it is a refusal. Raises ValueError if it is invalid."""
     try:
         answer = circuit_pb2.HopMessage.FromString(message)
     except DecodeError as error:

@@ -177,8 +177,8 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
         vLLM gives those of the cut distribution, and a run with `top_p` or `top_k` needs those of the full one.
         """
-        is_cut = self.top_p < 1 or self.top_k > 0
-        sampled: Tensor | None = None if is_cut else batch.get("sampling_per_token_logps")
+        is_truncated_sampling = self.top_p < 1 or self.top_k > 0
+        sampled: Tensor | None = None if is_truncated_sampling else batch.get("sampling_per_token_logps")
         sampled = batch.get("old_per_token_logps") if sampled is None else sampled
         if sampled is not None:
             return sampled

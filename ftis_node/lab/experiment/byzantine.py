@@ -2,7 +2,7 @@
 
 | lie         | what it sends                                               | defense                                  |
 |-------------|-------------------------------------------------------------|------------------------------------------|
-| `rewards`   | honest completions, every claimed reward inverted           | validation scores again and rejects      |
+| `rewards`   | honest completions, every claimed reward inverted           | validation scores again and refuses      |
 | `logprobs`  | wrong answers replaced by random tokens, with the log-probs | the filter, as soon as the learner has   |
 |             | that the untrained model gives them: they look close        | moved away from the untrained model      |
 | `positives` | right answers behind junk that scoring does not see, with   | the cap: at most C times the weight of   |

@@ -1,7 +1,7 @@
 """Synchronous rounds: all nodes of an experiment take their n-th step together on the same groups, at any speed.
 
 A round is complete when every node has generated its groups of this step and every other node has validated each of
-them. So the nodes need no clock, do not wait for rejected groups, and never train on half a round. A node that has
+them. So the nodes need no clock, do not wait for refused groups, and never train on half a round. A node that has
 finished its last step leaves: it generates and validates nothing more. The others compensate: an update keeps its
 size, and each generates an equal part of it.
 """
@@ -145,7 +145,7 @@ class SynchronousRounds:
         """Wait until every node has finished the previous step, or its last one.
 
         A node writes a step's metrics before its bans. If a peer announced a group between them, the group would be
-        neither accepted nor rejected.
+        neither accepted nor refused.
         """
         validators = [member for member in self._members.values() if member.validator]
         await _until(lambda: all(member.has_done(step - 1) for member in validators))
@@ -167,7 +167,7 @@ class SynchronousRounds:
 class RoundGate:
     """A member's `node.gate.StepGate`: synchronous with the others, with no more groups than its rounds take.
 
-    If the run has `step.backfill_with_own`, the member compensates for rejected groups by planning its quota.
+    If the run has `step.backfill_with_own`, the member compensates for refused groups by planning its quota.
     `ready_foreign` returns the sender and number of each remote group that is ready.
     """
 

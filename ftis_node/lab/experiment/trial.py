@@ -60,7 +60,7 @@ class FinalEvaluation:
 
 
 async def run_final_evaluation(
-    exam: FinalEvaluation, learners: Mapping[str, Learning], folder: Path
+    final_evaluation: FinalEvaluation, learners: Mapping[str, Learning], folder: Path
 ) -> list[FinalEvaluationResult]:
     """Write the current models to `folder` and evaluate them as an ensemble. Raises FtisError."""
     members = []
@@ -69,13 +69,13 @@ async def run_final_evaluation(
         learner.export(folder / name)
         members.append(Member(name, str(folder / name)))
     results = []
-    for task in exam.tasks:
+    for task in final_evaluation.tasks:
         found = await evaluate_ensemble(
             members,
             task,
-            modes=exam.modes,
-            limit=exam.limit,
-            max_tokens=exam.max_tokens,
+            modes=final_evaluation.modes,
+            limit=final_evaluation.limit,
+            max_tokens=final_evaluation.max_tokens,
             engine="torch",
         )
         results += [
@@ -97,7 +97,7 @@ class Trial:
     """Parameters of one trial. `manifest` sets the groups of a step and the method; the specs contain local paths.
 
     `labels` are the trial's cell in the matrix, `key` is its name among stored results. With `apart`, each member is a
-    separate swarm of one. The `exam` evaluates all members together after training.
+    separate swarm of one. The `final_evaluation` evaluates all members together after training.
     """
 
     key: str
@@ -113,7 +113,7 @@ class Trial:
     lora_adapter: LoraSection = LoraSection()
     codec: CodecName = "exact"
     apart: bool = False
-    exam: FinalEvaluation | None = None
+    final_evaluation: FinalEvaluation | None = None
 
     def last_step(self, member: TrialMember) -> int:
         return self.steps if member.steps is None else member.steps
@@ -146,7 +146,7 @@ def run_trial(
     """
     started_at, processor_at = time.monotonic(), time.process_time()
     with tempfile.TemporaryDirectory(prefix="trial-", dir=scratch) as folder:
-        members, exam = asyncio.run(_run(trial, Path(folder), on_progress))
+        members, final_evaluation = asyncio.run(_run(trial, Path(folder), on_progress))
     return TrialResult(
         key=trial.key,
         labels=trial.labels,
@@ -155,7 +155,7 @@ def run_trial(
         seed=trial.seed,
         members=members,
         seconds=round(time.monotonic() - started_at, 2),
-        exam=exam,
+        final_evaluation=final_evaluation,
         made_by=made_by(),
         processor_seconds=round(time.process_time() - processor_at, 2),
     )
@@ -190,10 +190,10 @@ async def _run(
         honest = [node for node in nodes if node.member.lie is None]
         names = {node.parts.context.peer_id: node.member.name for node in nodes}
         results = [read_member(node.member.name, node.parts, due=node.lockstep.due, names=names) for node in honest]
-        if trial.exam is None:
+        if trial.final_evaluation is None:
             return results, []
         learners = {node.member.name: node.parts.learner for node in honest}
-        return results, await run_final_evaluation(trial.exam, learners, folder / "trained")
+        return results, await run_final_evaluation(trial.final_evaluation, learners, folder / "trained")
 
 
 def _introduce(nodes: Sequence[TrialNode]) -> None:

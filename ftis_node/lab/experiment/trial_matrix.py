@@ -32,7 +32,7 @@ from ftis_node.records.codec import CODECS
 
 SAPO = re.compile(r"sapo:(\d+)/(\d+)(?:/(\d+))?")  # own and remote groups to draw, and own ones to generate
 CHOICE = re.compile(r"(newest)(?::(\d+))?")  # vertical; the number of remote groups to take
-FILLED = "filled"  # vertical, and own groups replace rejected remote ones
+FILLED = "filled"  # vertical, and own groups replace refused remote ones
 NOT_OF_THE_LOSS = ("advantage_scale", "peer_weights")  # parameters of every method, besides those of the loss
 FILTER_PARAMETERS = ("kl_estimator", "kl_threshold", "filter", "keep_share", "rank_own")
 FOREVER_VERSIONS, FOREVER_S = 100_000, 86_400.0
@@ -53,8 +53,8 @@ class Experiment:
     shares: tuple[str, ...] = ("vertical",)
     delays: tuple[str, ...] = ("none",)
     num_nodes: tuple[int, ...] = (2,)
-    lies: tuple[str, ...] = ("none",)
-    num_liars: int = 1
+    attacks: tuple[str, ...] = ("none",)
+    num_attackers: int = 1
     codecs: tuple[str, ...] = ("exact",)
     controls: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -93,7 +93,7 @@ class Experiment:
                 for share, num_nodes in product(self.shares, self.num_nodes):
                     yield TrialSetting(self, pair, method, own_delay, share=share, num_nodes=num_nodes)
                 continue
-            for share, num_nodes, lie, codec in product(self.shares, self.num_nodes, self.lies, self.codecs):
+            for share, num_nodes, lie, codec in product(self.shares, self.num_nodes, self.attacks, self.codecs):
                 yield TrialSetting(self, pair, method, delay, share=share, num_nodes=num_nodes, lie=lie, codec=codec)
 
 
@@ -137,10 +137,10 @@ class TrialSetting:
             return
         members = self.pair.swarm(self.num_nodes)
         if self.lie != "none":
-            num_honest = self.num_nodes - self.experiment.num_liars
+            num_honest = self.num_nodes - self.experiment.num_attackers
             if num_honest < 1:
                 raise UsageError(
-                    f"--liars {self.experiment.num_liars}: one node at least of {self.num_nodes} is honest"
+                    f"--attackers {self.experiment.num_attackers}: one node at least of {self.num_nodes} is honest"
                 )
             for index, node in enumerate(members[num_honest:], start=num_honest):
                 members[index] = replace(node, name="liar", lie=self.lie)  # type: ignore[arg-type]  # checked
@@ -156,7 +156,7 @@ class TrialSetting:
             return last
         if last.lie is not None:
             raise UsageError(
-                f"{self.delay} with --lies {self.lie}: the last node is an attacker, which has no new weights"
+                f"{self.delay} with --attack {self.lie}: the last node is an attacker, which has no new weights"
             )
         model, mark, _ = last.name.partition(COPY_MARK)
         return replace(last, name=model + LATE_MARK if mark else model, delay=delay)
@@ -290,7 +290,7 @@ def with_key(trial: Trial) -> Trial:
         "adapter": trial.lora_adapter.model_dump(),
         "codec": trial.codec,
         "apart": trial.apart,
-        "exam": trial.exam and asdict(trial.exam),
+        "final_evaluation": trial.final_evaluation and asdict(trial.final_evaluation),
     }
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
     return replace(trial, key=f"{trial.members[0].name}-{trial.labels['method'].split(':')[0]}-{digest}")

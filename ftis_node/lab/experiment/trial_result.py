@@ -63,7 +63,7 @@ class MemberResult(msgspec.Struct, frozen=True):
     """Result of one node. `steps` maps each name in STEP_FIGURES and SENDER_FIGURES to one value per step.
 
     `peer_weights` has the weights of the other members by name, one dict per step, if the method weights peers.
-    `refused` counts rejections by reason. `tokens_generated` and `tokens_trained` count completion tokens of all steps.
+    `refused` counts refusals by reason. `tokens_generated` and `tokens_trained` count completion tokens of all steps.
     `domain` is None if the member generated for the whole task.
     """
 
@@ -115,7 +115,7 @@ class TrialResult(msgspec.Struct, frozen=True):
     seed: int
     members: list[MemberResult]
     seconds: float
-    exam: list[FinalEvaluationResult] = []
+    final_evaluation: list[FinalEvaluationResult] = []
     made_by: str = ""
     processor_seconds: float = 0.0
 

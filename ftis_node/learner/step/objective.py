@@ -71,8 +71,8 @@ class Objective:
 
     def excluded(self, learner_logprobs: Tensor, batch: TrainBatch) -> Tensor:
         """Return `[N]` bool: all completions of groups with an understated one, because the others may be false too."""
-        rejected_ids = batch.group_ids[self.understated(learner_logprobs, batch)]
-        return torch.isin(batch.group_ids, rejected_ids)
+        refused_ids = batch.group_ids[self.understated(learner_logprobs, batch)]
+        return torch.isin(batch.group_ids, refused_ids)
 
     def loss(
         self,

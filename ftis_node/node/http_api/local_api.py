@@ -4,7 +4,7 @@
 127.0.0.1, and answers only requests that name this machine as their host. Any user of this machine may read. Three
 routes change the node: `POST /peers/ban`, `/peers/unban`, `/peers/trust`.
 
-    {"peer": "12D3Koo...", "for_s": 7200}  ->  200 {"peer_id": ..., "standing": ..., ...} | 4xx {"error": "one line"}
+    {"peer": "12D3Koo...", "for_s": 7200}  ->  200 {"peer_id": ..., "trust_level": ..., ...} | 4xx {"error": "one line"}
 
 A web page that the operator visits can reach this port too. So each of these requests must carry the token of the home
 (0600, new at every start) in a custom header. A page cannot read the token, and the browser sends no custom header to a

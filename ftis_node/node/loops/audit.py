@@ -71,7 +71,7 @@ class AuditLoop:
         """Return the fraction to audit: 1 for a peer on probation, and if a new peer claims this node's weights."""
         share, peers = self.context.settings.validation.audit_fraction, self.peers
         is_new_peers_claim = group.weights_of is not None and peers.is_new_peer(group.sender)
-        is_doubtful = is_new_peers_claim or peers.standing(group.sender) is TrustLevel.PROBATION
+        is_doubtful = is_new_peers_claim or peers.trust_level(group.sender) is TrustLevel.PROBATION
         return 1.0 if share and is_doubtful else share
 
     def _is_comparable(self, accepted: Accepted) -> bool:

@@ -86,7 +86,7 @@ class ConfirmationLoop:
             async with asyncio.timeout(limit_s):
                 self._window.of(sender).spend(1.0, now=began_at)
                 if not await self.gossip.confirm(sender, ids):
-                    log.debug("%s rejected the confirmation of %d groups", sender, len(ids))
+                    log.debug("%s refused the confirmation of %d groups", sender, len(ids))
                 is_answered = True
         except TimeoutError:
             log.debug("%s did not answer a confirmation in %g s", sender, limit_s)

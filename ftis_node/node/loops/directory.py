@@ -74,7 +74,7 @@ class SwarmLogMessages:
         message = (str(state.state), _gist(state))
         if message != self._last_logged and state.state is not SwarmPhase.STARTING:
             self._last_logged = message
-            yield _standing(state, addresses)
+            yield _connection_line(state, addresses)
         if clock_skew_s is not None:
             yield from self._clock(clock_skew_s)
         if advice and not self._was_advised:
@@ -109,7 +109,7 @@ def _gist(state: SwarmState) -> str:
     return "" if state.state is SwarmPhase.CONNECTED else re.sub(r"\d+ peers?|\d+", "#", state.reason.split(",")[0])
 
 
-def _standing(state: SwarmState, addresses: Sequence[str]) -> LogLine:
+def _connection_line(state: SwarmState, addresses: Sequence[str]) -> LogLine:
     reason = P2PDS_PREAMBLE.sub("", UNPRINTABLE.sub(" ", state.reason))
     if state.state is SwarmPhase.CONNECTED:
         return LogLine(logging.INFO, f"in the swarm: {reason}")

@@ -72,7 +72,7 @@ class PublishLoop:
 
     async def publish(self, group: Group) -> ValidationResult:
         """Publish a scored group that holds a slot, and return its verdict. One call at a time."""
-        self._num_begun += 1  # until it is announced or rejected
+        self._num_begun += 1  # until it is announced or refused
         if counter_of(self.last_number) == MAX_COUNTER:
             self.last_number = await self.store.disk(begin_epoch, self.store.home, self.store.buffer)
         group = replace(group, number=self.last_number + 1)

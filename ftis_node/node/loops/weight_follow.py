@@ -220,7 +220,7 @@ class FollowLoop:
     def _refuse(self, refusal: Refusal, *, version: int | None = None) -> None:
         peer_id = self._settings.follow
         self.peers.refuse_weights(peer_id, refusal, version=version)
-        log.warning("weights of %s are rejected: %s", peer_id, refusal.detail)
+        log.warning("weights of %s are refused: %s", peer_id, refusal.detail)
 
     def _note_outcome(self, outcome: FetchOutcome) -> None:
         """Log one line when the learner stops answering, and one when it answers again."""

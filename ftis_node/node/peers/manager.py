@@ -70,8 +70,8 @@ class PeerManager:
         self._allowed = frozenset(settings.allow)
         self._trusted = frozenset(settings.trust)
         self._store = PeerStore(path)
-        self._standings = ReputationTable()
-        self._store.load(self._standings, now=clock())
+        self._reputations = ReputationTable()
+        self._store.load(self._reputations, now=clock())
         self._saved_at = clock()
         self._networks = LruDict[str, str](MAX_NETWORKS)
         self._met = LruDict[str, None](MAX_NETWORKS)  # peers that have connected
@@ -81,7 +81,7 @@ class PeerManager:
 
     def close(self) -> None:
         """Save and close the file."""
-        self._store.save(self._standings)
+        self._store.save(self._reputations)
         self._store.close()
 
     def note_addresses(self, peer_id: str, addresses: Sequence[str]) -> None:
@@ -97,11 +97,11 @@ class PeerManager:
             return False
         if self._allowed and peer_id not in self._allowed:
             return True
-        return peer_id not in self._trusted and self._standings.is_banned(peer_id, now=self._clock())
+        return peer_id not in self._trusted and self._reputations.is_banned(peer_id, now=self._clock())
 
     def is_trusted(self, peer_id: str) -> bool:
         """Return whether the operator trusts a peer, by the settings or by `peers trust`."""
-        return peer_id in self._trusted or self._standings.reputation(peer_id).trusted
+        return peer_id in self._trusted or self._reputations.reputation(peer_id).trusted
 
     def is_of_own_weights(self, group: GroupHeader | StoredGroup) -> bool:
         """Return whether a trusted peer reports that this node's weights sampled its group.
@@ -112,18 +112,18 @@ class PeerManager:
 
     def is_new_peer(self, peer_id: str) -> bool:
         """Return whether a peer has sent no good group yet, and is not trusted."""
-        return not self.is_trusted(peer_id) and not self._standings.reputation(peer_id).is_known(now=self._clock())
+        return not self.is_trusted(peer_id) and not self._reputations.reputation(peer_id).is_known(now=self._clock())
 
-    def standing(self, peer_id: str) -> TrustLevel:
+    def trust_level(self, peer_id: str) -> TrustLevel:
         if self.is_banned(peer_id):
             return TrustLevel.BANNED
         if self.is_trusted(peer_id):
             return TrustLevel.TRUSTED
-        return self._standings.reputation(peer_id).trust_level(now=self._clock())
+        return self._reputations.reputation(peer_id).trust_level(now=self._clock())
 
     def save(self) -> None:
         """Write unsaved changes to disk."""
-        self._store.save(self._standings)
+        self._store.save(self._reputations)
         self._saved_at = self._clock()
 
     def note(
@@ -132,9 +132,9 @@ class PeerManager:
         """Note a peer's behavior. Count it by `reason` (the behavior's name if empty). `detail` is for the operator."""
         if peer_id == self._own_id or peer_id in self._trusted:
             return
-        standing = self._standings.note(peer_id, behaviour, now=self._clock(), reason=reason, credit=credit)
-        if standing is not None:
-            self._report(peer_id, standing, detail or reason or behaviour.value)
+        trust_level = self._reputations.note(peer_id, behaviour, now=self._clock(), reason=reason, credit=credit)
+        if trust_level is not None:
+            self._report(peer_id, trust_level, detail or reason or behaviour.value)
         elif self._clock() - self._saved_at >= SAVE_EVERY_S:
             self.save()
 
@@ -172,7 +172,7 @@ class PeerManager:
         self._events.write(
             "admitted",
             group=accepted.envelope.id,
-            retells=accepted.retells,
+            exact_group=accepted.exact_group,
             own=is_own,
             sender=group.sender,
             number=group.number,
@@ -243,7 +243,7 @@ class PeerManager:
         if sender == self._own_id or reason in NO_NEWS:
             return
         if reason == "banned":  # its cause
-            reason = self._standings.reputation(sender).ban_reason or reason
+            reason = self._reputations.reputation(sender).ban_reason or reason
         self._refused.refused(sender, reason, now=self._clock())
 
     def refused_senders(self) -> list[RefusedSender]:
@@ -275,7 +275,7 @@ class PeerManager:
 
     def share_cap(self) -> ShareCap:
         """Return the limit on each peer's places in the buffer."""
-        trusted = {peer_id for peer_id, record_of in self._standings if record_of.reputation.trusted}
+        trusted = {peer_id for peer_id, record_of in self._reputations if record_of.reputation.trusted}
         return ShareCap(trusted=self._trusted | trusted, networks=dict(self._networks))
 
     def ban(self, peer_id: str, length_s: float | None = None) -> None:
@@ -284,31 +284,31 @@ class PeerManager:
             raise UsageError("this is the node itself: it cannot be banned")
         if peer_id in self._trusted:
             raise UsageError("node.toml trusts this peer: remove it from access.trust and start the node again")
-        self._standings.ban(peer_id, length_s or LONGEST_BAN_S, now=self._clock())
+        self._reputations.ban(peer_id, length_s or LONGEST_BAN_S, now=self._clock())
         self._report(peer_id, TrustLevel.BANNED, "by the operator")
 
     def unban(self, peer_id: str) -> None:
         """End a ban, and delete the record of the peer's past bans."""
-        self._standings.unban(peer_id, now=self._clock())
-        self._report(peer_id, self.standing(peer_id), "by the operator")
+        self._reputations.unban(peer_id, now=self._clock())
+        self._report(peer_id, self.trust_level(peer_id), "by the operator")
 
     def trust(self, peer_id: str, trusted: bool = True) -> None:
         """Set or end trust. A node never bans a trusted peer, and gives it more places. Trust ends a ban."""
-        self._standings.trust(peer_id, trusted, now=self._clock())
-        self._report(peer_id, self.standing(peer_id), "by the operator")
+        self._reputations.trust(peer_id, trusted, now=self._clock())
+        self._report(peer_id, self.trust_level(peer_id), "by the operator")
 
     def known(self) -> list[str]:
         """Return the ids of known peers and of those that the settings name."""
-        known = {peer_id for peer_id, _ in self._standings} | self._allowed | self._trusted
+        known = {peer_id for peer_id, _ in self._reputations} | self._allowed | self._trusted
         return sorted(known - {self._own_id})
 
     def row(self, peer_id: str) -> dict[str, Any]:
         """Return the row of `peers --json` of any peer. `banned_until` is in Unix seconds, None without a ban."""
-        record_of, now = self._standings.record_of(peer_id), self._clock()
+        record_of, now = self._reputations.record_of(peer_id), self._clock()
         known = record_of.reputation
         is_running = known.is_banned(now=now)
         return {
-            "standing": self.standing(peer_id).value,
+            "trust_level": self.trust_level(peer_id).value,
             "score": BAN_SCORE if is_running else round(known.score_at(now), 2),
             "banned_until": round(known.banned_until, 1) if is_running else None,
             "ban_reason": known.ban_reason if is_running else "",
@@ -326,12 +326,12 @@ class PeerManager:
             is_new_peer = self.is_new_peer(peer_id)
             self._quotas.spend(peer_id, num_tokens, is_new_peer=is_new_peer, now=time.monotonic())
 
-    def _report(self, peer_id: str, standing: TrustLevel, why: str) -> None:
+    def _report(self, peer_id: str, trust_level: TrustLevel, why: str) -> None:
         """Write a changed trust level to the event log, the log and the disk."""
         row = self.row(peer_id)
         self._events.write(
-            "reputation_changed", peer=peer_id, standing=standing.value, why=why, until=row["banned_until"]
+            "reputation_changed", peer=peer_id, trust_level=trust_level.value, why=why, until=row["banned_until"]
         )
-        if standing is TrustLevel.BANNED:
+        if trust_level is TrustLevel.BANNED:
             log.warning("%s is refused for %.0f s: %s", peer_id, (row["banned_until"] or 0) - self._clock(), why)
         self.save()

@@ -67,7 +67,7 @@ class OwnRecord:
         return PeerStats(
             step=self.context.state.step,
             groups_per_minute=self._groups_per_minute(last_number),
-            rejected_groups=sum(counters.refused.values()),
+            refused_groups=sum(counters.refused.values()),
             pass_rates=tuple((one.step, one.pass_at_1) for one in evaluations if one.task == evaluations[0].task),
             sources=tuple((peer_id, groups) for peer_id, groups in sources.most_common() if peer_id and groups > 0),
             trained_groups=sum(sources.values()),

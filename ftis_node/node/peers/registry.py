@@ -1,6 +1,6 @@
 """Registry of the peers that this node has met: their directory records and what each one sent, by peer id.
 
-Messages of a peer with another wire version are rejected with the reason `version`, without a penalty. Updating the
+Messages of a peer with another wire version are refused with the reason `version`, without a penalty. Updating the
 older of the two nodes resolves it.
 """
 
@@ -22,7 +22,7 @@ from ftis_node.records.peer_messages import Releases
 from ftis_node.swarm.lru import LruDict
 
 MAX_PEERS = 4096
-RECENT_STEPS = 20  # number of steps with groups of a peer over which `teaching` averages
+RECENT_STEPS = 20  # number of steps with groups of a peer over which `training` averages
 UPDATE = "update ftis-node"
 
 
@@ -66,7 +66,7 @@ class PeerActivity:
     last_seen: float = 0.0
     wire_schema: int | None = None  # wire version of its last message; None before the first message
     taught: deque[SenderStats] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    teaching: dict[str, float | None] | None = None  # mean over `taught`; None before a step used a group of the peer
+    training: dict[str, float | None] | None = None  # mean over `taught`; None before a step used a group of the peer
 
     def note_training(self, figures: SenderStats) -> None:
         """Add the statistics of the peer's completions in one more step."""
@@ -74,7 +74,7 @@ class PeerActivity:
         recent = add_up(self.taught)
         shares = {name: None if value is None else round(value, 6) for name, value in recent.shares().items()}
         counts = {"steps": len(self.taught), "groups": recent.groups, "completions": recent.completions}
-        self.teaching = {**counts, **shares}
+        self.training = {**counts, **shares}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row of `peers --json`, without the peer's id."""
@@ -94,7 +94,7 @@ class PeerActivity:
             "last_seen": self.last_seen,
             "wire_schema": self.wire_schema,
             "wire_words": describe_peer_version(self.wire_schema, ours=SCHEMA),
-            "teaching": self.teaching,
+            "training": self.training,
         }
 
 

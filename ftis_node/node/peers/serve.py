@@ -143,6 +143,6 @@ def reencode_as_text(group: Group, group_id: bytes, *, tokenizer: PromptTokenize
         **header,
         policy_version=group.policy_version,
         policy_version_newest=group.policy_version_newest,
-        retells=group_id,
+        exact_group=group_id,
         completions=completions,
     )

@@ -69,26 +69,26 @@ class PeerStore:
     def close(self) -> None:
         self._db.close()
 
-    def load(self, standings: ReputationTable, *, now: float) -> None:
-        """Load all saved peers into `standings`, as of `now` (Unix seconds)."""
+    def load(self, reputations: ReputationTable, *, now: float) -> None:
+        """Load all saved peers into `reputations`, as of `now` (Unix seconds)."""
         for peer_id, *fields, reasons, noted_at in self._db.execute("SELECT * FROM peers"):
             score, updated_at, banned_until, ban_reason, num_bans, trusted = fields
             reputation = Reputation(score, updated_at, banned_until, ban_reason, num_bans, bool(trusted)).by_clock(now)
-            standings.put(peer_id, PeerReputation(reputation, Counter(_counts(reasons)), noted_at))
+            reputations.put(peer_id, PeerReputation(reputation, Counter(_counts(reasons)), noted_at))
 
-    def save(self, standings: ReputationTable) -> None:
+    def save(self, reputations: ReputationTable) -> None:
         """Write changes since the last call, and delete forgotten peers, in one transaction.
 
         If another program locks the file, or the disk is full, leave all changes for the next call.
         """
         if not self._begun():
             return
-        forgotten = [(peer_id,) for peer_id in standings.forgotten]
+        forgotten = [(peer_id,) for peer_id in reputations.forgotten]
         try:
             self._db.executemany("DELETE FROM peers WHERE peer_id = ?", forgotten)
             self._db.executemany(
                 "INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                self._rows(standings, standings.changed),
+                self._rows(reputations, reputations.changed),
             )
             self._db.execute("COMMIT")
         except sqlite3.OperationalError as error:
@@ -98,8 +98,8 @@ class PeerStore:
                 raise
             log.debug("%s is saved when the disk has space: %s", self._path, error)
             return
-        standings.forgotten.clear()
-        standings.changed.clear()
+        reputations.forgotten.clear()
+        reputations.changed.clear()
 
     def _begun(self) -> bool:
         try:
@@ -114,9 +114,9 @@ class PeerStore:
         self._is_held = False
         return True
 
-    def _rows(self, standings: ReputationTable, peer_ids: Iterable[str]) -> Iterable[tuple[object, ...]]:
+    def _rows(self, reputations: ReputationTable, peer_ids: Iterable[str]) -> Iterable[tuple[object, ...]]:
         for peer_id in sorted(peer_ids):
-            record_of = standings.record_of(peer_id)
+            record_of = reputations.record_of(peer_id)
             known, reasons = record_of.reputation, json.dumps(record_of.reasons)
             yield (
                 *(peer_id, known.score, known.updated_at, known.banned_until, known.ban_reason, known.num_bans),

@@ -112,7 +112,7 @@ class StepPeers:
         self._peer_weights.note(report.agreement, report.own_agreement)
 
     def settle(self, report: StepReport, groups: Sequence[StoredGroup], *, is_trained: bool) -> None:
-        """Credit the senders whose groups a step used, and charge those whose groups it rejected."""
+        """Credit the senders whose groups a step used, and charge those whose groups it refused."""
         if is_trained and not report.skipped:
             left_out = {*report.understated, *report.unreadable}
             for group in groups:

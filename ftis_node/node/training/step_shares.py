@@ -62,8 +62,8 @@ def shares_of_step(needs: StepQuota, *, generates: bool, own_left: int = 0) -> t
 
 def substitute_foreign(ready: int, *, needs: StepQuota) -> tuple[int, int]:
     """Return the READY groups as (own, foreign) for a node that does not generate: the first I count as own."""
-    standing_in = min(ready, needs.own)
-    return standing_in, ready - standing_in
+    for_own = min(ready, needs.own)
+    return for_own, ready - for_own
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class Run:
         """Keep each peer's row; return the number of admitted honest groups and the learner's step."""
         for row in await none_if_unanswered(self.victim.rows) or ():
             self.rows[row["peer_id"]] = row
-            self.banned |= {row["peer_id"]} if row["standing"] == "banned" else set()
+            self.banned |= {row["peer_id"]} if row["trust_level"] == "banned" else set()
         admitted = sum(self.rows.get(one.peer_id, {}).get("groups_accepted", 0) for one in self.honest)
         return admitted, int(await none_if_unanswered(self.victim.step) or 0)
 

@@ -95,7 +95,7 @@ class Host:
     folder: Path
 
     async def connect(self, target: Target) -> None:
-        """Connect. Raises Refused if the target rejects the connection."""
+        """Connect. Raises Refused if the target refuses the connection."""
         await self.control.connect(target.peer_id, [target.transport], timeout_s=DIAL_S)
 
     async def disconnect(self, target: Target) -> None:

@@ -30,7 +30,7 @@ MALFORMED_BODIES = ("random bytes for a body", "a varint of 4 GiB for a body")
 
 
 async def send_false_groups(member: Member, scene: Scene, *, names: tuple[str, ...]) -> None:
-    """Send groups of one kind, and wait for their rejection, and for the ban if the kind bans."""
+    """Send groups of one kind, and wait for their refusal, and for the ban if the kind bans."""
     kind, victim = FALSE_GROUPS[scene.rng.choice(names)], scene.victim
     await member.announce_until_requested(kind.make(member), within_s=REFUSED_WITHIN_S)
     await victim.until(lambda: victim.num_refused_of(member.peer_id, kind.reason), within_s=REFUSED_WITHIN_S)
@@ -67,9 +67,9 @@ def _fault(name: str, promise: str, attack: Attack) -> Fault:
 
 
 FAULTS = (
-    _fault("false-claims", "Groups with false claims are rejected with the reason. A certain one bans their sender.",
+    _fault("false-claims", "Groups with false claims are refused with the reason. A certain one bans their sender.",
            partial(send_false_groups, names=FALSE_CLAIMS)),
-    _fault("malformed-bodies", "Bodies that are no envelopes are rejected, and their sender is banned.",
+    _fault("malformed-bodies", "Bodies that are no envelopes are refused, and their sender is banned.",
            partial(send_false_groups, names=MALFORMED_BODIES)),
     _fault("malformed-announcements", "They are counted, not logged one by one, and their sender is banned.",
            send_malformed_announcements),

@@ -1,4 +1,4 @@
-"""Offers of weights -> rules -> chunk hashes, chunks -> a file; and an engine that rejects it."""
+"""Offers of weights -> rules -> chunk hashes, chunks -> a file; and an engine that refuses it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAX_QUESTIONS = 40  # then the learner returns nothing, because a node would ask
 
 
 class Engine(NullGeneration):
-    """An engine that rejects all weights."""
+    """An engine that refuses all weights."""
 
     async def try_weights(self, *_: object) -> None:
         raise ModelError("differs from the learner by inf nats on the probe")

@@ -181,21 +181,21 @@ def test_a_sapo_node_draws_some_of_its_generated_groups(experiment: Experiment) 
         assert all(weight == 1.0 for weights in member.peer_weights[:2] for weight in weights.values())
 
 
-async def test_a_group_rejected_after_validation_is_counted_once() -> None:
+async def test_a_group_refused_after_validation_is_counted_once() -> None:
     registry, rounds = PeerRegistry(), Rounds(own=2, foreign=2, last_steps=(1, 1))
     lockstep = SynchronousRounds(rounds)
     for name, validator in (("receiver", Validator(NodeState(), registry)), ("sender", None)):
         lockstep.enter(RoundMember(name, NodeCounters(groups_sent=2), 1, RoundQuota(rounds), validator))
     peer = registry.seen("sender")
-    peer.accepted, peer.refused["understated_logprobs"] = 1, 1  # one group, accepted and later rejected
+    peer.accepted, peer.refused["understated_logprobs"] = 1, 1  # one group, accepted and later refused
     assert not lockstep._is_complete(1)
     peer.refused["reward_mismatch"] = 1
     assert lockstep._is_complete(1)
 
 
 @pytest.mark.parametrize("lie", ["logprobs", "positives"])
-def test_false_log_probs_are_rejected_or_truncated(experiment: Experiment, lie: str) -> None:
-    result = run_trial(only(experiment, lies=(lie,), num_nodes=(4,), steps=2 if lie == "positives" else 1))
+def test_false_log_probs_are_refused_or_truncated(experiment: Experiment, lie: str) -> None:
+    result = run_trial(only(experiment, attacks=(lie,), num_nodes=(4,), steps=2 if lie == "positives" else 1))
     assert [member.name for member in result.members] == ["s", "m", "s~2"]  # the malicious node has no curve
     for member in result.members:
         assert (member.steps["truncated_fraction"][0] or 0) > 0
@@ -207,7 +207,7 @@ def test_false_log_probs_are_rejected_or_truncated(experiment: Experiment, lie: 
 
 
 def test_copied_log_probs_of_a_learner_pass_all_its_checks(experiment: Experiment) -> None:
-    setting = only(experiment, methods=("ftis:peer_weights=agreement",), lies=("mimic",), num_nodes=(4,), steps=1)
+    setting = only(experiment, methods=("ftis:peer_weights=agreement",), attacks=("mimic",), num_nodes=(4,), steps=1)
     mimicked = run_trial(setting).members[0]
     assert not mimicked.refused, "likelihoods do not distinguish its completions from honest ones"
     assert mimicked.foreign_groups == PROMPTS * 3 // 4
@@ -215,7 +215,7 @@ def test_copied_log_probs_of_a_learner_pass_all_its_checks(experiment: Experimen
 
 
 def test_honest_nodes_replace_the_groups_of_a_malicious_node_in_a_filled_swarm(experiment: Experiment) -> None:
-    result = run_trial(only(experiment, shares=("filled",), lies=("rewards",), num_nodes=(4,), steps=3))
+    result = run_trial(only(experiment, shares=("filled",), attacks=("rewards",), num_nodes=(4,), steps=3))
     own = PROMPTS // 4
     for member in result.members:
         others = [other for other in result.members if other is not member]

@@ -41,11 +41,11 @@ def test_every_update_takes_the_same_number_of_completions(share: str, num_nodes
 
 
 def test_alone_has_a_trial_for_each_model_and_generates_all_groups() -> None:
-    experiment = replace(EXPERIMENT, methods=("alone", "ftis"), num_nodes=(2, 4), lies=("none", "rewards"))
+    experiment = replace(EXPERIMENT, methods=("alone", "ftis"), num_nodes=(2, 4), attacks=("none", "rewards"))
     alone = [trial for trial in experiment.trials() if trial.labels["method"] == "alone"]
     assert [(trial.members[0].name, trial.seed) for trial in alone] == [("s", 0), ("m", 0), ("s", 1), ("m", 1)]
     assert {(t.manifest.step.own_groups, t.manifest.step.foreign_groups) for t in alone} == {(32, 0)}
-    assert len(experiment.trials()) == 4 + 2 * 2 * 2  # swarms: nodes x lies x seeds
+    assert len(experiment.trials()) == 4 + 2 * 2 * 2  # swarms: nodes x attacks x seeds
 
 
 def test_a_sapo_split_sets_own_and_foreign_groups() -> None:
@@ -62,7 +62,7 @@ def test_a_choice_takes_some_of_the_groups_of_a_vertical_split(share: str, forei
 
 
 def test_the_last_node_is_malicious() -> None:
-    (trial,) = replace(EXPERIMENT, lies=("positives",), num_nodes=(4,), seeds=range(1)).trials()
+    (trial,) = replace(EXPERIMENT, attacks=("positives",), num_nodes=(4,), seeds=range(1)).trials()
     assert [member.lie for member in trial.members] == [None, None, None, "positives"]
     assert [member.name for member in trial.members] == ["s", "m", "s~2", "liar"]
 
@@ -166,11 +166,11 @@ def test_an_invalid_method_is_refused_in_one_line(text: str) -> None:
         {"shares": ("newest:17",)},  # the other node generates 16
         {"shares": ("newest:4",), "num_nodes": (5,)},
         {"shares": ("newest:",)},
-        {"lies": ("murder",)},
+        {"attacks": ("murder",)},
         {"delays": ("later",)},
         {"delays": ("fixed:0@peer",)},
         {"delays": ("later@peer",), "methods": ("alone",)},
-        {"delays": ("fixed:8@peer",), "lies": ("none", "rewards")},
+        {"delays": ("fixed:8@peer",), "attacks": ("none", "rewards")},
     ],
 )
 def test_invalid_axes_are_refused(changes: dict[str, tuple[object, ...]]) -> None:

@@ -163,9 +163,9 @@ def _make_known(node: NodeComponents) -> None:
 
 
 def _put_on_probation(node: NodeComponents) -> None:
-    while node.peers.standing(ANN.peer_id) is TrustLevel.GOOD:
+    while node.peers.trust_level(ANN.peer_id) is TrustLevel.GOOD:
         node.peers.note(ANN.peer_id, Behaviour.REFUSED)
-    assert node.peers.standing(ANN.peer_id) is TrustLevel.PROBATION
+    assert node.peers.trust_level(ANN.peer_id) is TrustLevel.PROBATION
 
 
 async def test_every_claim_by_a_new_peer_is_compared(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ async def test_a_task_without_a_usable_problem_ends_the_node_after_one_round(
         assert len(events_of(node, "prompt_skipped")) <= 4
 
 
-async def test_own_groups_that_are_all_rejected_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_own_groups_that_are_all_refused_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with node_of(tmp_path) as node:
         wiring, group = Wiring(node), accepted(ME, 1).group
 

@@ -127,7 +127,7 @@ async def test_a_peer_that_claims_weights_that_the_node_did_not_offer_is_refused
         assert sorted(node.peers.counters.refused) == ["banned", "weights_not_offered"]
         # The score recovers with time, so the ban may need one more refusal.
         assert node.peers.counters.refused["weights_not_offered"] in (5, 6)
-        assert node.peers.row(identity.peer_id)["standing"] == "banned"
+        assert node.peers.row(identity.peer_id)["trust_level"] == "banned"
 
 
 @pytest.mark.parametrize("trusted", [False, True])
@@ -237,7 +237,7 @@ async def test_a_new_peers_slow_groups_delay_no_known_peer_and_lower_their_sende
             )
             assert node.store.reader.ready_counts() == (0, 20)
             assert node.peers.row(new_peer.peer_id)["score"] < -0.9
-            assert node.peers.row(identity.peer_id)["standing"] == "good"
+            assert node.peers.row(identity.peer_id)["trust_level"] == "good"
 
 
 async def test_the_same_group_in_both_lanes_is_admitted_once(tmp_path: Path, identity: Identity) -> None:

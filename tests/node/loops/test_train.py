@@ -129,11 +129,11 @@ async def test_a_step_event_has_the_statistics_of_each_sender(tmp_path: Path) ->
         assert node.peers.registry.entry(HONEST.peer_id).last_seen == seen_at, (
             "training on a group changes when its sender was last seen"
         )
-        row = node.peers.registry.peers[HONEST.peer_id].as_dict()["teaching"]
+        row = node.peers.registry.peers[HONEST.peer_id].as_dict()["training"]
         assert (row["steps"], row["groups"], row["completions"]) == (RECENT_STEPS, 2 * RECENT_STEPS, 8 * RECENT_STEPS)
         assert (row["kept"], row["kept_negatives"], row["signal"], row["ess"]) == (0.75, 0.5, 0.5, 0.5)
-        assert row["teaches"] == 0.25
-        assert node.peers.registry.peers[MALLORY.peer_id].as_dict()["teaching"] is None
+        assert row["effective"] == 0.25
+        assert node.peers.registry.peers[MALLORY.peer_id].as_dict()["training"] is None
 
 
 async def test_groups_of_a_peer_that_disagrees_weigh_less_from_the_next_step_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The consequences of a peer's fault: counters, an event, a lower standing. They do not depend on its id or message."""
+"""The consequences of a peer's fault: counters, an event, less trust. They do not depend on its id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The peer manager: validation results change the standing of peers, and the standing survives a restart."""
+"""The peer manager: validation results change the trust_level of peers, and the trust_level survives a restart."""
 
 from __future__ import annotations
 
@@ -70,16 +70,16 @@ def test_a_peer_with_false_claims_is_banned_and_then_on_probation(tmp_path: Path
     assert manager.is_banned(ANN.peer_id)
     assert not manager.is_banned(BOB.peer_id), "the peer that passed the group on cannot know its rewards"
     row = manager.row(ANN.peer_id)
-    assert (row["standing"], row["banned_until"], row["reasons"]) == (
+    assert (row["trust_level"], row["banned_until"], row["reasons"]) == (
         "banned",
         clock.now + 300.0,
         {"reward_mismatch": 3},
     )
     banned = read_events(tmp_path / "events.jsonl", name="reputation_changed")[-1]
-    assert (banned["peer"], banned["standing"], banned["why"]) == (ANN.peer_id, "banned", "reward_mismatch: because")
+    assert (banned["peer"], banned["trust_level"], banned["why"]) == (ANN.peer_id, "banned", "reward_mismatch: because")
     clock.now += 300.0
     assert not manager.is_banned(ANN.peer_id)
-    assert manager.row(ANN.peer_id)["standing"] == "probation"
+    assert manager.row(ANN.peer_id)["trust_level"] == "probation"
     manager.close()
 
 
@@ -163,7 +163,7 @@ def test_thousands_of_identities_fill_neither_memory_nor_disk(tmp_path: Path, ev
     rows = {peer_id: manager.row(peer_id) for peer_id in manager.known()}
     assert len(rows) <= 4096
     assert rows[ANN.peer_id]["score"] == pytest.approx(3.0)
-    assert rows[BOB.peer_id]["standing"] == "banned"
+    assert rows[BOB.peer_id]["trust_level"] == "banned"
     manager.close()
     assert (tmp_path / "peers.sqlite").stat().st_size < 2 << 20
     again = open_manager(tmp_path, events, clock)

@@ -63,12 +63,12 @@ async def test_only_a_request_with_the_token_of_the_home_changes_peers(
     assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
     token = (tmp_path / "token").read_text()
     status, row = await post(url, "/peers/ban", {"peer": "ann", "for_s": 60}, token)
-    assert (status, row["peer_id"], row["standing"]) == (200, ANN, "banned")
+    assert (status, row["peer_id"], row["trust_level"]) == (200, ANN, "banned")
     assert manager.is_banned(ANN)
     await post(url, "/peers/unban", {"peer": ANN[-8:]}, token)
     assert not manager.is_banned(ANN)
     _, row = await post(url, "/peers/trust", {"peer": ANN}, token)
-    assert (row["standing"], manager.is_trusted(ANN)) == ("trusted", True)
+    assert (row["trust_level"], manager.is_trusted(ANN)) == ("trusted", True)
     await post(url, "/peers/trust", {"peer": ANN, "trusted": False}, token)
     assert not manager.is_trusted(ANN)
 
@@ -88,7 +88,7 @@ def stopped(tmp_path: Path) -> Home:
 def test_the_commands_change_the_peers_of_a_stopped_node(stopped: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["peers", "ban", "ann", "--for", "2h", "--json", "--home", str(stopped.root)]) == 0
     row = json.loads(capsys.readouterr().out)
-    assert (row["peer_id"], row["standing"], row["ban_reason"]) == (ANN, "banned", "by the operator")
+    assert (row["peer_id"], row["trust_level"], row["ban_reason"]) == (ANN, "banned", "by the operator")
     assert row["banned_until"] == pytest.approx(read_events(stopped.events)[-1]["time"] + 7200, abs=30)
     assert run(["peers", "trust", BOB, "--home", str(stopped.root)]) == 0
     assert "trusted" in capsys.readouterr().out

@@ -45,7 +45,7 @@ def test_a_row_with_a_damaged_text_is_loaded(path: Path) -> None:
     assert bob.reputation.trusted and not bob.reasons
 
 
-def test_another_schema_is_rejected(path: Path) -> None:
+def test_another_schema_is_refused(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     with pytest.raises(ConfigError, match=f"schema {SCHEMA_VERSION + 1}"):

@@ -51,7 +51,7 @@ async def test_a_node_shows_itself_and_its_peers_over_http(tmp_path: Path) -> No
             [document] = await response.json()
         view, own_id = SwarmView.from_dict(document), node.context.peer_id
     own, peer = view.peers
-    assert (own.peer_id, own.step, own.rejected_groups) == (own_id, 4, 2)
+    assert (own.peer_id, own.step, own.refused_groups) == (own_id, 4, 2)
     assert own.pass_rates == ((0, 0.25), (4, 0.5)) and own.learns_from == {own_id: 0.75, PEER: 0.25}
     assert (peer.name, peer.step, peer.tokens_per_minute, peer.learns_from) == ("bob", None, 120.0, {})
     assert (view.num_unreadable, view.run.method) == (1, node.context.manifest.method.name)

@@ -308,7 +308,7 @@ def test_an_invalid_header_is_damage(home: Home, name: str, offset: int) -> None
     assert not integrity.find_damage(path)
 
 
-def test_readable_peers_keep_their_standing(home: Home) -> None:
+def test_readable_peers_keep_their_trust(home: Home) -> None:
     with closing(PeerStore(home.peers)) as store:
         store.save(table := peers_with_false_claims(200))
     overwrite(home.peers, 4 * PAGE, noise(PAGE))

@@ -2,9 +2,9 @@
 // Usage: node visit.mjs TARGET_MULTIADDR [PROTOCOL...]      Prints one line of JSON.
 
 Promise.withResolvers ??= function () { // libp2p 3 needs it, and Node.js has it from 22 on
-  let resolve, reject
-  const promise = new Promise((yes, no) => { resolve = yes; reject = no })
-  return { promise, resolve, reject }
+  let resolve, refuse
+  const promise = new Promise((yes, no) => { resolve = yes; refuse = no })
+  return { promise, resolve, refuse }
 }
 
 const { createLibp2p } = await import('libp2p')
