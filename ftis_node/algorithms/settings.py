@@ -13,20 +13,19 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from ftis_node.algorithms.batch import AGGREGATIONS, DENOMINATORS, require_choice
-from ftis_node.config.method_table import FILTERS
+from ftis_node.config.method_table import FILTERS, KlEstimator
 from ftis_node.errors import ConfigError
 from ftis_node.plugins import FILTER_GROUP, Plugin, call_plugin, describe, find_entry
 
 FilterRule = Callable[[Any, Any], Tensor]  # of a `Batch` and `Settings`
 
 
-KL_ESTIMATORS = ("author_k3", "k1_fwd", "k3_fwd", "rkl_iw")  # formulas in filters.py
 TOPR_LEVELS = ("seq_mean", "seq_sum", "token")
 TENSORS = ("first_pass_logprobs", "sender_ids")  # parameters of a batch: None, or as `read_batch` documents
 
@@ -94,7 +93,7 @@ _BOUNDS: Mapping[str, _Bound] = {
 }
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
-    "kl_estimator": KL_ESTIMATORS,
+    "kl_estimator": get_args(KlEstimator),
     "filter": FILTERS,
     "denominator": DENOMINATORS,
     "agg": AGGREGATIONS,

@@ -1,8 +1,8 @@
 """Shell completion of option values and arguments.
 
-Completion imports nothing heavy, so it repeats some names; a test compares them with those in the code. If the home
-cannot be read or the node does not reply, there are no suggestions. Shells evaluate suggestions, so from peers' data
-only ids of letters and digits are suggested.
+The names in this file are repeated, because help needs them and imports nothing heavy; a test compares them. If the
+home cannot be read or the node does not reply, there are no suggestions. Shells evaluate suggestions, so from data of
+peers only ids of letters and digits are suggested.
 """
 
 from __future__ import annotations
@@ -17,12 +17,6 @@ import typer
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 
-PRESETS = ("arithmetic-compare", "arithmetic-ftis", "arithmetic-hdee", "gsm8k-ftis", "rg-swarm", "sums-ftis")
-TASKS = (
-    *("arithmetic", "arithmetic:add", "arithmetic:sub", "arithmetic:easy", "arithmetic:medium", "arithmetic:hard"),
-    *("arithmetic:no-carry", "arithmetic:carry", "arithmetic:borrow"),
-    *("sums", "sums:long", "gsm8k", "math500", "dataset:", "rg:"),
-)
 ENGINES = ("auto", "vllm", "torch")
 ENSEMBLE_MODES = ("posterior", "mean", "answer", "vote", "confidence")
 ROLES = ("full", "generator", "learner", "exchange")
@@ -57,7 +51,18 @@ def methods(incomplete: str) -> list[str]:
     return some_of("alone", *METHODS)(incomplete)
 
 
-task_specs = some_of(*TASKS, separator="+")
+def task_specs(incomplete: str) -> list[str]:
+    """Complete the last task of a SPEC."""
+    from ftis_node.tasks.registry import BUILT_IN
+
+    names = dict.fromkeys(re.split("NAME|PATH", name)[0].removesuffix(":") for name in BUILT_IN)
+    return some_of(*names, separator="+")(incomplete)
+
+
+def presets(incomplete: str) -> list[str]:
+    from ftis_node.config.manifest import PRESETS
+
+    return one_of(*PRESETS)(incomplete)
 
 
 def group_ids(context: typer.Context, incomplete: str) -> list[str]:

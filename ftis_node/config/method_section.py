@@ -14,10 +14,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ftis_node.config.method_table import require_filter, require_method
+from ftis_node.config.method_table import KlEstimator, require_filter, require_method
 from ftis_node.config.section import MOST, UNKNOWN_NAME, Positive, Section
-
-KlEstimator = Literal["author_k3", "k1_fwd", "k3_fwd", "rkl_iw"]
 
 
 class MethodSection(Section):

@@ -1,4 +1,4 @@
-"""Table of the built-in methods and filters: the only place that lists their names.
+"""Table of the built-in methods, filters and KL estimators: the only place that lists their names.
 
 It is plain data, so the manifest can check a name without PyTorch. `ftis_node/algorithms/methods.py` has the functions
 that `objective` names. Other packages add methods and filters by entry points (`ftis_node/plugins.py`).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ftis_node.errors import ConfigError
 from ftis_node.plugins import FILTER_GROUP, METHOD_GROUP, describe, find_entry
@@ -37,7 +37,8 @@ class MethodRow(MethodTraits):
     objective: str
 
 
-FILTERS = ("kl", "quantile", "ess")  # formulas in ftis_node/algorithms/filters.py
+KlEstimator = Literal["author_k3", "k1_fwd", "k3_fwd", "rkl_iw"]  # formulas in ftis_node/algorithms/filters.py
+FILTERS = ("kl", "quantile", "ess")  # formulas there, too
 FTIS_PAPER = "arXiv 2605.22537"
 FLOOR = ("floor",)
 FILTER = ("filter", "keep_share", "rank_own", "sender_ids")

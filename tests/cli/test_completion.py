@@ -61,7 +61,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def test_values_of_options_are_completed(complete: Complete) -> None:
-    assert complete("join --run a") == ["arithmetic-compare", "arithmetic-ftis", "arithmetic-hdee"]
+    assert complete("join --run a") == ["arithmetic-ftis", "arithmetic-compare", "arithmetic-hdee"]
     assert complete("join --role ") == list(completion.ROLES)
     assert complete("eval --task gsm8k+math") == ["gsm8k+math500"]
     assert complete("compare --methods ftis,to") == ["ftis,topr"]
@@ -101,20 +101,15 @@ def test_a_shell_has_a_script() -> None:
 
 def test_the_names_equal_those_of_the_code() -> None:
     from ftis_node.algorithms.methods import METHODS
-    from ftis_node.config.manifest import PRESETS
     from ftis_node.config.node import NodeSettings
     from ftis_node.config.roles import ROLES
     from ftis_node.evaluation.ensemble import MODES
     from ftis_node.records import envelope
     from ftis_node.replay.lifecycle import State
-    from ftis_node.tasks.registry import BUILT_IN
 
-    assert set(completion.PRESETS) == set(PRESETS)
     assert completion.methods("ftis,") == [f"ftis,{name}" for name in ("alone", *METHODS)]
     assert completion.ROLES == get_args(NodeSettings.model_fields["role"].annotation) == tuple(ROLES)
     assert set(completion.ROLES) == envelope.ROLES, "a peer's record with an unknown role is shown without a role"
     assert completion.ENGINES == get_args(NodeSettings.model_fields["engine"].annotation)
     assert completion.ENSEMBLE_MODES == MODES
     assert set(completion.STATES) == {state.value for state in State}
-    built_in = {name.partition("NAME")[0] for name in BUILT_IN if "PATH" not in name}
-    assert set(completion.TASKS) == built_in

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from ftis_node.cli.completion import PRESETS, one_of, task_specs
 from ftis_node.cli.completion import methods as complete_methods
+from ftis_node.cli.completion import presets, task_specs
 from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import UsageError
 
@@ -95,7 +95,7 @@ def compare(
     ] = 0,
     run: Annotated[
         str | None,
-        typer.Option("--run", help="Preset or TOML file with all other settings.", autocompletion=one_of(*PRESETS)),
+        typer.Option("--run", help="Preset or TOML file with all other settings.", autocompletion=presets),
     ] = None,
     task: Annotated[
         str | None, typer.Option("--task", help="Task SPEC to train on.", autocompletion=task_specs)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.completion import PRESETS, one_of
+from ftis_node.cli.completion import presets
 from ftis_node.cli.options import (
     GpusOption,
     HomeOption,
@@ -41,7 +41,7 @@ RunOption = Annotated[
         "--run",
         help="Preset or TOML file to plan for.",
         show_default="the home's",
-        autocompletion=one_of(*PRESETS),
+        autocompletion=presets,
     ),
 ]
 LoraOption = Annotated[bool | None, typer.Option("--lora/--full", help="Plan for a LoRA adapter, or for all weights.")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.completion import ENGINES, PRESETS, ROLES, one_of, peer_ids, task_specs
+from ftis_node.cli.completion import ENGINES, ROLES, one_of, peer_ids, presets, task_specs
 from ftis_node.cli.options import (
     GpusOption,
     HomeOption,
@@ -44,7 +44,7 @@ RunOption = Annotated[
     typer.Option(
         "--run",
         help="Preset, manifest file, or id of a run that the peers know.",
-        autocompletion=one_of(*PRESETS),
+        autocompletion=presets,
         show_default="the preset that fits --task",
     ),
 ]
