@@ -136,6 +136,7 @@ class GenerateBudget:
         while not self.may_begin:
             self._changed.clear()
             if self.is_used_up:
-                log.info("%d tokens are generated, all of the budget: generation ends", self.num_tokens)
+                done, limit = self.num_tokens, self.limit
+                log.info("%d tokens are generated, the budget of %d is used up: generation ends", done, limit)
             what = "nothing: its budget of tokens is used up" if self.is_used_up else "a group under way"
             await waiting(what, self._changed.wait())

@@ -58,8 +58,8 @@ async def test_simultaneous_confirmations_are_sent_together(tmp_path: Path, monk
             await swarm.publish(alice)
         await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 20)
         assert sum(sent) == 20
-        assert sent[: confirmations.BURST] == [1] * confirmations.BURST, "the first were delayed"
-        assert len(sent) <= 5 + confirmations.BURST, "the others were not gathered"
+        assert sent[0] == 1, "the first was delayed"
+        assert confirmations.BURST <= len(sent) <= 5 + confirmations.BURST, "the others were not gathered"
 
 
 async def test_a_node_that_ends_announces_the_groups_that_it_gathered_and_serves_them(tmp_path: Path) -> None:
