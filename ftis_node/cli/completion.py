@@ -11,15 +11,17 @@ import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import get_args
 
 import typer
 
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
+from ftis_node.records.kinds import Role
 
 ENGINES = ("auto", "vllm", "torch")
 ENSEMBLE_MODES = ("posterior", "mean", "answer", "vote", "confidence")
-ROLES = ("full", "generator", "learner", "exchange")
+ROLES = get_args(Role)
 STATES = ("ready", "taken", "released")
 NUM_GROUPS = 200
 NUM_ID_CHARACTERS = 12  # length of ids in lists

@@ -28,12 +28,11 @@ from ftis_node.config.section import Section, first_problem, is_unknown_name
 from ftis_node.config.step import OptimizerSection, StepSection
 from ftis_node.errors import ConfigError
 from ftis_node.files import parse_toml, read_text
+from ftis_node.records.kinds import Codec
 
 PRESETS = ("arithmetic-ftis", "arithmetic-compare", "arithmetic-hdee", "sums-ftis", "gsm8k-ftis", "rg-swarm")
 RUN_ID_HEX = 32
 MAX_TASK_CHARS = 512
-
-Codec = Literal["exact", "lossless", "lossy"]
 
 
 class SamplingSection(Section):

@@ -30,10 +30,9 @@ from ftis_node.config.limits import (
     LimitsSection,
     ValidationSection,
 )
-from ftis_node.config.manifest import Codec
 from ftis_node.config.observe import ObserveSection, TrackingSection
 from ftis_node.config.peer_list import read_peers
-from ftis_node.config.roles import ROLES, Role, RolesSection
+from ftis_node.config.roles import ROLES, RolesSection
 from ftis_node.config.section import Section, first_problem
 from ftis_node.config.workers import (
     MAX_SERVED_RANK,
@@ -46,6 +45,7 @@ from ftis_node.config.workers import (
 )
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_toml
+from ftis_node.records.kinds import Codec, Role
 
 PullRule = Literal["auto", "all", "needed"]
 

@@ -10,8 +10,7 @@ from pydantic import Field, field_validator
 from ftis_node.config.delay import Delay, parse_delay
 from ftis_node.config.section import Section
 from ftis_node.errors import ConfigError
-
-Role = Literal["full", "generator", "learner", "exchange"]
+from ftis_node.records.kinds import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 
-from ftis_node.config.roles import Role
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.local_api import LocalApi
@@ -70,6 +69,7 @@ from ftis_node.node.supervision.background import stop_waits_for
 from ftis_node.node.supervision.task_monitor import pause, waiting
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.wiring import NodeComponents, Wiring
+from ftis_node.records.kinds import Role
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.telemetry.status import EndWord
 

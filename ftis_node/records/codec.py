@@ -25,7 +25,7 @@ import json
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from operator import add
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 import numpy as np
 import zstandard
@@ -42,14 +42,14 @@ from ftis_node.records.bounds import (
     PROMPT_HASH_BYTES,
 )
 from ftis_node.records.group import CompletionStatus, Group, TextCompletion, TextGroup
+from ftis_node.records.kinds import Codec
 from ftis_node.records.parsing import FINISH_FROM_WIRE, make_body, read_body, read_header, settle
 from ftis_node.records.token_batch import TokenBatch
 
 Plane = NDArray[np.uint8]
 
 
-CodecName: TypeAlias = Literal["exact", "lossless", "lossy"]
-CODECS: dict[CodecName, int] = {name: pb.Codec.Value(f"CODEC_{name.upper()}") for name in get_args(CodecName)}
+CODECS: dict[Codec, int] = {name: pb.Codec.Value(f"CODEC_{name.upper()}") for name in get_args(Codec)}
 UNITS_PER_NAT = 256
 MOST_UNITS = 2**16 - 1  # -255.99 nats
 LOW_BITS = 5
@@ -160,7 +160,7 @@ def hash_prompt(prompt_ids: Sequence[int] | NDArray[np.int32]) -> bytes:
     return hashlib.sha256(np.asarray(prompt_ids, dtype="<i4").tobytes()).digest()[:PROMPT_HASH_BYTES]
 
 
-def pack_group(group: Group, *, codec: CodecName = "exact") -> bytes:
+def pack_group(group: Group, *, codec: Codec = "exact") -> bytes:
     """Return the bytes of a `Body`, to be signed and hashed. Raises ValueError for an impossible group."""
     token_ids = group.tokens.token_ids.astype("<i4", copy=False)
     logprobs = group.tokens.logprobs.astype("<f4", copy=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
@@ -22,9 +23,10 @@ from ftis_node.records.bounds import (
     milliseconds,
     seconds,
 )
-from ftis_node.records.codec import CodecName, pack_group, pack_text_group, unpack_any
+from ftis_node.records.codec import pack_group, pack_text_group, unpack_any
 from ftis_node.records.group import Group, TextGroup
 from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, Identity, peer_id_from_text, peer_id_text, verify
+from ftis_node.records.kinds import Codec, Role
 from ftis_node.records.names import visible_name
 from ftis_node.records.parsing import SCHEMA, fields_of, read_message
 from ftis_node.records.peer_messages import PeerStats, Releases, pack_stats, unpack_stats
@@ -34,7 +36,7 @@ MAX_SHARDS = 64
 MAX_PEER_RECORD_BYTES = 2048
 MAX_PEER_INFO_BYTES = 1920  # the signature, and the encryption of a private run, need the rest
 MAX_DOMAIN_BYTES = 512
-ROLES = frozenset({"full", "generator", "learner", "exchange"})
+ROLES = frozenset(get_args(Role))
 # Fields that a record and its message have in common.
 ANNOUNCED = ("id", "number", "envelope_bytes", "num_tokens", "tokenizer", "policy_version", "attempt")
 CLAIMED = ("model", "parameters", "last_number", "policy_version", "tokens_per_s", "software")
@@ -55,7 +57,7 @@ class Envelope:
         return verify(peer_id_from_text(peer_id), ENVELOPE_DOMAIN, self.body, self.signature)
 
 
-def seal_group(group: Group | TextGroup, identity: Identity, *, codec: CodecName = "exact") -> Envelope:
+def seal_group(group: Group | TextGroup, identity: Identity, *, codec: Codec = "exact") -> Envelope:
     """Pack and sign a group: tokens with `codec`, text as text. The group's sender must be `identity`."""
     assert group.sender == identity.peer_id, "a node signs only what it made itself"
     body = pack_group(group, codec=codec) if isinstance(group, Group) else pack_text_group(group)

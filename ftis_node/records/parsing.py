@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
@@ -27,9 +27,10 @@ from ftis_node.records.bounds import (
 )
 from ftis_node.records.group import FinishReason, Group, PromptRef, SamplingSettings, TextGroup
 from ftis_node.records.identity import peer_id_from_text, peer_id_text
+from ftis_node.records.kinds import Codec
 
 SCHEMA = 1
-CODEC_NAMES = {pb.CODEC_EXACT: "exact", pb.CODEC_TEXT: "text", pb.CODEC_LOSSLESS: "lossless", pb.CODEC_LOSSY: "lossy"}
+CODEC_NAMES = {pb.Codec.Value(f"CODEC_{name.upper()}"): name for name in (*get_args(Codec), "text")}
 
 MessageT = TypeVar("MessageT", bound=Message)
 FINISH_TO_WIRE = {

@@ -38,8 +38,8 @@ from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.supervision.background import first_of_ours
 from ftis_node.node.wiring import NodeComponents, Wiring
-from ftis_node.records.codec import CodecName
 from ftis_node.records.envelope import PeerRecord
+from ftis_node.records.kinds import Codec
 
 if TYPE_CHECKING:
     from ftis_node.lab.experiment.pairs import TrialMember
@@ -111,7 +111,7 @@ class Trial:
     steps: int
     device: Literal["auto", "cpu", "cuda"] = "auto"
     lora_adapter: LoraSection = LoraSection()
-    codec: CodecName = "exact"
+    codec: Codec = "exact"
     apart: bool = False
     final_evaluation: FinalEvaluation | None = None
 
