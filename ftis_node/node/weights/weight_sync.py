@@ -41,7 +41,7 @@ class WeightSync:
         if not isinstance(news, PublishedWeights):
             self._proof.set_result(news)
         elif self._task is None:
-            self._task = asyncio.create_task(self._deliver(news, self._proof), name="hand-over")
+            self._task = asyncio.create_task(self._deliver(news, self._proof), name="deliver-weights")
 
     async def finish(self, reply: TrainReply) -> None:
         """Wait until the generator serves the new weights and has verified them."""
