@@ -161,7 +161,7 @@ class FullNode:
             if not peers.is_trusted(peer_id):
                 peers.trust(peer_id)  # else it would soon be banned
         for pauses in (guard._pauses, self.pull._slots.backoff, self.pull.backfill._pauses):
-            pauses._pauses.clear()
+            pauses.keep(())
 
 
 async def send_valid_groups(member: Member) -> None:
