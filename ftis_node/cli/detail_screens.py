@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import UsageError
 from ftis_node.swarm.peer_rows import find_peer
-from ftis_node.telemetry.terminal_text import cut, labeled, wrapped
-from ftis_node.view.groups import MARGIN, group_lines
 from ftis_node.view.peers import peer_lines, reason_rows
-from ftis_node.view.spans import text_of
+from ftis_node.view.spans import labeled, text_lines
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
@@ -32,19 +30,6 @@ def group_document(history: GroupHistory) -> dict[str, Any]:
     reason = rest.pop("reason")
     completions = [_completion_row(completion) for completion in history.completions]
     return {**row, **rest, "refusal": reason, "completions": completions}
-
-
-def group_screen(history: GroupHistory) -> list[str]:
-    """Return the lines of the dashboard, without colors. Text of the model is cut and stays behind its margin."""
-    texts: list[str] = []
-    for shown in group_lines(history):
-        head, rest = (shown[0].text, text_of(shown[1:])) if len(shown) > 1 else ("", text_of(shown))
-        if head == MARGIN:
-            texts += [head + piece for piece in cut(rest, WIDTH - len(head))]
-        else:
-            pieces = wrapped(rest, WIDTH - len(head)) or [""]
-            texts += [(" " * len(head) if place else head) + piece for place, piece in enumerate(pieces)]
-    return texts
 
 
 def _completion_row(completion: CompletionDetails) -> dict[str, Any]:
@@ -76,14 +61,13 @@ def peer_document(home: Home, peer: str, rows: list[dict[str, Any]]) -> dict[str
 
 def peer_screen(document: dict[str, Any], *, now: float) -> list[str]:
     """Return the lines: those of the dashboard, and the peer's groups in the buffer. `now` is Unix time in seconds."""
-    lines = peer_lines(document, now=now)
-    facts = [(shown[0].text.rstrip(), text_of(shown[1:])) for shown in lines]
     groups = document["groups"]
     done = "".join(f", {count} {reason}" for reason, count in sorted(groups["released"].items()))
-    facts.append(("buffer", f"{groups['ready']} ready, {groups['taken']} in a step{done}; {groups['tokens']:,} tokens"))
+    stored = f"{groups['ready']} ready, {groups['taken']} in a step{done}; {groups['tokens']:,} tokens"
+    lines = [*peer_lines(document, now=now), labeled("buffer", stored)]
     for group in groups["newest"]:
         mean = sum(group["rewards"]) / len(group["rewards"])
         state = group["reason"] or group["state"]
         text = f"{group['id'][:12]}  {group['task']}/{group['prompt_index']}  {state}  reward {mean:.2f}"
-        facts.append(("newest", text))
-    return labeled(facts, WIDTH)
+        lines.append(labeled("newest", text))
+    return text_lines(lines, WIDTH)

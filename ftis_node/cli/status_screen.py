@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.telemetry.health_summary import AnswerWord, summarize_health
-from ftis_node.telemetry.terminal_text import labeled, printable, wrapped
+from ftis_node.telemetry.terminal_text import printable, wrapped
 from ftis_node.view.health_answers import answer_texts, refusal_texts
 from ftis_node.view.node_facts import node_facts
 from ftis_node.view.snapshot import NodeSnapshot
-from ftis_node.view.spans import Tone, number, text_of
+from ftis_node.view.spans import Tone, labeled, number, text_lines
 
 if TYPE_CHECKING:
     from ftis_node.telemetry.status import Status
@@ -33,7 +33,7 @@ def screen(status: Status, *, now: float, width: int = WIDTH) -> list[str]:
     texts += [f"{'!' if tone is Tone.BAD else '-'} {text}" for tone, text in explanations]
     facts = node_facts(snapshot) if status.node.peer_id else ()  # without an id, the node has never started
     lines = [line for text in texts for line in wrapped(text, width, indent=2)]
-    return [*lines, *labeled(((label, text_of(shown)) for label, shown in facts), width)][:HEIGHT]
+    return [*lines, *text_lines((labeled(label, *shown) for label, shown in facts), width)][:HEIGHT]
 
 
 def log_line(status: Status, *, now: float) -> str:

@@ -11,7 +11,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ftis_node.telemetry.events import EventReader, last_lines
+from ftis_node.telemetry.status import EvalStatus, StepFigures
 
 DEFAULT_NUM_LAST_EVENTS = 200
 # Every group causes these events, hundreds of times a minute. All others are notable.
@@ -28,42 +29,28 @@ ROUTINE = frozenset(
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class StepPoint:
-    """One step of the learner, from its `step` event. A value is None if it was not recorded or not finite.
+class StepPoint(StepFigures, frozen=True, kw_only=True):
+    """One step of the learner, from its `step` event. A figure is None if it was not recorded or not finite.
 
     `problem` is the reason if the step changed nothing: skipped (no signal) or refused (a value was not finite).
     """
 
     time: float
     step: int
-    reward_mean: float | None = None
-    loss: float | None = None
-    kept_fraction: float | None = None
-    truncated_fraction: float | None = None
-    mean_kl: float | None = None
-    grad_norm: float | None = None
-    tokens_per_s: float | None = None
     own_groups: int | None = None
     foreign_groups: int | None = None
     own_reward_mean: float | None = None
     foreign_reward_mean: float | None = None
     generation_tokens_per_s: float | None = None
-    mismatch_kl: float | None = None
     num_tokens: int | None = None
     duration_s: float | None = None
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationPoint:
-    """Greedy pass@1 on `n` held-out problems of `task`, with the weights of `step`."""
+class EvaluationPoint(EvalStatus, frozen=True, kw_only=True):
+    """One evaluation, and when it ended."""
 
     time: float
-    step: int
-    task: str
-    pass_at_1: float
-    n: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +209,8 @@ def read_event(line: bytes) -> dict[str, Any]:
 
 def step_point(event: dict[str, Any]) -> StepPoint:
     """Return a `step` event as a point. Raise KeyError, TypeError or ValueError if it has no step."""
-    figures = {field.name: _finite(event.get(field.name)) for field in fields(StepPoint)}
-    figures |= {
+    found = ((name, _finite(event.get(name))) for name in StepPoint.__struct_fields__)
+    figures = {name: value for name, value in found if value is not None} | {
         "time": float(event["time"]),
         "step": int(event["step"]),
         "problem": event.get("refused") or event.get("skipped"),

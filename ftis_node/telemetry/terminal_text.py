@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 WIDE = frozenset("WF")
 BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")
 ELLIPSIS = "…"
-LABEL = 12  # width of the column of labels
 MAX_VALUE = 200  # characters of one value in an error message
 MAX_LINE = 2000
 LONG_VALUE = re.compile(r"""(?<!\w)'[^']{201,}'|(?<!\w)"[^"]{201,}"|\S{201,}""")
@@ -91,14 +90,6 @@ def wrapped(text: str, width: int, *, indent: int = 0) -> list[str]:
         else:
             lines.append(" " * indent + clipped(word, width - indent))
     return [line for line in lines if line.strip()]
-
-
-def labeled(facts: Iterable[tuple[str, str]], width: int) -> list[str]:
-    """Return each text after its label in a column of `LABEL` cells, wrapped at `width` cells."""
-    lines = []
-    for label, text in facts:
-        lines += [f"{'' if place else label:{LABEL}}{part}" for place, part in enumerate(wrapped(text, width - LABEL))]
-    return lines
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, num_left: int = MAX_LINE) -> list[str]:

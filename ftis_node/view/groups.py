@@ -10,6 +10,7 @@ from ftis_node.swarm.sequence import counter_of
 from ftis_node.telemetry.terminal_text import clipped, date_time
 from ftis_node.view.events import event_line
 from ftis_node.view.spans import (
+    MARGIN,
     Line,
     Span,
     Tone,
@@ -28,7 +29,6 @@ GROUP_COLUMNS = ("time", "id", "from", "problem", "reward", "state", "tokens")
 ID_WIDTH, NAME_WIDTH, TASK_WIDTH, STATE_WIDTH = 8, 9, 20, 13
 MAX_SHOWN_TOKENS = 400
 RARE = -2.3  # nats: less likely than one in ten
-MARGIN = "  | "  # before each line of a peer's text
 USE_TONES = {"ready": Tone.PLAIN, "taken": Tone.STRONG, "trained": Tone.GOOD}
 
 

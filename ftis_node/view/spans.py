@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
-from ftis_node.telemetry.terminal_text import printable
+from ftis_node.telemetry.terminal_text import cut, printable, wrapped
 
 SHORT_ID = 12
+MARGIN = "  | "  # before each line of a text that a model wrote
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
 
@@ -52,6 +54,19 @@ def faded(shown: Line) -> Line:
 def text_of(shown: Line) -> str:
     """Return the line without its tones."""
     return "".join(span.text for span in shown)
+
+
+def text_lines(lines: Iterable[Line], width: int) -> list[str]:
+    """Return lines as text of at most `width` cells, wrapped after the first span, a label; a quoted text is cut."""
+    texts: list[str] = []
+    for shown in lines:
+        head, rest = (shown[0].text, text_of(shown[1:])) if len(shown) > 1 else ("", text_of(shown))
+        if head == MARGIN:
+            texts += [head + piece for piece in cut(rest, width - len(head))]
+        else:
+            pieces = wrapped(rest, width - len(head)) or [""]
+            texts += [(" " * len(head) if place else head) + piece for place, piece in enumerate(pieces)]
+    return texts
 
 
 def short_id(peer_id: str) -> str:

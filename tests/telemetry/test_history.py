@@ -34,7 +34,7 @@ def test_points_have_the_figures_of_their_events_and_none_for_missing_ones(path:
     assert (point.step, point.reward_mean, point.own_groups, point.foreign_groups) == (1, 0.25, 3, 5)
     assert (point.loss, point.mean_kl, point.problem) == (None, None, "loss")
     (evaluation,) = history.evaluations
-    assert evaluation == EvaluationPoint(evaluation.time, 1, "arithmetic", 0.5, 16)
+    assert evaluation == EvaluationPoint(time=evaluation.time, step=1, task="arithmetic", pass_at_1=0.5, n=16)
     assert [event["event"] for event in history.events] == ["step", "eval"]
     assert history.damaged_lines == 0
 

@@ -90,13 +90,15 @@ def show(
     sender_tokens, ...), prompt: {task, split, index, text, answer, missing}, verdict, refusal, detail, used,
     weights_of, tokenizer, temperature, texts_missing, events: [..]. A refused group has id, verdict and events only.
     """
-    from ftis_node.cli.detail_screens import group_document, group_screen
+    from ftis_node.cli.detail_screens import WIDTH, group_document
     from ftis_node.replay.group_history import read_group_history
+    from ftis_node.view.groups import group_lines
+    from ftis_node.view.spans import text_lines
 
     history = read_group_history(home_at(home), group_id)
     if history is None:
         raise UsageError(f"{group_id!r} matches no group, or several: `ftis-node replay list` shows the ids")
-    print_document(group_document(history), lambda: group_screen(history), as_json=as_json)
+    print_document(group_document(history), lambda: text_lines(group_lines(history), WIDTH), as_json=as_json)
 
 
 @app.command("stats")

@@ -12,7 +12,7 @@ import torch
 
 from ftis_node.algorithms.methods import METHODS, method_parameters
 from ftis_node.cli.commands.replay import _table
-from ftis_node.cli.detail_screens import group_document, group_screen
+from ftis_node.cli.detail_screens import WIDTH, group_document
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.step.objective import make_objective
@@ -24,7 +24,7 @@ from ftis_node.replay.group_history import read_group_history
 from ftis_node.replay.lifecycle import choose_sapo
 from ftis_node.validation import ValidationResult
 from ftis_node.view.groups import group_lines, group_row
-from ftis_node.view.spans import text_of
+from ftis_node.view.spans import text_lines, text_of
 from tests.conftest import make_group, make_text_group, problem_hash
 from tests.fuzz.fuzzed_node import HOSTILE, MADE_AT, OWN, RUN, FuzzedNode, fuzzed_node, running, sign_body
 from tests.fuzz.mutator import Item, join, parsed
@@ -88,7 +88,7 @@ def _render(fuzzed: FuzzedNode) -> None:
     for group in fuzzed.parts.store.reader.list_groups(limit=50):
         history = read_group_history(fuzzed.home, group.id)
         assert history is not None
-        lines = [*map(text_of, group_lines(history, with_tokens=True)), *group_screen(history)]
+        lines = [*map(text_of, group_lines(history, with_tokens=True)), *text_lines(group_lines(history), WIDTH)]
         assert all(text.isprintable() for text in lines), lines
         json.dumps(group_document(history), allow_nan=False)
         assert all(span.text.isprintable() for span in group_row(group, {}))
