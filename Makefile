@@ -119,8 +119,8 @@ $(BENCH_STAMP): $(VLLM_STAMP)
 bench: $(BENCH_STAMP)
 	for file in bench/*.py; do $(BIN)/python $$file || exit 1; done
 
-# The tables of docs/research/results.md, by their names in bench/results/tables.py; without TABLES all of them, which takes hours.
-## make results        the tables of docs/research/results.md again; QUICK=1: the first seed of each
+# The tables of docs/research/tiny-models.md, by their names in bench/results/tables.py; without TABLES all of them, which takes hours.
+## make results        the tables of docs/research/tiny-models.md again; QUICK=1: the first seed of each
 results: $(STAMP)
 	$(BIN)/python bench/results/run.py $(TABLES) $(if $(QUICK),--quick)
 

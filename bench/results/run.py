@@ -1,4 +1,4 @@
-"""`make results`: make the tables of docs/research/results.md again with `ftis-node compare`. The last line is JSON.
+"""`make results`: make the tables of docs/research/tiny-models.md with `ftis-node compare`. The last line is JSON.
 
     python bench/results/run.py [TABLE ...] [--quick] [--jobs N] [--out results-out] [--publish]
 
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Make the tables of docs/research/results.md again.")
+    parser = argparse.ArgumentParser(description="Make the tables of docs/research/tiny-models.md again.")
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"default: all. {', '.join(TABLES)}")
     parser.add_argument("--quick", action="store_true", help="the first seed of each table, and a part of the widest")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="tables at a time")

@@ -1,4 +1,4 @@
-"""The tables of docs/research/results.md: for each its question and the `ftis-node compare` that answers it.
+"""The tables of docs/research/tiny-models.md: for each its question and the `ftis-node compare` that answers it.
 
 All quick tables together take at most 40 minutes on two idle cores. So the widest have `quick` options, which keep the
 control and the main method.
@@ -54,11 +54,11 @@ TABLES: Final = {
         quick="--methods ftis",
     ),
     "working-of-eight": Table(
-        "What do seven peers give there?",
+        "And in a swarm of eight, which is two policies in four copies each?",
         f"--pair sums --run {RUNS}/sums.toml --controls --nodes 8 --prompts 8 --steps 40 --methods ftis:floor=0.5",
     ),
     "arithmetic": Table(
-        "What do seven peers give where answers have three tokens?",
+        "In such a swarm, where answers have three tokens?",
         f"--pair size --run {RUNS}/arithmetic.toml --controls --nodes 8 --methods ftis,ftis:floor=0.5,f-nois",
         quick="--methods f-nois",
     ),

@@ -1,8 +1,8 @@
-"""The main claim of the project: with completions of another model, F-TIS learns faster than no correction.
+"""With completions of another model, F-TIS learns faster than no correction, on tiny models made for this.
 
 Two tiny models of different sizes each have another systematic mistake. Swarms of two train for 12 steps with two
 seeds. The test compares the means of the learning curves. Its margin is less than half of the difference over five
-seeds (docs/research/results.md). So it passes in spite of chance, and fails without truncation and filter.
+seeds (docs/research/tiny-models.md). So it passes in spite of chance, and fails without truncation and filter.
 """
 
 from __future__ import annotations
