@@ -25,6 +25,7 @@ from ftis_node.lab.experiment.plots import plot_curves, plot_methods, plot_sweep
 from ftis_node.lab.experiment.specs import ALONE, CONTROLS, is_alone, parse_alone
 from ftis_node.lab.experiment.summary import (
     MethodResult,
+    accuracy_at_tokens,
     alone_line,
     estimate,
     final_accuracy,
@@ -118,9 +119,34 @@ def worth(lines: Sequence[MethodResult], line: MethodResult, task: str) -> float
     return None if gained is None or could is None or could.mean < SMALLEST_GAIN else gained.mean / could.mean
 
 
+def at_equal_tokens(lines: Sequence[MethodResult], line: MethodResult, task: str) -> PairedDifference | None:
+    """Return the end of `line` minus `alone` at the same own tokens, which are larger batches there; None without."""
+    if (whole := alone_line(lines, line)) is None:
+        return None
+    tokens, ends = (
+        line.values(lambda member: member.curve(task)[-1].tokens_generated),
+        line.values(final_accuracy(task)),
+    )
+    shared = {
+        seeds: ends[seeds] - fmean(accuracy_at_tokens(member, task, tokens[seeds]) for member in members)
+        for seeds, members in whole.runs.items()
+        if seeds in ends
+    }
+    return interval(over_seeds(shared)) if shared else None
+
+
+def copies_note(lines: Sequence[MethodResult], task: str) -> str:
+    """Return a line that names the nodes of a swarm that are one policy; empty if there are none."""
+    found = [f"{line.pair} {line.method} {line.model}" for line in lines if line.is_one_policy(task)]
+    return f"All copies have the same curve, so they are one policy: {', '.join(found)}.\n" if found else ""
+
+
 def controls_table(lines: Sequence[MethodResult], task: str) -> str:
     """Return one row for each node of a swarm beside its best control; empty if no control was run."""
-    head = ["pair", "method", "model", "better control", "end, difference", "mean of the curve, difference", "worth"]
+    head = [
+        *("pair", "method", "model", "better control", "end, difference", "mean of the curve, difference", "worth"),
+        "end less alone at equal own tokens",
+    ]
     rows = []
     for line in lines:
         control = None if has_no_peers(line) else best_control(lines, line, task)
@@ -132,6 +158,7 @@ def controls_table(lines: Sequence[MethodResult], task: str) -> str:
                 *(line.pair, line.method, line.model, control.method),
                 *(str(paired_difference(line, control, each(task))) for each in (final_accuracy, mean_accuracy)),
                 "-" if value is None else f"{value:.2f}",
+                str(at_equal_tokens(lines, line, task) or "-"),
             ]
         )
     return markdown([head, ["---"] * len(head), *rows]) if rows else ""
@@ -195,7 +222,7 @@ def write_report(experiment: Experiment, results: Sequence[TrialResult], out: Pa
     tasks = [load_task(spec, split="test").name for spec in experiment.eval_specs]
     lines = series_of(results)
     accuracies, differences = markdown_table(lines, tasks), controls_table(lines, tasks[0])
-    shown = [accuracies, differences, provenance(results)]
+    shown = [accuracies, differences, copies_note(lines, tasks[0]), provenance(results)]
     (out / "table.md").write_text("\n".join(filter(None, [*shown[:-1], steps_table(lines, tasks[0]), shown[-1]])))
     (out / "results.json").write_bytes(document(experiment, results))
     write_csv(results, out / "curves.csv")

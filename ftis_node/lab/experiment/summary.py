@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
+import numpy as np
+
 from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK
 from ftis_node.lab.experiment.specs import ALONE, delay_alone, is_alone, parse_alone
 from ftis_node.lab.experiment.trial_result import Evaluation, MemberResult, TrialResult
@@ -110,6 +112,11 @@ class MethodResult:
         """Return the mean fraction of completions that the filter kept; None if no step recorded one."""
         shares = [share for member in self.members() for share in member.steps["kept_fraction"] if share is not None]
         return fmean(shares) if shares else None
+
+    def is_one_policy(self, task: str) -> bool:
+        """Return whether a swarm has copies of this model, and all copies of a run have the same curve."""
+        curves = [[[point.pass_at_1 for point in each.curve(task)] for each in copies] for copies in self.runs.values()]
+        return all(len(copies) > 1 and copies.count(copies[0]) == len(copies) for copies in curves)
 
     def members(self) -> list[MemberResult]:
         """Return the results of all seeds and copies."""
@@ -213,6 +220,12 @@ def tokens_until(member: MemberResult, task: str, accuracy: float) -> float | No
             share = (accuracy - before.pass_at_1) / (after.pass_at_1 - before.pass_at_1)
             return before.tokens_generated + share * (after.tokens_generated - before.tokens_generated)
     return None
+
+
+def accuracy_at_tokens(member: MemberResult, task: str, tokens: float) -> float:
+    """Return the accuracy of a curve when the member has generated this many own tokens, interpolated."""
+    curve = member.curve(task)
+    return float(np.interp(tokens, [point.tokens_generated for point in curve], [point.pass_at_1 for point in curve]))
 
 
 def payoff(lines: Sequence[MethodResult], line: MethodResult, task: str) -> Estimate | None:

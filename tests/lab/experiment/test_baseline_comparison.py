@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment.report import best_control, controls_table, paired_difference, worth
+from ftis_node.lab.experiment.report import (
+    at_equal_tokens,
+    best_control,
+    controls_table,
+    copies_note,
+    paired_difference,
+    worth,
+)
 from ftis_node.lab.experiment.specs import BaselineSpec, parse_alone
 from ftis_node.lab.experiment.summary import final_accuracy, series_of
 from ftis_node.lab.experiment.trial_matrix import Experiment
@@ -94,6 +101,26 @@ def test_differences_are_paired_by_run() -> None:
     assert paired_difference(swarm, others, final_accuracy("sums")) is None
 
 
+def test_alone_is_compared_at_the_own_tokens_of_the_swarm() -> None:
+    alone = [result("alone", 0, member("s", [0.0, 0.4, 0.6], tokens_a_step=100), nodes=1)]
+    swarm = [result("ftis", 0, member("s", [0.0, 0.5, 0.7], tokens_a_step=75))]
+    lines = series_of([*alone, *swarm])
+    # the node has generated 1,500 tokens in 20 steps; `alone` is then between 0.4 and 0.6
+    assert str(at_equal_tokens(lines, lines[-1], "sums")) == "+0.200"
+    assert at_equal_tokens(lines[1:], lines[-1], "sums") is None
+
+
+def test_copies_with_one_curve_are_named() -> None:
+    curve = [0.0, 0.5]
+    twins = result("ftis", 0, *(member(name, curve, tokens_a_step=1) for name in ("s", "s~2", "m")))
+    assert (
+        copies_note(series_of([twins]), "sums")
+        == "All copies have the same curve, so they are one policy: size ftis s.\n"
+    )
+    apart = result("ftis", 1, member("s", curve, tokens_a_step=1), member("s~2", [0.0, 0.6], tokens_a_step=1))
+    assert copies_note(series_of([twins, apart]), "sums") == "", "in one run they differ"
+
+
 def test_the_best_control_and_the_worth_of_a_foreign_group() -> None:
     results = [
         *swarm_of({(0, 0): 0.9}, "alone", nodes=1),
@@ -109,7 +136,8 @@ def test_the_best_control_and_the_worth_of_a_foreign_group() -> None:
     assert worth(lines, lines[-1], "sums") == pytest.approx(0.75)
     table = controls_table(lines, "sums").splitlines()
     assert len(table) == 3
-    assert "| s | alone:own:updates=2 nodes=2 | +0.200 | +0.150 | 0.75 |" in table[2]
+    # the trials of `swarm_of` generate as much in all, so `alone` has its last accuracy
+    assert "| s | alone:own:updates=2 nodes=2 | +0.200 | +0.150 | 0.75 | -0.100 |" in table[2]
     assert controls_table(series_of(results[-1:]), "sums") == ""
     late = series_of([*results[:-1], *swarm_of({(0, 0): 0.8}, "ftis", delay="fixed:8@peer")])
     control = best_control(late, late[-1], "sums")
