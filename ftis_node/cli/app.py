@@ -23,6 +23,7 @@ from ftis_node import __version__
 from ftis_node.cli import resume_collection
 from ftis_node.cli.commands import (
     bootstrap,
+    chat,
     compare,
     dashboard,
     demo,
@@ -72,6 +73,8 @@ app.add_typer(peers.app, name="peers")
 app.add_typer(replay.app, name="replay")
 app.command("report")(report.report)
 app.add_typer(identity.app, name="identity")
+app.command("chat", short_help="Talk to the trained model in the terminal.")(chat.chat)
+app.command("try", short_help="Ask the trained model one question.")(chat.ask_once)
 app.command("eval")(evaluate.evaluate)
 app.command("ensemble", short_help="Evaluate several models together on a task.")(ensemble.ensemble)
 app.command("export", short_help="Write the trained model as a model folder.")(export.export)

@@ -91,6 +91,11 @@ class Answered:
     greedy: ScoredAnswer | None = None
     samples: tuple[ScoredAnswer, ...] = ()
 
+    @property
+    def is_right(self) -> bool:
+        """Return whether the greedy answer is right."""
+        return self.greedy is not None and self.greedy.is_right
+
 
 async def evaluate(
     generator: Generator, task: Task, tokenizer: PromptTokenizer, *, k: int = 1, **options: Any

@@ -39,7 +39,9 @@ PATTERNS = (  # words in capitals are replaced
     "ftis-node replay show*",
     "ftis-node tasks*",
     "ftis-node eval --model models/s --task arithmetic*",
+    "ftis-node eval --model models/s-trained --compare models/s --task arithmetic*",
     "ftis-node ensemble --models models/s,models/m --task arithmetic*",
+    "ftis-node try *",
     "ftis-node export --home homes/s --out models/s-trained",
     "openssl rand -hex 32 > swarm.secret",
     "chmod 600 swarm.secret",
@@ -67,6 +69,7 @@ def _filled(words: tuple[str, ...], swarm: SmallSwarm, folder: Path) -> list[str
     values = {
         "--model": models[0],
         "--models": ",".join(models),
+        "--compare": models[1],
         "--peers": swarm.address,
         "--out": str(folder / "out"),
         "--limit": "4",

@@ -13,6 +13,7 @@ from ftis_node.config.home import Home
 from ftis_node.errors import ModelError
 from ftis_node.evaluation import ensemble, evaluate
 from ftis_node.evaluation.members import swarm_members
+from ftis_node.generation.evaluate import answer_problems
 from ftis_node.models import PromptSettings, PromptTokenizer, load_tokenizer, resolve_model
 from ftis_node.node.startup.prompts import prompts_for_command
 from tests.cli.test_export import RUN, trained_home
@@ -53,15 +54,11 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The prompts of the models that were evaluated."""
     prompts: list[str] = []
 
-    def note(function: Any) -> Any:
-        def noted(engine: Any, problems: Any, tokenizer: PromptTokenizer, **options: Any) -> Any:
-            prompts.append(prompt_of(tokenizer))
-            return function(engine, problems, tokenizer, **options)
+    def noted(engine: Any, problems: Any, tokenizer: PromptTokenizer, **options: Any) -> Any:
+        prompts.append(prompt_of(tokenizer))
+        return answer_problems(engine, problems, tokenizer, **options)
 
-        return noted
-
-    for name in ("evaluate", "answer_problems"):
-        monkeypatch.setattr(evaluate, name, note(getattr(evaluate, name)))
+    monkeypatch.setattr(evaluate, "answer_problems", noted)
     return prompts
 
 

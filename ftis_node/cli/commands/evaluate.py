@@ -1,17 +1,24 @@
-"""`ftis-node eval`: accuracy of a model on a task."""
+"""`ftis-node eval`: accuracy of a model on a task, alone or beside another model, with some of its answers."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from typing import Annotated, Any
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ftis_node.cli.commands.ensemble import LimitOption, TaskOption, TemplateOption
 from ftis_node.cli.completion import ENGINES, one_of
-from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
 from ftis_node.cli.progress import show_fraction
+from ftis_node.telemetry.terminal_text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ftis_node.generation.evaluate import Answered
 
 
 def evaluate(
@@ -25,6 +32,10 @@ def evaluate(
     engine: Annotated[
         str, typer.Option("--engine", help="auto, vllm or torch.", autocompletion=one_of(*ENGINES))
     ] = "auto",
+    compare: Annotated[
+        str | None, typer.Option("--compare", help="Also evaluate this model, such as the base model.")
+    ] = None,
+    show: Annotated[int, typer.Option("--show", min=0, help="Print the answers to this many problems.")] = 0,
     home: HomeOption = None,
     template: TemplateOption = None,
     as_json: JsonOption = False,
@@ -33,19 +44,59 @@ def evaluate(
 
     Prompts are rendered by `[prompts]` of the home's node.toml.
 
-    JSON shape: {model, task, pass_at_1, n, k, pass_at_k, truncated, unscored, too_long, completion_tokens_mean}.
+    JSON shape: {model, task, pass_at_1, n, k, pass_at_k, truncated, unscored, too_long, completion_tokens_mean}; with
+    --compare also compared: {model, pass_at_1 and so on} and difference: {pass_at_1, standard_error, gained, lost},
+    where gained counts problems that only --model solves; with --show also problems: [{problem, right_answer, after:
+    {text, is_right}, before: the same of --compare}].
     """
-    from ftis_node.evaluation.evaluate import evaluate_model
+    from ftis_node.evaluation.evaluate import answers_of, difference
+    from ftis_node.generation.evaluate import summarize
     from ftis_node.node.startup.prompts import prompts_for_command
 
     prompts = prompts_for_command(home_at(home), template=template)
+    models = {"after": model} | ({"before": compare} if compare else {})
     with show_fraction("eval") as progress:
         options: dict[str, Any] = {"limit": limit, "k": k, "max_tokens": max_tokens, "engine": engine}
-        result = asyncio.run(evaluate_model(model, task, prompts=prompts, on_progress=progress, **options))
-    if as_json:
-        print_json({"model": model, "task": task, **dataclasses.asdict(result)})
-        return
-    line = f"{model} on {task}: pass@1 {result.pass_at_1:.3f} ({result.n} problems)"
-    if result.pass_at_k is not None:
-        line += f", pass@{result.k} {result.pass_at_k:.3f}"
-    typer.echo(line)
+        asked = answers_of([*models.values()], task, prompts=prompts, on_progress=progress, **options)
+        answers = dict(zip(models, asyncio.run(asked), strict=True))
+    results = {when: {"model": models[when], **asdict(summarize(answers[when], k=k))} for when in models}
+    document = {"task": task, **results["after"]}
+    if compare:
+        document["compared"] = results["before"]
+        document["difference"] = asdict(difference(answers["before"], answers["after"]))
+    if show:
+        rows = (dict(zip(answers, row, strict=True)) for row in zip(*answers.values(), strict=True))
+        document["problems"] = [_shown(row) for row in islice(rows, show)]
+    print_document(document, lambda: _lines(document), as_json=as_json)
+
+
+def _shown(answered: dict[str, Answered]) -> dict[str, Any]:
+    """Return one problem with the answer of each model."""
+    item = answered["after"].item
+    answers = {
+        when: {"text": each.greedy.text if each.greedy else "", "is_right": each.is_right}
+        for when, each in answered.items()
+    }
+    return {"problem": item.prompt[-1]["content"], "right_answer": item.answer, **answers}
+
+
+def _lines(document: dict[str, Any]) -> Iterator[str]:
+    for row in filter(None, (document.get("compared"), document)):
+        line = f"{row['model']} on {document['task']}: pass@1 {row['pass_at_1']:.3f} ({row['n']} problems)"
+        yield line if row["pass_at_k"] is None else f"{line}, pass@{row['k']} {row['pass_at_k']:.3f}"
+    if gain := document.get("difference"):
+        yield (
+            f"difference {gain['pass_at_1']:+.3f}, standard error {gain['standard_error']:.3f}: "
+            f"{gain['gained']} problems gained, {gain['lost']} lost"
+        )
+    for problem in document.get("problems", ()):
+        yield from ("", f"problem  {_indented(problem['problem'])}")
+        for when in ("before", "after"):
+            if answer := problem.get(when):
+                mark = "right" if answer["is_right"] else "wrong"
+                yield f"{when:7}  {_indented(answer['text'])}  ({mark})"
+        yield f"correct  {_indented(problem['right_answer'])}"
+
+
+def _indented(text: str) -> str:
+    return printable(text.strip(), keep_newlines=True).replace("\n", f"\n{' ' * 9}")

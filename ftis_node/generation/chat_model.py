@@ -1,0 +1,127 @@
+"""A model in memory that answers questions token by token, and remembers the conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from transformers import GenerationConfig
+from transformers.generation.streamers import BaseStreamer
+
+from ftis_node.errors import ModelError, OutOfMemoryError
+from ftis_node.models import ModelSource, PromptSettings, PromptTokenizer, load_causal_lm, load_tokenizer, pick_device
+from ftis_node.models.loading import Device
+
+OnText: TypeAlias = Callable[[str], None]
+HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """One answer. `truncated` says that it reached the limit of tokens before an end token."""
+
+    text: str
+    num_tokens: int
+    truncated: bool
+
+
+class _Streamer(BaseStreamer):  # type: ignore[misc]  # transformers is not typed
+    """Streamer that passes each new piece of text to `on_text`, never a part of a character."""
+
+    def __init__(self, tokenizer: PromptTokenizer, on_text: OnText) -> None:
+        self._tokenizer = tokenizer
+        self._on_text = on_text
+        self._ids: list[int] | None = None  # None until the prompt has come
+        self._length = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        """Add a token; the first call has the prompt."""
+        if self._ids is None:
+            self._ids = []
+            return
+        self._ids += value.flatten().tolist()
+        if not (text := self._tokenizer.decode(self._ids)).endswith(HALF_CHARACTER):
+            self._pass_on(text)
+
+    def end(self) -> None:
+        """Pass on the rest, if the answer ended within a character."""
+        self._pass_on(self._tokenizer.decode(self._ids or []))
+
+    def _pass_on(self, text: str) -> None:
+        if new := text[self._length :]:
+            self._on_text(new)
+        self._length = len(text)
+
+
+class ChatModel:
+    """A model in memory and its conversation. `role` is base, trained or model."""
+
+    def __init__(
+        self, role: str, source: ModelSource, *, name: str, prompts: PromptSettings, system: str, device: Device
+    ) -> None:
+        """Load the model. Raises ModelError, and MachineError if memory is short."""
+        self.role = role
+        self.name = name
+        self._tokenizer = load_tokenizer(source, prompts=prompts)
+        self._system = [{"role": "system", "content": system}] if system else []
+        target = pick_device(device)
+        try:
+            self._model = load_causal_lm(source, dtype="float32" if target == "cpu" else "bfloat16", device=target)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(f"{name} does not fit into the GPU's memory: add --alone or --device cpu") from error
+        # Its temperature and penalties would make another policy than the one that the node trains.
+        self._model.generation_config = GenerationConfig()
+        self._history: list[dict[str, str]] = []
+
+    def reset(self) -> None:
+        """Forget the conversation."""
+        self._history.clear()
+
+    def ask(self, question: str, *, max_tokens: int, temperature: float, on_text: OnText | None = None) -> ChatAnswer:
+        """Return the answer, and pass its text to `on_text` as it comes. A temperature of 0 is greedy.
+
+        Raises ModelError if the conversation is too long for the model, and OutOfMemoryError.
+        """
+        turn = {"role": "user", "content": question}
+        prompt = self._tokenizer.render_prompt([*self._system, *self._history, turn])
+        words: list[str] = []
+
+        def show(text: str) -> None:
+            words.append(text)
+            if on_text is not None:
+                on_text(text)
+
+        if prompt.opening:
+            show(prompt.opening)
+        ids = self._completion(prompt.token_ids, max_tokens, temperature, show)
+        text = "".join(words)
+        self._history += [turn, {"role": "assistant", "content": text.strip()}]
+        return ChatAnswer(text, len(ids), truncated=ids[-1] not in self._tokenizer.eos_ids)
+
+    @torch.inference_mode()
+    def _completion(
+        self, prompt_ids: tuple[int, ...], max_tokens: int, temperature: float, on_text: OnText
+    ) -> list[int]:
+        context = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        room = max_tokens if context is None else min(max_tokens, context - len(prompt_ids))
+        if room < 1:
+            raise ModelError(
+                f"the conversation has {len(prompt_ids):,} tokens, and {self.name} reads {context:,} at most: "
+                "/reset starts a new one"
+            )
+        ends = list(self._tokenizer.end_ids) or None
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+        config = GenerationConfig(max_new_tokens=room, eos_token_id=ends, pad_token_id=0, **sampling)
+        ids = torch.tensor([prompt_ids], device=self._model.device)
+        try:
+            made = self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=config,
+                streamer=_Streamer(self._tokenizer, on_text),
+            )
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(f"the GPU's memory is full: add --device cpu, or ask {self.name} later") from error
+        return [int(token) for token in made[0, len(prompt_ids) :]]

@@ -1,0 +1,226 @@
+"""`chat`, `try` and `eval --compare` with real tiny models: the answers are those of the engine, and of the home."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftis_node.cli.app import run
+from ftis_node.evaluation.evaluate import difference
+from ftis_node.generation.chat_model import ChatModel
+from ftis_node.generation.evaluate import Answered, ScoredAnswer
+from ftis_node.models import PromptSettings, resolve_model
+from ftis_node.records.group import CompletionStatus, FinishReason
+from ftis_node.tasks import load_task
+from ftis_node.telemetry.terminal_text import printable
+from tests.cli.test_export import RUN, trained_home
+from tests.models.tiny_models import make_tokenizer, save_tiny
+from tests.trained_models import trained_model
+
+QUESTION = "What is 12 + 30?"
+
+
+@pytest.fixture(autouse=True)
+def no_default_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTIS_HOME", str(tmp_path / "no home"))
+
+
+def opened(folder: Path, *, system: str = "") -> ChatModel:
+    source = resolve_model(str(folder))
+    return ChatModel("model", source, name="tiny", prompts=PromptSettings(), system=system, device="cpu")
+
+
+def answer_of(model: ChatModel, question: str = QUESTION) -> str:
+    return model.ask(question, max_tokens=24, temperature=0).text
+
+
+def test_greedy_answers_are_those_of_the_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both commands read one model by different loops: `generate` of transformers, and the engine."""
+    model = str(trained_model("s"))
+    assert (
+        run(
+            [
+                "eval",
+                "--model",
+                model,
+                "--task",
+                "arithmetic",
+                "--limit",
+                "6",
+                "--show",
+                "6",
+                "--json",
+                "--engine",
+                "torch",
+            ]
+        )
+        == 0
+    )
+    shown = json.loads(capsys.readouterr().out)["problems"]
+    assert len(shown) == 6
+    for problem in shown:
+        assert run(["try", problem["problem"], "--model", model, "--json"]) == 0
+        (reply,) = json.loads(capsys.readouterr().out)["answers"]
+        assert reply["text"] == problem["after"]["text"] and not reply["truncated"]
+
+
+def test_text_streams_as_it_comes_in_whole_characters(tmp_path: Path) -> None:
+    pieces: list[str] = []
+    reply = opened(save_tiny(tmp_path)).ask(QUESTION, max_tokens=24, temperature=0, on_text=pieces.append)
+    assert len(pieces) > 1 and "".join(pieces) == reply.text
+    assert not any(piece.endswith("\N{REPLACEMENT CHARACTER}") for piece in pieces[:-1])
+    assert (reply.num_tokens, reply.truncated) == (24, True)
+
+
+def test_a_model_remembers_its_conversation_until_it_is_reset(tmp_path: Path) -> None:
+    model = opened(save_tiny(tmp_path))
+    first = answer_of(model)
+    assert answer_of(model) != first, "the prompt has the first turn"
+    model.reset()
+    assert answer_of(model) == first
+    assert answer_of(opened(tmp_path, system="Answer in tags.")) != first
+
+
+def test_the_models_own_temperature_and_penalties_are_not_used(tmp_path: Path) -> None:
+    first = answer_of(opened(save_tiny(tmp_path)))
+    path = tmp_path / "generation_config.json"
+    penalties = {"repetition_penalty": 5.0, "do_sample": True, "temperature": 9.0}
+    path.write_text(json.dumps(json.loads(path.read_text()) | penalties))
+    assert answer_of(opened(tmp_path)) == first
+
+
+def test_a_temperature_samples(tmp_path: Path) -> None:
+    model = opened(save_tiny(tmp_path))
+    answers = set()
+    for _ in range(4):
+        model.reset()
+        answers.add(model.ask(QUESTION, max_tokens=24, temperature=2.0).text)
+    assert len(answers) > 1
+
+
+def test_a_home_answers_with_its_start_and_its_newest_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained_home(tmp_path, lora=True)
+    home = str(tmp_path / "home")
+    assert run(["try", QUESTION, "--home", home, "--max-tokens", "24", "--json"]) == 0
+    base, trained = json.loads(capsys.readouterr().out)["answers"]
+    assert [(each["role"], each["model"]) for each in (base, trained)] == [
+        ("base", "tiny"),
+        ("trained", "tiny after step 2"),
+    ]
+    assert base["text"] == answer_of(opened(tmp_path / "tiny"))
+    assert run(["export", "--home", home, "--out", str(tmp_path / "out"), "--merge"]) == 0
+    assert trained["text"] == answer_of(opened(tmp_path / "out")) != base["text"]
+    capsys.readouterr()
+    assert run(["try", QUESTION, "--home", home, "--max-tokens", "24", "--alone"]) == 0
+    assert capsys.readouterr().out == f"{trained['text']} [cut: raise --max-tokens]\n", "the answer alone"
+
+
+def test_the_system_message_of_a_homes_task_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained_home(tmp_path, lora=False, run=RUN.replace('"arithmetic"', '"rg:chain_sum"'))
+    message = load_task("rg:chain_sum")[0].prompt[0]["content"]
+    command = ["try", QUESTION, "--home", str(tmp_path / "home"), "--max-tokens", "24", "--json"]
+    texts = []
+    for options in ([], ["--system", ""]):
+        assert run([*command, *options]) == 0
+        texts.append(json.loads(capsys.readouterr().out)["answers"][0]["text"])
+    assert texts == [answer_of(opened(tmp_path / "tiny", system=system)) for system in (message, "")]
+
+
+def test_each_line_of_a_file_is_a_question(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path / "tiny")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{QUESTION}\n\n/reset\n{QUESTION}\n/exit\nnot read\n"))
+    models = ["--model", str(tmp_path / "tiny"), "--compare", str(tmp_path / "tiny")]
+    assert run(["chat", *models, "--max-tokens", "24"]) == 0
+    answer = answer_of(opened(tmp_path / "tiny"))
+    out = capsys.readouterr().out
+    assert out.count(f"> {QUESTION}\nbase (tiny):\n") == 2
+    assert out.count(printable(answer, keep_newlines=True)) == 4 and "not read" not in out
+
+
+def test_a_conversation_that_is_too_long_is_one_line_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path / "tiny")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{'7 ' * 400}\n{QUESTION}"))
+    assert run(["chat", "--model", str(tmp_path / "tiny"), "--max-tokens", "24"]) == 0
+    captured = capsys.readouterr()
+    assert "tiny reads 512 at most: /reset starts a new one" in captured.err
+    answer = printable(answer_of(opened(tmp_path / "tiny")), keep_newlines=True)
+    assert captured.out.endswith(f"> {QUESTION}\n{answer} [cut: raise --max-tokens]\n")
+
+
+def test_a_model_without_a_template_is_asked_in_plain_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (save_tiny(tmp_path) / "chat_template.jinja").unlink()
+    make_tokenizer(chat_template=None).save_pretrained(tmp_path)
+    model = opened(tmp_path)
+    read: list[str] = []
+    generate = model._model.generate
+    monkeypatch.setattr(
+        model._model,
+        "generate",
+        lambda ids, **how: read.append(make_tokenizer().decode(ids[0])) or generate(ids, **how),
+    )
+    answer = answer_of(model)
+    answer_of(model)
+    assert read == [
+        f"User: {QUESTION}\n\nAssistant:",
+        f"User: {QUESTION}\n\nAssistant: {answer.strip()}\n\nUser: {QUESTION}\n\nAssistant:",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--home", "{home}"], "no node has run with the home"),
+        (["--model", "none/"], "no such folder"),
+        (["--model", "m", "--alone", "--compare", "n"], "--alone and --compare exclude each other"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert run(["try", QUESTION, *(word.format(home=tmp_path / "new") for word in words)]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
+def test_eval_compares_two_models_problem_by_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained, start = str(trained_model("s")), str(save_tiny(tmp_path / "tiny"))
+    command = ["eval", "--model", trained, "--compare", start, "--task", "arithmetic", "--limit", "24", "--show", "2"]
+    command += ["--engine", "torch", "--max-tokens", "64"]
+    assert run([*command, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["compared"]["pass_at_1"] == 0 < document["pass_at_1"]
+    assert document["difference"]["pass_at_1"] == document["pass_at_1"] == document["difference"]["gained"] / 24
+    problems = document["problems"]
+    task = load_task("arithmetic", split="test")
+    assert [(each["problem"], each["right_answer"]) for each in problems] == [
+        (task[index].prompt[0]["content"], task[index].answer) for index in range(2)
+    ]
+    assert [each["after"]["is_right"] for each in problems] == [
+        each["after"]["text"].strip() == each["right_answer"] for each in problems
+    ]
+    assert run(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{start} on arithmetic: pass@1 0.000") and lines[1].startswith(f"{trained} on")
+    assert lines[2].startswith("difference +") and lines[3:5] == ["", f"problem  {problems[0]['problem']}"]
+
+
+def test_the_standard_error_is_that_of_paired_answers() -> None:
+    item = load_task("arithmetic")[0]
+
+    def answered(marks: str) -> list[Answered]:
+        facts = (1, -0.1, FinishReason.STOP)
+        return [Answered(item, 3, ScoredAnswer("", *facts, float(m == "+"), CompletionStatus.SCORED)) for m in marks]
+
+    found = difference(answered("+--+"), answered("++--"))
+    assert (found.pass_at_1, found.gained, found.lost) == (0.0, 1, 1)
+    assert found.standard_error == pytest.approx((0.5 / 4) ** 0.5)
