@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from ftis_node.models import resolve_model
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.telemetry.status import EvalStatus, LearnerStatus, Status
 from ftis_node.workers.weight_store import WeightProof, probe_logprobs
+from tests.deploy.files import check_command
 from tests.learner.learner_rig import random_groups
 from tests.models.tiny_models import save_tiny
 
@@ -57,7 +60,22 @@ def test_the_exported_model_has_the_learners_logprobs_and_a_card(
     proof = trained_home(tmp_path, lora=lora)
     out = tmp_path / "out"
     assert run(["export", "--out", str(out), "--home", str(tmp_path / "home"), *flags]) == 0
-    assert "the model after step 2" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert (
+        "the model after step 2" in shown and f"  push   ftis-node export --home {tmp_path / 'home'} --push-to" in shown
+    )
+    commands = {line.split()[0]: shlex.split(line)[1:] for line in shown.splitlines() if line.startswith("  ")}
+    assert commands["serve"][:2] == ["vllm", "serve"]
+    assert commands["serve"][2:] == (
+        [str(tmp_path / "tiny"), *"--enable-lora --max-lora-rank 8 --lora-modules".split(), f"trained={out}"]
+        if has_adapter
+        else [str(out)]
+    )
+    check_command(commands["ask"][1:])
+    check_command(commands["push"][1:])
+    assert commands["push"][:4] == ["ftis-node", "export", "--home", str(tmp_path / "home")]
+    assert run([*commands["ask"][1:], "--max-tokens", "4"]) == 0
+    assert len(capsys.readouterr().out) > 1
     assert (out / "adapter_config.json").exists() == has_adapter
     assert (out / "model.safetensors").exists() != has_adapter
     assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o644}, "other users can read it"
@@ -71,6 +89,13 @@ def test_the_exported_model_has_the_learners_logprobs_and_a_card(
     assert "| groups trained on | 6 own, 2 of peers |" in card.text
     assert parse_manifest((out / "run.toml").read_text(), source="run.toml") == parse_manifest(RUN, source="here")
     assert "<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n" in card.text, "a rendered prompt"
+    (code,) = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    exec(code.replace("OWNER/NAME", str(out)).replace("=256", "=4"), {})
+    assert len(capsys.readouterr().out) > 1, "the code of the card prints an answer"
+    serve = (
+        f"vllm serve {'tiny --enable-lora --max-lora-rank 8 --lora-modules trained=' if has_adapter else ''}OWNER/NAME"
+    )
+    assert f"```\n{serve}\n```" in card.text
     loader: Any = AutoPeftModelForCausalLM if has_adapter else AutoModelForCausalLM
     exported = loader.from_pretrained(out, dtype=torch.float32).eval()
     assert proof.rms_difference(probe_logprobs(exported, proof.probe_ids)) < 1e-5

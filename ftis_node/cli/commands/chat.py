@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ftis_node.generation.chat_model import ChatAnswer, ChatModel
+    from ftis_node.generation.chat_model import ChatModel
 
 EXIT, RESET = "/exit", "/reset"
 ModelOption = Annotated[
@@ -131,14 +131,11 @@ def _typed() -> Iterator[str]:
             return
 
 
-def _show_answer(
-    model: ChatModel, question: str, max_tokens: int, temperature: float, *, with_name: bool
-) -> ChatAnswer:
+def _show_answer(model: ChatModel, question: str, max_tokens: int, temperature: float, *, with_name: bool) -> None:
     if with_name:
         typer.echo(f"{model.role} ({printable(model.name)}):")
-    reply = model.ask(question, max_tokens=max_tokens, temperature=temperature, on_text=_show)
-    typer.echo(" [cut: raise --max-tokens]" if reply.truncated else "")
-    return reply
+    answer = model.ask(question, max_tokens=max_tokens, temperature=temperature, on_text=_show)
+    typer.echo(" [cut: raise --max-tokens]" if answer.truncated else "")
 
 
 def _show(text: str) -> None:

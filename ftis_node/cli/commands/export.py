@@ -48,6 +48,7 @@ def export(
 
         check_hub_id(base_model)
     from ftis_node.node.hub.model_export import export_model_of
+    from ftis_node.node.hub.next_steps import next_steps
 
     with show_fraction("export") as progress:
         step = export_model_of(
@@ -56,9 +57,10 @@ def export(
             merge=merge,
             base=base_model,
             license=license,
-            is_for_others=target is not None,
+            repository=target.repo if target else None,
             on_progress=progress,
         )
     typer.echo(f"{out}: the model after step {step}")
     if target is not None:
         push_and_report(out, target, message=f"Upload the model after step {step}")
+    typer.echo("\n".join(next_steps(out.expanduser(), home=home, is_pushed=target is not None)))

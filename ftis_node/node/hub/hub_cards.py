@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ftis_node.errors import ConfigError
 from ftis_node.files import read_object
 from ftis_node.models import PromptTokenizer
 from ftis_node.models.source import HUB_ID
+from ftis_node.node.hub.next_steps import QUESTION, use_section
 from ftis_node.replay.rollout_rows import RowTotals
 from ftis_node.tasks.registry import hub_datasets, task_licenses
 from ftis_node.telemetry.status import Status
@@ -28,7 +30,6 @@ from ftis_node.telemetry.terminal_text import printable
 
 PLAIN = re.compile(r"(?!.*(?://|www\.))[\w .,:;=+/?-]*", re.ASCII)  # no Markdown, HTML or link
 MARKUP = re.compile(r"[^\w .,:;=+?-]", re.ASCII)
-QUESTION = ({"role": "user", "content": "What is 12 + 30?"},)
 CARD = """---
 {metadata}
 ---
@@ -82,9 +83,13 @@ def read_run_record(home: Home, *, base: str | None = None) -> RunRecord:
 
 
 def write_model_card(
-    folder: Path, record: RunRecord, *, step: int, is_adapter: bool, tokenizer: PromptTokenizer, license: str | None
-) -> None:
-    """Write the card and the run's manifest into the folder of a model. `license` is the hub's id of a license."""
+    folder: Path, record: RunRecord, *, step: int, name: str, adapter: Mapping[str, Any] | None,
+    tokenizer: PromptTokenizer, license: str | None,
+) -> None:  # fmt: skip
+    """Write the card and the run's manifest into the folder of a model.
+
+    `name` is that of its repository, `adapter` the configuration of an adapter, `license` the hub's id of a license.
+    """
     from huggingface_hub import EvalResult, ModelCardData
 
     tests = {one.task: one.pass_at_1 for one in record.status.eval if one.step <= step}
@@ -94,7 +99,7 @@ def write_model_card(
         base_model=record.hub_base,
         datasets=hub_datasets(record.manifest.task) or None,
         eval_results=results or None,
-        library_name="peft" if is_adapter else "transformers",
+        library_name="transformers" if adapter is None else "peft",
         model_name=MARKUP.sub("_", record.base) if results else None,
         pipeline_tag="text-generation",
     )
@@ -105,9 +110,10 @@ def write_model_card(
         "groups trained on": f"{learner.own_groups:,} own, {learner.foreign_groups:,} of peers",
     }
     title = f"{_shown(record.base)}, {step} steps of {_shown(record.manifest.task)}"
-    text = tokenizer.decode(tokenizer.encode_prompt(QUESTION), skip_special=False)
+    text = tokenizer.decode(tokenizer.encode_prompt([{"role": "user", "content": QUESTION}]), skip_special=False)
     fence = "`" * max(4, 1 + max(map(len, re.findall("`+", text)), default=0))
     about = f"The tokenizer's chat template renders a question as:\n\n{fence}text\n{text}\n{fence}"
+    about += "\n\n" + use_section(name, adapter, base=record.base).rstrip()
     _write(folder, record, metadata, title=title, rows=rows, about=about, step=step, license=license)
 
 

@@ -14,6 +14,7 @@ from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
 from ftis_node.node.hub.hub_cards import read_run_record, write_model_card
+from ftis_node.node.hub.next_steps import ANY_REPOSITORY, read_adapter_config
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.node.startup.prompts import prompts_of
 from ftis_node.telemetry.log import OnProgress, unwatched
@@ -26,14 +27,14 @@ def export_model_of(
     merge: bool,
     base: str | None = None,
     license: str | None = None,
-    is_for_others: bool = False,
+    repository: str | None = None,
     on_progress: OnProgress = unwatched,
 ) -> int:
     """Write the model, its card and the manifest to `out`, and return its training step.
 
     `base` is the base model's id on the hub if the node was given a folder, `license` the hub's id of a license. A
-    folder `is_for_others` names no path of this machine. The chat template is the home's, with its arguments as
-    defaults. Raise ConfigError if no node has run with the home, or `out` is in use.
+    folder for a `repository` of the hub names no path of this machine. The chat template is the home's, with its
+    arguments as defaults. Raise ConfigError if no node has run with the home, or `out` is in use.
     """
     from ftis_node.learner.checkpoint.export import export_newest
 
@@ -46,11 +47,11 @@ def export_model_of(
     tokenizer = load_tokenizer(source, prompts=prompts_of(settings))
     step = export_newest(boot, out, merge=merge, tokenizer=tokenizer, on_progress=on_progress)
     folder = out.expanduser()
-    adapter = folder / ADAPTER_CONFIG_FILE
-    is_adapter = adapter.exists()
-    if is_adapter and (base or is_for_others):  # the name of a local folder is a path of this machine
-        config = read_object(adapter) | {"base_model_name_or_path": base or source.base.name}
-        adapter.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+    adapter = read_adapter_config(folder)
+    if adapter and (base or repository):  # the name of a local folder is a path of this machine
+        adapter["base_model_name_or_path"] = base or source.base.name
+        (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(adapter, indent=2, sort_keys=True), encoding="utf-8")
     record = read_run_record(home, base=base or source.name)
-    write_model_card(folder, record, step=step, is_adapter=is_adapter, tokenizer=tokenizer, license=license)
+    name = repository or ANY_REPOSITORY
+    write_model_card(folder, record, step=step, name=name, adapter=adapter, tokenizer=tokenizer, license=license)
     return step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -30,6 +31,11 @@ def record_of(task: str, base: str = "tiny") -> RunRecord:
     return RunRecord(manifest, base, True, 0, Status(eval=(EvalStatus(2, task, 0.5, 8),)))
 
 
+def whole(tokenizer: PromptTokenizer) -> dict[str, Any]:
+    """Return the facts for the card of a whole model."""
+    return {"name": "ann/m", "adapter": None, "tokenizer": tokenizer, "step": 2, "license": None}
+
+
 def rendered(folder: Path) -> tuple[str, str]:
     """Return the HTML of a card, as a hub makes it, and its metadata."""
     _, metadata, text = (folder / "README.md").read_text().split("---\n", 2)
@@ -40,7 +46,7 @@ def rendered(folder: Path) -> tuple[str, str]:
 @pytest.mark.parametrize("query", HOSTILE)
 def test_the_task_of_a_run_adds_no_link_image_or_tag_to_a_card(tmp_path: Path, query: str) -> None:
     record = record_of(f"dataset:x?prompt=q&{query}", base="<b>[m](http://evil.example)|`")
-    write_model_card(tmp_path, record, is_adapter=True, tokenizer=TOKENIZER, step=2, license=None)
+    write_model_card(tmp_path, record, **whole(TOKENIZER) | {"adapter": {"r": 4}})
     html, metadata = rendered(tmp_path)
     assert_harmless(html, metadata)
     schema = rows_schema(with_texts=True, is_flat=True)
@@ -53,7 +59,9 @@ def test_the_template_of_a_model_adds_no_tag_to_its_card(tmp_path: Path) -> None
         chat_template="a\n````````\n<img src=http://evil.example/x.png>\n[FREE](http://evil.example)"
     )
     tokenizer = PromptTokenizer(hostile, name="tiny")
-    write_model_card(tmp_path, record_of("arithmetic"), is_adapter=False, tokenizer=tokenizer, step=2, license=None)
+    write_model_card(
+        tmp_path, record_of("arithmetic"), name="ann/m", adapter=None, tokenizer=tokenizer, step=2, license=None
+    )
     html, metadata = rendered(tmp_path)
     assert_harmless(html, metadata)
     assert "&lt;img src=http://evil.example/x.png&gt;" in html
@@ -69,7 +77,7 @@ def assert_harmless(html: str, metadata: str) -> None:
 
 def test_a_plain_task_is_shown_as_it_is(tmp_path: Path) -> None:
     record = record_of("arithmetic=3+rg:chain_sum", base="org/tiny-1.5B")
-    write_model_card(tmp_path, record, is_adapter=False, tokenizer=TOKENIZER, step=2, license=None)
+    write_model_card(tmp_path, record, **whole(TOKENIZER))
     text = (tmp_path / "README.md").read_text()
     assert "# org/tiny-1.5B, 2 steps of arithmetic=3+rg:chain_sum\n" in text
     assert "| task | arithmetic=3+rg:chain_sum |" in text
