@@ -30,7 +30,15 @@ from ftis_node.errors import ConfigError
 from ftis_node.files import parse_toml, read_text
 from ftis_node.records.kinds import Codec
 
-PRESETS = ("arithmetic-ftis", "arithmetic-compare", "arithmetic-hdee", "sums-ftis", "gsm8k-ftis", "rg-swarm")
+PRESETS = (
+    "arithmetic-ftis",
+    "arithmetic-compare",
+    "arithmetic-hdee",
+    "sums-ftis",
+    "words-ftis",
+    "gsm8k-ftis",
+    "rg-swarm",
+)
 RUN_ID_HEX = 32
 MAX_TASK_CHARS = 512
 
@@ -223,6 +231,8 @@ def preset_for_task(task: str) -> str:
         return "arithmetic-ftis"
     if task.startswith("sums"):
         return "sums-ftis"
+    if task.startswith("words"):
+        return "words-ftis"
     if "rg:" in task:
         return "rg-swarm"
     return "gsm8k-ftis"

@@ -78,6 +78,17 @@ def fetch_snapshot(repo: str, *, answer_within_s: float = 8.0, on_progress: OnPr
             raise _fetch_error(repo, error) from error
 
 
+def fetch_file(repo: str, file: str, *, on_progress: OnProgress = unwatched) -> Path:
+    """Return one file of `repo`, downloaded if the cache lacks it. Raises as `fetch_snapshot` does."""
+    with quiet_library_logging():
+        try:
+            from huggingface_hub import hf_hub_download
+
+            return Path(hf_hub_download(repo, file, tqdm_class=progress_bar_class(file, on_progress)))
+        except Exception as error:
+            raise _fetch_error(repo, error) from error
+
+
 def _fetch_error(repo: str, error: Exception) -> FtisError:
     from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
 

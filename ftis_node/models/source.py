@@ -18,6 +18,7 @@ from typing import Any
 from ftis_node.errors import FileError, FtisError, ModelError, UntrainableModelError
 from ftis_node.files import check_regular
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, check_fits, read_adapter
+from ftis_node.models.gguf import gguf_folder, is_gguf
 from ftis_node.models.hub import cached_snapshot, fetch_snapshot
 from ftis_node.models.json_file import read_json
 from ftis_node.models.safetensors_file import read_header
@@ -131,6 +132,8 @@ def resolve_model(model: str, *, trains: bool = True, on_progress: OnProgress = 
 def _find(model: str, trains: bool, on_progress: OnProgress) -> ModelSource:
     """Return the source as `resolve_model` does, without the base of an adapter."""
     folder = Path(model).expanduser()
+    if not folder.is_dir() and is_gguf(model):
+        folder = gguf_folder(model, on_progress=on_progress)
     if folder.is_dir():
         folder = folder.resolve()
         return _checked(folder, folder.name, trains)
@@ -148,7 +151,7 @@ def _find(model: str, trains: bool, on_progress: OnProgress) -> ModelSource:
 def check_name(model: str) -> None:
     """Raise ModelError if `model` is neither a folder nor like an id on the hub, or if it is the typo of a folder."""
     path = Path(model).expanduser()
-    if path.is_dir():
+    if path.is_dir() or is_gguf(model):
         return
     if path.is_file():
         raise ModelError(f"{model} is a file: {NEEDED_FOLDER}")
@@ -179,7 +182,9 @@ def _checked(folder: Path, name: str, trains: bool) -> ModelSource:
     if (folder / ADAPTER_CONFIG_FILE).exists() and not has_weights:  # some trainers add the base's config.json
         return ModelSource(name, folder, adapter=folder)
     if not has_weights and any(path.suffix == GGUF for path in paths):
-        raise ModelError(f"folder {folder} has its weights in a GGUF file, which is not read: {NEEDED_FOLDER}")
+        raise ModelError(
+            f"folder {folder} has its weights in a GGUF file: give the file itself, --model {folder}/NAME.gguf"
+        )
     source, config = ModelSource(name, folder), read_json(folder / CONFIG_FILE)
     if "model_type" not in config:
         raise ModelError(f"{folder / CONFIG_FILE} names no model_type: it is not a transformers model")

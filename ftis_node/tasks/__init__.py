@@ -6,6 +6,7 @@ registry.py           from a SPEC to the task
 plugins.py            tasks and rewards of other packages
 arithmetic.py         sums and differences, for swarms on two CPU cores
 sums.py               sums with working, for swarms on two CPU cores
+words.py              sums and word problems in plain English, for small language models
 problems.py           problems by index
 dataset_query.py      QUERY of a `dataset:` task: columns, rewards, source, digest; its regular expressions (RE2);
                       the queries of GSM8K and MATH-500

@@ -1,7 +1,7 @@
 """Task SPEC: the problems on which a node trains, as one line for a manifest or a command line.
 
     spec = part, or several joined by "+"
-    part = arithmetic[:PART] | sums[:long] | gsm8k[:PATH] | math500[:PATH]
+    part = arithmetic[:PART] | sums[:long] | words[:PART] | gsm8k[:PATH] | math500[:PATH]
          | dataset:SOURCE?QUERY                              rows of any data set (`dataset_query.py`)
          | rg:NAME                                           a task of reasoning-gym
          | NAME                                              a plug-in

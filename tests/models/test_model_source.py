@@ -101,8 +101,8 @@ def test_a_quantized_model_is_not_trained(folder, changes, method):
     assert resolve_model(model, trains=False).folder == folder, "it can be evaluated"
 
 
-def test_a_file_is_no_model(tmp_path, name="model.gguf"):
-    (tmp_path / name).write_bytes(b"GGUF")
+def test_a_file_is_no_model(tmp_path, name="model.safetensors"):
+    (tmp_path / name).write_bytes(b"")
     with pytest.raises(
         ModelError, match="is a file: give a folder with config.json, safetensors weights and"
     ) as caught:
@@ -110,9 +110,9 @@ def test_a_file_is_no_model(tmp_path, name="model.gguf"):
     assert caught.value.exit_code == 2
 
 
-def test_a_folder_with_a_gguf_file_alone_names_what_is_needed(tmp_path):
+def test_a_folder_with_a_gguf_file_alone_says_to_give_the_file(tmp_path):
     (tmp_path / "model-q4.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ModelError, match=r"in a GGUF file, which is not read: give a folder with config\.json"):
+    with pytest.raises(ModelError, match=r"in a GGUF file: give the file itself, --model .*/NAME\.gguf"):
         resolve_model(str(tmp_path))
 
 

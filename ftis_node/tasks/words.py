@@ -1,0 +1,222 @@
+"""Task `words`: sums and word problems in plain English, for pretrained models from about 100 M to 3 B parameters.
+
+A small language model solves some of them and learns more within an hour on two CPU cores. The answer is the last
+number of a completion, so any working is allowed. A real example, index 0 of the training split:
+
+    prompt   [{"role": "user", "content": "What is 12 minus 7? Answer in one short sentence."}]
+    answer   "5"
+    reward   1.0 for any text whose last number is 5 (`5`, `12 - 7 = 5.`, `5 coins`), else 0.0
+
+`FORMS` has a dozen forms on four levels: sums, one step with small numbers, one step with larger numbers, two steps.
+`words:1` to `words:4` are the forms of one level. `words:unseen` has other forms, which training never shows. It has
+only a test split, which measures generalization.
+
+An index is a seed: `train[i]` hashes i to a form, names and numbers. Whole problems are held out, not indices: those
+whose form and numbers have a hash of 0 modulo `HELD_OUT_ONE_IN`, with any names. If a training draw is held out,
+another one is drawn. The test split has the first `NUM_TEST` held-out draws. Hashes are blake2b: every machine makes
+the same prompts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from itertools import count, islice
+from typing import ClassVar, Final, NamedTuple
+
+from ftis_node.errors import TaskError
+from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.problems import IndexedTask, Prompt, stable_hash
+
+NUM_TRAIN: Final = 2**31
+NUM_TEST: Final = 512
+HELD_OUT_ONE_IN: Final = 16
+NAMES: Final = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Julia", "Kofi", "Lena", "Omar")
+OTHER_NAMES: Final = ("Maya", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tara", "Victor")
+THINGS: Final = ("apples", "books", "cards", "coins", "cookies", "eggs", "marbles", "pencils", "shells", "stickers")
+DIGITS, SMALL, LARGE = range(2, 10), range(5, 21), range(11, 61)
+INSTRUCTION: Final = " Answer in one short sentence."  # without it a small chat model explains for 60 tokens
+_NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")
+
+
+class Form(NamedTuple):
+    """A text with places for numbers and names, the values of each number, and the answer to them.
+
+    If `falls`, the larger one of the first two numbers comes first.
+    """
+
+    text: str
+    numbers: tuple[range, ...]
+    answer: Callable[..., int]
+    falls: bool = False
+
+
+FORMS: Final = {
+    "1": (
+        Form("What is {a} + {b}?", (SMALL, SMALL), lambda a, b: a + b),
+        Form("What is {a} minus {b}?", (SMALL, SMALL), lambda a, b: a - b, falls=True),
+        Form("What is {a} times {b}?", (DIGITS, DIGITS), lambda a, b: a * b),
+    ),
+    "2": (
+        Form(
+            "{name} has {a} {things} and gets {b} more. How many {things} does {name} have now?",
+            (SMALL, SMALL),
+            lambda a, b: a + b,
+        ),
+        Form(
+            "{name} had {a} {things} and gave away {b} of them. How many {things} are left?",
+            (SMALL, SMALL),
+            lambda a, b: a - b,
+            falls=True,
+        ),
+        Form(
+            "There are {a} {things} in one box and {b} {things} in another. How many {things} are there in all?",
+            (SMALL, SMALL),
+            lambda a, b: a + b,
+        ),
+    ),
+    "3": (
+        Form("One bag holds {a} {things}. How many {things} do {b} bags hold?", (SMALL, DIGITS), lambda a, b: a * b),
+        Form(
+            "{name} read {a} pages on Monday and {b} pages on Tuesday. How many pages did {name} read in all?",
+            (LARGE, LARGE),
+            lambda a, b: a + b,
+        ),
+        Form(
+            "A lamp costs {a} dollars. A chair costs {b} dollars less. How many dollars does the chair cost?",
+            (LARGE, LARGE),
+            lambda a, b: a - b,
+            falls=True,
+        ),
+    ),
+    "4": (
+        Form(
+            "{name} has {a} bags with {b} {things} in each, and {c} more {things}. How many {things} are there in all?",
+            (DIGITS, DIGITS, DIGITS),
+            lambda a, b, c: a * b + c,
+        ),
+        Form(
+            "{name} had {a} {things}, bought {b} more and gave {c} to {other}. How many {things} does {name} have now?",
+            (SMALL, SMALL, DIGITS),
+            lambda a, b, c: a + b - c,
+        ),
+        Form(
+            "{name} has {a} {things}. {other} has {b} times as many. How many {things} do they have together?",
+            (SMALL, range(2, 5)),
+            lambda a, b: a + a * b,
+        ),
+    ),
+    "unseen": (
+        Form(
+            "{name} gave {a} {things} to {other} and has {b} left. How many {things} did {name} have at first?",
+            (SMALL, SMALL),
+            lambda a, b: a + b,
+        ),
+        Form(
+            "{name} has {a} {things}. {other} has {b}. How many more {things} does {name} have than {other}?",
+            (SMALL, SMALL),
+            lambda a, b: a - b,
+            falls=True,
+        ),
+        Form(
+            "Start with {a}, add {b}, then take away {c}. What is the result?",
+            (SMALL, SMALL, DIGITS),
+            lambda a, b, c: a + b - c,
+        ),
+        Form(
+            "A garden has {a} rows of {b} trees. Then {c} trees are cut down. How many trees are left?",
+            (DIGITS, DIGITS, range(2, 5)),
+            lambda a, b, c: a * b - c,
+        ),
+    ),
+}
+
+
+class WordProblem(NamedTuple):
+    """A form with its numbers, and the draw that chooses names."""
+
+    form: Form
+    numbers: tuple[int, ...]
+    draw: int
+
+    @property
+    def text(self) -> str:
+        """Return the problem as in the prompt."""
+        rest, places = self.draw, dict(zip("abc", self.numbers, strict=False))
+        rest, name = divmod(rest, len(NAMES))
+        rest, other = divmod(rest, len(OTHER_NAMES))
+        things = THINGS[rest % len(THINGS)]
+        return self.form.text.format(name=NAMES[name], other=OTHER_NAMES[other], things=things, **places)
+
+    @property
+    def answer(self) -> int:
+        return self.form.answer(*self.numbers)
+
+    @property
+    def is_held_out(self) -> bool:
+        """Return whether the form with these numbers is held out, with any names."""
+        return stable_hash(f"{self.form.text}/{'/'.join(map(str, self.numbers))}") % HELD_OUT_ONE_IN == 0
+
+
+class WordsTask(IndexedTask):
+    """A split of `words` or of one of its parts, as a `Task`. Raises TaskError for an unknown split or part."""
+
+    isolate_scoring: ClassVar[bool] = False
+
+    def __init__(self, split: str = "train", *, part: str = "") -> None:
+        if part and part not in FORMS:
+            raise TaskError(f"unknown task 'words:{part}': use words, {', '.join(f'words:{name}' for name in FORMS)}")
+        if split not in (("test",) if part == "unseen" else ("train", "test")):
+            only = "test" if part == "unseen" else "train or test"
+            raise TaskError(f"words has no split {split!r}: use {only}")
+        self.name = f"words:{part}" if part else "words"
+        self.split = split
+        self._part = part
+
+    def __len__(self) -> int:
+        return NUM_TRAIN if self.split == "train" else NUM_TEST
+
+    def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
+        problem = self.problem(index)
+        return ({"role": "user", "content": problem.text + INSTRUCTION},), str(problem.answer)
+
+    def problem(self, index: int) -> WordProblem:
+        if self.split == "test":
+            return _test_split(self._part)[index]
+        draws = (_draw(self._part, f"train/{index}/{attempt}") for attempt in count())
+        return next(draw for draw in draws if not draw.is_held_out)
+
+    def score(self, item: TaskItem, completion_text: str) -> float:
+        return 1.0 if self.answer_of(item, completion_text) == item.answer else 0.0
+
+    def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
+        """Return the last number of the text without commas and a fraction of zero; None if there is no number."""
+        numbers = _NUMBER.findall(completion_text)
+        return re.sub(r"\.0+$", "", numbers[-1].replace(",", "")) if numbers else None
+
+
+def _forms(part: str) -> tuple[Form, ...]:
+    return FORMS[part] if part else tuple(form for name, forms in FORMS.items() if name != "unseen" for form in forms)
+
+
+@cache
+def _test_split(part: str) -> tuple[WordProblem, ...]:
+    """Return the first `NUM_TEST` held-out draws; of `unseen`, where all are held out, the first draws."""
+    draws = (_draw(part, f"test/{attempt}") for attempt in count())
+    kept = (draw for draw in draws if part == "unseen" or draw.is_held_out)
+    return tuple(islice(kept, NUM_TEST))
+
+
+def _draw(part: str, seed: str) -> WordProblem:
+    """Draw the form, each number and the names independently of each other, all uniformly."""
+    forms = _forms(part)
+    rest, which = divmod(stable_hash(seed), len(forms))
+    form = forms[which]
+    numbers = []
+    for values in form.numbers:
+        rest, place = divmod(rest, len(values))
+        numbers.append(values[place])
+    if form.falls:
+        numbers.sort(reverse=True)
+    return WordProblem(form, tuple(numbers), rest)

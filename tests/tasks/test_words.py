@@ -1,0 +1,122 @@
+"""The task `words` has the same problems on every machine, holds problems out, and scores the last number."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from pathlib import Path
+
+import pytest
+
+from ftis_node.config.manifest import preset_for_task
+from ftis_node.errors import TaskError
+from ftis_node.tasks import load_task
+from ftis_node.tasks.words import FORMS, INSTRUCTION, NUM_TEST, WordsTask
+
+NUM_DRAWS = 2000
+PAGE = Path(__file__).parents[2] / "docs/train/words.md"
+
+
+def question(task: WordsTask, index: int) -> str:
+    return task[index].prompt[0]["content"].removesuffix(INSTRUCTION)
+
+
+@pytest.mark.parametrize(
+    ("part", "split", "digest"),
+    [("", "train", "42ea70b178b560eb"), ("", "test", "fbce396231c9e2b0"), ("2", "train", "cc713527e3c7fc61"), ("unseen", "test", "d5b657673854b115")],
+)
+def test_the_problems_of_every_part_do_not_change(part: str, split: str, digest: str) -> None:
+    """Nodes of two releases with different problems would refuse each other's groups."""
+    task = WordsTask(split, part=part)
+    texts = "\n".join(question(task, index) for index in range(min(len(task), NUM_DRAWS)))
+    assert blake2b(texts.encode(), digest_size=8).hexdigest() == digest
+
+
+def test_no_held_out_problem_is_trained_on_with_other_names() -> None:
+    train, test = WordsTask("train"), WordsTask("test")
+    held_out = {test.problem(index)[:2] for index in range(NUM_TEST)}
+    shown = [train.problem(index)[:2] for index in range(NUM_DRAWS)]
+    assert len(test) == NUM_TEST
+    assert not held_out & set(shown)
+    assert {form for form, _ in shown} == {form for level in "1234" for form in FORMS[level]}
+
+
+def test_every_form_has_one_question_and_a_whole_answer() -> None:
+    for part in FORMS:
+        task = WordsTask("test", part=part)
+        for index in range(64):
+            assert question(task, index).count("?") == 1
+            assert int(task[index].answer) >= 0
+            assert "{" not in question(task, index)
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ("5", 1.0),
+        ("12 - 7 = 5.", 1.0),
+        ("The answer is **5** coins.", 1.0),
+        ("5.00", 1.0),
+        ("5 coins, because 12 - 7 = 5", 1.0),
+        ("5, as 12 less 7", 0.0),
+        ("-5", 0.0),
+        ("5.5", 0.0),
+        ("five", 0.0),
+        ("٥", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_the_last_number_is_the_answer(text: str, reward: float) -> None:
+    task = load_task("words")
+    item = next(task[index] for index in range(NUM_DRAWS) if task[index].answer == "5")
+    assert task.score(item, text) == reward
+
+
+def test_a_number_of_thousands_may_have_commas() -> None:
+    task = WordsTask()
+    assert task.answer_of(task[0], "It is 1,234.") == "1234"
+
+
+def test_the_page_determines_the_problems() -> None:
+    """This follows docs/train/words.md: its table of forms and its rules."""
+    names = "Anna Ben Carla David Emma Felix Grace Hugo Julia Kofi Lena Omar".split()
+    others = "Maya Noah Olga Paul Rosa Sam Tara Victor".split()
+    things = "apples books cards coins cookies eggs marbles pencils shells stickers".split()
+    lines = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `words:")]
+    forms = [
+        (text, [range(*map(int, part.split("-"))) for part in ranges.split(", ")], order)
+        for part, text, ranges, order, _ in lines
+        if part != "`words:unseen`"
+    ]
+
+    def number(text: str) -> int:
+        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+    def draw(text: str) -> tuple[str, tuple[int, ...], int]:
+        rest, which = divmod(number(text), len(forms))
+        template, ranges, order = forms[which]
+        numbers = []
+        for values in ranges:
+            rest, place = divmod(rest, len(values) + 1)
+            numbers.append(values.start + place)
+        return template, tuple(sorted(numbers, reverse=True) if order == "yes" else numbers), rest
+
+    def is_held_out(template: str, numbers: tuple[int, ...]) -> bool:
+        return number("/".join([template, *map(str, numbers)])) % 16 == 0
+
+    task = WordsTask()
+    for index in range(300):
+        drawn = (draw(f"train/{index}/{attempt}") for attempt in range(1000))
+        template, numbers, rest = next(one for one in drawn if not is_held_out(*one[:2]))
+        rest, name = divmod(rest, 12)
+        rest, other = divmod(rest, 8)
+        places = dict(zip("abc", numbers, strict=False))
+        text = template.format(name=names[name], other=others[other], things=things[rest % 10], **places)
+        assert question(task, index) == text
+
+
+def test_unknown_parts_and_splits_are_errors() -> None:
+    with pytest.raises(TaskError, match="use words, words:1"):
+        load_task("words:9")
+    with pytest.raises(TaskError, match="no split 'train': use test"):
+        load_task("words:unseen", "train")
+    assert preset_for_task("words:2") == "words-ftis"
