@@ -133,6 +133,8 @@ def policy_loss(
     Raises ValueError for an unknown method or parameter, a value out of bounds, or a wrong shape or dtype. NaN or inf
     in the advantages, or in log-probs inside the mask, raises it as well.
     """
+    if "anchor_logprobs" in params:  # another name of it
+        params["first_pass_logprobs"] = params.pop("anchor_logprobs")
     row, known = find_method(method), method_parameters(method)
     for name, value in params.items():
         if name not in known and not (name in TENSORS and value is None):

