@@ -47,6 +47,12 @@ def test_the_clip_bounds_the_change_since_the_first_pass(method: str) -> None:
     assert gradient[1][0] == pytest.approx(-1.5 / 2)
 
 
+def test_the_first_pass_has_two_names() -> None:
+    batch, first = rows([[0.3]], [[0.2]], [1.0]), padded_logs([[0.25]])
+    assert evaluate("tis", batch, anchor_logprobs=first) == evaluate("tis", batch, first_pass_logprobs=first)
+    assert evaluate("tis", batch, anchor_logprobs=first) != evaluate("tis", batch)
+
+
 @pytest.mark.parametrize("params", [{}, {"filter": "quantile", "keep_share": 0.5}, {"filter": "ess"}])
 def test_all_updates_keep_the_completions_of_the_first(params: dict[str, Any], method: str = "ftis") -> None:
     """The near negative of the first pass moves far away, and the far one comes near."""

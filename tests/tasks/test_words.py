@@ -22,7 +22,12 @@ def question(task: WordsTask, index: int) -> str:
 
 @pytest.mark.parametrize(
     ("part", "split", "digest"),
-    [("", "train", "42ea70b178b560eb"), ("", "test", "fbce396231c9e2b0"), ("2", "train", "cc713527e3c7fc61"), ("unseen", "test", "d5b657673854b115")],
+    [
+        ("", "train", "42ea70b178b560eb"),
+        ("", "test", "fbce396231c9e2b0"),
+        ("2", "train", "cc713527e3c7fc61"),
+        ("unseen", "test", "d5b657673854b115"),
+    ],
 )
 def test_the_problems_of_every_part_do_not_change(part: str, split: str, digest: str) -> None:
     """Nodes of two releases with different problems would refuse each other's groups."""
