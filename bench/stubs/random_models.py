@@ -84,7 +84,7 @@ def _token_body(group: UnpackedGroup) -> bytes:
     packed = Group(
         **HEADER | {"prompt_hash": hash_prompt(group.prompt_ids)},  # type: ignore[arg-type]
         tokens=group.tokens,
-        finish_reasons=(FinishReason.LENGTH,) * num_completions,
+        finish_reasons=group.finish_reasons or (FinishReason.LENGTH,) * num_completions,
         rewards=group.sent.rewards,
         statuses=(CompletionStatus.SCORED,) * num_completions,
         policy_versions=(group.policy_version,) * num_completions,

@@ -40,7 +40,7 @@ def log_line(status: Status, *, now: float) -> str:
     """Return one line for a log: the answers, the reasons of those that are not yes, and the values that change."""
     health = summarize_health(status, now=now)
     answers = [
-        f"{question} {answer.word}" + ("" if answer.word is AnswerWord.YES else f" ({answer.why})")
+        f"{question} {answer.word}" + (f" ({answer.why})" if answer.advice or answer.word is not AnswerWord.YES else "")
         for question, answer in health.items()
     ]
     if health.healthy.word in ENDED_WELL:

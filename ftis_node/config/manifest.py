@@ -71,6 +71,12 @@ class SamplingSection(Section):
         le=262144,
         description="Longest prompt and completion together; it may shorten the completion.",
     )
+    mask_truncated: bool = Field(
+        default=False,
+        exclude_if=lambda value: value is False,  # so that the ids of runs without it do not change
+        description="Whether completions without an end, mostly cut at the token limit, get no gradient, own and "
+        "foreign ones alike (TRL's `mask_truncated_completions`). Their rewards still count in the mean of the group.",
+    )
 
     @model_validator(mode="after")
     def _settings_agree(self) -> SamplingSection:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import (
     Field,
-    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
-    model_serializer,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -23,6 +21,7 @@ class MethodSection(Section):
 
     package: str | None = Field(
         default=None,
+        exclude_if=lambda value: value is None,  # so that the ids of runs with built-in methods do not change
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
         description="Python package that provides the plug-in `name`. A node without it refuses the run and names the "
         "package. Nothing is fetched.",
@@ -115,12 +114,6 @@ class MethodSection(Section):
         except ValueError as error:
             raise PydanticCustomError(UNKNOWN_NAME, "{line}", {"line": str(error)}) from None
         return value
-
-    @model_serializer(mode="wrap")
-    def _without_unset_package(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave an unset `package` out, so that the ids of runs with built-in methods do not change."""
-        document: dict[str, Any] = serialize(self)
-        return document if self.package else {key: value for key, value in document.items() if key != "package"}
 
     @model_validator(mode="after")
     def _settings_agree(self) -> MethodSection:

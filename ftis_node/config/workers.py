@@ -132,9 +132,6 @@ class LearnerSection(Section):
         "`compile` (torch.compile, layer by layer). `auto`: the faster of them on a GPU, measured at the start; "
         "`plain` on a CPU and for a learner of several processes.",
     )
-    report_entropy: bool = Field(
-        default=False, description="Report the policy's entropy with each step. It costs one more pass over the logits."
-    )
 
     @model_validator(mode="after")
     def _settings_agree(self) -> LearnerSection:

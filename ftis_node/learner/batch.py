@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
 from ftis_node.learner.messages import TrainGroup
+from ftis_node.records.group import FinishReason
 
 PADDING_ID = 0  # any id works: its outputs are never read
 
@@ -48,6 +49,7 @@ class TrainBatch:
     of_own_weights          [N] bool, own, or sampled with this node's weights by a peer that the operator trusts
     policy_versions         [N] int64, this node's version that sampled the first token of the row's group
     policy_versions_newest  [N] int64, this node's version that sampled the last token of the row's group
+    is_cut                  [N] bool, without an end token: it reached the token limit, or its node stopped it
     is_text                 [N] bool, sent as text by a peer with another tokenizer: only a mean log-prob is known
     behaviour_means         [N] float64, that mean, over the peer's own tokens; 0 in all other rows
     num_groups              groups, the own ones first counted in `num_own_groups`
@@ -67,6 +69,7 @@ class TrainBatch:
     of_own_weights: Tensor
     policy_versions: Tensor
     policy_versions_newest: Tensor
+    is_cut: Tensor
     is_text: Tensor
     behaviour_means: Tensor
     num_own_groups: int
@@ -135,6 +138,8 @@ def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
     senders = {name: number for number, name in enumerate(peers, start=1)}
     num_own_groups = sum(group.sent.own for group in groups)
     of_own_weights = [group.sent.own or group.sent.of_own_weights for _, group in rows]
+    stop = FinishReason.STOP
+    reasons = [one for group in groups for one in group.finish_reasons or (stop,) * len(group.tokens)]
     logprobs = [values for group in groups for values in group.tokens.logprobs_of_each()]
     return TrainBatch(
         prompts=tuple(group.prompt_ids for _, group in rows),
@@ -153,6 +158,7 @@ def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
         of_own_weights=torch.tensor(of_own_weights, dtype=torch.bool),
         policy_versions=torch.tensor([group.policy_version for _, group in rows], dtype=torch.int64),
         policy_versions_newest=torch.tensor([group.policy_version_newest for _, group in rows], dtype=torch.int64),
+        is_cut=torch.tensor([one is not stop for one in reasons], dtype=torch.bool),
         is_text=torch.tensor([mean is not None for mean in means], dtype=torch.bool),
         behaviour_means=torch.tensor([mean or 0.0 for mean in means], dtype=torch.float64),
         num_own_groups=num_own_groups,

@@ -27,6 +27,7 @@ from ftis_node.learner.checkpoint.checkpoint import owner_of
 from ftis_node.learner.checkpoint.checkpoint_manager import CheckpointManager
 from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
 from ftis_node.learner.distributed.ranks import ALONE, RankCommand, Ranks, RankTask, StepCallback, cut_evenly
+from ftis_node.learner.drift import drift_figures, groups_of_start
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group, unpack_train_groups
 from ftis_node.learner.messages import (
     AuditReply,
@@ -46,7 +47,7 @@ from ftis_node.learner.step.agreement import AgreementMeter
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.learner.step.oom_retry import OomRetry, grow_segments_after_weights
 from ftis_node.learner.step.optimizer import check_optimizer_states, make_masters, make_optimizer
-from ftis_node.learner.step.train_step import StepOutcome, compute_logprobs, take_step
+from ftis_node.learner.step.train_step import Forward, StepOutcome, compute_logprobs, take_step
 from ftis_node.learner.train_report import CheckGroup, Mismatch, measure_mismatch, report_of
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
@@ -75,6 +76,7 @@ class Learner:
             boot.method.advantage_scale,
             kl_to_start=boot.optimizer.kl_coef,
             max_logprob_gap_nats=boot.max_logprob_gap_nats,
+            mask_truncated=boot.sampling.mask_truncated,
         )
         check_optimizer_states(boot)
         if boot.measures_agreement and ranks.size > 1:
@@ -85,7 +87,9 @@ class Learner:
         self.policy = choose_kernels(load_policy(boot, ranks), boot)
         grow_segments_after_weights(boot)
         self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measures_agreement else None
-        self._reference = load_reference(self.policy, boot, ranks) if boot.optimizer.kl_coef else None
+        has_start = bool(boot.optimizer.kl_coef) or boot.lora is not None
+        self._start = load_reference(self.policy, boot, ranks) if has_start else None
+        self._drift: dict[str, float] = {}  # of the step in progress
         self._masters = make_masters(self.policy.trainable(), boot)
         self._optimizer = make_optimizer(self._masters, boot)
         recompute = partial(recompute_activations, self.policy.causal_lm) if boot.may_recompute else lambda: False
@@ -225,12 +229,13 @@ class Learner:
         version = self._progress.policy_version
         checked = self._check_group.found(version=version)
         report = report_of(outcome, batch, self._objective, step=step, version_before=version, checked=checked)
+        if version == 0 and self._start is None:
+            self._progress.start_groups = self._progress.start_groups or groups_of_start(groups)
         agreement, own_agreement = self._agreement.take() if self._agreement else ({}, None)
         duration_s = time.monotonic() - started
         return msgspec.structs.replace(
             report,
             learning_rate=self._boot.learning_rate_at(step),
-            entropy=self.policy.entropies.take() if self.policy.entropies else None,
             duration_s=duration_s,
             tokens_per_s=batch.num_tokens / duration_s if duration_s > 0 else 0.0,
             micro_batch_tokens=micro_batch_tokens,
@@ -238,6 +243,7 @@ class Learner:
             understated=self._understated(outcome, batch, groups),
             agreement=agreement,
             own_agreement=own_agreement,
+            **self._drift,
         )
 
     def _understated(self, outcome: StepOutcome, batch: TrainBatch, groups: Sequence[UnpackedGroup]) -> tuple[str, ...]:
@@ -253,8 +259,10 @@ class Learner:
         for group in self._optimizer.param_groups:
             group["lr"] = self._boot.learning_rate_at(step)
         reference = None
-        if self._reference is not None:  # once for all updates of the step
-            reference = compute_logprobs(self._reference, batch, micro_batches, between=between, ranks=self._ranks)
+        if self._start is not None and self._boot.optimizer.kl_coef:  # once for all updates of the step
+            reference = compute_logprobs(self._start, batch, micro_batches, between=between, ranks=self._ranks)
+        else:
+            self._measure_drift(batch, between)
         forward = self.policy.logprobs
         outcome = take_step(
             forward if self._agreement is None else self._agreement.watching(forward, batch),
@@ -269,9 +277,17 @@ class Learner:
             before_update=partial(self._before_update, own, between),
             ranks=self._ranks,
         )
-        if self.policy.entropies is not None:
-            self.policy.entropies.share(self._ranks)
         return outcome
+
+    def _measure_drift(self, batch: TrainBatch, between: StepCallback) -> None:
+        message = self._ranks.broadcast(msgspec.msgpack.encode(self._progress.start_groups))  # rank 0 alone has them
+        self._drift = drift_figures(
+            self.policy.logprobs,
+            self._start,
+            batch=batch,
+            start_groups=msgspec.msgpack.decode(message, type=tuple[TrainGroup, ...]),
+            logprobs=lambda forward, sample: self._logprobs(sample, between, forward),
+        )
 
     def _before_update(self, own: StepCallback, between: StepCallback) -> None:
         with self._ranks.agreed(WorkerTaskError):  # rank 0 alone writes, and calls `own` any number of times
@@ -290,9 +306,11 @@ class Learner:
         batch = make_batch([group])
         return measure_mismatch(self._logprobs(batch, between)[batch.mask], batch.behaviour_logprobs[batch.mask])
 
-    def _logprobs(self, batch: TrainBatch, between: StepCallback) -> Tensor:
+    def _logprobs(self, batch: TrainBatch, between: StepCallback, forward: Forward | None = None) -> Tensor:
+        """Return the log-probs `[N, T]` of `batch` under the policy, or under the model of `forward`."""
         micro_batches = self._micro_batches(batch)
-        return compute_logprobs(self.policy.logprobs, batch, micro_batches, between=between, ranks=self._ranks)
+        forward = forward or self.policy.logprobs
+        return compute_logprobs(forward, batch, micro_batches, between=between, ranks=self._ranks)
 
     def _micro_batches(self, batch: TrainBatch) -> list[MicroBatch]:
         cut = partial(self.policy.micro_batches, batch)

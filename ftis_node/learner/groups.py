@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ftis_node.errors import RecordError
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.records.codec import hash_prompt, unpack_any
-from ftis_node.records.group import TextGroup
+from ftis_node.records.group import FinishReason, TextGroup
 from ftis_node.records.token_batch import TokenBatch
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class UnpackedGroup:
     """A `TrainGroup` with the tokens and versions of its body.
 
     `mean_logprobs` is empty, unless a peer with another tokenizer sent the group as text. Then it has one mean per
-    completion, in nats a token of that peer, and `tokens` has no log-probs.
+    completion, in nats a token of that peer, and `tokens` has no log-probs. `finish_reasons` is empty for a probe.
     """
 
     sent: TrainGroup
@@ -35,6 +35,7 @@ class UnpackedGroup:
     policy_version: int = 0
     policy_version_newest: int = 0
     mean_logprobs: tuple[float, ...] = ()
+    finish_reasons: tuple[FinishReason, ...] = ()
 
     @property
     def prompt_ids(self) -> NDArray[np.int32]:
@@ -66,6 +67,7 @@ def unpack_train_group(group: TrainGroup) -> UnpackedGroup:
         unpacked.policy_version,
         unpacked.policy_version_newest,
         unpacked.mean_logprobs,
+        unpacked.finish_reasons,
     )
 
 

@@ -106,7 +106,6 @@ class StepReport(StepFigures, frozen=True, kw_only=True):
     `policy_version` is the newest step that changed the weights. `skipped` (no signal) and `refused` (a value was not
     finite) give the reason why this step did not. Then `num_updates` and `grad_norm` are 0. The `mismatch_` fields (see
     `train_report.py`) cover own tokens that `mismatch_version` sampled, the version from which the step started.
-    `entropy` is in nats a token, over the tokens that had a pass with a gradient, if the run measures it.
 
     `understated` holds the ids of groups that `Objective.excluded` excludes, `unreadable` those of groups whose body
     could not be unpacked. `by_sender` includes this node. `agreement` by sender and `own_agreement` are cosines of
@@ -117,7 +116,6 @@ class StepReport(StepFigures, frozen=True, kw_only=True):
     policy_version: int
     own_reward_mean: float | None = None
     foreign_reward_mean: float | None = None
-    entropy: float | None = None
     mismatch_tokens: int = 0
     num_updates: int = 0
     num_tokens: int = 0

@@ -105,6 +105,7 @@ def report_of(
     mismatch = checked
     if first.refused is None:  # otherwise the matrix is incomplete
         mismatch = measure_mismatch(first.learner_logprobs[tokens], batch.behaviour_logprobs[tokens]) or checked
+    figures = {} if first.refused else _answer_figures(batch, objective)
     return StepReport(
         step=step,
         policy_version=step if outcome.num_updates else version_before,
@@ -117,6 +118,7 @@ def report_of(
         mean_kl=first.metrics.get("mean_kl", 0.0),
         grad_norm=first.grad_norm,
         kl_to_start=first.metrics.get("kl_to_start"),
+        **figures,
         mismatch_kl=mismatch.kl if mismatch else None,
         mismatch_share=mismatch.share if mismatch else None,
         mismatch_tokens=mismatch.num_tokens if mismatch else 0,
@@ -129,6 +131,23 @@ def report_of(
         skipped=outcome.skipped,
         refused=outcome.refused,
     )
+
+
+def _answer_figures(batch: TrainBatch, objective: Objective) -> dict[str, Any]:
+    """Return figures of the completions that this node's weights sampled; none without such completions.
+
+    -log p of a sampled token is an unbiased estimate of the entropy at its position.
+    """
+    mine = batch.of_own_weights
+    if not mine.any():
+        return {}
+    groups, with_signal = batch.group_ids[mine], batch.group_ids[mine & (objective.advantages(batch) != 0)]
+    return {
+        "completion_tokens": _mean(batch.mask.sum(dim=1)[mine].double()),
+        "cut_fraction": _mean(batch.is_cut[mine].double()),
+        "no_signal_fraction": 1 - len(set(with_signal.tolist())) / len(set(groups.tolist())),
+        "entropy": _mean(-batch.behaviour_logprobs[mine[:, None] & batch.mask].double()),
+    }
 
 
 def _by_sender(first: Gradients, batch: TrainBatch, objective: Objective) -> tuple[SenderStats, ...]:

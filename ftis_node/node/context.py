@@ -28,8 +28,9 @@ MAX_EVALUATIONS = 1024  # in the status, which HTTP clients read every second; t
 class NodeState:
     """Position of the node in its run.
 
-    Each field has one writer. The shards loop writes `read_shards`. The train loop writes all other fields. In a
-    generator the follow loop does, in an exchange node the `GroupExchange`.
+    Each field has one writer. The shards loop writes `read_shards`, the generate loop `groups_without_reward` and
+    `sample`. The train loop writes all other fields. In a generator the follow loop does, in an exchange node the
+    `GroupExchange`.
     """
 
     step: int = 0
@@ -37,6 +38,8 @@ class NodeState:
     last_reused_version: int = 0  # up to this version a learner restart may have reused version numbers
     saved_step: int | None = 0  # step of the newest checkpoint; a restart needs the groups of later steps again
     read_shards: frozenset[int] = frozenset()
+    groups_without_reward: int = 0  # the newest own groups in a row; `sample` is a completion of the last one
+    sample: str = ""
 
 
 @dataclass(slots=True)

@@ -161,6 +161,20 @@ def run_charts(history: History, event_totals: EventTotals) -> tuple[list[Chart]
             low=0.0,
         ),
         Chart(
+            "Distance from the start",
+            "KL between the model and the one that the node began with, nats a token.",
+            [curve("kl_to_start", MAIN, "KL to the start"), curve("kl_from_start", OWN, "KL from the start")],
+            low=0.0,
+        ),
+        Chart("Length", "Mean tokens of own completions.", [curve("completion_tokens", OWN, "tokens")], low=0.0),
+        Chart(
+            "Cut and without signal",
+            "This node's completions that were cut at the token limit, and its groups with equal rewards.",
+            [curve("cut_fraction", SECOND, "cut"), curve("no_signal_fraction", FOREIGN, "without signal")],
+            **share,
+        ),
+        Chart("Entropy", "Entropy of the sampling policy, nats a token.", [curve("entropy", MAIN, "entropy")], low=0.0),
+        Chart(
             "Kept and truncated",
             "Completions that passed the filter, and tokens whose importance weight was truncated.",
             [curve("kept_fraction", MAIN, "kept"), curve("truncated_fraction", SECOND, "truncated")],

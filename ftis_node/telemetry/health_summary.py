@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ftis_node.telemetry.status import RefusalStatus, Status, SwarmStatus
+    from ftis_node.telemetry.status import LearnerStatus, RefusalStatus, Status, SwarmStatus
 
 ID_TAIL = 8
 OFF = "off"  # the state of a worker that the role does not need
@@ -28,6 +28,10 @@ CLOCK_SKEW_S = 10.0
 UNCONFIRMED_GROUPS = 32
 JUDGED_GROUPS, REFUSED_SHARE = 32, 0.5  # with fewer groups the refused share is not meaningful
 DISK_FREE_BYTES = 2e9
+UNREWARDED_GROUPS = 50
+NO_SIGNAL_SHARE = 0.9
+CUT_SHARE = 0.5
+START_KL, FROM_START_KL = 0.5, 2.0  # nats a token; the second grows faster (learner/drift.py)
 
 
 class AnswerWord(StrEnum):
@@ -43,7 +47,7 @@ class AnswerWord(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HealthAnswer:
-    """One answer. `why` is its cause as a clause; `advice` is what to do, "" if nothing."""
+    """One answer. `why` is its cause as a clause; `advice` is what to do, "" if nothing. A yes may have advice."""
 
     word: AnswerWord
     why: str
@@ -167,6 +171,10 @@ def _learning(status: Status, now: float) -> HealthAnswer:
         return HealthAnswer(AnswerWord.NOT_APPLICABLE, "the learner that this node follows trains the model")
     if answer := _worker_away(status, "learner"):
         return answer
+    if (num_groups := status.generation.groups_without_reward) >= UNREWARDED_GROUPS:
+        sample = f"; one completion: {status.generation.sample!r}" if status.generation.sample else ""
+        advice = f"use an easier task, a larger model or another prompt format{sample}"
+        return _no(f"no reward in {num_groups:,} groups", advice)
     last = learner.last_step_at
     waited_s = status.node.uptime_s if last is None else now - last
     if waited_s > STEP_S:
@@ -175,6 +183,12 @@ def _learning(status: Status, now: float) -> HealthAnswer:
     if last is None:
         ready = plural(replay.ready, "group")
         return _not_yet(f"no step since the start, {ready} ready", "wait for the first step")
+    return _no_progress(status) or _side_effect(status) or _yes(_reward(learner))
+
+
+def _no_progress(status: Status) -> HealthAnswer | None:
+    """Return why the last step taught nothing; None if it did."""
+    learner = status.learner
     if learner.kept_fraction == 0:
         why = "the last step used no completion: the filter dropped all"
         return _no(why, "rewards are equal or peers' models too different: see method.kl_threshold")
@@ -182,8 +196,28 @@ def _learning(status: Status, now: float) -> HealthAnswer:
         return _no("every reward of the last step was 0", "use an easier task or a larger model")
     if learner.grad_norm == 0:
         return _no("the last gradient was 0", "the rewards in each group were equal: check the task's difficulty")
-    reward = "" if learner.reward_mean is None else f", reward {learner.reward_mean:.3f}"
-    return _yes(f"step {learner.step}{reward}")
+    if (share := learner.no_signal_fraction or 0.0) > NO_SIGNAL_SHARE:
+        why = f"{100 * share:.0f} % of the groups have no signal: their rewards are equal"
+        is_easy = (learner.reward_mean or 0.0) > 0.5
+        return _no(why, "use a harder task" if is_easy else "use an easier task, or a larger sampling.group_size")
+    return None
+
+
+def _side_effect(status: Status) -> HealthAnswer | None:
+    """Return a yes with advice if training changes the model in a way that the operator should know."""
+    learner, limit = status.learner, status.generation.max_completion_tokens
+    if (share := learner.cut_fraction or 0.0) > CUT_SHARE:
+        why = f"{100 * share:.0f} % of the answers are cut" + (f" at {limit:,} tokens" if limit else "")
+        return _yes(why, "raise sampling.max_completion_tokens, or set sampling.mask_truncated, in a new run")
+    for drift, most in ((learner.kl_to_start, START_KL), (learner.kl_from_start, FROM_START_KL)):
+        if drift is not None and drift > most:
+            why = f"the model is {drift:.2f} nats a token from its start"
+            return _yes(why, "if answers get worse: a lower learning rate or optimizer.kl_coef, in a new run")
+    return None
+
+
+def _reward(learner: LearnerStatus) -> str:
+    return f"step {learner.step}" + ("" if learner.reward_mean is None else f", reward {learner.reward_mean:.3f}")
 
 
 def _healthy(status: Status, now: float) -> HealthAnswer:

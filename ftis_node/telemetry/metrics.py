@@ -25,6 +25,13 @@ TABLE_FILE = "metrics.toml"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 NODE_STATES = ("starting", "running", "stopping", "stopped", "failed")
 SWARM_STATES = ("starting", "standalone", "connected", "stopped")
+EVALUATION_METRICS = {
+    "pass_at_1": "ftis_eval_pass_at_1",
+    "step": "ftis_eval_step",
+    "n": "ftis_eval_problems",
+    "completion_tokens": "ftis_eval_completion_tokens",
+    "cut_fraction": "ftis_eval_cut_ratio",
+}
 WORKER_STATES = ("stopped", "starting", "ready", "backing-off", "failed", "off")
 
 
@@ -145,8 +152,9 @@ def _answers(status: Status) -> Iterator[GaugeMetricFamily]:
 
 def _evaluations(document: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
     newest = {evaluation["task"]: evaluation for evaluation in document["eval"]}
-    for key, name in (("pass_at_1", "ftis_eval_pass_at_1"), ("step", "ftis_eval_step"), ("n", "ftis_eval_problems")):
+    for key, name in EVALUATION_METRICS.items():
         family = GaugeMetricFamily(name, help_of(name), labels=["task"])
         for task, evaluation in newest.items():
-            family.add_metric([task], evaluation[key])
+            if evaluation[key] is not None:
+                family.add_metric([task], evaluation[key])
         yield family

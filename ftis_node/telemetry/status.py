@@ -71,7 +71,8 @@ class GenerationStatus(msgspec.Struct, frozen=True):
     """The generation worker.
 
     `weight_transfer` is the method of the last weight sync: `CUDA IPC`, `page-locked file` or `file`. Brackets hold
-    the reason if a faster method was planned and failed. It is empty before the first sync.
+    the reason if a faster method was planned and failed. It is empty before the first sync. `groups_without_reward`
+    counts the newest groups in a row in which no completion had a reward; `sample` is a completion of the last one.
     """
 
     engine: str = ""
@@ -82,14 +83,23 @@ class GenerationStatus(msgspec.Struct, frozen=True):
     restarts: int = 0
     policy_version: int = 0
     weight_transfer: str = ""
+    max_completion_tokens: int | None = None
+    groups_without_reward: int = 0
+    sample: str = ""
     last_group_at: float | None = None
 
 
 class StepFigures(msgspec.Struct, frozen=True):
     """Figures of one step, in the learner's report and in the status. Fractions and means are of its first pass.
 
-    `loss` includes the weighted `kl_to_start`, if the run has one; `kl_to_start` is the mean KL itself, in nats per
-    token. `micro_batch_tokens` is the budget of the step's passes, after it ran out of memory `out_of_memory` times.
+    Five fields describe the completions that this node's weights sampled. `completion_tokens` is their mean length.
+    `cut_fraction` is the share without an end, mostly cut at the token limit. `no_signal_fraction` is the share of
+    their groups without an advantage. `entropy` is that of the sampling policy in nats a token, the mean of the sampled
+    tokens' -log p. `kl_to_start` is KL(policy || starting model) in nats a token: of the whole batch if it is part of
+    the loss, of two groups for an adapter. A node that trains all weights does not hold the starting model. It has
+    `kl_from_start`, KL(starting model || policy) on two groups that the starting model sampled.
+
+    `micro_batch_tokens` is the budget of the step's passes, after it ran out of memory `out_of_memory` times.
     The training-inference mismatch is measured from time to time, on tokens that `mismatch_version` sampled.
     """
 
@@ -100,7 +110,12 @@ class StepFigures(msgspec.Struct, frozen=True):
     mean_kl: float | None = None
     grad_norm: float | None = None
     learning_rate: float | None = None
+    completion_tokens: float | None = None
+    cut_fraction: float | None = None
+    no_signal_fraction: float | None = None
+    entropy: float | None = None
     kl_to_start: float | None = None
+    kl_from_start: float | None = None
     tokens_per_s: float = 0.0
     micro_batch_tokens: int | None = None
     out_of_memory: int | None = None
@@ -236,12 +251,17 @@ class LimitsStatus(msgspec.Struct, frozen=True):
 
 
 class EvalStatus(msgspec.Struct, frozen=True):
-    """One evaluation: greedy pass@1 over `n` held-out problems with the weights of `step`."""
+    """One evaluation: greedy pass@1 over `n` held-out problems with the weights of `step`.
+
+    `completion_tokens` is the mean length of the answers, `cut_fraction` the share that reached the token limit.
+    """
 
     step: int
     task: str
     pass_at_1: float
     n: int
+    completion_tokens: float | None = None
+    cut_fraction: float | None = None
 
 
 class LoopStatus(msgspec.Struct, frozen=True):

@@ -112,6 +112,9 @@ def problems(snapshot: NodeSnapshot) -> list[str]:
     machine = snapshot.machine
     answer = health_of(snapshot).healthy
     found = [] if answer.is_well else [_text(answer)]
+    learning = health_of(snapshot).learning
+    if learning.word is AnswerWord.YES and learning.advice:
+        found.append(_text(learning, with_advice=True))
     if (stalled_s := _stalled_s(snapshot)) is not None:
         found.append(f"no step for {duration(stalled_s)}: are groups ready? press `g`")
     if machine.ram_total_bytes and machine.ram_used_bytes > RAM_FULL * machine.ram_total_bytes:
@@ -131,10 +134,10 @@ def _stalled_s(snapshot: NodeSnapshot) -> float | None:
 
 
 def answer_texts(snapshot: NodeSnapshot) -> list[tuple[Tone, str]]:
-    """Return cause and remedy of each answer that is not yes. A cause of two answers appears once."""
+    """Return cause and remedy of each answer that is not yes or has advice. A cause of two answers appears once."""
     found: dict[str, tuple[Tone, str]] = {}
     for question, answer in health_of(snapshot).items():
-        if answer.word is not AnswerWord.YES:
+        if answer.advice or answer.word is not AnswerWord.YES:
             found.setdefault(answer.why, (TONES[answer.word], f"{question}: {_text(answer, with_advice=True)}"))
     return list(found.values())
 

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
-from ftis_node.telemetry.health_summary import BUDGET_UNITS, ID_TAIL, OFF, duration
+from ftis_node.telemetry.health_summary import (
+    BUDGET_UNITS,
+    CUT_SHARE,
+    FROM_START_KL,
+    ID_TAIL,
+    NO_SIGNAL_SHARE,
+    OFF,
+    START_KL,
+    duration,
+)
 from ftis_node.telemetry.status import EvalStatus, GenerationStatus, LearnerStatus, Status, SwarmStatus
 from ftis_node.telemetry.terminal_text import size
 from ftis_node.view.snapshot import MachineUsage, NodeSnapshot
@@ -25,8 +35,15 @@ STEP_FIGURES = {
     "reward_mean": "reward",
     "truncated_fraction": "truncated",
     "mean_kl": "KL",
-    "kl_to_start": "KL to the start",
     "grad_norm": "gradient",
+}
+ANSWER_FIGURES = {  # with the value above which it is a warning
+    "completion_tokens": ("mean tokens", inf),
+    "cut_fraction": ("cut", CUT_SHARE),
+    "no_signal_fraction": ("of groups without signal", NO_SIGNAL_SHARE),
+    "entropy": ("entropy", inf),
+    "kl_to_start": ("KL to the start", START_KL),
+    "kl_from_start": ("KL from the start", FROM_START_KL),
 }
 Fact = tuple[str, Line]
 
@@ -51,6 +68,8 @@ def node_facts(snapshot: NodeSnapshot) -> Iterator[Fact]:
     else:
         yield "generation", _generation(status.generation)
         yield "learner", _learner(status.learner, snapshot.taken_at)
+        if answers := _answers(status.learner):
+            yield "answers", answers
         if model.training:
             yield "trains", line(model.training)
         if status.learner.state != OFF:
@@ -127,6 +146,16 @@ def _learner(learner: LearnerStatus, now: float) -> Line:
     )
 
 
+def _answers(learner: LearnerStatus) -> Line:
+    """Return what training does to the node's own completions, from the last step; empty without figures."""
+    parts: list[Span] = []
+    for key, (name, limit) in ANSWER_FIGURES.items():
+        if (value := getattr(learner, key)) is not None:
+            text = f"{percent(value)} {name}" if key.endswith("fraction") else f"{name} {number(value)}"
+            parts.append(Span(f"{', ' if parts else ''}{text}", Tone.WARN if value > limit else Tone.PLAIN))
+    return line(*parts)
+
+
 def _restarts(worker: GenerationStatus | LearnerStatus) -> str:
     return f", {worker.restarts} restarts" if worker.restarts else ""
 
@@ -188,7 +217,9 @@ def _evaluations(evaluations: list[EvalStatus]) -> Iterator[Fact]:
     for task, last in list(newest.items())[:MAX_EVALUATIONS]:
         before = first[task]
         at_first = "" if before is last else f", {before.pass_at_1:.3f} at step {before.step}"
-        yield "pass@1", line(f"{last.pass_at_1:.3f} at step {last.step}{at_first} ({last.n} problems of {task})")
+        cut = f", {last.cut_fraction:.0%} cut" if last.cut_fraction else ""
+        problems = f"{last.n} problems of {task}{cut}"
+        yield "pass@1", line(f"{last.pass_at_1:.3f} at step {last.step}{at_first} ({problems})")
 
 
 def _memory(machine: MachineUsage) -> Line:

@@ -33,15 +33,17 @@ def test_the_run_id_depends_on_every_value() -> None:
         RunManifest(name="a", task="gsm8k", step={"foreign_groups": 4}),
         RunManifest(name="a", task="gsm8k", step={"backfill_with_own": True}),
         RunManifest(name="a", task="gsm8k", method={"floor": 0.0}),
+        RunManifest(name="a", task="gsm8k", sampling={"mask_truncated": True}),
         RunManifest(name="a", task="gsm8k", method={"filter": "ess"}),
         RunManifest(name="a", task="gsm8k", method={"filter": "quantile"}),
         RunManifest(name="a", task="gsm8k", method={"filter": "quantile", "keep_share": 0.5}),
     ]
-    assert len({manifest.run_id for manifest in [base, *changed]}) == 10
+    assert len({manifest.run_id for manifest in [base, *changed]}) == 11
 
 
 def test_an_explicit_default_does_not_change_the_run_id() -> None:
-    step = RunManifest(name="a", task="gsm8k", step={"backfill_with_own": False, "own_domain_fraction": None})
+    given_step = {"backfill_with_own": False, "own_domain_fraction": None}
+    step = RunManifest(name="a", task="gsm8k", step=given_step, sampling={"mask_truncated": False})
     assert step.run_id == RunManifest(name="a", task="gsm8k").run_id
     given = {"floor": 0.0, "filter": "quantile", "keep_share": 0.0}
     manifest = RunManifest(name="a", task="gsm8k", method=given)
@@ -83,9 +85,11 @@ def test_the_canonical_form_omits_only_what_the_wire_format_documents() -> None:
         for name in getattr(kind, "model_fields", {})
         if name not in document[section]
     }
-    assert omitted == {"method.package"} and document.keys() == sections.keys()
+    assert omitted == {"method.package", "sampling.mask_truncated"} and document.keys() == sections.keys()
     page = (ROOT / "docs/reference/wire-format.md").read_text()
-    assert "`method.package` is omitted if it is unset; every other unset setting is `null`." in (page)
+    assert (
+        "omitted if it is unset, `sampling.mask_truncated` if it is false; every other unset setting is `null`." in page
+    )
 
 
 CUT = 'name = "a"\ntask = "x"\n[sampling]\n'

@@ -16,6 +16,7 @@ from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
+from ftis_node.records.group import FinishReason
 from ftis_node.records.token_batch import NO_LOGPROBS, TokenBatch
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
@@ -97,6 +98,7 @@ def unpacked_group(
     prompt=PROMPT,
     logprobs=None,
     sender="",
+    finish_reasons=(),
 ):
     """Return a group of the given completions (lists of ids). Behaviour log-probs are -5.5 by default."""
     sent = TrainGroup(
@@ -109,7 +111,8 @@ def unpacked_group(
         sender=sender,
     )
     tokens = TokenBatch.from_parts(completions, logprobs or [[-5.5] * len(ids) for ids in completions])
-    return UnpackedGroup(sent, tokens, version, version if newest is None else newest)
+    newest = version if newest is None else newest
+    return UnpackedGroup(sent, tokens, version, newest, finish_reasons=tuple(map(FinishReason, finish_reasons)))
 
 
 def with_tokens(group, **changes):

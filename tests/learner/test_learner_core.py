@@ -287,16 +287,6 @@ def test_an_export_does_not_change_the_home(model_folder, tmp_path):
     assert proofs[1].rms_difference(probe_logprobs(exported, proofs[1].probe_ids)) < 1e-5
 
 
-def test_entropy_is_reported_if_it_is_set(model_folder, tmp_path):
-    """It is a mean over the training passes of one step."""
-    without = Learner(make_boot(model_folder, tmp_path / "a")).train(random_groups(), step=1).report
-    learner = Learner(make_boot(model_folder, tmp_path / "b", report_entropy=True, learning_rate=0.05))
-    first, second = (learner.train(random_groups(), step=step).report for step in (1, 2))
-    assert without.entropy is None
-    assert 3.0 < first.entropy < 5.8  # the model has 320 ids, and log 320 is 5.77
-    assert abs(second.entropy - first.entropy) > 1e-3
-
-
 def test_an_unreadable_body_is_excluded_and_reported(model_folder, tmp_path, caplog):
     own, foreign, *rest = random_groups()
     unreadable = msgspec.structs.replace(foreign, body=b"\xff\xff")

@@ -28,7 +28,8 @@ from tests.validation.test_reasons import ROWS
 
 IMAGE = "data:image/svg+xml;base64,"
 SVG_TEXT = "{http://www.w3.org/2000/svg}text"
-CHARTS = ["Accuracy", "Reward", "Loss", "KL", "Kept and truncated", "Groups of each step", "Speed", "Gradient norm"]
+CHARTS = ["Accuracy", "Reward", "Loss", "KL", "Distance from the start", "Length", "Cut and without signal", "Entropy"]
+CHARTS += ["Kept and truncated", "Groups of each step", "Speed", "Gradient norm"]
 CHARTS += ["Engine against learner", "Groups over time"]
 VOID_TAGS = {"meta", "br", "img", "link", "input", "hr"}
 MIDDLE = ATTACK[ATTACK.index("<img") : ATTACK.index("\x1b")]
@@ -126,7 +127,7 @@ def test_charts_show_every_curve_and_none_has_a_reference(page: Page) -> None:
     images = [attributes for tag, attributes in page.tags if tag == "img"]
     assert [str(image["alt"]).partition(":")[0] for image in images] == CHARTS
     assert images[2]["alt"] == "Loss: loss from -0.001 to -0.06"
-    stacked = ElementTree.fromstring(base64.b64decode(str(images[5]["src"]).removeprefix(IMAGE)))
+    stacked = ElementTree.fromstring(base64.b64decode(str(images[9]["src"]).removeprefix(IMAGE)))
     references = [value for one in stacked.iter() for name, value in one.items() if name.endswith("href")]
     assert all(value.startswith("#") for value in references)
     ticks = [float(one.text or "nan") for one in stacked.iter(SVG_TEXT)]

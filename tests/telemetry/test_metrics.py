@@ -27,7 +27,7 @@ STATUS = Status(
     learner=LearnerStatus(state="backing-off", step=7, loss=0.25, own_groups=4, foreign_groups=5),
     swarm=SwarmStatus(state="standalone", groups_refused={"reward_mismatch": 2}),
     replay=ReplayStatus(ready=6),
-    eval=[EvalStatus(step=0, task="t", pass_at_1=0.1, n=8), EvalStatus(step=5, task="t", pass_at_1=0.5, n=8)],
+    eval=[EvalStatus(step=0, task="t", pass_at_1=0.1, n=8), EvalStatus(5, "t", 0.5, n=8, cut_fraction=0.25)],
 )
 
 
@@ -85,6 +85,8 @@ def test_prometheus_reads_the_values_of_the_status() -> None:
     assert samples["ftis_learner_used_groups", ("origin", "foreign")] == 5
     assert samples["ftis_replay_groups", ("state", "ready")] == 6
     assert samples["ftis_eval_pass_at_1", ("task", "t")] == 0.5, "the newest evaluation"
+    assert samples["ftis_eval_cut_ratio", ("task", "t")] == 0.25
+    assert ("ftis_eval_completion_tokens", ("task", "t")) not in samples
     assert samples["ftis_swarm_state", ("state", "standalone")] == 1
     assert samples["ftis_swarm_state", ("state", "connected")] == 0
     assert samples["ftis_worker_state", ("state", "backing-off"), ("worker", "learner")] == 1

@@ -39,7 +39,7 @@ def test_the_status_has_all_required_fields() -> None:
     assert document["schema"] == 1
     for section, keys in REQUIRED_FIELDS.items():
         assert keys <= set(document[section]), section
-    assert document["eval"] == [{"step": 5, "task": "gsm8k", "pass_at_1": 0.5, "n": 10}]
+    assert document["eval"][0].items() >= {"step": 5, "task": "gsm8k", "pass_at_1": 0.5, "n": 10}.items()
 
 
 def test_the_status_is_read_unchanged_and_damage_is_an_error() -> None:

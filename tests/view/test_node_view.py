@@ -118,6 +118,14 @@ def test_a_problem_is_described(snapshot: NodeSnapshot, problem: str, answer: st
     assert problem in _texts(answer_lines(snapshot))
 
 
+def test_advice_of_a_node_that_learns_is_shown_as_a_problem() -> None:
+    cut = _with("learner", cut_fraction=0.6)
+    assert [text.partition(":")[0] for text in problems(cut)] == ["60 % of the answers are cut"]
+    assert _answers(cut) == ["yes", "yes", "yes"]
+    assert [tone for tone, _ in answer_texts(cut)] == [Tone.GOOD]
+    assert "60 % of the answers are cut: raise" in _texts(answer_lines(cut))
+
+
 def test_a_node_that_just_started_has_no_stalled_steps() -> None:
     assert problems(_later(_with("node", uptime_s=5.0), 3000)) == []
 
@@ -179,6 +187,10 @@ def test_facts_that_are_known_have_a_line() -> None:
     assert _facts(evaluated)["pass@1"] == "0.700 at step 7, 0.000 at step 0 (8 problems of t)"
     mismatch = _facts(_with("learner", mismatch_kl=1e-6, mismatch_share=0.5, mismatch_version=9))["mismatch"]
     assert mismatch == "engine to learner KL 1e-06, 50 % of ratios off by more than 1 % (version 9)"
+    answers = _with("learner", cut_fraction=0.6, no_signal_fraction=0.25, completion_tokens=48.5, kl_from_start=0.1)
+    shown = next(text for label, text in node_facts(answers) if label == "answers")
+    assert text_of(shown) == "mean tokens 48.5, 60 % cut, 25 % of groups without signal, KL from the start 0.1"
+    assert [span.tone for span in shown] == [Tone.PLAIN, Tone.WARN, Tone.PLAIN, Tone.PLAIN]
     disk = _with("limits", home_bytes=10**9, home_limit_bytes=2 * 10**9, disk_free_bytes=5 * 10**9)
     assert _facts(disk)["disk"] == "home 1.0 GB of 2.0 GB, groups 0 B of 0 B, 5.0 GB free"
     weights = _with("swarm", weights_bytes_in=3 * 10**6, weights_age_s=65.0, weights_refused={"hash": 2})

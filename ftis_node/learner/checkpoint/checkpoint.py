@@ -40,7 +40,7 @@ from ftis_node.learner.checkpoint.checkpoint_files import (
 )
 from ftis_node.learner.distributed.ranks import Ranks
 from ftis_node.learner.distributed.sharded_tensors import copy_from_rank_0, from_rank_0, is_sharded, whole
-from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot, StepReport
+from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot, StepReport, TrainGroup
 from ftis_node.learner.model.lora import ADAPTED_LAYERS
 from ftis_node.learner.model.policy import Policy
 from ftis_node.learner.step.optimizer import moments_of, restore_moments
@@ -60,7 +60,10 @@ class CheckpointOwner(msgspec.Struct, frozen=True):
 
 
 class CheckpointState(msgspec.Struct, frozen=True):
-    """`state.json`. `last_groups` is the position in the buffer: the ids of the groups that `step` took."""
+    """`state.json`. `last_groups` is the position in the buffer: the ids of the groups that `step` took.
+
+    The starting model sampled `start_groups`, on which the drift from it is measured.
+    """
 
     format: int
     owner: CheckpointOwner
@@ -69,6 +72,7 @@ class CheckpointState(msgspec.Struct, frozen=True):
     last_report: StepReport | None
     last_groups: tuple[str, ...]
     versions: dict[str, str]
+    start_groups: tuple[TrainGroup, ...] = ()
 
 
 @dataclass(slots=True)
@@ -79,6 +83,7 @@ class TrainingProgress:
     policy_version: int = 0
     last_report: StepReport | None = None
     last_groups: tuple[str, ...] = ()
+    start_groups: tuple[TrainGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

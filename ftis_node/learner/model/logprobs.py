@@ -22,7 +22,6 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from ftis_node.learner.batch import MicroBatch
-from ftis_node.learner.distributed.ranks import Ranks
 from ftis_node.learner.model.attention import AttentionPlan, on_device
 
 HEAD_CHUNK_TOKENS = 512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU the memory plan sets it
@@ -76,7 +75,6 @@ def completion_logprobs(
     *,
     temperature: float = 1.0,
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS,
-    entropies: EntropyMeter | None = None,
 ) -> Tensor:
     """Return log-probs `[M]` of `micro_batch.target_ids`, float32 or float64, on the model's device, with a gradient.
 
@@ -88,9 +86,7 @@ def completion_logprobs(
     hidden = decode(causal_lm, micro_batch)
     predictors = hidden.flatten(0, 1)[on_device(micro_batch.predictor_index, device)]
     targets = on_device(micro_batch.target_ids, device)
-    return head_logprobs(
-        head, predictors, targets, processing=processing, chunk_tokens=head_chunk_tokens, entropies=entropies
-    )
+    return head_logprobs(head, predictors, targets, processing=processing, chunk_tokens=head_chunk_tokens)
 
 
 def decode(causal_lm: Any, micro_batch: MicroBatch) -> Tensor:
@@ -104,30 +100,6 @@ def decode(causal_lm: Any, micro_batch: MicroBatch) -> Tensor:
     return hidden
 
 
-class EntropyMeter:
-    """The policy's mean entropy, in nats a token, since the last `take`."""
-
-    def __init__(self) -> None:
-        self._sum: Tensor | float = 0.0  # on the model's device: reading it there would wait for the GPU
-        self._num_tokens = 0
-
-    def add(self, entropies: Tensor) -> None:
-        self._sum = self._sum + entropies.double().sum()
-        self._num_tokens += entropies.numel()
-
-    def share(self, ranks: Ranks) -> None:
-        """Move the sums of all ranks to rank 0."""
-        totals = torch.tensor([float(self._sum), self._num_tokens], dtype=torch.float64)
-        ranks.add_up(totals)
-        self._sum, self._num_tokens = (float(totals[0]), int(totals[1])) if ranks.rank == 0 else (0.0, 0)
-
-    def take(self) -> float | None:
-        """Return the mean, None without tokens, and reset the meter."""
-        mean = float(self._sum) / self._num_tokens if self._num_tokens else None
-        self._sum, self._num_tokens = 0.0, 0
-        return mean
-
-
 def head_logprobs(
     head: Any,
     hidden: Tensor,
@@ -135,14 +107,13 @@ def head_logprobs(
     *,
     processing: LogitsProcessing,
     chunk_tokens: int = HEAD_CHUNK_TOKENS,
-    entropies: EntropyMeter | None = None,
 ) -> Tensor:
     """Return log-probs `[M]` of `[M]` token ids under `[M, H]` hidden states."""
     if processing.soft_cap is not None:  # its derivative takes a second buffer of a chunk's logits
         chunk_tokens = max(1, chunk_tokens // 2)
     if type(head) is nn.Linear and getattr(head, "bias", None) is None:
         logprobs: Tensor = HeadLogprobs.apply(  # type: ignore[no-untyped-call]
-            hidden, head.weight, target_ids, processing, chunk_tokens, entropies
+            hidden, head.weight, target_ids, processing, chunk_tokens
         )
         return logprobs
     chunks = zip(torch.split(hidden, chunk_tokens), torch.split(target_ids, chunk_tokens), strict=True)
@@ -160,7 +131,6 @@ class HeadLogprobs(Function):
         target_ids: Tensor,
         processing: LogitsProcessing,
         chunk_tokens: int,
-        entropies: EntropyMeter | None = None,
     ) -> Tensor:
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logprobs = hidden.new_empty(len(target_ids), dtype=exact)
@@ -169,7 +139,7 @@ class HeadLogprobs(Function):
             at = slice(start, start + chunk_tokens)
             logits = _logits(hidden[at], weight, processing, exact)
             logprobs[at] = logits.gather(-1, target_ids[at, None])[:, 0]
-            logsumexp[at] = _log_sum_exp(logits, entropies)
+            logsumexp[at] = _log_sum_exp(logits)
             del logits  # before the next chunk allocates its own
         logprobs -= logsumexp
         ctx.save_for_backward(hidden, weight, target_ids, logsumexp)
@@ -202,7 +172,7 @@ class HeadLogprobs(Function):
                 _add_product(weight_gradient, scores.T, part)
             del scores
         in_dtype = None if weight_gradient is None else weight_gradient.to(weight.dtype)
-        return hidden_gradient, in_dtype, None, None, None, None
+        return hidden_gradient, in_dtype, None, None, None
 
 
 def _logits(hidden: Tensor, weight: Tensor, processing: LogitsProcessing, dtype: torch.dtype) -> Tensor:
@@ -214,16 +184,11 @@ def _logits(hidden: Tensor, weight: Tensor, processing: LogitsProcessing, dtype:
     return processing.apply(logits, in_place=True)
 
 
-def _log_sum_exp(logits: Tensor, entropies: EntropyMeter | None) -> Tensor:
+def _log_sum_exp(logits: Tensor) -> Tensor:
     """Reduce `[K, V]` to `[K]`. Overwrites `logits` to avoid a second buffer of their size."""
     largest = logits.amax(dim=-1, keepdim=True)
     logits.sub_(largest)
-    if entropies is None:
-        return logits.exp_().sum(dim=-1).log_().add_(largest[:, 0])
-    weights = logits.exp()
-    total = weights.sum(dim=-1)
-    entropies.add(total.log() - weights.mul_(logits).sum(dim=-1) / total)
-    return total.log_().add_(largest[:, 0])
+    return logits.exp_().sum(dim=-1).log_().add_(largest[:, 0])
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -30,7 +30,7 @@ from ftis_node.errors import ModelError
 from ftis_node.learner.batch import MicroBatch, TrainBatch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.distributed.sharded_tensors import plain_name
 from ftis_node.learner.messages import LearnerBoot
-from ftis_node.learner.model.logprobs import HEAD_CHUNK_TOKENS, EntropyMeter, completion_logprobs
+from ftis_node.learner.model.logprobs import HEAD_CHUNK_TOKENS, completion_logprobs
 from ftis_node.learner.model.lora import add_adapter, initialize_adapter, read_start
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model
 from ftis_node.models.loading import tied_names
@@ -109,8 +109,8 @@ def _gated_backward(gradient: Tensor, gate: Tensor, up: Tensor, silu: Tensor) ->
 class Policy:
     """The trained model. With LoRA the linear layers of `causal_lm` contain the adapter; `adapted` is peft's wrapper.
 
-    `packs`: it supports packed rows (`choose_layout`). `entropies` receives the entropies of all log-probs with a
-    gradient. `root` is set if the model is sharded over ranks (`policy_loading.py`): weights are gathered only inside.
+    `packs`: it supports packed rows (`choose_layout`). `root` is set if the model is sharded over ranks
+    (`policy_loading.py`): weights are gathered only inside.
     """
 
     source: ModelSource
@@ -120,7 +120,6 @@ class Policy:
     compute_dtype: torch.dtype
     temperature: float
     packs: bool = False
-    entropies: EntropyMeter | None = None
     root: Any | None = None
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
     kernels: str = "plain"
@@ -157,11 +156,7 @@ class Policy:
         """Return log-probs `[M]` of a micro-batch's completion tokens."""
         return self.compute(
             lambda model: completion_logprobs(
-                model,
-                micro_batch,
-                temperature=self.temperature,
-                head_chunk_tokens=self.head_chunk_tokens,
-                entropies=self.entropies if torch.is_grad_enabled() else None,
+                model, micro_batch, temperature=self.temperature, head_chunk_tokens=self.head_chunk_tokens
             )
         )
 

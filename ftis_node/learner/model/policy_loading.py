@@ -38,7 +38,6 @@ from ftis_node.learner.distributed.sharded_tensors import copy_from_rank_0, grad
 from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.learner.model import attention
-from ftis_node.learner.model.logprobs import EntropyMeter
 from ftis_node.learner.model.lora import first_adapter
 from ftis_node.learner.model.policy import (
     Policy,
@@ -93,7 +92,7 @@ def load_reference(policy: Policy, boot: LearnerBoot, ranks: Ranks = ALONE) -> F
     attention = policy.causal_lm.config._attn_implementation
     if frozen.causal_lm.config._attn_implementation != attention:  # because it receives the learner's micro-batches
         frozen.causal_lm.set_attn_implementation(attention)
-    alone = replace(policy, causal_lm=frozen.causal_lm, root=frozen.root, entropies=None)
+    alone = replace(policy, causal_lm=frozen.causal_lm, root=frozen.root)
     return torch.no_grad()(alone.logprobs)
 
 
@@ -106,8 +105,7 @@ def load_policy(boot: LearnerBoot, ranks: Ranks = ALONE) -> Policy:
     policy = load_unchecked(boot) if spread is None else spread()
     with ranks.agreed():
         check_logits(policy)
-    policy = choose_layout(policy, boot.sampling, ranks=ranks, open_again=spread)
-    return replace(policy, entropies=EntropyMeter()) if boot.settings.report_entropy else policy
+    return choose_layout(policy, boot.sampling, ranks=ranks, open_again=spread)
 
 
 def load_sharded_policy(boot: LearnerBoot, ranks: RankGroup, *, trains: bool = True) -> Policy:

@@ -46,6 +46,7 @@ class Objective:
     separable: bool
     kl_to_start: float = 0.0
     max_logprob_gap_nats: float = math.inf
+    mask_truncated: bool = False
 
     def separates(self, batch: TrainBatch) -> bool:
         """Return whether dL/dlp of a completion's tokens is independent of other completions' learner log-probs.
@@ -62,7 +63,8 @@ class Objective:
 
     def advantages(self, batch: TrainBatch) -> Tensor:
         """Return the advantages, `[N]` float64."""
-        return batch.weights * group_advantages(batch.rewards, batch.advantage_ids, scale=self.advantage_scale)
+        advantages = batch.weights * group_advantages(batch.rewards, batch.advantage_ids, scale=self.advantage_scale)
+        return torch.where(batch.is_cut, 0.0, advantages) if self.mask_truncated else advantages
 
     def understated(self, learner_logprobs: Tensor, batch: TrainBatch) -> Tensor:
         """Return `[N]` bool: peers' completions with log-probs too far below the learner's to be honest."""
@@ -94,6 +96,8 @@ class Objective:
         if excluded is None:
             excluded = self.understated(learner_logprobs, batch)
         believed = torch.where(excluded, 0.0, advantages)
+        if self.mask_truncated:  # a KL term has a gradient without an advantage, too
+            learner_logprobs = torch.where(batch.is_cut[:, None], learner_logprobs.detach(), learner_logprobs)
         loss, metrics = self._method_loss(learner_logprobs, batch, believed, first_pass)
         if reference is None:
             return loss, metrics
@@ -179,11 +183,12 @@ def make_objective(
     *,
     kl_to_start: float = 0.0,
     max_logprob_gap_nats: float = math.inf,
+    mask_truncated: bool = False,
 ) -> Objective:
     """Return the objective of `method`; `advantage_scale` None: the method's own. Raises ConfigError.
 
     `kl_to_start` is the KL's weight. `max_logprob_gap_nats` bounds how far a peer's log-probs of a part of a completion
-    may sum below the learner's.
+    may sum below the learner's. With `mask_truncated` completions without an end get no gradient.
     """
     try:
         objective = Objective(
@@ -193,6 +198,7 @@ def make_objective(
             separable=is_separable(method, params),
             kl_to_start=kl_to_start,
             max_logprob_gap_nats=max_logprob_gap_nats,
+            mask_truncated=mask_truncated,
         )
         one = torch.zeros(1, 1)
         policy_loss(method, one, one, one.bool(), one[0], torch.zeros(1, dtype=torch.int64), **params)

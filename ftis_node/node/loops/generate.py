@@ -13,6 +13,7 @@ import hashlib
 import logging
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -37,6 +38,7 @@ LARGEST_SHUFFLED = 1 << 20
 MAX_TRIES = 1 << 14  # problems in a row without one to generate for
 MAX_ATTEMPTS = 6  # of one prompt: over half a minute
 RETRY_PAUSE = ExponentialBackoff(first_s=1.0, ceiling_s=30.0)
+MAX_SAMPLE_CHARS = 200
 SPARE_GROUPS = 1  # sampled beside a full batch, so that the engine never waits for the next prompt
 GENERATION, SCORING = "generation", "scoring of own groups"
 
@@ -206,6 +208,7 @@ class GenerateLoop:
         texts = self.tokenizer.answer_texts(result.tokens, result.finish_reasons, opening=opening)
         cost = ScoringCost()
         scores = await score_answers(self.scorer, item, texts, cost=cost)
+        self._note_rewards([reward for reward, _ in scores], texts)
         group = Group(
             run_id=self.context.manifest.run_id,
             sender=self.context.peer_id,
@@ -228,6 +231,14 @@ class GenerateLoop:
             opening=opening,
         )
         return group, cost.num_unfinished
+
+    def _note_rewards(self, rewards: Sequence[float], texts: Sequence[str | None]) -> None:
+        state = self.context.state
+        if any(rewards):
+            state.groups_without_reward, state.sample = 0, ""
+        else:
+            state.groups_without_reward += 1
+            state.sample = (texts[0] or "")[:MAX_SAMPLE_CHARS]
 
 
 def groups_in_flight(context: NodeContext) -> int:

@@ -64,18 +64,24 @@ class Evaluator:
             limit=manifest.eval.limit,
             completion_limit=manifest.sampling.completion_limit,
         )
-        entry = EvalStatus(step=step, task=task.name, pass_at_1=result.pass_at_1, n=result.n)
+        entry = EvalStatus(
+            step=step,
+            task=task.name,
+            pass_at_1=result.pass_at_1,
+            n=result.n,
+            completion_tokens=result.completion_tokens_mean,
+            cut_fraction=result.truncated / result.n,
+        )
         self.context.evaluations.add(entry)
         duration_s = round(time.monotonic() - began_at, 3)
-        self.context.events.write(
-            "eval", step=entry.step, task=entry.task, pass_at_1=entry.pass_at_1, n=entry.n, duration_s=duration_s
-        )
+        self.context.events.write("eval", **msgspec.structs.asdict(entry), duration_s=duration_s)
         self.tracking.log(entry.step, {f"eval/{entry.task}/pass_at_1": entry.pass_at_1})
         log.info(
-            "step %d: pass@1 %.3f on %d problems of %s",
+            "step %d: pass@1 %.3f on %d problems of %s, %.0f tokens an answer",
             entry.step,
             entry.pass_at_1,
             entry.n,
             entry.task,
+            entry.completion_tokens,
             extra={"fields": msgspec.structs.asdict(entry)},
         )

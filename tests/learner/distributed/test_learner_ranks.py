@@ -72,7 +72,6 @@ def test_two_ranks_train_like_one_and_resume_its_checkpoints(model_folder, tmp_p
             model_folder,
             tmp_path / f"{form}-{home}",
             micro_batch_tokens=60,
-            report_entropy=True,
             kl_coef=0.1,
             **FORMS[form],
         )

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.model import logprobs
-from ftis_node.learner.model.logprobs import EntropyMeter, LogitsProcessing, completion_logprobs, head_logprobs
+from ftis_node.learner.model.logprobs import LogitsProcessing, completion_logprobs, head_logprobs
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
@@ -49,19 +49,6 @@ def test_the_gradient_does_not_depend_on_chunks(model, batch):
 
     whole = gradients(100_000)
     assert (gradients(5) - whole).norm() < 1e-6 * whole.norm()
-
-
-def test_entropy_is_that_of_the_full_softmax(model, batch, temperature=0.7):
-    (micro_batch,) = make_micro_batches(batch, max_tokens=10_000)
-    meter = EntropyMeter()
-    with torch.no_grad():
-        values = completion_logprobs(model, micro_batch, temperature=temperature, head_chunk_tokens=7, entropies=meter)
-        plain = completion_logprobs(model, micro_batch, temperature=temperature)
-        logits = model(input_ids=micro_batch.token_ids).logits.flatten(0, 1)[micro_batch.predictor_index]
-    expected = torch.distributions.Categorical(logits=logits / temperature).entropy().mean().item()
-    assert meter.take() == pytest.approx(expected, rel=1e-5)
-    assert meter.take() is None
-    assert (values - plain).abs().max() < 1e-6
 
 
 def test_products_into_float32_are_used_if_the_device_has_them(monkeypatch, temperature=0.7):

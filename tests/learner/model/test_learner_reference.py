@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
 import pytest
 import torch
-from learner_rig import make_boot, one_by_one_logprobs, random_groups
+from learner_rig import make_boot, one_by_one_logprobs, random_groups, sample_group
 from tiny_models import make_model
 
 from ftis_node.config.workers import LoraSection
@@ -65,8 +66,46 @@ def test_the_kl_is_relative_to_the_initial_model_also_after_a_resume(model_folde
         learner = Learner(boot)
 
 
-def test_full_training_without_a_kl_term_loads_no_reference_model(model_folder, tmp_path):
-    assert Learner(make_boot(model_folder, tmp_path))._reference is None
+def drift_by_hand(one, other, groups):
+    """Return the k3 estimate of KL(one || other) in nats a token, over all tokens of the first two groups."""
+    batch = make_batch(groups[:2])
+    ratios = (logprobs_of(other, batch) - logprobs_of(one, batch))[batch.mask]
+    return (ratios.exp() - ratios - 1).mean().item()
+
+
+@torch.no_grad()
+def test_an_adapter_reports_the_drift_of_the_policy_from_its_base(model_folder, tmp_path):
+    start = load_causal_lm(resolve_model(str(model_folder)))
+    learner = Learner(make_boot(model_folder, tmp_path, lora=LORA, learning_rate=1e-2))
+    for step in (1, 2):
+        groups = [msgspec.structs.replace(group, own=True) for group in random_groups(seed=step)]
+        groups = [random_groups(seed=9)[1], *groups]  # a peer's group does not count
+        expected = drift_by_hand(learner.policy.causal_lm, start, groups[1:])
+        with torch.enable_grad():
+            report = learner.train(groups, step=step).report
+        assert report.kl_to_start == pytest.approx(expected, rel=1e-4, abs=1e-9)
+        assert report.kl_from_start is None
+    assert expected > 1e-3
+
+
+def test_full_training_reports_the_drift_on_what_the_starting_model_sampled_also_after_a_resume(model_folder, tmp_path):
+    start = load_causal_lm(resolve_model(str(model_folder)))
+    boot = make_boot(model_folder, tmp_path, learning_rate=1e-2)
+    learner = Learner(boot)
+    assert learner._start is None, "no second model in memory"
+    sampled = [
+        sample_group(start, group_size=4, length=6, reward=lambda ids: float(ids[0] < 150), number=number, seed=number)
+        for number in range(3)
+    ]
+    assert learner.train(sampled, step=1).report.kl_from_start is None
+    for step in (2, 3):
+        with torch.no_grad():
+            expected = drift_by_hand(start, learner.policy.causal_lm, sampled)
+        report = learner.train(random_groups(seed=step), step=step).report
+        assert report.kl_from_start == pytest.approx(expected, rel=1e-4)
+        assert report.kl_from_start > 1e-3 and report.kl_to_start is None
+        learner.close()
+        learner = Learner(boot)
 
 
 @pytest.mark.parametrize("method", ["ftis", "m2po"])
