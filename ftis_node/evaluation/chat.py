@@ -56,7 +56,7 @@ def open_models(
     with TemporaryDirectory(prefix="ftis-chat-") as scratch:
         folder = Path(scratch) / "model"
         step = export_model_of(home, folder, merge=True, on_progress=on_progress)
-        message = _system_message(home) if system is None else system
+        message = system_message_of(home) if system is None else system
         start = found(str(last_settings(home)["model"]))
         base = found(compare) if compare else start
         models = [] if alone else [opened("base", base, base.name, prompts, message)]
@@ -67,7 +67,7 @@ def open_models(
         ]
 
 
-def _system_message(home: Home) -> str:
+def system_message_of(home: Home) -> str:
     """Return the system message of the task of a home's run; empty if it has none or the task cannot be loaded."""
     task = load_manifest(str(home.run_toml)).task
     try:

@@ -23,11 +23,15 @@ from ftis_node.models.source import CONFIG_FILE, ModelSource
 GgufKind = Literal["f16", "q8_0"]
 FAMILIES: Final = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # model_type -> architecture of llama.cpp
 BLOCK: Final = 32  # values of a row that share a scale in Q8_0
-MODELFILE: Final = """# ollama create NAME -f {modelfile}
-FROM ./{file}
-PARAMETER temperature {temperature:g}
-"""
 _LLAMA_3 = "\\p{N}{1,3}"
+
+
+def architecture_of(source: ModelSource) -> str:
+    """Return llama.cpp's name of a model's family. Raises ModelError for another family."""
+    family = str(read_json(source.folder / CONFIG_FILE).get("model_type"))
+    if family not in FAMILIES:
+        raise ModelError(f"{source.name} is of the family {family!r}: GGUF is written for {', '.join(FAMILIES)}")
+    return FAMILIES[family]
 
 
 def write_gguf(source: ModelSource, path: Path, *, kind: GgufKind = "f16") -> None:
@@ -38,11 +42,7 @@ def write_gguf(source: ModelSource, path: Path, *, kind: GgufKind = "f16") -> No
     """
     import gguf
 
-    config = read_json(source.folder / CONFIG_FILE)
-    family = str(config.get("model_type"))
-    if family not in FAMILIES:
-        raise ModelError(f"{source.name} is of the family {family!r}: GGUF is written for {', '.join(FAMILIES)}")
-    architecture = FAMILIES[family]
+    config, architecture = read_json(source.folder / CONFIG_FILE), architecture_of(source)
     writer = gguf.GGUFWriter(path, architecture, use_temp_file=True)
     file_type = gguf.LlamaFileType.MOSTLY_F16 if kind == "f16" else gguf.LlamaFileType.MOSTLY_Q8_0
     _add_settings(writer, config, source.name, file_type)
@@ -53,11 +53,6 @@ def write_gguf(source: ModelSource, path: Path, *, kind: GgufKind = "f16") -> No
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def modelfile(path: Path, *, temperature: float = 0.7) -> str:
-    """Return the Modelfile by which ollama imports the GGUF file beside it."""
-    return MODELFILE.format(modelfile="Modelfile", file=path.name, temperature=temperature)
 
 
 def _add_settings(writer: Any, config: dict[str, Any], name: str, file_type: int) -> None:

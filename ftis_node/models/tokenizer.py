@@ -27,6 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import import_module, metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,12 @@ class PromptTokenizer:
     def end_ids(self) -> tuple[int, ...]:
         """The ids of `eos_ids`, `eos_id` first: those with which this model ends an answer, by preference."""
         return tuple(sorted(self.eos_ids, key=lambda token: (token != self.eos_id, token)))
+
+    @cached_property
+    def start_text(self) -> str:
+        """The text of the special tokens that the tokenizer puts before a text by itself; empty if there are none."""
+        ids = takewhile(set(self._tokenizer.all_special_ids).__contains__, self._tokenizer.encode("a"))
+        return self.decode([*ids], skip_special=False)
 
     @cached_property
     def hidden_ids(self) -> NDArray[np.int32]:

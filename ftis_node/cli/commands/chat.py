@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EXIT, RESET = "/exit", "/reset"
 ModelOption = Annotated[
-    str | None, typer.Option("--model", help="Ask this model, a folder or hub id.", show_default="the home's newest")
+    str | None, typer.Option("--model", help="Ask this folder, hub id or GGUF file.", show_default="the home's newest")
 ]
 CompareOption = Annotated[
     str | None,

@@ -51,6 +51,11 @@ def next_steps(folder: Path, *, home: Path | None, is_pushed: bool) -> list[str]
     ]
 
 
+def ollama_step(file: Path) -> str:
+    """Return the command by which ollama imports a GGUF file and its Modelfile."""
+    return f"  run    ollama create {shlex.quote(file.stem.lower())} -f {shlex.quote(str(file.parent / 'Modelfile'))}"
+
+
 def use_section(name: str, adapter: Mapping[str, Any] | None, *, base: str) -> str:
     """Return the section of a card for the repository `name`. `base` is the name of the adapter's base model."""
     return SECTION.format(name=name, question=QUESTION, serve=serve_command(name, adapter, base=base))
