@@ -27,7 +27,7 @@ FAILED ?=
 TESTS = tests$(if $(PACKAGE),/$(PACKAGE))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(FAILED),--last-failed --last-failed-no-failures none)
 
-.PHONY: help setup setup-vllm kubernetes-tools demo demo-llm test test-all test-long coverage breaks mutants lint scan bench results fuzz chaos hostile proto docs pictures site packages check-packages clean
+.PHONY: help setup setup-vllm kubernetes-tools demo demo-llm test test-all test-long coverage breaks mutants lint scan bench results results-llm fuzz chaos hostile proto docs pictures site packages check-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -128,6 +128,11 @@ bench: $(BENCH_STAMP)
 ## make results        the tables of docs/research/tiny-models.md again; QUICK=1: the first seed of each
 results: $(STAMP)
 	$(BIN)/python bench/results/run.py $(TABLES) $(if $(QUICK),--quick)
+
+# Hours for each seed. An interrupted run continues.
+## make results-llm    the tables of language models again; QUICK=1: the first seed of each
+results-llm: $(STAMP)
+	$(BIN)/python bench/results/run.py --llm $(TABLES) $(if $(QUICK),--quick)
 
 # By hand: coverage-guided fuzzing of all that reads bytes from peers, and of what the loops do with them.
 ## make fuzz           FUZZ_MINUTES=10 of coverage-guided fuzzing

@@ -1,9 +1,9 @@
-"""`make results`: make the tables of docs/research/tiny-models.md with `ftis-node compare`. The last line is JSON.
+"""`make results`, `make results-llm`: make the tables of docs/research with `ftis-node compare`. The last line is JSON.
 
     python bench/results/run.py [TABLE ...] [--quick] [--jobs N] [--out results-out] [--publish]
 
-Tables run in parallel, one core each: `--jobs` of them, by default one per core. The tiny models that they share are
-made first. Results that exist in the folder are not made again. A table's output is in `logs`.
+Tables run in parallel, `--jobs` of them, by default one per core; a lone table runs as many trials. The models that
+they share are made first. Results that exist in the folder are not made again. A table's output is in `logs`.
 
 Quick: the first seed of each table, and of the widest tables a part of the methods or delays (`tables.py`).
 `--publish` copies each table, its curves and its plots to docs/results/.
@@ -23,7 +23,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tables import TABLES  # in this folder
+from language_models import make_missing  # in this folder
+from tables import LLM_TABLES, TABLES
 
 from ftis_node.lab.demo import ChildProcess, ChildProcesses, children
 from ftis_node.lab.experiment.pairs import make_models, tiny_models
@@ -47,7 +48,7 @@ def main() -> int:
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and stops the commands
     began = time.monotonic()
-    names = options.tables or list(TABLES)
+    names = options.tables
     make_all_models(names, options)
     seconds: dict[str, float] = {}
     with children(options.out / "logs") as commands:
@@ -76,13 +77,16 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Make the tables of docs/research/tiny-models.md again.")
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"default: all. {', '.join(TABLES)}")
+    parser.add_argument("--llm", action="store_true", help=f"the tables of language models: {', '.join(LLM_TABLES)}")
     parser.add_argument("--quick", action="store_true", help="the first seed of each table, and a part of the widest")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="tables at a time")
     parser.add_argument("--out", type=Path, default=Path("results-out"))
     parser.add_argument("--publish", action="store_true", help="copy tables, curves and plots to docs/results/")
     options = parser.parse_args()
-    if unknown := set(options.tables) - set(TABLES):
-        parser.error(f"no table {min(unknown)!r}: use {', '.join(TABLES)}")
+    options.known = LLM_TABLES if options.llm else TABLES
+    options.tables = options.tables or list(options.known)
+    if unknown := set(options.tables) - set(options.known):
+        parser.error(f"no table {min(unknown)!r}: use {', '.join(options.known)}")
     if options.jobs < 1:
         parser.error("--jobs must be at least 1")
     if options.quick and options.publish:
@@ -91,7 +95,12 @@ def _options() -> argparse.Namespace:
 
 
 def make_all_models(names: list[str], options: argparse.Namespace) -> None:
-    """Make the tiny models of these tables that are missing, so that no two tables make the same one."""
+    """Make the models of these tables that are missing, so that no two tables make the same one."""
+    models = options.out / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    if options.llm:
+        make_missing(models, seeds=max(LLM_TABLES[name].num_model_seeds(quick=options.quick) for name in names))
+        return
     specs = {
         model: how
         for name in names
@@ -100,17 +109,17 @@ def make_all_models(names: list[str], options: argparse.Namespace) -> None:
     }
     sys.stdout.write(f"{len(specs)} tiny models\n")
     sys.stdout.flush()
-    models = options.out / "models"
-    models.mkdir(parents=True, exist_ok=True)
     make_models(specs, models, watch=lambda fraction, what: None, jobs=options.jobs)
 
 
 def _start(commands: ChildProcesses, name: str, options: argparse.Namespace) -> Running:
     share_models(options.out, options.out / name)
-    arguments = TABLES[name].arguments(str(options.out / name), quick=options.quick)
-    sys.stdout.write(f"\n{name}: {TABLES[name].question}\n    ftis-node {' '.join(arguments)}\n")
+    table = options.known[name]
+    arguments = table.arguments(str(options.out / name), quick=options.quick)
+    sys.stdout.write(f"\n{name}: {table.question}\n    ftis-node {' '.join(arguments)}\n")
     sys.stdout.flush()
-    return Running(name, commands.start(name, *arguments, "--jobs", "1"), time.monotonic())
+    jobs = max(1, options.jobs // len(options.tables))
+    return Running(name, commands.start(name, *arguments, "--jobs", str(jobs)), time.monotonic())
 
 
 def _end(table: Running, options: argparse.Namespace) -> int:

@@ -40,9 +40,10 @@ class Table:
         seeds = ["--seeds", str(1 if quick else self.seeds)]
         if (number := self.num_model_seeds(quick=quick)) > 1:
             seeds += ["--model-seeds", str(number)]
-        return ["compare", *options, *seeds, "--out", out]
+        return ["compare", *(option.replace(MODELS, f"{out}/models") for option in options), *seeds, "--out", out]
 
 
+MODELS: Final = "MODELS"  # in options: the folder of the models
 RUNS: Final = "bench/results/runs"
 
 TABLES: Final = {
@@ -138,6 +139,23 @@ TABLES: Final = {
     "attackers": Table(
         "What does an attacker do whose log-probs are those of a learner?",
         "--pair size --nodes 4 --attack none,mimic --methods ftis,ftis:peer_weights=agreement",
+        model_seeds=3,
+    ),
+}
+
+# Of `make results-llm`: language models, and hours for each seed.
+LLM_TABLES: Final = {
+    "llm-size": Table(
+        "What does a language model gain from one with a third of its layers cut, and the other way round?",
+        f"--pair {MODELS}/whole-{{seed}},{MODELS}/cut-{{seed}} --run {RUNS}/words.toml --ood-task words:unseen"
+        " --controls --prompts 8 --steps 40 --methods ftis,ftis:filter=quantile:keep_share=0,nois",
+        model_seeds=3,
+        quick="--methods ftis",
+    ),
+    "llm-same": Table(
+        "And from its own copy, which gives it more data and no other model?",
+        f"--pair {MODELS}/whole-{{seed}},{MODELS}/whole-{{seed}} --run {RUNS}/words.toml --ood-task words:unseen"
+        " --prompts 8 --steps 40 --methods ftis",
         model_seeds=3,
     ),
 }

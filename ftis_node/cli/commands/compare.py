@@ -42,7 +42,8 @@ def compare(
         list[str] | None,
         typer.Option(
             "--pair",
-            help="size, expertise, peft, blind, sums, sums-large, hdee, or DIR,DIR (DIR:lora: an adapter); repeatable.",
+            help="size, expertise, peft, blind, sums, sums-large, hdee, or DIR,DIR (DIR:lora: an adapter); repeatable. "
+            "With --model-seeds N, {seed} in a DIR is 0 to N-1.",
         ),
     ] = None,
     methods: Annotated[
@@ -190,11 +191,11 @@ def _check_hdee(context: typer.Context, pairs: tuple[str, ...]) -> None:
 
 
 def _check_model_seeds(model_seeds: int, pairs: tuple[str, ...]) -> None:
-    from ftis_node.lab.experiment.pairs import TINY_PAIRS
+    from ftis_node.lab.experiment.pairs import SEED_MARK, TINY_PAIRS
 
     made_here = (*TINY_PAIRS, HDEE)
-    if model_seeds > 1 and not set(pairs) <= set(made_here):
-        raise UsageError(f"--model-seeds applies only to pairings with generated models: {', '.join(made_here)}")
+    if model_seeds > 1 and not all(pair in made_here or SEED_MARK in pair for pair in pairs):
+        raise UsageError(f"--model-seeds needs {', '.join(made_here)}, or folders with {SEED_MARK} in their path")
 
 
 def _base(

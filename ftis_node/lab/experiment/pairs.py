@@ -21,6 +21,7 @@ from ftis_node.lab.tiny_sums import RECIPES
 from ftis_node.telemetry.log import OnProgress
 
 LORA_MARK = ":lora"
+SEED_MARK = "{seed}"  # in the path of a given model, for --model-seeds
 COPY_MARK = "~"  # s, m, s~2, m~2: marks the second node with a model
 LATE_MARK = "@late"  # s, m, s~2, m@late: marks the only node with delayed weights
 MISTAKES = {"add": 10, "sub": 1}
@@ -92,7 +93,10 @@ def tiny_models(pairs: tuple[str, ...], *, seed: int) -> dict[str, dict[str, Any
 
 
 def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
-    """Return the pairing of that name. `models` is the folder of tiny models. Raises UsageError if unknown."""
+    """Return the pairing of that name. `models` is the folder of tiny models. Raises UsageError if unknown.
+
+    In a given folder's path `{seed}` becomes the seed.
+    """
 
     def tiny(member: str, model: str | None = None, *, lora: bool = False) -> TrialMember:
         return TrialMember(member, str(models / f"{model or member}-{seed}"), lora=lora)
@@ -114,10 +118,14 @@ def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
     members: list[TrialMember] = []
     for part in given:
         model = part.removesuffix(LORA_MARK)
-        base = model.rstrip("/").rsplit("/", 1)[-1] + ("-lora" if part != model else "")
+        base = model.replace(f"-{SEED_MARK}", "").rstrip("/").rsplit("/", 1)[-1] + ("-lora" if part != model else "")
         taken = sum(member.name.split("#")[0] == base for member in members)
-        members.append(TrialMember(f"{base}#{taken + 1}" if taken else base, model, lora=part != model))
-    return Pair(",".join(member.name for member in members), tuple(members))
+        members.append(
+            TrialMember(
+                f"{base}#{taken + 1}" if taken else base, model.replace(SEED_MARK, str(seed)), lora=part != model
+            )
+        )
+    return Pair(",".join(member.name for member in members), tuple(members), seed if SEED_MARK in name else 0)
 
 
 def make_models(

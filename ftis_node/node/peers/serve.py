@@ -82,7 +82,8 @@ class PeerRequestHandler:
             return []
         fresh = time.time() - self.context.manifest.step.max_age_s
         held = await self.store.disk(self._find, replace(request, since=max(request.since, fresh)))
-        self.context.events.write("backfill_requested", peer=peer_id, sender=request.sender, num_groups=len(held))
+        if held:  # a peer that waits for groups asks every few seconds
+            self.context.events.write("backfill_requested", peer=peer_id, sender=request.sender, num_groups=len(held))
         return held
 
     def _find(self, request: BackfillRequest) -> list[bytes]:

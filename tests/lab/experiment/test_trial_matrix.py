@@ -190,3 +190,10 @@ def test_pairings_by_name_and_by_folder(tmp_path) -> None:  # type: ignore[no-un
     ]
     with pytest.raises(UsageError, match="no pairing 'sice'"):
         resolve_pair("sice", tmp_path, seed=0)
+
+
+def test_the_seed_of_given_models_is_part_of_their_path_and_not_of_their_name(tmp_path: Path) -> None:
+    seeds = [resolve_pair("/a/whole-{seed},/a/cut-{seed}:lora", tmp_path, seed=seed) for seed in range(2)]
+    assert [pair.name for pair in seeds] == ["whole,cut-lora"] * 2
+    assert [pair.model_seed for pair in seeds] == [0, 1]
+    assert [member.model for member in seeds[1].members] == ["/a/whole-1", "/a/cut-1"]

@@ -1,0 +1,104 @@
+"""The language models of `make results-llm`: SmolLM2-135M after a short supervised training, whole or with layers cut.
+
+    whole-S    all 30 layers (135 M parameters), 40 updates
+    cut-S      without layers 10 to 19 (99 M), healed by 200 updates
+
+An update takes 8 training problems of `words:1+words:2`, each answered in one short sentence. The seed S chooses
+them. So each seed is another model, and both sizes know the task about as well. A folder that exists is kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ftis_node.lab.demo import LANGUAGE_MODEL, LANGUAGE_TASK
+from ftis_node.models import resolve_model
+from ftis_node.tasks import load_task
+
+UPDATES = {"whole": 40, "cut": 200}
+CUT_LAYERS = range(10, 20)
+TEXTS = 8  # of an update
+LEARNING_RATE = 3e-5
+FIRST_PROBLEM = 1_000_000  # far from those that trials train on
+IGNORED = -100  # the label of a position without a loss, in transformers
+
+
+def make_missing(folder: Path, *, seeds: int) -> None:
+    """Make the models of seeds 0 to `seeds` - 1 that `folder` lacks."""
+    for seed, kind in product(range(seeds), UPDATES):
+        model = folder / f"{kind}-{seed}"
+        if not model.exists():
+            loss = make(kind, model, seed=seed)
+            sys.stdout.write(f"{model.name}: loss {loss:.3f}\n")
+            sys.stdout.flush()
+
+
+def make(kind: str, folder: Path, *, seed: int) -> float:
+    """Write one model to `folder`, which appears only when it is complete. Return the mean loss of the last updates."""
+    source = resolve_model(LANGUAGE_MODEL).folder
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    if kind == "cut":
+        cut(model)
+    losses = train(model, tokenizer, updates=UPDATES[kind], seed=seed)
+    temporary = folder.with_name(folder.name + ".making")
+    model.to(torch.bfloat16).save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    temporary.rename(folder)
+    return sum(losses[-8:]) / len(losses[-8:])
+
+
+def cut(model: Any) -> None:
+    """Remove `CUT_LAYERS` of the decoder."""
+    kept = [layer for index, layer in enumerate(model.model.layers) if index not in CUT_LAYERS]
+    for index, layer in enumerate(kept):
+        layer.self_attn.layer_idx = index
+    model.model.layers = torch.nn.ModuleList(kept)
+    model.config.num_hidden_layers = len(kept)
+    if getattr(model.config, "layer_types", None):
+        model.config.layer_types = model.config.layer_types[: len(kept)]
+
+
+def train(model: Any, tokenizer: Any, *, updates: int, seed: int) -> list[float]:
+    """Train on right answers; the loss is that of the answers' tokens. Return the loss of each update."""
+    task = load_task(LANGUAGE_TASK)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    losses = []
+    model.train()
+    for update in range(updates):
+        first = FIRST_PROBLEM * (seed + 1) + update * TEXTS
+        token_ids, labels = batch([task[first + offset] for offset in range(TEXTS)], tokenizer)
+        loss = model(input_ids=token_ids, attention_mask=token_ids != tokenizer.pad_token_id, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if update % 10 == 0:
+            sys.stderr.write(f"update {update} of {updates}: loss {loss.item():.3f}\n")
+    return losses
+
+
+def batch(items: list[Any], tokenizer: Any) -> tuple[Tensor, Tensor]:
+    """Return token ids and labels `[N, T]` of the prompts with their right answers, padded on the right."""
+    rows = []
+    for item in items:
+        text = tokenizer.apply_chat_template(list(item.prompt), tokenize=False, add_generation_prompt=True)
+        prompt = tokenizer(text, add_special_tokens=False).input_ids
+        answer = tokenizer(f"The answer is {item.answer}.", add_special_tokens=False).input_ids
+        rows.append((prompt, [*answer, tokenizer.eos_token_id]))
+    length = max(len(prompt) + len(answer) for prompt, answer in rows)
+    token_ids = torch.full((len(rows), length), tokenizer.pad_token_id)
+    labels = torch.full_like(token_ids, IGNORED)
+    for row, (prompt, answer) in enumerate(rows):
+        end = len(prompt) + len(answer)
+        token_ids[row, :end] = torch.tensor(prompt + answer)
+        labels[row, len(prompt) : end] = torch.tensor(answer)
+    return token_ids, labels
