@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 
 import torch
-from results.language_models import IGNORED, batch, cut, train
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ftis_node.tasks import load_task
+from results.language_models import IGNORED, batch, cut, train
 from tests.models.tiny_models import make_tokenizer
 
 
