@@ -23,8 +23,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from language_models import make_missing  # in this folder
-from tables import LLM_TABLES, TABLES
+from tables import LLM_TABLES, TABLES  # in this folder
 
 from ftis_node.lab.demo import ChildProcess, ChildProcesses, children
 from ftis_node.lab.experiment.pairs import make_models, tiny_models
@@ -99,6 +98,8 @@ def make_all_models(names: list[str], options: argparse.Namespace) -> None:
     models = options.out / "models"
     models.mkdir(parents=True, exist_ok=True)
     if options.llm:
+        from language_models import make_missing  # with torch, which tiny models do not need here
+
         make_missing(models, seeds=max(LLM_TABLES[name].num_model_seeds(quick=options.quick) for name in names))
         return
     specs = {

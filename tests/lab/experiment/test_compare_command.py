@@ -36,6 +36,7 @@ def _load(name: str) -> ModuleType:
 
 
 RESULTS, MAKE_RESULTS = _load("tables"), _load("run")
+ALL_TABLES = RESULTS.TABLES | RESULTS.LLM_TABLES
 pytestmark = pytest.mark.timeout(300)
 STOP_LIMIT_S = 20
 
@@ -89,7 +90,7 @@ def test_compare_writes_its_files_and_keeps_finished_trials(
     assert "| s,m | nois | s |" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", RESULTS.TABLES)
+@pytest.mark.parametrize("name", ALL_TABLES)
 def test_the_commands_of_the_results_page_are_valid(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands are parsed to a grid of trials, which is not run."""
     counts = []
@@ -101,7 +102,7 @@ def test_the_commands_of_the_results_page_are_valid(name: str, tmp_path: Path, m
     monkeypatch.chdir(REPOSITORY)  # the paths of its run files are relative to it
     monkeypatch.setattr(compare, "_run", note)
     for quick in (True, False):
-        assert run(RESULTS.TABLES[name].arguments(str(tmp_path), quick=quick)) == UsageError.exit_code
+        assert run(ALL_TABLES[name].arguments(str(tmp_path), quick=quick)) == UsageError.exit_code
     assert 0 < counts[0] <= counts[1]
 
 
