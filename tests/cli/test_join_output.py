@@ -134,6 +134,7 @@ def test_the_last_lines_summarize_the_run_and_name_further_commands(starts: Star
     home = str(starts.home.root)
     assert block == {
         "saved": f"{home}, the checkpoint of step 2",
+        "ask": f"ftis-node chat --home {home}",
         "export": f"ftis-node export --home {home} --out MODEL",
         "report": f"ftis-node report --home {home}",
         "go": f"on     ftis-node join --home {home} --steps 4",

@@ -127,9 +127,11 @@ def finished_lines(last: Status, home: Home, *, settings: NodeSettings) -> list[
 
 def _next_commands(status: Status, home: Home, *, raised: dict[str, int] | None, saved: int | None) -> dict[str, str]:
     """Return what to do after an end. `saved` is the step of the newest checkpoint, None in a role without one."""
+    is_trained = saved is not None and status.learner.step
     return {
         "saved": str(home.root) if saved is None else f"{home.root}, the checkpoint of step {saved}",
-        "export": _command("export", home, "--out", "MODEL") if saved is not None and status.learner.step else "",
+        "ask": _command("chat", home) if is_trained else "",
+        "export": _command("export", home, "--out", "MODEL") if is_trained else "",
         "report": _command("report", home),
         "go on": start_command(home, raised=raised),
     }
