@@ -1,4 +1,4 @@
-"""Rows of `peers --json`: the one peer that a user's text names, and text about a peer's part in training.
+"""Rows of `peers --json`: the one peer that a user's text names, and the names to show.
 
 A user names a peer by its full id, by the beginning or end of its id, or by its name.
 """
@@ -18,7 +18,6 @@ PEER_ID = re.compile(r"12D3KooW[1-9A-HJ-NP-Za-km-z]{44}")
 MIN_PART = 4
 MAX_SHOWN = 3
 ID_TAIL = 4  # characters of the id after a name that is not unique
-NONE_YET = "no step has taken a group of it since the node's start"
 
 
 def find_peer(text: str, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -53,33 +52,3 @@ def shown_names(names: Mapping[str, str], *, width: int) -> dict[str, str]:
         else clipped(name, width)
         for peer_id, name in names.items()
     }
-
-
-def effective_share(row: Mapping[str, Any]) -> str:
-    """Return the effective fraction of a peer's completions used in training, in percent; `-` if no step used any."""
-    return _percent((row.get("training") or {}).get("effective"))
-
-
-def training_words(row: Mapping[str, Any]) -> list[str]:
-    """Return the measurements behind that fraction, one on each line."""
-    found = row.get("training")
-    if not found:
-        return [NONE_YET]
-    return [
-        f"{effective_share(row)} of its completions, effectively, over its last {found['steps']} steps",
-        f"{found['groups']} groups, {_percent(found['signal'])} of them of unequal rewards",
-        f"{found['completions']} completions, {_percent(found['kept'])} kept; "
-        f"of the negatives {_percent(found['kept_negatives'])}",
-        f"ESS {_percent(found['ess'])}, mean weight {_number(found['weight_mean'])}, "
-        f"variance {_number(found['weight_variance'])}, clipped {_percent(found['clipped'])}",
-        f"log ratio {_number(found['mean_log_ratio'])} nats a token, KL {_number(found['mean_kl'])}, "
-        f"truncated {_percent(found['truncated'])}",
-    ]
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f} %"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"

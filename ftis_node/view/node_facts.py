@@ -38,12 +38,12 @@ STEP_FIGURES = {
     "grad_norm": "gradient",
 }
 ANSWER_FIGURES = {  # with the value above which it is a warning
-    "completion_tokens": ("mean tokens", inf),
-    "cut_fraction": ("cut", CUT_SHARE),
-    "no_signal_fraction": ("of groups without signal", NO_SIGNAL_SHARE),
-    "entropy": ("entropy", inf),
-    "kl_to_start": ("KL to the start", START_KL),
-    "kl_from_start": ("KL from the start", FROM_START_KL),
+    "completion_tokens": ("{} tokens", inf),
+    "cut_fraction": ("{} cut", CUT_SHARE),
+    "no_signal_fraction": ("{} no signal", NO_SIGNAL_SHARE),
+    "entropy": ("entropy {}", inf),
+    "kl_to_start": ("KL to start {}", START_KL),
+    "kl_from_start": ("KL from start {}", FROM_START_KL),
 }
 Fact = tuple[str, Line]
 
@@ -149,10 +149,10 @@ def _learner(learner: LearnerStatus, now: float) -> Line:
 def _answers(learner: LearnerStatus) -> Line:
     """Return what training does to the node's own completions, from the last step; empty without figures."""
     parts: list[Span] = []
-    for key, (name, limit) in ANSWER_FIGURES.items():
+    for key, (text, limit) in ANSWER_FIGURES.items():
         if (value := getattr(learner, key)) is not None:
-            text = f"{percent(value)} {name}" if key.endswith("fraction") else f"{name} {number(value)}"
-            parts.append(Span(f"{', ' if parts else ''}{text}", Tone.WARN if value > limit else Tone.PLAIN))
+            shown = text.format(percent(value) if key.endswith("fraction") else number(value))
+            parts.append(Span(f"{', ' if parts else ''}{shown}", Tone.WARN if value > limit else Tone.PLAIN))
     return line(*parts)
 
 

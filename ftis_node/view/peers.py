@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ftis_node.swarm.peer_rows import effective_share, shown_names, training_words
+from ftis_node.swarm.peer_rows import shown_names
 from ftis_node.telemetry.status import NodeStatus
 from ftis_node.telemetry.terminal_text import clipped, date_time, printable
 from ftis_node.view.spans import (
@@ -17,6 +17,7 @@ from ftis_node.view.spans import (
     labeled,
     line,
     number,
+    percent,
     short_id,
 )
 
@@ -107,6 +108,28 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
         *(labeled("" if place else "effective", text) for place, text in enumerate(training_words(row))),
         *_tally("refused", "none of its groups since the start", row.get("groups_refused") or {}),
         *_tally("on record", "no faults", row.get("reasons") or {}),
+    ]
+
+
+def effective_share(row: Mapping[str, Any]) -> str:
+    """Return the effective fraction of a peer's completions used in training, in percent; `-` if no step used any."""
+    return percent((row.get("training") or {}).get("effective"))
+
+
+def training_words(row: Mapping[str, Any]) -> list[str]:
+    """Return the measurements behind that fraction, one on each line."""
+    found = row.get("training")
+    if not found:
+        return ["no step has taken a group of it since the node's start"]
+    return [
+        f"{effective_share(row)} of its completions, effectively, over its last {found['steps']} steps",
+        f"{found['groups']} groups, {percent(found['signal'])} of them of unequal rewards",
+        f"{found['completions']} completions, {percent(found['kept'])} kept; "
+        f"of the negatives {percent(found['kept_negatives'])}",
+        f"ESS {percent(found['ess'])}, mean weight {number(found['weight_mean'])}, "
+        f"variance {number(found['weight_variance'])}, clipped {percent(found['clipped'])}",
+        f"log ratio {number(found['mean_log_ratio'])} nats a token, KL {number(found['mean_kl'])}, "
+        f"truncated {percent(found['truncated'])}",
     ]
 
 

@@ -49,6 +49,11 @@ STATUS = Status(
         own_groups=808,
         foreign_groups=404,
         learning_rate=1e-6,
+        completion_tokens=148.0,
+        cut_fraction=0.04,
+        no_signal_fraction=0.25,
+        entropy=0.41,
+        kl_to_start=0.012,
         last_step_at=NOW - 12,
     ),
     swarm=SwarmStatus(

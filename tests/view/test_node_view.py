@@ -175,7 +175,19 @@ def test_a_waiting_node_shows_what_it_waits_for() -> None:
 
 
 def test_facts_that_are_known_have_a_line() -> None:
-    usual = {"node", "run", "model", "generation", "learner", "trained on", "swarm", "groups", "buffer", "memory"}
+    usual = {
+        "node",
+        "run",
+        "model",
+        "generation",
+        "learner",
+        "answers",
+        "trained on",
+        "swarm",
+        "groups",
+        "buffer",
+        "memory",
+    }
     assert _facts(RUNNING).keys() == usual
     assert _facts(RUNNING)["trained on"] == f"own 808 {'█' * 13}{'░' * 7} 404 foreign (33.3 %)"
     training = "a LoRA adapter of rank 128: full training of 3.09 B needs 59.4 GiB, this card has 22.0 (20.9 usable)"
@@ -187,9 +199,9 @@ def test_facts_that_are_known_have_a_line() -> None:
     assert _facts(evaluated)["pass@1"] == "0.700 at step 7, 0.000 at step 0 (8 problems of t)"
     mismatch = _facts(_with("learner", mismatch_kl=1e-6, mismatch_share=0.5, mismatch_version=9))["mismatch"]
     assert mismatch == "engine to learner KL 1e-06, 50 % of ratios off by more than 1 % (version 9)"
-    answers = _with("learner", cut_fraction=0.6, no_signal_fraction=0.25, completion_tokens=48.5, kl_from_start=0.1)
+    answers = _with("learner", cut_fraction=0.6, entropy=None, kl_to_start=None, kl_from_start=0.1)
     shown = next(text for label, text in node_facts(answers) if label == "answers")
-    assert text_of(shown) == "mean tokens 48.5, 60 % cut, 25 % of groups without signal, KL from the start 0.1"
+    assert text_of(shown) == "148 tokens, 60 % cut, 25 % no signal, KL from start 0.1"
     assert [span.tone for span in shown] == [Tone.PLAIN, Tone.WARN, Tone.PLAIN, Tone.PLAIN]
     disk = _with("limits", home_bytes=10**9, home_limit_bytes=2 * 10**9, disk_free_bytes=5 * 10**9)
     assert _facts(disk)["disk"] == "home 1.0 GB of 2.0 GB, groups 0 B of 0 B, 5.0 GB free"

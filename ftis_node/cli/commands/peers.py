@@ -12,7 +12,6 @@ from ftis_node.cli.completion import peer_ids
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
 from ftis_node.errors import ConfigError, UsageError
 from ftis_node.node.http_api.node_client import post_document, read_document
-from ftis_node.swarm.peer_rows import effective_share
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import columns, date_time
 
@@ -135,6 +134,8 @@ def _table(rows: list[dict[str, Any]], *, now: float) -> list[str]:
 
 
 def _cells(row: dict[str, Any], *, now: float) -> tuple[str, ...]:
+    from ftis_node.view.peers import effective_share
+
     refused = ", ".join(f"{count} {reason}" for reason, count in sorted(row["groups_refused"].items())) or "0"
     banned = f"until {date_time(row['banned_until'])} ({row['ban_reason']})" if row.get("banned_until") else ""
     seen = row.get("last_seen")
