@@ -122,7 +122,7 @@ class MainScreen(Screen[None]):
     #lists { height: 1fr; layout: vertical; }
     #peers { height: 4fr; min-height: 3; }
     #events { height: 3fr; min-height: 2; }
-    MainScreen.-low.-stopped #curves { height: 5; }
+    MainScreen.-low #curves { height: 5; }
     MainScreen.-tall #curves { height: 28%; max-height: 18; }
     MainScreen.-tall Overview, MainScreen.-tall MetricsPanel, MainScreen.-tall Plot, MainScreen.-tall PeersTable,
     MainScreen.-tall EventLines {
