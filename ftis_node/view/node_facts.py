@@ -37,13 +37,13 @@ STEP_FIGURES = {
     "mean_kl": "KL",
     "grad_norm": "gradient",
 }
-ANSWER_FIGURES = {  # with the value above which it is a warning
-    "completion_tokens": ("{} tokens", inf),
-    "cut_fraction": ("{} cut", CUT_SHARE),
-    "no_signal_fraction": ("{} no signal", NO_SIGNAL_SHARE),
-    "entropy": ("entropy {}", inf),
-    "kl_to_start": ("KL to start {}", START_KL),
-    "kl_from_start": ("KL from start {}", FROM_START_KL),
+ANSWER_FIGURES = {  # with their factor, and the value above which they are a warning
+    "completion_tokens": ("{:.0f} tokens", 1, inf),
+    "cut_fraction": ("{:.0f} % cut", 100, CUT_SHARE),
+    "no_signal_fraction": ("{:.0f} % no signal", 100, NO_SIGNAL_SHARE),
+    "entropy": ("entropy {:.2g}", 1, inf),
+    "kl_to_start": ("KL to start {:.2g}", 1, START_KL),
+    "kl_from_start": ("KL from start {:.2g}", 1, FROM_START_KL),
 }
 Fact = tuple[str, Line]
 
@@ -74,6 +74,7 @@ def node_facts(snapshot: NodeSnapshot) -> Iterator[Fact]:
             yield "trains", line(model.training)
         if status.learner.state != OFF:
             yield "trained on", _groups_used(status.learner)
+    yield from _evaluations(status.eval)
     if status.learner.mismatch_kl is not None:
         yield "mismatch", _mismatch(status.learner)
     yield "swarm", _swarm(swarm)
@@ -85,7 +86,6 @@ def node_facts(snapshot: NodeSnapshot) -> Iterator[Fact]:
         yield "disk", _disk(status)
     if swarm.weights_bytes_in or swarm.weights_bytes_out:
         yield "weights", _weights(swarm)
-    yield from _evaluations(status.eval)
     if snapshot.machine.ram_total_bytes:
         yield "memory", _memory(snapshot.machine)
 
@@ -149,10 +149,10 @@ def _learner(learner: LearnerStatus, now: float) -> Line:
 def _answers(learner: LearnerStatus) -> Line:
     """Return what training does to the node's own completions, from the last step; empty without figures."""
     parts: list[Span] = []
-    for key, (text, limit) in ANSWER_FIGURES.items():
+    for key, (text, factor, limit) in ANSWER_FIGURES.items():
         if (value := getattr(learner, key)) is not None:
-            shown = text.format(percent(value) if key.endswith("fraction") else number(value))
-            parts.append(Span(f"{', ' if parts else ''}{shown}", Tone.WARN if value > limit else Tone.PLAIN))
+            tone = Tone.WARN if value > limit else Tone.PLAIN
+            parts.append(Span((", " if parts else "") + text.format(factor * value), tone))
     return line(*parts)
 
 

@@ -43,6 +43,9 @@ ANN = Identity.from_seed(bytes([2]) * 32)
 NUM_GROUPS = 3
 
 
+MASKING = MANIFEST.model_copy(update={"sampling": MANIFEST.sampling.model_copy(update={"mask_truncated": True})})
+
+
 @asynccontextmanager
 async def exchange_node(folder: Path, *, manifest: RunManifest = MANIFEST) -> AsyncIterator[NodeComponents]:
     """An exchange node. Its home looks to the trainer like that of a running node."""
@@ -247,13 +250,14 @@ def test_a_node_of_another_role_is_refused(tmp_path: Path, monkeypatch: pytest.M
         ({"min_p": 0.1}, {}, "min_p"),
         ({"mask_truncated_completions": True}, {}, "mask_truncated_completions"),
         ({}, {"train_dataset": None}, "prompt_index"),
+        ({}, {"manifest": MASKING}, "sets sampling.mask_truncated"),
     ],
     ids=str,
 )
 async def test_a_trainer_with_other_sampling_settings_is_refused_at_its_start(
     tmp_path: Path, grpo: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
-    async with exchange_node(tmp_path / "home") as node:
+    async with exchange_node(tmp_path / "home", manifest=options.pop("manifest", MANIFEST)) as node:
         exchange = await asyncio.to_thread(SwarmExchange, node.home.root)
         if "train_dataset" in options:
             options = {"train_dataset": Dataset.from_dict({"prompt": ["1+1="] * 4})}

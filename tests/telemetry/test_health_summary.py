@@ -91,9 +91,9 @@ def _with(**changes: Any) -> Status:
             "60 % of the answers are cut at 64 tokens raise sampling.max_completion_tokens",
         ),
         ({"learner": {"cut_fraction": 0.5}}, (YES, YES, YES), "step 3"),
-        ({"learner": {"kl_to_start": 0.6}}, (YES, YES, YES), "0.60 nats a token from its start"),
-        ({"learner": {"kl_from_start": 0.6}}, (YES, YES, YES), "step 3"),
-        ({"learner": {"kl_from_start": 2.1}}, (YES, YES, YES), "a lower learning rate"),
+        ({"learner": {"kl_to_start": 1.1}}, (YES, YES, YES), "1.10 nats a token from its start"),
+        ({"learner": {"kl_from_start": 2.9}}, (YES, YES, YES), "step 3"),
+        ({"learner": {"kl_from_start": 3.1}}, (YES, YES, YES), "a lower learning rate"),
         ({"health": {"problems": ["the intake loop ended"]}}, (YES, YES, NO), "the intake loop ended"),
         ({"health": {"taken_at": NOW - 31}}, (YES, YES, NO), "31 s old"),
         (

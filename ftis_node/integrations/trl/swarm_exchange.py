@@ -70,6 +70,10 @@ def require_agreement(trainer: GRPOTrainer, node: ExchangeNode, *, tokenizer: st
             f"max_completion_length is {args.max_completion_length}, and the run {node.manifest.name} takes "
             f"{run.max_completion_tokens} tokens: set it to {run.max_completion_tokens} or less"
         )
+    if run.mask_truncated:
+        raise ConfigError(
+            f"the run {node.manifest.name} sets sampling.mask_truncated, which only ftis-node's learner has"
+        )
     for name, plain in PLAIN_SETTINGS.items():
         if getattr(args, name, plain) not in (plain, {}):
             raise ConfigError(f"peers cannot train on what {name} makes: set it to {plain}")
