@@ -9,6 +9,7 @@ weights and once with a LoRA adapter.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -19,14 +20,20 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
+from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
+from ftis_node.evaluation.evaluate import answers_of
+from ftis_node.generation.engines import EngineName
 from ftis_node.lab.experiment.pairs import make_models
 from ftis_node.lab.experiment.plots import new_panels, save_figure
 from ftis_node.models import resolve_model
+from ftis_node.node.hub.model_export import export_model_of
 from ftis_node.telemetry.history import History, HistoryReader, groups_used
 from ftis_node.telemetry.log import OnProgress
 
+NUM_SAMPLES, SAMPLE_TOKENS = 5, 168
 ANY_PORT = "/ip4/127.0.0.1/tcp/0"
 MIN_GAIN = 0.25
 MIN_FOREIGN_FRACTION = 0.4
@@ -159,10 +166,12 @@ class DemoNode:
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """What the demo trains, and the title of its plot."""
+    """What the demo trains, and the title of its plot. `sample_task` gives the problems that the result shows."""
 
     nodes: tuple[DemoNode, ...]
     title: str
+    steps: int
+    sample_task: str = ""
 
 
 def tiny_plan(out: Path, *, seed: int, on_progress: OnProgress) -> DemoPlan:
@@ -174,7 +183,7 @@ def tiny_plan(out: Path, *, seed: int, on_progress: OnProgress) -> DemoPlan:
         DemoNode("s", str(models["s"]), {"run": "arithmetic-ftis"}),
         DemoNode("m", str(models["m"]), {"run": "arithmetic-ftis"}, min_final=0.85),
     )
-    return DemoPlan(nodes, "Two different models learn from each other's completions (F-TIS)")
+    return DemoPlan(nodes, "Two different models learn from each other's completions (F-TIS)", steps=40)
 
 
 def llm_plan(*, on_progress: OnProgress) -> DemoPlan:
@@ -188,7 +197,8 @@ def llm_plan(*, on_progress: OnProgress) -> DemoPlan:
         DemoNode("full", LANGUAGE_MODEL, options | {"full": True}, LEARNER_SETTINGS),
         DemoNode("lora", LANGUAGE_MODEL, options | {"lora": True}, ADAPTER_SETTINGS),
     )
-    return DemoPlan(nodes, "A language model and its LoRA adapter learn from each other's completions (F-TIS)")
+    title = "A language model and its LoRA adapter learn from each other's completions (F-TIS)"
+    return DemoPlan(nodes, title, steps=30, sample_task=LANGUAGE_TASK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +226,24 @@ class NodeResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """A held-out problem with the answers of the model before training (`before`) and of each node's model after it.
+
+    An answer has its `text`, and whether it `is_right`.
+    """
+
+    problem: str
+    right_answer: str
+    answers: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class DemoResult:
     """Result of the demo."""
 
     nodes: list[NodeResult]
     seconds: float
+    samples: list[Sample]
 
     def failures(self) -> list[str]:
         """Return the reasons why the demo failed; empty if it succeeded."""
@@ -235,10 +258,12 @@ class DemoResult:
         return complaints
 
 
-def run_demo(plan: DemoPlan, out: Path, *, steps: int, engine: str, seed: int, on_progress: OnProgress) -> DemoResult:
+def run_demo(
+    plan: DemoPlan, out: Path, *, steps: int, engine: EngineName, seed: int, on_progress: OnProgress
+) -> DemoResult:
     """Run the demo and return its table. Raises FtisError if one of the commands fails.
 
-    The folder `out` receives homes, logs, `results.json` and `curves.png`.
+    The folder `out` receives homes, logs, `results.json` and `curves.png`, and the models of a plan with samples.
     """
     started_at = time.monotonic()
     homes = {node.name: out / f"home-{node.name}" for node in plan.nodes}
@@ -264,12 +289,43 @@ def run_demo(plan: DemoPlan, out: Path, *, steps: int, engine: str, seed: int, o
         ]
         _watch_training(nodes, homes, steps, on_progress)
     results = [_result_of(node, homes[node.name]) for node in plan.nodes]
-    result = DemoResult(results, time.monotonic() - started_at)
+    samples = asyncio.run(_samples(plan, out, engine, on_progress)) if plan.sample_task else []
+    result = DemoResult(results, time.monotonic() - started_at, samples)
     histories = {name: read_history(home) for name, home in homes.items()}
     document = asdict(result) | {"failures": result.failures(), "steps": steps, "seed": seed}
     (out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
     plot_curves(histories, out / "curves.png", title=plan.title)
     return result
+
+
+async def _samples(plan: DemoPlan, out: Path, engine: EngineName, on_progress: OnProgress) -> list[Sample]:
+    """Export the models to `out`, and let them and the model of the first node answer some problems."""
+    models = {"before": plan.nodes[0].model}
+    for node in plan.nodes:
+        folder = out / f"model-{node.name}"
+        shutil.rmtree(folder, ignore_errors=True)
+        export_model_of(Home(out / f"home-{node.name}"), folder, merge=True, on_progress=on_progress)
+        models[node.name] = str(folder)
+    found = await answers_of(
+        [*models.values()],
+        plan.sample_task,
+        limit=NUM_SAMPLES,
+        k=1,
+        max_tokens=SAMPLE_TOKENS,
+        engine=engine,
+        on_progress=on_progress,
+    )
+    return [
+        Sample(
+            row[0].item.prompt[-1]["content"],
+            row[0].item.answer,
+            {
+                name: {"text": each.greedy.text if each.greedy else "", "is_right": bool(each.is_right)}
+                for name, each in zip(models, row, strict=True)
+            },
+        )
+        for row in zip(*found, strict=True)
+    ]
 
 
 def _watch_training(nodes: list[ChildProcess], homes: Mapping[str, Path], steps: int, on_progress: OnProgress) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ftis_node.cli.commands.evaluate import problem_lines
 from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.terminal_text import columns
@@ -14,7 +15,7 @@ from ftis_node.telemetry.terminal_text import columns
 if TYPE_CHECKING:
     from ftis_node.lab.demo import DemoResult
 
-DEFAULT_STEPS = 40
+Engine = Literal["auto", "vllm", "torch"]
 
 
 def demo(
@@ -22,9 +23,12 @@ def demo(
     llm: Annotated[
         bool, typer.Option("--llm", help="Train a small language model (SmolLM2, 135M) instead: 93 MB, half an hour.")
     ] = False,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps of each node.")] = DEFAULT_STEPS,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", min=1, help="Optimizer steps of each node.", show_default="40; with --llm 30"),
+    ] = None,
     engine: Annotated[
-        str, typer.Option("--engine", help="Generation engine: torch (small models need no vLLM), vllm or auto.")
+        Engine, typer.Option("--engine", help="Generation engine: torch (small models need no vLLM), vllm or auto.")
     ] = "torch",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of models and training.")] = 0,
 ) -> None:
@@ -39,11 +43,16 @@ def demo(
     out.mkdir(parents=True, exist_ok=True)
     with show_fraction("demo") as progress:
         plan = llm_plan(on_progress=progress) if llm else tiny_plan(out, seed=seed, on_progress=progress)
-        result = run_demo(plan, out, steps=steps, engine=engine, seed=seed, on_progress=progress)
+        result = run_demo(plan, out, steps=steps or plan.steps, engine=engine, seed=seed, on_progress=progress)
     _print_result(result, out)
     reports = {node.name: out / f"report-{node.name}.html" for node in result.nodes}
     for name, report in reports.items():
         write_report(Home(out / f"home-{name}"), report)
+    for sample in result.samples:
+        typer.echo("\n".join(["", *problem_lines(sample.problem, sample.answers, sample.right_answer)]))
+    if result.samples:
+        name = result.nodes[0].name
+        typer.echo(f"\nask it: ftis-node try --model {out / f'model-{name}'} 'What is 8 + 5?'")
     typer.echo(f"reports in {' and '.join(map(str, reports.values()))}: open them in a browser")
     if failures := result.failures():
         raise FtisError("the demo did not reach its goals: " + "; ".join(failures))

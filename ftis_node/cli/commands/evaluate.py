@@ -16,7 +16,7 @@ from ftis_node.cli.progress import show_fraction
 from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from ftis_node.generation.evaluate import Answered
 
@@ -90,12 +90,17 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
             f"{gain['gained']} problems gained, {gain['lost']} lost"
         )
     for problem in document.get("problems", ()):
-        yield from ("", f"problem  {_indented(problem['problem'])}")
-        for when in ("before", "after"):
-            if answer := problem.get(when):
-                mark = "right" if answer["is_right"] else "wrong"
-                yield f"{when:7}  {_indented(answer['text'])}  ({mark})"
-        yield f"correct  {_indented(problem['right_answer'])}"
+        yield ""
+        answers = {when: problem[when] for when in ("before", "after") if when in problem}
+        yield from problem_lines(problem["problem"], answers, problem["right_answer"])
+
+
+def problem_lines(problem: str, answers: Mapping[str, Mapping[str, Any]], right_answer: str) -> Iterator[str]:
+    """Yield a problem, the `text` of each model's answer and whether it `is_right`, and the right answer."""
+    yield f"problem  {_indented(problem)}"
+    for name, answer in answers.items():
+        yield f"{name:7}  {_indented(answer['text'])}  ({'right' if answer['is_right'] else 'wrong'})"
+    yield f"correct  {_indented(right_answer)}"
 
 
 def _indented(text: str) -> str:

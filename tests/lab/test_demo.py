@@ -1,0 +1,46 @@
+"""The demo: two real nodes, their table, and answers before and after training."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ftis_node.lab.demo import DemoNode, DemoPlan, DemoResult, NodeResult, run_demo
+from ftis_node.tasks import load_task
+
+NODE = NodeResult("m", 800_000, 0.1, 0.9, 40, 640, 640, 1, 1, 8.1, min_final=0.85)
+
+
+@pytest.mark.timeout(300)
+def test_two_nodes_train_and_answer_some_problems(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    options = {"run": "arithmetic-ftis"}
+    settings = "[learner]\nmicro_batch_tokens = 512\n"
+    nodes = tuple(DemoNode(size, str(tiny_models[size]), options, settings) for size in ("s", "m"))
+    plan = DemoPlan(nodes, "two models", steps=2, sample_task="arithmetic")
+    result = run_demo(plan, tmp_path, steps=2, engine="torch", seed=0, on_progress=lambda fraction, what: None)
+    assert [(node.name, node.steps) for node in result.nodes] == [("s", 2), ("m", 2)]
+    assert all(node.own_groups and node.foreign_groups for node in result.nodes)
+    problems = load_task("arithmetic", split="test")
+    for index, sample in enumerate(result.samples):
+        assert (sample.problem, sample.right_answer) == (problems[index].prompt[0]["content"], problems[index].answer)
+        assert list(sample.answers) == ["before", "s", "m"]
+        assert all(answer["is_right"] == (answer["text"] == sample.right_answer) for answer in sample.answers.values())
+    assert len(json.loads((tmp_path / "results.json").read_bytes())["samples"]) == len(result.samples) == 5
+    assert (tmp_path / "model-s" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "failure"),
+    [
+        ({}, None),
+        ({"pass_before": 0.7}, "m gained 0.200, less than 0.25"),
+        ({"foreign_groups": 64}, "m used 9% foreign groups, less than 40 %"),
+        ({"pass_after": 0.8}, "m ends at 0.800, below 0.85"),
+    ],
+)
+def test_a_demo_that_missed_a_goal_says_which(changes: dict[str, float], failure: str | None) -> None:
+    result = DemoResult([replace(NODE, **changes)], 1.0, [])
+    assert result.failures() == ([] if failure is None else [failure])
