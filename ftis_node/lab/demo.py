@@ -136,7 +136,7 @@ class NodeResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ShownProblem:
     """A held-out problem with the answers of the model before training (`before`) and of each node's model after it.
 
     An answer has its `text`, and whether it `is_right`.
@@ -153,7 +153,7 @@ class DemoResult:
 
     nodes: list[NodeResult]
     seconds: float
-    samples: list[Sample]
+    samples: list[ShownProblem]
 
     def failures(self) -> list[str]:
         """Return the reasons why the demo failed; empty if it succeeded."""
@@ -208,7 +208,7 @@ def run_demo(
     return result
 
 
-async def _samples(plan: DemoPlan, out: Path, engine: EngineName, on_progress: OnProgress) -> list[Sample]:
+async def _samples(plan: DemoPlan, out: Path, engine: EngineName, on_progress: OnProgress) -> list[ShownProblem]:
     """Export the models to `out`, and let them and the model of the first node answer some problems."""
     models = {"before": plan.nodes[0].model}
     for node in plan.nodes:
@@ -226,7 +226,7 @@ async def _samples(plan: DemoPlan, out: Path, engine: EngineName, on_progress: O
         on_progress=on_progress,
     )
     return [
-        Sample(
+        ShownProblem(
             row[0].item.prompt[-1]["content"],
             row[0].item.answer,
             {
