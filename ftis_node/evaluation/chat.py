@@ -7,17 +7,18 @@ own history, with its own answers.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import last_settings
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import FtisError, UsageError
-from ftis_node.generation.chat_model import ChatModel
+from ftis_node.generation.chat_model import ChatModel, ChatSettings
 from ftis_node.models import ModelSource, PromptSettings, resolve_model
-from ftis_node.models.loading import Device
 from ftis_node.node.hub.model_export import export_model_of
 from ftis_node.tasks import load_task
 from ftis_node.telemetry.log import OnProgress, unwatched
@@ -33,42 +34,41 @@ def open_models(
     alone: bool,
     system: str | None,
     prompts: PromptSettings,
-    device: Device = "auto",
     on_progress: OnProgress = unwatched,
+    **settings: Any,
 ) -> list[ChatModel]:
     """Load `model`, or the newest checkpoint of `home`, and before it the base model unless `alone`.
 
     The base is `compare`; of a home it is the model from which the node started. `system` is the system message; None:
-    that of the home's task. `prompts` say how the prompts of a named model are rendered. Raises ConfigError if the home
-    has no checkpoint, and ModelError, MachineError and NetworkError.
+    that of the home's task. `prompts` say how the prompts of a named model are rendered. `settings` are others of
+    `ChatSettings`. Raises ConfigError if the home has no checkpoint, and ModelError, MachineError and NetworkError.
     """
     if alone and compare:
         raise UsageError("--alone and --compare exclude each other: leave one out")
     found = partial(resolve_model, trains=False, on_progress=on_progress)
+    if system is None:
+        system = "" if model else system_message_of(home)
+    chat = ChatSettings(system=system, **settings)
 
-    def opened(role: str, source: ModelSource, name: str, style: PromptSettings, message: str) -> ChatModel:
-        on_progress(None, f"loading {name}")
-        return ChatModel(role, source, name=name, prompts=style, system=message, device=device)
+    def opened(role: str, source: ModelSource, style: PromptSettings = prompts) -> ChatModel:
+        on_progress(None, f"loading {source.name}")
+        return ChatModel(role, source, prompts=style, settings=chat)
 
     if model:
-        named = [(role, found(which)) for role, which in (("base", compare), ("model", model)) if which]
-        return [opened(role, source, source.name, prompts, system or "") for role, source in named]
+        return [opened(role, found(which)) for role, which in (("base", compare), ("model", model)) if which]
     with TemporaryDirectory(prefix="ftis-chat-") as scratch:
         folder = Path(scratch) / "model"
         step = export_model_of(home, folder, merge=True, on_progress=on_progress)
-        message = system_message_of(home) if system is None else system
         start = found(str(last_settings(home)["model"]))
-        base = found(compare) if compare else start
-        models = [] if alone else [opened("base", base, base.name, prompts, message)]
-        # The export has the home's chat template with its arguments.
-        return [
-            *models,
-            opened("trained", found(str(folder)), f"{start.name} after step {step}", PromptSettings(), message),
-        ]
+        models = [] if alone else [opened("base", found(compare) if compare else start)]
+        trained = replace(found(str(folder)), name=f"{start.name} after step {step}")
+        return [*models, opened("trained", trained, PromptSettings())]  # the export has the home's template
 
 
 def system_message_of(home: Home) -> str:
     """Return the system message of the task of a home's run; empty if it has none or the task cannot be loaded."""
+    if not home.run_toml.exists():
+        return ""
     task = load_manifest(str(home.run_toml)).task
     try:
         first = load_task(task)[0].prompt[0]

@@ -13,14 +13,13 @@ import asyncio
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
 from ftis_node.errors import ConfigError, MachineError, ModelError
-from ftis_node.evaluation.evaluate import Expert, Study
+from ftis_node.evaluation.evaluate import Expert, Study, load_experts
 from ftis_node.evaluation.members import Member, as_members, swarm_members
 from ftis_node.evaluation.result import (
     EnsembleResult,
@@ -37,11 +36,9 @@ from ftis_node.models import (
     ModelSource,
     PromptSettings,
     list_accelerators,
-    load_tokenizer,
     parameter_count,
     pick_device,
     read_shape,
-    resolve_model,
 )
 from ftis_node.tasks import load_task
 from ftis_node.tasks.base import Task
@@ -90,7 +87,7 @@ async def evaluate_ensemble(
     """
     _check_modes(modes)
     open_engine = choose_engine(engine)
-    experts = _load_experts(as_members(models), prompts or PromptSettings(), on_progress)
+    experts = load_experts(as_members(models), prompts or PromptSettings(), on_progress)
     mixtures = [mode for mode in modes if mode in MIXTURES]
     if mixtures:
         _check_one_tokenizer(experts)
@@ -120,15 +117,6 @@ async def evaluate_ensemble(
         experts=tuple(study.alone(expert, each) for expert, each in zip(experts, answers, strict=True)),
         modes=tuple(rows[mode] for mode in dict.fromkeys(modes)),
     )
-
-
-def _load_experts(members: list[Member], prompts: PromptSettings, on_progress: OnProgress) -> list[Expert]:
-    experts = []
-    for member in members:
-        source = resolve_model(member.model, trains=False, on_progress=on_progress)
-        tokenizer = load_tokenizer(source, prompts=member.prompts or prompts)
-        experts.append(Expert(member, replace(source, name=member.name), tokenizer))
-    return experts
 
 
 def _check_modes(modes: Sequence[str]) -> None:

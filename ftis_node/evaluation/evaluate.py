@@ -1,6 +1,6 @@
-"""Evaluation without a daemon: one engine in this process, one task, one result.
+"""Evaluation without a daemon: models on one task, one after another in an engine of this process.
 
-A study queries every model of an ensemble, one after another, and then their mixture.
+A study queries every model alone, and then the mixture of an ensemble.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import math
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ftis_node.evaluation.members import Member
+from ftis_node.evaluation.members import Member, as_members
 from ftis_node.evaluation.result import EvaluationRow, evaluation_row
 from ftis_node.generation.engines import EngineName, OpenEngine, choose_engine
 from ftis_node.generation.engines.base import Engine, EngineSettings
-from ftis_node.generation.evaluate import Answered, EvalResult, answer_problems, summarize
+from ftis_node.generation.evaluate import Answered, answer_problems
 from ftis_node.models import ModelSource, PromptSettings, PromptTokenizer, load_tokenizer, resolve_model
 from ftis_node.tasks import load_task
 from ftis_node.tasks.base import Task
@@ -34,73 +34,6 @@ async def serving(open_engine: OpenEngine, source: ModelSource, settings: Engine
         yield opened
     finally:
         await opened.close()
-
-
-async def evaluate_model(model: str, task: str, *, k: int, **options: Any) -> EvalResult:
-    """Return pass@1, and pass@k for k > 1, on the test problems of a task; the options are those of `answers_of`."""
-    (answered,) = await answers_of([model], task, k=k, **options)
-    return summarize(answered, k=k)
-
-
-async def answers_of(
-    models: Sequence[str],
-    task: str,
-    *,
-    limit: int,
-    k: int,
-    max_tokens: int,
-    engine: EngineName,
-    prompts: PromptSettings | None = None,
-    on_progress: OnProgress = unwatched,
-) -> list[list[Answered]]:
-    """Return the answers of each model to the same test problems of a task. One model at a time is in memory.
-
-    `max_tokens` bounds prompt and completion together. `prompts` say how prompts are rendered; the model's own run sets
-    the date. Raises ConfigError, ModelError, TaskError, EngineError, NetworkError.
-    """
-    open_engine = choose_engine(engine)
-    sources = [resolve_model(model, trains=False, on_progress=on_progress) for model in models]
-    on_progress(None, f"loading the problems of {task}")
-    problems = load_task(task, split="test")
-    on_progress(None, "loading the tokenizer")
-    tokenizers = [load_tokenizer(source, prompts=prompts or PromptSettings()) for source in sources]
-    found = []
-    async with IsolatedScorer(problems) as scorer:
-        for source, tokenizer in zip(sources, tokenizers, strict=True):
-            settings = EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=max_tokens)
-            on_progress(None, f"loading {source.name} into the engine")
-            async with serving(open_engine, source, settings) as opened:
-                found.append(
-                    await answer_problems(
-                        opened,
-                        problems,
-                        tokenizer,
-                        scorer=scorer,
-                        limit=limit,
-                        k=k,
-                        completion_limit=lambda num_prompt_tokens: max_tokens - num_prompt_tokens,
-                        on_progress=lambda done, total: on_progress(done / total, f"{done} of {total} problems"),
-                    )
-                )
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Gain in greedy pass@1 of `after` over `before` on the same problems, with the standard error of paired means."""
-
-    pass_at_1: float
-    standard_error: float
-    gained: int
-    lost: int
-
-
-def difference(before: Sequence[Answered], after: Sequence[Answered]) -> Difference:
-    """Compare two models' greedy answers to the same problems."""
-    changes = [new.is_right - old.is_right for old, new in zip(before, after, strict=True)]
-    n, gained, lost = len(changes), changes.count(1), changes.count(-1)
-    mean = (gained - lost) / n
-    return Difference(mean, math.sqrt(max(0.0, (gained + lost) / n - mean**2) / n), gained, lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,3 +114,58 @@ class Study:
 
     def _settings(self, tokenizer: PromptTokenizer) -> EngineSettings:
         return EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=self.max_tokens, seed=self.seed)
+
+
+def load_experts(members: Sequence[Member], prompts: PromptSettings, on_progress: OnProgress) -> list[Expert]:
+    """Return the members with their files and tokenizers. Raises ModelError and NetworkError."""
+    experts = []
+    for member in members:
+        source = resolve_model(member.model, trains=False, on_progress=on_progress)
+        tokenizer = load_tokenizer(source, prompts=member.prompts or prompts)
+        experts.append(Expert(member, replace(source, name=member.name), tokenizer))
+    return experts
+
+
+async def answers_of(
+    models: Sequence[str],
+    task: str,
+    *,
+    limit: int,
+    k: int,
+    max_tokens: int,
+    engine: EngineName,
+    prompts: PromptSettings | None = None,
+    on_progress: OnProgress = unwatched,
+) -> list[list[Answered]]:
+    """Return the answers of each model to the same test problems of a task.
+
+    `max_tokens` bounds prompt and completion together. `prompts` say how prompts are rendered; the model's own run sets
+    the date. Raises ConfigError, ModelError, TaskError, EngineError, NetworkError.
+    """
+    open_engine = choose_engine(engine)
+    experts = load_experts(as_members(models), prompts or PromptSettings(), on_progress)
+    on_progress(None, f"loading the problems of {task}")
+    problems = load_task(task, split="test")
+    async with IsolatedScorer(problems) as scorer:
+        study = Study(
+            experts, problems, scorer, limit, k, max_tokens, seed=None, on_progress=on_progress, num_parts=len(experts)
+        )
+        return [await study.answers_of(expert, open_engine) for expert in experts]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Gain in greedy pass@1 of `after` over `before` on the same problems, with the standard error of paired means."""
+
+    pass_at_1: float
+    standard_error: float
+    gained: int
+    lost: int
+
+
+def difference(before: Sequence[Answered], after: Sequence[Answered]) -> Difference:
+    """Compare two models' greedy answers to the same problems."""
+    changes = [new.is_right - old.is_right for old, new in zip(before, after, strict=True)]
+    n, gained, lost = len(changes), changes.count(1), changes.count(-1)
+    mean = (gained - lost) / n
+    return Difference(mean, math.sqrt(max(0.0, (gained + lost) / n - mean**2) / n), gained, lost)

@@ -27,6 +27,16 @@ class ChatAnswer:
     truncated: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """How models answer. A temperature of 0 is greedy, and an empty `system` is no message."""
+
+    system: str = ""
+    max_tokens: int = 256
+    temperature: float = 0.0
+    device: Device = "auto"
+
+
 class _Streamer(BaseStreamer):  # type: ignore[misc]  # transformers is not typed
     """Streamer that passes each new piece of text to `on_text`, never a part of a character."""
 
@@ -58,19 +68,18 @@ class _Streamer(BaseStreamer):  # type: ignore[misc]  # transformers is not type
 class ChatModel:
     """A model in memory and its conversation. `role` is base, trained or model."""
 
-    def __init__(
-        self, role: str, source: ModelSource, *, name: str, prompts: PromptSettings, system: str, device: Device
-    ) -> None:
+    def __init__(self, role: str, source: ModelSource, *, prompts: PromptSettings, settings: ChatSettings) -> None:
         """Load the model. Raises ModelError, and MachineError if memory is short."""
         self.role = role
-        self.name = name
+        self.name = source.name
         self._tokenizer = load_tokenizer(source, prompts=prompts)
-        self._system = [{"role": "system", "content": system}] if system else []
-        target = pick_device(device)
+        self._settings = settings
+        self._system = [{"role": "system", "content": settings.system}] if settings.system else []
+        target = pick_device(settings.device)
         try:
             self._model = load_causal_lm(source, dtype="float32" if target == "cpu" else "bfloat16", device=target)
         except torch.OutOfMemoryError as error:
-            raise OutOfMemoryError(f"{name} does not fit into the GPU's memory: add --alone or --device cpu") from error
+            raise OutOfMemoryError(f"{self.name} does not fit into the GPU: add --alone or --device cpu") from error
         # Its temperature and penalties would make another policy than the one that the node trains.
         self._model.generation_config = GenerationConfig()
         self._history: list[dict[str, str]] = []
@@ -79,8 +88,8 @@ class ChatModel:
         """Forget the conversation."""
         self._history.clear()
 
-    def ask(self, question: str, *, max_tokens: int, temperature: float, on_text: OnText | None = None) -> ChatAnswer:
-        """Return the answer, and pass its text to `on_text` as it comes. A temperature of 0 is greedy.
+    def ask(self, question: str, *, on_text: OnText | None = None) -> ChatAnswer:
+        """Return the answer, and pass its text to `on_text` as it comes.
 
         Raises ModelError if the conversation is too long for the model, and OutOfMemoryError.
         """
@@ -95,15 +104,14 @@ class ChatModel:
 
         if prompt.opening:
             show(prompt.opening)
-        ids = self._completion(prompt.token_ids, max_tokens, temperature, show)
+        ids = self._completion(prompt.token_ids, show)
         text = "".join(words)
         self._history += [turn, {"role": "assistant", "content": text.strip()}]
         return ChatAnswer(text, len(ids), truncated=ids[-1] not in self._tokenizer.eos_ids)
 
     @torch.inference_mode()
-    def _completion(
-        self, prompt_ids: tuple[int, ...], max_tokens: int, temperature: float, on_text: OnText
-    ) -> list[int]:
+    def _completion(self, prompt_ids: tuple[int, ...], on_text: OnText) -> list[int]:
+        max_tokens, temperature = self._settings.max_tokens, self._settings.temperature
         context = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
         room = max_tokens if context is None else min(max_tokens, context - len(prompt_ids))
         if room < 1:

@@ -196,7 +196,7 @@ def test_json_lines_have_time_level_logger_message_and_fields(starts: Starts) ->
     steps = [entry["fields"] for entry in starts.stopped if re.match(r"step \d+: reward", entry["message"])]
     assert all(fields["step"] > 2 and "reward_mean" in fields for fields in steps)
     evaluations = [entry["fields"] for entry in starts.stopped if "pass@1" in entry["message"] and entry["fields"]]
-    assert evaluations and set(evaluations[0]) == {"step", "task", "pass_at_1", "n"}
+    assert evaluations and {"step", "task", "pass_at_1", "n"} <= set(evaluations[0])
 
 
 def test_flags_replace_or_remove_the_peers_of_the_last_start(

@@ -6,12 +6,13 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.evaluation.evaluate import difference
-from ftis_node.generation.chat_model import ChatModel
+from ftis_node.generation.chat_model import ChatModel, ChatSettings
 from ftis_node.generation.evaluate import Answered, ScoredAnswer
 from ftis_node.models import PromptSettings, resolve_model
 from ftis_node.records.group import CompletionStatus, FinishReason
@@ -29,13 +30,13 @@ def no_default_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FTIS_HOME", str(tmp_path / "no home"))
 
 
-def opened(folder: Path, *, system: str = "") -> ChatModel:
-    source = resolve_model(str(folder))
-    return ChatModel("model", source, name="tiny", prompts=PromptSettings(), system=system, device="cpu")
+def opened(folder: Path, **settings: Any) -> ChatModel:
+    chat = ChatSettings(device="cpu", **{"max_tokens": 24} | settings)
+    return ChatModel("model", resolve_model(str(folder)), prompts=PromptSettings(), settings=chat)
 
 
-def answer_of(model: ChatModel, question: str = QUESTION) -> str:
-    return model.ask(question, max_tokens=24, temperature=0).text
+def answer_of(model: ChatModel) -> str:
+    return model.ask(QUESTION).text
 
 
 def test_greedy_answers_are_those_of_the_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +71,7 @@ def test_greedy_answers_are_those_of_the_evaluation(capsys: pytest.CaptureFixtur
 
 def test_text_streams_as_it_comes_in_whole_characters(tmp_path: Path) -> None:
     pieces: list[str] = []
-    reply = opened(save_tiny(tmp_path)).ask(QUESTION, max_tokens=24, temperature=0, on_text=pieces.append)
+    reply = opened(save_tiny(tmp_path)).ask(QUESTION, on_text=pieces.append)
     assert len(pieces) > 1 and "".join(pieces) == reply.text
     assert not any(piece.endswith("\N{REPLACEMENT CHARACTER}") for piece in pieces[:-1])
     assert (reply.num_tokens, reply.truncated) == (24, True)
@@ -94,11 +95,11 @@ def test_the_models_own_temperature_and_penalties_are_not_used(tmp_path: Path) -
 
 
 def test_a_temperature_samples(tmp_path: Path) -> None:
-    model = opened(save_tiny(tmp_path))
+    model = opened(save_tiny(tmp_path), temperature=2.0)
     answers = set()
     for _ in range(4):
         model.reset()
-        answers.add(model.ask(QUESTION, max_tokens=24, temperature=2.0).text)
+        answers.add(answer_of(model))
     assert len(answers) > 1
 
 

@@ -20,7 +20,8 @@ from ftis_node.evaluation.ensemble import (
     evaluate_ensemble,
     mixture_bytes,
 )
-from ftis_node.evaluation.evaluate import evaluate_model
+from ftis_node.evaluation.evaluate import answers_of
+from ftis_node.generation.evaluate import summarize
 from ftis_node.models import resolve_model
 from tests.models.tiny_models import make_tokenizer, save_tiny
 
@@ -51,15 +52,14 @@ async def test_an_ensemble_of_one_has_the_result_of_eval(tiny_models: dict[str, 
     options: Any = {"limit": 48, "max_tokens": 32, "engine": "torch"}
     model = str(tiny_models["s"])
     alone = await evaluate_ensemble([model], "arithmetic", modes=MODES, **options)
-    by_eval = await evaluate_model(model, "arithmetic", k=1, **options)
+    m = str(tiny_models["m"])
+    by_eval, other = [summarize(each, k=1) for each in await answers_of([model, m], "arithmetic", k=1, **options)]
     assert by_eval.n == 48
     assert 0 < by_eval.pass_at_1 < 1, "a model that is always right could hide a difference"
     for entry in (*alone.experts, *alone.modes):
         assert dataclasses.asdict(entry.result) == dataclasses.asdict(by_eval), entry.name
-    m = str(tiny_models["m"])
     both = await evaluate_ensemble([model, m], "arithmetic", modes=MODES, **options)
-    assert both.experts[0].result == by_eval
-    assert both.experts[1].result == await evaluate_model(m, "arithmetic", k=1, **options)
+    assert [entry.result for entry in both.experts] == [by_eval, other]
 
 
 async def test_an_ensemble_of_one_samples_like_its_model(models: tuple[str, str]) -> None:

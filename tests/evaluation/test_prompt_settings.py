@@ -11,7 +11,7 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.errors import ModelError
-from ftis_node.evaluation import ensemble, evaluate
+from ftis_node.evaluation import evaluate
 from ftis_node.evaluation.members import swarm_members
 from ftis_node.generation.evaluate import answer_problems
 from ftis_node.models import PromptSettings, PromptTokenizer, load_tokenizer, resolve_model
@@ -151,5 +151,5 @@ def test_a_member_of_a_swarm_is_prompted_by_its_own_home(tmp_path: Path) -> None
     home.settings.write_text(json.dumps(settings | {"prompts": PROMPTS}))
     (scratch := tmp_path / "scratch").mkdir()
     others = PromptSettings(arguments={"style": "other"})
-    [expert] = ensemble._load_experts(swarm_members([home.root], scratch), others, lambda *_: None)
+    [expert] = evaluate.load_experts(swarm_members([home.root], scratch), others, lambda *_: None)
     assert prompt_of(expert.tokenizer) == RENDERED

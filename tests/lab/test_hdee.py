@@ -16,7 +16,8 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import UsageError
 from ftis_node.evaluation.ensemble import MODES
-from ftis_node.evaluation.evaluate import evaluate_model
+from ftis_node.evaluation.evaluate import answers_of
+from ftis_node.generation.evaluate import summarize
 from ftis_node.lab.experiment import trial as trial_module
 from ftis_node.lab.experiment.trial import Trial, run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
@@ -138,8 +139,9 @@ def test_experts_exchange_groups_until_they_leave_and_are_evaluated_as_ensembles
         (task, mode) for task in SPECS for mode in MODES
     }
     assert all(each.n == 8 and 0 <= each.pass_at_1 <= 1 for each in result.final_evaluation)
-    asked = evaluate_model(str(kept[hard.name]), SPECS[2], limit=8, k=1, max_tokens=96, engine="torch")
-    assert asyncio.run(asked).pass_at_1 == hard.curve(SPECS[2])[-1].pass_at_1, "another model is evaluated"
+    asked = answers_of([str(kept[hard.name])], SPECS[2], limit=8, k=1, max_tokens=96, engine="torch")
+    (answered,) = asyncio.run(asked)
+    assert summarize(answered, k=1).pass_at_1 == hard.curve(SPECS[2])[-1].pass_at_1, "another model is evaluated"
 
 
 @pytest.mark.timeout(240)

@@ -55,7 +55,8 @@ def chat(
     Each model remembers its own conversation. /reset starts a new one; /exit or Ctrl-D ends. If standard input is no
     terminal, each line is one question.
     """
-    models = _opened(home, model=model, compare=compare, alone=alone, system=system, device=device)
+    answering: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "device": device}
+    models = _opened(home, model=model, compare=compare, alone=alone, system=system, **answering)
     for question in _questions():
         if question == RESET:
             for each in models:
@@ -63,7 +64,7 @@ def chat(
             continue
         for each in models:
             try:
-                _show_answer(each, question, max_tokens, temperature, with_name=len(models) > 1)
+                _show_answer(each, question, with_name=len(models) > 1)
             except ModelError as error:
                 typer.echo(f"ftis-node: {error}", err=True)
 
@@ -84,25 +85,23 @@ def ask_once(
 
     JSON shape: {question, answers: [{role, model, text, num_tokens, truncated}]}; role is base, trained or model.
     """
-    models = _opened(home, model=model, compare=compare, alone=alone, system=system, device=device)
+    answering: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "device": device}
+    models = _opened(home, model=model, compare=compare, alone=alone, system=system, **answering)
     if not as_json:
         for each in models:
-            _show_answer(each, question, max_tokens, temperature, with_name=len(models) > 1)
+            _show_answer(each, question, with_name=len(models) > 1)
         return
-    answers = [(each, each.ask(question, max_tokens=max_tokens, temperature=temperature)) for each in models]
-    rows = [{"role": each.role, "model": each.name, **dataclasses.asdict(reply)} for each, reply in answers]
+    rows = [{"role": each.role, "model": each.name, **dataclasses.asdict(each.ask(question))} for each in models]
     print_json({"question": question, "answers": rows})
 
 
-def _opened(home: Path | None, *, model: str | None, device: Device, **options: Any) -> list[ChatModel]:
+def _opened(home: Path | None, **options: Any) -> list[ChatModel]:
     from ftis_node.evaluation.chat import open_models
     from ftis_node.node.startup.prompts import prompts_for_command
 
     where = home_at(home)
     with show_fraction("chat") as progress:
-        return open_models(
-            where, model=model, prompts=prompts_for_command(where), device=device, on_progress=progress, **options
-        )
+        return open_models(where, prompts=prompts_for_command(where), on_progress=progress, **options)
 
 
 def _questions() -> Iterator[str]:
@@ -131,10 +130,10 @@ def _typed() -> Iterator[str]:
             return
 
 
-def _show_answer(model: ChatModel, question: str, max_tokens: int, temperature: float, *, with_name: bool) -> None:
+def _show_answer(model: ChatModel, question: str, *, with_name: bool) -> None:
     if with_name:
         typer.echo(f"{model.role} ({printable(model.name)}):")
-    answer = model.ask(question, max_tokens=max_tokens, temperature=temperature, on_text=_show)
+    answer = model.ask(question, on_text=_show)
     typer.echo(" [cut: raise --max-tokens]" if answer.truncated else "")
 
 
