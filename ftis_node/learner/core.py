@@ -27,7 +27,7 @@ from ftis_node.learner.checkpoint.checkpoint import owner_of
 from ftis_node.learner.checkpoint.checkpoint_manager import CheckpointManager
 from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
 from ftis_node.learner.distributed.ranks import ALONE, RankCommand, Ranks, RankTask, StepCallback, cut_evenly
-from ftis_node.learner.drift import drift_figures, groups_of_start
+from ftis_node.learner.drift import drift_figures, groups_of_start, is_due
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group, unpack_train_groups
 from ftis_node.learner.messages import (
     AuditReply,
@@ -89,7 +89,7 @@ class Learner:
         self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measures_agreement else None
         has_start = bool(boot.optimizer.kl_coef) or boot.lora is not None
         self._start = load_reference(self.policy, boot, ranks) if has_start else None
-        self._drift: dict[str, float] = {}  # of the step in progress
+        self._drift: dict[str, float] = {}  # of the step in progress, if it is due
         self._masters = make_masters(self.policy.trainable(), boot)
         self._optimizer = make_optimizer(self._masters, boot)
         recompute = partial(recompute_activations, self.policy.causal_lm) if boot.may_recompute else lambda: False
@@ -261,8 +261,7 @@ class Learner:
         reference = None
         if self._start is not None and self._boot.optimizer.kl_coef:  # once for all updates of the step
             reference = compute_logprobs(self._start, batch, micro_batches, between=between, ranks=self._ranks)
-        else:
-            self._measure_drift(batch, between)
+        self._drift = self._measure_drift(batch, between) if reference is None and is_due(step) else {}
         forward = self.policy.logprobs
         outcome = take_step(
             forward if self._agreement is None else self._agreement.watching(forward, batch),
@@ -279,9 +278,9 @@ class Learner:
         )
         return outcome
 
-    def _measure_drift(self, batch: TrainBatch, between: StepCallback) -> None:
+    def _measure_drift(self, batch: TrainBatch, between: StepCallback) -> dict[str, float]:
         message = self._ranks.broadcast(msgspec.msgpack.encode(self._progress.start_groups))  # rank 0 alone has them
-        self._drift = drift_figures(
+        return drift_figures(
             self.policy.logprobs,
             self._start,
             batch=batch,

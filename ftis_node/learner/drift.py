@@ -1,4 +1,4 @@
-"""How far the policy is from the starting model, measured before each step on two groups.
+"""How far the policy is from the starting model, measured on two groups before step 2, 7, 12 and so on.
 
 An adapter's node holds the starting model: it is the same model with the adapter off. The measure is
 
@@ -27,13 +27,18 @@ from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.step.train_step import Forward
 from ftis_node.learner.train_report import measure_mismatch
 
-NUM_GROUPS = 2  # a few percent of a step's passes
+NUM_GROUPS = 2
+FIRST_STEP, PERIOD = 2, 5  # so that it takes at most a few percent of the time, also of small steps
 
 
 def groups_of_start(groups: Sequence[UnpackedGroup]) -> tuple[TrainGroup, ...]:
     """Return the groups to keep of a step whose policy is the starting model."""
     sampled_here = [group.sent for group in groups if group.sent.own or group.sent.of_own_weights]
     return tuple(sampled_here[:NUM_GROUPS])
+
+
+def is_due(step: int) -> bool:
+    return (step - FIRST_STEP) % PERIOD == 0
 
 
 def drift_figures(

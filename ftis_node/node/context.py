@@ -59,6 +59,7 @@ class NodeCounters:
     """Groups that each of the last steps used, by the sender's peer id; "" is the sum over the smallest senders."""
     last_report: StepReport | None = None
     mismatch_report: StepReport | None = None  # the last report with a measured mismatch
+    drift_report: StepReport | None = None  # the last report with a measured distance from the starting model
     weights_refused: Counter[str] = field(default_factory=Counter)
     weights_created_at: float | None = None  # Unix time at which the learner offered the served weights, by its clock
 

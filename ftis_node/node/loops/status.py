@@ -52,6 +52,7 @@ from ftis_node.telemetry.status import (
 PERIOD_S = 1.0
 PERIODS_PER_SAVE = 5
 STILL_S = 300.0  # pruning a full disk takes a while
+DRIFT_FIGURES = ("kl_to_start", "kl_from_start")
 MISMATCH_FIGURES = ("mismatch_kl", "mismatch_share", "mismatch_version")
 
 
@@ -237,8 +238,8 @@ class StatusLoop:
         fields: dict[str, Any] = {}
         if report := counters.last_report:
             fields |= {name: getattr(report, name) for name in StepFigures.__struct_fields__}
-        if measured := counters.mismatch_report:
-            fields |= {name: getattr(measured, name) for name in MISMATCH_FIGURES}
+        for measured, names in ((counters.mismatch_report, MISMATCH_FIGURES), (counters.drift_report, DRIFT_FIGURES)):
+            fields |= {name: getattr(measured, name) for name in names if measured is not None}
         return LearnerStatus(
             state=str(client.worker_state),
             step=self.context.state.step,

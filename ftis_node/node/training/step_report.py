@@ -89,6 +89,8 @@ class StepReporter:
         state = self.context.state
         state.step, state.policy_version = report.step, report.policy_version
         self.peers.counters.last_report = report
+        if report.kl_to_start is not None or report.kl_from_start is not None:
+            self.peers.counters.drift_report = report
         generation_tokens_per_s = round(self.generation.tokens_per_s, 1)
         fields = msgspec.to_builtins(report) | {"generation_tokens_per_s": generation_tokens_per_s}
         self.context.events.write("step", **fields)

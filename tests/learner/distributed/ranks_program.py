@@ -38,7 +38,8 @@ def train(learner, first, last):
         "grad_norm": [reply.report.grad_norm for reply in replies],
         "proof": list(replies[-1].proof.logprobs),
         "entropy": [reply.report.entropy for reply in replies],
-        "kl_to_start": [reply.report.kl_to_start for reply in replies],
+        "kl_to_start": [reply.report.kl_to_start or 0.0 for reply in replies],
+        "kl_from_start": [reply.report.kl_from_start or 0.0 for reply in replies],
         "packs": learner.policy.packs,
     }
 

@@ -44,7 +44,7 @@ NUMBERS = 1e-5
 LONG = {"num_groups": 12, "group_size": 8, "max_length": 60}
 ADAPTER = {"lora": LoraSection(rank=3, alpha=6), "learning_rate": 1e-2, "recompute_activations": True}
 TWO_PASSES = {"denominator": "kept"}  # a loss that needs two passes
-FORMS = {"full": {}, "lora": ADAPTER | TWO_PASSES}
+FORMS = {"full": {"kl_coef": 0.1}, "plain": {}, "lora": ADAPTER | TWO_PASSES}
 
 
 def run_two_ranks(tasks, folder, program="ranks_program.py"):
@@ -72,7 +72,6 @@ def test_two_ranks_train_like_one_and_resume_its_checkpoints(model_folder, tmp_p
             model_folder,
             tmp_path / f"{form}-{home}",
             micro_batch_tokens=60,
-            kl_coef=0.1,
             **FORMS[form],
         )
 
@@ -84,7 +83,7 @@ def test_two_ranks_train_like_one_and_resume_its_checkpoints(model_folder, tmp_p
     third = {form: train(learner, 3, 3) for form, learner in alone.items()}
     for result, figures in zip(found, [*expected.values(), *third.values()], strict=True):
         assert result["packs"] is figures["packs"] is True
-        for figure in ("loss", "entropy", "kl_to_start", "proof", "checked", "audited"):
+        for figure in ("loss", "entropy", "kl_to_start", "kl_from_start", "proof", "checked", "audited"):
             assert result[figure] == pytest.approx(figures[figure], abs=NUMBERS, rel=0)
         assert result["grad_norm"] == pytest.approx(figures["grad_norm"], rel=NUMBERS)
     for form in FORMS:

@@ -73,19 +73,17 @@ def drift_by_hand(one, other, groups):
     return (ratios.exp() - ratios - 1).mean().item()
 
 
-@torch.no_grad()
 def test_an_adapter_reports_the_drift_of_the_policy_from_its_base(model_folder, tmp_path):
     start = load_causal_lm(resolve_model(str(model_folder)))
     learner = Learner(make_boot(model_folder, tmp_path, lora=LORA, learning_rate=1e-2))
-    for step in (1, 2):
-        groups = [msgspec.structs.replace(group, own=True) for group in random_groups(seed=step)]
-        groups = [random_groups(seed=9)[1], *groups]  # a peer's group does not count
-        expected = drift_by_hand(learner.policy.causal_lm, start, groups[1:])
-        with torch.enable_grad():
-            report = learner.train(groups, step=step).report
-        assert report.kl_to_start == pytest.approx(expected, rel=1e-4, abs=1e-9)
-        assert report.kl_from_start is None
-    assert expected > 1e-3
+    assert learner.train(random_groups(), step=1).report.kl_to_start is None
+    groups = [msgspec.structs.replace(group, own=True) for group in random_groups(seed=1)]
+    with torch.no_grad():
+        expected = drift_by_hand(learner.policy.causal_lm, start, groups)
+    foreign = random_groups(seed=9)[1]  # does not count
+    report = learner.train([foreign, *groups], step=2).report
+    assert report.kl_to_start == pytest.approx(expected, rel=1e-4)
+    assert report.kl_to_start > 1e-3 and report.kl_from_start is None
 
 
 def test_full_training_reports_the_drift_on_what_the_starting_model_sampled_also_after_a_resume(model_folder, tmp_path):
@@ -98,14 +96,15 @@ def test_full_training_reports_the_drift_on_what_the_starting_model_sampled_also
         for number in range(3)
     ]
     assert learner.train(sampled, step=1).report.kl_from_start is None
-    for step in (2, 3):
+    for step in range(2, 8):
         with torch.no_grad():
             expected = drift_by_hand(start, learner.policy.causal_lm, sampled)
         report = learner.train(random_groups(seed=step), step=step).report
-        assert report.kl_from_start == pytest.approx(expected, rel=1e-4)
-        assert report.kl_from_start > 1e-3 and report.kl_to_start is None
-        learner.close()
-        learner = Learner(boot)
+        assert report.kl_from_start == (pytest.approx(expected, rel=1e-4) if step in (2, 7) else None)
+        assert report.kl_to_start is None and expected > 1e-3
+        if step == 4:
+            learner.close()
+            learner = Learner(boot)
 
 
 @pytest.mark.parametrize("method", ["ftis", "m2po"])
