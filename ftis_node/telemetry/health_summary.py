@@ -171,15 +171,16 @@ def _learning(status: Status, now: float) -> HealthAnswer:
         return HealthAnswer(AnswerWord.NOT_APPLICABLE, "the learner that this node follows trains the model")
     if answer := _worker_away(status, "learner"):
         return answer
-    if (num_groups := status.generation.groups_without_reward) >= UNREWARDED_GROUPS:
-        sample = f"; one completion: {status.generation.sample!r}" if status.generation.sample else ""
-        advice = f"use an easier task, a larger model or another prompt format{sample}"
-        return _no(f"no reward in {num_groups:,} groups", advice)
     last = learner.last_step_at
     waited_s = status.node.uptime_s if last is None else now - last
     if waited_s > STEP_S:
         why = f"no step for {duration(waited_s)}, {plural(replay.ready, 'group')} ready"
         return _no(why, "check that groups arrive; see logs/learner.log in the home")
+    if (num_groups := status.generation.groups_without_reward) >= UNREWARDED_GROUPS:
+        learns = _yes if learner.grad_norm else _no  # it may learn from the groups of peers
+        sample = f"; one completion: {status.generation.sample!r}" if status.generation.sample else ""
+        advice = f"use an easier task, a larger model or another prompt format{sample}"
+        return learns(f"no reward in {num_groups:,} groups", advice)
     if last is None:
         ready = plural(replay.ready, "group")
         return _not_yet(f"no step since the start, {ready} ready", "wait for the first step")
@@ -196,16 +197,16 @@ def _no_progress(status: Status) -> HealthAnswer | None:
         return _no("every reward of the last step was 0", "use an easier task or a larger model")
     if learner.grad_norm == 0:
         return _no("the last gradient was 0", "the rewards in each group were equal: check the task's difficulty")
-    if (share := learner.no_signal_fraction or 0.0) > NO_SIGNAL_SHARE:
-        why = f"{100 * share:.0f} % of the groups have no signal: their rewards are equal"
-        is_easy = (learner.reward_mean or 0.0) > 0.5
-        return _no(why, "use a harder task" if is_easy else "use an easier task, or a larger sampling.group_size")
     return None
 
 
 def _side_effect(status: Status) -> HealthAnswer | None:
     """Return a yes with advice if training changes the model in a way that the operator should know."""
     learner, limit = status.learner, status.generation.max_completion_tokens
+    if (share := learner.no_signal_fraction or 0.0) > NO_SIGNAL_SHARE:
+        why = f"{100 * share:.0f} % of the node's groups have no signal: their rewards are equal"
+        is_easy = (learner.reward_mean or 0.0) > 0.5
+        return _yes(why, "use a harder task" if is_easy else "use an easier task, or a larger sampling.group_size")
     if (share := learner.cut_fraction or 0.0) > CUT_SHARE:
         why = f"{100 * share:.0f} % of the answers are cut" + (f" at {limit:,} tokens" if limit else "")
         return _yes(why, "raise sampling.max_completion_tokens, or set sampling.mask_truncated, in a new run")

@@ -78,12 +78,13 @@ def _with(**changes: Any) -> Status:
         ({"learner": {"grad_norm": 0.0}}, (YES, NO, YES), "gradient was 0"),
         (
             {"generation": {"groups_without_reward": 50, "sample": "a\x1b b"}},
-            (YES, NO, YES),
+            (YES, YES, YES),
             r"one completion: 'a\x1b b'",
         ),
-        ({"generation": {"groups_without_reward": 49, "sample": "a"}}, (YES, YES, YES), ""),
-        ({"learner": {"no_signal_fraction": 0.95}}, (YES, NO, YES), "95 % of the groups have no signal"),
-        ({"learner": {"no_signal_fraction": 0.95, "reward_mean": 0.8}}, (YES, NO, YES), "use a harder task"),
+        ({"generation": {"groups_without_reward": 49, "sample": "a"}}, (YES, YES, YES), "step 3"),
+        ({"generation": {"groups_without_reward": 50}, "learner": {"grad_norm": 0.0}}, (YES, NO, YES), "in 50 groups"),
+        ({"learner": {"no_signal_fraction": 0.95}}, (YES, YES, YES), "95 % of the node's groups have no signal"),
+        ({"learner": {"no_signal_fraction": 0.95, "reward_mean": 0.8}}, (YES, YES, YES), "use a harder task"),
         ({"learner": {"no_signal_fraction": 0.9}}, (YES, YES, YES), "step 3"),
         (
             {"learner": {"cut_fraction": 0.6}, "generation": {"max_completion_tokens": 64}},
