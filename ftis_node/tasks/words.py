@@ -3,7 +3,8 @@
 A small language model solves some of them and learns more within an hour on two CPU cores. The answer is the last
 number of a completion, so any working is allowed. A real example, index 0 of the training split:
 
-    prompt   [{"role": "user", "content": "What is 12 minus 7? Answer in one short sentence."}]
+    prompt   [{"role": "system", "content": "Answer in one short sentence."},
+              {"role": "user", "content": "What is 12 minus 7?"}]
     answer   "5"
     reward   1.0 for any text whose last number is 5 (`5`, `12 - 7 = 5.`, `5 coins`), else 0.0
 
@@ -26,7 +27,7 @@ from itertools import count, islice
 from typing import ClassVar, Final, NamedTuple
 
 from ftis_node.errors import TaskError
-from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.base import ChatMessage, TaskItem
 from ftis_node.tasks.problems import IndexedTask, Prompt, stable_hash
 
 NUM_TRAIN: Final = 2**31
@@ -36,7 +37,7 @@ NAMES: Final = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo
 OTHER_NAMES: Final = ("Maya", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tara", "Victor")
 THINGS: Final = ("apples", "books", "cards", "coins", "cookies", "eggs", "marbles", "pencils", "shells", "stickers")
 DIGITS, SMALL, LARGE = range(2, 10), range(5, 21), range(11, 61)
-INSTRUCTION: Final = " Answer in one short sentence."  # without it a small chat model explains for 60 tokens
+SYSTEM_PROMPT: Final = "Answer in one short sentence."  # without it a small chat model explains for 60 tokens
 _NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")
 
 
@@ -179,7 +180,8 @@ class WordsTask(IndexedTask):
 
     def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
         problem = self.problem(index)
-        return ({"role": "user", "content": problem.text + INSTRUCTION},), str(problem.answer)
+        system: ChatMessage = {"role": "system", "content": SYSTEM_PROMPT}
+        return (system, {"role": "user", "content": problem.text}), str(problem.answer)
 
     def problem(self, index: int) -> WordProblem:
         if self.split == "test":

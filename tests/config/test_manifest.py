@@ -58,7 +58,7 @@ def test_the_run_ids_of_the_presets_do_not_change() -> None:
         "arithmetic-compare": "dea58418096f05abb848b3d7159e3bc4",
         "arithmetic-hdee": "a3d85525088a838734bf9417b3a31a3d",
         "sums-ftis": "91ad77ceac3b3284eb244dbc95e89516",
-        "words-ftis": "db8f2e043fa6f29468d5c3d6de6eb9e6",
+        "words-ftis": "1f9aa5d1eae686d34bab94e18587bfbe",
         "gsm8k-ftis": "95836b02d082f9c98492af50123a07d7",
         "rg-swarm": "a61a365ab3fbf7e01bc7f00aa2e0d305",
     }

@@ -10,14 +10,14 @@ import pytest
 from ftis_node.config.manifest import preset_for_task
 from ftis_node.errors import TaskError
 from ftis_node.tasks import load_task
-from ftis_node.tasks.words import FORMS, INSTRUCTION, NUM_TEST, WordsTask
+from ftis_node.tasks.words import FORMS, NUM_TEST, WordsTask
 
 NUM_DRAWS = 2000
 PAGE = Path(__file__).parents[2] / "docs/train/words.md"
 
 
 def question(task: WordsTask, index: int) -> str:
-    return task[index].prompt[0]["content"].removesuffix(INSTRUCTION)
+    return task[index].prompt[-1]["content"]
 
 
 @pytest.mark.parametrize(
