@@ -146,6 +146,21 @@ def test_each_line_of_a_file_is_a_question(
     assert out.count(printable(answer, keep_newlines=True)) == 4 and "not read" not in out
 
 
+def test_a_terminal_has_a_prompt_until_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    save_tiny(tmp_path / "tiny")
+    monkeypatch.setattr(sys, "stdin", Terminal(f"{QUESTION}\n"))
+    assert run(["chat", "--model", str(tmp_path / "tiny"), "--max-tokens", "24"]) == 0
+    answer = printable(answer_of(opened(tmp_path / "tiny")), keep_newlines=True)
+    hint = "/reset starts a new conversation, /exit or Ctrl-D ends"
+    assert capsys.readouterr().out == f"{hint}\n> {answer} [cut: raise --max-tokens]\n> \n"
+
+
 def test_a_conversation_that_is_too_long_is_one_line_and_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
