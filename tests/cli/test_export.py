@@ -103,3 +103,13 @@ def test_the_exported_model_has_the_learners_logprobs_and_a_card(
     assert proof.rms_difference(probe_logprobs(start, proof.probe_ids)) > 0.01, "it was trained"
     assert len(AutoTokenizer.from_pretrained(out)) > 0
     assert run(["export", "--out", str(out), "--home", str(tmp_path / "home")]) == 2, "the folder is in use"
+
+
+def test_settings_of_another_release_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    home.run_toml.write_text(RUN)
+    home.settings.write_text('{"model": "m", "quux": 1}')
+    assert run(["export", "--out", str(tmp_path / "out"), "--home", str(home.root)]) == 2
+    message = f"{home.settings}: unknown key 'quux'; `ftis-node join --home {home.root}` writes it again"
+    assert message in capsys.readouterr().err

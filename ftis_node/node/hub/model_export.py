@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from ftis_node.config.home import Home
+from ftis_node.config.home_files import start_command
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.errors import ConfigError
+from ftis_node.config.section import first_problem
+from ftis_node.errors import ConfigError, DamagedError
 from ftis_node.files import read_object
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import load_tokenizer, resolve_model
@@ -34,13 +38,18 @@ def export_model_of(
 
     `base` is the base model's id on the hub if the node was given a folder, `license` the hub's id of a license. A
     folder for a `repository` of the hub names no path of this machine. The chat template is the home's, with its
-    arguments as defaults. Raise ConfigError if no node has run with the home, or `out` is in use.
+    arguments as defaults. Raise ConfigError if no node has run with the home, its settings are not of this release, or
+    `out` is in use.
     """
     from ftis_node.learner.checkpoint.export import export_newest
 
     if not home.settings.exists() or not home.run_toml.exists():
         raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
-    settings = NodeSettings.model_validate(read_object(home.settings))
+    try:
+        settings = NodeSettings.model_validate(read_object(home.settings))
+    except ValidationError as error:
+        problem = first_problem(error, schema=NodeSettings)
+        raise DamagedError(f"{home.settings}: {problem}; `{start_command(home)}` writes it again") from error
     manifest = load_manifest(str(home.run_toml))
     source, nothing_planned = resolve_model(settings.model, on_progress=on_progress), WorkerPlacement()
     boot = learner_boot(settings, manifest, source, home, nothing_planned, weights=home.weights)
