@@ -40,14 +40,15 @@ def open_models(
     """Load `model`, or the newest checkpoint of `home`, and before it the base model unless `alone`.
 
     The base is `compare`; of a home it is the model from which the node started. `system` is the system message; None:
-    that of the home's task. `prompts` say how the prompts of a named model are rendered. `settings` are others of
-    `ChatSettings`. Raises ConfigError if the home has no checkpoint, and ModelError, MachineError and NetworkError.
+    that of the task of the home, or of an exported folder. `prompts` say how the prompts of a named model are rendered.
+    `settings` are others of `ChatSettings`. Raises ConfigError if the home has no checkpoint, and ModelError,
+    MachineError and NetworkError.
     """
     if alone and compare:
         raise UsageError("--alone and --compare exclude each other: leave one out")
     found = partial(resolve_model, trains=False, on_progress=on_progress)
     if system is None:
-        system = "" if model else system_message_of(home)
+        system = system_message_of(Home(Path(model).expanduser()) if model else home)  # an export has its run.toml
     chat = ChatSettings(system=system, **settings)
 
     def opened(role: str, source: ModelSource, style: PromptSettings = prompts) -> ChatModel:
@@ -66,7 +67,7 @@ def open_models(
 
 
 def system_message_of(home: Home) -> str:
-    """Return the system message of the task of a home's run; empty if it has none or the task cannot be loaded."""
+    """Return the system message of the task of a home or an export; empty if it has none or cannot be loaded."""
     if not home.run_toml.exists():
         return ""
     task = load_manifest(str(home.run_toml)).task

@@ -122,7 +122,7 @@ def test_a_home_answers_with_its_start_and_its_newest_checkpoint(
     assert capsys.readouterr().out == f"{trained['text']} [cut: raise --max-tokens]\n", "the answer alone"
 
 
-def test_the_system_message_of_a_homes_task_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_system_message_of_the_task_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained_home(tmp_path, lora=False, run=RUN.replace('"arithmetic"', '"rg:chain_sum"'))
     message = load_task("rg:chain_sum")[0].prompt[0]["content"]
     command = ["try", QUESTION, "--home", str(tmp_path / "home"), "--max-tokens", "24", "--json"]
@@ -131,6 +131,12 @@ def test_the_system_message_of_a_homes_task_is_sent(tmp_path: Path, capsys: pyte
         assert run([*command, *options]) == 0
         texts.append(json.loads(capsys.readouterr().out)["answers"][0]["text"])
     assert texts == [answer_of(opened(tmp_path / "tiny", system=system)) for system in (message, "")]
+    out = tmp_path / "out"
+    assert run(["export", "--out", str(out), "--home", str(tmp_path / "home")]) == 0
+    capsys.readouterr()
+    assert run(["try", QUESTION, "--model", str(out), "--max-tokens", "24", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)["answers"][0]["text"]
+    assert answer == answer_of(opened(out, system=message)), "the export has its run.toml"
 
 
 def test_each_line_of_a_file_is_a_question(
