@@ -63,7 +63,8 @@ def run_and_keep(arguments: argparse.Namespace) -> int:
     finally:
         if has_failed or arguments.keep:
             kept = arguments.keep or KEPT / f"{arguments.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-            shutil.move(folder, kept)
+            shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("run"), symlinks=True)  # sockets
+            shutil.rmtree(folder)
             sys.stderr.write(f"kept in {kept}\n")
         else:
             shutil.rmtree(folder)
