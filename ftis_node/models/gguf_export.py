@@ -116,6 +116,9 @@ def _add_tokenizer(writer: Any, folder: Path, num_rows: int) -> None:
     model = tokenizer.get("model") or {}
     if model.get("type") != "BPE" or model.get("byte_fallback"):
         raise ModelError(f"the tokenizer in {folder} is no byte-level BPE: GGUF is written for those alone")
+    largest = max([*model["vocab"].values(), *(added["id"] for added in tokenizer.get("added_tokens", ()))])
+    if largest >= num_rows:
+        raise ModelError(f"the tokenizer in {folder} has the token {largest}, but the model has {num_rows} embeddings")
     tokens = [f"[PAD{index}]" for index in range(num_rows)]
     types = [gguf.TokenType.UNUSED] * num_rows
     for text, index in model["vocab"].items():

@@ -201,6 +201,9 @@ def test_families_and_tokenizers_that_llama_cpp_may_not_know_are_refused(tmp_pat
     with pytest.raises(ModelError, match="splits text in a way"):
         write_gguf(resolve_model(str(folder)), tmp_path / "out.gguf")
     config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 2}))
+    with pytest.raises(ModelError, match="but the model has 2 embeddings"):
+        write_gguf(resolve_model(str(folder)), tmp_path / "out.gguf")
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "mixtral"}))
     with pytest.raises(ModelError, match="family 'mixtral'"):
         write_gguf(resolve_model(str(folder)), tmp_path / "out.gguf")
