@@ -215,8 +215,12 @@ def convert(path: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16)
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    model = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.bfloat16, trust_remote_code=False, local_files_only=True
+    )
+    tokenizer = AutoTokenizer.from_pretrained(
+        path.parent, gguf_file=path.name, trust_remote_code=False, local_files_only=True
+    )
     model.hf_quantizer = None  # the weights are expanded, as an ordinary model has them
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

@@ -34,7 +34,8 @@ async def test_answers_that_are_all_cut_and_wrong_are_reported_with_a_sample(
     budget = {"generate_tokens": 52 * 4}  # groups of four completions, each of one token
     status = await run_whole_node(tmp_path, tiny_models["s"], manifest=manifest, budget=budget)
     assert status.generation.groups_without_reward >= 52 and status.generation.sample
-    assert (status.learner.cut_fraction, status.learner.no_signal_fraction) == (1.0, 1.0)
+    assert status.learner.cut_fraction > 0.8  # the others are an end token alone
+    assert status.learner.no_signal_fraction == 1.0
     assert status.learner.completion_tokens == 1.0
     assert {(one.completion_tokens, one.cut_fraction) for one in status.eval} == {(1.0, 1.0)}
     running = replace(status, learner=replace(status.learner, state="ready"))
