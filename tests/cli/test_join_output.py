@@ -28,6 +28,7 @@ from ftis_node.telemetry.status import Status
 from ftis_node.view.health_answers import answer_lines
 from ftis_node.view.spans import text_of
 from tests.node.support import ANY_PORT, started, write_manifest
+from tests.waiting import wait_until
 
 START_S = 300.0
 LIMIT_S = 900
@@ -74,6 +75,9 @@ def starts(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, P
         node.wait_for(lambda: json.loads(home.status.read_text())["node"]["state"] == "starting", timeout_s=START_S)
         node.process.kill()
         node.process.wait()
+    wait_until(
+        lambda: read_document(home, "/status")["node"]["end"], within_s=START_S
+    )  # its workers end a little later
     killed_status = read_document(home, "/status")
     return Starts(home, finished, status, screen, answers, again, stopped, stopped_status, killed_status, other)
 
