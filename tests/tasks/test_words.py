@@ -116,7 +116,10 @@ def test_the_page_determines_the_problems() -> None:
         rest, other = divmod(rest, 8)
         places = dict(zip("abc", numbers, strict=False))
         text = template.format(name=names[name], other=others[other], things=things[rest % 10], **places)
-        assert question(task, index) == text
+        assert task[index].prompt == (
+            {"role": "system", "content": "Answer in one short sentence."},
+            {"role": "user", "content": text},
+        )
 
 
 def test_unknown_parts_and_splits_are_errors() -> None:
