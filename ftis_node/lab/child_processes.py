@@ -6,10 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+
+import psutil
 
 from ftis_node.errors import FtisError
 
@@ -31,6 +33,16 @@ class ChildProcess:
     def exit_code(self) -> int | None:
         """Return the exit code; None while the command runs."""
         return self.process.poll()
+
+    def resident_bytes(self) -> int:
+        """Return the memory of the command and its processes; of pages that several share, each counts its part."""
+        total = 0
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            root = psutil.Process(self.process.pid)
+            for process in [root, *root.children(recursive=True)]:
+                with suppress(psutil.NoSuchProcess):
+                    total += process.memory_full_info().pss
+        return total
 
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()

