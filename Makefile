@@ -66,7 +66,7 @@ demo: $(if $(filter torch,$(ENGINE)),$(STAMP),$(VLLM_STAMP))
 	$(BIN)/ftis-node demo --out $(OUT) --engine $(ENGINE)
 
 # The wheel of the language model has 93 MB.
-## make demo-llm       the same with a small language model and its adapter: about 40 minutes on two cores
+## make demo-llm       the same with a small language model and its adapter: about 20 minutes on two cores
 demo-llm: $(if $(filter torch,$(ENGINE)),$(STAMP),$(VLLM_STAMP))
 	$(BIN)/ftis-node demo --llm --out $(OUT)-llm --engine $(ENGINE)
 

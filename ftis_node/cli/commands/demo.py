@@ -21,7 +21,7 @@ Engine = Literal["auto", "vllm", "torch"]
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for models, homes, logs and results.")] = Path("demo-out"),
     llm: Annotated[
-        bool, typer.Option("--llm", help="Train a small language model (SmolLM2, 135M) instead: 93 MB, half an hour.")
+        bool, typer.Option("--llm", help="Train a small language model (SmolLM2, 135M) instead: 93 MB, 20 minutes.")
     ] = False,
     steps: Annotated[
         int | None,
