@@ -1,7 +1,8 @@
 """The side of this project: a `Learner` in a separate thread, as in the learner's worker.
 
 A step's `step_s` is the report's `duration_s`: batch, forward, loss, backward, clip, AdamW. `call_s` also holds the
-publication of the new weights and their proof, which TRL's step has no counterpart for.
+publication of the new weights and their proof, which TRL's step has no counterpart for. The first turn, which does not
+count, ends with the first step that measures the drift. Every fifth step does, for at most two groups.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 import msgspec
 import peft  # noqa: F401  imported before a LoRA case needs it, so that it is not memory of the step
 
+from ftis_node.learner import drift
 from ftis_node.learner.core import Learner
 from learner_sides.batch import memory_folder
 from learner_sides.job import Job, read_groups
@@ -32,8 +34,10 @@ def serve(job: Job, groups: tuple, weights: str) -> None:
     learner = Learner(job.boot(weights))
     serving.ready()
     while serving.wait_for_step():
-        step = learner.state().step + 1
         serving.begin()
+        step = learner.state().step + 1
+        while step < drift.FIRST_STEP:
+            step = learner.train(groups, step=step).report.step + 1
         report = learner.train(groups, step=step).report
         assert report.num_updates == 1 and report.kept_fraction == 1.0, f"the learner skipped completions: {report}"
         serving.end(step_s=report.duration_s)
