@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,9 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.learner.client import LearnerClient
-from ftis_node.memory.placement import WorkerPlacement, arrange
-from ftis_node.memory.plan import Machine, MemoryPlan, plan
-from ftis_node.models import list_accelerators, load_tokenizer, read_shape, resolve_model
+from ftis_node.memory.placement import WorkerPlacement, arrange, inspect_machine
+from ftis_node.memory.plan import MemoryPlan, plan
+from ftis_node.models import load_tokenizer, read_shape, resolve_model
 from ftis_node.node.protocols import dtype_of
 from ftis_node.node.startup.factories import generation_boot, learner_boot
 from gpu.device import GIB, MIB, ask_driver
@@ -148,9 +149,9 @@ def small_run(completion_tokens: int) -> RunManifest:
 
 def planned(settings: NodeSettings, manifest: RunManifest) -> MemoryPlan:
     """Return the plan that `doctor` prints."""
-    gpus = tuple(device.memory_bytes for device in list_accelerators())[:1]
-    machine = Machine(gpus, psutil.virtual_memory().available)
-    return plan(read_shape(resolve_model(settings.model)), machine, settings, manifest)
+    settings, machine = inspect_machine(settings)
+    one = replace(machine, cards=machine.cards[:1])
+    return plan(read_shape(resolve_model(settings.model)), one, settings, manifest)
 
 
 async def one_round(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from ftis_node.config.section import Section
+from ftis_node.config.section import MOST, Section
 
 GpuIndex = Annotated[int, Field(ge=0, le=1023)]
 
@@ -161,6 +161,13 @@ class MemorySection(Section):
         default="refuse",
         description="What the node does if a model does not fit on a GPU: refuse to start, or warn. On a CPU it "
         "only warns.",
+    )
+    limit_gib: float | None = Field(
+        default=None,
+        gt=0,
+        le=MOST,
+        description="The most memory of each GPU that this node plans with and its learner takes, in GiB. Unset: 95 % "
+        "of the card, and at most what other programs leave free at the start less 0.3 GiB.",
     )
     weight_sync: Literal["auto", "pinned", "file"] = Field(
         default="auto",

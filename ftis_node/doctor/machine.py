@@ -25,6 +25,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.doctor.check_result import CheckResult, Level
 from ftis_node.install_hint import INSTALL_VLLM
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
+from ftis_node.models.accelerators import Accelerator, unusable_gpu, unusable_system, unused_gpu
 from ftis_node.node.storage.disk_space import measure_usage, usual_home_bytes
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.telemetry.terminal_text import GIB, size
@@ -37,14 +38,15 @@ SHORT_RAM_BYTES = 4 * GIB
 SMALL_SHM_BYTES = GIB // 2
 TAKEN_SHARE = 0.1  # of a GPU's memory: warn if other programs use more
 DRIVER_ANSWERS_WITHIN_S = 8.0
-DRIVER_QUESTION = "--query-gpu=driver_version,name,memory.total,memory.used"
+DRIVER_QUESTION = "--query-gpu=driver_version,name,memory.total,memory.used,compute_cap"
 MIN_DRIVER = 580  # of CUDA 13, as the torch of the vLLM in pyproject.toml needs it
 NO_GPU_ADVICE = "use a tiny model, or a machine with a GPU"
 TORCH_LIMIT_S = 45.0
 VLLM_LIMIT_S = 75.0
 TORCH_PROBE = (
     "import json, torch; c = torch.cuda.is_available(); "
-    "print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, 'has_gpu': c, "
+    "print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, 'hip': torch.version.hip, "
+    "'has_gpu': c, "
     "'gpus': [torch.cuda.get_device_properties(i).name for i in range(torch.cuda.device_count())] if c else []}))"
 )
 VLLM_PROBE = "import json, vllm; print(json.dumps({'version': vllm.__version__}))"
@@ -90,6 +92,8 @@ def _usual(home: Home, settings: NodeSettings) -> int | None:
 
 
 def check_python() -> Iterator[CheckResult]:
+    if problem := unusable_system():
+        yield CheckResult("python.system", "fail", *problem)
     yield CheckResult(
         "python.version", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     )
@@ -108,7 +112,10 @@ def check_gpus() -> Iterator[CheckResult]:
     """Yield the driver and each GPU, as `nvidia-smi` reports them."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        yield CheckResult("gpu.none", "warn", "no NVIDIA driver: models run on the CPU", NO_GPU_ADVICE)
+        if unused := unused_gpu():
+            yield CheckResult("gpu.unusable", "warn", *unused)
+        else:
+            yield CheckResult("gpu.none", "warn", "no NVIDIA driver: models run on the CPU", NO_GPU_ADVICE)
         return
     try:
         answer = subprocess.run(
@@ -127,7 +134,7 @@ def check_gpus() -> Iterator[CheckResult]:
 
 def read_driver(code: int, output: str) -> Iterator[CheckResult]:
     """Yield the results of an answer of `nvidia-smi`."""
-    rows = [[field.strip() for field in line.split(",")] for line in output.splitlines() if line.count(",") == 3]
+    rows = [[field.strip() for field in line.split(",")] for line in output.splitlines() if line.count(",") == 4]
     if code or not rows:
         text = " ".join(output.split())[:200] or "no output"
         yield CheckResult(
@@ -141,7 +148,10 @@ def read_driver(code: int, output: str) -> Iterator[CheckResult]:
         yield CheckResult("gpu.driver", "warn", text, f"install driver {MIN_DRIVER} or newer")
     else:
         yield CheckResult("gpu.driver", "ok", f"NVIDIA driver {version}")
-    for _, name, total, used in rows:
+    for _, name, total, used, capability in rows:
+        major, _, minor = capability.partition(".")
+        if (major + minor).isdecimal() and (problem := unusable_gpu(Accelerator(name, 0, (int(major), int(minor))))):
+            yield CheckResult("gpu.unusable", "fail", *problem)
         if not (total.isdecimal() and used.isdecimal()):
             yield CheckResult("gpu.memory", "ok", f"{name}, memory size unknown")
             continue
@@ -215,6 +225,9 @@ def torch_results(answer: ProbeAnswer, *, has_gpu: bool) -> Iterator[CheckResult
         yield CheckResult("engine.torch", "fail", f"torch cannot be imported: {answer.problem}", INSTALL_TORCH)
         return
     facts = answer.facts
+    for name in facts["gpus"] if facts["hip"] else ():
+        if problem := unusable_gpu(Accelerator(name, 0, is_amd=True)):
+            yield CheckResult("gpu.unusable", "fail", *problem)
     build = f"for CUDA {facts['cuda']}" if facts["cuda"] else "for CPUs"
     sees = f", sees {', '.join(facts['gpus'])}" if facts["gpus"] else ""
     yield CheckResult("engine.torch", "ok", f"torch {facts['version']} {build}{sees}")

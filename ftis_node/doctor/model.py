@@ -30,8 +30,9 @@ from ftis_node.memory.choice import (
     smaller_model,
     training_label,
 )
-from ftis_node.memory.placement import assign_gpus, inspect_machine
-from ftis_node.memory.plan import Machine, MemoryPlan, plan
+from ftis_node.memory.machine import Machine, cards_of
+from ftis_node.memory.placement import AssignedPlan, inspect_machine
+from ftis_node.memory.plan import MemoryPlan, plan
 from ftis_node.models import (
     ModelShape,
     ModelSource,
@@ -99,13 +100,14 @@ def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[Chec
         if question.gpus_bytes is None:
             settings, machine = inspect_machine(settings)
         else:
-            machine = Machine(question.gpus_bytes, psutil.virtual_memory().available)
+            machine = Machine(cards_of(*question.gpus_bytes), psutil.virtual_memory().available)
         choice = choose(settings, manifest, shape, machine, question.begun)
         chosen = next((option for option in choice.options if option.settings is choice.settings), None)
         if chosen is None:
-            made = plan(shape, replace(machine, devices_bytes=()), choice.settings, manifest)
+            assigned = AssignedPlan(plan(shape, replace(machine, cards=()), choice.settings, manifest))
         else:
-            made = chosen.made
+            assigned = chosen.assigned
+        made = assigned.made
         advice = "" if made.fits else made.advice
         if not made.fits and settings.lora is None and question.begun is None and choice.options:
             advice = smaller_model(choice, manifest, shape, machine)
@@ -113,7 +115,7 @@ def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[Chec
         yield CheckResult("memory.plan", "fail", str(error))
         return
     name = chosen.name if chosen else training_label(choice.settings)
-    title = f"{manifest.name}, {name}: {_place(made, machine, choice.settings)}"
+    title = f"{manifest.name}, {name}: {_place(assigned, len(machine.cards))}"
     yield from _report(made, title=title, advice=advice)
     if len(choice.options) > 1:
         yield from (_option(option, is_taken=option is chosen and made.fits) for option in choice.options)
@@ -121,7 +123,9 @@ def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[Chec
 
 def _report(made: MemoryPlan, *, title: str, advice: str) -> Iterator[CheckResult]:
     """Yield a plan as results: the verdict, its parts, and the cache's share."""
-    verdict = f"{title}: {in_gib(made.peak_bytes)} at the peak of {in_gib(made.usable_bytes)}"
+    verdict = f"{title}: {in_gib(made.peak_bytes)} at the peak of {in_gib(made.usable_bytes)}{made.bound}"
+    if made.step_s:
+        verdict += f", about {made.step_s:.0f} s a step"
     yield CheckResult("memory.plan", "ok" if made.fits else "fail", verdict, advice, made.peak_bytes)
     for name, num_bytes in made.parts.items():
         if num_bytes:
@@ -135,22 +139,17 @@ def _report(made: MemoryPlan, *, title: str, advice: str) -> Iterator[CheckResul
         )
 
 
-def _place(made: MemoryPlan, machine: Machine, settings: NodeSettings) -> str:
+def _place(assigned: AssignedPlan, num_gpus: int) -> str:
     """Return the workers' devices in words."""
-    num_gpus = len(machine.devices_bytes)
+    made, gpus = assigned.made, assigned.gpus
     if num_gpus < 2 or made.placement in ("cpu", "does_not_fit"):
         return PLACES[made.placement]
-    gpus = assign_gpus(num_gpus, settings)
     if gpus.are_shared:
         return f"{PLACES[made.placement]} (GPU {gpus.learner[0]} of {num_gpus})"
     ranks = ", divided among them" if len(gpus.learner) > 1 else ""
     unused = [str(gpu) for gpu in range(num_gpus) if gpu not in (*gpus.generator, *gpus.learner)]
     rest = f"; not used: {', '.join(unused)}" if unused else ""
-    return f"the generator on GPU {_names(gpus.generator)}, the learner on GPU {_names(gpus.learner)}{ranks}{rest}"
-
-
-def _names(gpus: tuple[int, ...]) -> str:
-    return " and ".join(", ".join(map(str, gpus)).rsplit(", ", 1))
+    return f"{gpus}{ranks}{rest}{assigned.alternative}"
 
 
 def _option(option: TrainingOption, *, is_taken: bool) -> CheckResult:

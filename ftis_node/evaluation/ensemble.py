@@ -31,7 +31,7 @@ from ftis_node.evaluation.result import (
 from ftis_node.generation.engines import EngineName, choose_engine
 from ftis_node.generation.evaluate import Answered
 from ftis_node.memory.generator import cache_bytes_per_token
-from ftis_node.memory.plan import USABLE_SHARE
+from ftis_node.memory.machine import Card
 from ftis_node.models import (
     ModelSource,
     PromptSettings,
@@ -186,5 +186,5 @@ def check_mixture_fits(sources: Sequence[ModelSource], *, max_tokens: int) -> No
 def free_bytes(device: str) -> int:
     """Return the memory that models may use: most of the first GPU, or the free memory of the host."""
     if device == "cuda":
-        return int(USABLE_SHARE * list_accelerators()[0].memory_bytes)
+        return Card.of(list_accelerators()[0]).usable_bytes
     return int(psutil.virtual_memory().available)

@@ -12,7 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ftis_node.errors import ModelError, OutOfMemoryError
 from ftis_node.models import ModelSource, PromptSettings, PromptTokenizer, load_causal_lm, load_tokenizer, pick_device
-from ftis_node.models.loading import Device
+from ftis_node.models.accelerators import Device
 
 OnText: TypeAlias = Callable[[str], None]
 HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"

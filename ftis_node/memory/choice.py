@@ -1,7 +1,10 @@
-"""Choice of what a node trains if neither `--full` nor `--lora` is given: the first of these that fits.
+"""Choice of what a node trains if neither `--full` nor `--lora` is given, among the options that fit.
 
     all weights -> with 8-bit optimizer states -> with optimizer states in host memory
     -> a LoRA adapter of the rank that is set -> with smaller batches -> of smaller ranks with still smaller batches
+
+The one with the shortest expected step is taken (`step_time.py`). An earlier option of this order stays if its step is
+only a little longer. All weights can learn more than an adapter, float32 states are exact, and the estimate is rough.
 
 A home keeps its first choice; later starts choose only the batches and the place of float32 states again. Without a
 GPU no choice is made and all weights are trained: host memory is not a hard limit (`placement.py`).
@@ -10,7 +13,7 @@ GPU no choice is made and all weights are trained: host memory is not a hard lim
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,8 +28,9 @@ from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.install_hint import how_to_install
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX, STATE_FILE
 from ftis_node.memory.learner_memory import GPU_MICRO_BATCH_TOKENS
-from ftis_node.memory.placement import assign_gpus, check_heads, inspect_machine
-from ftis_node.memory.plan import USABLE_SHARE, Machine, MemoryPlan, plan
+from ftis_node.memory.machine import USABLE_SHARE, Machine
+from ftis_node.memory.placement import AssignedPlan, inspect_machine, plan_on
+from ftis_node.memory.plan import MemoryPlan
 from ftis_node.models import ModelShape, ModelSource, published_qwen25, read_shape
 from ftis_node.telemetry.terminal_text import GIB
 from ftis_node.workers.durable import newest_complete
@@ -37,6 +41,7 @@ MIN_RANK = 8
 # or quartered from one row to the next. A smaller batch costs only time, a smaller rank reduces what can be learned.
 SMALLER_ADAPTERS = ((1, 64, 4096), (4, 32, 2048), (16, 16, 1024))
 ALL_WEIGHTS = "all weights"
+STATES_GAIN, ADAPTER_GAIN = 0.85, 0.75  # of the step before: a longer one does not replace it
 AS_BEGUN = ", as this home began"
 ADAPTER = re.compile(r"LoRA of rank (\d{1,5}), alpha (\d{1,5}),")  # names as in learner/checkpoint/checkpoint.py
 
@@ -89,9 +94,13 @@ class TrainingOption:
 
     name: str
     settings: NodeSettings
-    made: MemoryPlan
+    assigned: AssignedPlan
     fits: bool
     missing: str = ""
+
+    @property
+    def made(self) -> MemoryPlan:
+        return self.assigned.made
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +145,32 @@ def choose(
     machine: Machine,
     begun: PreviousTraining | None = None,
 ) -> TrainingChoice:
-    """Return the first option that fits, or the last if none does. Raises ConfigError for missing GPUs.
+    """Return the best option that fits, or the last if none does. Raises ConfigError for missing GPUs.
 
     `engine` "auto" counts as vLLM. If `settings.lora` is set there is no other option.
     """
-    if not machine.devices_bytes or settings.device == "cpu":
+    if not machine.cards or settings.device == "cpu":
         return _without_plan(settings, begun, "the default on a CPU")
     options = tuple(compare(settings, manifest, shape, machine, begun))
-    chosen = next((option for option in options if option.fits and not option.missing), options[-1])
+    chosen = best_of([option for option in options if option.fits and not option.missing]) or options[-1]
     if settings.lora is not None:
         reason = _requested_mode(settings)
     elif begun is not None:
         reason = AS_BEGUN
     else:
-        reason = _beside_full(options[0].made, shape)
+        reason = _beside_full(options, chosen, shape)
     activations = f"; {chosen.made.activations}" if chosen.fits else ""
     return TrainingChoice(chosen.settings, f"{chosen.name}{reason}{activations}", options)
+
+
+def best_of(options: Sequence[TrainingOption]) -> TrainingOption | None:
+    """Return the option to take of those that fit, in their order; None of none."""
+    best: TrainingOption | None = None
+    for option in options:
+        gain = ADAPTER_GAIN if option.settings.lora else STATES_GAIN
+        if best is None or (not best.settings.lora and option.made.step_s < gain * best.made.step_s):
+            best = option
+    return best
 
 
 def compare(
@@ -162,16 +181,14 @@ def compare(
     begun: PreviousTraining | None = None,
 ) -> Iterator[TrainingOption]:
     """Return all options in their order, each with its plan."""
-    check_heads(shape, settings)
-    devices_bytes = assign_gpus(len(machine.devices_bytes), settings).devices_bytes(machine.devices_bytes)
-    assigned = Machine(devices_bytes, machine.host_bytes)
     for name, changed in _candidates(settings, begun, manifest.sampling.group_size):
-        made = plan(shape, assigned, changed, manifest)
+        assigned = plan_on(machine, shape, changed, manifest)
+        made = assigned.made
         states = changed.learner.optimizer_states
         has_space = states != "offload" or changed.lora or made.host_bytes <= USABLE_SHARE * machine.host_bytes
         needs_package = states == "8bit" and not changed.lora and find_spec("bitsandbytes") is None
         missing = how_to_install("8bit") if needs_package else ""
-        yield TrainingOption(name, changed, made, made.fits and bool(has_space), missing)
+        yield TrainingOption(name, changed, assigned, made.fits and bool(has_space), missing)
 
 
 def refuse_what_does_not_fit(
@@ -186,9 +203,10 @@ def refuse_what_does_not_fit(
     if choice.settings.memory.check != "refuse":
         return
     least = min(choice.options, key=lambda option: option.made.peak_bytes)
+    instead = smaller_model(choice, manifest, shape, machine)
     raise MachineError(
         f"{choice.settings.model} does not fit on the GPU: {least.name} needs {_gib(least.made.peak_bytes)} GiB and "
-        f"{_gib(least.made.usable_bytes)} GiB are usable; {smaller_model(choice, manifest, shape, machine)} (see "
+        f"{_gib(least.made.usable_bytes)} GiB are usable{least.made.bound}; {instead} (see "
         f'`ftis-node doctor --model {choice.settings.model}`; memory.check = "warn" starts the node anyway)'
     )
 
@@ -276,11 +294,15 @@ def _without_plan(settings: NodeSettings, begun: PreviousTraining | None, cause:
     return TrainingChoice(settings, training_label(settings) + AS_BEGUN)
 
 
-def _beside_full(full: MemoryPlan, shape: ModelShape) -> str:
-    """Return text such as `: full training of 3.09 B needs 59.0 GiB, this card has 22.0 (20.9 usable)`."""
-    needed, card, usable = map(_gib, (full.needed_bytes, full.usable_bytes / USABLE_SHARE, full.usable_bytes))
+def _beside_full(options: Sequence[TrainingOption], chosen: TrainingOption, shape: ModelShape) -> str:
+    """Return text such as `: full training of 3.09 B needs 59.0 GiB, 20.9 GiB are usable`."""
+    full_s = min((each.made.step_s for each in options if each.fits and not each.settings.lora), default=0.0)
+    if chosen.settings.lora and full_s:
+        return f": a step takes about {chosen.made.step_s:.0f} s, one of all weights {full_s:.0f} s"
+    full = options[0].made
+    needed, usable = _gib(full.needed_bytes), _gib(full.usable_bytes)
     parameters = f"{shape.num_parameters / 1e9:.2f} B"
-    return f": full training of {parameters} needs {needed} GiB, this card has {card} ({usable} usable)"
+    return f": full training of {parameters} needs {needed} GiB, {usable} GiB are usable{full.bound}"
 
 
 def training_label(settings: NodeSettings) -> str:

@@ -52,6 +52,7 @@ class Workload:
     max_total_tokens: int
     group_size: int
     num_groups: int
+    own_groups: int
     on_gpu: bool
     can_sleep: bool
     must_sleep: bool = False
@@ -78,6 +79,7 @@ class Workload:
             max_total_tokens=manifest.sampling.max_total_tokens,
             group_size=manifest.sampling.group_size,
             num_groups=manifest.step.own_groups + manifest.step.foreign_groups,
+            own_groups=manifest.step.num_generated,
             on_gpu=on_gpu,
             can_sleep=can_sleep,
             must_sleep=can_sleep and settings.memory.placement == "time_shared",

@@ -1,6 +1,6 @@
 """Settings of the two workers from the memory plan, and the refusal of a model that does not fit.
 
-    settings, manifest, shape --> GpuAssignment --> memory plan --> fits? --> WorkerPlacement --> workers' settings
+    settings, manifest, shape --> GpuAssignments --> memory plans --> fits? --> WorkerPlacement --> workers' settings
 
 A GPU's memory is a hard limit: a model that does not fit is refused before its load. Host memory is not a hard limit.
 Its free part changes by the minute, the system may swap, and rules of thumb are most of a small model's estimate. So on
@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 
 import psutil
 
@@ -22,9 +23,11 @@ from ftis_node.config.workers import PARALLEL_SIZES
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines import has_vllm
 from ftis_node.memory.learner_memory import HEAD_CHUNK_TOKENS, Workload
-from ftis_node.memory.plan import USABLE_SHARE, Machine, MemoryPlan, plan
+from ftis_node.memory.machine import USABLE_SHARE, Card, Machine
+from ftis_node.memory.plan import MemoryPlan, plan
 from ftis_node.memory.weight_transfer import transfer_of
 from ftis_node.models import ModelShape, ModelSource, list_accelerators, pick_device, read_shape
+from ftis_node.models.accelerators import unusable_gpu, unused_gpu
 from ftis_node.telemetry.terminal_text import in_gib
 from ftis_node.workers.shared_weights import Transfer
 from ftis_node.workers.weight_store import free_in_memory
@@ -69,18 +72,34 @@ class GpuAssignment:
         """Return whether both workers are on one device; a CPU counts as one."""
         return self.generator == self.learner
 
-    def devices_bytes(self, gpus_bytes: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the sizes of the plan's devices, the generator's and the learner's.
+    def cards_among(self, cards: tuple[Card, ...]) -> tuple[Card, ...]:
+        """Return the plan's cards, the generator's and the learner's.
 
-        A generator on several GPUs counts as one: the smallest size times their number, because weights and cache are
-        divided evenly. Each of the learner's GPUs counts as the smallest of them.
+        A generator on several GPUs counts as one: the smallest of them times their number, because weights and cache
+        are divided evenly. Each of the learner's GPUs counts as the smallest of them.
         """
-        of_learner = min((gpus_bytes[gpu] for gpu in self.learner), default=None)
-        if of_learner is None:
+        of_generator, of_learner = (
+            min((cards[gpu] for gpu in gpus), key=lambda card: card.usable_bytes, default=None)
+            for gpus in (self.generator, self.learner)
+        )
+        if of_generator is None or of_learner is None:
             return ()
-        if self.are_shared:
-            return (of_learner,)
-        return len(self.generator) * min(gpus_bytes[gpu] for gpu in self.generator), of_learner
+        return (of_learner,) if self.are_shared else (replace(of_generator, number=len(self.generator)), of_learner)
+
+    def __str__(self) -> str:
+        generator, learner = (
+            " and ".join(", ".join(map(str, gpus)).rsplit(", ", 1)) for gpus in (self.generator, self.learner)
+        )
+        return f"the generator on GPU {generator}, the learner on GPU {learner}"
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedPlan:
+    """The memory plan, with the GPUs of each worker. `alternative` describes the reverse order of two unlike GPUs."""
+
+    made: MemoryPlan
+    gpus: GpuAssignment = GpuAssignment()
+    alternative: str = ""
 
 
 def arrange(settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
@@ -97,9 +116,9 @@ def arrange(settings: NodeSettings, manifest: RunManifest, source: ModelSource) 
 def place_single_worker(settings: NodeSettings) -> WorkerPlacement:
     """Return the placement of a node's only worker, which gets all GPUs of the settings. Raises ConfigError."""
     of_generator, of_learner = settings.generation.gpus, settings.learner.gpus
+    cards = inspect_cards(settings)
     if settings.gpus:
-        num_gpus = len(list_accelerators()) if pick_device(settings.device) != "cpu" else 0
-        first = tuple(range(usable_gpus(num_gpus, settings)))
+        first = tuple(range(usable_gpus(len(cards), settings)))
         of_generator, of_learner = of_generator or first, of_learner or first
     return WorkerPlacement(
         memory_share=settings.generation.gpu_memory_utilization, generator_gpus=of_generator, learner_gpus=of_learner
@@ -109,13 +128,27 @@ def place_single_worker(settings: NodeSettings) -> WorkerPlacement:
 def inspect_machine(settings: NodeSettings) -> tuple[NodeSettings, Machine]:
     """Return the settings with this machine's engine in place of "auto", and the memory that the node may use.
 
-    Raises MachineError if the settings need a GPU and there is none.
+    Raises MachineError if the settings need a GPU and there is none, and for a GPU that cannot work.
     """
     if settings.engine == "auto":
         settings = settings.model_copy(update={"engine": "vllm" if has_vllm() else "torch"})
-    on_gpu = pick_device(settings.device) != "cpu"
-    gpus_bytes = tuple(device.memory_bytes for device in list_accelerators()) if on_gpu else ()
-    return settings, Machine(gpus_bytes, psutil.virtual_memory().available, free_in_memory())
+    return settings, Machine(inspect_cards(settings), psutil.virtual_memory().available, free_in_memory())
+
+
+def inspect_cards(settings: NodeSettings) -> tuple[Card, ...]:
+    """Return the GPUs that the node sees; none with `--device cpu`. Raises as `inspect_machine` does."""
+    if pick_device(settings.device) == "cpu":
+        if settings.device == "auto" and (unused := unused_gpu()):
+            log.warning("%s", unused)
+        return ()
+    found, is_float32 = list_accelerators(), settings.engine == "torch" and settings.dtype == "float32"
+    named = {*settings.generation.gpus, *settings.learner.gpus}
+    for gpu, each in enumerate(found):
+        is_used = gpu in named if named else gpu < (settings.gpus or len(found))
+        if is_used and (problem := unusable_gpu(each, is_float32=is_float32)):
+            hide = f", or hide it by {VISIBLE_GPUS}" if len(found) > 1 else ""
+            raise MachineError(f"GPU {gpu}, {problem}{hide}")
+    return tuple(map(Card.of, found))
 
 
 def place_workers_on(
@@ -125,13 +158,15 @@ def place_workers_on(
 
     Raises MachineError if the model does not fit on a GPU, ConfigError for missing GPUs.
     """
-    assignment = assign_gpus(len(machine.devices_bytes), settings)
     made, memory = None, ""
-    if shape is not None:
-        check_heads(shape, settings)
-        devices_bytes = assignment.devices_bytes(machine.devices_bytes)
-        made = plan(shape, replace(machine, devices_bytes=devices_bytes), settings, manifest)
-        memory = _judge(made, settings, on_gpu=bool(devices_bytes))
+    if shape is None:
+        assignment = assign_gpus(len(machine.cards), settings)
+    else:
+        assigned = plan_on(machine, shape, settings, manifest)
+        made, assignment = assigned.made, assigned.gpus
+        memory = _judge(made, settings, on_gpu=bool(assignment.learner))
+        if assigned.alternative:
+            memory += f"; {assignment}{assigned.alternative}"
     by_vllm = bool(assignment.generator) and settings.engine != "torch"
     takes_turns = assignment.are_shared and _takes_turns(made, settings, gives_memory_back=by_vllm)
     arrangement = WorkerPlacement(
@@ -146,7 +181,7 @@ def place_workers_on(
             serves_adapters=Workload.of(settings, manifest, on_gpu=bool(assignment.learner)).adapter_served is not None,
         ),
     )
-    if len(machine.devices_bytes) > 1:  # even if the node may use only one of them
+    if len(machine.cards) > 1:  # even if the node may use only one of them
         arrangement = replace(arrangement, generator_gpus=assignment.generator, learner_gpus=assignment.learner)
     if made is not None and assignment.learner and made.fits:
         arrangement = replace(
@@ -160,8 +195,46 @@ def place_workers_on(
         arrangement,
         memory_share=min(made.gpu_memory_utilization, USABLE_SHARE),
         cache_bytes=made.kv_cache_bytes // len(assignment.generator),
-        learner_share=None if takes_turns else made.learner_share,
+        learner_share=None if takes_turns and made.placement == "shared" else made.learner_share,
     )
+
+
+def plan_on(machine: Machine, shape: ModelShape, settings: NodeSettings, manifest: RunManifest) -> AssignedPlan:
+    """Return the plan with each worker's GPUs. Raises ConfigError for missing GPUs.
+
+    Of the assignments that fit, the one with the shortest estimated step is taken, and the first of equal ones. If none
+    fits, it is the one that needs the smallest part of its cards.
+    """
+    candidates = assignments(machine.cards, settings)
+    check_heads(shape, settings)
+    plans = {
+        gpus: plan(shape, replace(machine, cards=gpus.cards_among(machine.cards)), settings, manifest)
+        for gpus in candidates
+    }
+    gpus = min(plans, key=lambda each: plans[each].rank)
+    reverse, made = GpuAssignment(gpus.learner, gpus.generator), plans[gpus]
+    if gpus.are_shared or reverse not in plans:
+        return AssignedPlan(made, gpus)
+    other = plans[reverse]
+    costs = f"{in_gib(other.peak_bytes)} of {in_gib(other.usable_bytes)}"
+    return AssignedPlan(
+        made, gpus, f"; the reverse takes {f'about {other.step_s:.0f} s a step' if other.fits else costs}"
+    )
+
+
+def assignments(cards: tuple[Card, ...], settings: NodeSettings) -> list[GpuAssignment]:
+    """Return the assignment of `assign_gpus`; and if it gives each worker one GPU, all other pairs that differ.
+
+    GPUs that the settings name are not exchanged.
+    """
+    first = assign_gpus(len(cards), settings)
+    is_named = settings.generation.gpus or settings.learner.gpus
+    if is_named or first.are_shared or len((*first.generator, *first.learner)) > 2:
+        return [first]
+    unlike: dict[tuple[Card, Card], GpuAssignment] = {}
+    for generator, learner in permutations(range(usable_gpus(len(cards), settings)), 2):
+        unlike.setdefault((cards[generator], cards[learner]), GpuAssignment((generator,), (learner,)))
+    return list(unlike.values())
 
 
 def assign_gpus(num_gpus: int, settings: NodeSettings) -> GpuAssignment:
@@ -251,12 +324,12 @@ def _judge(made: MemoryPlan, settings: NodeSettings, *, on_gpu: bool) -> str:
     """Return one line on the plan. Raises MachineError if it does not fit on a GPU, unless `memory.check` is "warn"."""
     needed, usable = in_gib(made.peak_bytes), in_gib(made.usable_bytes)
     if made.fits:
-        return f"{made.placement}: {needed} of {usable} at the peak, by the plan"
+        return f"{made.placement}: {needed} of {usable} at the peak, by the plan{made.bound}"
     model = settings.model
     if not on_gpu:
         log.warning("memory may be short: %s seems to need %s, %s are free; %s", model, needed, usable, made.advice)
         return f"{needed} needed, {usable} free"
-    line = f"{model} does not fit on the GPU: {needed} needed, {usable} usable; {made.advice}"
+    line = f"{model} does not fit on the GPU: {needed} needed, {usable} usable{made.bound}; {made.advice}"
     if settings.memory.check == "refuse":
         raise MachineError(f'{line} (see `ftis-node doctor --model {model}`; memory.check = "warn" starts it anyway)')
     log.warning("%s", line)

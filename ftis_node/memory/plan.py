@@ -6,9 +6,10 @@
     dedicated     two GPUs or more: the generator on the first, the learner on the next, or on as many as it asks for
     does_not_fit  `advice` says what would
 
-A GPU is shared if half of the desired cache fits: with a smaller cache, taking turns is faster. Below one group's cache
-no placement works. While the generator is awake, the learner's weights and moments stay in place. While it sleeps, its
-context and graphs stay. Options that trade memory for speed come last, from the memory that is left (`_with_speed`).
+One GPU is shared or the workers take turns, whichever fits and has the shorter step (`step_time.py`). Below one group's
+cache no placement works. While the generator is awake, the learner's weights and moments stay in place. While it
+sleeps, its context and graphs stay. Options that trade memory for speed come last, from the memory that is left
+(`_with_speed`).
 """
 
 from __future__ import annotations
@@ -31,28 +32,30 @@ from ftis_node.memory.learner_memory import (
     Workload,
     learner_memory,
 )
+from ftis_node.memory.machine import USABLE_SHARE, Card, Machine
+from ftis_node.memory.step_time import generator_seconds, learner_seconds
 from ftis_node.memory.suggestions import suggest_change
 from ftis_node.models import ModelShape
 from ftis_node.telemetry.terminal_text import in_gib
 from ftis_node.workers.weight_store import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_space
 
 Placement: TypeAlias = Literal["cpu", "shared", "time_shared", "dedicated", "does_not_fit"]
-USABLE_SHARE = 0.95  # torch's allocator reserves more than is in use, and the driver keeps a part
-SPLIT_CACHE_SHARE = 0.5  # of the desired cache; with less the two take turns
 WEIGHT_SYNC = "weight sync"
 SPEED_SHARE = 0.9  # of the usable memory, up to which options for speed may raise the peak
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Memory plan. `peak_bytes` is of the fuller device (the least that would do), `usable_bytes` its limit.
+    """Memory plan. `peak_bytes` is of the fuller device (the least that would do), `usable_bytes` its limit, and
+    `bound` says what lowers that limit.
 
     `kv_cache_bytes` is the generator's cache. `gpu_memory_utilization` is the share of its GPU for weights, cache and
-    workspace, as vLLM counts it; None if no GPU is planned for. `learner_share` is the part of the GPU that is left
-    to the learner's tensors in `shared`, else None. `parts` names every part, in bytes. The weight sync comes after a
-    step and is not on top of it. `host_bytes` is the host memory that the workers need beside a GPU. `keeping_bytes` is
-    the peak with kept activations, None if the setting decides. `change` is a change of settings with which a model
-    that does not fit would fit, "" if there is none.
+    workspace, as vLLM counts it; None if no GPU is planned for. `learner_share` is the part of its GPU that is left
+    to the learner's tensors, in `shared` and if `memory.limit_gib` bounds it, else None. `parts` names every part, in
+    bytes. The weight sync comes after a step and is not on top of it. `host_bytes` is the host memory that the workers
+    need beside a GPU. `keeping_bytes` is the peak with kept activations, None if the setting decides. `step_s` is the
+    expected time of a step with GPUs, else 0. `change` is a change of settings with which a model that does not fit
+    would fit, "" if there is none.
     """
 
     placement: Placement
@@ -64,6 +67,8 @@ class MemoryPlan:
     parts: dict[str, int]
     host_bytes: int
     change: str = ""
+    bound: str = ""
+    step_s: float = 0.0
     learner_share: float | None = None
     recompute_activations: bool = False
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
@@ -74,6 +79,11 @@ class MemoryPlan:
     def needed_bytes(self) -> int:
         """Peak without the options that only use spare memory for speed."""
         return self.peak_bytes if self.without_speed_bytes is None else self.without_speed_bytes
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Return the sort key of plans, the best first: those that fit by their step, others by what they exceed."""
+        return not self.fits, self.step_s if self.fits else self.peak_bytes / max(1, self.usable_bytes)
 
     @property
     def advice(self) -> str:
@@ -90,28 +100,15 @@ class MemoryPlan:
         return f"activations are recomputed (keeping them needs {in_gib(self.keeping_bytes)})"
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Memory of a machine: total of each GPU, free host memory, and the free part of /dev/shm.
-
-    Host memory and /dev/shm count on the CPU alone.
-    """
-
-    devices_bytes: tuple[int, ...]
-    host_bytes: int
-    memory_disk_bytes: int = 0
-
-
 def plan(
     shape: ModelShape,
     machine: Machine,
     settings: NodeSettings,
     manifest: RunManifest,
 ) -> MemoryPlan:
-    """Return the plan for a model on the devices of `machine`, on the CPU if it has none."""
-    if settings.device == "cpu":
-        machine = replace(machine, devices_bytes=())
-    workload = Workload.of(settings, manifest, on_gpu=bool(machine.devices_bytes))
+    """Return the plan for a model on the one or two cards of `machine`, the generator's first; without, on the CPU."""
+    machine = replace(machine, cards=()) if settings.device == "cpu" else machine.limited_by(settings)
+    workload = Workload.of(settings, manifest, on_gpu=bool(machine.cards))
     made = _place(shape, machine, workload)
     if made.fits:
         return _with_speed(made, workload, partial(_place, shape, machine), settings) if workload.on_gpu else made
@@ -143,27 +140,39 @@ def _with_speed(
 
 
 def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPlan:
-    if len(machine.devices_bytes) > 1:
+    if len(machine.cards) > 1:
         workload = replace(workload, maps_weights=False)
     generator = generator_memory(shape, workload)
     learner = memory_per_rank(learner_memory(shape, workload), shape, workload)
     host_bytes = _host_bytes(shape, workload)
-    if not machine.devices_bytes:
-        made = _on_cpu(generator, learner, machine)
-    elif len(machine.devices_bytes) > 1:
-        made = _separate(generator, learner, machine.devices_bytes, host_bytes)
+    if not machine.cards:
+        plans = [_on_cpu(generator, learner, machine)]
+    elif len(machine.cards) > 1:
+        plans = [_separate(generator, learner, machine.cards, host_bytes)]
     else:
-        made = _on_one_gpu(generator, learner, machine.devices_bytes[0], host_bytes, workload)
+        plans = _on_one_gpu(generator, learner, machine.cards[0], host_bytes, workload)
+    timed = (replace(each, step_s=_step_seconds(shape, workload, machine.cards, each)) for each in plans)
     return replace(
-        made,
+        min(timed, key=lambda each: each.rank),
         recompute_activations=workload.recompute_activations,
         head_chunk_tokens=workload.head_chunk_tokens,
     )
 
 
+def _step_seconds(shape: ModelShape, workload: Workload, cards: tuple[Card, ...], made: MemoryPlan) -> float:
+    if not cards or not made.fits:
+        return 0.0
+    takes_turns = made.placement == "time_shared"
+    generating_s = generator_seconds(
+        shape, workload, cards[0], cache_bytes=made.kv_cache_bytes, takes_turns=takes_turns
+    )
+    learning_s = learner_seconds(shape, workload, cards[-1])
+    return max(generating_s, learning_s) if len(cards) > 1 else generating_s + learning_s
+
+
 def _on_cpu(generator: GeneratorMemory, learner: LearnerMemory, machine: Machine) -> MemoryPlan:
     """Return the plan for the CPU. Published versions take memory only in /dev/shm, if it can hold them."""
-    usable, version = _usable(machine.host_bytes), learner.weight_sync
+    usable, version = int(USABLE_SHARE * machine.host_bytes), learner.weight_sync
     in_memory = has_space(VERSIONS_AT_ONCE * version, machine.memory_disk_bytes)
     learner = replace(learner, weight_sync=0)
     published = VERSIONS_KEPT * version if in_memory else 0
@@ -176,9 +185,9 @@ def _on_cpu(generator: GeneratorMemory, learner: LearnerMemory, machine: Machine
 
 
 def _separate(
-    generator: GeneratorMemory, learner: LearnerMemory, devices_bytes: tuple[int, ...], host_bytes: int
+    generator: GeneratorMemory, learner: LearnerMemory, cards: tuple[Card, ...], host_bytes: int
 ) -> MemoryPlan:
-    usable = tuple(map(_usable, devices_bytes))
+    usable = tuple(card.usable_bytes for card in cards)
     cache = _cache_within(generator, usable[0] - generator.fixed)
     peaks = (generator.fixed + cache, learner.peak)
     fits = peaks[0] <= usable[0] and peaks[1] <= usable[1]
@@ -189,40 +198,44 @@ def _separate(
         peak_bytes=peaks[fuller],
         usable_bytes=usable[fuller],
         kv_cache_bytes=cache,
-        gpu_memory_utilization=_utilization(generator, cache, devices_bytes[0]),
+        gpu_memory_utilization=_utilization(generator, cache, cards[0]),
         parts=_parts(generator, learner, cache),
         host_bytes=host_bytes,
+        bound=cards[fuller].bound,
+        learner_share=_learner_share(cards[1], usable[1] - learner.context) if cards[1].limit_bytes else None,
     )
 
 
 def _on_one_gpu(
-    generator: GeneratorMemory, learner: LearnerMemory, device_bytes: int, host_bytes: int, workload: Workload
-) -> MemoryPlan:
-    usable = _usable(device_bytes)
+    generator: GeneratorMemory, learner: LearnerMemory, card: Card, host_bytes: int, workload: Workload
+) -> list[MemoryPlan]:
+    """Return the plans of both placements that the settings allow."""
+    usable = card.usable_bytes
 
     def made(placement: Placement, cache: int, peak_bytes: int) -> MemoryPlan:
         fits = peak_bytes <= usable
-        utilization = _utilization(generator, cache, device_bytes)
+        utilization = _utilization(generator, cache, card)
         parts = _parts(generator, learner, cache)
         where = placement if fits else "does_not_fit"
-        return MemoryPlan(where, fits, peak_bytes, usable, cache, utilization, parts, host_bytes)
+        room = usable - learner.context - (generator.fixed + cache if placement == "shared" else generator.asleep)
+        share = _learner_share(card, room) if fits and (placement == "shared" or card.limit_bytes) else None
+        return MemoryPlan(
+            *(where, fits, peak_bytes, usable, cache, utilization, parts, host_bytes),
+            bound=card.bound,
+            learner_share=share,
+        )
 
     together = generator.fixed + max(learner.peak, learner.resident + learner.weight_sync + generator.staging)
     cache = _cache_within(generator, usable - together)
     split = made("shared", cache, together + cache)
-    has_space = split.fits and cache >= SPLIT_CACHE_SHARE * generator.cache
-    if not workload.can_sleep or (has_space and not workload.must_sleep):
-        room = usable - generator.fixed - cache - learner.context
-        return replace(split, learner_share=floor(1000 * room / device_bytes) / 1000) if split.fits else split
+    if not workload.can_sleep:
+        return [split]
     generator = generator.in_turns
     awake = learner.resident + generator.fixed
     cache = _cache_within(generator, usable - awake)
     loading = learner.resident + generator.fixed + generator.staging  # the cache comes after the weights
-    return made("time_shared", cache, max(awake + cache, loading, learner.peak + generator.asleep))
-
-
-def _usable(total_bytes: int) -> int:
-    return int(USABLE_SHARE * total_bytes)
+    turns = made("time_shared", cache, max(awake + cache, loading, learner.peak + generator.asleep))
+    return [turns] if workload.must_sleep else [split, turns]
 
 
 def _cache_within(generator: GeneratorMemory, room: int) -> int:
@@ -230,9 +243,13 @@ def _cache_within(generator: GeneratorMemory, room: int) -> int:
     return max(generator.smallest_cache, min(generator.cache, room))
 
 
-def _utilization(generator: GeneratorMemory, cache: int, device_bytes: int) -> float:
+def _utilization(generator: GeneratorMemory, cache: int, card: Card) -> float:
     """Return the share rounded up to a thousandth, at most 1."""
-    return min(1.0, ceil(1000 * (generator.fixed + cache) / device_bytes) / 1000)
+    return min(1.0, ceil(1000 * (generator.fixed + cache) / card.total_bytes) / 1000)
+
+
+def _learner_share(card: Card, room: int) -> float:
+    return floor(1000 * room / card.memory_bytes) / 1000
 
 
 def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> dict[str, int]:

@@ -6,10 +6,11 @@ torch and transformers are imported inside the functions that need them, and `re
 
 from __future__ import annotations
 
+from ftis_node.models.accelerators import list_accelerators, pick_device
 from ftis_node.models.chat_template import PromptSettings
 from ftis_node.models.fingerprint import model_fingerprint
 from ftis_node.models.library_logging import skip_unused_packages
-from ftis_node.models.loading import list_accelerators, load_causal_lm, pick_device
+from ftis_node.models.loading import load_causal_lm
 from ftis_node.models.shape import ModelShape, parameter_count, published_qwen25, read_shape, shape_of
 from ftis_node.models.source import ModelSource, resolve_model
 from ftis_node.models.tokenizer import PromptTokenizer, load_tokenizer

@@ -1,33 +1,25 @@
-"""Load a causal language model, the same way in every process, and export it. The accelerators of this machine.
+"""Load a causal language model, the same way in every process, and export it.
 
 Nothing from the model's folder is executed (`trust_remote_code=False`, safetensors only). A folder whose weights do not
 fill the model is an error: transformers would fill the gaps with random numbers and only warn.
 
 For a model that several processes share, `empty_causal_lm` makes its modules without the memory of parameters. The
 model's code makes the buffers, because some are in no file (rotary frequencies).
-
-The accelerators are found without torch in this process. The daemon plans memory and never computes, and torch would
-cost it 1.3 s of processor time and 200 MB. A build of torch for CPUs, or a machine without a GPU's device file, has no
-accelerator. Otherwise a short process asks torch.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
-from importlib import metadata
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
-from ftis_node.errors import ConfigError, MachineError, ModelError, first_line
+from ftis_node.errors import ConfigError, ModelError, first_line
+from ftis_node.models.accelerators import Device, pick_device
 from ftis_node.models.architecture import attention_of
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.source import ModelSource
@@ -36,54 +28,9 @@ from ftis_node.models.tokenizer import PromptTokenizer
 if TYPE_CHECKING:
     import torch
 
-DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvmap", "/dev/kfd")
-"""Device files of a GPU's driver: NVIDIA on Linux, in WSL2 and on Jetson; AMD."""
-PROBE_TIMEOUT_S = 120.0
-PROBE = (
-    "import json, torch; found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]; "
-    "print(json.dumps([(each.name, each.total_memory) for each in found]))"
-)
 Dtype = Literal["auto", "float32", "bfloat16"]
-Device = Literal["auto", "cpu", "cuda"]
 GENERATION_CONFIG_FILE = "generation_config.json"
 FILE_MODE = 0o644
-
-
-@dataclass(frozen=True, slots=True)
-class Accelerator:
-    name: str
-    memory_bytes: int
-
-
-def list_accelerators() -> list[Accelerator]:
-    """Return the CUDA devices that torch sees, in its order. Raises MachineError if torch cannot be queried."""
-    if (torch := sys.modules.get("torch")) is not None:
-        properties = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
-        return [Accelerator(found.name, found.total_memory) for found in properties]
-    if metadata.version("torch").endswith("+cpu"):
-        return []
-    if sys.platform == "linux" and not any(Path(path).exists() for path in DRIVER_FILES):
-        return []
-    return list(_ask_torch())
-
-
-def has_gpu() -> bool:
-    """Return whether torch can use a CUDA device. Raises MachineError if torch cannot be queried."""
-    if (torch := sys.modules.get("torch")) is not None:
-        return bool(torch.cuda.is_available())
-    return bool(list_accelerators())
-
-
-@cache
-def _ask_torch() -> tuple[Accelerator, ...]:
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, timeout=PROBE_TIMEOUT_S
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        last_line = str(getattr(error, "stderr", None) or error).strip().splitlines()[-1]
-        raise MachineError(f"torch cannot list the GPUs: {last_line}; see `ftis-node doctor`") from error
-    return tuple(Accelerator(str(name), int(size)) for name, size in json.loads(done.stdout.splitlines()[-1]))
 
 
 def empty_causal_lm(source: ModelSource, *, dtype: torch.dtype) -> Any:
@@ -187,17 +134,6 @@ def merged_source(source: ModelSource, *, dtype: Dtype) -> Iterator[ModelSource]
     with TemporaryDirectory(prefix="ftis-merged-") as folder, quiet_library_logging():
         load_causal_lm(source, dtype=dtype).save_pretrained(folder)
         yield replace(source.base, name=source.name, folder=Path(folder))
-
-
-def pick_device(device: Device) -> Literal["cpu", "cuda"]:
-    """Return `device` as torch names it; "auto" is the GPU if there is one. Raises MachineError for a missing GPU."""
-    if device == "cpu":
-        return "cpu"
-    if has_gpu():
-        return "cuda"
-    if device == "cuda":
-        raise MachineError("no CUDA device here: use --device cpu, or see `ftis-node doctor`")
-    return "cpu"
 
 
 def export_model(

@@ -214,7 +214,7 @@ def test_a_gpu_that_is_too_small_is_an_error(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ftis_node.memory import placement
-    from ftis_node.models.loading import Accelerator
+    from ftis_node.models.accelerators import Accelerator
 
     monkeypatch.setattr(placement, "list_accelerators", lambda: [Accelerator("a small card", 1 << 30)])
     monkeypatch.setattr(placement, "pick_device", lambda device: "cuda")

@@ -10,11 +10,12 @@ import pytest
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import load_node_settings
-from ftis_node.memory.plan import Machine, plan
+from ftis_node.memory.plan import plan
 from ftis_node.models import ModelShape, published_qwen25
 from ftis_node.node.storage.disk_space import usual_home_bytes
 from ftis_node.workers.weight_store import VERSIONS_AT_ONCE
 from tests.deploy.files import DEPLOY
+from tests.memory.planning import machine
 
 GIB = 1 << 30
 # The memory that CUDA reports for the smallest cards of this size, or slightly less.
@@ -28,7 +29,7 @@ def shape_of(model: str) -> ModelShape:
 
 def planned(path: Path, gib: float, **changes: Any) -> Any:
     settings = load_node_settings(path, **changes)
-    return plan(shape_of(settings.model), Machine((int(gib * GIB),), 64 * GIB), settings, load_manifest("gsm8k-ftis"))
+    return plan(shape_of(settings.model), machine(gib), settings, load_manifest("gsm8k-ftis"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

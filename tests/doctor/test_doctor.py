@@ -109,22 +109,34 @@ def test_the_command_line_offers_the_existing_checks(tmp_path: Path) -> None:
 
 
 def test_the_answer_of_the_driver_is_read() -> None:
-    valid = "580.65.06, NVIDIA L4, 23034, 1\n580.65.06, NVIDIA L4, 23034, 9000\n"
+    valid = "580.65.06, NVIDIA L4, 23034, 1, 8.9\n580.65.06, NVIDIA L4, 23034, 9000, 8.9\n"
     assert levels(read_driver(0, valid)) == [("gpu.driver", "ok"), ("gpu.memory", "ok"), ("gpu.memory", "warn")]
     assert list(read_driver(0, valid))[1].num_bytes == 23034 << 20
     mismatch = "Failed to initialize NVML: Driver/library version mismatch"
     assert levels(read_driver(18, mismatch)) == [("gpu.driver", "fail")]
     assert mismatch in next(read_driver(18, mismatch)).finding
-    assert levels(read_driver(0, "580, GH200, [N/A], [N/A]\n"))[1] == ("gpu.memory", "ok")
+    assert levels(read_driver(0, "580, GH200, [N/A], [N/A], [N/A]\n"))[1] == ("gpu.memory", "ok")
+
+
+def test_a_gpu_that_cannot_work_is_reported_with_what_would() -> None:
+    old, memory = list(read_driver(0, "580.65.06, Tesla T4, 15360, 1, 7.5\n"))[1:]
+    assert (old.id, old.level, memory.id) == ("gpu.unusable", "fail", "gpu.memory")
+    assert old.finding == "Tesla T4 has compute capability 7.5, and vLLM and bfloat16 need 8.0"
+    assert "--device cpu works" in old.advice and "RTX 30" in old.advice
+    facts = {"version": "2.13.0+rocm7", "cuda": None, "hip": "7.0", "has_gpu": True, "gpus": ["AMD Radeon RX 7900"]}
+    amd, torch = doctor_machine.torch_results(doctor_machine.ProbeAnswer(facts), has_gpu=False)
+    assert (amd.id, amd.level, torch.level) == ("gpu.unusable", "fail", "ok")
 
 
 def test_a_driver_too_old_for_vllms_torch_names_the_needed_version() -> None:
-    old = next(read_driver(0, "570.133.20, NVIDIA L4, 23034, 1\n"))
+    old = next(read_driver(0, "570.133.20, NVIDIA L4, 23034, 1, 8.9\n"))
     assert (old.id, old.level, old.advice) == ("gpu.driver", "warn", "install driver 580 or newer")
     assert old.finding == (
         "NVIDIA driver 570.133.20: vLLM and its torch are built for CUDA 13, which needs 580 or newer"
     )
-    no_gpu = doctor_machine.ProbeAnswer({"version": "2.13.0", "cuda": "13.0", "has_gpu": False, "gpus": []})
+    no_gpu = doctor_machine.ProbeAnswer(
+        {"version": "2.13.0", "cuda": "13.0", "hip": None, "has_gpu": False, "gpus": []}
+    )
     _, found = doctor_machine.torch_results(no_gpu, has_gpu=True)
     assert (found.id, found.level) == ("engine.gpu", "fail")
     assert found.advice.startswith("install NVIDIA's driver 580 or newer")
@@ -141,7 +153,7 @@ def test_an_engine_that_crashes_hangs_or_is_built_for_another_machine_is_reporte
     (cut,) = doctor_machine.torch_results(slow, has_gpu=True)
     assert (cut.id, cut.level) == ("check.cut", "warn") and "pip install" not in cut.advice
     assert levels([doctor_machine.vllm_result(slow, on_gpu=True)]) == [("check.cut", "warn")]
-    on_cpu = doctor_machine.ProbeAnswer({"version": "2", "cuda": None, "has_gpu": False, "gpus": []})
+    on_cpu = doctor_machine.ProbeAnswer({"version": "2", "cuda": None, "hip": None, "has_gpu": False, "gpus": []})
     found = doctor_machine.torch_results(on_cpu, has_gpu=True)
     assert levels(found) == [("engine.torch", "ok"), ("engine.gpu", "fail")]
     assert levels(doctor_machine.torch_results(crash, has_gpu=False)) == [("engine.torch", "fail")]

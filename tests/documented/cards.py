@@ -1,8 +1,9 @@
-"""The table of docs/operate/resources.md: what `join` trains of each Qwen2.5 model on each card, by the memory plan.
+"""The table of docs/operate/resources.md: what `join` trains of each Qwen2.5 model on each card, and a step's time.
 
 python -m tests.documented.cards      print it
 
-A card's memory is what CUDA reports for the smallest one sold under its name, or a little less.
+Both are the plan's. A card's memory is what CUDA reports for the smallest one of its size, or a little less. Its speed
+is that of a card that is sold with it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import sys
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.memory.choice import DEFAULT_RUN, compare
-from ftis_node.memory.plan import Machine
+from ftis_node.memory.choice import DEFAULT_RUN, best_of, compare
+from ftis_node.memory.machine import Card, Machine
+from ftis_node.memory.step_time import SPEEDS, speed_of
 from ftis_node.models import ModelShape, published_qwen25
 from ftis_node.telemetry.terminal_text import GIB
 
@@ -23,24 +25,31 @@ STATES = {"float32": "full", "8bit": "full, 8-bit states", "offload": "full, sta
 
 def as_markdown() -> str:
     shapes = published_qwen25()
-    rows = [
-        f"| {size} GB | {' | '.join(_cell(name, shape, gib) for name, shape in shapes.items())} |"
-        for size, gib in SMALLEST_GIB.items()
-    ]
+    rows = []
+    for size, gib in SMALLEST_GIB.items():
+        card = Card(int(gib * GIB))
+        cells = (_title(size, card), *(_cell(name, shape, card) for name, shape in shapes.items()))
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join([f"| card | {' | '.join(shapes)} |", "|---" * (1 + len(shapes)) + "|", *rows])
 
 
-def _cell(name: str, shape: ModelShape, gib: float) -> str:
+def _title(size: int, card: Card) -> str:
+    name = next(name for name, speed in SPEEDS.items() if speed is speed_of(card))
+    return f"{size} GB, {name}"
+
+
+def _cell(name: str, shape: ModelShape, card: Card) -> str:
     """Return what `join` would train if all packages are installed; a dash if nothing fits."""
     settings = NodeSettings.model_validate({"model": name, "engine": "vllm"})
-    machine = Machine((int(gib * GIB),), HOST_GIB * GIB)
-    fitting = (option for option in compare(settings, load_manifest(DEFAULT_RUN), shape, machine) if option.fits)
-    if (first := next(fitting, None)) is None:
+    machine = Machine((card,), HOST_GIB * GIB)
+    options = compare(settings, load_manifest(DEFAULT_RUN), shape, machine)
+    if (best := best_of([option for option in options if option.fits])) is None:
         return "-"
-    if not first.settings.lora:
-        return STATES[first.settings.learner.optimizer_states]
-    is_smaller = first.settings.generation.max_batch > 0
-    return f"LoRA {first.settings.lora_adapter.rank}" + (", small batches" if is_smaller else "")
+    trains = STATES[best.settings.learner.optimizer_states]
+    if best.settings.lora:
+        is_smaller = best.settings.generation.max_batch > 0
+        trains = f"LoRA {best.settings.lora_adapter.rank}" + (", small batches" if is_smaller else "")
+    return f"{trains}: {best.made.step_s:.0f} s"
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ PEER_ID = "12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
 
 
 def test_each_worker_has_one_of_two_gpus_unless_configured() -> None:
-    first = arranged(HALF_B, 80, 24)
+    first = arranged(HALF_B, 24, 24)
     assert (first.generator_gpus, first.learner_gpus, first.takes_turns) == ((0,), (1,), False)
     swapped = arranged(HALF_B, 80, 24, learner={"gpus": [0]})
     assert (swapped.generator_gpus, swapped.learner_gpus) == ((1,), (0,))
@@ -110,7 +110,9 @@ def gpus_of_torch(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(
         torch.cuda,
         "get_device_properties",
-        lambda index: SimpleNamespace(name=f"card {index}", total_memory=int(cards[index] * GIB)),
+        lambda index: SimpleNamespace(
+            name=f"card {index}", total_memory=int(cards[index] * GIB), major=9, minor=0, uuid=str(index)
+        ),
     )
     return cards
 

@@ -68,6 +68,7 @@ def workload(**changes: Any) -> Workload:
         "max_total_tokens": 100,
         "group_size": 4,
         "num_groups": 24,
+        "own_groups": 12,
         "on_gpu": True,
         "can_sleep": True,
     }

@@ -12,7 +12,8 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, Workload, learner_memory
-from ftis_node.memory.plan import SPEED_SHARE, USABLE_SHARE, WEIGHT_SYNC, Machine, MemoryPlan, plan
+from ftis_node.memory.machine import USABLE_SHARE, Machine
+from ftis_node.memory.plan import SPEED_SHARE, WEIGHT_SYNC, MemoryPlan, plan
 from ftis_node.memory.suggestions import suggest_change
 from ftis_node.models import ModelShape, published_qwen25
 from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, machine

@@ -190,7 +190,7 @@ def test_facts_that_are_known_have_a_line() -> None:
     }
     assert _facts(RUNNING).keys() == usual
     assert _facts(RUNNING)["trained on"] == f"own 808 {'█' * 13}{'░' * 7} 404 foreign (33.3 %)"
-    training = "a LoRA adapter of rank 128: full training of 3.09 B needs 59.4 GiB, this card has 22.0 (20.9 usable)"
+    training = "a LoRA adapter of rank 128: full training of 3.09 B needs 59.4 GiB, 20.9 GiB are usable"
     known = metric_lines(_with("model", training=training))
     assert len(known) == len(metric_lines(RUNNING)) + 1
     assert f"trains      {training}" in [text_of(shown) for shown in known]

@@ -12,7 +12,7 @@ from ftis_node.errors import ConfigError, EngineError, UnknownArchitectureError
 from ftis_node.generation.engines.base import Engine, EngineSettings
 from ftis_node.install_hint import INSTALL_VLLM
 from ftis_node.models import ModelSource, pick_device, skip_unused_packages
-from ftis_node.models.loading import has_gpu
+from ftis_node.models.accelerators import has_gpu
 
 logger = logging.getLogger(__name__)
 

@@ -27,6 +27,7 @@ from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.memory.choice import TrainingChoice, checkpoint_owner, choose_training
 from ftis_node.models import ModelSource, load_tokenizer, model_fingerprint, resolve_model
+from ftis_node.models.accelerators import unusable_system
 from ftis_node.models.adapter_folder import continued
 from ftis_node.models.fingerprint import other_model
 from ftis_node.node.startup.factories import NodeFactory, NodeInputs
@@ -53,6 +54,8 @@ async def prepare(
 
     Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError.
     """
+    if problem := unusable_system():
+        raise MachineError(str(problem))
     paths = settings.data_paths | from_anywhere(parse_spec(plan.task_spec).paths)
     settings = settings.model_copy(update={"task": plan.domain_spec or "", "data_paths": paths})  # for a later start
     _check_codec(settings, plan.manifest)

@@ -1,0 +1,106 @@
+"""What of a GPU's memory the plan may use: less what other programs use, at most the node's limit."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from ftis_node.errors import MachineError
+from ftis_node.memory import placement
+from ftis_node.memory.machine import SPARE_BYTES, USABLE_SHARE, Card, Machine
+from ftis_node.memory.placement import GpuAssignment, inspect_machine, place_workers_on, plan_on
+from ftis_node.models.accelerators import Accelerator
+from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, arranged, machine, planned, vllm_settings
+
+
+def card(gib: float, free_gib: float | None = None, name: str = "") -> Card:
+    free = None if free_gib is None else int(free_gib * GIB)
+    return Card.of(Accelerator(name, int(gib * GIB), free_bytes=free))
+
+
+def on(*cards: Card, **changes: object) -> tuple[str, object]:
+    """Return the line on the plan of 0.5B, and the placement."""
+    made = place_workers_on(Machine(cards, 64 * GIB), HALF_B, vllm_settings(**changes), RUN)
+    return made.memory, made
+
+
+def test_usable_is_95_percent_of_the_card_and_at_most_what_others_leave_free() -> None:
+    usual = int(USABLE_SHARE * 24 * GIB)
+    assert card(24).usable_bytes == card(24, 24).usable_bytes == card(24, 23.9).usable_bytes == usual
+    assert card(24, 23.9) == card(24), "the driver's own use makes no other card"
+    assert card(24, 20).usable_bytes == 20 * GIB - SPARE_BYTES
+    assert card(24, 0.1).usable_bytes == 0
+    assert replace(card(24, 20), limit_bytes=12 * GIB).usable_bytes == 12 * GIB
+    assert replace(card(24, 8), limit_bytes=12 * GIB).usable_bytes == 8 * GIB - SPARE_BYTES
+    assert replace(card(24, 20), number=2).usable_bytes == 2 * card(24, 20).usable_bytes
+
+
+def test_the_plan_starts_from_free_memory_and_names_what_others_use() -> None:
+    full, partly = on(card(24)), on(card(24, 20))
+    assert "other programs" not in full[0]
+    assert partly[0].endswith(
+        "of 19.70 GiB at the peak, by the plan (other programs use 4.00 GiB of the GPU's 24.00 GiB)"
+    )
+    with pytest.raises(MachineError, match="other programs use 18.00 GiB of the GPU's 24.00 GiB"):
+        on(card(24, 6))
+
+
+def test_the_limit_bounds_both_workers() -> None:
+    made = planned(HALF_B, 80, memory={"limit_gib": 16})
+    assert (made.fits, made.usable_bytes) == (True, 16 * GIB)
+    assert planned(HALF_B, 80).peak_bytes > 16 * GIB >= made.peak_bytes
+    assert made.learner_share is not None and made.gpu_memory_utilization is not None
+    assert (made.learner_share + made.gpu_memory_utilization) * 80 <= 16 + 0.2, "what torch and vLLM may take"
+    line, _ = on(card(80), memory={"limit_gib": 16})
+    assert line.endswith("of 16.00 GiB at the peak, by the plan (memory.limit_gib; the GPU has 80.00 GiB)")
+    turns = arranged(THREE_B, 80, lora=True, memory={"limit_gib": 24, "placement": "time_shared"})
+    assert turns.can_sleep and turns.learner_share is not None and 0.2 < turns.learner_share < 24 / 80
+    apart = arranged(HALF_B, 80, 80, memory={"limit_gib": 16})
+    assert apart.learner_share is not None and 0.18 < apart.learner_share < 16 / 80
+    with pytest.raises(MachineError, match="memory.limit_gib"):
+        arranged(HALF_B, 80, memory={"limit_gib": 4})
+
+
+def test_of_two_unlike_cards_either_may_be_the_generators() -> None:
+    for sizes, gpus in (((80, 24), ((1,), (0,))), ((24, 80), ((0,), (1,)))):
+        made = arranged(THREE_B, *sizes, learner={"recompute_activations": True})
+        assert (made.generator_gpus, made.learner_gpus) == gpus, "24 GiB do not fit the learner"
+        assert made.memory.endswith("GiB of 22.80 GiB") and "the reverse takes" in made.memory
+    quick, slow = card(24, name="RTX 4090"), card(24, name="RTX 3090")
+    for cards in ((quick, slow), (slow, quick)):
+        found = plan_on(Machine(cards, 64 * GIB), HALF_B, vllm_settings(), RUN)
+        assert cards[found.gpus.learner[0]] == quick
+        assert "the reverse takes about" in found.alternative
+    named = plan_on(Machine((slow, quick), 64 * GIB), HALF_B, vllm_settings(learner={"gpus": [0]}), RUN)
+    assert (named.gpus, named.alternative) == (GpuAssignment((1,), (0,)), "")
+    equal = plan_on(machine(24, 24), HALF_B, vllm_settings(), RUN)
+    assert (equal.gpus, equal.alternative) == (GpuAssignment((0,), (1,)), "")
+
+
+def test_of_three_cards_the_best_two_are_taken() -> None:
+    cards = (card(12, name="RTX 3060"), card(24, name="RTX 3090"), card(24, name="RTX 4090"))
+    found = plan_on(Machine(cards, 64 * GIB), HALF_B, vllm_settings(), RUN)
+    assert found.gpus.learner == (2,)
+
+
+def test_gpus_that_cannot_work_are_refused_or_hidden(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = [Accelerator("NVIDIA L4", 22 * GIB, (8, 9)), Accelerator("Tesla T4", 15 * GIB, (7, 5))]
+    monkeypatch.setattr(placement, "pick_device", lambda device: "cuda" if seen and device != "cpu" else "cpu")
+    monkeypatch.setattr(placement, "list_accelerators", lambda: seen)
+    monkeypatch.setattr(placement.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    with pytest.raises(MachineError, match="GPU 1, Tesla T4 has compute capability 7.5.*or hide it by CUDA_VISIBLE"):
+        inspect_machine(vllm_settings())
+    for accepted in ({"gpus": 1}, {"generation": {"gpus": [0]}, "learner": {"gpus": [0]}}):
+        assert len(inspect_machine(vllm_settings(**accepted))[1].cards) == 2
+    assert inspect_machine(vllm_settings(engine="torch", dtype="float32"))[1].cards[1] == card(15, name="Tesla T4")
+    assert inspect_machine(vllm_settings(device="cpu"))[1].cards == ()
+    seen.clear()
+    monkeypatch.setattr(placement, "unused_gpu", lambda: "the AMD GPU is not used")
+    with caplog.at_level(logging.WARNING):
+        assert inspect_machine(vllm_settings())[1].cards == ()
+    assert caplog.messages == ["the AMD GPU is not used"]
