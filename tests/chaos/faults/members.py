@@ -22,7 +22,7 @@ from tests.chaos.faults.base import Fault, FaultContext, trains
 Attack = Callable[[Member, Scene], Awaitable[object]]
 
 REFUSED_WITHIN_S = 240.0  # a busy machine
-REANNOUNCE_PERIOD_S = 3.0  # gossipsub drops announcements until its mesh is complete
+ANNOUNCE_PERIOD_S = 3.0
 MAX_TOKENS = 6  # of the swarm's completions
 FALSE_CLAIMS = (
     *("ids out of range", "NaN", "positive log-probs", "wrong claimed rewards", "groups of one", "another run"),
@@ -31,23 +31,22 @@ MALFORMED_BODIES = ("random bytes for a body", "a varint of 4 GiB for a body")
 
 
 async def send_false_groups(member: Member, scene: Scene, *, names: tuple[str, ...]) -> None:
-    """Send groups of one kind, and wait for their refusal, and for the ban if the kind bans."""
+    """Send groups of one kind until they are refused, and until the ban if the kind bans."""
     kind, victim = FALSE_GROUPS[scene.rng.choice(names)], scene.victim
-    claims = kind.make(member)
 
     async def announce() -> None:
         while True:
-            for claim in claims.values():
+            for claim in kind.make(member).values():  # new ones: the victim requests no more than it needs
                 await member.gossip.announce(claim)
-            await asyncio.sleep(REANNOUNCE_PERIOD_S)
+            await asyncio.sleep(ANNOUNCE_PERIOD_S)
 
-    announcing = asyncio.create_task(announce())  # not until requested: another node may request it first
+    announcing = asyncio.create_task(announce())
     try:
         await victim.until(lambda: victim.num_refused_of(member.peer_id, kind.reason), within_s=REFUSED_WITHIN_S)
+        if kind.bans:
+            await victim.until(lambda: victim.is_banned(member.peer_id), within_s=REFUSED_WITHIN_S)
     finally:
         announcing.cancel()
-    if kind.bans:
-        await victim.until(lambda: victim.is_banned(member.peer_id), within_s=REFUSED_WITHIN_S)
 
 
 async def send_malformed_announcements(member: Member, scene: Scene) -> None:
