@@ -20,7 +20,7 @@ from ftis_node.errors import ModelError
 from ftis_node.models.json_file import read_json
 from ftis_node.models.source import CONFIG_FILE, ModelSource
 
-GgufKind = Literal["f16", "q8_0"]
+GgufKind = Literal["f16", "q8_0", "f32"]
 FAMILIES: Final = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # model_type -> architecture of llama.cpp
 BLOCK: Final = 32  # values of a row that share a scale in Q8_0
 _LLAMA_3 = "\\p{N}{1,3}"
@@ -44,8 +44,8 @@ def write_gguf(source: ModelSource, path: Path, *, kind: GgufKind = "f16") -> No
 
     config, architecture = read_json(source.folder / CONFIG_FILE), architecture_of(source)
     writer = gguf.GGUFWriter(path, architecture, use_temp_file=True)
-    file_type = gguf.LlamaFileType.MOSTLY_F16 if kind == "f16" else gguf.LlamaFileType.MOSTLY_Q8_0
-    _add_settings(writer, config, source.name, file_type)
+    types = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
+    _add_settings(writer, config, source.name, gguf.LlamaFileType[types[kind]])
     _add_tokenizer(writer, source.tokenizer_folder, _integer(config, "vocab_size"))
     for name, data, form in _tensors(source, config, architecture, kind):
         writer.add_tensor(name, data, raw_dtype=form)
@@ -192,7 +192,7 @@ def _head_order(config: dict[str, Any]) -> dict[str, Callable[[np.ndarray[Any, A
 def _form(data: np.ndarray[Any, Any], kind: GgufKind) -> Any:
     import gguf
 
-    if data.ndim == 1:
+    if data.ndim == 1 or kind == "f32":
         return gguf.GGMLQuantizationType.F32
     if kind == "q8_0" and data.shape[-1] % BLOCK == 0:
         return gguf.GGMLQuantizationType.Q8_0

@@ -20,6 +20,7 @@ from tests.cli.test_export import RUN, trained_home
 from tests.models.tiny_models import make_tokenizer
 
 QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
+IDS = torch.arange(24)[None]
 SYSTEM = {"role": "system", "content": "Answer in tags."}
 
 
@@ -60,22 +61,24 @@ def test_the_file_has_the_learners_logprobs(
 
 
 def test_folder_and_file_are_one_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file may be in the folder. The Modelfile has the system message of the task."""
+    """Bit for bit; a file of 16 bits has matrices rounded. The Modelfile has the system message of the task."""
     trained_home(tmp_path, lora=False, run=RUN.replace('"arithmetic"', '"rg:chain_sum"'))
     out = tmp_path / "out"
     file = out / "tiny.gguf"
-    assert run(["export", "--home", str(tmp_path / "home"), "--out", str(out), "--gguf", str(file)]) == 0
+    command = ["export", "--home", str(tmp_path / "home"), "--gguf"]
+    assert run([*command, str(file), "--gguf-type", "f32", "--out", str(out)]) == 0
+    assert run([*command, str(tmp_path / "half" / file.name)]) == 0
     text = (out / "Modelfile").read_text()
     assert text.startswith("# ollama create NAME -f Modelfile\nFROM ./tiny.gguf\n")
     message = load_task("rg:chain_sum")[0].prompt[0]["content"]
     assert f'SYSTEM """{message}"""' in text and 'PARAMETER stop """<|im_end|>"""' in text
     exported = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
-    for value in exported.parameters():
-        value.data = value.data.half().float() if value.ndim > 1 else value.data
-    read = AutoModelForCausalLM.from_pretrained(out, gguf_file=file.name, dtype=torch.float32).eval()
-    ids = torch.arange(24)[None]
-    with torch.no_grad():
-        assert torch.equal(read(ids).logits, exported(ids).logits), "the file is the folder in F16"
+    for folder in (out, tmp_path / "half"):
+        read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=torch.float32).eval()
+        with torch.no_grad():
+            assert torch.equal(read(IDS).logits, exported(IDS).logits), folder
+        for value in exported.parameters():
+            value.data = value.data.half().float() if value.ndim > 1 else value.data
     capsys.readouterr()
     assert run(["try", "What is 12 + 30?", "--model", str(file), "--max-tokens", "4"]) == 0
     assert len(capsys.readouterr().out) > 1

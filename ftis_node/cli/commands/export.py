@@ -23,7 +23,7 @@ from ftis_node.cli.options import (
 from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import UsageError
 
-GgufType = Literal["f16", "q8_0"]
+GgufType = Literal["f16", "q8_0", "f32"]
 
 
 def export(
