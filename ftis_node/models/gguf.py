@@ -120,6 +120,8 @@ def _unpacked(wheel: Path, folder: Path) -> Path:
             (record,) = (name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
             rows = csv.reader(io.StringIO(archive.read(record).decode()))
             listed = next((row[1] for row in rows if row[0] == names[0]), "")
+            if archive.getinfo(names[0]).file_size > shutil.disk_usage(folder).free:
+                raise MachineError(f"the disk is too full to unpack {names[0]}: free disk space and start again")
             path, digest = folder / Path(names[0]).name, hashlib.sha256()
             with archive.open(names[0]) as source, path.open("wb") as target:
                 while block := source.read(1 << 20):

