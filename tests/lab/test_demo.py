@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ftis_node.config.manifest import load_manifest
+from ftis_node.evaluation.evaluate import answers_of
 from ftis_node.lab.demo import DemoNode, DemoPlan, DemoResult, NodeResult, run_demo
 from ftis_node.tasks import load_task
 
@@ -18,7 +21,10 @@ NODE = NodeResult("m", 800_000, 0.1, 0.9, 40, 640, 640, 1, 1, 8.1, min_final=0.8
 def test_two_nodes_train_and_answer_some_problems(tiny_models: dict[str, Path], tmp_path: Path) -> None:
     settings = "[learner]\nmicro_batch_tokens = 512\n"
     nodes = tuple(DemoNode(size, str(tiny_models[size]), settings=settings) for size in ("s", "m"))
-    plan = DemoPlan("arithmetic-ftis", nodes, "two models", steps=2, sample_task="arithmetic")
+    preset = load_manifest("arithmetic-ftis")  # with a rate after which no answer is as before
+    spoiling = preset.model_copy(update={"optimizer": preset.optimizer.model_copy(update={"learning_rate": 0.05})})
+    (tmp_path / "run.toml").write_text(spoiling.to_toml())
+    plan = DemoPlan(str(tmp_path / "run.toml"), nodes, "two models", steps=2, sample_task="arithmetic")
     result = run_demo(plan, tmp_path, steps=2, engine="torch", seed=0, on_progress=lambda fraction, what: None)
     assert [(node.name, node.steps) for node in result.nodes] == [("s", 2), ("m", 2)]
     assert all(node.own_groups and node.foreign_groups for node in result.nodes)
@@ -29,6 +35,20 @@ def test_two_nodes_train_and_answer_some_problems(tiny_models: dict[str, Path], 
         assert list(sample.answers) == ["before", "s", "m"]
         assert all(answer["is_right"] == (answer["text"] == sample.right_answer) for answer in sample.answers.values())
     assert len(json.loads((tmp_path / "results.json").read_bytes())["samples"]) == len(result.samples) == 5
+    model_of = {"before": tiny_models["s"]} | {name: tmp_path / f"model-{name}" for name in ("s", "m")}
+    found = asyncio.run(
+        answers_of(
+            [str(model) for model in model_of.values()],
+            "arithmetic",
+            limit=5,
+            k=1,
+            max_tokens=preset.sampling.max_total_tokens,
+            engine="torch",
+        )
+    )
+    for name, answers in zip(model_of, found, strict=True):
+        assert [sample.answers[name]["text"] for sample in result.samples] == [one.greedy.text for one in answers]
+    assert len({tuple(sample.answers[name]["text"] for sample in result.samples) for name in model_of}) == 3
     assert (tmp_path / "model-s" / "model.safetensors").exists()
 
 
