@@ -6,7 +6,6 @@ own history, with its own answers.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,14 +15,12 @@ from typing import Any
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import last_settings
 from ftis_node.config.manifest import load_manifest
-from ftis_node.errors import FtisError, UsageError
+from ftis_node.errors import UsageError
 from ftis_node.generation.chat_model import ChatModel, ChatSettings
 from ftis_node.models import ModelSource, PromptSettings, resolve_model
 from ftis_node.node.hub.model_export import export_model_of
-from ftis_node.tasks import load_task
+from ftis_node.tasks.registry import system_message
 from ftis_node.telemetry.log import OnProgress, unwatched
-
-log = logging.getLogger(__name__)
 
 
 def open_models(
@@ -68,12 +65,4 @@ def open_models(
 
 def system_message_of(home: Home) -> str:
     """Return the system message of the task of a home or an export; empty if it has none or cannot be loaded."""
-    if not home.run_toml.exists():
-        return ""
-    task = load_manifest(str(home.run_toml)).task
-    try:
-        first = load_task(task)[0].prompt[0]
-    except FtisError as error:
-        log.warning("the system message of the task %s is left out (%s): give one with --system", task, error)
-        return ""
-    return first["content"] if first["role"] == "system" else ""
+    return system_message(load_manifest(str(home.run_toml)).task) if home.run_toml.exists() else ""

@@ -6,11 +6,14 @@ A name that is not built in belongs to a plug-in (`plugins.py`). Plug-ins cannot
 from __future__ import annotations
 
 import difflib
+import logging
 from typing import Final
 
-from ftis_node.errors import TaskError
+from ftis_node.errors import FtisError, TaskError
 from ftis_node.tasks.base import Task
 from ftis_node.tasks.spec import TaskPart, TaskSpec, parse_spec
+
+log = logging.getLogger(__name__)
 
 BUILT_IN: Final = (
     "arithmetic",
@@ -91,6 +94,16 @@ def load_task(spec: str | TaskSpec, split: str = "train") -> Task:
     from ftis_node.tasks.base import MixedTask
 
     return MixedTask(tasks, weights=[part.weight for part in spec.parts], name=spec.canonical)
+
+
+def system_message(spec: str) -> str:
+    """Return the system message of the prompts of a task SPEC; empty if it has none or cannot be loaded."""
+    try:
+        first = load_task(spec)[0].prompt[0]
+    except FtisError as error:
+        log.warning("the system message of the task %s is left out: %s", spec, error)
+        return ""
+    return first["content"] if first["role"] == "system" else ""
 
 
 def held_out_spec(spec: str | TaskSpec) -> TaskSpec | None:

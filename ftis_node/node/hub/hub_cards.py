@@ -84,11 +84,12 @@ def read_run_record(home: Home, *, base: str | None = None) -> RunRecord:
 
 def write_model_card(
     folder: Path, record: RunRecord, *, step: int, name: str, adapter: Mapping[str, Any] | None,
-    tokenizer: PromptTokenizer, license: str | None,
+    tokenizer: PromptTokenizer, system: str, license: str | None,
 ) -> None:  # fmt: skip
     """Write the card and the run's manifest into the folder of a model.
 
-    `name` is that of its repository, `adapter` the configuration of an adapter, `license` the hub's id of a license.
+    `name` is that of its repository, `adapter` the configuration of an adapter, `system` the system message of the
+    run's task, `license` the hub's id of a license.
     """
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -113,7 +114,7 @@ def write_model_card(
     text = tokenizer.decode(tokenizer.encode_prompt([{"role": "user", "content": QUESTION}]), skip_special=False)
     fence = "`" * max(4, 1 + max(map(len, re.findall("`+", text)), default=0))
     about = f"The tokenizer's chat template renders a question as:\n\n{fence}text\n{text}\n{fence}"
-    about += "\n\n" + use_section(name, adapter, base=record.base).rstrip()
+    about += "\n\n" + use_section(name, adapter, base=record.base, system=system).rstrip()
     _write(folder, record, metadata, title=title, rows=rows, about=about, step=step, license=license)
 
 

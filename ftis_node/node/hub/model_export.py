@@ -21,6 +21,7 @@ from ftis_node.node.hub.hub_cards import read_run_record, write_model_card
 from ftis_node.node.hub.next_steps import ANY_REPOSITORY, read_adapter_config
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.node.startup.prompts import prompts_of
+from ftis_node.tasks.registry import system_message
 from ftis_node.telemetry.log import OnProgress, unwatched
 
 
@@ -62,5 +63,8 @@ def export_model_of(
         (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(adapter, indent=2, sort_keys=True), encoding="utf-8")
     record = read_run_record(home, base=base or source.name)
     name = repository or ANY_REPOSITORY
-    write_model_card(folder, record, step=step, name=name, adapter=adapter, tokenizer=tokenizer, license=license)
+    system = system_message(manifest.task)
+    write_model_card(
+        folder, record, step=step, name=name, adapter=adapter, tokenizer=tokenizer, system=system, license=license
+    )
     return step

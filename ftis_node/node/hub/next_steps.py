@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ Replace `{name}` by a folder for a local copy.
 from transformers import pipeline
 
 ask = pipeline("text-generation", model="{name}")
-question = [{{"role": "user", "content": "{question}"}}]
+question = [{turns}]
 (answer,) = ask(question, max_new_tokens=256, do_sample=False)
 print(answer["generated_text"][-1]["content"])
 ```
@@ -56,9 +57,14 @@ def ollama_step(file: Path) -> str:
     return f"  run    ollama create {shlex.quote(file.stem.lower())} -f {shlex.quote(str(file.parent / 'Modelfile'))}"
 
 
-def use_section(name: str, adapter: Mapping[str, Any] | None, *, base: str) -> str:
-    """Return the section of a card for the repository `name`. `base` is the name of the adapter's base model."""
-    return SECTION.format(name=name, question=QUESTION, serve=serve_command(name, adapter, base=base))
+def use_section(name: str, adapter: Mapping[str, Any] | None, *, base: str, system: str) -> str:
+    """Return the section of a card for the repository `name`.
+
+    `base` is the name of the adapter's base model, `system` the system message of the run's task.
+    """
+    messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": QUESTION}]
+    turns = ", ".join(map(json.dumps, messages))  # on one line, so that no text ends the block of code
+    return SECTION.format(name=name, turns=turns, serve=serve_command(name, adapter, base=base))
 
 
 def serve_command(model: str, adapter: Mapping[str, Any] | None, *, base: str | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from markdown_it import MarkdownIt
 from ftis_node.config.manifest import RunManifest
 from ftis_node.models import PromptTokenizer
 from ftis_node.node.hub.hub_cards import RunRecord, write_data_card, write_model_card
+from ftis_node.node.hub.next_steps import QUESTION
 from ftis_node.replay.rollout_rows import RowTotals, rows_schema
 from ftis_node.telemetry.status import EvalStatus, Status
 from tests.models.tiny_models import make_tokenizer
@@ -33,7 +35,7 @@ def record_of(task: str, base: str = "tiny") -> RunRecord:
 
 def whole(tokenizer: PromptTokenizer) -> dict[str, Any]:
     """Return the facts for the card of a whole model."""
-    return {"name": "ann/m", "adapter": None, "tokenizer": tokenizer, "step": 2, "license": None}
+    return {"name": "ann/m", "adapter": None, "tokenizer": tokenizer, "step": 2, "system": "", "license": None}
 
 
 def rendered(folder: Path) -> tuple[str, str]:
@@ -59,9 +61,7 @@ def test_the_template_of_a_model_adds_no_tag_to_its_card(tmp_path: Path) -> None
         chat_template="a\n````````\n<img src=http://evil.example/x.png>\n[FREE](http://evil.example)"
     )
     tokenizer = PromptTokenizer(hostile, name="tiny")
-    write_model_card(
-        tmp_path, record_of("arithmetic"), name="ann/m", adapter=None, tokenizer=tokenizer, step=2, license=None
-    )
+    write_model_card(tmp_path, record_of("arithmetic"), **whole(tokenizer))
     html, metadata = rendered(tmp_path)
     assert_harmless(html, metadata)
     assert "&lt;img src=http://evil.example/x.png&gt;" in html
@@ -82,3 +82,12 @@ def test_a_plain_task_is_shown_as_it_is(tmp_path: Path) -> None:
     assert "# org/tiny-1.5B, 2 steps of arithmetic=3+rg:chain_sum\n" in text
     assert "| task | arithmetic=3+rg:chain_sum |" in text
     assert "--model org/tiny-1.5B --lora" in text
+
+
+def test_a_card_asks_with_the_system_message_of_the_task(tmp_path: Path) -> None:
+    hostile = "Be short.\n```\n<img src=http://evil.example/x.png>"
+    write_model_card(tmp_path, record_of("words"), **whole(TOKENIZER) | {"system": hostile})
+    text = (tmp_path / "README.md").read_text()
+    (line,) = (line for line in text.splitlines() if line.startswith("question = "))
+    assert [turn["content"] for turn in ast.literal_eval(line.removeprefix("question = "))] == [hostile, QUESTION]
+    assert_harmless(*rendered(tmp_path))
