@@ -148,14 +148,14 @@ LLM_TABLES: Final = {
     "llm-size": Table(
         "What does a language model gain from one with a third of its layers cut, and the other way round?",
         f"--pair {MODELS}/whole-{{seed}},{MODELS}/cut-{{seed}} --run {RUNS}/words.toml --ood-task words:unseen"
-        " --controls --prompts 8 --steps 40 --methods ftis,ftis:filter=quantile:keep_share=0,nois",
+        " --controls --prompts 8 --steps 30 --methods ftis,ftis:filter=quantile:keep_share=0,nois",
         model_seeds=3,
         quick="--methods ftis",
     ),
     "llm-same": Table(
         "And from its own copy, which gives it more data and no other model?",
         f"--pair {MODELS}/whole-{{seed}},{MODELS}/whole-{{seed}} --run {RUNS}/words.toml --ood-task words:unseen"
-        " --prompts 8 --steps 40 --methods ftis",
+        " --prompts 8 --steps 30 --methods ftis",
         model_seeds=3,
     ),
 }
