@@ -1,10 +1,10 @@
-"""`make pictures`: the pictures of screens in docs/assets, from a run of `ftis-node demo`.
+"""`make pictures`: the pictures of screens in docs/assets, from a run of `ftis-node demo --llm`.
 
     python docs/make_pictures.py DEMO_OUT [--out docs/assets]
 
 | file | shows |
 |---|---|
-| dashboard.svg | the first screen of the demo's node `m`, while it trains |
+| dashboard.svg | the first screen of the demo's node `full`, while it trains |
 | swarm.svg | the view of the whole swarm, at the same time |
 | status.svg | `ftis-node status`, at the same time |
 | group.svg | one group, with its completions |
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from textual.pilot import Pilot
 
 ASSETS = Path(__file__).parent / "assets"
-NODE = "home-m"
-NUM_STEPS, STEP = "80", 60  # of the demo; pictured late, because directory records are renewed every 30 s only
+NODE = "home-full"
+STEP = 25  # of the demo; pictured late, because directory records are renewed every 30 s only
 SIZE = (120, 38)  # columns and rows of the terminal
 SWARM_SIZE = (120, 10)
 REPORT_SIZE = (1000, 900)  # pixels
@@ -77,7 +77,7 @@ def main() -> None:
     os.chdir(options.demo)  # so that no picture shows the path of this machine
     home = Home(Path(NODE))
     shutil.rmtree(home.root, ignore_errors=True)
-    with subprocess.Popen([sys.executable, "-m", "ftis_node", "demo", "--out", ".", "--steps", NUM_STEPS]) as demo:
+    with subprocess.Popen([sys.executable, "-m", "ftis_node", "demo", "--llm", "--out", "."]) as demo:
         try:
             wait_for_step(home, demo)
             asyncio.run(picture_dashboard(home, out))
