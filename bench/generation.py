@@ -42,7 +42,7 @@ from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.models import resolve_model
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from learner_sides.batch import even_groups, memory_folder, sample, with_flat_logprobs
-from stubs.random_models import SHAPES, save_random_model
+from stubs.random_models import SHAPES, kept_model
 
 NUM_GROUPS, GROUP_SIZE = 32, 8
 PROMPT_TOKENS, COMPLETION_TOKENS = 64, 256
@@ -71,7 +71,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder, memory_folder() as weights:
         dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
-        save_random_model(options.shape, Path(folder) / "model", dtype=dtype, device=options.device)
+        options.model = kept_model(options.shape, dtype=dtype, device=options.device)
         figures = asyncio.run(measure(Path(folder), Path(weights), options))
     sys.stdout.write(json.dumps({"bench": "generation", **figures}) + "\n")
 
@@ -105,7 +105,7 @@ async def generating(folder: Path, options: argparse.Namespace, *, threads: int)
     """Start the worker as a node does."""
     dtype = "float32" if options.device == "cpu" else "bfloat16"
     client = GenerationClient(
-        GenerationBoot(model=str(folder / "model"), settings=settings(options), engine="vllm"),
+        GenerationBoot(model=str(options.model), settings=settings(options), engine="vllm"),
         sockets_dir=folder / "s",
         log_path=folder / "generation.log",
         num_threads=threads,
@@ -162,7 +162,7 @@ async def seconds_of_ours(client: GenerationClient, groups: Sequence[Sequence[in
 
 def start_raw(folder: Path, options: argparse.Namespace) -> subprocess.Popen[str]:
     """Start this file as the raw side, and return when it is ready."""
-    command = [sys.executable, __file__, "--raw", str(folder / "model"), "--shape", options.shape]
+    command = [sys.executable, __file__, "--raw", str(options.model), "--shape", options.shape]
     command += ["--device", options.device, "--completion-tokens", str(options.completion_tokens)]
     command += ["--max-batch", str(options.max_batch)] if options.max_batch else []
     raw = subprocess.Popen(
@@ -287,7 +287,7 @@ def read_once(path: Path) -> float:
 def learner_boot(folder: Path, weights: Path, options: argparse.Namespace) -> LearnerBoot:
     """Return the boot of a learner that writes no checkpoints."""
     return LearnerBoot(
-        model=str(folder / "model"),
+        model=str(options.model),
         model_name=options.shape,
         run_id="bench",
         checkpoints_dir=str(folder / "checkpoints"),

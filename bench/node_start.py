@@ -1,10 +1,13 @@
 """The cost of a node's start: processor time and resident memory of each of its processes.
 
-    python bench/node_start.py [--runs 3] [--model FOLDER]
+    python bench/node_start.py [--runs 3] [--model FOLDER] [--engine torch|vllm]
 
-Each run starts `ftis-node join` alone on a new data directory with a tiny model and the torch engine. The run ends when
-both workers are ready. Processor time includes that of processes that have ended. `scoring` also holds the Python
-processes that multiprocessing adds.
+Each run starts `ftis-node join` alone on a new data directory with a tiny model. The run ends when both workers are
+ready. Processor time includes that of processes that have ended. `scoring` also holds the Python processes that
+multiprocessing adds.
+
+With `--engine vllm` each run starts the node twice. The first start has empty caches of vLLM, and the second uses those
+of the first. `start_` are the seconds of the phases of the engine's start.
 
 The baseline of each run is a process that imports only what a worker needs: torch and the model's class
 in transformers. `cpu_ratio` is the processor time of a start divided by that of the baseline.
@@ -44,12 +47,13 @@ def main() -> None:
     options = arguments()
     with tempfile.TemporaryDirectory(prefix="node-start-") as scratch:
         folder = Path(scratch)
-        model = options.model or make_model(folder / "tiny")
-        runs = [one_run(folder / str(number), model) for number in range(options.runs)]
+        model = options.model or make_model(folder / "tiny", options.engine)
+        runs = [one_run(folder / str(number), model, options.engine) for number in range(options.runs)]
     figures = {name: round(statistics.median(run.get(name, 0.0) for run in runs), 2) for name in runs[0]}
     for name, value in figures.items():
-        sys.stdout.write(f"{name:26} {value}\n")
-    sys.stdout.write(json.dumps({"runs": options.runs, "cores": os.cpu_count()} | figures) + "\n")
+        sys.stdout.write(f"{name:40} {value}\n")
+    result = {"runs": options.runs, "engine": options.engine, "cores": os.cpu_count()}
+    sys.stdout.write(json.dumps(result | figures) + "\n")
 
 
 def arguments() -> argparse.Namespace:
@@ -57,30 +61,55 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="starts to take the median of (default: 3)")
     parser.add_argument("--model", type=Path, help="folder of a model (default: a new tiny one with random weights)")
+    parser.add_argument("--engine", choices=["torch", "vllm"], default="torch")
     return parser.parse_args()
 
 
-def make_model(folder: Path) -> Path:
-    """Write a model of 2 million parameters with random weights. Returns its folder."""
+def make_model(folder: Path, engine: str) -> Path:
+    """Write a model of 2 million parameters with random weights, for vLLM one of 12 million. Returns its folder."""
     from stubs.random_models import SHAPES, save_random_model
 
     SHAPES["tiny"] = SHAPES["12m"] | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    save_random_model("tiny", folder)
+    save_random_model("tiny" if engine == "torch" else "12m", folder)  # vLLM needs heads of 32 dimensions on a CPU
     return folder
 
 
-def one_run(folder: Path, model: Path) -> dict[str, float]:
-    """Start a node and the baseline process. Returns seconds and MiB by name."""
-    home = folder / "home"
-    began_at = time.monotonic()
+def one_run(folder: Path, model: Path, engine: str) -> dict[str, float]:
+    """Start a node, with vLLM twice, and the baseline process. Returns seconds and MiB by name."""
+    os.environ["VLLM_CACHE_ROOT"] = str(folder / "vllm-cache")
+    if engine == "torch":
+        figures = one_start(folder, model, engine)
+        return figures | baseline(figures["cpu_s"])
+    first, second = one_start(folder, model, engine), one_start(folder, model, engine)
+    figures = {
+        f"{name}_{key}": value for name, run in (("first", first), ("second", second)) for key, value in run.items()
+    }
+    ratios = {f"{key}_ratio": second[key] / first[key] for key in ("wall_s", "cpu_s")}
+    return figures | ratios | baseline(second["cpu_s"])
+
+
+def one_start(folder: Path, model: Path, engine: str) -> dict[str, float]:
+    """Start a node, and stop it when it is ready. Returns seconds and MiB by name."""
+    home = Home(folder / "home")
+    began_at, began_s = time.time(), time.monotonic()
     with children(folder / "logs") as started:
         node = started.start(
-            *("node", "join", "--model", str(model), "--run", "arithmetic-ftis", "--engine", "torch"),
-            *("--listen", "/ip4/127.0.0.1/tcp/0", "--home", str(home)),
+            *("node", "join", "--model", str(model), "--run", "arithmetic-ftis", "--engine", engine),
+            *("--listen", "/ip4/127.0.0.1/tcp/0", "--home", str(home.root)),
         )
-        wait_until_ready(node, Home(home))
-        figures = {"wall_s": time.monotonic() - began_at} | process_figures(node.process.pid)
-    return figures | baseline(figures["cpu_s"])
+        wait_until_ready(node, home)
+        figures = {"wall_s": time.monotonic() - began_s} | process_figures(node.process.pid)
+    return figures | phase_figures(home, since=began_at)
+
+
+def phase_figures(home: Home, *, since: float) -> dict[str, float]:
+    """Return the seconds of each phase of the engine's start, from the event log."""
+    events = map(json.loads, home.events.read_text().splitlines())
+    return {
+        f"start_{event['phase'].partition(' (')[0].replace(' ', '_')}_s": event["duration_s"]
+        for event in events
+        if event["event"] == "engine_start" and event["time"] >= since
+    }
 
 
 def wait_until_ready(node: ChildProcess, home: Home) -> None:

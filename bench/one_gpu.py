@@ -49,7 +49,7 @@ from ftis_node.node.protocols import dtype_of
 from ftis_node.node.startup.factories import generation_boot, learner_boot
 from gpu.device import GIB, MIB, ask_driver
 from learner_sides.batch import of_result, sample
-from stubs.random_models import SHAPES, pack_train_group, save_random_model
+from stubs.random_models import SHAPES, kept_model, pack_train_group
 
 PROMPT_TOKENS = 128
 SAMPLE_EVERY_S = 0.2
@@ -76,8 +76,7 @@ def main() -> None:
 
 async def measure(shape: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of one shape."""
-    make_model(shape, folder / "model")
-    settings = NodeSettings(model=str(folder / "model"), lora=options.lora, learner={"checkpoint_every_steps": NEVER})
+    settings = NodeSettings(model=str(make_model(shape)), lora=options.lora, learner={"checkpoint_every_steps": NEVER})
     manifest = small_run(options.completion_tokens)
     source = resolve_model(settings.model)
     made, arrangement = planned(settings, manifest), arrange(settings, manifest, source)
@@ -118,19 +117,18 @@ async def measure(shape: str, folder: Path, options: argparse.Namespace) -> dict
     }
 
 
-def make_model(shape: str, folder: Path) -> None:
-    """Write a random model, on the GPU if there is one: on a CPU one of 3B takes a minute.
+def make_model(shape: str) -> Path:
+    """Return the folder of a random model. If it is missing, write it, on the GPU if there is one.
 
-    A separate process does it, because this one must not use memory of the GPU.
+    On a CPU one of 3B takes a minute. A separate process does it, because this one must not use memory of the GPU.
     """
     options = {"dtype": torch.bfloat16, "device": "cuda" if torch.cuda.is_available() else "cpu"}
-    process = multiprocessing.get_context("spawn").Process(
-        target=save_random_model, args=(shape, folder), kwargs=options
-    )
+    process = multiprocessing.get_context("spawn").Process(target=kept_model, args=(shape,), kwargs=options)
     process.start()
     process.join()
     if process.exitcode:
         raise RuntimeError(f"the model of {shape} was not written (exit code {process.exitcode})")
+    return kept_model(shape, **options)
 
 
 def small_run(completion_tokens: int) -> RunManifest:

@@ -7,6 +7,7 @@ request it has an entry for each row of the embedding.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.records.token_batch import TokenBatch
 
 SHARD_SIZE: Final = "2GB"
+KEPT_MODELS: Final = Path(tempfile.gettempdir()) / "ftis-bench-models"  # vLLM's compiled code is for a model's path
 SENDER = Identity.from_seed(bytes(32)).peer_id
 HEADER = {
     "run_id": "0" * 32,
@@ -130,6 +132,17 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
     "0.5b": _shape(151936, 896, 4864, 24, 14, 2),
     "3b": _shape(151936, 2048, 11008, 36, 16, 2),
 }
+
+
+def kept_model(shape: str, *, dtype: torch.dtype, device: str = "cpu") -> Path:
+    """Return the folder of a random model, and write it if no earlier measurement did."""
+    folder = KEPT_MODELS / f"{shape}-{str(dtype).removeprefix('torch.')}"
+    if not folder.exists():
+        KEPT_MODELS.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=KEPT_MODELS) as scratch:
+            save_random_model(shape, Path(scratch) / "model", dtype=dtype, device=device)
+            (Path(scratch) / "model").rename(folder)
+    return folder
 
 
 def save_random_model(

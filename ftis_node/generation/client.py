@@ -34,6 +34,7 @@ from ftis_node.workers.wire import Done
 logger = logging.getLogger(__name__)
 
 OnProblem: TypeAlias = Callable[[str], None]
+OnPhase: TypeAlias = Callable[[str], None]  # takes the phase that begins; "" at the end of the start
 WriteWeights: TypeAlias = Callable[[str], Awaitable["PublishedWeights | None"]]
 
 WORKER_MODULE = "ftis_node.generation.worker"
@@ -66,7 +67,7 @@ class GenerationClient(WorkerClient):
             boot=boot,
             sockets_dir=sockets_dir,
             log_path=log_path,
-            event_types=(messages.TokensMade, messages.EngineBroken),
+            event_types=(messages.TokensMade, messages.StartPhase, messages.EngineBroken),
             environment=({} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)})
             | dict(environment or {}),
         )
@@ -93,6 +94,7 @@ class GenerationClient(WorkerClient):
         self._has_discarded = False
         self._may_discard = boot.settings.can_sleep and boot.settings.lora_rank is None
         self._throughput = Throughput()
+        self._on_phase: OnPhase | None = None
         self.engine: str = boot.engine
 
     @property
@@ -133,8 +135,12 @@ class GenerationClient(WorkerClient):
         """Return the completion tokens per second over the last seconds."""
         return self._throughput.per_second(now_s=time.monotonic())
 
-    async def start(self) -> None:
-        """Return when the worker serves. Raises ModelError, EngineError, MachineError, WorkerDiedError."""
+    async def start(self, on_phase: OnPhase | None = None) -> None:
+        """Return when the worker serves. Raises ModelError, EngineError, MachineError, WorkerDiedError.
+
+        `on_phase` is called with each phase of this start and of all restarts.
+        """
+        self._on_phase = on_phase
         await self._supervisor.start()
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
@@ -266,10 +272,14 @@ class GenerationClient(WorkerClient):
             self._has_discarded = False
         return problem
 
-    def _take_event(self, event: messages.TokensMade | messages.EngineBroken) -> None:
-        if isinstance(event, messages.TokensMade):
-            self._throughput.reach(event.total, at_s=time.monotonic())
-            return
-        problem = f"is started again, because its engine {event.reason}"
-        self._loader.report(problem)
-        self._supervisor.restart(problem)
+    def _take_event(self, event: messages.TokensMade | messages.StartPhase | messages.EngineBroken) -> None:
+        match event:
+            case messages.TokensMade():
+                self._throughput.reach(event.total, at_s=time.monotonic())
+            case messages.StartPhase():
+                if self._on_phase is not None:
+                    self._on_phase(event.phase)
+            case messages.EngineBroken():
+                problem = f"is started again, because its engine {event.reason}"
+                self._loader.report(problem)
+                self._supervisor.restart(problem)

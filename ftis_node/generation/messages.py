@@ -83,6 +83,12 @@ class TokensMade(Message, frozen=True):
     total: int
 
 
+class StartPhase(Message, frozen=True):
+    """An event: this phase of the start begins; "" at its end."""
+
+    phase: str
+
+
 class EngineBroken(Message, frozen=True):
     """An event: the engine has failed for good and this worker should be restarted; `reason` follows "the engine"."""
 

@@ -19,6 +19,7 @@ from ftis_node.errors import ModelError, WorkerTaskError
 from ftis_node.generation import messages
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.engines.base import Engine, GenerateRequest, GenerationResult
+from ftis_node.generation.engines.vllm_log import WorkerLog
 from ftis_node.models import resolve_model
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.liveness import die_with_owner
@@ -29,6 +30,7 @@ from ftis_node.workers.worker import Emitter, Handlers, run_worker
 logger = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 1.0
+POLL_LOG_S = 0.5
 
 
 class Service:
@@ -109,9 +111,29 @@ async def report_break(engine: Engine, emit: Emitter) -> None:
 
 
 @asynccontextmanager
+async def phases_reported(emit: Emitter, *, every_s: float = POLL_LOG_S) -> AsyncIterator[None]:
+    """Send an event for each phase of an engine's start, as vLLM logs them, and one at the end."""
+    log = WorkerLog()
+
+    async def report() -> None:
+        while True:
+            for phase in log.new_phases():
+                emit(messages.StartPhase(phase))
+            await asyncio.sleep(every_s)
+
+    reporter = watched_task(report(), name="report-phases")
+    try:
+        yield
+    finally:
+        reporter.cancel()
+        emit(messages.StartPhase(""))
+
+
+@asynccontextmanager
 async def build(boot: messages.GenerationBoot, emit: Emitter) -> AsyncIterator[Handlers]:
     open_engine = choose_engine(boot.engine)
-    engine = await open_engine(resolve_model(boot.model), boot.settings, emit.progress)
+    async with phases_reported(emit):
+        engine = await open_engine(resolve_model(boot.model), boot.settings, emit.progress)
     reporters = [
         watched_task(report_tokens(engine, emit), name="report-tokens"),
         watched_task(report_break(engine, emit), name="report-break"),

@@ -8,7 +8,8 @@
 
 An error of the user, the machine or the engine at the first start is final. A worker that has served before may lack
 memory or disk space for a while, because other processes use it. It then waits longer each time, `free_memory` is
-awaited, and it starts again. An engine that cannot be loaded again is restarted as after any quick death.
+awaited, and it starts again. With `free_memory` the first start is repeated once, too, because another worker may need
+more memory during its start than later. An engine that cannot be loaded again is restarted as after any quick death.
 
 A call waits while the worker starts, then goes to the process that is READY, and never moves to another. A call that a
 death interrupts raises WorkerDiedError. Before any call reaches a new process, `on_started` calls it directly, for
@@ -190,7 +191,8 @@ class Supervisor:
             error = self._last_error
             assert error is not None
             is_quick = served_s < self._restart_policy.quick_death_s
-            is_short = self._has_served and is_quick and _is_shortage(error)
+            may_pass = self._has_served or (self._free_memory is not None and restarts.num_shortages == 0)
+            is_short = may_pass and is_quick and _is_shortage(error)
             if not is_short and not isinstance(error, WorkerError | EngineError if self._has_served else WorkerError):
                 return self._fail(error)
             delay_s = restarts.next_delay_s(served_s=served_s, is_short=is_short)

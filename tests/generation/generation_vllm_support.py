@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -109,8 +108,6 @@ class EngineHost(Service):
         self._engine = await choose_engine("vllm")(resolve_model(request.model), request.settings, self._emit.progress)
         self._opened = request
         (Path(request.model) / "COMPLETE").touch()
-        # vLLM inspects each further architecture in another process. That takes 20 s and protects only a GPU.
-        sys.modules["vllm.model_executor.models.registry"]._run_in_subprocess = lambda inspect: inspect()
         return Done()
 
     async def close(self) -> None:

@@ -21,6 +21,7 @@ from ftis_node.workers.weight_store import WeightStore, prove
 from tests.waiting import eventually
 
 PROMPT = (3, 1, 4, 1, 5)
+START_PHASES = ["importing vLLM", "reading the configuration", "loading weights", "answering first requests"]
 
 
 async def make_group(client: GenerationClient, *, max_tokens: int = 12) -> Any:
@@ -95,14 +96,22 @@ async def assert_all_died(tasks: list[asyncio.Task[Any]], *, within_s: float, ma
 
 
 @pytest.mark.timeout(240)
-async def test_a_separate_core_serves_new_weights_and_its_death_is_reported(tmp_path: Path) -> None:
-    """The core is killed while it samples."""
+async def test_a_separate_core_serves_new_weights_and_its_death_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core is killed while it samples. Sleep mode is tried at the first start on a card, and not at the restart."""
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    phases: list[str] = []
     save_model(tmp_path / "model", **VLLM_MODEL)
     learner = tiny_model(seed=1, **VLLM_MODEL)
     problems: list[str] = []
     client = make_client(tmp_path, engine_core="separate", problems=problems)
     try:
-        await client.start()
+        await client.start(phases.append)
+        assert phases == [*START_PHASES, "trying sleep mode (once on this card)", ""]
+        phases.clear()
+        (inspected,) = (tmp_path / "cache" / "modelinfos").iterdir()
+        written_ns = inspected.stat().st_mtime_ns
         weights = WeightStore(tmp_path / "weights").publish(1, file_tensors(learner))
         proof = prove(learner, version=1, vocab_size=EMBEDDING_ROWS)
         begun = asyncio.create_task(make_group(client, max_tokens=400))
@@ -119,7 +128,9 @@ async def test_a_separate_core_serves_new_weights_and_its_death_is_reported(tmp_
         await eventually(lambda: len(problems) == 1)
         assert problems[0].startswith("is started again, because its engine ")
         await assert_ended(processes)
-        assert client.is_alive
+        await client.wait_ready()
+        assert phases == [*START_PHASES, ""]
+        assert inspected.stat().st_mtime_ns == written_ns, "the architecture was inspected again"
     finally:
         await client.stop()
 

@@ -18,26 +18,18 @@ from generation_support import SETTINGS, completions_of, make_request, save_mode
 from ftis_node.config.workers import GenerationSection
 from ftis_node.errors import (
     ConfigError,
-    EngineError,
     ModelError,
     NonFiniteError,
-    OutOfMemoryError,
-    UnknownArchitectureError,
 )
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.published import check_published, shapes_in
 from ftis_node.generation.engines.vllm_core import VllmCompletion, VllmJob
-from ftis_node.generation.engines.vllm_engine import (
-    LOST_CORE,
-    MIN_CPU_CACHE_BYTES,
-    WorkerLog,
-    cpu_cache_bytes,
-    explained,
-)
+from ftis_node.generation.engines.vllm_engine import MIN_CPU_CACHE_BYTES, cpu_cache_bytes
 from ftis_node.generation.engines.vllm_options import (
     engine_arguments,
     environment,
     has_separate_core,
+    quick_start,
 )
 from ftis_node.generation.engines.vllm_worker import WorkerExtension
 from ftis_node.models import ModelSource, resolve_model
@@ -108,15 +100,43 @@ def test_the_process_of_the_core(core: Any, device: str, expected: bool) -> None
     assert environment(chosen, device=device)["VLLM_ENABLE_V1_MULTIPROCESSING"] == str(int(expected))
 
 
-NAMES_SCRIPT = "import vllm.envs; print(*vllm.envs.environment_variables)"
+NAMES_SCRIPT = """
+from dataclasses import fields
+import vllm.envs
+from vllm.config import KernelConfig
+from vllm.engine.arg_utils import EngineArgs
+print(*vllm.envs.environment_variables, *(field.name for each in (EngineArgs, KernelConfig) for field in fields(each)))
+"""
 
 
 @pytest.mark.timeout(120)
-def test_vllm_knows_every_variable_that_is_set_for_it() -> None:
+def test_vllm_knows_every_variable_and_option_of_a_quick_start() -> None:
     """The import is in a separate process, because it changes its process."""
     done = subprocess.run([sys.executable, "-c", NAMES_SCRIPT], capture_output=True, check=True, text=True)
     ours = {name for device in ("cpu", "cuda") for name in environment(settings(), device=device)}
-    assert {name for name in ours if name.startswith("VLLM_")} <= set(done.stdout.split())
+    quick = quick_start(settings(), device="cuda")
+    named = {name for name in ours if name.startswith("VLLM_")} | {*quick, *quick["kernel_config"]}
+    assert named <= set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("max_batch", "largest"), [(None, [160, 192, 224, 256]), (7, [1, 2, 4, 7]), (300, [192, 224, 256, 300])]
+)
+def test_graphs_are_captured_for_few_sizes_up_to_the_largest_batch(max_batch: int | None, largest: list[int]) -> None:
+    assert quick_start(settings(max_batch=max_batch), device="cuda")["cudagraph_capture_sizes"][-4:] == largest
+    assert quick_start(settings(max_batch=max_batch), device="cpu") == {}
+
+
+@pytest.mark.parametrize(
+    ("option", "remaining"),
+    [
+        ({"compilation_config": {}}, {"kernel_config"}),
+        ({"enable_flashinfer_autotune": True}, {"cudagraph_capture_sizes"}),
+        ({"enforce_eager": True}, set()),
+    ],
+)
+def test_options_of_the_user_replace_those_of_a_quick_start(option: dict[str, Any], remaining: set[str]) -> None:
+    assert quick_start(settings(options=option), device="cuda").keys() == remaining
 
 
 @pytest.mark.parametrize("backend", ["uni", "external_launcher", "mymodule.MyExecutor", 3])
@@ -175,76 +195,6 @@ def test_no_sampler_is_compiled_at_the_start_and_gpus_have_the_order_of_vllm() -
             [sys.executable, "-c", program], env=bare | variables, capture_output=True, text=True, check=True
         )
         assert done.stdout.split() == ["False", expected]
-
-
-CORE_LOG = """\
-(EngineCore pid=6109) WARNING 11-23 19:01:08 [core.py:99] ValueError: of no consequence
-(Worker_TP1 pid=6289) ERROR 11-23 19:01:08 [multiproc_executor.py:950] WorkerProc failed to start.
-(Worker_TP1 pid=6289) ERROR 11-23 19:01:08 [multiproc_executor.py:950] Traceback (most recent call last):
-(Worker_TP1 pid=6289) ERROR 11-23 19:01:08 [multiproc_executor.py:950]     raise ValueError(
-(Worker_TP1 pid=6289) ERROR 11-23 19:01:08 [multiproc_executor.py:950] CAUSE Tried this.
-(EngineCore pid=6109) ERROR 11-23 19:01:09 [core.py:1510] EngineCore failed to start.
-(EngineCore pid=6109) ERROR 11-23 19:01:09 [core.py:1510] Exception: WorkerProc initialization failed due to an \
-exception in a background process. See stack trace for root cause.
-Process EngineCore:
-Traceback (most recent call last):
-    raise e from None
-Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace for root cause.
-"""
-PARENT_ERROR = "Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': 1}"
-
-
-@pytest.mark.parametrize(
-    ("cause", "kind", "message"),
-    [
-        ("torch.OutOfMemoryError: CUDA out of memory.", OutOfMemoryError, "OutOfMemoryError: CUDA out of memory."),
-        (
-            "ValueError: Free memory on device cuda:0 (3.1/22.0 GiB) on startup is less than desired",
-            OutOfMemoryError,
-            "ValueError: Free memory on device cuda:0 (3.1/22.0 GiB) on startup is less than desired",
-        ),
-        ("RuntimeError: no kernel image is available", EngineError, "RuntimeError: no kernel image is available"),
-    ],
-)
-def test_an_error_names_its_cause_in_another_process(
-    tmp_path: Path, cause: str, kind: type[EngineError], message: str
-) -> None:
-    """stderr is a file meanwhile. Lines from before the engine was opened belong to another start."""
-    kept = os.dup(2)
-    with (tmp_path / "log").open("wb") as log:
-        os.dup2(log.fileno(), 2)
-        try:
-            os.write(2, b"ValueError: of another start\n")
-            worker_log = WorkerLog()
-            assert worker_log.with_cause(LOST_CORE) == LOST_CORE, "an older line is taken for the cause"
-            os.write(2, CORE_LOG.replace("CAUSE", cause).encode())
-            error = explained(RuntimeError(PARENT_ERROR), NO_MODEL, "cuda", worker_log)
-            lost = worker_log.with_cause(LOST_CORE)
-            own = explained(ValueError("an error of this process"), NO_MODEL, "cuda", worker_log)
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-    assert type(error) is kind
-    assert f" ({message} Tried this.; the worker" in str(error) or f" ({message} Tried this.): see" in str(error)
-    assert "root cause" not in str(error)
-    assert lost == f"{LOST_CORE} ({message} Tried this.)"
-    assert str(own) == "vLLM fails on m: use --engine torch (an error of this process; the worker's log has more)"
-
-
-@pytest.mark.parametrize(
-    ("message", "kind"),
-    [
-        (
-            "Model architectures ['Foo'] are not supported for now. Supported architectures: ...",
-            UnknownArchitectureError,
-        ),
-        ("The Transformers implementation of 'Foo' is not compatible with vLLM.", UnknownArchitectureError),
-        ("Model architectures ['Foo'] failed to be inspected.", EngineError),
-        ("No available memory for the cache blocks.", OutOfMemoryError),
-    ],
-)
-def test_the_message_of_vllm_decides_the_type_of_the_error(message: str, kind: type[EngineError]) -> None:
-    assert type(explained(ValueError(message), NO_MODEL, "cpu", WorkerLog())) is kind
 
 
 class FakeVllmWorker(WorkerExtension):

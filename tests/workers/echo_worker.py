@@ -18,6 +18,7 @@ class EchoBoot(Message, frozen=True):
     """The worker's settings. `fault`: the fault of its start. `trace`: a folder with a file for each event.
 
     The faults of `LATER_FAULTS` occur at the first `num_faults` restarts. The first start succeeds, as do later ones.
+    `first-memory` occurs at the first `num_faults` starts.
     """
 
     trace: str
@@ -137,6 +138,8 @@ async def build(boot: EchoBoot, emit: Emitter) -> AsyncIterator[Handlers]:
     num_starts = len(list(trace.glob("built-*")))  # noqa: ASYNC240 - a few names
     if boot.fault in LATER_FAULTS and 2 <= num_starts <= 1 + boot.num_faults:
         raise LATER_FAULTS[boot.fault]
+    if boot.fault == "first-memory" and num_starts <= boot.num_faults:
+        raise OutOfMemoryError("the engine does not fit at the moment")
     if boot.fault == "slow":
         time.sleep(1.5)  # noqa: ASYNC251 - like the loading of a model
     yield {Echo: echo, Fail: fail, Die: die, Stray: stray, Spawn: spawn, Sleep: Sleeper(trace).sleep}

@@ -245,6 +245,31 @@ async def test_a_worker_that_lacks_memory_at_a_restart_is_restarted_until_it_ser
     assert starts_before == [2, 3], "memory is freed before each restart, but not after another death"
 
 
+@pytest.mark.parametrize(("num_faults", "may_free", "num_started"), [(1, True, 2), (2, True, 2), (1, False, 1)])
+async def test_a_first_start_that_lacks_memory_is_repeated_once_if_another_worker_can_free_some(
+    make_supervisor: MakeSupervisor, tmp_path: Path, num_faults: int, may_free: bool, num_started: int
+) -> None:
+    starts_before: list[int] = []
+
+    async def free_memory() -> None:
+        starts_before.append(num_starts(tmp_path))
+
+    policy = RestartPolicy(backoff=ExponentialBackoff(first_s=0.05))
+    supervisor = make_supervisor(
+        fault="first-memory",
+        num_faults=num_faults,
+        restart_policy=policy,
+        free_memory=free_memory if may_free else None,
+    )
+    if num_faults < num_started:
+        await supervisor.start()
+    else:
+        with pytest.raises(OutOfMemoryError, match="^the engine does not fit at the moment$"):
+            await supervisor.start()
+    assert num_starts(tmp_path) == num_started
+    assert starts_before == [1] * may_free
+
+
 @pytest.mark.parametrize(
     ("fault", "kind", "expected_starts", "message"),
     [

@@ -11,12 +11,11 @@ import logging
 import os
 import random
 import re
-import stat
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,13 +35,16 @@ from ftis_node.errors import (
 from ftis_node.generation.engines import USE_TORCH
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
 from ftis_node.generation.engines.published import check_adapter, check_published, check_shared, shapes_in
+from ftis_node.generation.engines.sleep_trial import card_marker, try_sleep
 from ftis_node.generation.engines.vllm_core import FAILED, VllmCore, VllmJob
+from ftis_node.generation.engines.vllm_log import LOST_CORE, MAX_REASON_LENGTH, WorkerLog
 from ftis_node.generation.engines.vllm_options import (
     CPU_BLOCK_TOKENS,
     check_options,
     engine_arguments,
     environment,
     has_separate_core,
+    quick_start,
 )
 from ftis_node.models import ModelSource, pick_device
 from ftis_node.models.adapter_folder import ADAPTER_FILE
@@ -53,21 +55,16 @@ from ftis_node.workers.weight_store import file_checksums
 if TYPE_CHECKING:
     from ftis_node.generation.engines.vllm_driver import VllmDriver
 
+logger = logging.getLogger(__name__)
+
 Answer = TypeVar("Answer")
 
+DRIVER = "ftis_node.generation.engines.vllm_driver"
 POLL_EVERY_S = 0.5
 START_LENGTHS = (2, 19, 40)  # tokens of the first texts
 SEED_BITS = 31
 CPU_CACHE_SHARE = 0.25  # at most this share of the free memory
 MIN_CPU_CACHE_BYTES = 1 << 20  # vLLM requires one block more than the longest sequence
-LOST_CORE = "lost vLLM's engine core: its process ended"
-MAX_REASON_LENGTH = 240
-READ_LOG_BYTES = 1 << 20
-STDERR = 2
-# vLLM's messages in a process that only detects the failure of another one.
-ELSEWHERE = re.compile("root cause|" + re.escape(LOST_CORE))
-VLLM_PREFIX = re.compile(r"^(?:\([^)]* pid=\d+\) ?)+(?:ERROR \S+ \S+ \[[^\]]*\] )?")
-ERROR_LINE = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception): \S.*)$")
 UNKNOWN_ARCHITECTURE = re.compile(
     "^Model architectures? .* not supported|is not a registered model in|implementation of .* not compatible with vLLM"
 )
@@ -173,11 +170,13 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
     """
     log = WorkerLog()
     device = pick_device(settings.device)
-    for name, value in environment(settings, device=device).items():
+    for name, value in environment(settings, device=device, has_log=log.is_file).items():
         os.environ.setdefault(name, value)
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])  # until vLLM sets up its own loggers
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")  # for its developers, not for users
+    log.begin("importing vLLM")
     try:
+        await asyncio.to_thread(import_module, DRIVER)  # vLLM takes seconds to import
         from ftis_node.generation.engines.vllm_driver import VllmDriver
     except ImportError as error:
         raise EngineError(
@@ -187,6 +186,7 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
     serves_adapters = settings.lora_rank is not None
     try:
         with merged_source(source.base if serves_adapters else source, dtype=settings.dtype_on(device)) as opened:
+            log.begin("reading the configuration")
             open_core = partial(_open_core, opened, settings, device)
             await asyncio.wrap_future(driver.thread.submit(driver.open, open_core))
         engine = VllmEngine(driver, settings, source, log)
@@ -194,9 +194,13 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
             await asyncio.wrap_future(driver.call(driver.adapt, source.adapter, 0))
         # The first step compiles and allocates: within the start's grace, not a request's. It also finds faults of
         # vLLM with a model, which several texts at once show.
+        log.begin("answering first requests")
         texts = [(0,) * min(length, driver.max_model_len - 1) for length in START_LENGTHS]
         probes = await asyncio.wrap_future(driver.call(lambda: [driver.probe(text) for text in texts]))
         await asyncio.gather(*map(asyncio.wrap_future, probes))
+        if settings.can_sleep and not (marker := card_marker()).exists():
+            log.begin("trying sleep mode (once on this card)")
+            await try_sleep(engine, texts[-1], marker)
     except WorkerTaskError as error:
         raise explained(RuntimeError(await engine.wait_broken()), source, device, log) from error
     except FtisError:
@@ -204,39 +208,6 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
     except Exception as error:
         raise explained(error, source, device, log) from error
     return engine
-
-
-class WorkerLog:
-    """A reader of the worker's log: the stderr of this process and its children, if it is a file."""
-
-    def __init__(self) -> None:
-        self._began_at = 0
-        with suppress(OSError):  # stderr is closed
-            self._began_at = os.fstat(STDERR).st_size
-
-    def cause_of(self, text: str) -> str | None:
-        """Return the logged error of another process, if `text` only reports that one failed."""
-        return root_cause(self._read()) if ELSEWHERE.search(text) else None
-
-    def with_cause(self, text: str) -> str:
-        cause = self.cause_of(text)
-        return text if cause is None else f"{text} ({cause})"
-
-    def _read(self) -> str:
-        with suppress(OSError):  # without /proc
-            if stat.S_ISREG(os.fstat(STDERR).st_mode):
-                with open(f"/proc/self/fd/{STDERR}", "rb") as log:
-                    log.seek(max(self._began_at, os.fstat(STDERR).st_size - READ_LOG_BYTES))
-                    return log.read(READ_LOG_BYTES).decode(errors="replace")
-        return ""
-
-
-def root_cause(log: str) -> str | None:
-    """Return the last error in a log of vLLM's processes that does not refer to another process (`ValueError: ...`)."""
-    lines = [VLLM_PREFIX.sub("", line) for line in log.splitlines()]
-    errors = [found[1] for line in lines if (found := ERROR_LINE.match(line))]
-    own = [error for error in errors if not ELSEWHERE.search(error)]
-    return shorten(own[-1], MAX_REASON_LENGTH, placeholder=" ...") if own else None
 
 
 def explained(error: Exception, source: ModelSource, device: str, log: WorkerLog) -> FtisError:
@@ -260,20 +231,32 @@ def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tu
     from dataclasses import fields
 
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.models import registry
     from vllm.platforms import current_platform  # queries the driver, and takes no memory of the GPU
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.executor import Executor
 
+    is_separate = has_separate_core(settings, device=device)
+    if device == "cpu" or not is_separate:  # vLLM would start a process, only to keep this one free of CUDA
+        registry._run_in_subprocess = lambda inspect: inspect()
     check_options(settings.options, known={field.name for field in fields(EngineArgs)})
     seed = random.SystemRandom().getrandbits(SEED_BITS) if settings.seed is None else settings.seed
     capability = current_platform.get_device_capability() if device != "cpu" else None
-    arguments = EngineArgs(**engine_arguments(source, settings, device=device, seed=seed, capability=capability))
-    config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    arguments = engine_arguments(source, settings, device=device, seed=seed, capability=capability)
+
+    def configured(**quick: Any) -> Any:
+        return EngineArgs(**arguments, **quick).create_engine_config(UsageContext.ENGINE_CONTEXT)
+
+    try:
+        config = configured(**quick_start(settings, device=device))
+    except (TypeError, ValueError) as error:
+        config = configured()  # raises if the error has another cause
+        logger.warning("this vLLM refuses the options of a quick start (%s): it starts without", first_line(error))
     if device == "cpu" and config.cache_config.kv_cache_memory_bytes is None:
         config.cache_config.kv_cache_memory_bytes = cpu_cache_bytes(config)
     core = EngineCoreClient.make_client(
-        multiprocess_mode=has_separate_core(settings, device=device),
+        multiprocess_mode=is_separate,
         asyncio_mode=False,
         vllm_config=config,
         executor_class=Executor.get_class(config),

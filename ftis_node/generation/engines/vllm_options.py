@@ -20,12 +20,15 @@ DEFAULT_MAX_BATCH = 256
 MAX_LORAS = 3  # the newest adapter, and the two before it for completions in flight
 MAX_LORAS_ASLEEP = 2  # if the engine sleeps during the learner's step: then nothing is in flight between two adapters
 BLACKWELL = 10  # major compute capability of B200, B300
+# Batch sizes with CUDA graphs. vLLM's own 51 take twice as long to capture; a batch is padded to the next size.
+CAPTURE_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+GRAPH_OPTIONS = frozenset({"cudagraph_capture_sizes", "max_cudagraph_capture_size", "compilation_config"})
+KERNEL_OPTIONS = frozenset({"kernel_config", "enable_flashinfer_autotune"})
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has; an adapter of a lower rank fits, too
 
 ENVIRONMENT = {
     **NO_TELEMETRY,
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked process with threads may hang; see also `worker.py`
-    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings concern choices made here
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for the command's output
     "TQDM_DISABLE": "1",  # its progress bars fill the log
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is compiled at the start, by a CUDA toolkit that few machines have
@@ -64,12 +67,16 @@ RESERVED = {  # EngineArgs field -> the setting to use instead; empty: it is fix
 }
 
 
-def environment(settings: EngineSettings, *, device: str) -> dict[str, str]:
-    """Return the environment variables that must be set before vLLM is imported, except those set already."""
+def environment(settings: EngineSettings, *, device: str, has_log: bool = True) -> dict[str, str]:
+    """Return the environment variables that must be set before vLLM is imported.
+
+    With `has_log`, stderr is a log file: it gets the phases of a start, and shows where an engine hangs.
+    """
+    logging_level = {"VLLM_LOGGING_LEVEL": "INFO" if has_log else "ERROR"}
     is_eager = settings.options.get("enforce_eager", device == "cpu")
     # On a CPU vLLM moves its worker into a third process if this is 1, whatever the other options are.
     multiprocessing = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(has_separate_core(settings, device=device)))}
-    return ENVIRONMENT | multiprocessing | (CPU_ENVIRONMENT if device == "cpu" and is_eager else {})
+    return ENVIRONMENT | logging_level | multiprocessing | (CPU_ENVIRONMENT if device == "cpu" and is_eager else {})
 
 
 def num_loras(*, can_sleep: bool) -> int:
@@ -141,6 +148,22 @@ def engine_arguments(
         places = num_loras(can_sleep=settings.can_sleep)
         arguments |= {"enable_lora": True, "max_lora_rank": served_rank(settings.lora_rank), "max_loras": places}
     return arguments | settings.options
+
+
+def quick_start(settings: EngineSettings, *, device: str) -> dict[str, Any]:
+    """Return arguments that only shorten the start on a GPU: fewer CUDA graphs, no tuning of kernels that do not run.
+
+    Related options of the user replace them.
+    """
+    if device == "cpu" or settings.options.get("enforce_eager"):
+        return {}
+    quick: dict[str, Any] = {}
+    if not GRAPH_OPTIONS & settings.options.keys():
+        largest = settings.max_batch or DEFAULT_MAX_BATCH
+        quick["cudagraph_capture_sizes"] = [*(size for size in CAPTURE_SIZES if size < largest), largest]
+    if not KERNEL_OPTIONS & settings.options.keys():
+        quick["kernel_config"] = {"enable_flashinfer_autotune": False, "enable_cutedsl_warmup": False}
+    return quick
 
 
 def sampling_arguments(request: GenerateRequest, *, seed: int | None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ftis_node.config.delay import Delay
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import EngineError, FtisError
+from ftis_node.generation.client import OnPhase
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.engines.base import Engine, GenerateRequest, GenerationResult
 from ftis_node.generation.messages import GenerationBoot
@@ -84,7 +85,7 @@ class InProcessGeneration:
         """Return whether the engines are open. An engine failure needs no state, because it ends the experiment."""
         return bool(self._engines)
 
-    async def start(self) -> None:
+    async def start(self, on_phase: OnPhase | None = None) -> None:
         """Open the engines. Raises ModelError, EngineError, MachineError."""
         if self._engines:
             return

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from functools import partial
 
 from ftis_node.config.home import Home
 from ftis_node.config.limits import EVENT_FILE_BYTES, KEPT_EVENT_FILES
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.step import StepSection
-from ftis_node.gossip import Gossip
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
@@ -28,6 +28,7 @@ from ftis_node.node.startup.factories import NodeFactory, NodeInputs, ProcessNod
 from ftis_node.node.startup.prepare import check_ports, prepare
 from ftis_node.node.startup.recovery import release_damaged
 from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.startup.start_progress import StartProgress
 from ftis_node.node.startup.startup_summary import mark_end, mark_start, read_last_status, start_lines
 from ftis_node.node.storage.disk_space import DiskSpace, checkpoint_step, num_versions, version_bytes
 from ftis_node.node.storage.epochs import begin_epoch
@@ -183,25 +184,26 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     context, settings = parts.context, parts.context.settings
     done = context.state.step
     model = f"{parts.source.name} ({size(sum(path.stat().st_size for path in parts.source.weights_files))})"
-    components: dict[str, Generation | Learning | Gossip] = {}
-    if settings.generates or settings.learns:
-        components |= {"generator": parts.generation, "learner": parts.learner}
-    components["network"] = parts.gossip
-    waited_for = [*components]
+    has_workers = settings.generates or settings.learns
+    names = ["generator", "learner", "network"] if has_workers else ["network"]
+    progress = StartProgress(names, model, context.events, on_progress)
+    starts: dict[str, Callable[[], Awaitable[object]]] = {
+        "generator": partial(parts.generation.start, progress.begin_phase),
+        "learner": parts.learner.start,
+        "network": parts.gossip.start,
+    }
 
-    async def start(name: str, part: Generation | Learning | Gossip) -> None:
-        await part.start()
-        waited_for.remove(name)
-        on_progress(None, _waiting(waited_for, model))
+    async def start(name: str) -> None:
+        await starts[name]()
+        progress.end(name)
 
-    on_progress(None, _waiting(waited_for, model))
     context.events.write(
         "start", schema=EVENT_SCHEMA, run=context.manifest.run_id, peer=context.peer_id, model=parts.source.name
     )
-    log.debug("%s; what the workers print is in %s", _waiting(waited_for, model), parts.home.logs)
+    log.debug("%s; what the workers print is in %s", progress, parts.home.logs)
     async with asyncio.TaskGroup() as tasks:
-        for name, part in components.items():
-            tasks.create_task(start(name, part), name=f"start-{name}")
+        for name in names:
+            tasks.create_task(start(name), name=f"start-{name}")
         tasks.create_task(parts.scorer.check(), name="check-graders")
     state = parts.learner.state
     assert state is not None, "a started learner has a state"
@@ -212,13 +214,6 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     log.debug("%s: %s parameters, at step %d", parts.source.name, f"{state.parameters:,}", state.step)
     if settings.role == "learner":
         log.info("generators take this learner's weights by --role generator --follow %s", context.peer_id)
-
-
-def _waiting(waited_for: Sequence[str], model: str) -> str:
-    """Return the progress line, as `loading m (3.2 MB) into generator and learner; connecting`; "" for no wait."""
-    workers = " and ".join(name for name in waited_for if name != "network")
-    loading = [f"loading {model} into {workers}"] if workers else []
-    return "; ".join(loading + ["connecting"] * ("network" in waited_for))
 
 
 async def _stop(parts: NodeComponents) -> None:
