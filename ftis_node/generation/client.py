@@ -200,7 +200,7 @@ class GenerationClient(WorkerClient):
             raise EngineError(f"the engine {self.engine} {problem}: use another one with --engine")
 
     async def sleep(self, *, discard: bool = False) -> None:
-        """Return when the worker has finished its requests and freed its memory. Requests wait from now on.
+        """Return when the worker has freed its memory. Requests, also interrupted ones, wait from now on.
 
         With `discard` new weights should arrive before the next `wake`. The starting model's weights are not discarded,
         and none are after a failed load of discarded weights. A worker that dies meanwhile has freed its memory, too.

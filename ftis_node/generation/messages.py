@@ -43,7 +43,7 @@ class WeightsLoaded(Message, frozen=True):
 
 
 class Sleep(Message, frozen=True):
-    """A request to stop admission, finish the requests in flight, and free memory.
+    """A request to stop admission, finish or interrupt the requests in flight, and free memory.
 
     With `discard` the weights are freed, too: only `LoadWeights` wakes the engine then.
     """

@@ -114,21 +114,42 @@ async def test_shared_tensors_are_served_and_restored_after_a_discard(
     assert difference is not None and "in 1 of " in difference and "model.norm.weight" in difference
 
 
-async def test_before_sleep_running_groups_finish_and_new_ones_wait(vllm: RemoteEngine) -> None:
+async def test_a_sleep_interrupts_completions_which_continue_with_the_new_weights(
+    vllm: RemoteEngine, tmp_path: Path
+) -> None:
+    """Tokens and log-probs from before the sleep are kept. After it the new weights compute the whole prefix again."""
+    old, new = tiny_model(**VLLM_MODEL), tiny_model(seed=1, **VLLM_MODEL)
+    weights = WeightStore(tmp_path / "weights").publish(1, file_tensors(new))
     await vllm.serve()
     await vllm.wake()  # no-op: it is awake
-    running = asyncio.create_task(draw(vllm, max_tokens=120))
-    await vllm.probe((0, 1))  # the reply shows that the group is admitted
+    before = (await vllm.inspect()).tokens_made
+    request = make_request(PROMPT, num_completions=3, max_tokens=400, eos_ids=NEVER, seed=7)
+    running = asyncio.create_task(vllm.generate(request))
+    await vllm.wait_for_tokens(before + 30)
     await vllm.sleep()
-    assert len((await running).token_ids) == 120
     waiting, given_up = asyncio.create_task(draw(vllm)), asyncio.create_task(draw(vllm))
     with pytest.raises(WorkerTaskError, match="asleep"):
         await vllm.probe((0, 1))
     given_up.cancel()
-    await asyncio.sleep(0.1)
+    state = await vllm.inspect()
+    num_sampled = state.tokens_made - before
+    assert (state.num_running, state.num_scheduled) == (0, 0)
+    assert 30 <= num_sampled < 1200
     assert not waiting.done()
-    await vllm.wake()
-    assert (await waiting).policy_version == 0
+    assert not running.done()
+    await vllm.update_weights(weights, prove(new, version=1, vocab_size=EMBEDDING_ROWS))
+    completions = completions_of(await running)
+    num_old = 0
+    for completion in completions:
+        ids = completion.token_ids.tolist()
+        by_old, by_new = (mixed_logprobs(model, model, PROMPT, ids, 400) - completion.logprobs for model in (old, new))
+        first = int((np.abs(by_old) > CLOSE).argmax())
+        num_old += first
+        assert np.abs(by_new[first:]).max() < CLOSE
+        assert (len(ids), completion.policy_version, completion.policy_version_newest) == (400, 0, 1)
+    assert abs(num_old - num_sampled) <= 6, "tokens from before the sleep were sampled again, or lost"
+    assert len({completion.token_ids.tobytes() for completion in completions}) == 3
+    assert (await waiting).policy_version == 1
 
 
 async def test_vllm_on_a_gpu_serves_tensors_of_another_process(tmp_path: Path) -> None:

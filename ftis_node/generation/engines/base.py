@@ -199,7 +199,7 @@ class Engine(Protocol):
         ...
 
     async def sleep(self, *, discard: bool = False) -> None:
-        """Admit no more requests, finish those in flight, then free memory if the engine can; no-op if asleep.
+        """Admit no more requests, finish or interrupt those in flight, then free memory if possible; no-op if asleep.
 
         With `discard` the weights need not be kept: new ones arrive before the next computation. Canceling the caller
         withdraws its request to sleep. Raises WorkerTaskError if the engine was awakened before it slept.

@@ -42,28 +42,44 @@ DISCARDED = "the engine has discarded its weights: it serves nothing before it i
 class VllmCompletion:
     """One completion, which is one request for vLLM: it can end before the others of its group.
 
-    `request_id` is vLLM's, `salt` that of the group's cache. `version` is the served version when it was passed to the
-    core, the oldest possible one, and `newest` the newest. A completion with an adapter has that one version. `adapter`
-    is its number, None for the model's own weights. `num_draws` counts the restarts because the first id was no token.
+    `request_id` is vLLM's, `salt` that of the group's cache. `version` is the served version when it first was passed
+    to the core, the oldest possible one, and `newest` the newest. A completion with an adapter has that one version, or
+    one more after each sleep. `adapter` is its number, None for the model's own weights. `num_draws` counts the
+    restarts because the first id was no token, `num_pauses` the sleeps of the engine. After a sleep it continues as a
+    request whose prompt ends in its tokens.
     """
 
     job: VllmJob
     index: int
-    salt: str
-    version: int
-    newest: int
+    salt: str = ""
+    version: int = 0
+    newest: int = 0
     adapter: int | None = None
     request_id: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     num_draws: int = 0
+    num_pauses: int = 0
 
     @property
     def seed(self) -> int | None:
-        """Return the seed, a new one at each draw: the same one would always give the same id."""
-        request = self.job.request
-        return None if request.seed is None else request.seed + self.index + self.num_draws * request.num_completions
+        """Return the seed, a new one at each start: the same one would always draw the same numbers."""
+        request, num_starts = self.job.request, self.num_draws + self.num_pauses
+        return None if request.seed is None else request.seed + self.index + num_starts * request.num_completions
+
+    def pause(self) -> None:
+        """Note that the core no longer has it. Its adapter is not needed again."""
+        self.num_pauses += 1
+        self.adapter = None
+
+    def begin(self, *, salt: str, version: int, adapter: int | None) -> None:
+        """Note that the model of `version`, with that adapter, samples the next token."""
+        self.salt, self.adapter = salt, adapter
+        if not self.token_ids:
+            self.version = self.newest = version
+        elif adapter is not None:  # its tokens have no version of their own
+            self.newest = version
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[float], *, version: int, vocab_size: int) -> None:
         """Append the next tokens, sampled by `version` of the model's weights or by the adapter if there is one.

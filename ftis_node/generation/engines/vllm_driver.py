@@ -16,7 +16,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +45,7 @@ Answer = TypeVar("Answer")
 
 ENDED = "the engine was closed, or failed"
 MAX_DRAWS = 100  # draws of a first token; a correct model rarely needs a second
+UNUSED_FIELDS = dict.fromkeys(("mm_features", "pooling_params", "data_parallel_rank"))
 # For log-probs of a prompt itself. vLLM also samples one token, which is ignored.
 PROBE_PARAMS = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
 
@@ -61,9 +62,10 @@ class VllmDriver:
         self._is_closed = False
         self._waiting: deque[VllmJob] = deque()
         self._running: dict[str, VllmCompletion] = {}
+        self._paused: list[VllmCompletion] = []  # interrupted by a sleep
         self._probes: dict[str, tuple[Future[list[float]], int | None]] = {}  # with the number of the adapter
         self._adapters = LoraAdapters(LoRARequest, num_loras(can_sleep=settings.can_sleep))
-        self._request_numbers = itertools.count()
+        self._new_ids = map(str, itertools.count())
         self._sleepers: list[Future[None]] = []
         self._may_discard = False  # discard the weights, if all callers of `sleep` allow it
         self._core: Any = None
@@ -89,7 +91,12 @@ class VllmDriver:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._running or self._probes or self._sleepers or (self._waiting and not self.is_asleep))
+        is_due = (self._waiting or self._paused) and not self.is_asleep
+        return bool(self._running or self._probes or self._sleepers or is_due)
+
+    @property
+    def _jobs(self) -> set[VllmJob]:
+        return {partial.job for partial in (*self._running.values(), *self._paused)} | set(self._waiting)
 
     @property
     def is_asleep(self) -> bool:
@@ -113,7 +120,7 @@ class VllmDriver:
 
     def cut(self, request_ids: frozenset[str]) -> None:
         """End these groups with their present tokens."""
-        for job in {partial.job for partial in self._running.values()} | set(self._waiting):
+        for job in self._jobs:
             if job.request.request_id not in request_ids:
                 continue
             self.drop(job)
@@ -131,7 +138,7 @@ class VllmDriver:
         self._end_sleepers(WorkerTaskError(AWAKENED))
         self._adapters.current = None
         self._serve(version)
-        self._begin_again(self._cut_off(lambda partial: partial.adapter is not None))
+        self._begin(self._cut_off(lambda partial: partial.adapter is not None))
         return checksums
 
     def adapt(self, folder: Path, version: int) -> None:
@@ -151,23 +158,28 @@ class VllmDriver:
         else:
             self._serve(version)
         finally:
-            self._begin_again(unbegun)
+            self._begin(unbegun)
             self._on_progress()  # the first adapter takes seconds without a step
 
     def probe(self, token_ids: Sequence[int]) -> Future[list[float]]:
         """Return the log-probs of `token_ids[1:]`, computed in the next step. Raises WorkerTaskError during sleep."""
         if self.is_asleep:
             raise WorkerTaskError("the engine is asleep: wake it first")
-        request_id, adapter = self._next_id(), self._adapters.current
+        request_id, adapter = next(self._new_ids), self._adapters.current
         answer: Future[list[float]] = Future()
         self._probes[request_id] = answer, adapter
         self._send(request_id, token_ids, PROBE_PARAMS, salt=request_id, adapter=adapter)
         return answer
 
     def sleep(self, asleep: Future[None], discard: bool) -> None:
-        """Stop admission. `asleep` completes when all requests have ended and the memory is free."""
+        """Stop admission. Interrupt all completions until the engine is awake. `asleep`: the memory is free."""
         self._may_discard = discard and (self._may_discard or not self._sleepers)
         self._sleepers.append(asleep)
+        self._core.abort_requests([*self._running])
+        for partial in self._running.values():
+            partial.pause()
+        self._paused += self._running.values()
+        self._running.clear()
 
     def wake(self) -> None:
         """Serve the previous weights again; no-op if awake. Raises WorkerTaskError as `VllmCore.wake` does."""
@@ -179,8 +191,7 @@ class VllmDriver:
         if self._is_closed:
             return
         self._is_closed = True
-        jobs = {partial.job for partial in self._running.values()} | set(self._waiting)
-        answers: list[Future[Any]] = [job.result for job in jobs]
+        answers: list[Future[Any]] = [job.result for job in self._jobs]
         answers += [answer for answer, _ in self._probes.values()] + self._sleepers
         for answer in answers:
             settle(answer, WorkerTaskError(ENDED))
@@ -223,26 +234,33 @@ class VllmDriver:
         self._sleepers = [sleeper for sleeper in self._sleepers if not sleeper.cancelled()]
         if self._sleepers or self.is_asleep:
             return
+        paused, self._paused = self._paused, []
+        self._begin(paused)
         while self._waiting and len(self._running) < self._max_batch:
             job = self._waiting.popleft()
             if not job.result.cancelled():
-                salt, version, adapter = self._next_id(), self.policy_version, self._adapters.current
-                for index in range(job.request.num_completions):
-                    partial = VllmCompletion(job, index, salt, version, version, adapter)
-                    job.partials.append(partial)
-                    self._start(partial)
+                job.partials += (VllmCompletion(job, index) for index in range(job.request.num_completions))
+                self._begin(job.partials)
 
     def _end_sleepers(self, outcome: WorkerTaskError | None) -> None:
         for sleeper in self._sleepers:
             settle(sleeper, outcome)
         self._sleepers.clear()
 
+    def _begin(self, partials: Sequence[VllmCompletion]) -> None:
+        """Pass new or interrupted partials to the core. Those of a group share a new cache salt."""
+        salts = {partial.job: next(self._new_ids) for partial in partials}
+        for partial in partials:
+            partial.begin(salt=salts[partial.job], version=self.policy_version, adapter=self._adapters.current)
+            self._start(partial)
+
     def _start(self, partial: VllmCompletion) -> None:
-        partial.request_id = self._next_id()
+        partial.request_id = next(self._new_ids)
         self._running[partial.request_id] = partial
-        request = partial.job.request
-        params = SamplingParams(**sampling_arguments(request, seed=partial.seed))
-        self._send(partial.request_id, request.prompt_ids, params, salt=partial.salt, adapter=partial.adapter)
+        request, sampled = partial.job.request, partial.token_ids
+        params = SamplingParams(**sampling_arguments(request, seed=partial.seed, num_sampled=len(sampled)))
+        prompt_ids = (*request.prompt_ids, *sampled)
+        self._send(partial.request_id, prompt_ids, params, salt=partial.salt, adapter=partial.adapter)
 
     def _send(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, salt: str, adapter: int | None
@@ -251,18 +269,13 @@ class VllmDriver:
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=list(prompt_ids),
-            mm_features=None,
             sampling_params=params,
-            pooling_params=None,
             arrival_time=time.time(),
             lora_request=self._adapters.request(adapter),
             cache_salt=salt,
-            data_parallel_rank=None,
+            **UNUSED_FIELDS,
         )
         self._core.add_request(request)
-
-    def _next_id(self) -> str:
-        return str(next(self._request_numbers))
 
     def _take(self, outputs: EngineCoreOutputs) -> None:
         version = int(outputs.weight_version or 0)
@@ -308,11 +321,11 @@ class VllmDriver:
         """Stamp `version` on tokens from now on. End completions that began too many versions ago."""
         self.policy_version = version
         oldest = version - self._settings.max_version_span
-        self._begin_again(self._cut_off(lambda partial: partial.version < oldest))
+        self._begin(self._cut_off(lambda partial: partial.version < oldest))
 
     def _cut_off(self, is_meant: Callable[[VllmCompletion], bool]) -> list[VllmCompletion]:
         """End the matching partials with their present tokens. Returns those without a token, which must restart."""
-        ended = [partial for partial in self._running.values() if is_meant(partial)]
+        ended = [partial for partial in (*self._running.values(), *self._paused) if is_meant(partial)]
         self._abort(ended)
         unbegun = [partial for partial in ended if not partial.token_ids]
         for partial in unbegun:
@@ -322,13 +335,6 @@ class VllmDriver:
                 job.finish()
         return unbegun
 
-    def _begin_again(self, partials: Iterable[VllmCompletion]) -> None:
-        """Restart partials without a token, with a new cache salt."""
-        for partial in partials:
-            partial.salt, partial.adapter = self._next_id(), self._adapters.current
-            partial.version = partial.newest = self.policy_version
-            self._start(partial)
-
     def _drop_unused_adapters(self) -> None:
         in_use = {partial.adapter for partial in self._running.values()}
         self._adapters.drop_unused(self._core, in_use | {adapter for _, adapter in self._probes.values()})
@@ -337,4 +343,5 @@ class VllmDriver:
         for partial in partials:
             partial.finish_reason = FinishReason.ABORT
             self._running.pop(partial.request_id, None)
+        self._paused = [partial for partial in self._paused if partial.finish_reason is None]
         self._core.abort_requests([partial.request_id for partial in partials])

@@ -166,14 +166,17 @@ def quick_start(settings: EngineSettings, *, device: str) -> dict[str, Any]:
     return quick
 
 
-def sampling_arguments(request: GenerateRequest, *, seed: int | None) -> dict[str, Any]:
-    """Return keyword arguments for `SamplingParams` of one completion: it ends at this model's ids and no others."""
+def sampling_arguments(request: GenerateRequest, *, seed: int | None, num_sampled: int = 0) -> dict[str, Any]:
+    """Return keyword arguments for `SamplingParams` of one completion, which has `num_sampled` tokens already.
+
+    It ends at this model's ids and no others.
+    """
     sampling = request.sampling
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
-        "max_tokens": request.max_tokens,
+        "max_tokens": request.max_tokens - num_sampled,
         "logprobs": 0,  # of the sampled token alone
         "seed": seed,
         "ignore_eos": True,
