@@ -115,17 +115,21 @@ async def phases_reported(emit: Emitter, *, every_s: float = POLL_LOG_S) -> Asyn
     """Send an event for each phase of an engine's start, as vLLM logs them, and one at the end."""
     log = WorkerLog()
 
-    async def report() -> None:
+    def report() -> None:
+        for phase in log.new_phases():
+            emit(messages.StartPhase(phase))
+
+    async def poll() -> None:
         while True:
-            for phase in log.new_phases():
-                emit(messages.StartPhase(phase))
+            report()
             await asyncio.sleep(every_s)
 
-    reporter = watched_task(report(), name="report-phases")
+    poller = watched_task(poll(), name="report-phases")
     try:
         yield
     finally:
-        reporter.cancel()
+        poller.cancel()
+        report()
         emit(messages.StartPhase(""))
 
 
