@@ -78,7 +78,7 @@ class VllmCompletion:
         self.salt, self.adapter = salt, adapter
         if not self.token_ids:
             self.version = self.newest = version
-        elif adapter is not None:  # its tokens have no version of their own
+        elif adapter is not None:  # tokens with an adapter carry no version
             self.newest = version
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[float], *, version: int, vocab_size: int) -> None:
