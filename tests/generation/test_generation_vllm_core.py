@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ftis_node.errors import ModelError, SharingError, WorkerTaskError
+from ftis_node.errors import EngineError, ModelError, SharingError, WorkerTaskError
+from ftis_node.generation.engines.sleep_trial import try_sleep
 from ftis_node.generation.engines.vllm_core import VllmCore
 from ftis_node.workers.shared_weights import SharedWeights
 
@@ -185,3 +188,50 @@ def test_a_core_that_cannot_sleep_keeps_its_weights() -> None:
     load(core, "file", 10)
     assert client.calls == ["ftis_load"]
     assert not core.is_asleep
+
+
+class SleepyEngine:
+    """An engine whose log-probs after a sleep are given, or raise an error."""
+
+    def __init__(self, after: Callable[[], list[float]]) -> None:
+        self._after = after
+        self._num_sleeps = 0
+
+    async def probe(self, token_ids: Any) -> list[float]:
+        return self._after() if self._num_sleeps else [-1.0, -2.0]
+
+    async def sleep(self) -> None:
+        self._num_sleeps += 1
+
+    async def wake(self) -> None:
+        assert self._num_sleeps == 1
+
+
+def fail(message: str) -> list[float]:
+    raise RuntimeError(message)
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        (lambda: [-1.0, -2.001], None),
+        (
+            lambda: [-1.0, float("nan")],
+            (EngineError, r"on this card \(log-probs differ by nan .*placement = \"shared\""),
+        ),
+        (lambda: [-1.0, -2.5], (EngineError, r"on this card \(log-probs differ by 0\.5 ")),
+        (lambda: fail("double free"), (EngineError, r"on this card \(.*double free")),
+        (lambda: fail("CUDA out of memory"), (RuntimeError, "^CUDA out of memory$")),  # not the card's fault
+    ],
+)
+async def test_a_card_is_refused_if_the_engine_differs_after_its_first_sleep(
+    tmp_path: Path, after: Callable[[], list[float]], expected: tuple[type[Exception], str] | None
+) -> None:
+    engine: Any = SleepyEngine(after)
+    marker = tmp_path / "cache" / "card"
+    if expected is None:
+        await try_sleep(engine, (1, 2, 3), marker)
+    else:
+        with pytest.raises(expected[0], match=expected[1]):
+            await try_sleep(engine, (1, 2, 3), marker)
+    assert marker.exists() == (expected is None)
