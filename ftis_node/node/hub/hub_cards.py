@@ -88,8 +88,8 @@ def write_model_card(
 ) -> None:  # fmt: skip
     """Write the card and the run's manifest into the folder of a model.
 
-    `name` is that of its repository, `adapter` the configuration of an adapter, `system` the system message of the
-    run's task, `license` the hub's id of a license.
+    `name` is that of its repository, and `adapter` the configuration of an adapter. `system` is the system message of
+    the run's task, and `license` the hub's id of a license.
     """
     from huggingface_hub import EvalResult, ModelCardData
 
