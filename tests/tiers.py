@@ -69,7 +69,7 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
         "tests/generation/test_generation_vllm_engine.py",
         "tests/generation/test_generation_vllm_faults.py",
         "tests/generation/test_generation_vllm_shared.py",
-        "tests/generation/test_generation_vllm_parts.py::test_vllm_knows_every_variable_that_is_set_for_it",
+        "tests/generation/test_generation_vllm_parts.py::test_vllm_knows_every_variable_and_option_of_a_quick_start",
         "tests/learner/test_learner_families.py::test_vllm_serves_a_family_while_it_is_trained_or_is_refused",
         "tests/network/test_outgoing_packets.py::test_a_node_sends_only_to_the_peers_that_it_was_given[vllm]",
         "tests/node/test_siblings.py::test_every_sibling_trains_on_groups_of_every_other[vllm]",
