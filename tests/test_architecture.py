@@ -54,7 +54,7 @@ IMPORTERS = {  # by heavy library: the packages that may import it
     "trl": {"integrations"},
     "hivemind": {"gossip"},
     "vllm": {"generation"},
-    "peft": {"models", "learner"},
+    "peft": {"models", "learner", "generation"},
     "tensorboard": {"telemetry"},
     "wandb": {"telemetry"},
     "trackio": {"telemetry"},

@@ -50,6 +50,7 @@ SCENARIOS: Final = (
     "tests/learner/model/test_learner_kernels.py::test_compiled_layers_give_the_same_step",
     "tests/learner/distributed/test_learner_shards.py::test_the_shards_of_each_rank_are_those_of_the_model",
     "tests/learner/distributed/test_learner_ranks.py",
+    "tests/learner/test_learner_shared_base.py",
     "tests/node/test_poisoned.py",
     "tests/node/test_roles.py",
     "tests/node/test_siblings.py",

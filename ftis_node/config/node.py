@@ -216,8 +216,6 @@ class NodeSettings(BaseSettings):
             return self
         if not self.lora:
             raise ValueError("generation.adapters 'serve' needs an adapter: set lora = true (--lora), or use 'auto'")
-        if self.engine == "torch":
-            raise ValueError("generation.adapters 'serve' needs the vllm engine: torch merges adapters; use 'auto'")
         if self.lora_adapter.rank > MAX_SERVED_RANK:
             raise ValueError(
                 f"generation.adapters 'serve' takes lora_adapter.rank up to {MAX_SERVED_RANK}; use 'merge'"

@@ -68,7 +68,8 @@ class GenerationSection(Section):
     adapters: Literal["auto", "merge", "serve"] = Field(
         default="auto",
         description="What the engine loads with `lora`. `merge`: the model with the adapter merged into it. `serve`: "
-        "the adapter alone (vllm engine). `auto`: `serve` with vllm on a GPU up to rank 512, else `merge`.",
+        "the adapter alone. On a CPU with the torch engine the base is then in memory once, if the model's files have "
+        "the node's dtype. `auto`: `serve` with vllm on a GPU up to rank 512, else `merge`.",
     )
     engine_options: dict[str, Any] = Field(
         default_factory=dict,

@@ -39,7 +39,8 @@ class Workload:
     with `lora`.
 
     `holds_start`: the learner also holds the initial model (`reference.py`). `maps_weights`: an engine on the learner's
-    GPU reads new weights in place.
+    GPU reads new weights in place. `maps_base`: both workers compute from the mapped file of an adapter's base, if its
+    type is theirs (`shares_base`).
     """
 
     dtype_bytes: int
@@ -61,6 +62,7 @@ class Workload:
     learner_ranks: int = 1
     serves_adapters: bool = False
     maps_weights: bool = False
+    maps_base: bool = False
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
 
     @classmethod
@@ -88,6 +90,7 @@ class Workload:
             holds_start=manifest.optimizer.kl_coef > 0 and not settings.lora,
             serves_adapters=on_gpu and settings.engine != "torch" and settings.generation.adapters != "merge",
             maps_weights=transfer_of(settings, on_gpu=on_gpu, shares_gpu=True, serves_adapters=False) == "ipc",
+            maps_base=not on_gpu and settings.engine == "torch" and settings.generation.adapters == "serve",
         )
 
     @property
@@ -154,7 +157,7 @@ def learner_memory(shape: ModelShape, workload: Workload) -> LearnerMemory:
     """Return the learner's memory at the largest point of a step (`_step_parts`), in bytes by part."""
     rank = workload.lora_rank
     trained = shape.num_parameters if rank is None else shape.adapter_parameters(rank)
-    frozen = 0 if rank is None else shape.num_parameters
+    frozen = 0 if rank is None or shares_base(shape, workload) else shape.num_parameters
     is_offloaded = workload.optimizer_states == "offload"
     masters = FLOAT32 * trained if workload.dtype_bytes == BFLOAT16 or is_offloaded else 0
     moments = int((ADAM_8BIT_BYTES if workload.optimizer_states == "8bit" else ADAM_BYTES) * trained)
@@ -172,6 +175,12 @@ def learner_memory(shape: ModelShape, workload: Workload) -> LearnerMemory:
         weight_sync=_weight_sync(shape, workload),
         on_host=masters + moments + gradients if is_offloaded else 0,
     )
+
+
+def shares_base(shape: ModelShape, workload: Workload) -> bool:
+    """Return whether the frozen base is in memory once for both workers; the generator's weights are it then."""
+    of_file = "BF16" if workload.dtype_bytes == BFLOAT16 else "F32"
+    return workload.lora and workload.maps_base and shape.stored_as == of_file
 
 
 def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
@@ -285,7 +294,10 @@ def _weight_sync(shape: ModelShape, workload: Workload) -> int:
     With an adapter to merge, that is three float32 copies of the widest map.
     """
     if not workload.on_gpu:
-        return shape.num_parameters * workload.dtype_bytes
+        is_adapter = workload.lora and workload.maps_base
+        return workload.dtype_bytes * (
+            shape.adapter_parameters(workload.adapter_rank) if is_adapter else shape.num_parameters
+        )
     if workload.maps_weights:
         return 0
     if workload.lora_rank is None:

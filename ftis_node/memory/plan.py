@@ -31,6 +31,7 @@ from ftis_node.memory.learner_memory import (
     LearnerMemory,
     Workload,
     learner_memory,
+    shares_base,
 )
 from ftis_node.memory.machine import USABLE_SHARE, Card, Machine
 from ftis_node.memory.step_time import generator_seconds, learner_seconds
@@ -41,6 +42,7 @@ from ftis_node.workers.weight_store import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_
 
 Placement: TypeAlias = Literal["cpu", "shared", "time_shared", "dedicated", "does_not_fit"]
 WEIGHT_SYNC = "weight sync"
+BASE, SHARED_BASE = "generator: weights", "shared base: weights of both workers"
 SPEED_SHARE = 0.9  # of the usable memory, up to which options for speed may raise the peak
 
 
@@ -146,7 +148,10 @@ def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPla
     learner = memory_per_rank(learner_memory(shape, workload), shape, workload)
     host_bytes = _host_bytes(shape, workload)
     if not machine.cards:
-        plans = [_on_cpu(generator, learner, machine)]
+        made = _on_cpu(generator, learner, machine)
+        if shares_base(shape, workload):
+            made.parts[SHARED_BASE] = made.parts.pop(BASE)
+        plans = [made]
     elif len(machine.cards) > 1:
         plans = [_separate(generator, learner, machine.cards, host_bytes)]
     else:
@@ -254,7 +259,7 @@ def _learner_share(card: Card, room: int) -> float:
 
 def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> dict[str, int]:
     return {
-        "generator: weights": generator.weights,
+        BASE: generator.weights,
         "generator: key/value cache": cache,
         "generator: places for adapters": generator.adapters,
         "generator: workspace and context": generator.workspace,

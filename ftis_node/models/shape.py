@@ -55,7 +55,8 @@ class Experts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes in elements. `is_tied`: the output head is the embedding matrix.
+    """Sizes in elements. `is_tied`: the output head is the embedding matrix. `stored_as` is the type of all tensors of
+    the weight files, as safetensors names it; "" if it is unknown, or there are several.
 
     With `experts`, `intermediate_size` is the width of the feed-forward block that all tokens share, 0 if there is
     none.
@@ -71,6 +72,7 @@ class ModelShape:
     is_tied: bool
     num_parameters: int
     experts: Experts | None = None
+    stored_as: str = ""
 
     @property
     def query_size(self) -> int:
@@ -114,8 +116,9 @@ def published_qwen25() -> dict[str, ModelShape]:
 
 def read_shape(source: ModelSource) -> ModelShape:
     """Return the shape of `source`. Raises ModelError if the configuration lacks a size or a file is damaged."""
-    path = source.folder / CONFIG_FILE
-    return shape_of(read_json(path), where=str(path), num_parameters=parameter_count(source))
+    path, dtypes = source.folder / CONFIG_FILE, source.weight_dtypes
+    shape = shape_of(read_json(path), where=str(path), num_parameters=parameter_count(source))
+    return replace(shape, stored_as=next(iter(dtypes)) if len(dtypes) == 1 else "")
 
 
 def shape_of(config: Mapping[str, Any], *, where: str = CONFIG_FILE, num_parameters: int | None = None) -> ModelShape:

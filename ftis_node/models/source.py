@@ -98,6 +98,12 @@ class ModelSource:
         return {name: tuple(entry["shape"]) for header in headers for name, entry in header.tensors.items()}
 
     @property
+    def weight_dtypes(self) -> frozenset[str]:
+        """The types of these tensors, as safetensors names them. Raises ModelError."""
+        headers = map(read_header, self.weights_files)
+        return frozenset(entry["dtype"] for header in headers for entry in header.tensors.values())
+
+    @property
     def weights_files(self) -> tuple[Path, ...]:
         """The safetensors files in a fixed order. Raises ModelError if some are missing."""
         folder, index = self.folder, self.folder / WEIGHTS_INDEX_FILE

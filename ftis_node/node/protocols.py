@@ -28,14 +28,14 @@ OFF = "off"
 
 
 def serves_adapters(settings: NodeSettings) -> bool:
-    """Return whether the engine gets only adapters. On a CPU this requires a setting, since generation is far slower.
+    """Return whether the engine gets only adapters. On a CPU this requires a setting, since generation is slower.
 
-    Raise EngineError if the setting requires adapters and the engine is not vLLM.
+    Raise EngineError if the setting requires adapters, the engine is not torch, and vLLM is missing.
     """
     mode = settings.generation.adapters
-    if not settings.lora or mode == "merge" or settings.engine == "torch":
+    if not settings.lora or mode == "merge":
         return False
-    if not settings.generates:
+    if not settings.generates or settings.engine == "torch":
         return mode == "serve"  # "serve" is the operator's statement that all generators can serve adapters
     if mode == "serve":
         choose_engine("vllm")

@@ -43,7 +43,6 @@ def test_flags_override_the_environment_and_the_environment_overrides_the_file(
         ('[roles]\nweights_delay = "fixed:2000"', "at most 1800 seconds"),
         ("seed seed", "not TOML"),
         ('[generation]\nadapters = "serve"', "set lora = true"),
-        ('lora = true\nengine = "torch"\n[generation]\nadapters = "serve"', "needs the vllm engine"),
         ('lora = true\n[generation]\nadapters = "serve"\n[lora_adapter]\nrank = 513', "rank up to 512"),
         ("[learner]\ngpus = [1, 2]\nprocesses = 3", "processes is 3 and learner.gpus names 2"),
         ("[learner]\ngpus = [1, 1]", "names a GPU twice"),

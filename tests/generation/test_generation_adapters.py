@@ -1,4 +1,4 @@
-"""LoRA adapters by version, served by a real vLLM on the CPU.
+"""LoRA adapters by version, served by a real vLLM on the CPU, and by the torch engine.
 
 A learner publishes the adapters, with weights drawn by version. The reference is its own forward pass.
 """
@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ModelError
+from ftis_node.generation.engines import torch_engine
 from ftis_node.generation.engines.base import GenerationResult
 from ftis_node.generation.engines.published import check_adapter, shapes_in
 from ftis_node.generation.engines.vllm_core import LoraAdapters
@@ -33,7 +34,8 @@ from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.models import resolve_model
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ftis_node.records.group import FinishReason
-from ftis_node.workers.weight_store import PublishedWeights
+from ftis_node.workers.durable import MARKER
+from ftis_node.workers.weight_store import PublishedWeights, WeightStore, find_difference
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -136,6 +138,50 @@ async def test_each_version_is_served_as_the_learner_computes_it(versions: Versi
     await client.update_weights(other, proof_of(versions.policy, version=weights.version))
     assert (await make_group(client)).policy_version == weights.version
     assert client.restarts == 0
+
+
+async def test_the_torch_engine_serves_each_adapter_as_the_learner_computes_it(
+    versions: Versions, tmp_path: Path
+) -> None:
+    settings = msgspec.structs.replace(SETTINGS, lora_rank=RANK)
+    engine = await torch_engine.open_engine(resolve_model(str(versions.model)), settings, lambda: None)
+    request = make_request(PROMPT, num_completions=2, max_tokens=12, eos_ids=NEVER)
+    try:
+        starting = await engine.generate(request)
+        for _ in range(2):
+            weights = versions.publish()
+            held = await engine.load_weights(Path(weights.path), weights.version)
+            assert find_difference(weights.checksums, held) is None
+            versions.check(await engine.generate(request), weights.version)
+        served = await engine.probe(PROMPT)
+        with pytest.raises(ModelError, match="is of rank 8"):
+            await engine.load_weights(other_adapter(tmp_path, rank=2 * RANK), 9)
+        assert (await engine.probe(PROMPT), engine.policy_version) == (served, weights.version)
+
+        await engine.load_weights(other_adapter(tmp_path, rank=1), 10)  # of another learner: peft adds it again
+        assert not np.allclose(await engine.probe(PROMPT), served, atol=1e-3)
+        whole = WeightStore(tmp_path / "whole").publish(11, load_file(versions.model / "model.safetensors"))
+        await engine.load_weights(Path(whole.path), 11)
+        again = await engine.generate(request)
+        assert np.array_equal(again.tokens.logprobs, starting.tokens.logprobs), "the base without an adapter"
+    finally:
+        await engine.close()
+
+
+def other_adapter(folder: Path, *, rank: int) -> Path:
+    """Return a random adapter of the attention's outputs."""
+    written = folder / f"rank-{rank}"
+    written.mkdir()
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["o_proj"]}
+    (written / ADAPTER_CONFIG_FILE).write_text(json.dumps(config))
+    tensors = {}
+    for layer in range(4):
+        name = f"base_model.model.model.layers.{layer}.self_attn.o_proj"
+        tensors[f"{name}.lora_A.weight"] = torch.full((rank, 128), 0.1)
+        tensors[f"{name}.lora_B.weight"] = torch.full((128, rank), 0.1)
+    save_file(tensors, written / ADAPTER_FILE)
+    (written / MARKER).touch()
+    return written / ADAPTER_FILE
 
 
 async def test_completions_in_flight_keep_their_adapter_and_new_ones_get_the_newest(

@@ -13,7 +13,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, Workload, learner_memory
 from ftis_node.memory.machine import USABLE_SHARE, Machine
-from ftis_node.memory.plan import SPEED_SHARE, WEIGHT_SYNC, MemoryPlan, plan
+from ftis_node.memory.plan import BASE, SHARED_BASE, SPEED_SHARE, WEIGHT_SYNC, MemoryPlan, plan
 from ftis_node.memory.suggestions import suggest_change
 from ftis_node.models import ModelShape, published_qwen25
 from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, machine
@@ -194,6 +194,20 @@ def test_without_a_gpu_the_plan_is_for_host_memory_in_float32() -> None:
     short = planned(HALF_B, host_gib=12, **small_steps())
     assert short.placement == "does_not_fit"
     assert short.change
+
+
+def test_on_a_cpu_the_base_of_a_served_adapter_counts_once_if_its_file_has_the_nodes_type() -> None:
+    def made(stored_as: str, adapters: str, engine: str = "torch") -> MemoryPlan:
+        given = {"lora": True, "engine": engine, "generation": {"adapters": adapters}, **small_steps()}
+        return planned(replace(HALF_B, stored_as=stored_as), **given)
+
+    base = 4 * HALF_B.num_parameters
+    shared, apart = made("F32", "serve"), made("BF16", "serve")
+    assert shared.parts[SHARED_BASE] == base and BASE not in shared.parts
+    assert apart.peak_bytes - shared.peak_bytes == base
+    assert sum(shared.parts.values()) == shared.peak_bytes
+    for other in (made("F32", "merge"), made("F32", "serve", "vllm")):
+        assert other.parts[BASE] == base and SHARED_BASE not in other.parts
 
 
 def test_on_a_cpu_published_weights_take_memory_only_if_dev_shm_has_space() -> None:

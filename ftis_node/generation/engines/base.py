@@ -55,10 +55,12 @@ class EngineSettings(Message, frozen=True):
     None each start draws one. `is_truncated_sampling`: requests may use top_p or top_k. An update of weights ends
     completions that began more than `max_version_span` versions ago.
 
+    `lora_rank` is the largest rank of a served adapter; None: none is.
+
     The other fields apply to vLLM. `engine_core` selects the process of its core: "auto" is the worker's own on a CPU
     and a separate one on a GPU. `memory_share` is its share of a GPU's memory (None: vLLM's default), `cache_bytes` the
-    key-value cache of each GPU (None: the rest of that share). `lora_rank` None: no adapters are served. `can_sleep`:
-    it frees memory during sleep; otherwise sleep only holds requests back. `options` are further `EngineArgs`.
+    key-value cache of each GPU (None: the rest of that share). `can_sleep`: it frees memory during sleep; otherwise
+    sleep only holds requests back. `options` are further `EngineArgs`.
     """
 
     vocab_size: int

@@ -61,6 +61,11 @@ def _own(model: Any) -> tuple[dict[str, Tensor], set[str]]:
     return hub_tensors(model, own), tied
 
 
+def model_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a model's tensors by the hub's names; a tied head is left out."""
+    return _shapes(_own(model)[0])
+
+
 def _shapes(own: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in own.items()}
 

@@ -26,8 +26,10 @@ from ftis_node.errors import EngineError, OutOfMemoryError, WorkerTaskError, fir
 from ftis_node.generation.engines.base import AWAKENED, EngineSettings, GenerateRequest, GenerationResult, settle
 from ftis_node.generation.engines.decode_loop import ActiveRequest, BatchDecoder
 from ftis_node.generation.engines.kv_cache import empty_cache, use_grouped_attention
-from ftis_node.generation.engines.published import load_in_place, load_shared_in_place
+from ftis_node.generation.engines.published import load_in_place, load_shared_in_place, model_shapes
+from ftis_node.generation.engines.torch_adapter import ServedAdapter
 from ftis_node.models import ModelSource, load_causal_lm, pick_device
+from ftis_node.models.adapter_folder import ADAPTER_FILE
 from ftis_node.models.architecture import is_recurrent
 from ftis_node.records.group import SamplingSettings
 from ftis_node.telemetry.faults import watched_task
@@ -82,6 +84,7 @@ class TorchEngine:
         self._cancelled: set[str] = set()
         self._opened = OpenedWeights(next(iter(model.parameters())).device)
         self._locked = LockedFiles()
+        self._adapter = ServedAdapter(model, model_shapes(model), max_rank=settings.lora_rank)
         self._driver: asyncio.Task[None] | None = None
         self.policy_version = 0
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -101,7 +104,17 @@ class TorchEngine:
 
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
         locked = self._locked if is_locked else None
-        return await self._load_by(lambda: load_in_place(self._model, path, locked=locked), version)
+        return await self._load_by(lambda: self._load_file(path, locked), version)
+
+    def _load_file(self, path: Path, locked: LockedFiles | None) -> dict[str, int]:
+        if path.name == ADAPTER_FILE:
+            return self._adapter.load(path.parent)
+        self._adapter.remove()
+        return load_in_place(self._model, path, locked=locked)
+
+    def adapt(self, folder: Path) -> None:
+        """Serve the adapter with which training began, before any request. Raises ModelError."""
+        self._adapter.load(folder)
 
     async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
         return await self._load_by(lambda: load_shared_in_place(self._model, shared, self._opened), version)
@@ -257,8 +270,15 @@ class TorchEngine:
 
 
 async def open_engine(source: ModelSource, settings: EngineSettings, on_progress: Callable[[], None]) -> TorchEngine:
-    """Load the model, which blocks for a while. Raises ModelError, MachineError and EngineError."""
-    return TorchEngine(load_served_model(source, settings), settings, on_progress)
+    """Load the model, which blocks for a while. Raises ModelError, MachineError and EngineError.
+
+    If adapters are served, the source's own is not merged into its base.
+    """
+    serves_adapters = settings.lora_rank is not None
+    engine = TorchEngine(load_served_model(source.base if serves_adapters else source, settings), settings, on_progress)
+    if source.adapter is not None and serves_adapters:
+        engine.adapt(source.adapter)
+    return engine
 
 
 def load_served_model(source: ModelSource, settings: EngineSettings) -> Any:

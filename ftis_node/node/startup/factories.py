@@ -186,7 +186,7 @@ def generation_boot(
     check_options(generation.engine_options)
     return GenerationBoot(
         model=str(source.path),
-        engine="vllm" if adapters else settings.engine,  # no fallback to torch, which cannot serve adapters
+        engine="vllm" if adapters and settings.engine == "auto" else settings.engine,  # as `serves_adapters` checked
         settings=EngineSettings(
             vocab_size=tokenizer.vocab_size,
             device=settings.device,

@@ -33,6 +33,7 @@ from ftis_node.workers.wire import enc_hook, unpack_body
         ("auto", {"engine": "torch"}, "cuda", False),
         ("auto", {"lora_adapter": LoraSection(rank=513)}, "cuda", False),
         ("serve", {}, "cpu", True),
+        ("serve", {"engine": "torch"}, "cpu", True),
     ],
 )
 def test_adapters_are_served_by_vllm_on_a_gpu_or_on_request(
@@ -87,14 +88,26 @@ def test_without_vllm_adapters_are_merged_and_a_request_to_serve_them_is_refused
     for module in (engines, protocols):
         monkeypatch.setattr(module, "has_vllm", lambda: False)
     monkeypatch.setattr(protocols, "pick_device", lambda device_option: "cuda")
+    assert protocols.serves_adapters(
+        NodeSettings(model="m", engine="torch", lora=True, generation={"adapters": "serve"})
+    )
     assert not protocols.serves_adapters(NodeSettings(model="m", lora=True))
     with pytest.raises(EngineError, match="not installed"):
         protocols.serves_adapters(NodeSettings(model="m", lora=True, generation={"adapters": "serve"}))
 
 
-@pytest.mark.parametrize(("adapters", "expected"), [(True, ("vllm", 48, "adapter")), (False, ("auto", None, "model"))])
-def test_both_workers_get_the_same_form(tmp_path: Path, adapters: bool, expected: tuple[object, ...]) -> None:
-    settings = NodeSettings(model="m", lora=True, device="cpu", lora_adapter=LoraSection(rank=48))
+@pytest.mark.parametrize(
+    ("engine", "adapters", "expected"),
+    [
+        ("auto", True, ("vllm", 48, "adapter")),
+        ("torch", True, ("torch", 48, "adapter")),
+        ("auto", False, ("auto", None, "model")),
+    ],
+)
+def test_both_workers_get_the_same_form(
+    tmp_path: Path, engine: str, adapters: bool, expected: tuple[object, ...]
+) -> None:
+    settings = NodeSettings(model="m", engine=engine, lora=True, device="cpu", lora_adapter=LoraSection(rank=48))
     source = ModelSource(name="m", folder=tmp_path)
     tokenizer: Any = StubTokenizer()
     run = load_manifest("arithmetic-ftis")
