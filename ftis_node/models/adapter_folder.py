@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import UntrainableModelError
@@ -103,3 +103,9 @@ def continued(settings: NodeSettings, adapter: Path | None) -> NodeSettings:
     found = read_adapter(adapter)
     section = settings.lora_adapter.model_copy(update={"rank": found.rank, "alpha": found.alpha})
     return settings.model_copy(update={"lora": True, "lora_adapter": section})
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any] | None:
+    """Return the configuration of the adapter in an exported folder; None for a whole model."""
+    path = folder / ADAPTER_CONFIG_FILE
+    return read_json(path) if path.exists() else None

@@ -64,7 +64,7 @@ from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import MonitoringApi
 from ftis_node.node.loops.status import StatusLoop
-from ftis_node.node.peers.operator_actions import PeerControl
+from ftis_node.node.peers.peer_control import PeerControl
 from ftis_node.node.supervision.background import stop_waits_for
 from ftis_node.node.supervision.task_monitor import pause, waiting
 from ftis_node.node.supervision.watchdog import Watchdog

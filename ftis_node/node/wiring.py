@@ -21,7 +21,7 @@ from ftis_node.node.exchange.group_exchange import GroupExchange
 from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.loops.check import CheckLoop
-from ftis_node.node.loops.confirmations import DeliverLoop
+from ftis_node.node.loops.deliver import DeliverLoop
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.loops.intake import IntakeLoop
@@ -43,7 +43,7 @@ from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.node.protocols import Generation, Learning
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.watchdog import Watchdog
-from ftis_node.node.training.evaluation import Evaluator
+from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
 from ftis_node.node.training.step_gate import StepGate, TimedStepGate
 from ftis_node.node.training.step_report import StepReporter

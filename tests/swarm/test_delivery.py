@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftis_node.gossip.types import GossipLimits
-from ftis_node.node.loops.confirmations import MAX_IDS
+from ftis_node.node.loops.confirm import MAX_IDS
 from ftis_node.swarm.delivery import IdsByPeer
 
 

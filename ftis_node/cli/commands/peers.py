@@ -117,7 +117,7 @@ def _change(path: Any, action: str, peer: str, as_json: bool, **options: Any) ->
 
 
 def _change_stopped(home: Home, action: str, peer: str, **options: Any) -> dict[str, Any]:
-    from ftis_node.node.peers.operator_actions import stopped_peers
+    from ftis_node.node.peers.peer_control import stopped_peers
     from ftis_node.node.startup.recovery import opened
 
     if not home.peers.exists() and not home.settings.exists():

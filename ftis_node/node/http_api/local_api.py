@@ -31,7 +31,7 @@ from ftis_node.node.http_api.auth import is_same_secret, own_names_only
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, add_probes
 from ftis_node.node.http_api.port import open_port
 from ftis_node.node.loops.status import StatusLoop
-from ftis_node.node.peers.operator_actions import ACTIONS, PeerControl
+from ftis_node.node.peers.peer_control import ACTIONS, PeerControl
 from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.terminal_text import one_line

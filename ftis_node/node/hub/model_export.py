@@ -16,9 +16,9 @@ from ftis_node.errors import ConfigError, DamagedError
 from ftis_node.files import read_object
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import load_tokenizer, resolve_model
-from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
+from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, read_adapter_config
 from ftis_node.node.hub.hub_cards import read_run_record, write_model_card
-from ftis_node.node.hub.next_steps import ANY_REPOSITORY, read_adapter_config
+from ftis_node.node.hub.next_steps import ANY_REPOSITORY
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.node.startup.prompts import prompts_of
 from ftis_node.tasks.registry import system_message

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ftis_node.files import read_object
 from ftis_node.generation.engines.vllm_options import served_rank
-from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
+from ftis_node.models.adapter_folder import read_adapter_config
 from ftis_node.telemetry.terminal_text import printable
 
 QUESTION = "What is 12 + 30?"
@@ -32,12 +31,6 @@ print(answer["generated_text"][-1]["content"])
 {serve}
 ```
 """
-
-
-def read_adapter_config(folder: Path) -> dict[str, Any] | None:
-    """Return the configuration of the adapter in an exported folder; None for a whole model."""
-    path = folder / ADAPTER_CONFIG_FILE
-    return read_object(path) if path.exists() else None
 
 
 def next_steps(folder: Path, *, home: Path | None, is_pushed: bool) -> list[str]:

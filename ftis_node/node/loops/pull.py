@@ -25,7 +25,7 @@ from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import FetchOutcome, Gossip
 from ftis_node.node.context import NodeContext
 from ftis_node.node.loops.backfill import BackfillLoop
-from ftis_node.node.loops.confirmations import ConfirmationLoop
+from ftis_node.node.loops.confirm import ConfirmationLoop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.peers.announcements import AnnouncementHandler, AssignmentMembers
 from ftis_node.node.peers.manager import PeerManager

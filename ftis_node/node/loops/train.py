@@ -21,7 +21,7 @@ from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.protocols import Generation, Learning
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import waiting, waiting_for
-from ftis_node.node.training.evaluation import Evaluator
+from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.node.training.step_gate import StepGate, StepSelection
 from ftis_node.node.training.step_peers import StepPeers

@@ -28,7 +28,7 @@ from ftis_node.node.protocols import Generation, serves_adapters
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import pause, waiting, waiting_for
-from ftis_node.node.training.evaluation import Evaluator
+from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.weights.weight_download import Download, OfferWithdrawnError, VersionStore
 from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, open_offer
 from ftis_node.swarm.peer_guard import Place

@@ -16,8 +16,8 @@ from typing import Any
 from ftis_node.config.limits import AccessSection
 from ftis_node.errors import RecordError, UsageError
 from ftis_node.node.context import NodeCounters
-from ftis_node.node.peers.confirmed_groups import Confirmations
 from ftis_node.node.peers.copies import CopyCatalog
+from ftis_node.node.peers.own_group_confirmations import OwnGroupConfirmations
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.records.group import GroupHeader
@@ -62,7 +62,7 @@ class PeerManager:
         """
         self.registry = PeerRegistry()
         self.counters = NodeCounters()
-        self.confirmations = Confirmations(self.registry)
+        self.confirmations = OwnGroupConfirmations(self.registry)
         self._own_id = own_id
         self._events = events
         self._releases = releases

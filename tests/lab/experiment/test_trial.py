@@ -26,7 +26,7 @@ from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.step.train_step import compute_gradients
 from ftis_node.node.context import NodeCounters, NodeState
 from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.training.evaluation import Evaluator
+from ftis_node.node.training.evaluator import Evaluator
 
 STEPS = 3
 PROMPTS = 8  # per update, over all nodes

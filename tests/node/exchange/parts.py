@@ -18,7 +18,7 @@ from ftis_node.node.exchange.group_exchange import GroupExchange
 from ftis_node.node.exchange.messages import OwnGroup
 from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.local_api import LocalApi
-from ftis_node.node.peers.operator_actions import PeerControl
+from ftis_node.node.peers.peer_control import PeerControl
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.codec import hash_messages
 from ftis_node.tasks.registry import load_task

@@ -16,7 +16,7 @@ from ftis_node.node.http_api import local_api as http
 from ftis_node.node.http_api.auth import is_same_secret
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
-from ftis_node.node.peers.operator_actions import PeerControl
+from ftis_node.node.peers.peer_control import PeerControl
 from ftis_node.node.wiring import Wiring
 from tests.node.http_api.requests import get, send
 from tests.node.nodes import components

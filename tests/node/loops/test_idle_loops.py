@@ -24,7 +24,7 @@ from ftis_node.node.daemon import loops_of_role
 from ftis_node.node.loops.generate import GENERATION, MAX_ATTEMPTS
 from ftis_node.node.loops.train import TRAINING
 from ftis_node.node.protocols import NullGeneration, NullLearner
-from ftis_node.node.training.evaluation import EVALUATION
+from ftis_node.node.training.evaluator import EVALUATION
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity

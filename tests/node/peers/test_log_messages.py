@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftis_node.gossip import SwarmPhase, SwarmState
-from ftis_node.node.loops.directory import SwarmLogMessages
+from ftis_node.node.peers.log_messages import SwarmLogMessages
 
 ADDRESS = "/ip4/192.168.1.5/tcp/4001/p2p/ID"
 

@@ -11,7 +11,7 @@ from aiohttp import ClientSession
 
 from ftis_node.config.node import NodeSettings, SwarmSection
 from ftis_node.node.http_api.local_api import LocalApi
-from ftis_node.node.peers.operator_actions import PeerControl
+from ftis_node.node.peers.peer_control import PeerControl
 from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity

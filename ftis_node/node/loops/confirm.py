@@ -1,13 +1,8 @@
-"""Confirmations of accepted groups: the loop that sends them, and the deliver loop, which waits for those of peers.
+"""The loop that sends confirmations of accepted groups.
 
 A confirmation goes to the sender of accepted groups, with the ids of the groups that this node stores.
 The first ones to a sender go at once. Under load those of half a second go together in one message. At most one
 is in flight to each sender, and senders that answer slowly delay only one another.
-
-The deliver loop frees the slots of a generator's own groups once a peer has confirmed them.
-It replaces the train loop in a node that does not learn: a generator or an exchange node. Learners pull only groups
-that they will use. So a generator makes as many groups as learners pull, plus one for each slot. If no learner pulls a
-group, it becomes stale and its slot is free again.
 """
 
 from __future__ import annotations
@@ -20,14 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ftis_node.gossip import Gossip
-from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.announcements import AnnouncementHandler
-from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.request_slots import QuerySlots
-from ftis_node.node.storage.node_store import Store
-from ftis_node.node.supervision.task_monitor import pause, waiting_for
-from ftis_node.node.training.group_limits import SlotPool
-from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.swarm.rate_limits import TokenBuckets
 from ftis_node.validation import Accepted, ValidationResult
 
@@ -38,7 +28,6 @@ WINDOW_S = 0.5  # no peer waits for a confirmation; a repeated announcement is d
 MAX_SENDERS = 256  # with a send window
 MAX_SENDING = 8  # confirmations in flight to senders of one pace
 MAX_IDS = 64  # in one message
-POLL_INTERVAL_S = 0.2
 
 
 @dataclass(eq=False, repr=False)
@@ -97,28 +86,3 @@ class ConfirmationLoop:
                     self._queue.add(sender, group_id)
             self._slots.release(sender)
             self._changed.set()
-
-
-@dataclass(eq=False, repr=False)
-class DeliverLoop:
-    """Loop that checks for confirmations several times a second."""
-
-    context: NodeContext
-    store: Store
-    slots: SlotPool
-    peers: PeerManager
-
-    async def run(self) -> None:
-        while True:
-            await self._release()
-            await pause(POLL_INTERVAL_S)
-
-    async def _release(self) -> None:
-        delivered = await self.store.disk(
-            self.store.buffer.release_delivered, self.peers.confirmations.confirmed_ids.keys()
-        )
-        for group in delivered:
-            self.context.events.write("released", group=group.id, reason=ReleaseReason.DELIVERED)
-        if await self.store.release_stale() or delivered:
-            await self.store.disk(self.store.buffer.prune, max_disk_bytes=self.context.settings.buffer.max_disk_bytes)
-            self.slots.set_held(self.store.reader.own_held())

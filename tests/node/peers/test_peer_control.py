@@ -16,7 +16,7 @@ from ftis_node.config.home import TOKEN_HEADER, Home
 from ftis_node.config.limits import AccessSection
 from ftis_node.node.http_api.local_api import add_control, write_token
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.operator_actions import PeerControl
+from ftis_node.node.peers.peer_control import PeerControl
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import EventLog, read_events
 

@@ -13,7 +13,7 @@ MAX_PAIRS = 1 << 14  # peers and groups; a group that is announced again is conf
 REANNOUNCE_S = 10.0  # a group without a confirmation is announced again after this time
 
 
-class Confirmations:
+class OwnGroupConfirmations:
     """Own groups that peers confirmed. `pending` and `unverified` are the queues of the re-announce loop."""
 
     def __init__(self, registry: PeerRegistry) -> None:

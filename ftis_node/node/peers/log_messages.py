@@ -1,0 +1,94 @@
+"""Log lines of the swarm's state: one for each change that matters to an operator.
+
+A changed number of peers gives no line, because it changes often; `ftis-node status` shows it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ftis_node.gossip import SwarmPhase, SwarmState
+from ftis_node.gossip.multiaddr import is_public
+from ftis_node.gossip.types import NO_PEERS_GIVEN, NOBODY_ANSWERS
+
+SKEW_NOTE_S = 1.0
+SKEW_REFUSED_S = 3.0  # hivemind peers refuse messages with more clock skew
+CALM_SHARE = 0.8  # of SKEW_NOTE_S: hysteresis, so that a skew near the limit causes few lines
+SYNCHRONISE = "switch on time synchronization (systemd-timesyncd, chrony)"
+P2PDS_PREAMBLE = re.compile(r"failed to dial.*all dials failed \* \[[^]]*\] ")
+UNPRINTABLE = re.compile(r"[^ -~]+")
+
+
+class LogLine(NamedTuple):
+    """A log line and its level."""
+
+    level: int
+    text: str
+
+
+class SwarmLogMessages:
+    """Generator of log lines that remembers the last logged state."""
+
+    def __init__(self) -> None:
+        self._last_logged: tuple[str, str] | None = None
+        self._clock_is_off = False
+        self._was_advised = False
+
+    def lines(
+        self, state: SwarmState, *, clock_skew_s: float | None, addresses: Sequence[str], advice: str = ""
+    ) -> Iterator[LogLine]:
+        """Yield the log lines for the present state.
+
+        `clock_skew_s` is the peers' clocks minus this machine's, None before a peer was met. `advice` says what to do
+        if most members have a newer wire version; it is logged once per start.
+        """
+        message = (str(state.state), _gist(state))
+        if message != self._last_logged and state.state is not SwarmPhase.STARTING:
+            self._last_logged = message
+            yield _connection_line(state, addresses)
+        if clock_skew_s is not None:
+            yield from self._clock(clock_skew_s)
+        if advice and not self._was_advised:
+            self._was_advised = True
+            yield LogLine(logging.WARNING, advice)
+
+    def _clock(self, skew_s: float) -> Iterator[LogLine]:
+        off_s = abs(skew_s)
+        if not self._clock_is_off and off_s >= SKEW_NOTE_S:
+            self._clock_is_off = True
+            yield LogLine(logging.WARNING, clock_words(skew_s))
+        elif self._clock_is_off and off_s < CALM_SHARE * SKEW_NOTE_S:
+            self._clock_is_off = False
+            yield LogLine(logging.INFO, "this machine's clock agrees with the peers' again")
+
+
+def clock_words(skew_s: float) -> str:
+    """Return a sentence with the error of this machine's clock and a remedy."""
+    which = "behind" if skew_s > 0 else "ahead of"
+    so = "they refuse what we send" if abs(skew_s) >= SKEW_REFUSED_S else f"they refuse us at {SKEW_REFUSED_S:g} s"
+    return f"this machine's clock is {abs(skew_s):.1f} s {which} the peers', {so}: {SYNCHRONISE}"
+
+
+def how_to_be_found(addresses: Sequence[str]) -> str:
+    """Return a clause with the address by which others can join: a public one if there is one."""
+    ranked = sorted(addresses, key=lambda address: (not is_public(address), "/127.0.0.1/" in address, address))
+    return f"others join it with --peers {ranked[0]}" if ranked else "it has no address yet that others could dial"
+
+
+def _gist(state: SwarmState) -> str:
+    """Return the reason without its numbers and without the clause about the next try."""
+    return "" if state.state is SwarmPhase.CONNECTED else re.sub(r"\d+ peers?|\d+", "#", state.reason.split(",")[0])
+
+
+def _connection_line(state: SwarmState, addresses: Sequence[str]) -> LogLine:
+    reason = P2PDS_PREAMBLE.sub("", UNPRINTABLE.sub(" ", state.reason))
+    if state.state is SwarmPhase.CONNECTED:
+        return LogLine(logging.INFO, f"in the swarm: {reason}")
+    if state.reason.startswith(NO_PEERS_GIVEN):
+        return LogLine(logging.INFO, f"working alone: {NO_PEERS_GIVEN}; {how_to_be_found(addresses)}")
+    if state.reason.startswith(NOBODY_ANSWERS):
+        return LogLine(logging.WARNING, f"working alone: {reason}; `ftis-node doctor --peers ADDRESS` looks closer")
+    return LogLine(logging.INFO, f"working alone so far: {reason}")
