@@ -222,8 +222,8 @@ def test_status_loads_no_heavy_library(tmp_path: Path) -> None:
 
 
 NODE_PARTS = (
-    *("supervision", "protocols", "context", "prompt_order", "storage", "peers", "weights", "training", "loops", "exchange"),
-    *("http_api", "wiring", "daemon", "startup", "hub"),
+    *("supervision", "protocols", "context", "prompt_order", "storage", "peers", "weights", "training"),
+    *("loops", "exchange", "http_api", "wiring", "daemon", "startup", "hub"),
 )
 """Folders and files of the node, lowest first: each imports only those below it."""
 
