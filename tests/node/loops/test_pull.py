@@ -15,7 +15,7 @@ from bench.stubs.stub_node import stub_group
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.node.daemon import serve_last_groups
-from ftis_node.node.loops import backfill, confirmations, pull, reannounce, shards
+from ftis_node.node.loops import backfill, confirm, pull, reannounce, shards
 from ftis_node.node.peers import request_slots
 from ftis_node.node.peers.serve import announcement_of
 from ftis_node.swarm.topology import shard_of
@@ -43,7 +43,7 @@ async def test_all_groups_are_pulled_and_confirmed_in_a_small_swarm(tmp_path: Pa
 
 
 async def test_simultaneous_confirmations_are_sent_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirmations, "WINDOW_S", WINDOW_S)
+    monkeypatch.setattr(confirm, "WINDOW_S", WINDOW_S)
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         sent: list[int] = []
@@ -59,7 +59,7 @@ async def test_simultaneous_confirmations_are_sent_together(tmp_path: Path, monk
         await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 20)
         assert sum(sent) == 20
         assert sent[0] == 1, "the first was delayed"
-        assert confirmations.BURST <= len(sent) <= 5 + confirmations.BURST, "the others were not gathered"
+        assert confirm.BURST <= len(sent) <= 5 + confirm.BURST, "the others were not gathered"
 
 
 async def test_a_node_that_ends_announces_the_groups_that_it_gathered_and_serves_them(tmp_path: Path) -> None:
