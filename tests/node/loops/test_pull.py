@@ -15,7 +15,7 @@ from bench.stubs.stub_node import stub_group
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.node.daemon import serve_last_groups
-from ftis_node.node.loops import backfill, confirm, pull, reannounce, shards
+from ftis_node.node.loops import backfill, pull, reannounce, shards
 from ftis_node.node.peers import request_slots
 from ftis_node.node.peers.serve import announcement_of
 from ftis_node.swarm.topology import shard_of
@@ -43,7 +43,7 @@ async def test_all_groups_are_pulled_and_confirmed_in_a_small_swarm(tmp_path: Pa
 
 
 async def test_simultaneous_confirmations_are_sent_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirm, "WINDOW_S", WINDOW_S)
+    monkeypatch.setattr("ftis_node.node.loops.confirm.WINDOW_S", WINDOW_S)
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         sent: list[int] = []
