@@ -7,6 +7,9 @@ together and a prompt of 112 tokens. Tokens go from 1k to 64k (the number of gro
 Each point is a separate process. A micro-batch holds one group, so that even the smallest step fills one: above that
 size memory is constant.
 
+`head_bytes` is the memory traffic of one logit of the output head in a step on a GPU, with operations and with fused
+kernels. It is computed, not measured.
+
 A straight line is fitted to each curve. `r2` is the explained fraction of the variance. `largest_deviation` is the
 largest error of the line, relative to the value there; for a flat curve `r2` alone means nothing.
 """
@@ -42,6 +45,20 @@ VOCABULARIES = (8192, 16384, 32768, 65536, 131072)
 QUICK_GROUPS, QUICK_VOCABULARIES = (1, 2, 3), (8192, 16384)
 STEPS, QUICK_STEPS = 2, 1
 CURVES = {"tokens": "completion tokens a step", "vocabulary": "tokens in the vocabulary"}
+# Tensors of logits that the output head reads and writes, in float32 (4 bytes) or as bfloat16 (2). The last two read
+# the scores for the gradients of the hidden states and of the weight.
+HEAD_BYTES = {
+    "operations": {
+        "forward": {"product": 4, "largest": 4, "subtract": 4 + 4, "exponential": 4 + 4, "sum": 4},
+        "backward": {"product": 4, "subtract": 4 + 4, "exponential": 4 + 4, "scale": 4 + 4, "round": 4 + 2},
+        "products": {"hidden": 2, "weight": 2},
+    },
+    "fused": {
+        "forward": {"product": 4, "log-sum-exp": 4},
+        "backward": {"product": 4, "gradient": 4 + 2},
+        "products": {"hidden": 2, "weight": 2},
+    },
+}
 VALUES = {"step_s": "seconds a step", "peak_gb": "peak memory, GB"}
 
 
@@ -65,7 +82,9 @@ def main() -> None:
     }
     if options.plot:
         draw(curves, fits, options.plot)
-    setting = {"threads": options.threads, "steps": options.steps, "torch": torch.__version__}
+    traffic = {form: sum(sum(part.values()) for part in parts.values()) for form, parts in HEAD_BYTES.items()}
+    sys.stderr.write(f"bytes a logit: {traffic['operations']} by operations, {traffic['fused']} fused\n")
+    setting = {"head_bytes": traffic, "threads": options.threads, "steps": options.steps, "torch": torch.__version__}
     sys.stdout.write(json.dumps({"bench": "learner_cost", **setting, **fits, "points": curves}) + "\n")
 
 

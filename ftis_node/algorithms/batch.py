@@ -128,8 +128,11 @@ def read_batch(
     group_ids: Tensor,
     first_pass_logprobs: Tensor | None = None,
     sender_ids: Tensor | None = None,
+    checks: bool = True,
 ) -> Batch:
     """Check the inputs of `policy_loss` and return a `Batch` of them. Raises ValueError naming the invalid input.
+
+    Without `checks` no value is read, so the host does not wait for a GPU. The ids may then be on the CPU.
 
     `sender_ids` are integers `[N]`, 0 for this node's own completions. If None, each group counts as a separate sender,
     and none of them is this node.
@@ -145,21 +148,22 @@ def read_batch(
     require_tensor("mask", mask, dtypes=(torch.bool,), shape=matrix)
     require_tensor("advantages", advantages, dtypes=FLOATING, shape=(num_completions,))
     require_tensor("group_ids", group_ids, dtypes=INTEGERS, shape=(num_completions,))
-    require_finite("advantages", advantages)
+    if checks:
+        require_finite("advantages", advantages)
 
-    learner = first_pass = _inside("learner_logprobs", learner_logprobs, mask)
+    learner = first_pass = _inside("learner_logprobs", learner_logprobs, mask, checks=checks)
     if first_pass_logprobs is not None:
         require_tensor("first_pass_logprobs", first_pass_logprobs, dtypes=FLOATING, shape=matrix)
-        first_pass = _inside("first_pass_logprobs", first_pass_logprobs, mask)
-    index, num_groups = group_index(group_ids)
+        first_pass = _inside("first_pass_logprobs", first_pass_logprobs, mask, checks=checks)
+    index, num_groups = _index_on(mask.device, group_ids)
     sender_index, num_senders, is_own = index, num_groups, torch.zeros_like(index, dtype=torch.bool)
     if sender_ids is not None:
         require_tensor("sender_ids", sender_ids, dtypes=INTEGERS, shape=(num_completions,))
-        sender_index, num_senders = group_index(sender_ids)
-        is_own = sender_ids == 0
+        sender_index, num_senders = _index_on(mask.device, sender_ids)
+        is_own = (sender_ids == 0).to(mask.device, non_blocking=True)
     return Batch(
         learner_logprobs=learner,
-        behaviour_logprobs=_inside("behaviour_logprobs", behaviour_logprobs, mask).detach(),
+        behaviour_logprobs=_inside("behaviour_logprobs", behaviour_logprobs, mask, checks=checks).detach(),
         first_pass_logprobs=first_pass.detach(),
         mask=mask,
         advantages=advantages.detach().double(),
@@ -172,10 +176,17 @@ def read_batch(
     )
 
 
-def _inside(name: str, logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Return `logprobs` in float64, 0 outside the mask. Raises ValueError for NaN and inf inside."""
+def _index_on(device: torch.device, ids: Tensor) -> tuple[Tensor, int]:
+    """Return `group_index(ids)` on `device`. The host waits for a GPU only if the ids are there."""
+    index, number = group_index(ids)
+    return index.to(device, non_blocking=True), number
+
+
+def _inside(name: str, logprobs: Tensor, mask: Tensor, *, checks: bool) -> Tensor:
+    """Return `logprobs` in float64, 0 outside the mask. With `checks` raises ValueError for NaN and inf inside."""
     inside = torch.where(mask, logprobs, 0.0).double()
-    require_finite(name, inside.detach(), where=" inside the mask")
+    if checks:
+        require_finite(name, inside.detach(), where=" inside the mask")
     return inside
 
 

@@ -113,6 +113,8 @@ def policy_loss(
     mask: Tensor,
     advantages: Tensor,
     group_ids: Tensor,
+    *,
+    checks: bool = True,
     **params: Any,
 ) -> tuple[Tensor, dict[str, float]]:
     """Return the loss of `method`, with a gradient to `learner_logprobs` alone, and its metrics.
@@ -132,6 +134,9 @@ def policy_loss(
 
     Raises ValueError for an unknown method or parameter, a value out of bounds, or a wrong shape or dtype. NaN or inf
     in the advantages, or in log-probs inside the mask, raises it as well.
+
+    Without `checks` no value is read, so the host does not wait for a GPU. NaN then reaches the loss, and there are no
+    metrics. The ids may be on the CPU.
     """
     if "anchor_logprobs" in params:  # another name of it
         params["first_pass_logprobs"] = params.pop("anchor_logprobs")
@@ -142,7 +147,7 @@ def policy_loss(
     settings_given = dict(params)
     tensors = {name: settings_given.pop(name, None) for name in TENSORS}
     settings = make_settings(row.defaults, settings_given)
-    batch = read_batch(learner_logprobs, behaviour_logprobs, mask, advantages, group_ids, **tensors)
+    batch = read_batch(learner_logprobs, behaviour_logprobs, mask, advantages, group_ids, **tensors, checks=checks)
 
     kl, keep = apply_filter(batch, settings, filtered=row.filtered)
     mean_objective = aggregate(
@@ -153,7 +158,8 @@ def policy_loss(
         denominator=settings.denominator,
         max_completion_length=settings.max_completion_length,
     )
-    return (-mean_objective).to(learner_logprobs.dtype), _metrics(batch, kl, keep, settings.cap)
+    metrics = _metrics(batch, kl, keep, settings.cap) if checks else {}
+    return (-mean_objective).to(learner_logprobs.dtype), metrics
 
 
 def _metrics(batch: Batch, kl: Tensor, keep: Tensor, cap: float) -> dict[str, float]:

@@ -113,6 +113,7 @@ class MicroBatch:
     positions        [R, C] int64, each token's position in its own text; None: its column
     texts            the texts of a packed row (R is 1), each as its ranges of columns in order: a prompt may be part
                      of several; empty if each row is one text
+    trained          [K] int64, which of the M tokens may have a gradient in the loss; None: any
     """
 
     token_ids: Tensor
@@ -121,6 +122,7 @@ class MicroBatch:
     cell_index: Tensor
     positions: Tensor | None = None
     texts: tuple[tuple[range, ...], ...] = ()
+    trained: Tensor | None = None
 
 
 def make_batch(groups: Sequence[TrainGroup]) -> TrainBatch:

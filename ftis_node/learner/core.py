@@ -260,7 +260,7 @@ class Learner:
             group["lr"] = self._boot.learning_rate_at(step)
         reference = None
         if self._start is not None and self._boot.optimizer.kl_coef:  # once for all updates of the step
-            reference = compute_logprobs(self._start, batch, micro_batches, between=between, ranks=self._ranks)
+            reference = self._logprobs(batch, between, self._start)
         self._drift = self._measure_drift(batch, between) if reference is None and is_due(step) else {}
         forward = self.policy.logprobs
         outcome = take_step(
@@ -272,6 +272,7 @@ class Learner:
             max_grad_norm=self._boot.optimizer.max_grad_norm or math.inf,
             updates=self._boot.optimizer.updates_per_batch,
             reference=reference,
+            device=self.policy.causal_lm.device,
             between=between,
             before_update=partial(self._before_update, own, between),
             ranks=self._ranks,
@@ -307,9 +308,9 @@ class Learner:
 
     def _logprobs(self, batch: TrainBatch, between: StepCallback, forward: Forward | None = None) -> Tensor:
         """Return the log-probs `[N, T]` of `batch` under the policy, or under the model of `forward`."""
-        micro_batches = self._micro_batches(batch)
+        micro_batches, device = self._micro_batches(batch), self.policy.causal_lm.device
         forward = forward or self.policy.logprobs
-        return compute_logprobs(forward, batch, micro_batches, between=between, ranks=self._ranks)
+        return compute_logprobs(forward, batch, micro_batches, device=device, between=between, ranks=self._ranks)
 
     def _micro_batches(self, batch: TrainBatch) -> list[MicroBatch]:
         cut = partial(self.policy.micro_batches, batch)

@@ -6,6 +6,9 @@ dlp_t / dlogits = onehot(token) - softmax(logits) is explicit, so memory holds o
 with a gradient of zero (filtered, or without advantage) are skipped. Log-sum-exp is in float32 or better. Log-probs are
 those of the full softmax at the sampling temperature, as generators report them.
 
+Between the products a GPU runs one kernel in each direction (`head_kernels.py`), if triton is installed. Operation by
+operation, as on a CPU, the elementwise work moves three times the bytes.
+
 Some models scale their logits (Granite, Cohere) or bound them by a soft cap (Gemma 2). The configuration gives both.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 from math import prod
 from typing import Any
 
@@ -22,9 +26,11 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from ftis_node.learner.batch import MicroBatch
-from ftis_node.learner.model.attention import AttentionPlan, on_device
+from ftis_node.learner.device import is_free_to_read, on_device
+from ftis_node.learner.model.attention import AttentionPlan
 
 HEAD_CHUNK_TOKENS = 512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU the memory plan sets it
+FUSED_DEVICES = ("cuda",)  # those of `head_kernels`
 # Keys of transformers' configurations: divisors and factors of the logits, and their soft caps.
 DIVISORS, FACTORS = ("logits_scaling",), ("logit_scale", "lm_head_multiplier")
 SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap")
@@ -86,7 +92,10 @@ def completion_logprobs(
     hidden = decode(causal_lm, micro_batch)
     predictors = hidden.flatten(0, 1)[on_device(micro_batch.predictor_index, device)]
     targets = on_device(micro_batch.target_ids, device)
-    return head_logprobs(head, predictors, targets, processing=processing, chunk_tokens=head_chunk_tokens)
+    trained = None if micro_batch.trained is None else on_device(micro_batch.trained, device)
+    return head_logprobs(
+        head, predictors, targets, processing=processing, chunk_tokens=head_chunk_tokens, trained=trained
+    )
 
 
 def decode(causal_lm: Any, micro_batch: MicroBatch) -> Tensor:
@@ -107,13 +116,17 @@ def head_logprobs(
     *,
     processing: LogitsProcessing,
     chunk_tokens: int = HEAD_CHUNK_TOKENS,
+    trained: Tensor | None = None,
 ) -> Tensor:
-    """Return log-probs `[M]` of `[M]` token ids under `[M, H]` hidden states."""
+    """Return log-probs `[M]` of `[M]` token ids under `[M, H]` hidden states.
+
+    Only the tokens `trained` `[K]` may get a gradient; None: any.
+    """
     if processing.soft_cap is not None:  # its derivative takes a second buffer of a chunk's logits
         chunk_tokens = max(1, chunk_tokens // 2)
     if type(head) is nn.Linear and getattr(head, "bias", None) is None:
         logprobs: Tensor = HeadLogprobs.apply(  # type: ignore[no-untyped-call]
-            hidden, head.weight, target_ids, processing, chunk_tokens
+            hidden, head.weight, target_ids, processing, chunk_tokens, trained
         )
         return logprobs
     chunks = zip(torch.split(hidden, chunk_tokens), torch.split(target_ids, chunk_tokens), strict=True)
@@ -131,57 +144,103 @@ class HeadLogprobs(Function):
         target_ids: Tensor,
         processing: LogitsProcessing,
         chunk_tokens: int,
+        trained: Tensor | None,
     ) -> Tensor:
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logprobs = hidden.new_empty(len(target_ids), dtype=exact)
         logsumexp = torch.empty_like(logprobs)
         for start in range(0, len(target_ids), chunk_tokens):
             at = slice(start, start + chunk_tokens)
-            logits = _logits(hidden[at], weight, processing, exact)
-            logprobs[at] = logits.gather(-1, target_ids[at, None])[:, 0]
-            logsumexp[at] = _log_sum_exp(logits)
+            logits = _logits(hidden[at], weight, exact)
+            logprobs[at], logsumexp[at] = chosen_and_log_sum(logits, target_ids[at], processing)
             del logits  # before the next chunk allocates its own
         logprobs -= logsumexp
-        ctx.save_for_backward(hidden, weight, target_ids, logsumexp)
+        ctx.save_for_backward(hidden, weight, target_ids, logsumexp, trained)
         ctx.processing, ctx.chunk_tokens = processing, chunk_tokens
         return logprobs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Recompute the logits of tokens with a gradient, chunk by chunk."""
-        hidden, weight, target_ids, logsumexp = ctx.saved_tensors
+        hidden, weight, target_ids, logsumexp, trained = ctx.saved_tensors
         needs_hidden, needs_weight, *_ = ctx.needs_input_grad
-        rows = gradients[0].nonzero()[:, 0]
+        if is_free_to_read(hidden.device):
+            rows = gradients[0].nonzero()[:, 0]
+        else:
+            rows = torch.arange(len(hidden), device=hidden.device) if trained is None else trained
         hidden_gradient = torch.zeros_like(hidden) if needs_hidden else None
         # Sums over chunks are in float32 if the head computes in a narrower type.
         weight_gradient = torch.zeros_like(weight, dtype=logsumexp.dtype) if needs_weight else None
         for chosen in torch.split(rows, ctx.chunk_tokens):
             part = hidden[chosen]
-            scores = _logits(part, weight, ctx.processing, logsumexp.dtype)
-            slope = ctx.processing.slope(scores)
-            share = gradients[0][chosen, None] * ctx.processing.factor
-            scores.sub_(logsumexp[chosen, None]).exp_().mul_(-share)
-            scores.scatter_add_(1, target_ids[chosen, None], share)
-            if slope is not None:
-                scores.mul_(slope)
-                del slope
-            scores = scores.to(weight.dtype)
+            scores = _logits(part, weight, logsumexp.dtype)
+            share = gradients[0][chosen] * ctx.processing.factor
+            at = (target_ids[chosen], logsumexp[chosen], share)
+            scores = logits_gradient(scores, *at, ctx.processing, weight.dtype)
             if hidden_gradient is not None:
                 hidden_gradient[chosen] = scores @ weight
             if weight_gradient is not None:
                 _add_product(weight_gradient, scores.T, part)
             del scores
         in_dtype = None if weight_gradient is None else weight_gradient.to(weight.dtype)
-        return hidden_gradient, in_dtype, None, None, None
+        return hidden_gradient, in_dtype, None, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, processing: LogitsProcessing, dtype: torch.dtype) -> Tensor:
+def _logits(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `[K, V]` in `dtype`, owned by the caller; unrounded if the device has products with wider output."""
     if weight.dtype != dtype and has_wide_products(weight.device, weight.dtype):
-        logits = torch.mm(hidden, weight.T, out_dtype=dtype)
-    else:
-        logits = (hidden @ weight.T).to(dtype)
-    return processing.apply(logits, in_place=True)
+        return torch.mm(hidden, weight.T, out_dtype=dtype)
+    return (hidden @ weight.T).to(dtype)
+
+
+def chosen_and_log_sum(logits: Tensor, target_ids: Tensor, processing: LogitsProcessing) -> tuple[Tensor, Tensor]:
+    """Return the processed logits of `[K]` ids and the log-sum-exp of all, both `[K]`. Overwrites `[K, V]` logits."""
+    if (kernels := _fused(logits, processing)) is not None:
+        fused: tuple[Tensor, Tensor] = kernels.chosen_and_log_sum(logits, target_ids, processing.factor)
+        return fused
+    processing.apply(logits, in_place=True)
+    return logits.gather(-1, target_ids[:, None])[:, 0], _log_sum_exp(logits)
+
+
+def logits_gradient(
+    logits: Tensor,
+    target_ids: Tensor,
+    logsumexp: Tensor,
+    share: Tensor,
+    processing: LogitsProcessing,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return (onehot - softmax) * share as `dtype`, `[K, V]`. Overwrites `logits` `[K, V]`; all others are `[K]`.
+
+    `share` is the gradient of the log-probs, times `processing.factor`.
+    """
+    if (kernels := _fused(logits, processing)) is not None:
+        fused: Tensor = kernels.logits_gradient(logits, target_ids, logsumexp, share, processing.factor, dtype)
+        return fused
+    scores = processing.apply(logits, in_place=True)
+    slope = processing.slope(scores)
+    scores.sub_(logsumexp[:, None]).exp_().mul_(-share[:, None])
+    scores.scatter_add_(1, target_ids[:, None], share[:, None])
+    if slope is not None:
+        scores.mul_(slope)
+        del slope
+    return scores.to(dtype)
+
+
+def _fused(logits: Tensor, processing: LogitsProcessing) -> Any:
+    """Return the module of fused kernels if they compute this, else None."""
+    is_plain = processing.soft_cap is None and logits.dtype == torch.float32
+    return _head_kernels() if is_plain and logits.device.type in FUSED_DEVICES else None
+
+
+@cache
+def _head_kernels() -> Any:
+    """Return the module of fused kernels, None without triton."""
+    if find_spec("triton") is None:
+        return None
+    from ftis_node.learner.model import head_kernels
+
+    return head_kernels
 
 
 def _log_sum_exp(logits: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class AgreementMeter:
         self._micro_batch: MicroBatch | None = None
         self._slots = torch.zeros(0, dtype=torch.int64)
         self._sums: dict[int, Tensor] = {}
-        self._seen: list[MicroBatch] = []
+        self._seen: list[Tensor] = []
 
     def watching(self, forward: Forward, batch: TrainBatch) -> Forward:
         """Return `forward`, measured until the next `take`."""
@@ -83,9 +83,9 @@ class AgreementMeter:
         """Add a micro-batch's gradient, in the backward pass. A repeated micro-batch begins a new pass."""
         if self._batch is None:
             return
-        if any(micro_batch is each for each in self._seen):
+        if any(micro_batch.cell_index is each for each in self._seen):
             self._sums, self._seen = {}, []
-        self._seen.append(micro_batch)
+        self._seen.append(micro_batch.cell_index)
         rows = micro_batch.cell_index // self._batch.mask.shape[1]
         slot_at = torch.full((gradient.shape[0] * gradient.shape[1],), -1, dtype=torch.int64)
         slot_at[micro_batch.predictor_index] = self._slots[rows]

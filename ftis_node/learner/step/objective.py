@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -27,10 +28,11 @@ from torch import Tensor
 from ftis_node.algorithms.diagnostics import likelihood_gain, sender_sums
 from ftis_node.algorithms.importance_weights import cross_tokenizer_advantages
 from ftis_node.algorithms.loss import group_advantages, kl_to_start, policy_loss
-from ftis_node.algorithms.methods import find_method, is_separable, method_parameters
+from ftis_node.algorithms.methods import METHODS, find_method, is_separable, method_parameters
 from ftis_node.algorithms.settings import TENSORS
 from ftis_node.errors import ConfigError
 from ftis_node.learner.batch import TrainBatch
+from ftis_node.learner.device import on_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,23 @@ class Objective:
 
     def understated(self, learner_logprobs: Tensor, batch: TrainBatch) -> Tensor:
         """Return `[N]` bool: peers' completions with log-probs too far below the learner's to be honest."""
-        gain = likelihood_gain(learner_logprobs, batch.behaviour_logprobs, batch.mask)
-        return ~batch.is_own & ~batch.is_text & (gain > self.max_logprob_gap_nats)
+        there = partial(on_device, device=learner_logprobs.device)
+        gain = likelihood_gain(learner_logprobs, there(batch.behaviour_logprobs), there(batch.mask))
+        return there(~batch.is_own & ~batch.is_text) & (gain > self.max_logprob_gap_nats)
 
     def excluded(self, learner_logprobs: Tensor, batch: TrainBatch) -> Tensor:
         """Return `[N]` bool: all completions of groups with an understated one, because the others may be false too."""
         refused_ids = batch.group_ids[self.understated(learner_logprobs, batch)]
         return torch.isin(batch.group_ids, refused_ids)
+
+    def may_train(self, batch: TrainBatch, advantages: Tensor, excluded: Tensor | None) -> Tensor:
+        """Return `[N]` bool: completions that may have a gradient, whatever their log-probs are.
+
+        Without an advantage those of the built-in methods have none, unless a KL term is part of the loss.
+        """
+        if self.kl_to_start or self.params.get("k3_beta") or self.method not in METHODS:
+            return torch.ones_like(batch.is_own)
+        return (advantages != 0) if excluded is None else (advantages != 0) & ~excluded
 
     def loss(
         self,
@@ -85,37 +97,49 @@ class Objective:
         first_pass: Tensor | None,
         reference: Tensor | None = None,
         excluded: Tensor | None = None,
+        checks: bool = True,
     ) -> tuple[Tensor, dict[str, float]]:
-        """Return the scalar loss and metrics of `learner_logprobs` `[N, T]`.
+        """Return the scalar loss and metrics of `learner_logprobs` `[N, T]`, computed on their device.
+
+        All other tensors are on the CPU. Without `checks` the host does not wait for a GPU: values are not checked, and
+        there are no metrics. The loss of a batch with rows sent as text is computed on the CPU, once a step.
 
         `excluded` `[N]` marks completions without advantage. If None, the completions that `learner_logprobs` show to
         be understated are excluded, each by itself. `first_pass` `[N, T]` is the learner's log-probs at the first of
         several updates on this batch; None at the first. With `reference` `[N, T]`, the starting model's log-probs, the
         KL to that model is part of the loss and of the metrics.
         """
-        if excluded is None:
-            excluded = self.understated(learner_logprobs, batch)
-        believed = torch.where(excluded, 0.0, advantages)
+        if batch.is_text.any():
+            learner_logprobs = learner_logprobs.cpu()
+        there = partial(on_device, device=learner_logprobs.device)
+        excluded = self.understated(learner_logprobs, batch) if excluded is None else there(excluded)
+        believed = torch.where(excluded, 0.0, there(advantages))
         if self.mask_truncated:  # a KL term has a gradient without an advantage, too
-            learner_logprobs = torch.where(batch.is_cut[:, None], learner_logprobs.detach(), learner_logprobs)
-        loss, metrics = self._method_loss(learner_logprobs, batch, believed, first_pass)
+            learner_logprobs = torch.where(there(batch.is_cut)[:, None], learner_logprobs.detach(), learner_logprobs)
+        params = {**self.params, "first_pass_logprobs": None if first_pass is None else there(first_pass)}
+        if "sender_ids" in params:
+            params["sender_ids"] = torch.where(batch.is_text, 0, batch.sender_ids)
+        mask = there(batch.mask)
+        if batch.is_text.any():
+            loss, metrics = self._loss_with_texts(learner_logprobs, batch, believed, params)
+        else:
+            loss, metrics = policy_loss(
+                self.method,
+                learner_logprobs,
+                there(batch.behaviour_logprobs),
+                mask,
+                believed,
+                batch.group_ids,
+                checks=checks,
+                **params,
+            )
         if reference is None:
             return loss, metrics
         agg, max_completion_length = self.params["agg"], self.params["max_completion_length"]
-        kl = kl_to_start(learner_logprobs, reference, batch.mask, agg=agg, max_completion_length=max_completion_length)
-        return loss + self.kl_to_start * kl.to(loss.dtype), metrics | {"kl_to_start": kl.item()}
-
-    def _method_loss(
-        self, learner_logprobs: Tensor, batch: TrainBatch, advantages: Tensor, first_pass: Tensor | None
-    ) -> tuple[Tensor, dict[str, float]]:
-        params = {**self.params, "first_pass_logprobs": first_pass}
-        if "sender_ids" in params:
-            params["sender_ids"] = torch.where(batch.is_text, 0, batch.sender_ids)
-        if batch.is_text.any():
-            return self._loss_with_texts(learner_logprobs, batch, advantages, params)
-        return policy_loss(
-            self.method, learner_logprobs, batch.behaviour_logprobs, batch.mask, advantages, batch.group_ids, **params
-        )
+        kl = kl_to_start(learner_logprobs, there(reference), mask, agg=agg, max_completion_length=max_completion_length)
+        if checks:
+            metrics = metrics | {"kl_to_start": kl.item()}
+        return loss + self.kl_to_start * kl.to(loss.dtype), metrics
 
     def _loss_with_texts(
         self, learner_logprobs: Tensor, batch: TrainBatch, advantages: Tensor, params: dict[str, Any]

@@ -5,6 +5,10 @@ lp.backward(dL/dlp). If a completion's part of dL/dlp depends on its own log-pro
 all methods), one forward and one backward pass suffice. Other losses need a pass without gradient for the whole matrix
 first. Parts of dL/dlp that are zero (filtered, or no advantage) cost no backward pass.
 
+On a GPU the host queues all passes without a wait. The loss is computed there, and flags of values that are not finite
+are read once, at the end. Which tokens may have a gradient is then known only by their advantages, so tokens that a
+filter removes cost a backward pass.
+
 If the log-probs show that a group is understated, its other completions may already be in the gradient. The passes are
 then repeated without that group.
 
@@ -25,6 +29,7 @@ from torch import Tensor
 
 from ftis_node.errors import WorkerTaskError
 from ftis_node.learner.batch import MicroBatch, TrainBatch
+from ftis_node.learner.device import is_free_to_read, on_device
 from ftis_node.learner.distributed.ranks import ALONE, Ranks, StepCallback
 from ftis_node.learner.distributed.sharded_tensors import whole
 from ftis_node.learner.step.objective import Objective
@@ -32,6 +37,8 @@ from ftis_node.learner.step.oom_retry import one_out_of_memory_error
 from ftis_node.learner.step.optimizer import MAX_GRADIENT_NORM
 
 Forward: TypeAlias = "Callable[[MicroBatch], Tensor]"  # log-probs [M] of a micro-batch's completion tokens
+CPU = torch.device("cpu")
+LOGPROB, LOSS, SIGNAL = "a learner log-prob", "the loss", "a gradient that is not 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,28 @@ class _NotFinite(Exception):
     """Raised with the name of a value that is not finite."""
 
 
+class _Flags:
+    """Booleans on one device. The host reads all at once, because each read waits for a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._found: dict[str, Tensor] = {}
+
+    def note(self, name: str, flag: Tensor) -> None:
+        """Set `name` if the scalar `flag` is true."""
+        flag = flag.to(self._device, non_blocking=True)
+        self._found[name] = self._found[name] | flag if name in self._found else flag
+
+    def check(self, values: Tensor, name: str) -> None:
+        """Note under `name` whether one of the values is not finite."""
+        self.note(name, ~torch.isfinite(values.detach()).all())
+
+    def read(self) -> list[str]:
+        """Return the names that are set, in the order in which they were first noted."""
+        values = torch.stack(list(self._found.values())).tolist() if self._found else []
+        return [name for name, value in zip(self._found, values, strict=True) if value]
+
+
 @dataclass(frozen=True, slots=True)
 class _BatchLoss:
     """The loss of a batch as a function of its learner log-probs `[N, T]`; the fields are as in `Objective.loss`."""
@@ -81,9 +110,10 @@ class _BatchLoss:
     first_pass: Tensor | None
     reference: Tensor | None
     excluded: Tensor | None
+    flags: _Flags
     share: float = 1.0
 
-    def __call__(self, learner_logprobs: Tensor) -> tuple[Tensor, dict[str, float]]:
+    def __call__(self, learner_logprobs: Tensor, *, checks: bool = True) -> tuple[Tensor, dict[str, float]]:
         loss, metrics = self.objective.loss(
             learner_logprobs,
             self.batch,
@@ -91,16 +121,23 @@ class _BatchLoss:
             first_pass=self.first_pass,
             reference=self.reference,
             excluded=self.excluded,
+            checks=checks,
         )
         return self.share * loss, metrics
 
     def gradient(self, logprobs: Tensor) -> Tensor:
         """Return dL/dlp, `[N, T]`."""
         leaf = logprobs.clone().requires_grad_()
-        loss, _ = self(leaf)
+        loss, _ = self(leaf, checks=False)
         (gradient,) = torch.autograd.grad(loss, leaf)
-        _check(loss.detach(), "the loss")
-        return _check(gradient, "the loss")
+        self.flags.check(loss, LOSS)
+        self.flags.check(gradient, LOSS)
+        return gradient
+
+    def mark(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """Return them with the tokens that may have a gradient, as known before any pass."""
+        rows = self.objective.may_train(self.batch, self.advantages, self.excluded)
+        return _marked(micro_batches, rows[:, None].expand(self.batch.mask.shape))
 
     def gradient_in(self, micro_batch: MicroBatch, logprobs: Tensor) -> Tensor:
         """Return dL/dlp `[M]` of a micro-batch's tokens.
@@ -108,14 +145,15 @@ class _BatchLoss:
         A separable loss is computed of their groups alone: the whole matrix would take longer than the model on a GPU.
         """
         cells, num_columns = micro_batch.cell_index, logprobs.shape[1]
+        there = partial(on_device, device=logprobs.device)
         completions, group_ids = cells // max(1, num_columns), self.batch.group_ids
         rows = torch.isin(group_ids, group_ids[completions]).nonzero()[:, 0]
         if len(rows) == len(group_ids) or not self.objective.separates(self.batch):
-            return self.gradient(logprobs).view(-1)[cells]
+            return self.gradient(logprobs).view(-1)[there(cells)]
         # In float64, so that `share` adds no rounding.
-        gradient = self._only(rows).gradient(logprobs[rows].double())
+        gradient = self._only(rows).gradient(logprobs[there(rows)].double())
         here = torch.searchsorted(rows, completions) * num_columns + cells % num_columns
-        return gradient.view(-1)[here].to(logprobs)
+        return gradient.view(-1)[there(here)].to(logprobs)
 
     def _only(self, rows: Tensor) -> _BatchLoss:
         """Return the part that the completions `rows` have in the loss."""
@@ -125,39 +163,54 @@ class _BatchLoss:
         return replace(self, batch=part, share=self.objective.share(part, self.batch), **chosen)
 
 
+def _marked(micro_batches: Sequence[MicroBatch], may_train: Tensor) -> list[MicroBatch]:
+    """Return the micro-batches with the tokens of which `may_train` `[N, T]` is true."""
+    cells = may_train.reshape(-1)
+    return [replace(each, trained=cells[each.cell_index].nonzero()[:, 0]) for each in micro_batches]
+
+
 def compute_gradients(
     forward: Forward,
     batch: TrainBatch,
     micro_batches: Sequence[MicroBatch],
     objective: Objective,
     *,
+    device: torch.device = CPU,
     first_pass: Tensor | None = None,
     reference: Tensor | None = None,
     excluded: Tensor | None = None,
     between: StepCallback = lambda: None,
     ranks: Ranks = ALONE,
 ) -> Gradients:
-    """Add dL/dweights of the batch to the `.grad` of what `forward` depends on. Options are as in `Objective.loss`."""
-    logprobs = batch.behaviour_logprobs.clone()
+    """Add dL/dweights of the batch to the `.grad` of what `forward` depends on. Options are as in `Objective.loss`.
+
+    `forward` returns log-probs on `device`. If the result is not usable, the gradients may be anything.
+    """
+    found, flags = batch.behaviour_logprobs.clone(), _Flags(CPU)
+    flags.check(batch.rewards, "a reward")
+    flags.check(batch.behaviour_logprobs, "a behaviour log-prob")
+    flags.check(batch.behaviour_means, "a behaviour log-prob")
     try:
-        _check(batch.rewards, "a reward")
-        _check(batch.behaviour_logprobs, "a behaviour log-prob")
-        _check(batch.behaviour_means, "a behaviour log-prob")
-        advantages = objective.advantages(batch)
-        loss_of = _BatchLoss(objective, batch, advantages, first_pass, reference, excluded)
+        _refuse(flags)
+        flags = _Flags(device)
+        loss_of = _BatchLoss(objective, batch, objective.advantages(batch), first_pass, reference, excluded, flags)
         passes = _one_pass if objective.separates(batch) or len(micro_batches) == 1 else _two_passes
-        has_signal = False
+        logprobs = found.to(device, copy=True)
         for output, share in passes(forward, logprobs, micro_batches, loss_of, between, ranks):
-            has_signal = True
             between()
-            torch.autograd.backward(output, share.to(output.device))
-        ranks.fill_in(logprobs, micro_batches)
+            torch.autograd.backward(output, share)
+        found = logprobs.cpu()
+        with ranks.agreed(_NotFinite):
+            has_signal = SIGNAL in _refuse(flags)
+        has_signal = ranks.is_any(has_signal)
+        ranks.fill_in(found, micro_batches)
         with torch.no_grad():
-            loss, metrics = loss_of(logprobs)
-        _check(loss, "the loss")
+            loss, metrics = loss_of(found.to(device))
+        flags.check(loss, LOSS)
+        _refuse(flags)
     except _NotFinite as error:
-        return Gradients(logprobs, refused=str(error))
-    return Gradients(logprobs, loss=loss.item(), metrics=metrics, skipped=None if has_signal else "no signal")
+        return Gradients(found, refused=str(error))
+    return Gradients(found, loss=loss.item(), metrics=metrics, skipped=None if has_signal else "no signal")
 
 
 def _one_pass(
@@ -172,14 +225,15 @@ def _one_pass(
 
     Cells not yet computed hold finite behaviour log-probs, which do not affect a separable loss.
     """
-    for micro_batch in ranks.deal(micro_batches):
+    for micro_batch in ranks.deal(loss_of.mark(micro_batches)):
         between()
         output = forward(micro_batch)
-        with ranks.agreed(_NotFinite):
-            found = _check(output.detach().cpu(), "a learner log-prob")
-            logprobs.view(-1)[micro_batch.cell_index] = found.to(logprobs)
-            share = loss_of.gradient_in(micro_batch, logprobs)
-        if ranks.is_any(bool(share.any())):
+        loss_of.flags.check(output, LOGPROB)
+        _put(logprobs, micro_batch, output)
+        share = loss_of.gradient_in(micro_batch, logprobs)
+        is_any = share.any()
+        loss_of.flags.note(SIGNAL, is_any)
+        if ranks.is_any(bool(is_any) if is_free_to_read(share.device) else _may_train(micro_batch)):
             yield output, share
 
 
@@ -193,17 +247,32 @@ def _two_passes(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield as `_one_pass` does, for a loss that couples completions."""
     _fill(logprobs, forward, micro_batches, between, ranks)
-    _check(logprobs, "a learner log-prob")
-    gradient = loss_of.gradient(logprobs).view(-1)
-    for micro_batch in ranks.deal([each for each in micro_batches if gradient[each.cell_index].any()]):
+    loss_of.flags.check(logprobs, LOGPROB)
+    _refuse(loss_of.flags)
+    gradient = loss_of.gradient(logprobs)
+    loss_of.flags.note(SIGNAL, gradient.any())
+    gradient = gradient.cpu()
+    for micro_batch in ranks.deal(list(filter(_may_train, _marked(micro_batches, gradient != 0)))):
         between()
-        yield forward(micro_batch), gradient[micro_batch.cell_index]
+        yield forward(micro_batch), on_device(gradient.view(-1)[micro_batch.cell_index], logprobs.device)
 
 
-def _check(values: Tensor, name: str) -> Tensor:
-    if not torch.isfinite(values).all():
-        raise _NotFinite(f"{name} is not finite")
-    return values
+def _may_train(micro_batch: MicroBatch) -> bool:
+    return micro_batch.trained is not None and len(micro_batch.trained) > 0
+
+
+def _refuse(flags: _Flags) -> list[str]:
+    """Return the flags that are set. Raises _NotFinite if one of them means a refusal."""
+    found = flags.read()
+    for name in found:
+        if name != SIGNAL:
+            raise _NotFinite(f"{name} is not finite")
+    return found
+
+
+def _put(logprobs: Tensor, micro_batch: MicroBatch, output: Tensor) -> None:
+    """Copy log-probs `[M]` of a micro-batch to their cells in `logprobs` `[N, T]`."""
+    logprobs.view(-1)[on_device(micro_batch.cell_index, logprobs.device)] = output.detach().to(logprobs)
 
 
 @torch.no_grad()
@@ -212,8 +281,11 @@ def _fill(
 ) -> None:
     for micro_batch in ranks.deal(micro_batches):
         between()
-        logprobs.view(-1)[micro_batch.cell_index] = forward(micro_batch).cpu().to(logprobs)
-    ranks.fill_in(logprobs, micro_batches)
+        _put(logprobs, micro_batch, forward(micro_batch))
+    if ranks.size > 1:
+        found = logprobs.cpu()
+        ranks.fill_in(found, micro_batches)
+        logprobs.copy_(found)
 
 
 def compute_logprobs(
@@ -221,13 +293,14 @@ def compute_logprobs(
     batch: TrainBatch,
     micro_batches: Sequence[MicroBatch],
     *,
+    device: torch.device = CPU,
     between: StepCallback = lambda: None,
     ranks: Ranks = ALONE,
 ) -> Tensor:
     """Return the learner's log-probs `[N, T]`, float32 on the CPU, 0 outside the mask, without gradient."""
-    logprobs = torch.zeros_like(batch.behaviour_logprobs)
+    logprobs = torch.zeros_like(batch.behaviour_logprobs, device=device)
     _fill(logprobs, forward, micro_batches, between, ranks)
-    return logprobs
+    return logprobs.cpu()
 
 
 def take_step(
@@ -240,6 +313,7 @@ def take_step(
     max_grad_norm: float,
     updates: int = 1,
     reference: Tensor | None = None,
+    device: torch.device = CPU,
     between: StepCallback = lambda: None,
     before_update: Callable[[], None] = lambda: None,
     ranks: Ranks = ALONE,
@@ -250,7 +324,15 @@ def take_step(
     optimizer unchanged. After it, a stop or a lack of memory ends the step with fewer updates.
     """
     passes = partial(
-        compute_gradients, forward, batch, micro_batches, objective, reference=reference, between=between, ranks=ranks
+        compute_gradients,
+        forward,
+        batch,
+        micro_batches,
+        objective,
+        device=device,
+        reference=reference,
+        between=between,
+        ranks=ranks,
     )
 
     def update(first_pass: Tensor | None) -> Gradients:
