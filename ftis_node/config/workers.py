@@ -130,7 +130,7 @@ class LearnerSection(Section):
     kernels: Literal["auto", "plain", "compile"] = Field(
         default="auto",
         description="Implementation of a layer's norms, rotary embeddings and activations: `plain` torch, "
-        "`compile` (torch.compile, layer by layer). `auto`: the faster of them on a GPU, measured at the start; "
+        "`compile` (torch.compile, layer by layer). `auto`: the faster of them on a GPU, measured at the first start; "
         "`plain` on a CPU and for a learner of several processes.",
     )
 

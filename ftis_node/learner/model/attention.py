@@ -6,7 +6,7 @@ Each text is gathered from the row with its prompt. Texts of similar length form
 call of `F.scaled_dot_product_attention`. Causal attention hides the padding, so no mask is built. Only texts longer
 than a sliding window get one. Outputs of a shared prompt are equal in all its texts, and the last text provides them.
 On a GPU similar buckets are merged, because the host needs longer to launch a bucket's operations than the GPU to
-compute short texts.
+compute short texts. If torch has a kernel for texts of different lengths there, it replaces the buckets (`varlen.py`).
 
 A soft cap on the scores (Gemma 2) is in no fused kernel of torch. Such attention computes the matrix of all scores of
 a few texts, and again in the backward pass. Its time and memory grow with the square of a text's length.
@@ -27,6 +27,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
+
+from ftis_node.learner.device import on_device
+from ftis_node.learner.model import varlen
+from ftis_node.learner.model.varlen import TextColumns
 
 ATTENTION = "ftis_packed"
 UNSUPPORTED = {"s_aux": "sinks", "position_bias": "a position bias"}  # terms that other models add
@@ -58,19 +62,23 @@ class AttentionPlan:
     """The buckets of one row of T tokens, whose R columns are gathered together.
 
     `rows` `[R]` are the columns' positions in the row, each text padded with its own last token. `source` `[T]` is the
-    column that provides each token's output. A row of one text has no buckets and needs no gathering.
+    column that provides each token's output. A row of one text has no buckets and needs no gathering. `columns` are the
+    texts for a kernel that needs no buckets; None: there is none.
     """
 
     buckets: tuple[LengthBucket, ...]
     rows: Tensor
     source: Tensor
+    columns: TextColumns | None = None
 
     @classmethod
     def of(cls, texts: Sequence[tuple[range, ...]], device: torch.device) -> AttentionPlan:
         """Return the plan for `texts`, each as its columns of the row in order; together they cover the row."""
         by_length: dict[int, list[NDArray[np.int64]]] = {}
+        columns = None
         if len(texts) > 1:
             every = [np.concatenate([np.arange(part.start, part.stop) for part in parts]) for parts in texts]
+            columns = TextColumns.of(every, device) if varlen.is_available(device) else None
             merged = merged_classes(list(map(len, every)), BUCKET_PAIRS.get(device.type, 0))
             for places in every:
                 by_length.setdefault(merged[_length_class(len(places))], []).append(places)
@@ -84,10 +92,13 @@ class AttentionPlan:
                 rows[column : column + len(places)] = places
                 source[places] = np.arange(column, column + len(places))
                 column += size
-        return cls(buckets, on_device(torch.from_numpy(rows), device), on_device(torch.from_numpy(source), device))
+        rows_there, source_there = (on_device(torch.from_numpy(each), device) for each in (rows, source))
+        return cls(buckets, rows_there, source_there, columns)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, terms: AttentionTerms) -> Tensor:
         """Map `[1, h, T, D]` queries and `[1, k, T, D]` keys and values to `[1, T, h, D]`; h is a multiple of k."""
+        if self.columns is not None and terms.soft_cap is None and varlen.supports(query):
+            return self.columns.attend(query, key, value, scale=terms.scale, window=terms.window)
         if not self.buckets:
             return _causal(query, key, value, terms).transpose(1, 2)
         batches = zip(self._batches(query), self._batches(key), self._batches(value), strict=True)
@@ -136,13 +147,6 @@ def register(function: Callable[..., tuple[Tensor, None]] = attend) -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, function)
-
-
-def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a CPU tensor on `device`. The host waits neither for the copy to a GPU nor for the work before it."""
-    if device.type != "cuda" or not tensor.numel():
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, terms: AttentionTerms) -> Tensor:

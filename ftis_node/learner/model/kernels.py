@@ -1,8 +1,12 @@
 """Kernels for the elementwise operations of a decoder layer (`learner.kernels`).
 
     plain     operation by operation, as transformers writes them
-    compile   torch.compile, one decoder layer at a time; packed attention is excluded from compilation
-    auto      on a GPU the faster of these, measured; on a CPU plain, because compilation takes half a minute
+    compile   torch.compile, one decoder layer at a time: norms, rotary embeddings and gated blocks become few kernels
+    auto      on a GPU the faster of these, measured once; on a CPU plain, because compilation takes half a minute
+
+With attention by one kernel (`varlen.py`) a layer is one graph. Attention in buckets is excluded from compilation, and
+divides the layer. `auto` keeps its choice in the home, for each model shape, card and version of torch. A start that
+measures takes a minute more, and needs memory while the engine reserves its own.
 
 Compiled layers must give the log-probs and the gradient of plain ones, up to rounding (`policy_loading.py`). If they do
 not, they are skipped with a warning that gives the cause.
@@ -11,21 +15,24 @@ not, they are skipped with a warning that gives the cause.
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ftis_node.errors import ConfigError, first_line
+from ftis_node.errors import ConfigError, FileError, first_line
+from ftis_node.files import read_object, replace_file
 from ftis_node.learner.batch import MicroBatch, batch_of
 from ftis_node.learner.messages import LearnerBoot
-from ftis_node.learner.model import attention
+from ftis_node.learner.model import attention, varlen
 from ftis_node.learner.model.logprobs import decode
 from ftis_node.learner.model.policy import Policy, decoder_layers
 from ftis_node.learner.model.policy_loading import difference_from, probe_group, probe_values
@@ -33,6 +40,16 @@ from ftis_node.learner.step.oom_retry import one_out_of_memory_error
 
 log = logging.getLogger(__name__)
 
+CHOICES_FILE = "kernels.json"
+SHAPE_KEYS = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
 REPETITIONS = 5
 LIMIT_S = 10.0  # after this time no pass is repeated
 GAIN = 1.03  # minimum speed-up over plain: less is noise
@@ -66,38 +83,77 @@ def choose_kernels(policy: Policy, boot: LearnerBoot) -> Policy:
     """Return `policy` with the kernels that `boot` sets, or with the faster correct ones."""
     if boot.settings.kernels == "plain" or boot.measures_agreement or policy.root is not None:
         return policy
-    if boot.settings.kernels == "compile":
+    is_set = boot.settings.kernels == "compile"
+    if not is_set and policy.causal_lm.device.type == "cpu":
+        return policy
+    path = Path(boot.checkpoints_dir).parent / CHOICES_FILE
+    chosen, reason = ("compile", "as set") if is_set else (_stored_choice(path, policy, boot), f"as measured: {path}")
+    if chosen is None:
+        if not _is_faster(policy, boot, path):
+            return policy
+    elif chosen == "plain":
+        log.info("kernels: plain, %s", reason)
+        return policy
+    else:
         with _compiled(policy) as problem:
             pass
         if problem is not None:
             log.warning("kernels: plain, because compile cannot be used: %s", problem)
             return policy
-        log.info("kernels: compile, as set")
-    elif policy.causal_lm.device.type == "cpu" or not _is_faster(policy, boot):
-        return policy
+        log.info("kernels: compile, %s", reason)
     compile_layers(policy.causal_lm)
     torch._dynamo.config.suppress_errors = True  # a later shape that cannot be compiled runs uncompiled
     return replace(policy, kernels="compile")
 
 
-def _is_faster(policy: Policy, boot: LearnerBoot) -> bool:
-    """Measure plain and compiled kernels. Return whether compiled ones are correct, faster, and in the memory plan."""
+def _stored_choice(path: Path, policy: Policy, boot: LearnerBoot) -> str | None:
+    """Return the kernels that an earlier start chose for this case, None if none did."""
+    found = _read_choices(path).get(_case(policy, boot))
+    return found if found in ("plain", "compile") else None
+
+
+def _read_choices(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(path)
+    except (OSError, FileError):  # missing, or damaged: they are measured again
+        return {}
+
+
+def _case(policy: Policy, boot: LearnerBoot) -> str:
+    """Return a name of all that a layer's speed depends on: its shape, what is trained, the card and torch."""
+    config = policy.causal_lm.config.get_text_config(decoder=True)
+    shape = [f"{name} {getattr(config, name, None)}" for name in SHAPE_KEYS]
+    trains = "full" if boot.lora is None else f"LoRA {boot.lora.rank}"
+    how = f"{trains}, {boot.dtype}, {boot.micro_batch_tokens} tokens"
+    card = torch.cuda.get_device_name(policy.causal_lm.device)
+    return ", ".join([*shape, how, card, f"torch {torch.__version__}"])
+
+
+def _is_faster(policy: Policy, boot: LearnerBoot, path: Path) -> bool:
+    """Measure plain and compiled kernels. Return whether compiled ones are correct, faster, and in the memory plan.
+
+    Stores the choice at `path`, unless compiled ones fail or are wrong, or memory runs out: that may change.
+    """
     micro_batch = _micro_batch(policy, boot.micro_batch_tokens)
     plain = measure(policy, micro_batch)
     with _compiled(policy) as problem:
         compiled = measure(policy, micro_batch) if problem is None else plain
-    if compiled.peak_bytes > MORE_MEMORY * plain.peak_bytes:
-        problem = f"a layer takes {compiled.peak_bytes / plain.peak_bytes:.2f} times the memory"
+    if problem is None and sys.maxsize in (plain.peak_bytes, compiled.peak_bytes):
+        problem = "a layer ran out of memory"
     if problem is not None:
         log.warning("kernels: compile is skipped: %s", problem)
         return False
-    is_faster = compiled.seconds * GAIN < plain.seconds
+    more = compiled.peak_bytes / max(1, plain.peak_bytes)
+    is_faster = compiled.seconds * GAIN < plain.seconds and more <= MORE_MEMORY
+    chosen = "compile" if is_faster else "plain"
+    replace_file(path, json.dumps(_read_choices(path) | {_case(policy, boot): chosen}, indent=1).encode(), mode=0o600)
     log.info(
-        "kernels: %s; a layer of %d tokens: plain %.1f ms, compile %.1f ms",
-        "compile" if is_faster else "plain",
+        "kernels: %s; a layer of %d tokens: plain %.1f ms, compile %.1f ms and %.2f times the memory",
+        chosen,
         micro_batch.token_ids.numel(),
         1e3 * plain.seconds,
         1e3 * compiled.seconds,
+        more,
     )
     return is_faster
 
@@ -119,15 +175,16 @@ def _compiled(policy: Policy) -> Iterator[str | None]:
             undo()
 
 
-def compile_layers(causal_lm: Any) -> Callable[[], None]:
+def compile_layers(causal_lm: Any, *, backend: str = "inductor") -> Callable[[], None]:
     """Compile each decoder layer at its first run. Returns the undo function."""
     layers = decoder_layers(causal_lm)
     if not layers:
         raise ValueError("its layers are none of transformers' own")
-    # Each micro-batch has another plan: compiled, each would be a separate program.
-    attention.register(torch.compiler.disable(attention.attend))  # type: ignore[no-untyped-call]
+    if not _is_one_graph(causal_lm):
+        # Each micro-batch has other buckets: compiled, each would be a separate program.
+        attention.register(torch.compiler.disable(attention.attend))  # type: ignore[no-untyped-call]
     for layer in layers:
-        layer.compile(dynamic=True)
+        layer.compile(dynamic=True, backend=backend)
 
     def undo() -> None:
         attention.register()
@@ -135,6 +192,13 @@ def compile_layers(causal_lm: Any) -> Callable[[], None]:
             layer._compiled_call_impl = None
 
     return undo
+
+
+def _is_one_graph(causal_lm: Any) -> bool:
+    """Return whether attention is one operation of a layer's graph."""
+    config = causal_lm.config.get_text_config(decoder=True)
+    is_capped = getattr(config, "attn_logit_softcapping", None) is not None
+    return varlen.is_available(causal_lm.device) and causal_lm.dtype in varlen.DTYPES and not is_capped
 
 
 def measure(policy: Policy, micro_batch: MicroBatch) -> KernelMeasurement:

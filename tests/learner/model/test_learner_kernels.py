@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from learner_rig import make_boot, random_groups
@@ -78,14 +79,14 @@ def test_measuring_a_layer_does_not_change_the_model(model_folder, tmp_path, mon
     [
         (10.0, 8.0, 100, None, "compile", "kernels: compile; a layer of "),
         (10.0, 9.9, 100, None, "plain", "kernels: plain; a layer of "),  # within noise
-        (10.0, 2.0, 150, None, "plain", "compile is skipped: a layer takes 1.50 times the memory"),
+        (10.0, 2.0, 150, None, "plain", "compile 2.0 ms and 1.50 times the memory"),
         (10.0, 8.0, 100, "no such architecture", "plain", "compile is skipped: RuntimeError: no such architecture"),
     ],
 )
-def test_on_a_gpu_the_faster_correct_kernels_are_used(
+def test_on_a_gpu_the_faster_correct_kernels_are_used_and_measured_once(
     model_folder, tmp_path, monkeypatch, caplog, plain_ms, compiled_ms, compiled_bytes, problem, chosen, line
 ):
-    """Stubs replace the GPU, the compiler and the measured times."""
+    """Stubs replace the GPU, the compiler and the measured times. A failure is no result, so the next start tries."""
     caplog.set_level(logging.INFO)
     policy = load_policy(make_boot(model_folder, tmp_path))
     measured = iter([KernelMeasurement(1e-3 * plain_ms, 100), KernelMeasurement(1e-3 * compiled_ms, compiled_bytes)])
@@ -98,9 +99,17 @@ def test_on_a_gpu_the_faster_correct_kernels_are_used(
     monkeypatch.setattr(kernels, "compile_layers", compile_layers)
     monkeypatch.setattr(kernels, "measure", lambda *_: next(measured))
     monkeypatch.setattr(type(policy.causal_lm), "device", SimpleNamespace(type="cuda"), raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
     monkeypatch.setattr(kernels, "probe_values", lambda policy: (torch.zeros(3), torch.zeros(3)))
-    assert choose_kernels(policy, make_boot(model_folder, tmp_path, micro_batch_tokens=600)).kernels == chosen
+    boot = make_boot(model_folder, tmp_path, micro_batch_tokens=600)
+    assert choose_kernels(policy, boot).kernels == chosen
     assert line in caplog.text
+    if problem:
+        assert not (tmp_path / kernels.CHOICES_FILE).exists()
+        return
+    assert choose_kernels(policy, boot).kernels == chosen
+    with pytest.raises(StopIteration):  # another case is measured
+        choose_kernels(policy, msgspec.structs.replace(boot, micro_batch_tokens=700))
 
 
 @pytest.mark.parametrize(
