@@ -31,7 +31,7 @@ from ftis_node.learner.batch import MicroBatch, TrainBatch, make_micro_batches, 
 from ftis_node.learner.distributed.sharded_tensors import plain_name
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.logprobs import HEAD_CHUNK_TOKENS, completion_logprobs
-from ftis_node.learner.model.lora import add_adapter, initialize_adapter, read_start
+from ftis_node.learner.model.lora import add_adapter, fuse_adapters, initialize_adapter, read_start
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model
 from ftis_node.models.loading import tied_names
 from ftis_node.workers.weight_store import probe_logprobs, probe_token_ids
@@ -190,6 +190,8 @@ def build_policy(boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokeni
     if boot.recompute_activations:
         recompute_activations(causal_lm)
     save_memory(causal_lm)
+    if adapted is not None:
+        fuse_adapters(causal_lm)
     return Policy(
         source=source,
         tokenizer=tokenizer,
