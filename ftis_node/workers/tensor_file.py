@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -25,6 +25,7 @@ from torch.nn.functional import pad
 
 from ftis_node.errors import ModelError, first_line
 from ftis_node.models.safetensors_file import read_header
+from ftis_node.workers.host_copies import copy_stream, host_parts
 
 DTYPES = {
     "F64": torch.float64,
@@ -164,11 +165,18 @@ def write_tensors(
                 return _copy_all(mapping[len(beginning) :], values)
         sums: dict[str, Tensor] = {}
         _write_all(file, memoryview(beginning))
-        for name, value in values:
-            sums[name] = _word_sum(value)  # on its device, so that the checksum covers the transfer, too
-            _write_all(file, value.cpu().reshape(-1).view(torch.uint8).numpy().data)
-        file.truncate()
-    return _read_sums(sums)
+        with copy_stream(tensors.values()):
+            for part in host_parts(_summed(values, sums)):
+                _write_all(file, part.numpy().data)
+            file.truncate()
+            return _read_sums(sums)
+
+
+def _summed(values: Iterable[tuple[str, Tensor]], sums: dict[str, Tensor]) -> Iterator[Tensor]:
+    """Yield the tensors, and note their checksums, computed on their device so that they cover the transfer, too."""
+    for name, value in values:
+        sums[name] = _word_sum(value)
+        yield value
 
 
 def _copy_all(data: Tensor, values: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
