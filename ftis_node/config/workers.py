@@ -124,8 +124,8 @@ class LearnerSection(Section):
     )
     recompute_activations: bool | None = Field(
         default=None,
-        description="Gradient checkpointing: far less memory for about a third more time. Unset: used on a GPU if "
-        "the memory plan has no space for the activations, and after the learner ran out of memory.",
+        description="Gradient checkpointing: far less memory for about a third more time. Unset: used on a GPU in "
+        "the layers for which the memory plan has no space, and in all after the learner ran out of memory.",
     )
     kernels: Literal["auto", "plain", "compile"] = Field(
         default="auto",

@@ -33,7 +33,8 @@ class LearnerBoot(Message, frozen=True):
 
     `takes_turns`: a generator on the same GPU sleeps during a step, and only then. So memory must be free again before
     the reply. `memory_share` is the learner's share of a GPU beside a generator. `recompute_activations` keeps only
-    each layer's input; `may_recompute`: a lack of memory enables it. On a CPU each process has `num_threads`.
+    each layer's input, except in the last `layers_kept` layers; `may_recompute`: a lack of memory enables it in all. On
+    a CPU each process has `num_threads`.
     """
 
     model: str
@@ -50,6 +51,7 @@ class LearnerBoot(Message, frozen=True):
     recompute_activations: bool = False
     may_recompute: bool = False
     head_chunk_tokens: int = 512
+    layers_kept: int = 0
     takes_turns: bool = False
     transfer: Transfer = "file"
     memory_share: float | None = None

@@ -38,6 +38,7 @@ class Workload:
     """Settings of the two workers that determine memory. `dtype_bytes` is the compute dtype's; `adapter_rank` matters
     with `lora`.
 
+    With `recompute_activations` the last `layers_kept` layers keep their activations nevertheless.
     `holds_start`: the learner also holds the initial model (`reference.py`). `maps_weights`: an engine on the learner's
     GPU reads new weights in place. `maps_base`: both workers compute from the mapped file of an adapter's base, if its
     type is theirs (`shares_base`).
@@ -64,6 +65,7 @@ class Workload:
     maps_weights: bool = False
     maps_base: bool = False
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
+    layers_kept: int = 0
 
     @classmethod
     def of(cls, settings: NodeSettings, manifest: RunManifest, *, on_gpu: bool) -> Workload:
@@ -230,7 +232,7 @@ def _step_parts(shape: ModelShape, workload: Workload) -> tuple[tuple[int, int],
     These are the backward passes of the output head, of the last layers, and of the embedding. Outside the layers a
     token keeps 12 H bytes (the last norm, and the positions that predict), 8 H in bfloat16. Under LoRA it keeps 4 H or
     2 H. Its rotary angles and places are extra. If layers are recomputed, only their inputs are kept, and the last
-    layer recomputes all that it would have kept.
+    of them recomputes all that it would have kept. The layers after it may keep theirs, which are freed by then.
     """
     tokens, hidden, width = workload.largest_micro_batch, shape.hidden_size, workload.dtype_bytes
     is_full = not workload.lora
@@ -245,10 +247,13 @@ def _step_parts(shape: ModelShape, workload: Workload) -> tuple[tuple[int, int],
     if not workload.recompute_activations:
         kept = tokens * (shape.num_layers * layer + outside + places)
         return (kept, forward_work), (kept, _head_work(shape, workload)), (kept, max(last_norm, last_block)), at_end
-    kept = tokens * (shape.num_layers * width * hidden + outside + places)
+    inputs = tokens * ((shape.num_layers - workload.layers_kept) * width * hidden + outside + places)
+    kept = inputs + tokens * workload.layers_kept * layer
     # The first norm keeps the layer's input itself where it is float32, so that it is not there twice.
     again = tokens * (layer - (width * hidden if width == FLOAT32 else 0))
-    return (kept, forward_work), (kept, _head_work(shape, workload)), (kept, again + last_block), at_end
+    head_work = _head_work(shape, workload)
+    last_kept = max(last_norm, last_block) if workload.layers_kept else 0
+    return (kept, forward_work), (kept, head_work), (kept, last_kept), (inputs, again + last_block), at_end
 
 
 def _layer_work(shape: ModelShape, workload: Workload) -> tuple[int, int]:

@@ -57,6 +57,7 @@ class WorkerPlacement:
     learner_gpus: tuple[int, ...] = ()
     recompute_activations: bool | None = None
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
+    layers_kept: int = 0
     memory: str = field(default="", compare=False)
 
 
@@ -188,6 +189,7 @@ def place_workers_on(
             arrangement,
             recompute_activations=made.recompute_activations,
             head_chunk_tokens=made.head_chunk_tokens,
+            layers_kept=made.layers_kept,
         )
     if made is None or made.gpu_memory_utilization is None or settings.generation.gpu_memory_utilization is not None:
         return arrangement

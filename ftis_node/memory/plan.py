@@ -14,6 +14,7 @@ sleeps, its context and graphs stay. Options that trade memory for speed come la
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -74,6 +75,8 @@ class MemoryPlan:
     learner_share: float | None = None
     recompute_activations: bool = False
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
+    layers_kept: int = 0
+    num_layers: int = 0
     keeping_bytes: int | None = None
     without_speed_bytes: int | None = None
 
@@ -99,6 +102,9 @@ class MemoryPlan:
             return "activations are kept"
         if self.keeping_bytes is None:
             return "activations are recomputed, as set"
+        if self.layers_kept:
+            kept = f"{self.layers_kept} of {self.num_layers} layers"
+            return f"activations are kept in {kept} (in all they need {in_gib(self.keeping_bytes)})"
         return f"activations are recomputed (keeping them needs {in_gib(self.keeping_bytes)})"
 
 
@@ -113,7 +119,8 @@ def plan(
     workload = Workload.of(settings, manifest, on_gpu=bool(machine.cards))
     made = _place(shape, machine, workload)
     if made.fits:
-        return _with_speed(made, workload, partial(_place, shape, machine), settings) if workload.on_gpu else made
+        place = partial(_place, shape, machine)
+        return _with_speed(made, workload, place, settings, shape.num_layers) if workload.on_gpu else made
 
     def excess(changed: Workload) -> int:
         found = _place(shape, machine, changed)
@@ -123,20 +130,36 @@ def plan(
 
 
 def _with_speed(
-    made: MemoryPlan, workload: Workload, place: Callable[[Workload], MemoryPlan], settings: NodeSettings
+    made: MemoryPlan,
+    workload: Workload,
+    place: Callable[[Workload], MemoryPlan],
+    settings: NodeSettings,
+    num_layers: int,
 ) -> MemoryPlan:
-    """Return the fastest learner that fits: `made` itself, or one that raises the peak up to SPEED_SHARE."""
+    """Return the fastest learner that fits: `made` itself, or one that raises the peak up to SPEED_SHARE.
+
+    All layers keep their activations if they fit, else the last ones as far as there is space.
+    """
     chunks = (GPU_HEAD_CHUNK_TOKENS, GPU_HEAD_CHUNK_TOKENS // 2, HEAD_CHUNK_TOKENS)
     keeping_bytes = None
+
+    def if_roomy(changed: Workload) -> MemoryPlan | None:
+        faster = place(changed)
+        is_roomy = faster.peak_bytes <= max(made.peak_bytes, SPEED_SHARE * faster.usable_bytes)
+        is_same = (faster.placement, faster.kv_cache_bytes) == (made.placement, made.kv_cache_bytes)
+        return faster if faster.fits and is_same and is_roomy else None
+
+    def with_most_layers(changed: Workload) -> Workload:
+        numbers = [replace(changed, layers_kept=number) for number in range(1, num_layers)]
+        return [changed, *numbers][bisect_left(numbers, True, key=lambda each: if_roomy(each) is None)]
+
     variants = [replace(workload, head_chunk_tokens=chunk) for chunk in chunks]
     if settings.learner.recompute_activations is None and workload.learner_ranks == 1:  # several cannot change back
         kept = [replace(variant, recompute_activations=False) for variant in variants]
         keeping_bytes = place(kept[-1]).peak_bytes
-        variants = [*kept, *variants]
-    for faster in map(place, variants):
-        is_roomy = faster.peak_bytes <= max(made.peak_bytes, SPEED_SHARE * faster.usable_bytes)
-        is_same = (faster.placement, faster.kv_cache_bytes) == (made.placement, made.kv_cache_bytes)
-        if faster.fits and is_same and is_roomy:
+        variants = [*kept, *map(with_most_layers, variants)]
+    for faster in map(if_roomy, variants):
+        if faster is not None:
             return replace(faster, keeping_bytes=keeping_bytes, without_speed_bytes=made.peak_bytes)
     return replace(made, keeping_bytes=keeping_bytes)
 
@@ -161,6 +184,8 @@ def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPla
         min(timed, key=lambda each: each.rank),
         recompute_activations=workload.recompute_activations,
         head_chunk_tokens=workload.head_chunk_tokens,
+        layers_kept=workload.layers_kept,
+        num_layers=shape.num_layers,
     )
 
 

@@ -93,7 +93,8 @@ def learner_seconds(shape: ModelShape, workload: Workload, card: Card) -> float:
     layers = shape.num_parameters - shape.embedding_parameters * (1 if shape.is_tied else 2)
     adapter = 0 if rank is None else shape.adapter_parameters(rank)
     trained = shape.num_parameters if rank is None else adapter
-    passes, again = (3 if rank is None else 2), int(workload.recompute_activations)
+    passes = 3 if rank is None else 2
+    again = (1 - workload.layers_kept / shape.num_layers) if workload.recompute_activations else 0
     products = 2 * passes * (layers + shape.embedding_parameters) + 6 * adapter + 2 * again * (layers + adapter)
     rotary = shape.query_size + shape.kv_size
     layer = HIDDEN_BYTES * shape.hidden_size + WIDE_BYTES * shape.intermediate_size + ROTARY_BYTES * rotary

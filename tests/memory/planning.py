@@ -40,4 +40,5 @@ def planned(shape: ModelShape, *gpus_gib: float, **changes: Any) -> MemoryPlan:
 
 def of_learner(made: MemoryPlan) -> dict[str, Any]:
     """Return the plan's settings of the learner's computation."""
-    return {"recompute_activations": made.recompute_activations, "head_chunk_tokens": made.head_chunk_tokens}
+    names = ("recompute_activations", "head_chunk_tokens", "layers_kept")
+    return {name: getattr(made, name) for name in names}

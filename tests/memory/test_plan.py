@@ -11,7 +11,7 @@ import pytest
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.memory.generator import generator_memory
-from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, Workload, learner_memory
+from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, Workload, layer_bytes_per_token, learner_memory
 from ftis_node.memory.machine import USABLE_SHARE, Machine
 from ftis_node.memory.plan import BASE, SHARED_BASE, SPEED_SHARE, WEIGHT_SYNC, MemoryPlan, plan
 from ftis_node.memory.suggestions import suggest_change
@@ -87,6 +87,20 @@ def test_activations_are_kept_if_the_card_has_free_memory(
     if not recomputes:
         assert made.peak_bytes == kept.peak_bytes <= SPEED_SHARE * made.usable_bytes
     assert least.keeping_bytes is kept.keeping_bytes is None
+
+
+@pytest.mark.parametrize(("shape", "gib", "lora"), [(HALF_B, 32, False), (THREE_B, 80, True), (THREE_B, 48, True)])
+def test_as_many_layers_keep_their_activations_as_the_card_has_memory_for(
+    shape: ModelShape, gib: float, lora: bool
+) -> None:
+    made = planned(shape, gib, lora=lora, learner={"recompute_activations": None})
+    all_recomputed = planned(shape, gib, lora=lora, learner={"recompute_activations": True})
+    assert 0 < made.layers_kept < made.num_layers == shape.num_layers
+    assert f"kept in {made.layers_kept} of {shape.num_layers} layers (in all they need " in made.activations
+    assert made.step_s < all_recomputed.step_s
+    room = SPEED_SHARE * made.usable_bytes - made.peak_bytes
+    workload = Workload.of(settings(lora=lora), RUN, on_gpu=True)
+    assert 0 <= room < workload.largest_micro_batch * layer_bytes_per_token(shape, workload)
 
 
 def test_activations_are_not_kept_at_the_cost_of_time_sharing() -> None:

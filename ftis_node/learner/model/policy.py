@@ -188,7 +188,7 @@ def build_policy(boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokeni
         if source.adapter is not None:
             read_start(adapted, source.adapter)
     if boot.recompute_activations:
-        recompute_activations(causal_lm)
+        recompute_activations(causal_lm, layers_kept=boot.layers_kept)
     save_memory(causal_lm)
     if adapted is not None:
         fuse_adapters(causal_lm)
@@ -236,18 +236,20 @@ def decoder_layers(causal_lm: Any) -> list[Any]:
     return [module for module in causal_lm.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-def recompute_activations(causal_lm: Any) -> bool:
+def recompute_activations(causal_lm: Any, *, layers_kept: int = 0) -> bool:
     """Enable activation recomputation: save only each layer's input. Costs a third more time, saves most of the memory.
 
+    The last `layers_kept` layers save everything: the backward pass frees that before it recomputes the others.
     Returns whether that changed anything: not if layers already recompute, or are none of transformers'.
     """
     layers = decoder_layers(causal_lm)
-    if not layers or all(layer.gradient_checkpointing for layer in layers):
+    num_recomputed = len(layers) - layers_kept
+    if all(layer.gradient_checkpointing for layer in layers[:num_recomputed]):
         return False
     how = {"use_reentrant": False, "preserve_rng_state": _has_dropout(causal_lm)}
     causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
-    for layer in layers:
-        layer.training = True
+    for number, layer in enumerate(layers):
+        layer.gradient_checkpointing = layer.training = number < num_recomputed
     return True
 
 

@@ -240,6 +240,7 @@ def learner_boot(
         recompute_activations=recomputes(settings, on_gpu=is_on_gpu) if planned is None else planned,
         may_recompute=is_on_gpu and settings.learner.recompute_activations is None and settings.learner.num_ranks == 1,
         head_chunk_tokens=arrangement.head_chunk_tokens,
+        layers_kept=arrangement.layers_kept,
     )
 
 

@@ -17,7 +17,7 @@ from ftis_node.learner.checkpoint.export import gathering_of
 from ftis_node.learner.model import attention
 from ftis_node.learner.model import policy as policies
 from ftis_node.learner.model.attention import ATTENTION
-from ftis_node.learner.model.policy import check_logits
+from ftis_node.learner.model.policy import check_logits, recompute_activations
 from ftis_node.learner.model.policy_loading import difference_from, load_policy
 
 LORA = LoraSection(rank=4, alpha=8)
@@ -84,16 +84,18 @@ def test_bfloat16_stores_and_computes_in_bfloat16(model_folder, tmp_path, micro_
 @pytest.mark.parametrize("lora", [None, LORA])
 def test_recomputed_activations_give_the_same_gradient(model_folder, tmp_path, micro_batch, lora, monkeypatch):
     gradients = []
-    for recompute in (False, True):
-        boot = make_boot(model_folder, tmp_path, lora=lora, recompute_activations=recompute)
+    for recompute, kept, order in ((False, 0, [0, 1]), (True, 0, [0, 1, 1, 0]), (True, 1, [0, 1, 0])):
+        boot = make_boot(model_folder, tmp_path, lora=lora, recompute_activations=recompute, layers_kept=kept)
         policy = randomized_adapter(load_policy(boot))
         runs = []
-        attention = policy.causal_lm.model.layers[0].self_attn
-        attention.register_forward_hook(lambda *_, runs=runs: runs.append(None))
+        for number, layer in enumerate(policy.causal_lm.model.layers):
+            layer.self_attn.register_forward_hook(lambda *_, runs=runs, number=number: runs.append(number))
         policy.logprobs(micro_batch).sum().backward()
-        assert len(runs) == (2 if recompute else 1)
+        assert runs == order
         gradients.append(torch.cat([value.grad.flatten() for value in policy.trainable().values()]))
-    assert torch.equal(*gradients)
+        assert torch.equal(gradients[0], gradients[-1])
+    assert recompute_activations(policy.causal_lm), "out of memory: the last layer recomputes, too"
+    assert not recompute_activations(policy.causal_lm)
 
 
 def test_an_adapter_is_the_same_in_every_dtype(model_folder, tmp_path):
