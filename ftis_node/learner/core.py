@@ -85,6 +85,9 @@ class Learner:
             )
         check_kernels(boot)
         self.policy = choose_kernels(load_policy(boot, ranks), boot)
+        self._publication = WeightPublication(
+            self.policy, Path(boot.weights_dir), transfer=boot.transfer, form=boot.publish_as, ranks=ranks
+        )
         grow_segments_after_weights(boot)
         self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measures_agreement else None
         has_start = bool(boot.optimizer.kl_coef) or boot.lora is not None
@@ -100,9 +103,6 @@ class Learner:
         self._check_group = CheckGroup()
         self.checkpoints.resume()
         self._progress = self.checkpoints.progress
-        self._publication = WeightPublication(
-            self.policy, Path(boot.weights_dir), transfer=boot.transfer, form=boot.publish_as, ranks=ranks
-        )
         if ranks.rank == 0:  # the other ranks now wait for its commands
             self._publication.begin(self._progress.policy_version)
 

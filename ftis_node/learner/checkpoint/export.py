@@ -34,10 +34,11 @@ from ftis_node.models import PromptTokenizer
 from ftis_node.models.loading import check_export_folder, export_adapter, export_model
 from ftis_node.telemetry.log import OnProgress, unwatched
 from ftis_node.workers.durable import remove_leftovers
+from ftis_node.workers.flat_tensors import FlatTensors
 from ftis_node.workers.hub_names import hub_parts, hub_tensors
 from ftis_node.workers.shared_tensors import Exporter
 from ftis_node.workers.shared_weights import Transfer
-from ftis_node.workers.tensor_file import LockedFiles, checksums_of, write_tensors
+from ftis_node.workers.tensor_file import LockedFiles, write_tensors
 from ftis_node.workers.weight_store import PREFIX, PublishedWeights, WeightProof, WeightStore, prove
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class WeightPublication:
     """The published versions of one policy. `transfer` is the planned transfer method until that fails.
 
     With "ipc" the engine reads the policy's own tensors without a copy, so no update may run before the engine is done.
-    Rank 0 has `weights`, None for the starting model, and `proof`.
+    Its constructor moves them into one buffer then. Rank 0 has `weights`, None for the starting model, and `proof`.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class WeightPublication:
         self._store = WeightStore(folder)
         self._exporter = Exporter()
         self._locked = None if transfer == "file" else LockedFiles()
+        self._flat = FlatTensors(policy.trainable().values()) if _is_shareable(policy, transfer) else None
 
     def begin(self, version: int) -> None:
         """Publish the version from which the learner resumes, and remove all versions of a former process."""
@@ -142,15 +144,20 @@ class WeightPublication:
 
     def _share(self, version: int) -> PublishedWeights:
         policy, tensors = self._policy, own_tensors(self._policy)
-        if self._form != "model" or policy.adapted is not None or any(map(is_sharded, tensors.values())):
+        if self._flat is None or self._form != "model":
             raise SharingError("a merged adapter and weights on several GPUs cannot be shared in memory")
         if any(tensor.dtype != policy.compute_dtype for tensor in tensors.values()):
             raise SharingError(f"not all tensors of the model are {policy.compute_dtype}")
         named = hub_tensors(policy.causal_lm, tensors)
-        checksums, shared = checksums_of(named), self._exporter.share(named)
+        checksums, shared = self._flat.checksums(named), self._exporter.share(named)
         return PublishedWeights(
             version=version, path="", num_bytes=shared.num_bytes, checksums=checksums, transfer="ipc", shared=shared
         )
+
+
+def _is_shareable(policy: Policy, transfer: Transfer) -> bool:
+    """Return whether an engine may read the policy's own weights: neither a merged adapter, nor on several GPUs."""
+    return transfer == "ipc" and policy.adapted is None and not any(map(is_sharded, policy.trainable().values()))
 
 
 def gathering_of(policy: Policy, *, form: Form = "model") -> TensorGatherer:
