@@ -32,13 +32,14 @@ from ftis_node.learner.batch import MicroBatch, TrainBatch
 from ftis_node.learner.device import is_free_to_read, on_device
 from ftis_node.learner.distributed.ranks import ALONE, Ranks, StepCallback
 from ftis_node.learner.distributed.sharded_tensors import whole
+from ftis_node.learner.step.batch_loss import LOSS, BatchLoss, Flags, marked
 from ftis_node.learner.step.objective import Objective
 from ftis_node.learner.step.oom_retry import one_out_of_memory_error
 from ftis_node.learner.step.optimizer import MAX_GRADIENT_NORM
 
 Forward: TypeAlias = "Callable[[MicroBatch], Tensor]"  # log-probs [M] of a micro-batch's completion tokens
 CPU = torch.device("cpu")
-LOGPROB, LOSS, SIGNAL = "a learner log-prob", "the loss", "a gradient that is not 0"
+LOGPROB, SIGNAL = "a learner log-prob", "a gradient that is not 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,97 +79,6 @@ class _NotFinite(Exception):
     """Raised with the name of a value that is not finite."""
 
 
-class _Flags:
-    """Booleans on one device. The host reads all at once, because each read waits for a GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._found: dict[str, Tensor] = {}
-
-    def note(self, name: str, flag: Tensor) -> None:
-        """Set `name` if the scalar `flag` is true."""
-        flag = flag.to(self._device, non_blocking=True)
-        self._found[name] = self._found[name] | flag if name in self._found else flag
-
-    def check(self, values: Tensor, name: str) -> None:
-        """Note under `name` whether one of the values is not finite."""
-        self.note(name, ~torch.isfinite(values.detach()).all())
-
-    def read(self) -> list[str]:
-        """Return the names that are set, in the order in which they were first noted."""
-        values = torch.stack(list(self._found.values())).tolist() if self._found else []
-        return [name for name, value in zip(self._found, values, strict=True) if value]
-
-
-@dataclass(frozen=True, slots=True)
-class _BatchLoss:
-    """The loss of a batch as a function of its learner log-probs `[N, T]`; the fields are as in `Objective.loss`."""
-
-    objective: Objective
-    batch: TrainBatch
-    advantages: Tensor
-    first_pass: Tensor | None
-    reference: Tensor | None
-    excluded: Tensor | None
-    flags: _Flags
-    share: float = 1.0
-
-    def __call__(self, learner_logprobs: Tensor, *, checks: bool = True) -> tuple[Tensor, dict[str, float]]:
-        loss, metrics = self.objective.loss(
-            learner_logprobs,
-            self.batch,
-            self.advantages,
-            first_pass=self.first_pass,
-            reference=self.reference,
-            excluded=self.excluded,
-            checks=checks,
-        )
-        return self.share * loss, metrics
-
-    def gradient(self, logprobs: Tensor) -> Tensor:
-        """Return dL/dlp, `[N, T]`."""
-        leaf = logprobs.clone().requires_grad_()
-        loss, _ = self(leaf, checks=False)
-        (gradient,) = torch.autograd.grad(loss, leaf)
-        self.flags.check(loss, LOSS)
-        self.flags.check(gradient, LOSS)
-        return gradient
-
-    def mark(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Return them with the tokens that may have a gradient, as known before any pass."""
-        rows = self.objective.may_train(self.batch, self.advantages, self.excluded)
-        return _marked(micro_batches, rows[:, None].expand(self.batch.mask.shape))
-
-    def gradient_in(self, micro_batch: MicroBatch, logprobs: Tensor) -> Tensor:
-        """Return dL/dlp `[M]` of a micro-batch's tokens.
-
-        A separable loss is computed of their groups alone: the whole matrix would take longer than the model on a GPU.
-        """
-        cells, num_columns = micro_batch.cell_index, logprobs.shape[1]
-        there = partial(on_device, device=logprobs.device)
-        completions, group_ids = cells // max(1, num_columns), self.batch.group_ids
-        rows = torch.isin(group_ids, group_ids[completions]).nonzero()[:, 0]
-        if len(rows) == len(group_ids) or not self.objective.separates(self.batch):
-            return self.gradient(logprobs).view(-1)[there(cells)]
-        # In float64, so that `share` adds no rounding.
-        gradient = self._only(rows).gradient(logprobs[there(rows)].double())
-        here = torch.searchsorted(rows, completions) * num_columns + cells % num_columns
-        return gradient.view(-1)[there(here)].to(logprobs)
-
-    def _only(self, rows: Tensor) -> _BatchLoss:
-        """Return the part that the completions `rows` have in the loss."""
-        part = self.batch.only(rows)
-        each = {name: getattr(self, name) for name in ("advantages", "first_pass", "reference", "excluded")}
-        chosen = {name: value[rows] for name, value in each.items() if value is not None}
-        return replace(self, batch=part, share=self.objective.share(part, self.batch), **chosen)
-
-
-def _marked(micro_batches: Sequence[MicroBatch], may_train: Tensor) -> list[MicroBatch]:
-    """Return the micro-batches with the tokens of which `may_train` `[N, T]` is true."""
-    cells = may_train.reshape(-1)
-    return [replace(each, trained=cells[each.cell_index].nonzero()[:, 0]) for each in micro_batches]
-
-
 def compute_gradients(
     forward: Forward,
     batch: TrainBatch,
@@ -186,14 +96,14 @@ def compute_gradients(
 
     `forward` returns log-probs on `device`. If the result is not usable, the gradients may be anything.
     """
-    found, flags = batch.behaviour_logprobs.clone(), _Flags(CPU)
+    found, flags = batch.behaviour_logprobs.clone(), Flags(CPU)
     flags.check(batch.rewards, "a reward")
     flags.check(batch.behaviour_logprobs, "a behaviour log-prob")
     flags.check(batch.behaviour_means, "a behaviour log-prob")
     try:
         _refuse(flags)
-        flags = _Flags(device)
-        loss_of = _BatchLoss(objective, batch, objective.advantages(batch), first_pass, reference, excluded, flags)
+        flags = Flags(device)
+        loss_of = BatchLoss(objective, batch, objective.advantages(batch), first_pass, reference, excluded, flags)
         passes = _one_pass if objective.separates(batch) or len(micro_batches) == 1 else _two_passes
         logprobs = found.to(device, copy=True)
         for output, share in passes(forward, logprobs, micro_batches, loss_of, between, ranks):
@@ -217,7 +127,7 @@ def _one_pass(
     forward: Forward,
     logprobs: Tensor,
     micro_batches: Sequence[MicroBatch],
-    loss_of: _BatchLoss,
+    loss_of: BatchLoss,
     between: StepCallback,
     ranks: Ranks,
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -241,7 +151,7 @@ def _two_passes(
     forward: Forward,
     logprobs: Tensor,
     micro_batches: Sequence[MicroBatch],
-    loss_of: _BatchLoss,
+    loss_of: BatchLoss,
     between: StepCallback,
     ranks: Ranks,
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -252,7 +162,7 @@ def _two_passes(
     gradient = loss_of.gradient(logprobs)
     loss_of.flags.note(SIGNAL, gradient.any())
     gradient = gradient.cpu()
-    for micro_batch in ranks.deal(list(filter(_may_train, _marked(micro_batches, gradient != 0)))):
+    for micro_batch in ranks.deal(list(filter(_may_train, marked(micro_batches, gradient != 0)))):
         between()
         yield forward(micro_batch), on_device(gradient.view(-1)[micro_batch.cell_index], logprobs.device)
 
@@ -261,7 +171,7 @@ def _may_train(micro_batch: MicroBatch) -> bool:
     return micro_batch.trained is not None and len(micro_batch.trained) > 0
 
 
-def _refuse(flags: _Flags) -> list[str]:
+def _refuse(flags: Flags) -> list[str]:
     """Return the flags that are set. Raises _NotFinite if one of them means a refusal."""
     found = flags.read()
     for name in found:
