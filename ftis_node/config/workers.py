@@ -125,7 +125,7 @@ class LearnerSection(Section):
     recompute_activations: bool | None = Field(
         default=None,
         description="Gradient checkpointing: far less memory for about a third more time. Unset: used on a GPU in "
-        "the layers for which the memory plan has no space, and in all after the learner ran out of memory.",
+        "the layers for which the memory plan has no space. After a lack of memory it is used in all.",
     )
     kernels: Literal["auto", "plain", "compile"] = Field(
         default="auto",
