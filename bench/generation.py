@@ -37,11 +37,12 @@ from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.vllm_options import engine_arguments, environment
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
+from ftis_node.lab.card.groups import sample
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.models import resolve_model
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
-from learner_sides.batch import even_groups, memory_folder, sample, with_flat_logprobs
+from learner_sides.batch import even_groups, memory_folder, with_flat_logprobs
 from stubs.random_models import SHAPES, kept_model
 
 NUM_GROUPS, GROUP_SIZE = 32, 8

@@ -1,28 +1,51 @@
-"""The table of parts, their cases, and the time limit of each case."""
+"""The table of parts, their cases, and the seconds that each case is expected to take."""
 
 from __future__ import annotations
 
+import fcntl
 import itertools
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal
 
 PARTS = ("env", "contexts", "attention", "parity", "memory", "host", "learner", "handover", "generate", "one_gpu")
 NEED_VLLM = ("generate", "one_gpu")
 SHAPES = ("0.5b", "3b")
-SMALL_SHAPE, SMALL_TOKENS = "12m", 256
-SMALL_LIMIT_S = 300.0  # of any case of a small check, which is slow on a busy machine
-MODEL_S = 120.0  # of the first case of a shape, which creates its model
+SMALL_SHAPE, SMALL_TOKENS = "2m", 256
+SMALL_S = 100.0  # of any case of a small check, on a busy machine
+LIMIT_RATIO = 3.0  # a case that takes longer than this times its expected seconds is killed
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a part. If `peak_tflops` is None, it is measured when a share of it is needed."""
+    """Options of a part. `figures` is the file of a case's figures so far, `lock` that of the GPU; None: not shared."""
 
     device: Literal["cpu", "cuda"]
     small: bool = False
-    peak_tflops: float | None = None
+    figures: Path | None = None
+    lock: Path | None = None
+
+    def note(self, **figures: object) -> None:
+        """Add figures to those of the case, and store them at once: a case that is killed keeps them."""
+        assert self.figures is not None
+        so_far = json.loads(self.figures.read_text()) if self.figures.exists() else {}
+        whole = self.figures.with_suffix(".new")
+        whole.write_text(json.dumps(so_far | figures))
+        whole.rename(self.figures)
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Hold the GPU: of the cases that run together, one measures at a time while others load."""
+        if self.lock is None:
+            yield
+            return
+        with self.lock.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +56,17 @@ class Case:
     name: str
     module: str
     function: str
-    limit_s: float
-    how: dict[str, Any]
+    expected_s: float
+    how: Mapping[str, Any]
 
-    def run(self, options: Options) -> dict[str, Any]:
-        """Return the figures. Raises any error of the measurement."""
+    @property
+    def limit_s(self) -> float:
+        return LIMIT_RATIO * self.expected_s
+
+    def run(self, options: Options) -> None:
+        """Store the figures, those that the function returns last. Raises any error of the measurement."""
         function = getattr(import_module(self.module), self.function)
-        figures: dict[str, Any] = function(options, **self.how)
-        return figures
+        options.note(**(function(options, **self.how) or {}))
 
 
 def cases_of(part: str, options: Options) -> list[Case]:
@@ -58,66 +84,66 @@ def cases_of(part: str, options: Options) -> list[Case]:
         "generate": _generate,
         "one_gpu": _one_gpu,
     }[part](shapes)
-    return [replace(case, limit_s=SMALL_LIMIT_S) for case in made] if options.small else list(made)
+    return [replace(case, expected_s=SMALL_S) for case in made] if options.small else list(made)
 
 
 def _env(shapes: tuple[str, ...]) -> Iterator[Case]:
     for name in ("machine", "peak", "copies"):
-        yield Case("env", name, "gpu.machine", name, 60.0, {})
+        yield Case("env", name, "gpu.machine", name, 15.0, {})
 
 
 def _contexts(shapes: tuple[str, ...]) -> Iterator[Case]:
     for name in ("bare", "daemon"):
-        yield Case("contexts", name, "gpu.machine", name, 60.0, {})
+        yield Case("contexts", name, "gpu.machine", name, 20.0, {})
 
 
 def _attention(shapes: tuple[str, ...]) -> Iterator[Case]:
-    yield Case("attention", "tests", "gpu.numbers", "attention_tests", 120.0, {})
+    yield Case("attention", "tests", "gpu.numbers", "attention_tests", 40.0, {})
 
 
 def _parity(shapes: tuple[str, ...]) -> Iterator[Case]:
     for shape in shapes:
-        yield Case("parity", f"{shape}-logprobs", "gpu.numbers", "parity", MODEL_S + 60.0, {"shape": shape})
-        yield Case("parity", f"{shape}-layouts", "gpu.numbers", "layouts", 90.0, {"shape": shape})
+        yield Case("parity", f"{shape}-logprobs", "gpu.numbers", "parity", 60.0, {"shape": shape})
+        yield Case("parity", f"{shape}-layouts", "gpu.numbers", "layouts", 30.0, {"shape": shape})
 
 
 def _memory(shapes: tuple[str, ...]) -> Iterator[Case]:
     sizes = (SMALL_TOKENS,) if shapes == (SMALL_SHAPE,) else (16384, 8192)
-    for shape, lora, recompute, tokens in itertools.product(shapes, (False, True), (True, False), sizes):
+    for tokens, shape, lora, recompute in itertools.product(sizes, shapes, (False, True), (True, False)):
         name = f"{shape}-{'lora' if lora else 'full'}-{'recomputed' if recompute else 'kept'}-{tokens}"
         how = {"shape": shape, "lora": lora, "recompute": recompute, "tokens": tokens}
-        # Only one case of each kind saves a checkpoint, which has 37 GB for all weights of 3B.
-        how["saves"] = recompute and tokens == sizes[0]
-        yield Case("memory", name, "gpu.steps", "memory", 90.0 + MODEL_S * how["saves"], how)
+        yield Case("memory", name, "gpu.steps", "memory", 25.0, how)
+    for shape in shapes:
+        yield Case("memory", f"{shape}-checkpoint", "gpu.steps", "checkpoint", 60.0, {"shape": shape})
 
 
 def _host(shapes: tuple[str, ...]) -> Iterator[Case]:
-    yield Case("host", "step", "gpu.host", "step", 120.0, {})
+    yield Case("host", "step", "gpu.host", "step", 40.0, {})
 
 
 def _learner(shapes: tuple[str, ...]) -> Iterator[Case]:
     for shape, lora in itertools.product(shapes, (False, True)):
         how = {"shape": shape, "lora": lora}
-        yield Case("learner", f"{shape}-{'lora' if lora else 'full'}", "gpu.programs", "learner", 400.0, how)
+        yield Case("learner", f"{shape}-{'lora' if lora else 'full'}", "gpu.programs", "learner", 130.0, how)
 
 
 def _handover(shapes: tuple[str, ...]) -> Iterator[Case]:
     for way in ("file", "registered", "ipc"):
-        yield Case("handover", way, "gpu.transfer", way, 120.0, {"shape": shapes[-1]})
+        yield Case("handover", way, "gpu.transfer", way, 40.0, {"shape": shapes[-1]})
 
 
 def _generate(shapes: tuple[str, ...]) -> Iterator[Case]:
-    for shape, lora in itertools.product(shapes, (False, True)):
-        how = {"shape": shape, "lora": lora}
-        name = f"{shape}-{'adapter' if lora else 'model'}"
-        yield Case("generate", f"{name}-served", "gpu.engine", "served", 300.0, how)
-    for max_batch, core in ((64, "auto"), (256, "auto"), (512, "auto"), (256, "inside")):
-        how = {"shape": shapes[0], "max_batch": max_batch, "core": core}
-        yield Case("generate", f"{shapes[0]}-{max_batch}-{core}", "gpu.programs", "throughput", 300.0, how)
-    yield Case("generate", f"{shapes[0]}-hand-over", "gpu.programs", "engine_hand_over", 300.0, {"shape": shapes[0]})
+    engines = {"small": (shapes[0], False, "auto"), "inside": (shapes[0], False, "inside")}
+    engines |= {"large": (shapes[-1], False, "auto"), "adapter": (shapes[-1], True, "auto")}
+    for name, (shape, lora, core) in engines.items():
+        how = {"shape": shape, "lora": lora, "core": core}
+        yield Case("generate", f"{shape}-{name}", "gpu.engine", "served", 240.0, how)
+    raw, how = f"{shapes[0]}-beside-raw", {"shape": shapes[0]}
+    yield Case("generate", raw, "gpu.programs", "throughput", 200.0, how | {"max_batch": 256})
+    yield Case("generate", f"{shapes[0]}-hand-over", "gpu.programs", "engine_hand_over", 120.0, how)
 
 
 def _one_gpu(shapes: tuple[str, ...]) -> Iterator[Case]:
     for shape, lora in dict.fromkeys([(shapes[0], False), (shapes[-1], False), (shapes[-1], True)]):
         how = {"shape": shape, "lora": lora}
-        yield Case("one_gpu", f"{shape}-{'lora' if lora else 'full'}", "gpu.programs", "one_gpu", 300.0, how)
+        yield Case("one_gpu", f"{shape}-{'lora' if lora else 'full'}", "gpu.programs", "one_gpu", 90.0, how)

@@ -1,12 +1,8 @@
-"""Memory, time and rates of the first GPU, or of the CPU if only the program is checked."""
+"""What the cases share: a random model as a learner loads it, and the peak of memory."""
 
 from __future__ import annotations
 
 import math
-import subprocess
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,47 +10,14 @@ import psutil
 import torch
 
 from ftis_node.config.workers import LoraSection
+from ftis_node.lab.card.random_model import SHAPES, kept_model
+from ftis_node.lab.card.usage import status_bytes
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.policy import Policy, load_unchecked
 from gpu.cases import Options
-from learner_sides.serving import status_bytes
-from stubs.random_models import SHAPES, save_random_model
 
-GIB, MIB = 1 << 30, 1 << 20
-MODELS = Path(tempfile.gettempdir()) / "ftis-gpu-check"
 LOGITS_DEVIATION = 3.0  # standard deviation of a real model's logits; a random one's are near 1
 INITIALIZER_RANGE = 0.02
-
-
-def synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def seconds(work: Callable[[], object], device: str, *, rounds: int = 1) -> float:
-    """Return the seconds of the fastest of `rounds`, after all earlier work of the device."""
-    best = math.inf
-    for _ in range(rounds):
-        synchronize(device)
-        began = time.perf_counter()
-        work()
-        synchronize(device)
-        best = min(best, time.perf_counter() - began)
-    return best
-
-
-def used_bytes(device: str, pid: int | None = None) -> int:
-    """Return the bytes in use of the GPU, by nvidia-smi, or the resident bytes of process `pid` and its children."""
-    if device == "cuda":
-        return int(ask_driver("memory.used")) * MIB
-    root = psutil.Process(pid)
-    return sum(process.memory_info().rss for process in (root, *root.children(recursive=True)))
-
-
-def ask_driver(field: str) -> str:
-    """Return a field of the first GPU by nvidia-smi, which uses no GPU memory. Raises OSError or CalledProcessError."""
-    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
-    return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
 
 
 def reset_peak(device: str) -> int:
@@ -74,13 +37,8 @@ def peak_bytes(device: str, before: int) -> tuple[int, int]:
 
 
 def model_folder(shape: str, device: str) -> Path:
-    """Return the folder of a random model of `shape` in bfloat16. The first case that needs it creates it."""
-    folder = MODELS / shape
-    if not (folder / "whole").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        save_random_model(shape, folder, dtype=torch.bfloat16, pads_tokenizer=True, device=device)
-        (folder / "whole").touch()
-    return folder
+    """Return the folder of a random model of `shape` in bfloat16, whose tokenizer has all ids."""
+    return kept_model(shape, pads_tokenizer=True, device=device)
 
 
 def load_policy(options: Options, shape: str, *, dtype: Any = "bfloat16", lora: LoraSection | None = None) -> Policy:
@@ -104,7 +62,3 @@ def scale_logits(causal_lm: torch.nn.Module, shape: str) -> None:
     width = SHAPES[shape]["hidden_size"]
     with torch.no_grad():
         causal_lm.get_submodule("model.norm").weight.fill_(LOGITS_DEVIATION / (INITIALIZER_RANGE * math.sqrt(width)))
-
-
-def gib(num_bytes: float) -> float:
-    return round(num_bytes / GIB, 3)

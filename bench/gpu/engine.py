@@ -1,5 +1,5 @@
-"""`generate`: vLLM in the generation worker. Its start and memory against the plan, five new versions, sleep, and how
-far its log-probs are from the learner's.
+"""`generate`: vLLM in the generation worker. Its start and memory against the plan, tokens/s, five new versions, sleep,
+and how far its log-probs are from the learner's. Engines may start together; measurements take turns.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
+from ftis_node.lab.card.groups import sample
+from ftis_node.lab.card.usage import GIB, gib, used_bytes
 from ftis_node.learner.batch import batch_of, make_micro_batches
 from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
 from ftis_node.learner.model.policy import Policy
@@ -31,8 +33,8 @@ from ftis_node.memory.learner_memory import Workload
 from ftis_node.models import read_shape, resolve_model
 from ftis_node.records.group import SamplingSettings
 from gpu.cases import Options
-from gpu.device import GIB, gib, load_policy, model_folder, scale_logits, used_bytes
-from learner_sides.batch import of_result, sample
+from gpu.device import load_policy, model_folder, scale_logits
+from learner_sides.batch import memory_folder, of_result
 from learner_sides.job import LORA
 from stubs.random_models import SHAPES
 
@@ -46,50 +48,51 @@ class Sizes:
     """Numbers of prompts and tokens, which are small in a small check."""
 
     def __init__(self, options: Options) -> None:
-        self.max_batch = 8 if options.small else 256
+        self.batches = (4, 8) if options.small else (64, 256, 512)
         self.groups, self.completions = (2, 2) if options.small else (16, 16)
         self.tokens = 12 if options.small else 128
-        self.cache_bytes = None if options.device == "cpu" else 16 * GIB
+        self.cache_bytes = None if options.device == "cpu" else 8 * GIB
 
 
-def served(options: Options, *, shape: str, lora: bool) -> dict[str, Any]:
-    """Measure one worker: start, memory, versions of the model or of an adapter, sleep and wake; for a model the probe.
+def served(options: Options, *, shape: str, lora: bool, core: str) -> None:
+    """Measure one worker: start, memory, tokens/s, versions of the model or an adapter, sleep; for a model the probe.
 
     The probe: log-probs of the engine's own samples by the learner, under the same weights; logits as large as real
     ones.
     """
-    return asyncio.run(_served(options, shape, lora))
+    asyncio.run(_served(options, shape, lora, core))
 
 
-async def _served(options: Options, shape: str, lora: bool) -> dict[str, Any]:
-    sizes, device = Sizes(options), options.device
-    policy = load_policy(options, shape, lora=LORA if lora else None)
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as weights:
-        before, began = used_bytes(device, os.getpid()), time.monotonic()
-        async with _worker(options, shape, Path(folder), lora=lora) as client:
-            figures: dict[str, Any] = {"start_s": round(time.monotonic() - began, 1)}
-            figures |= {
-                "planned_gib": gib(_planned(options, shape, lora)),
-                "allocated_gib": gib(used_bytes(device, os.getpid()) - before),
-                "gen_tokens_per_s": await _tokens_per_s(client, sizes),
-            }
-            publication = WeightPublication(policy, Path(weights), form="adapter" if lora else "model")
-            loads, firsts = [], []
-            for version in range(1, VERSIONS + 1):
-                _change(policy)
-                published = publication.publish(version)
-                began = time.monotonic()
-                await client.update_weights(published, proof_of(policy, version=version))
-                loads.append(client.load_s or 0.0)
-                firsts.append(await _first_token(client, began))
-            figures |= {
-                "load_s": round(median(loads), 4),
-                "first_token_s": round(median(firsts), 4),
-                "after_reload_gib": gib(used_bytes(device, os.getpid()) - before),
-                "new_version_tokens_per_s": await _tokens_per_s(client, sizes),
-            }
-            figures |= await _slept(client, device)
-            return figures if lora else figures | await _probe(client, policy, publication, options, shape)
+async def _served(options: Options, shape: str, lora: bool, core: str) -> None:
+    sizes, device, pid = Sizes(options), options.device, os.getpid()
+    options.note(planned_gib=gib(_planned(options, shape, lora)))
+    with tempfile.TemporaryDirectory() as folder, memory_folder() as weights:
+        began = time.monotonic()
+        async with _worker(options, shape, Path(folder), lora=lora, core=core) as client:
+            options.note(start_s=round(time.monotonic() - began, 1), allocated_gib=gib(used_bytes(device, pid)))
+            with options.measuring():
+                for batch in sizes.batches:
+                    made = await _tokens_per_s(client, sizes, groups=batch // sizes.completions)
+                    options.note(**{f"tokens_per_s_{batch}": made})
+                policy = load_policy(options, shape, lora=LORA if lora else None)
+                publication = WeightPublication(policy, Path(weights), form="adapter" if lora else "model")
+                before = used_bytes(device, pid)
+                loads, firsts = [], []
+                for version in range(1, VERSIONS + 1):
+                    _change(policy)
+                    published = publication.publish(version)
+                    began = time.monotonic()
+                    await client.update_weights(published, proof_of(policy, version=version))
+                    loads.append(client.load_s or 0.0)
+                    firsts.append(await _first_token(client, began))
+                    options.note(load_s=round(median(loads), 4), first_token_s=round(median(firsts), 4))
+                options.note(
+                    growth_by_reloads_gib=gib(used_bytes(device, pid) - before),
+                    new_version_tokens_per_s=await _tokens_per_s(client, sizes, groups=sizes.groups),
+                )
+                options.note(**await _slept(client, device))
+                if not lora:
+                    options.note(**await _probe(client, policy, publication, options, shape))
 
 
 async def _slept(client: GenerationClient, device: str) -> dict[str, Any]:
@@ -139,20 +142,23 @@ async def _probe(
 
 
 @asynccontextmanager
-async def _worker(options: Options, shape: str, folder: Path, *, lora: bool) -> AsyncIterator[GenerationClient]:
+async def _worker(
+    options: Options, shape: str, folder: Path, *, lora: bool, core: Any
+) -> AsyncIterator[GenerationClient]:
     sizes, model = Sizes(options), str(model_folder(shape, options.device))
     settings = EngineSettings(
         vocab_size=SHAPES[shape]["vocab_size"],
         dtype="bfloat16",
         device=options.device,
-        max_batch=sizes.max_batch,
+        max_batch=sizes.batches[-1],
+        engine_core=core,
         max_model_len=PROMPT_TOKENS + sizes.tokens,
         cache_bytes=sizes.cache_bytes,
         lora_rank=LORA.rank if lora else None,
         can_sleep=options.device == "cuda",
     )
     client = GenerationClient(
-        GenerationBoot(model=model, settings=settings, engine="vllm"),
+        GenerationBoot(model=model, settings=settings, engine="vllm" if options.device == "cuda" else "torch"),
         sockets_dir=folder / "s",
         log_path=folder / "generation.log",
         proof_tolerance=PROOF_TOLERANCES["bfloat16"],
@@ -170,7 +176,7 @@ def _planned(options: Options, shape: str, lora: bool) -> int:
     """Return the planned bytes of weights, cache and the rest."""
     sizes, model = Sizes(options), model_folder(shape, options.device)
     settings = NodeSettings(
-        model=str(model), lora=lora, dtype="bfloat16", engine="vllm", generation={"max_batch": sizes.max_batch}
+        model=str(model), lora=lora, dtype="bfloat16", engine="vllm", generation={"max_batch": sizes.batches[-1]}
     )
     workload = Workload.of(settings, load_manifest("gsm8k-ftis"), on_gpu=options.device == "cuda")
     memory = generator_memory(read_shape(resolve_model(str(model))), workload)
@@ -184,10 +190,10 @@ def _change(policy: Policy) -> None:
             value.add_(1e-3 * torch.randn_like(value))
 
 
-async def _tokens_per_s(client: GenerationClient, sizes: Sizes) -> float:
+async def _tokens_per_s(client: GenerationClient, sizes: Sizes, *, groups: int) -> float:
     began = time.monotonic()
     results = await asyncio.gather(
-        *(sample(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in _prompts(sizes.groups))
+        *(sample(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in _prompts(groups))
     )
     made = sum(result.tokens.num_tokens for result in results)
     return round(made / (time.monotonic() - began), 1)

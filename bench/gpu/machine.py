@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 import torch
 
+from ftis_node.lab.card.device import peak_flops, seconds
+from ftis_node.lab.card.usage import GIB, ask_driver, gib, read_gpu, used_bytes
 from gpu.cases import Options
-from gpu.device import GIB, ask_driver, gib, seconds, used_bytes
-from learner_sides.serving import matrix_peak
 
 PACKAGES = ("torch", "transformers", "peft", "safetensors", "vllm", "trl", "bitsandbytes", "hivemind")
 SHM = Path("/dev/shm")
@@ -47,9 +47,8 @@ def machine(options: Options) -> dict[str, Any]:
 
 
 def peak(options: Options) -> dict[str, Any]:
-    """Return the rate of a bfloat16 product."""
-    flops = matrix_peak(options.device, 512 if options.small else 8192, torch.bfloat16)
-    return {"peak_tflops": round(flops / 1e12, 2)}
+    """Return the rate of a bfloat16 product, and the data sheet's."""
+    return peak_flops(options.device)
 
 
 def copies(options: Options) -> dict[str, Any]:
@@ -98,13 +97,14 @@ def daemon(options: Options) -> dict[str, Any]:
 
 
 def _taken_by(code: str, options: Options) -> dict[str, Any]:
-    before = used_bytes(options.device) if options.device == "cuda" else 0
+    before = read_gpu().used_bytes if options.device == "cuda" else 0
     child = subprocess.Popen([sys.executable, "-c", code + IDLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert child.stdout is not None
         if child.stdout.readline() != b"ready\n":
             raise RuntimeError(f"the process ended with code {child.wait()}")
-        return {"allocated_gib": gib(used_bytes(options.device, child.pid) - before)}
+        used = read_gpu().used_bytes - before if options.device == "cuda" else used_bytes("cpu", child.pid)
+        return {"allocated_gib": gib(used)}
     finally:
         child.communicate()
 

@@ -6,11 +6,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import one_gpu as one_gpu_bench
+from ftis_node.lab.card.device import peak_flops
 from gpu.cases import Options
 from gpu.running import ask_program
 
 BENCH = Path(__file__).parent.parent
-PRODUCT_TFLOPS = {"cuda": 989.0}  # of an H100 and an H200 in bfloat16, from their data sheet
 
 
 def learner(options: Options, *, shape: str, lora: bool) -> dict[str, Any]:
@@ -22,8 +23,7 @@ def learner(options: Options, *, shape: str, lora: bool) -> dict[str, Any]:
         command += ["--quick", "--groups", "1"]
     else:
         steps = ["--steps", "3"] if shape == "0.5b" else ["--steps", "2", "--groups", "8"]
-        peak = options.peak_tflops or PRODUCT_TFLOPS[options.device]
-        command += ["--shape", shape, *steps, "--peak-tflops", str(peak)]
+        command += ["--shape", shape, *steps, "--peak-tflops", str(peak_flops(options.device)["peak_tflops"])]
     if options.small or find_spec("trl") is None:
         command.append("--ours-only")
     (measured,) = ask_program(command)["cases"].values()
@@ -31,31 +31,23 @@ def learner(options: Options, *, shape: str, lora: bool) -> dict[str, Any]:
     return {
         "step_s": ours["step_s"],
         "publish_s": round(ours["call_s"] - ours["step_s"], 3),
-        "mfu": ours["share_of_peak_real_tokens"],
-        "real_tokens_per_s": round((measured["completion_tokens"] + measured["prompt_tokens"]) / ours["step_s"], 1),
+        "mfu": ours["share_of_peak_prompts_once"],
+        "positions_per_s": round((measured["completion_tokens"] + measured["prompt_tokens_once"]) / ours["step_s"], 1),
+        "product_tflops": round(ours["matrix_peak_gflops"] / 1000, 2),
         "allocated_gib": round(ours["peak_gb"] * 1e9 / 2**30, 3),
         "beside": {name: value for name, value in measured.items() if name.startswith(("trl", "speed", "memory"))},
     }
 
 
-def one_gpu(options: Options, *, shape: str, lora: bool) -> dict[str, Any]:
-    """Run both workers on the device, in turns or together as planned."""
-    steps = ["--steps", "2", "--completion-tokens", "16"] if options.small else ["--steps", "2"]
-    command = [str(BENCH / "one_gpu.py"), "--shape", shape, *steps, *(["--lora"] if lora else [])]
-    found = ask_program(command)[shape]
-    return {
-        "planned_gib": found["planned_gib"],
-        "allocated_gib": found["peak_gib"],
-        "publish_s": found["hand_over_s"],
-        "gen_tokens_per_s": found["generated_tokens_per_s"],
-        **found,
-    }
+def one_gpu(options: Options, *, shape: str, lora: bool) -> None:
+    """Run both workers on the device, in turns or together as planned: two short rounds of a step each."""
+    one_gpu_bench.measure(shape, lora=lora, device=options.device, small=options.small, note=options.note)
 
 
-def throughput(options: Options, *, shape: str, max_batch: int, core: str) -> dict[str, Any]:
+def throughput(options: Options, *, shape: str, max_batch: int) -> dict[str, Any]:
     """Return the tokens per second of the worker and of raw vLLM, with `max_batch` completions at a time."""
-    found = _generation(options, shape, "throughput", ["--max-batch", str(max_batch), "--engine-core", core])
-    return {"gen_tokens_per_s": found["tokens_per_s"], **found, "max_batch": max_batch, "core": core}
+    found = _generation(options, shape, "throughput", ["--max-batch", str(max_batch)])
+    return {"gen_tokens_per_s": found["tokens_per_s"], **found, "max_batch": max_batch}
 
 
 def engine_hand_over(options: Options, *, shape: str) -> dict[str, Any]:

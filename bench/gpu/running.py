@@ -1,4 +1,4 @@
-"""Run each case in a separate process, so that a failure or a hang affects only that case, and store its result.
+"""Run each case in a separate process, so that a failure or a hang affects only that case, and store its figures.
 
 Processes are forked from a server that has imported torch and transformers once: on some machines that takes 14 s.
 """
@@ -12,10 +12,11 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -29,24 +30,19 @@ LOG_END = 2000  # characters of a failed case's output that are kept
 PRELOADED = ["gpu.steps", "gpu.numbers", "gpu.transfer"]  # imports only, because CUDA does not work after a fork
 
 
-class OutOfTimeError(Exception):
-    """The remaining time is too short for the next case."""
-
-
-def run_part(part: str, options: Options, out: Path, *, ends_at: float) -> dict[str, Any]:
+def run_part(part: str, options: Options, out: Path, *, only: Sequence[str] = (), together: int = 1) -> dict[str, Any]:
     """Run the cases of `part` that have no result in `out` yet, and write `out`/`part`.json.
 
-    Raises OutOfTimeError before a case that may not end by `ends_at`. Earlier results are kept.
+    `only` are names of cases; none: all. `together` cases run at a time, and take turns to measure.
     """
-    results = []
-    for case in cases_of(part, options):
-        kept = out / "cases" / f"{part}-{case.name}.json"
-        if not kept.exists():
-            if time.monotonic() + case.limit_s > ends_at:
-                raise OutOfTimeError(f"{part} {case.name} may take {case.limit_s:.0f} s")
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps(run_case(case, options)))
-        results.append(json.loads(kept.read_text()))
+    chosen = [case for case in cases_of(part, options) if not only or case.name in only]
+    folder = out / "cases"
+    folder.mkdir(parents=True, exist_ok=True)
+    if together > 1:
+        options = replace(options, lock=out / "gpu.lock")
+    _set_import_path()
+    with ThreadPoolExecutor(together) as threads:
+        results = list(threads.map(lambda case: kept_or_run(case, options, folder / f"{part}-{case.name}"), chosen))
     found = {
         "check": part,
         "ok": all(result["ok"] for result in results),
@@ -59,25 +55,30 @@ def run_part(part: str, options: Options, out: Path, *, ends_at: float) -> dict[
     return found
 
 
-def run_case(case: Case, options: Options) -> dict[str, Any]:
-    """Return the figures of one case, with `ok` and `error`."""
-    _set_import_path()
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(PRELOADED)
+def kept_or_run(case: Case, options: Options, place: Path) -> dict[str, Any]:
+    """Return the figures of a case, with `ok` and `error`. `place`.json has them while the case runs, too.
+
+    A result of an earlier run is kept, also one that failed.
+    """
+    result = place.with_suffix(".json")
+    if result.exists() and "ok" in (found := json.loads(result.read_text())):
+        return found
+    log = place.with_suffix(".log")
+    result.unlink(missing_ok=True)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        process = processes.Process(target=_run_in_session, args=(case, options, Path(folder)))
-        process.start()
-        process.join(case.limit_s)
-        error = f"took longer than {case.limit_s:.0f} s" if process.is_alive() else None
-        _end_session(process)
-        result = Path(folder) / "result.json"
-        figures = json.loads(result.read_text()) if result.exists() else {}
-        if error is None and not figures:
-            error = f"exit code {process.exitcode}: {(Path(folder) / 'log').read_text()[-LOG_END:].strip()}"
-    what = {key: case.how.get(key) for key in ("shape", "lora")}
-    found = {"check": case.part, "case": case.name, **what, "ok": error is None, "error": error}
-    return found | figures | {"seconds": round(time.monotonic() - began, 1)}
+    what = {"check": case.part, "case": case.name, **{key: case.how.get(key) for key in ("shape", "lora")}}
+    noted = replace(options, figures=result)
+    noted.note(**what)
+    process = multiprocessing.get_context("forkserver").Process(target=_run_in_session, args=(case, noted, log))
+    process.start()
+    process.join(case.limit_s)
+    error = f"took longer than {case.limit_s:.0f} s" if process.is_alive() else None
+    _end_session(process)
+    if error is None and process.exitcode:
+        error = f"exit code {process.exitcode}: {log.read_text()[-LOG_END:].strip()}"
+    seconds = round(time.monotonic() - began, 1)
+    noted.note(ok=error is None, error=error, seconds=seconds, expected_s=case.expected_s)
+    return json.loads(result.read_text())
 
 
 def _set_import_path() -> None:
@@ -85,22 +86,20 @@ def _set_import_path() -> None:
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(BENCH) not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(BENCH), str(BENCH.parent), *paths]))
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
 
 
-def _run_in_session(case: Case, options: Options, folder: Path) -> None:
+def _run_in_session(case: Case, options: Options, log_path: Path) -> None:
     """Run the case in a separate session, which `_end_session` ends with all its processes."""
     os.setsid()
-    with (folder / "log").open("w") as log:
+    with log_path.open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     try:
-        figures = case.run(options)
+        case.run(options)
     except BaseException:
         traceback.print_exc()
         raise SystemExit(1) from None
-    whole = folder / "whole.json"
-    whole.write_text(json.dumps(figures))
-    whole.rename(folder / "result.json")
 
 
 def last_object(output: str) -> dict[str, Any] | None:

@@ -1,80 +1,102 @@
-"""`memory`: the learner's steps against its plan, with the seconds of publication, proof and checkpoint."""
+"""`memory`: the learner's steps against its plan, with the seconds of publication and proof; a checkpoint."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
+from ftis_node.lab.card.device import peak_flops, synchronize
+from ftis_node.lab.card.usage import gib
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.memory.learner_memory import Workload, learner_memory
 from ftis_node.models import read_shape, resolve_model
 from ftis_node.workers.weight_store import PublishedWeights
 from gpu.cases import Options
-from gpu.device import gib, model_folder, peak_bytes, reset_peak, synchronize
+from gpu.device import model_folder, peak_bytes, reset_peak
 from learner import flops_a_token
-from learner_sides.batch import count, even_groups, with_flat_logprobs
+from learner_sides.batch import count, even_groups, memory_folder, with_flat_logprobs
 from learner_sides.job import LORA
-from learner_sides.serving import matrix_peak
 
 GROUPS, GROUP_SIZE = 2, 12
 STEPS = 3  # the first is not counted
+SAVED_TOKENS = 256  # of the step before the checkpoint
 NEVER = 100_000
 
 
-def memory(options: Options, *, shape: str, lora: bool, recompute: bool, tokens: int, saves: bool) -> dict[str, Any]:
-    """Measure steps of one micro-batch of `tokens` positions, and with `saves` a checkpoint after the last."""
+def memory(options: Options, *, shape: str, lora: bool, recompute: bool, tokens: int) -> dict[str, Any]:
+    """Measure steps of one micro-batch of `tokens` positions. `mfu` counts each position of the packed row once."""
     folder = model_folder(shape, options.device)
-    vocab_size = read_shape(resolve_model(str(folder))).vocab_size
-    groups = filled(tokens, vocab_size)
-    with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory(dir="/dev/shm") as weights:
-        how = {"lora": lora, "recompute": recompute, "tokens": tokens}
-        boot = learner_boot(options, folder, home=home, weights=weights, **how)
+    groups = filled(tokens, read_shape(resolve_model(str(folder))).vocab_size)
+    with _homes() as (home, weights):
+        boot = learner_boot(options, folder, home=home, weights=weights, lora=lora, recompute=recompute, tokens=tokens)
+        planned = planned_bytes(folder, boot)
+        options.note(planned_gib=gib(planned), micro_batch_tokens=tokens)
         before = reset_peak(options.device)
         learner = Learner(boot)
-        rounds = [one_step(learner, groups, step) for step in range(1, STEPS + 1)]
-        synchronize(options.device)
-        allocated, reserved = peak_bytes(options.device, before)
-        layout, checkpoint = learner.policy.layout, {}
-        if saves:
-            began = time.monotonic()
-            learner.checkpoints.save_if_behind()
-            size = sum(path.stat().st_size for path in Path(home).rglob("*") if path.is_file())
-            checkpoint = {"checkpoint_s": round(time.monotonic() - began, 2), "checkpoint_gib": gib(size)}
+        rounds = []
+        for step in range(1, STEPS + 1):
+            rounds.append(one_step(learner, groups, step))
+            synchronize(options.device)
+            allocated, reserved = peak_bytes(options.device, before)
+            counted = rounds[1:] or rounds
+            options.note(
+                **{name: round(min(each[name] for each in counted), 4) for name in rounds[0]},
+                allocated_gib=gib(allocated),
+                reserved_gib=gib(reserved),
+                allocated_to_plan=round(allocated / planned, 3),
+                layout=learner.policy.layout,
+            )
         learner.close()
-    planned = planned_bytes(folder, boot)
-    best = {name: min(each[name] for each in rounds[1:]) for name in rounds[0]}
-    flops = options.peak_tflops * 1e12 if options.peak_tflops else matrix_peak(options.device, 2048, torch.bfloat16)
-    real = count(groups).real_tokens
+    tokens_of = count(groups)
+    positions = tokens_of.completion_tokens + tokens_of.prompt_tokens_once
+    peak, step_s = peak_flops(options.device), min(each["step_s"] for each in rounds[1:])
+    achieved = flops_a_token(folder, lora=lora) * positions / step_s / 1e12
     return {
-        **{name: round(value, 4) for name, value in best.items()},
-        "mfu": round(flops_a_token(folder, lora=lora) * real / best["step_s"] / flops, 4),
-        "real_tokens_per_s": round(real / best["step_s"], 1),
-        "planned_gib": gib(planned),
-        "allocated_gib": gib(allocated),
-        "reserved_gib": gib(reserved),
-        "allocated_to_plan": round(allocated / planned, 3),
-        "recompute": recompute,
-        "micro_batch_tokens": tokens,
-        "layout": layout,
-        **checkpoint,
+        "positions_per_s": round(positions / step_s, 1),
+        "tflops": round(achieved, 5),
+        "mfu": round(achieved / peak["peak_tflops"], 4),
+        **peak,
     }
+
+
+def checkpoint(options: Options, *, shape: str) -> dict[str, Any]:
+    """Measure a checkpoint of all weights: 37 GB at 3B."""
+    folder = model_folder(shape, options.device)
+    groups = filled(SAVED_TOKENS, read_shape(resolve_model(str(folder))).vocab_size)
+    with _homes() as (home, weights):
+        learner = Learner(
+            learner_boot(options, folder, home=home, weights=weights, recompute=True, tokens=SAVED_TOKENS)
+        )
+        one_step(learner, groups, 1)
+        began = time.monotonic()
+        learner.checkpoints.save_if_behind()
+        saved_s = round(time.monotonic() - began, 2)
+        size = sum(path.stat().st_size for path in Path(home).rglob("*") if path.is_file())
+        learner.close()
+    return {"checkpoint_s": saved_s, "checkpoint_gib": gib(size)}
+
+
+@contextmanager
+def _homes() -> Iterator[tuple[str, str]]:
+    """Yield a folder for checkpoints, and one in memory for weights."""
+    with tempfile.TemporaryDirectory() as home, memory_folder() as weights:
+        yield home, weights
 
 
 def learner_boot(
     options: Options, folder: Path, *, home: str, weights: str, tokens: int, lora: bool = False, recompute: bool = False
 ) -> LearnerBoot:
-    """Return the boot of a learner in bfloat16 that writes no checkpoint, with the plain kernels of the memory plan."""
+    """Return the boot of a learner that writes no checkpoint, with the plain kernels of the memory plan."""
     return LearnerBoot(
         model=str(folder),
         model_name=folder.name,
@@ -83,7 +105,7 @@ def learner_boot(
         weights_dir=weights,
         optimizer=OptimizerSection(learning_rate=1e-6, lora_learning_rate=1e-6),
         lora=LORA if lora else None,
-        dtype="bfloat16",
+        dtype="bfloat16" if options.device == "cuda" else "float32",  # which few CPUs compute
         device=options.device,
         micro_batch_tokens=tokens,
         recompute_activations=recompute,
@@ -128,7 +150,7 @@ def planned_bytes(folder: Path, boot: LearnerBoot) -> int:
     settings = NodeSettings(
         model=str(folder),
         lora=boot.lora is not None,
-        dtype="bfloat16",
+        dtype=boot.dtype,
         learner={"micro_batch_tokens": boot.micro_batch_tokens, "recompute_activations": boot.recompute_activations},
     )
     shape = read_shape(resolve_model(str(folder)))

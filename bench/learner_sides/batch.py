@@ -17,12 +17,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+from ftis_node.generation.engines.base import GenerationResult
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.models.library_logging import quiet_library_logging
-from ftis_node.records.group import SamplingSettings
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weight_store import MEMORY_DISK
 from stubs.random_models import own_group, pack_train_group
@@ -111,20 +109,6 @@ def _logprobs(causal_lm: torch.nn.Module, prompt: NDArray[np.int32], ids: NDArra
     row = torch.from_numpy(np.concatenate([prompt, ids]).astype(np.int64)).to(causal_lm.device)
     logits = causal_lm(row[None], logits_to_keep=len(ids) + 1).logits[0, :-1]
     return logits.log_softmax(-1).gather(-1, row[len(prompt) :, None]).squeeze(-1).cpu().numpy()
-
-
-async def sample(
-    client: GenerationClient, prompt: Sequence[int], *, num: int, tokens: int, sampling: SamplingSettings | None = None
-) -> GenerationResult:
-    """Sample `num` completions of `tokens` tokens, which no end token shortens."""
-    request = GenerateRequest(
-        prompt_ids=tuple(prompt),
-        num_completions=num,
-        sampling=sampling or SamplingSettings(),
-        max_tokens=tokens,
-        eos_ids=frozenset(),
-    )
-    return await client.generate(request)
 
 
 def of_result(name: str, prompt: Sequence[int], result: GenerationResult, rewards: Sequence[float]) -> UnpackedGroup:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 from pathlib import Path
@@ -17,9 +16,9 @@ from typing import Any
 
 import torch
 
+from ftis_node.lab.card.device import PRODUCT_SIZE, product_flops
+from ftis_node.lab.card.usage import status_bytes
 from learner_sides.job import Job
-
-PRODUCTS = 10
 
 
 class Serving:
@@ -44,8 +43,8 @@ class Serving:
         for line in iter(sys.stdin.readline, ""):
             if line.strip() == "step":
                 return True
-            size, dtype = (2048, torch.float32) if self._device == "cpu" else (8192, torch.bfloat16)
-            self._send({"peak_flops": matrix_peak(self._device, size, dtype)})
+            size, dtype = (2048, torch.float32) if self._device == "cpu" else (PRODUCT_SIZE, torch.bfloat16)
+            self._send({"peak_flops": product_flops(self._device, size=size, dtype=dtype)})
         return False
 
     def begin(self) -> None:
@@ -81,24 +80,3 @@ def reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError as error:
         sys.stderr.write(f"the memory's high-water mark cannot be reset: {error}\n")
-
-
-def status_bytes(field: str) -> int:
-    """Return a size from the kernel's status of this process."""
-    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None, f"the kernel does not report {field}"
-    return 1024 * int(found[1])
-
-
-@torch.no_grad()
-def matrix_peak(device: str, size: int, dtype: torch.dtype) -> float:
-    """Return the floating-point operations per second of the fastest of a few products of square matrices."""
-    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    best = float("inf")
-    for _ in range(PRODUCTS):
-        began = time.perf_counter()
-        left @ right
-        if device == "cuda":
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - began)
-    return 2 * size**3 / best

@@ -30,21 +30,21 @@ FIRST_PROBLEM = 1_000_000  # far from those that trials train on
 IGNORED = -100  # the label of a position without a loss, in transformers
 
 
-def make_missing(folder: Path, *, seeds: int) -> None:
-    """Make the models of seeds 0 to `seeds` - 1 that `folder` lacks."""
+def make_missing(folder: Path, *, seeds: int, source: str = LANGUAGE_MODEL) -> None:
+    """Make the models of seeds 0 to `seeds` - 1 that `folder` lacks, from the language model `source`."""
     for seed, kind in product(range(seeds), UPDATES):
         model = folder / f"{kind}-{seed}"
         if not model.exists():
-            loss = make(kind, model, seed=seed)
+            loss = make(kind, model, seed=seed, source=source)
             sys.stdout.write(f"{model.name}: loss {loss:.3f}\n")
             sys.stdout.flush()
 
 
-def make(kind: str, folder: Path, *, seed: int) -> float:
+def make(kind: str, folder: Path, *, seed: int, source: str) -> float:
     """Write one model to `folder`, which appears only when it is complete. Return the mean loss of the last updates."""
-    source = resolve_model(LANGUAGE_MODEL).folder
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    original = resolve_model(source).folder
+    tokenizer = AutoTokenizer.from_pretrained(original)
+    model: Any = AutoModelForCausalLM.from_pretrained(original, dtype=torch.float32)
     if kind == "cut":
         cut(model)
     losses = train(model, tokenizer, updates=UPDATES[kind], seed=seed)

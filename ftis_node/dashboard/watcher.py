@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import psutil
@@ -17,6 +16,7 @@ from ftis_node.config.home_files import start_command
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.node_client import read_document, read_status
 from ftis_node.telemetry.history import HistoryReader
+from ftis_node.telemetry.nvml import opened_nvml
 from ftis_node.telemetry.status import Status
 from ftis_node.view.snapshot import GpuUsage, MachineUsage, NodeSnapshot
 
@@ -82,7 +82,7 @@ def _resident_bytes(home: Home) -> list[int]:
 
 
 def _gpus() -> tuple[GpuUsage, ...]:
-    if (nvml := _opened_nvml()) is None:
+    if (nvml := opened_nvml()) is None:
         return ()
     try:
         return tuple(_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount()))
@@ -97,16 +97,3 @@ def _gpu(nvml: Any, handle: Any) -> GpuUsage:
         total_bytes=int(memory.total),
         busy=nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
     )
-
-
-@cache
-def _opened_nvml() -> Any:
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    return pynvml

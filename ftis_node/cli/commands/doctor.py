@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,7 @@ from ftis_node.cli.options import (
     home_at,
     print_document,
 )
+from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,6 +67,9 @@ StatusPortOption = Annotated[
 OnlyOption = Annotated[
     list[str] | None, typer.Option("--only", help=f"Run only this check: {', '.join(CHECKS)}. Repeatable.")
 ]
+GpuOption = Annotated[
+    bool, typer.Option("--gpu", help="Measure the first GPU for three minutes; the figures are in doctor-gpu.json.")
+]
 VerboseOption = Annotated[bool, typer.Option("--verbose", help="Also show each part of the memory plan.")]
 
 
@@ -79,6 +84,7 @@ def doctor(
     listen: ListenOption = None,
     status_port: StatusPortOption = None,
     only: OnlyOption = None,
+    gpu: GpuOption = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
@@ -90,7 +96,13 @@ def doctor(
     Exit code 3 if the machine cannot run a node, 4 if the network fails, 0 with warnings.
 
     JSON shape: [{check, id, level: "ok" | "warn" | "fail", finding, advice, num_bytes}], the worst first.
+
+    With --gpu nothing is checked. Both workers run on the first GPU with --model or a random one, with --lora or all
+    weights, and the figures are one JSON object.
     """
+    if gpu:
+        _measure(model, lora=lora, as_json=as_json)
+        return
     if model is None and (run is not None or lora is not None or gpu_memory or gpus or tensor_parallel):
         raise ConfigError(
             "--run, --lora, --full, --gpu-memory, --gpus and --tensor-parallel plan a model's memory: give it with "
@@ -131,6 +143,15 @@ def doctor(
         failed = dict.fromkeys(finding.id for finding in findings if finding.level == "fail")
         typer.echo(f"ftis-node: not ready: {', '.join(failed)}; see the advice above", err=True)
         raise typer.Exit(code)
+
+
+def _measure(model: str | None, *, lora: bool | None, as_json: bool) -> None:
+    from ftis_node.lab.card.check import check_card, table_of
+
+    file = Path("doctor-gpu.json").absolute()
+    with show_fraction("measuring the GPU") as on_progress:
+        found = check_card(file, model=model, lora=bool(lora), on_progress=on_progress)
+    print_document(found, lambda: [*table_of(found), f"{file}: attach it to an issue"], as_json=as_json)
 
 
 def _screen(findings: list[CheckResult]) -> Iterator[str]:

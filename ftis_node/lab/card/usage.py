@@ -1,0 +1,102 @@
+"""Memory and load of the first GPU, or of processes. Imports no torch, which would use memory of the GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from ftis_node.telemetry.nvml import opened_nvml
+from ftis_node.telemetry.terminal_text import GIB
+
+MIB = 1 << 20
+SAMPLE_EVERY_S = 1.0
+
+
+class DeviceUse(NamedTuple):
+    """Bytes in use and the busy share, between 0 and 1."""
+
+    used_bytes: int
+    busy: float
+
+
+def used_bytes(device: str, pid: int) -> int:
+    """Return the bytes that process `pid` and its children use of the GPU, or their resident bytes.
+
+    If the driver does not say which process uses what, the whole GPU counts.
+    """
+    root = psutil.Process(pid)
+    family = [root, *root.children(recursive=True)]
+    if device != "cuda":
+        return sum(_resident_bytes(process) for process in family)
+    if (nvml := opened_nvml()) is not None:
+        pids = {process.pid for process in family}
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(0))
+        if own := [each.usedGpuMemory for each in running if each.pid in pids and each.usedGpuMemory]:
+            return sum(own)
+    return read_gpu().used_bytes
+
+
+def read_gpu() -> DeviceUse:
+    """Return the use of the first GPU by NVML, or by a process of nvidia-smi. Both take no memory of the GPU."""
+    if (nvml := opened_nvml()) is None:
+        used, busy = ask_driver("memory.used,utilization.gpu").split(",")
+        return DeviceUse(int(used) * MIB, float(busy) / 100)
+    gpu = nvml.nvmlDeviceGetHandleByIndex(0)
+    return DeviceUse(nvml.nvmlDeviceGetMemoryInfo(gpu).used, nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
+
+
+def read_processes(pids: list[int]) -> DeviceUse:
+    """Return the resident memory of processes, and the load of the machine."""
+    total = 0
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            total += _resident_bytes(psutil.Process(pid))
+    return DeviceUse(total, psutil.cpu_percent() / 100)
+
+
+@contextmanager
+def sampled(read: Callable[[], DeviceUse]) -> Iterator[list[tuple[float, DeviceUse]]]:
+    """Yield a list to which a thread adds the monotonic time and the use once a second."""
+    samples: list[tuple[float, DeviceUse]] = []
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(SAMPLE_EVERY_S):
+            samples.append((time.monotonic(), read()))
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield samples
+    finally:
+        is_over.set()
+        watching.join()
+
+
+def ask_driver(field: str) -> str:
+    """Return a field of the first GPU by nvidia-smi. Raises OSError or CalledProcessError."""
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+
+
+def status_bytes(field: str) -> int:
+    """Return a size from the kernel's status of this process."""
+    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None, f"the kernel does not report {field}"
+    return 1024 * int(found[1])
+
+
+def gib(num_bytes: float) -> float:
+    return round(num_bytes / GIB, 3)
+
+
+def _resident_bytes(process: psutil.Process) -> int:
+    return int(process.memory_info().rss)
