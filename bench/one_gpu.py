@@ -2,7 +2,7 @@
 
     python bench/one_gpu.py [--shape 0.5b 3b] [--rounds 3] [--lora]
 
-For each shape, with random weights, it runs a few rounds of a node's work (`ftis_node/lab/card/both_workers.py`) and
+For each shape, with random weights, it runs a few rounds of a node's work (`ftis_node/lab/card/both_workers.py`). It
 compares the peak of memory with the plan of `doctor`. `step_s` is the time of the step in its report. `train_s`
 also has the messages, publication and proof. No checkpoint is written before the end.
 

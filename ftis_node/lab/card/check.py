@@ -1,7 +1,7 @@
 """`ftis-node doctor --gpu`: both workers on the user's card for about three minutes, and one file for a report.
 
-The figures are those of bench/gpu: memory against the plan, the start of both workers, tokens per second of each, the
-hand-over of weights, sleep and wake. A random model of `SHAPE` takes no download; a user's own model may replace it.
+The figures are those of bench/one_gpu.py, and one sleep and wake of the engine. A random model of `SHAPE` takes no
+download; a user's own model may replace it.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def random_model(device: str, shape: str) -> dict[str, Any]:
 
 
 def _in_process(name: str, *arguments: str) -> dict[str, Any]:
-    """Call a function of this module in a process of its own: here torch would keep memory of the GPU."""
+    """Call a function of this module in another process: here torch would keep memory of the GPU."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         found: dict[str, Any] = pool.apply(globals()[name], arguments)
         return found

@@ -8,20 +8,10 @@ from collections.abc import Callable
 
 import torch
 
+from ftis_node.memory.step_time import SPEEDS
+
 PRODUCT_SIZE, CPU_PRODUCT_SIZE = 8192, 512
 PRODUCTS = 10
-# Dense bfloat16 products with float32 sums, in TFLOP/s, from NVIDIA's data sheets.
-PEAKS = {
-    "RTX 3060": 26.0,
-    "RTX 3090": 71.0,
-    "RTX 4060": 30.0,
-    "RTX 4090": 165.0,
-    "RTX 5090": 210.0,
-    "A100": 312.0,
-    "L40S": 362.0,
-    "H100": 989.0,
-    "H200": 989.0,
-}
 
 
 def synchronize(device: str) -> None:
@@ -53,5 +43,6 @@ def peak_flops(device: str) -> dict[str, float]:
     size, dtype = (PRODUCT_SIZE, torch.bfloat16) if device == "cuda" else (CPU_PRODUCT_SIZE, torch.float32)
     measured = product_flops(device, size=size, dtype=dtype) / 1e12
     name = torch.cuda.get_device_name() if device == "cuda" else ""
-    known = next((peak for card, peak in PEAKS.items() if card in name), measured)
-    return {"product_tflops": round(measured, 4), "peak_tflops": round(known, 4)}
+    known = max((card for card in SPEEDS if card in name), key=len, default=None)
+    peak = measured if known is None else SPEEDS[known].tflops
+    return {"product_tflops": round(measured, 4), "peak_tflops": round(peak, 4)}
