@@ -52,7 +52,9 @@ def main() -> None:
 
 def measure(shape: str, *, lora: bool, device: str, small: bool, note: Note, rounds: int = ROUNDS) -> None:
     """Measure one shape."""
-    settings = NodeSettings(model=str(random_model(shape, device)), lora=lora, device=device)
+    settings = NodeSettings(
+        model=str(random_model(shape, device)), lora=lora, device=device, engine="auto" if device == "cuda" else "torch"
+    )
     manifest = short_run(SMALL_COMPLETION_TOKENS if small else COMPLETION_TOKENS)
     with tempfile.TemporaryDirectory() as folder:
         measuring = measure_workers(

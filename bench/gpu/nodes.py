@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -255,7 +255,12 @@ def curves(options: Options, work: Path) -> None:
 
 
 def _use(options: Options, nodes: list[Node]) -> DeviceUse:
-    return read_gpu() if options.device == "cuda" else read_processes([node.child.process.pid for node in nodes])
+    if options.device == "cuda":
+        return read_gpu()
+    pids = [node.child.process.pid for node in nodes if node.child.exit_code is None]
+    with suppress(psutil.NoSuchProcess):  # it has just ended
+        pids += [child.pid for pid in pids for child in psutil.Process(pid).children(recursive=True)]
+    return read_processes(pids)
 
 
 def _note(options: Options, nodes: list[Node], samples: list[tuple[float, DeviceUse]]) -> None:

@@ -13,7 +13,7 @@ from gpu import parts
 from gpu.half_hour import Driver, results, table
 from gpu.stages import Stage, impossible, stages_of, startable
 
-# Writes a figure, then sleeps as long as it is told.
+# Writes a figure, sleeps, and exits with a code.
 COMMAND = """import json, pathlib, sys, time
 cases = pathlib.Path(sys.argv[1]) / "cases"
 cases.mkdir(exist_ok=True)
