@@ -16,6 +16,7 @@ from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.node.daemon import serve_last_groups
 from ftis_node.node.loops import backfill, pull, reannounce, shards
+from ftis_node.node.loops.confirm import BURST
 from ftis_node.node.peers import request_slots
 from ftis_node.node.peers.serve import announcement_of
 from ftis_node.swarm.topology import shard_of
@@ -59,7 +60,7 @@ async def test_simultaneous_confirmations_are_sent_together(tmp_path: Path, monk
         await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 20)
         assert sum(sent) == 20
         assert sent[0] == 1, "the first was delayed"
-        assert confirm.BURST <= len(sent) <= 5 + confirm.BURST, "the others were not gathered"
+        assert BURST <= len(sent) <= 5 + BURST, "the others were not gathered"
 
 
 async def test_a_node_that_ends_announces_the_groups_that_it_gathered_and_serves_them(tmp_path: Path) -> None:
