@@ -1,7 +1,7 @@
 """Behavior of the model libraries in this process: less logging, fewer imports.
 
 transformers imports scipy with every model, for the loss of object detection, and vLLM for sound. That takes up to 1 s
-of processor time and 35 MB in each worker. transformers asks once whether scipy is installed, and remembers the answer.
+of processor time and 35 MB in each worker. The first of them asks once whether it is installed, and remembers that.
 """
 
 from __future__ import annotations
