@@ -24,14 +24,14 @@ from ftis_node.models import ModelShape
 
 # Expected lengths as parts of a run's limits: by them a step of the paper's run has 86,000 positions.
 PROMPT_SHARE, COMPLETION_SHARE = 0.25, 0.38
-PRODUCT_SHARE = 0.75  # of the peak of dense bfloat16 products
+PRODUCT_SHARE = 0.84  # of the peak of dense bfloat16 products
 BANDWIDTH_SHARE = 0.9
-HEAD_BYTES = 66  # read and written for each logit, forward and backward
-HIDDEN_BYTES, WIDE_BYTES, ROTARY_BYTES = 67, 6, 24  # of a layer's forward pass: each element of these widths
-ADAPTER_BYTES = 9  # of each output of an adapted layer: product with A and B, scale and sum
+HEAD_BYTES = 24  # read and written for each logit by fused code, forward and backward
+HIDDEN_BYTES, WIDE_BYTES, ROTARY_BYTES = 60, 5, 21  # of a layer's forward pass: each element of these widths
+ADAPTER_BYTES = 5  # of each output of an adapted layer: product with A and B, scale and sum
 UPDATE_BYTES, SUM_BYTES = 62, 12  # of each trained weight: clip, Adam and write-back; a micro-batch's gradient
 HOST_UPDATE_BYTES, HOST_SUM_BYTES, HOST_GB_S = 44, 15, 25  # the same in host memory of two DDR5 channels
-LAUNCH_S = 0.06  # of a micro-batch, on a host of 8 us for each operation
+LAUNCH_S = 0.02  # of a micro-batch, on a host of 8 us for each operation
 TOKEN_S, ADAPTER_TOKEN_S = 0.004, 0.003  # of vLLM's scheduler for a token of all completions; of its adapters
 TURN_S = 1.0  # one sleep and wake, beside the copies
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from ftis_node.generation.engines import torch_engine
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.learner.client import LearnerClient
+from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.models import resolve_model
 from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.liveness import RestartPolicy
@@ -48,6 +50,15 @@ def mapped(pid: int | None, path: Path) -> dict[str, int]:
         elif is_file and (field := re.match(r"(Rss|Pss|Anonymous): +(\d+) kB", line)):
             found[field[1]] += int(field[2]) << 10
     return found
+
+
+def check_views(causal_lm: Any, file: Path) -> None:
+    """Assert that all weights but the adapter's lie in a mapping of the file in this process."""
+    lines = (line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(f" {file}"))
+    ranges = [tuple(int(end, 16) for end in line[0].split("-")) for line in lines]
+    base = {name: value for name, value in causal_lm.named_parameters() if ".lora_" not in name}
+    copied = [n for n, value in base.items() if not any(start <= value.data_ptr() < end for start, end in ranges)]
+    assert base and not copied
 
 
 async def test_both_workers_hold_the_base_once_through_steps_and_restarts(tmp_path: Path) -> None:
@@ -83,6 +94,8 @@ async def test_both_workers_hold_the_base_once_through_steps_and_restarts(tmp_pa
         check_memory()
 
         alone = await torch_engine.open_engine(resolve_model(str(model)), settings, lambda: None)
+        check_views(alone._model, file)
+        check_views(load_policy(boot).causal_lm, file)
         with torch.no_grad():
             for parameter in alone._model.parameters():
                 parameter.data = parameter.data.clone()
