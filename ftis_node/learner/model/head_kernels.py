@@ -16,6 +16,7 @@ from torch import Tensor
 
 BLOCK = 4096  # logits of a row at once
 NUM_WARPS = 8
+TOLERANCE = 1e-4  # of the trial
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -67,6 +68,18 @@ def logits_gradient(
     grid = (num_rows, triton.cdiv(width, _block(width)))
     _gradient_kernel[grid](logits, ids, log_sums, shares, out, factor, width, BLOCK=_block(width), num_warps=NUM_WARPS)
     return out
+
+
+def check(device: torch.device) -> None:
+    """Run both kernels. Raises an error of any kind if they cannot be compiled, RuntimeError if they are wrong."""
+    logits, ids = torch.randn(3, BLOCK + 9, device=device), torch.tensor([0, 5, BLOCK + 8], device=device)
+    chosen, log_sums = chosen_and_log_sum(logits, ids, 1.0)
+    found = logits_gradient(logits.clone(), ids, log_sums, torch.ones_like(log_sums), 1.0, torch.float32)
+    expected = torch.nn.functional.one_hot(ids, BLOCK + 9) - logits.softmax(-1)
+    errors = (chosen - log_sums - logits.log_softmax(-1).gather(1, ids[:, None])[:, 0], found - expected)
+    largest = max(float(error.abs().max()) for error in errors)
+    if not largest < TOLERANCE:
+        raise RuntimeError(f"they are off by {largest:.2g}")
 
 
 def _block(width: int) -> int:

@@ -14,6 +14,7 @@ Some models scale their logits (Granite, Cohere) or bound them by a soft cap (Ge
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -25,9 +26,12 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
+from ftis_node.errors import first_line
 from ftis_node.learner.batch import MicroBatch
 from ftis_node.learner.device import is_free_to_read, on_device
 from ftis_node.learner.model.attention import AttentionPlan
+
+log = logging.getLogger(__name__)
 
 HEAD_CHUNK_TOKENS = 512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU the memory plan sets it
 FUSED_DEVICES = ("cuda",)  # those of `head_kernels`
@@ -230,16 +234,21 @@ def logits_gradient(
 def _fused(logits: Tensor, processing: LogitsProcessing) -> Any:
     """Return the module of fused kernels if they compute this, else None."""
     is_plain = processing.soft_cap is None and logits.dtype == torch.float32
-    return _head_kernels() if is_plain and logits.device.type in FUSED_DEVICES else None
+    return _head_kernels(logits.device) if is_plain and logits.device.type in FUSED_DEVICES else None
 
 
 @cache
-def _head_kernels() -> Any:
-    """Return the module of fused kernels, None without triton."""
+def _head_kernels(device: torch.device) -> Any:
+    """Return the module of fused kernels; None without triton, or if they fail in a trial."""
     if find_spec("triton") is None:
         return None
-    from ftis_node.learner.model import head_kernels
+    try:
+        from ftis_node.learner.model import head_kernels
 
+        head_kernels.check(device)
+    except Exception as error:  # a compiler, or another version of a package, may raise anything
+        log.warning("the output head runs operation by operation, because its kernels fail: %s", first_line(error))
+        return None
     return head_kernels
 
 

@@ -48,6 +48,19 @@ def errors(width: int, factor: float, dtype: torch.dtype, scale: float) -> dict[
     }
 
 
+def trials() -> list[str]:
+    """Return the trial's complaint, "" for none: of the kernels, then of wrong ones."""
+    found = []
+    for gradient in (head_kernels.logits_gradient, lambda logits, *_: logits):
+        head_kernels.logits_gradient = gradient
+        try:
+            head_kernels.check(torch.device("cpu"))
+            found.append("")
+        except RuntimeError as error:
+            found.append(str(error))
+    return found
+
+
 def head_difference() -> float:
     """Return the largest difference of log-probs and gradients of a whole head, of which some tokens are trained."""
     generator = torch.Generator().manual_seed(1)
@@ -74,7 +87,7 @@ def main() -> None:
     cases = [(37, 1.0, torch.float32, 3.0), (64, 0.7, torch.float32, 3.0), (1000, 1.0, torch.bfloat16, 3.0)]
     cases.append((321, 1.0, torch.float32, 200.0))  # exponentials that would overflow
     found = [errors(*case) for case in cases]
-    sys.stdout.write(json.dumps({"cases": found, "head": head_difference()}))
+    sys.stdout.write(json.dumps({"cases": found, "head": head_difference(), "trials": trials()}))
 
 
 if __name__ == "__main__":

@@ -29,3 +29,5 @@ def test_the_fused_kernels_equal_the_operations() -> None:
     assert max(*exact, large) < 1e-6
     assert rounded <= 2**-7, "one unit in the last place of bfloat16"
     assert 0 < found["head"] < 1e-5
+    right, wrong = found["trials"]
+    assert right == "" and "they are off by " in wrong
