@@ -24,7 +24,7 @@ from ftis_node.errors import (
 )
 from ftis_node.generation.engines.sleep_trial import try_sleep
 from ftis_node.generation.engines.vllm_core import VllmCore
-from ftis_node.generation.engines.vllm_engine import explained
+from ftis_node.generation.engines.vllm_engine import explained, with_known_options
 from ftis_node.generation.engines.vllm_log import LOST_CORE, WorkerLog
 from ftis_node.models import ModelSource
 from ftis_node.workers.shared_weights import SharedWeights
@@ -250,6 +250,24 @@ async def test_a_card_is_refused_if_the_engine_differs_after_its_first_sleep(
 
 
 NO_MODEL = ModelSource("m", Path("models/missing"))
+
+
+def refuse_graphs(**options: Any) -> dict[str, Any]:
+    """Return the options as a configuration, as another vLLM that does not know one of them."""
+    if "cudagraph_capture_sizes" in options:
+        raise TypeError("unexpected keyword argument 'cudagraph_capture_sizes'")
+    return options
+
+
+def test_another_vllm_starts_without_the_options_that_it_does_not_know(caplog: pytest.LogCaptureFixture) -> None:
+    assert with_known_options(refuse_graphs, {"kernel_config": {}}) == {"kernel_config": {}}
+    assert not caplog.records
+    assert with_known_options(refuse_graphs, {"cudagraph_capture_sizes": [1], "kernel_config": {}}) == {}
+    assert "refuses the options of a quick start (unexpected keyword argument" in caplog.text
+    with pytest.raises(ValueError, match="another cause"):
+        with_known_options(lambda **options: int("another cause"), {"kernel_config": {}})
+
+
 START_LOG = """\
 2026-11-28T12:00:00+0000 INFO    ftis_node.generation.engines.vllm_log: start: importing vLLM
 (EngineCore pid=7) INFO 11-28 12:00:11 [gpu_model_runner.py:5039] Starting to load model /models/m...

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
+Made = TypeVar("Made")
 
 DRIVER = "ftis_node.generation.engines.vllm_driver"
 POLL_EVERY_S = 0.5
@@ -247,11 +248,7 @@ def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tu
     def configured(**quick: Any) -> Any:
         return EngineArgs(**arguments, **quick).create_engine_config(UsageContext.ENGINE_CONTEXT)
 
-    try:
-        config = configured(**quick_start(settings, device=device))
-    except (TypeError, ValueError) as error:
-        config = configured()  # raises if the error has another cause
-        logger.warning("this vLLM refuses the options of a quick start (%s): it starts without", first_line(error))
+    config = with_known_options(configured, quick_start(settings, device=device))
     if device == "cpu" and config.cache_config.kv_cache_memory_bytes is None:
         config.cache_config.kv_cache_memory_bytes = cpu_cache_bytes(config)
     core = EngineCoreClient.make_client(
@@ -262,6 +259,18 @@ def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tu
         log_stats=False,
     )
     return core, config.model_config.max_model_len
+
+
+def with_known_options(make: Callable[..., Made], quick: dict[str, Any]) -> Made:
+    """Return `make(**quick)`, or what `make` returns without these options if this vLLM refuses them."""
+    try:
+        return make(**quick)
+    except (TypeError, ValueError) as error:
+        if not quick:
+            raise
+        made = make()  # raises if the error has another cause
+        logger.warning("this vLLM refuses the options of a quick start (%s): it starts without", first_line(error))
+        return made
 
 
 def cpu_cache_bytes(config: Any, *, free_bytes: int | None = None) -> int:
