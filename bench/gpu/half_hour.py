@@ -175,8 +175,16 @@ def _lines(found: list[dict[str, Any]]) -> Iterator[str]:
         reason = result["reason"].splitlines()[-1][:120] if result["reason"] else ""
         yield f"{result['stage']:10} {result['state']:8} {result['seconds']:6.0f} {result['expected_s']:8.0f}  {reason}"
         for name, figures in result["figures"].items():
-            shown = {key: value for key, value in figures.items() if isinstance(value, int | float) and key != "ok"}
-            yield f"    {name}: " + ", ".join(f"{key} {value:g}" for key, value in shown.items())
+            texts = {key: _text(value) for key, value in figures.items()}
+            yield f"    {name}: " + ", ".join(f"{key} {text}" for key, text in texts.items() if text)
+
+
+def _text(value: object) -> str:
+    """Return a figure as text, of a curve the last point; "" for anything else."""
+    if isinstance(value, list) and value and isinstance(value[-1], list):
+        step, height = value[-1]
+        return f"{height:g} at step {step:g}"
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else ""
 
 
 def wait_for(name: str, work: Path, out: Path | None) -> int:
