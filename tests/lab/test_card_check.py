@@ -1,0 +1,34 @@
+"""`doctor --gpu`: its measurements run on a CPU too, and without a GPU it says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ftis_node.errors import MachineError
+from ftis_node.lab.card import check
+
+
+def test_without_a_gpu_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "list_accelerators", list)
+    with pytest.raises(MachineError, match="there is no GPU that torch can use"):
+        check.check_card(tmp_path / "found.json", on_progress=lambda fraction, what: None)
+    assert not (tmp_path / "found.json").exists()
+
+
+def test_the_figures_of_both_workers_are_in_the_file_and_the_table(tmp_path: Path) -> None:
+    file, seen = tmp_path / "found.json", []
+
+    def note(fraction: float | None, what: str) -> None:
+        seen.append(json.loads(file.read_text()) if file.exists() else {})
+
+    found = check.check_card(file, on_progress=note, device="cpu")
+    assert json.loads(file.read_text()) == found
+    assert any("planned_gib" in each and "engine_start_s" not in each for each in seen), "the plan comes first"
+    figures = ("peak_gib", "generated_tokens_per_s", "learner_tokens_per_s", "hand_over_s", "sleep_s", "wake_s")
+    assert all(found[name] > 0 for name in figures)
+    assert found["rounds"] == check.ROUNDS
+    shown = "\n".join(check.table_of(found))
+    assert all(text in shown for text in ("memory by the plan", "hand-over of weights", "tokens/s"))
