@@ -189,7 +189,7 @@ def _same(ones: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str,
 
 
 def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    return {name: round(median(each[name] for each in rounds), 4) for name in rounds[0]}
+    return {name: round(median(each[name] for each in rounds), 6) for name in rounds[0]}
 
 
 def _rates(num_bytes: int, found: Mapping[str, float]) -> dict[str, float]:
