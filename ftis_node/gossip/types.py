@@ -12,7 +12,7 @@ from ftis_node.errors import RecordError
 
 ID_BYTES = 32
 MAX_ANSWERS = 256  # answers to one query
-NO_PEERS_GIVEN = "no peers were given"
+NO_PEERS_GIVEN = "no peers were given"  # how two reasons of `ConnectionFacts.describe` begin
 NOBODY_ANSWERS = "no bootstrap peer answers"
 DUPLICATE_IDENTITY = "another node uses this identity: give each node its own home"
 
@@ -82,13 +82,13 @@ class ConnectionFacts:
         again = f"in {next_try_in_s:.0f} s" if next_try_in_s >= 0.5 else "now"
         if self.num_given and not self.num_given_connected and not self.num_connected:
             why = f" ({self.dial_error})" if self.dial_error else ""
-            return SwarmState(SwarmPhase.STANDALONE, f"{NOBODY_ANSWERS}, retrying {again}{why}")
+            return SwarmState(SwarmPhase.STANDALONE, f"no bootstrap peer answers, retrying {again}{why}")
         if self.num_connected:
             who = _counted(self.num_connected, "peer")
             return SwarmState(
                 SwarmPhase.STANDALONE, f"{who} connected, but no member of this run yet; looking again {again}"
             )
-        return SwarmState(SwarmPhase.STANDALONE, f"{NO_PEERS_GIVEN}; waiting for others to dial this node")
+        return SwarmState(SwarmPhase.STANDALONE, "no peers were given; waiting for others to dial this node")
 
 
 def _counted(number: int, what: str) -> str:
