@@ -60,10 +60,10 @@ def kept_or_run(case: Case, options: Options, place: Path) -> dict[str, Any]:
 
     A result of an earlier run is kept, also one that failed.
     """
-    result = place.with_suffix(".json")
+    result = place.with_name(place.name + ".json")
     if result.exists() and "ok" in (found := json.loads(result.read_text())):
         return found
-    log = place.with_suffix(".log")
+    log = place.with_name(place.name + ".log")
     result.unlink(missing_ok=True)
     began = time.monotonic()
     what = {"check": case.part, "case": case.name, **{key: case.how.get(key) for key in ("shape", "lora")}}

@@ -95,6 +95,14 @@ def test_a_case_that_fails_or_hangs_does_not_affect_others(cases: list[Case], tm
     assert json.loads((tmp_path / "env.json").read_text()) == found
 
 
+def test_a_case_with_a_point_in_its_name_has_its_own_file(cases: list[Case], tmp_path: Path) -> None:
+    kept = [tmp_path / f"memory-0.5b-{name}.json" for name in ("full", "lora")]
+    for path in kept:
+        path.write_text(json.dumps({"ok": True, "from": path.name}))
+    found = [running.kept_or_run(cases[0], SMALL, path.with_suffix("")) for path in kept]
+    assert [each["from"] for each in found] == [path.name for path in kept]
+
+
 def test_parts_without_vllm_import_neither_vllm_nor_hivemind(tmp_path: Path) -> None:
     done = _blocked(tmp_path, "-c", IMPORTS)
     assert done.returncode == 0, done.stderr
