@@ -41,6 +41,7 @@ from stubs.random_models import SHAPES
 VERSIONS = 5
 PROMPT_TOKENS = 64
 LARGE_DIFFERENCE = 0.25  # nats
+MEMORY_SHARE = 0.2  # of the card for each of the engines that start together; vLLM demands that it is free
 GREEDY = SamplingSettings(temperature=0.0)
 
 
@@ -154,6 +155,7 @@ async def _worker(
         engine_core=core,
         max_model_len=PROMPT_TOKENS + sizes.tokens,
         cache_bytes=sizes.cache_bytes,
+        memory_share=None if sizes.cache_bytes is None else MEMORY_SHARE,
         lora_rank=LORA.rank if lora else None,
         can_sleep=options.device == "cuda",
     )
