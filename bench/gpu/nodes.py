@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,7 +40,7 @@ from results.language_models import make_missing
 from soaking.sampling import role_of
 
 POLL_S = 0.5
-START_S, RETURN_S, STEPS_S = 240.0, 120.0, 600.0  # limits of one wait; the driver's is that of the stage
+START_S, RETURN_S, STEPS_S = 240.0, 240.0, 600.0  # limits of one wait; the driver's is that of the stage
 NODES = ("whole", "cut")
 TINY = {"whole": "m", "cut": "s"}
 MEMORY_SHARE = 0.9  # of the card, for the plans of all nodes together
@@ -90,7 +91,7 @@ class Node:
         try:
             with urlopen(f"{url}/status", timeout=START_S) as answer:
                 return json.loads(answer.read())
-        except OSError:
+        except (OSError, HTTPException, ValueError):  # also an answer that breaks off
             return {}
 
     def is_ready(self) -> bool:
@@ -211,7 +212,7 @@ def exchange(options: Options, work: Path) -> None:
         reached(0.4)
         second.worker().kill()
         killed = time.monotonic()
-        _wait(both, lambda: second.status().get("generation", {}).get("restarts") == 1, "restart", RETURN_S)
+        _wait(both, lambda: second.status().get("generation", {}).get("restarts", 0) >= 1, "restart", RETURN_S)
         _wait(both, second.is_ready, "the generation worker", RETURN_S)
         options.note(worker_back_s=round(time.monotonic() - killed, 1))
         reached(0.6)
