@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -35,36 +35,39 @@ class Stage:
 
 
 def stages_of(*, small: bool) -> tuple[Stage, ...]:
-    """Return the stages in their order. The small ones run on two CPU cores, with the torch engine."""
+    """Return the stages in their order: if time is short, the last are skipped.
+
+    The small ones run on two CPU cores, with the torch engine.
+    """
     device = ("--device", "cpu", "--small") if small else ("--device", "cuda")
     check, nodes = ("bench/gpu_check.py", "--out", "{out}", *device), ("-m", "gpu.nodes", "--work", "{work}", *device)
     if small:
         memory, engines = "2m-full-kept-256,2m-lora-recomputed-256", "2m-small,2m-inside"
     else:
-        kinds = (f"{lora}-{kept}" for lora in ("full", "lora") for kept in ("recomputed", "kept"))
-        memory = ",".join(f"{shape}-{kind}-16384" for kind in kinds for shape in ("0.5b", "3b"))
+        kinds = ("0.5b-full-kept", "3b-full-recomputed", "0.5b-lora-recomputed", "3b-lora-kept")
+        memory = ",".join(f"{kind}-16384" for kind in kinds)
         engines = "0.5b-small,0.5b-inside,3b-large,3b-adapter"
     made = (
         Stage(
             "imports",
             ("-m", "gpu.parts", "check", "--out", "{out}", "--site", *SITES),
-            40,
+            150,
             ("node", "vllm", "needs"),
             on_gpu=False,
         ),
         Stage("machine", (*check, "env", "host"), 60, ("node",)),
-        Stage("memory", (*check, "memory", "--cases", memory), 200, ("node",)),
+        Stage("memory", (*check, "memory", "--cases", memory), 100, ("node",)),
         Stage("models", (*nodes, "models"), 120, ("node", "model"), on_gpu=False),
+        Stage("nodes", (*nodes, "exchange"), 420, ("models",), ("imports", "memory")),
         Stage(
             "engines",
             (*check, "generate", "--cases", engines, "--together", "4"),
             330,
             ("imports",),
-            ("memory",),
+            ("nodes",),
         ),
         Stage("one_gpu", (*check, "one_gpu"), 240, ("imports",), ("engines",)),
-        Stage("nodes", (*nodes, "exchange"), 420, ("models",), ("engines", "one_gpu", "imports")),
-        Stage("curves", (*nodes, "curves"), 240, ("models",), ("nodes",)),
+        Stage("curves", (*nodes, "curves"), 240, ("models",), ("nodes", "one_gpu")),
     )
     if not small:
         return made
@@ -89,9 +92,18 @@ def startable(
 
 
 def impossible(
-    stages: Sequence[Stage], states: Mapping[str, State], parts: Iterable[str], *, left_s: float, more_parts: bool
+    stages: Sequence[Stage],
+    states: Mapping[str, State],
+    parts: Iterable[str],
+    *,
+    left_s: float,
+    more_parts: bool,
+    damaged: Collection[str] = (),
 ) -> dict[str, str]:
-    """Return the waiting stages that can no longer start, each with the reason. `more_parts`: some may still arrive."""
+    """Return the waiting stages that can no longer start, each with the reason. `more_parts`: some may still arrive.
+
+    `damaged` are parts that arrived and cannot be unpacked.
+    """
     there, reasons = set(parts), {}
     for stage in stages:
         if states[stage.name] != "waiting":
@@ -100,6 +112,8 @@ def impossible(
         missing = [name for name in stage.needs if name in PARTS and name not in there]
         if lost:
             reasons[stage.name] = f"{lost[0]} was {states[lost[0]]}"
+        elif broken := [name for name in missing if name in damaged]:
+            reasons[stage.name] = f"the part {broken[0]} is damaged"
         elif missing and not more_parts:
             reasons[stage.name] = f"the part {missing[0]} did not arrive"
         elif stage.expected_s > left_s:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from zipfile import ZipFile
 
+import psutil
 import pytest
 
-from gpu import parts
-from gpu.half_hour import Driver, results, table
+from gpu import half_hour, parts
+from gpu.half_hour import Driver, note_driver, results, table, wait_for
 from gpu.stages import Stage, impossible, stages_of, startable
 
 # Writes a figure, sleeps, and exits with a code.
@@ -41,8 +46,12 @@ def test_a_stage_starts_when_its_needs_are_there_and_the_gpu_is_free() -> None:
     states |= {"machine": "failed", "imports": "passed", "models": "passed"}
     assert names(startable(stages, states, everything, left_s=1700)) == ["memory"]
     states |= {"memory": "killed"}
-    assert names(startable(stages, states, everything, left_s=1700)) == ["engines"]
-    assert names(startable(stages, states, everything, left_s=300)) == [], "engines are expected to take longer"
+    assert names(startable(stages, states, everything, left_s=680)) == ["nodes"]
+    assert names(startable(stages, states, everything, left_s=300)) == [], "nodes are expected to take longer"
+    states |= {"nodes": "passed"}
+    assert impossible(stages, states, everything, left_s=260, more_parts=False).keys() == {"engines"}
+    states |= {"engines": "skipped"}
+    assert names(startable(stages, states, everything, left_s=260)) == ["one_gpu"]
 
 
 def test_a_stage_without_its_needs_is_given_up() -> None:
@@ -104,7 +113,90 @@ def test_a_part_is_cut_arrives_in_pieces_and_is_unpacked(tmp_path: Path, monkeyp
     Driver((_stage("models", needs=("model",)),), work, parts=pieces, limit_s=60).run()
     site = work / "site/model"
     assert sorted(path.name for path in (site / "small_package").iterdir()) == ["__init__.py", "weights"]
-    assert parts.check([site]) == {"small_package": ""}
-    (site / "small_package/__init__.py").write_text("import absent_package\n")
-    assert "absent_package" in parts.check([site])["small_package"]
     assert json.loads((work / "results/models.json").read_text())["state"] == "passed"
+    whole[0].unlink()  # a second start uses what is unpacked
+    Driver((_stage("models", needs=("model",)),), work, parts=pieces, limit_s=60).run()
+    assert json.loads((work / "results/models.json").read_text())["state"] == "passed"
+
+
+def test_a_damaged_part_and_damaged_figures_affect_only_the_stages_with_them(tmp_path: Path) -> None:
+    pieces = tmp_path / "pieces"
+    pieces.mkdir()
+    (pieces / "model.1of1.7").write_bytes(b"damaged")
+    cases = tmp_path / "stages/nodes/cases"
+    cases.mkdir(parents=True)
+    (cases / "broken.json").write_text("{")
+    stages = (_stage("models", needs=("model",)), _stage("nodes"))
+    Driver(stages, tmp_path, parts=pieces, limit_s=60).run()
+    by_name = {found["stage"]: found for found in results(tmp_path)}
+    assert (by_name["models"]["state"], by_name["models"]["reason"]) == ("skipped", "the part model is damaged")
+    assert by_name["nodes"]["state"] == "passed"
+    assert by_name["nodes"]["figures"].keys() == {"broken", "case"}
+
+
+def test_a_driver_that_fails_leaves_no_stage_and_writes_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver((_stage("memory", seconds=600), _stage("nodes")), tmp_path, parts=None, limit_s=60)
+
+    def fail(*_: object) -> None:
+        assert psutil.Process().children()
+        raise RuntimeError("as a full disk")
+
+    monkeypatch.setattr(driver, "_look_at", fail)
+    with pytest.raises(RuntimeError, match="as a full disk"):
+        driver.run()
+    assert not psutil.Process().children(), "the stage's process is killed, and has been waited for"
+    assert [found["state"] for found in results(tmp_path)] == ["killed", "skipped"]
+    assert "the driver ended" in (tmp_path / "table.txt").read_text()
+
+
+def test_wait_returns_if_the_driver_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half_hour, "WAIT_S", 0.0)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as driver:
+        note_driver(tmp_path, driver.pid)
+        assert wait_for("nodes", tmp_path, None) == half_hour.NOT_ENDED
+        assert "does not run" not in capsys.readouterr().out
+        driver.kill()
+    monkeypatch.setattr(half_hour, "WAIT_S", 600.0)
+    (tmp_path / "driver.log").write_text("no space left")
+    assert wait_for("nodes", tmp_path, tmp_path / "out") == half_hour.NOT_ENDED
+    assert "does not run" in capsys.readouterr().out
+    assert (tmp_path / "out/driver.log").read_text() == "no space left"
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", b"HTTP/1.1 200 OK\r\n\r\n{"])
+def test_a_status_that_breaks_off_counts_as_none(
+    answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ftis_node.config.home import Home
+    from gpu.nodes import Node
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(Home, "running_url", lambda _: f"http://127.0.0.1:{server.getsockname()[1]}")
+        thread = Thread(target=serve)
+        thread.start()
+        assert not Node("whole", tmp_path, lambda: None, None).is_ready()
+        thread.join()
+
+
+def test_only_vllm_fails_the_test_of_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, out = tmp_path / "site", tmp_path / "out"
+    for name, text in {"vllm": "", "vllm/compiled": "", "other": "import absent_package"}.items():
+        (site / name).mkdir(parents=True)
+        (site / name / "__init__.py").write_text(text)
+    monkeypatch.setattr(parts, "COMPILED", ["vllm.compiled"])
+    monkeypatch.setattr(sys, "argv", ["parts", "check", "--site", str(site), "--out", str(out)])
+    assert parts.main() == 0
+    found = json.loads((out / "cases/imports.json").read_text())
+    assert (found["imported"], found["failed"], list(found["problems"])) == (2, 1, ["other"])
+    (site / "vllm/compiled/__init__.py").write_text("raise ImportError('libcudart')")
+    assert parts.main() == 1
