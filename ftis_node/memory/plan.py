@@ -221,7 +221,7 @@ def _separate(
     cache = _cache_within(generator, usable[0] - generator.fixed)
     peaks = (generator.fixed + cache, learner.peak)
     fits = peaks[0] <= usable[0] and peaks[1] <= usable[1]
-    fuller = max((0, 1), key=lambda device: peaks[device] / usable[device])
+    fuller = max((0, 1), key=lambda device: peaks[device] / max(1, usable[device]))
     return MemoryPlan(
         placement="dedicated" if fits else "does_not_fit",
         fits=fits,

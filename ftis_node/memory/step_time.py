@@ -73,8 +73,8 @@ SPEEDS = {
 
 
 def speed_of(card: Card) -> Speed:
-    """Return the speed of a card by the longest name that its own contains, else of the next size."""
-    named = [name for name in SPEEDS if name in card.name]
+    """Return the speed of a card by the longest name whose words its own has, else of the next size."""
+    named = [name for name in SPEEDS if f" {name} " in f" {card.name} ".replace("-", " ")]
     if named:
         return SPEEDS[max(named, key=len)]
     gb = card.memory_bytes / 1e9

@@ -9,11 +9,17 @@ memory a copy runs at half the speed, and the host waits for it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
+
+from ftis_node.errors import first_line
+
+log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 256 << 20
 
@@ -25,10 +31,15 @@ def copy_stream(tensors: Iterable[Tensor]) -> Iterator[None]:
     if device is None:
         yield
         return
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream = _stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         yield
+
+
+@cache  # one of each device: torch keeps the freed memory of each stream for that stream
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def host_parts(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -79,4 +90,9 @@ class _Buffer:
 
 
 def page_locked(num_bytes: int) -> Tensor:
-    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    """Return host memory that is page-locked, if the system locks so much."""
+    try:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:  # WSL2, or little memory: copies are slower
+        log.warning("the system locks no %.0f MB of memory: %s", num_bytes / 1e6, first_line(error))
+        return torch.empty(num_bytes, dtype=torch.uint8)

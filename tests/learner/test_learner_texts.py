@@ -140,6 +140,17 @@ def test_a_text_that_moved_counts_its_move_once(method):
     assert metrics["mean_kl"] == 0.0
 
 
+def test_a_learner_log_prob_that_is_not_finite_refuses_a_step_with_texts():
+    batch = make_batch([text_group([[1], [2]], [1.0, 0.0], [-1.0, -1.0])])
+
+    def broken(micro_batch):
+        return torch.full((len(micro_batch.cell_index),), math.nan, requires_grad=True)
+
+    micro_batches = make_micro_batches(batch, max_tokens=60)
+    found = compute_gradients(broken, batch, micro_batches, make_objective("ftis", {}))
+    assert found.refused == "a learner log-prob is not finite"
+
+
 @pytest.mark.parametrize("mean", [math.nan, -math.inf])
 def test_a_mean_that_is_not_finite_refuses_the_step(mean):
     batch = make_batch([text_group([[1], [2]], [1.0, 0.0], [mean, -1.0])])

@@ -84,6 +84,8 @@ def test_of_three_cards_the_best_two_are_taken() -> None:
     cards = (card(12, name="RTX 3060"), card(24, name="RTX 3090"), card(24, name="RTX 4090"))
     found = plan_on(Machine(cards, 64 * GIB), HALF_B, vllm_settings(), RUN)
     assert found.gpus.learner == (2,)
+    full = card(24, free_gib=0, name="RTX 4090")
+    assert plan_on(Machine((*cards[:2], full), 64 * GIB), HALF_B, vllm_settings(), RUN).gpus.learner == (1,)
 
 
 def test_gpus_that_cannot_work_are_refused_or_hidden(

@@ -79,6 +79,8 @@ def test_a_smaller_cache_and_turns_cost_generation_time() -> None:
 
 def test_an_unknown_card_counts_as_one_of_its_size() -> None:
     assert speed_of(Card(80 * GIB, name="NVIDIA H100 80GB HBM3")) is SPEEDS["H100"]
+    assert speed_of(Card(40 * GIB, name="NVIDIA A100-PCIE-40GB")) is SPEEDS["A100"]
+    assert speed_of(Card(48 * GIB, name="NVIDIA L40")) is not SPEEDS["L4"]
     assert speed_of(Card(12 * GIB, name="NVIDIA GeForce RTX 4070 Ti SUPER")) is SPEEDS["RTX 4070 Ti"]
     assert speed_of(Card(int(7.6 * GIB))) is SPEEDS["RTX 4060"]
     assert speed_of(Card(int(22.0 * GIB), name="a card of tomorrow")).gb == 24

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ftis_node.errors import EngineError, first_line, says_out_of_memory
+from ftis_node.errors import EngineError, WorkerTaskError, first_line, says_out_of_memory
 from ftis_node.generation.engines.base import Engine
 
 TOLERANCE_NATS = 0.01  # the same computation with the same weights; only another order of sums may differ
@@ -41,8 +41,10 @@ async def try_sleep(engine: Engine, token_ids: Sequence[int], marker: Path) -> N
         await engine.sleep()
         await engine.wake()
         got = await engine.probe(token_ids)
-    except Exception as error:
-        if says_out_of_memory(reason := first_line(error)):
+    except Exception as error:  # a WorkerTaskError: the engine ended, and knows the cause
+        ended = isinstance(error, WorkerTaskError)
+        reason = await engine.wait_broken() if ended else first_line(error)
+        if says_out_of_memory(reason):
             raise
         raise _refused(reason) from error
     difference = float(np.abs(np.subtract(got, expected)).max())

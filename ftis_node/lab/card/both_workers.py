@@ -32,7 +32,7 @@ from ftis_node.learner.messages import TrainGroup
 from ftis_node.memory.placement import WorkerPlacement, arrange, inspect_machine
 from ftis_node.memory.plan import plan
 from ftis_node.models import load_tokenizer, pick_device, read_shape, resolve_model
-from ftis_node.node.protocols import dtype_of
+from ftis_node.node.protocols import dtype_of, serves_adapters
 from ftis_node.node.startup.factories import generation_boot, learner_boot
 
 PROMPT_TOKENS = 128
@@ -136,17 +136,17 @@ async def measure_workers(
     settings, machine = inspect_machine(settings)
     one = replace(machine, cards=machine.cards[:1])
     made = plan(read_shape(source), one, settings, manifest)
-    placement = arrange(settings, manifest, source)
+    placement, adapters = arrange(settings, manifest, source), serves_adapters(settings)
     note(placement=made.placement, planned_gib=gib(made.peak_bytes))
     home.create()
-    generating = generation_boot(settings, manifest, source, load_tokenizer(source), placement)
+    generating = generation_boot(settings, manifest, source, load_tokenizer(source), placement, adapters=adapters)
     served = msgspec.structs.replace(
         generating.settings,
         vocab_size=vocab_size or generating.settings.vocab_size,
         can_sleep=placement.can_sleep or (tries_sleep and on_gpu),
     )
     learner = LearnerClient(
-        learner_boot(settings, manifest, source, home, placement, weights=home.weights),
+        learner_boot(settings, manifest, source, home, placement, weights=home.weights, adapters=adapters),
         sockets_dir=home.sockets,
         log_path=home.logs / "learner.log",
     )

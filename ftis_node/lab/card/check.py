@@ -10,6 +10,7 @@ import asyncio
 import json
 import multiprocessing
 import platform
+from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -120,8 +121,8 @@ def random_model(device: str, shape: str) -> dict[str, Any]:
 
 def _in_process(name: str, *arguments: str) -> dict[str, Any]:
     """Call a function of this module in another process: here torch would keep memory of the GPU."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        found: dict[str, Any] = pool.apply(globals()[name], arguments)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        found: dict[str, Any] = pool.submit(globals()[name], *arguments).result()
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import threading
@@ -16,8 +17,11 @@ import psutil
 from ftis_node.telemetry.nvml import opened_nvml
 from ftis_node.telemetry.terminal_text import GIB
 
+log = logging.getLogger(__name__)
+
 MIB = 1 << 20
 SAMPLE_EVERY_S = 1.0
+DRIVER_TIMEOUT_S = 8.0
 
 
 class DeviceUse(NamedTuple):
@@ -70,7 +74,10 @@ def sampled(read: Callable[[], DeviceUse]) -> Iterator[list[tuple[float, DeviceU
 
     def watch() -> None:
         while not is_over.wait(SAMPLE_EVERY_S):
-            samples.append((time.monotonic(), read()))
+            try:
+                samples.append((time.monotonic(), read()))
+            except Exception as error:  # a busy driver, or a figure that a part of a GPU lacks
+                log.warning("a sample of the memory in use is missing: %s", error)
 
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
@@ -82,9 +89,9 @@ def sampled(read: Callable[[], DeviceUse]) -> Iterator[list[tuple[float, DeviceU
 
 
 def ask_driver(field: str) -> str:
-    """Return a field of the first GPU by nvidia-smi. Raises OSError or CalledProcessError."""
+    """Return a field of the first GPU by nvidia-smi. Raises OSError or SubprocessError."""
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
-    return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+    return subprocess.run(command, capture_output=True, check=True, text=True, timeout=DRIVER_TIMEOUT_S).stdout.strip()
 
 
 def status_bytes(field: str) -> int:

@@ -38,7 +38,7 @@ from ftis_node.workers.flat_tensors import FlatTensors
 from ftis_node.workers.hub_names import hub_parts, hub_tensors
 from ftis_node.workers.shared_tensors import Exporter
 from ftis_node.workers.shared_weights import Transfer
-from ftis_node.workers.tensor_file import LockedFiles, write_tensors
+from ftis_node.workers.tensor_file import LockedFiles, checksums_of, write_tensors
 from ftis_node.workers.weight_store import PREFIX, PublishedWeights, WeightProof, WeightStore, prove
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ class WeightPublication:
         self._store = WeightStore(folder)
         self._exporter = Exporter()
         self._locked = None if transfer == "file" else LockedFiles()
-        self._flat = FlatTensors(policy.trainable().values()) if _is_shareable(policy, transfer) else None
+        self._is_shareable = _is_shareable(policy, transfer)
+        self._flat = _flattened(policy) if self._is_shareable else None
 
     def begin(self, version: int) -> None:
         """Publish the version from which the learner resumes, and remove all versions of a former process."""
@@ -144,12 +145,13 @@ class WeightPublication:
 
     def _share(self, version: int) -> PublishedWeights:
         policy, tensors = self._policy, own_tensors(self._policy)
-        if self._flat is None or self._form != "model":
+        if not self._is_shareable:
             raise SharingError("a merged adapter and weights on several GPUs cannot be shared in memory")
         if any(tensor.dtype != policy.compute_dtype for tensor in tensors.values()):
             raise SharingError(f"not all tensors of the model are {policy.compute_dtype}")
         named = hub_tensors(policy.causal_lm, tensors)
-        checksums, shared = self._flat.checksums(named), self._exporter.share(named)
+        checksums = self._flat.checksums(named) if self._flat else checksums_of(named)
+        shared = self._exporter.share(named)
         return PublishedWeights(
             version=version, path="", num_bytes=shared.num_bytes, checksums=checksums, transfer="ipc", shared=shared
         )
@@ -158,6 +160,15 @@ class WeightPublication:
 def _is_shareable(policy: Policy, transfer: Transfer) -> bool:
     """Return whether an engine may read the policy's own weights: neither a merged adapter, nor on several GPUs."""
     return transfer == "ipc" and policy.adapted is None and not any(map(is_sharded, policy.trainable().values()))
+
+
+def _flattened(policy: Policy) -> FlatTensors | None:
+    """Move the trained weights into one buffer; None if the GPU has no space for both at this moment."""
+    try:
+        return FlatTensors(policy.trainable().values())
+    except torch.OutOfMemoryError:
+        log.info("published weights are summed one by one: the GPU has no space to move them into one buffer")
+        return None
 
 
 def gathering_of(policy: Policy, *, form: Form = "model") -> TensorGatherer:

@@ -97,7 +97,7 @@ class AttentionPlan:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, terms: AttentionTerms) -> Tensor:
         """Map `[1, h, T, D]` queries and `[1, k, T, D]` keys and values to `[1, T, h, D]`; h is a multiple of k."""
-        if self.columns is not None and terms.soft_cap is None and varlen.supports(query):
+        if self.columns is not None and terms.soft_cap is None and varlen.supports(query, value):
             return self.columns.attend(query, key, value, scale=terms.scale, window=terms.window)
         if not self.buckets:
             return _causal(query, key, value, terms).transpose(1, 2)

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import transformers
 
 from ftis_node.errors import ConfigError, FileError, first_line
 from ftis_node.files import read_object, replace_file
@@ -126,7 +127,8 @@ def _case(policy: Policy, boot: LearnerBoot) -> str:
     trains = "full" if boot.lora is None else f"LoRA {boot.lora.rank}"
     how = f"{trains}, {boot.dtype}, {boot.micro_batch_tokens} tokens"
     card = torch.cuda.get_device_name(policy.causal_lm.device)
-    return ", ".join([*shape, how, card, f"torch {torch.__version__}"])
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    return ", ".join([*shape, how, card, versions])
 
 
 def _is_faster(policy: Policy, boot: LearnerBoot, path: Path) -> bool:
@@ -146,7 +148,11 @@ def _is_faster(policy: Policy, boot: LearnerBoot, path: Path) -> bool:
     more = compiled.peak_bytes / max(1, plain.peak_bytes)
     is_faster = compiled.seconds * GAIN < plain.seconds and more <= MORE_MEMORY
     chosen = "compile" if is_faster else "plain"
-    replace_file(path, json.dumps(_read_choices(path) | {_case(policy, boot): chosen}, indent=1).encode(), mode=0o600)
+    choices = json.dumps(_read_choices(path) | {_case(policy, boot): chosen}, indent=1).encode()
+    try:
+        replace_file(path, choices, mode=0o600)
+    except OSError as error:
+        log.warning("the choice of kernels is not kept: %s", error)
     log.info(
         "kernels: %s; a layer of %d tokens: plain %.1f ms, compile %.1f ms and %.2f times the memory",
         chosen,

@@ -74,12 +74,11 @@ def fuse_adapters(causal_lm: Any) -> None:
 
 
 def _forward(layer: Any, hidden: Tensor) -> Tensor:
-    output: Tensor = layer.base_layer(hidden)
-    if layer.disable_adapters:
-        return output
-    inner, up = layer.lora_A[ADAPTER](hidden), layer.lora_B[ADAPTER].weight
-    output.view(-1, output.shape[-1]).addmm_(inner.flatten(0, -2), up.T, alpha=layer.scaling[ADAPTER])
-    return output
+    flat = hidden.flatten(0, -2)  # first: a write to a view of the output would copy its gradient
+    output: Tensor = layer.base_layer(flat)
+    if not layer.disable_adapters:
+        output.addmm_(layer.lora_A[ADAPTER](flat), layer.lora_B[ADAPTER].weight.T, alpha=layer.scaling[ADAPTER])
+    return output.view(*hidden.shape[:-1], output.shape[-1])
 
 
 def lora_layers(causal_lm: Any) -> dict[str, Any]:

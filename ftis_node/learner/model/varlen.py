@@ -31,7 +31,7 @@ from ftis_node.learner.device import on_device
 log = logging.getLogger(__name__)
 
 DTYPES = (torch.bfloat16, torch.float16)  # of the kernel
-MAX_HEAD_SIZE = 256
+MAX_HEAD_SIZE, MAX_HEAD_SIZE_ON_ALL = 256, 192  # the backward pass of larger ones needs an A100 or an H100 and newer
 TOLERANCE = 0.05  # of the trial's output and gradient in bfloat16, relative
 
 
@@ -80,7 +80,7 @@ class TextColumns(NamedTuple):
         )
         seen, longest, starts = -1 if window is None else window - 1, self.longest, self.starts
         output: Tensor = _varlen_attn()(
-            query, key, value, starts, starts, longest, longest, scale=scale, window_size=(seen, 0), enable_gqa=True
+            query, key, value, starts, starts, longest, longest, scale=scale, window_size=(seen, 0), **GROUPED
         )
         return output.index_select(0, self.source)[None]
 
@@ -99,8 +99,7 @@ class Gather(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         source, shared, copies, weights = ctx.saved_tensors
         gradient = gradients[0]
-        of_copies = gradient[copies] * weights[..., None, None]
-        sums = of_copies.sum(dim=1)  # in bfloat16 too, torch adds in float32
+        sums = gradient[copies].mul_(weights[..., None, None]).sum(dim=1)  # in bfloat16 too, torch adds in float32
         total = gradient.index_select(0, source).index_copy(0, shared, sums)
         return total, None, None, None, None, None
 
@@ -111,9 +110,29 @@ def _varlen_attn() -> Any:
     return varlen_attn
 
 
-def supports(query: Tensor) -> bool:
-    """Return whether the kernel computes queries of this number format and head size."""
-    return query.dtype in DTYPES and query.shape[-1] <= MAX_HEAD_SIZE
+def _grouped() -> dict[str, bool]:
+    """Return the option for fewer keys than queries. Torch before 2.12 has none, and groups them without it."""
+    try:
+        return {"enable_gqa": True} if "enable_gqa" in signature(_varlen_attn()).parameters else {}
+    except ImportError:
+        return {}
+
+
+GROUPED = _grouped()
+
+
+def supports(query: Tensor, value: Tensor) -> bool:
+    """Return whether the kernel computes this number format and these head sizes, also backwards."""
+    size = query.shape[-1]
+    if query.dtype not in DTYPES or size % 8 or size != value.shape[-1] or size > MAX_HEAD_SIZE:
+        return False
+    return size <= MAX_HEAD_SIZE_ON_ALL or not query.is_cuda or _is_large_card(query.device)
+
+
+@cache
+def _is_large_card(device: torch.device) -> bool:
+    capability = torch.cuda.get_device_capability(device)
+    return capability == (8, 0) or capability >= (9, 0)
 
 
 @cache
@@ -122,11 +141,12 @@ def is_available(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     try:
-        if not {"window_size", "enable_gqa", "scale"} <= signature(_varlen_attn()).parameters.keys():
+        if not {"window_size", "scale"} <= signature(_varlen_attn()).parameters.keys():
             raise RuntimeError("this version of torch has no windows in it")
-        error = _trial_error(device)
+        with torch.enable_grad():
+            error = _trial_error(device)
     except (ImportError, RuntimeError, TypeError, ValueError) as problem:
-        log.info(
+        log.warning(
             "attention in buckets: torch's attention for texts of different lengths fails: %s", first_line(problem)
         )
         return False

@@ -140,6 +140,9 @@ def _one_pass(
         output = forward(micro_batch)
         loss_of.flags.check(output, LOGPROB)
         _put(logprobs, micro_batch, output)
+        if loss_of.batch.is_text.any():  # their loss, on the CPU, raises ValueError
+            with ranks.agreed(_NotFinite):
+                _refuse(loss_of.flags)
         share = loss_of.gradient_in(micro_batch, logprobs)
         is_any = share.any()
         loss_of.flags.note(SIGNAL, is_any)
