@@ -101,6 +101,7 @@ async def test_a_separate_core_serves_new_weights_and_its_death_is_reported(
 ) -> None:
     """The core is killed while it samples. Sleep mode is tried at the first start on a card, and not at the restart."""
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)  # an engine in this process sets it, and children inherit
     phases: list[str] = []
     save_model(tmp_path / "model", **VLLM_MODEL)
     learner = tiny_model(seed=1, **VLLM_MODEL)
