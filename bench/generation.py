@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=sorted(SHAPES), default="12m")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--part", choices=["both", "throughput", "hand-over"], default="both")
+    parser.add_argument("--part", choices=["both", "throughput", "transfer"], default="both")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--groups", type=int, default=NUM_GROUPS, help=f"of {GROUP_SIZE} completions")
     parser.add_argument("--completion-tokens", type=int, default=COMPLETION_TOKENS)
@@ -80,12 +80,12 @@ def main() -> None:
 async def measure(folder: Path, weights: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return all figures of one shape."""
     figures: dict[str, Any] = {}
-    if options.part != "hand-over":
+    if options.part != "transfer":
         async with generating(folder, options, threads=options.threads) as client:
             figures |= await throughput(client, folder, options)
     if options.part != "throughput":
         async with generating(folder, options, threads=max(1, options.threads // 2)) as client:
-            figures |= await hand_over(client, folder, weights, options)
+            figures |= await weight_transfer(client, folder, weights, options)
     return {"shape": options.shape, "device": options.device, "threads": options.threads, **versions(), **figures}
 
 
@@ -213,10 +213,10 @@ def serve_raw(model: Path, options: argparse.Namespace) -> None:
         sys.stdout.flush()
 
 
-# Hand-over.
+# Transfer of weights.
 
 
-async def hand_over(
+async def weight_transfer(
     client: GenerationClient, folder: Path, weights: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Return the milliseconds from the end of a step to the first token of its version, by part, as medians."""
@@ -238,7 +238,7 @@ async def hand_over(
 async def one_step(
     client: GenerationClient, learner: LearnerClient, groups: Sequence[TrainGroup], number: int
 ) -> dict[str, float]:
-    """Do one step and its hand-over, while a client always requests a token."""
+    """Do one step and its transfer, while a client always requests a token."""
     loop = asyncio.get_running_loop()
     proof: asyncio.Future[WeightProof | None] = loop.create_future()
     times: dict[str, float] = {}

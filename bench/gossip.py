@@ -81,7 +81,7 @@ def percentiles_ms(name: str, seconds: list[float]) -> dict[str, float]:
 
 
 async def measure_unloaded(hosts: list[Host], seconds: float) -> dict[str, Any]:
-    """Return latencies from the hand-over to the publish loop, from its write to the buffer, and of bare calls."""
+    """Return latencies from the call of the publish loop, from its write to the buffer, and of bare calls."""
     await call_all(hosts, "publish_evenly", seconds, PERIOD_S)
     await asyncio.sleep(POLL_INTERVAL_S)
     size = await hosts[0].call("envelope_bytes")
@@ -203,7 +203,7 @@ async def measure_short(folder: Path, arguments: argparse.Namespace) -> dict[str
 
 
 async def latencies_s(hosts: list[Host]) -> tuple[list[float], list[float]]:
-    """Return the seconds until each other node stored a group, from its hand-over to the publish loop and from its
+    """Return the seconds until each other node stored a group, from the call of the publish loop and from its
     storing there.
     """
     published = {

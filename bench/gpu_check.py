@@ -1,6 +1,6 @@
 """All checks that need a GPU, in one program.
 
-    python bench/gpu_check.py env [contexts attention parity memory learner handover generate one_gpu] --out DIR
+    python bench/gpu_check.py env [contexts attention parity memory learner transfer generate one_gpu] --out DIR
     python bench/gpu_check.py all --out DIR
     python bench/gpu_check.py memory --cases 3b-full-kept-16384,3b-lora-kept-16384 --out DIR
     python bench/gpu_check.py all --out DIR --device cpu --small   # does the program itself work?
@@ -10,7 +10,7 @@ process and is killed if it takes three times what is expected. Each of its figu
 measured. A second start keeps the cases that have ended. `--together N` starts N cases at a time, which take turns to
 measure.
 
-The parts up to `handover` need neither vLLM nor hivemind. Exit code: 0 all cases passed, 1 some failed. Half an hour on
+The parts up to `transfer` need neither vLLM nor hivemind. Exit code: 0 all cases passed, 1 some failed. Half an hour on
 a borrowed machine: `gpu/half_hour.py`.
 """
 

@@ -6,9 +6,9 @@
     machine.py     env, contexts
     numbers.py     attention, parity
     steps.py       memory
-    transfer.py    handover
+    transfer.py    transfer
     programs.py    learner, one_gpu, and throughput of generate: the other benches
     engine.py      generate
 
-The parts from `env` to `handover` need neither vLLM nor hivemind, and import neither.
+The parts from `env` to `transfer` need neither vLLM nor hivemind, and import neither.
 """

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-PARTS = ("env", "contexts", "attention", "parity", "memory", "host", "learner", "handover", "generate", "one_gpu")
+PARTS = ("env", "contexts", "attention", "parity", "memory", "host", "learner", "transfer", "generate", "one_gpu")
 NEED_VLLM = ("generate", "one_gpu")
 SHAPES = ("0.5b", "3b")
 SMALL_SHAPE, SMALL_TOKENS = "2m", 256
@@ -80,7 +80,7 @@ def cases_of(part: str, options: Options) -> list[Case]:
         "memory": _memory,
         "host": _host,
         "learner": _learner,
-        "handover": _handover,
+        "transfer": _transfer,
         "generate": _generate,
         "one_gpu": _one_gpu,
     }[part](shapes)
@@ -127,9 +127,9 @@ def _learner(shapes: tuple[str, ...]) -> Iterator[Case]:
         yield Case("learner", f"{shape}-{'lora' if lora else 'full'}", "gpu.programs", "learner", 130.0, how)
 
 
-def _handover(shapes: tuple[str, ...]) -> Iterator[Case]:
+def _transfer(shapes: tuple[str, ...]) -> Iterator[Case]:
     for way in ("file", "registered", "ipc"):
-        yield Case("handover", way, "gpu.transfer", way, 40.0, {"shape": shapes[-1]})
+        yield Case("transfer", way, "gpu.transfer", way, 40.0, {"shape": shapes[-1]})
 
 
 def _generate(shapes: tuple[str, ...]) -> Iterator[Case]:
@@ -140,7 +140,7 @@ def _generate(shapes: tuple[str, ...]) -> Iterator[Case]:
         yield Case("generate", f"{shape}-{name}", "gpu.engine", "served", 240.0, how)
     raw, how = f"{shapes[0]}-beside-raw", {"shape": shapes[0]}
     yield Case("generate", raw, "gpu.programs", "throughput", 200.0, how | {"max_batch": 256})
-    yield Case("generate", f"{shapes[0]}-hand-over", "gpu.programs", "engine_hand_over", 120.0, how)
+    yield Case("generate", f"{shapes[0]}-transfer", "gpu.programs", "engine_transfer", 120.0, how)
 
 
 def _one_gpu(shapes: tuple[str, ...]) -> Iterator[Case]:

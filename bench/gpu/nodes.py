@@ -30,7 +30,7 @@ import torch
 
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
-from ftis_node.lab.card.usage import DeviceUse, gib, read_gpu, read_processes, sampled
+from ftis_node.lab.card.usage import DeviceUse, gib, mean_busy, read_gpu, read_processes, sampled
 from ftis_node.lab.child_processes import ChildProcess, ChildProcesses, children
 from ftis_node.lab.demo import LANGUAGE_TASK, read_history
 from ftis_node.lab.tiny import make_tiny
@@ -113,7 +113,7 @@ class Node:
         history, status = read_history(self.home), self.status()
         lines = (self.home / "events.jsonl").read_text().splitlines()
         served = [json.loads(line) for line in lines if '"event":"served"' in line]
-        hand_overs = [each["after_step_s"] for each in served if each.get("after_step_s") is not None]
+        transfers = [each["after_step_s"] for each in served if each.get("after_step_s") is not None]
         steps = [each.duration_s for each in history.steps if each.duration_s]
         times = [each.time for each in history.steps]
         between = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
@@ -122,7 +122,7 @@ class Node:
             "steps": self.step,
             "step_s": round(median(steps), 3) if steps else None,
             "between_steps_s": round(median(between), 3) if between else None,
-            "hand_over_s": round(median(hand_overs), 3) if hand_overs else None,
+            "transfer_s": round(median(transfers), 3) if transfers else None,
             "own_groups_used": own,
             "foreign_groups_used": foreign,
             "pass_at_1": self.curve(),
@@ -268,7 +268,7 @@ def _note(options: Options, nodes: list[Node], samples: list[tuple[float, Device
     uses = [use for _, use in samples]
     found: dict[str, Any] = {"peak_gib": gib(max((use.used_bytes for use in uses), default=0))}
     if uses:
-        found["busy_share"] = round(sum(use.busy for use in uses) / len(uses), 3)
+        found["busy_share"] = mean_busy(uses)
     for node in nodes:
         if (node.home / "events.jsonl").exists():
             found |= node.figures()

@@ -1,4 +1,4 @@
-"""Parts that run other benches: `learner`, `one_gpu`, and throughput and hand-over of `generate`."""
+"""Parts that run other benches: `learner`, `one_gpu`, and throughput and transfer of `generate`."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def throughput(options: Options, *, shape: str, max_batch: int) -> dict[str, Any
     return {"gen_tokens_per_s": found["tokens_per_s"], **found, "max_batch": max_batch}
 
 
-def engine_hand_over(options: Options, *, shape: str) -> dict[str, Any]:
+def engine_transfer(options: Options, *, shape: str) -> dict[str, Any]:
     """Measure the time from a step's end to the first token of its version, with a learner worker."""
-    found = _generation(options, shape, "hand-over", [])
+    found = _generation(options, shape, "transfer", [])
     return {"publish_s": found["publish_ms"] / 1000, "load_s": found["load_ms"] / 1000, **found}
 
 

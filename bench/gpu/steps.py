@@ -146,7 +146,7 @@ def one_step(learner: Learner, groups: Sequence[TrainGroup], step: int) -> dict[
 
 
 def planned_bytes(folder: Path, boot: LearnerBoot) -> int:
-    """Return the planned bytes of this learner's tensors, without its context and the hand-over."""
+    """Return the planned bytes of this learner's tensors, without its context and the transfer."""
     settings = NodeSettings(
         model=str(folder),
         lora=boot.lora is not None,

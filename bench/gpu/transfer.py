@@ -1,4 +1,4 @@
-"""`handover`: the three ways by which new weights can go from one process to another, with the tensors of a real shape.
+"""`transfer`: the three ways by which new weights can go from one process to another, with the tensors of a real shape.
 
     file         device -> pageable host memory -> file in /dev/shm -> mapping -> device
     registered   device -> page-locked file in /dev/shm -> device

@@ -109,15 +109,15 @@ def test_parts_without_vllm_import_neither_vllm_nor_hivemind(tmp_path: Path) -> 
     assert _blocked(tmp_path, "-c", "import vllm").returncode == 1, "the packages are hidden"
 
 
-def test_hand_over_runs_without_vllm_and_hivemind(tmp_path: Path) -> None:
+def test_transfer_runs_without_vllm_and_hivemind(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = _blocked(
-        tmp_path, str(BENCH / "gpu_check.py"), "handover", "--device", "cpu", "--small", "--out", str(out)
+        tmp_path, str(BENCH / "gpu_check.py"), "transfer", "--device", "cpu", "--small", "--out", str(out)
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = done.stdout.splitlines()
     found = json.loads(line)
-    assert json.loads((out / "handover.json").read_text()) == found
+    assert json.loads((out / "transfer.json").read_text()) == found
     by_name = {case["case"]: case for case in found["cases"]}
     assert list(by_name) == ["file", "registered", "ipc"]
     assert all(by_name["ipc"][key] > 0 for key in ("export_s", "open_s", "ipc_s"))

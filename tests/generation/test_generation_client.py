@@ -1,4 +1,4 @@
-"""The client with a fake worker, which fails on request: hand-over, proofs, deaths, the token rate."""
+"""The client with a fake worker, which fails on request: transfer, proofs, deaths, the token rate."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ async def test_a_worker_restarts_although_its_weight_file_was_withdrawn(
     assert len(problems) == 1
 
 
-async def test_a_worker_that_dies_during_a_hand_over_restarts_with_the_new_weights(
+async def test_a_worker_that_dies_during_a_transfer_restarts_with_the_new_weights(
     make_client: MakeClient, tmp_path: Path
 ) -> None:
     client = make_client()

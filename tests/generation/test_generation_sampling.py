@@ -1,4 +1,4 @@
-"""The choice of a token, on distributions checked by hand; after a hand-over, the version that sampled it."""
+"""The choice of a token, on distributions checked by hand; after a transfer, the version that sampled it."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ async def test_shared_weights_are_served_without_a_file(learner: Learner, client
 
 
 @pytest.mark.parametrize("asleep", [True, False])
-async def test_a_refused_hand_over_falls_back_to_files_for_good(
+async def test_a_refused_transfer_falls_back_to_files_for_good(
     learner: Learner, client: GenerationClient, tmp_path: Path, caplog: pytest.LogCaptureFixture, asleep: bool
 ) -> None:
     script_sharing(tmp_path, "refused")

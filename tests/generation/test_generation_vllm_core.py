@@ -105,7 +105,7 @@ def load(core: VllmCore, transfer: str, version: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("transfer", ["file", "shared"])
 def test_each_token_has_the_version_of_the_weights_that_computed_it(transfer: str) -> None:
-    """A completion is in flight during two hand-overs. The stamp of each output is the version that computed it."""
+    """A completion is in flight during two transfers. The stamp of each output is the version that computed it."""
     client = FakeClient()
     core = VllmCore(client, can_sleep=True)
     for version in (10, 20):

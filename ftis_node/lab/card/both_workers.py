@@ -26,7 +26,7 @@ from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import GenerationResult
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.card.groups import sample, token_body
-from ftis_node.lab.card.usage import DeviceUse, gib, read_gpu, read_processes, sampled
+from ftis_node.lab.card.usage import DeviceUse, gib, mean_busy, read_gpu, read_processes, sampled
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.memory.placement import WorkerPlacement, arrange, inspect_machine
@@ -68,7 +68,7 @@ class Workers:
     placement: WorkerPlacement
 
     async def one_round(self, number: int, *, num_groups: int) -> dict[str, float]:
-        """Generate, train and hand over. Return the seconds of each, and tokens per second."""
+        """Generate, train and transfer weights. Return the seconds of each, and tokens per second."""
         sampling, began = self.manifest.sampling, time.monotonic()
         prompts = np.random.default_rng(number).integers(5, 300, (num_groups, PROMPT_TOKENS)).tolist()
         results = await asyncio.gather(
@@ -93,7 +93,7 @@ class Workers:
             "generate_s": generated - began,
             "step_s": reply.report.duration_s,
             "train_s": trained - training,
-            "hand_over_s": time.monotonic() - trained,
+            "transfer_s": time.monotonic() - trained,
             "generated_tokens_per_s": num_tokens / (generated - began),
             "learner_tokens_per_s": num_tokens / reply.report.duration_s,
         }
@@ -171,13 +171,12 @@ async def measure_workers(
             found.append(await workers.one_round(number, num_groups=num_groups))
             counted = found[1:] or found
             peak = max((use.used_bytes for _, use in samples), default=0)
-            busy = [use.busy for at, use in samples if at >= began_at]
             note(
                 rounds=number,
                 **{name: round(statistics.median(each[name] for each in counted), 3) for name in counted[0]},
                 peak_gib=gib(peak),
                 peak_to_plan=round(peak / made.peak_bytes, 3),
-                busy_share=round(statistics.mean(busy), 3) if busy else None,
+                busy_share=mean_busy([use for at, use in samples if at >= began_at]),
             )
         if tries_sleep:
             note(**await _sleep_and_wake(generation))

@@ -36,7 +36,7 @@ ROWS = {  # of the table: figure, text, unit
     "generated_tokens_per_s": ("generation", "tokens/s"),
     "learner_tokens_per_s": ("learner", "tokens/s"),
     "step_s": ("a step", "s"),
-    "hand_over_s": ("hand-over of weights", "s"),
+    "transfer_s": ("transfer of weights", "s"),
     "sleep_s": ("sleep of the engine", "s"),
     "wake_s": ("wake of the engine", "s"),
     "product_tflops": ("matrix products", "TFLOP/s"),

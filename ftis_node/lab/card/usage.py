@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
+from ftis_node.memory.placement import VISIBLE_GPUS
 from ftis_node.telemetry.nvml import opened_nvml
 from ftis_node.telemetry.terminal_text import GIB
 
@@ -25,10 +28,10 @@ DRIVER_TIMEOUT_S = 8.0
 
 
 class DeviceUse(NamedTuple):
-    """Bytes in use and the busy share, between 0 and 1."""
+    """Bytes in use and the busy share, between 0 and 1, or None where the driver does not measure it."""
 
     used_bytes: int
-    busy: float
+    busy: float | None
 
 
 def used_bytes(device: str, pid: int) -> int:
@@ -42,7 +45,7 @@ def used_bytes(device: str, pid: int) -> int:
         return sum(_resident_bytes(process) for process in family)
     if (nvml := opened_nvml()) is not None:
         pids = {process.pid for process in family}
-        running = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(0))
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(_handle(nvml))
         if own := [each.usedGpuMemory for each in running if each.pid in pids and each.usedGpuMemory]:
             return sum(own)
     return read_gpu().used_bytes
@@ -52,9 +55,17 @@ def read_gpu() -> DeviceUse:
     """Return the use of the first GPU by NVML, or by a process of nvidia-smi. Both take no memory of the GPU."""
     if (nvml := opened_nvml()) is None:
         used, busy = ask_driver("memory.used,utilization.gpu").split(",")
-        return DeviceUse(int(used) * MIB, float(busy) / 100)
-    gpu = nvml.nvmlDeviceGetHandleByIndex(0)
-    return DeviceUse(nvml.nvmlDeviceGetMemoryInfo(gpu).used, nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
+        return DeviceUse(int(used) * MIB, None if "N/A" in busy else float(busy) / 100)
+    gpu, busy_share = _handle(nvml), None
+    with suppress(nvml.NVMLError_NotSupported):  # a part of a GPU (MIG)
+        busy_share = nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
+    return DeviceUse(nvml.nvmlDeviceGetMemoryInfo(gpu).used, busy_share)
+
+
+def mean_busy(uses: Sequence[DeviceUse]) -> float | None:
+    """Return the mean of the shares that were measured."""
+    measured = [use.busy for use in uses if use.busy is not None]
+    return round(statistics.mean(measured), 3) if measured else None
 
 
 def read_processes(pids: list[int]) -> DeviceUse:
@@ -90,8 +101,18 @@ def sampled(read: Callable[[], DeviceUse]) -> Iterator[list[tuple[float, DeviceU
 
 def ask_driver(field: str) -> str:
     """Return a field of the first GPU by nvidia-smi. Raises OSError or SubprocessError."""
-    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", f"--id={first_gpu()}"]
     return subprocess.run(command, capture_output=True, check=True, text=True, timeout=DRIVER_TIMEOUT_S).stdout.strip()
+
+
+def first_gpu() -> str:
+    """Return the index or UUID of the first GPU that CUDA sees here."""
+    return os.environ.get(VISIBLE_GPUS, "").split(",")[0].strip() or "0"
+
+
+def _handle(nvml: Any) -> Any:
+    gpu = first_gpu()
+    return nvml.nvmlDeviceGetHandleByIndex(int(gpu)) if gpu.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(gpu)
 
 
 def status_bytes(field: str) -> int:
