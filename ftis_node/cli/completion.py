@@ -20,6 +20,7 @@ from ftis_node.errors import FtisError
 from ftis_node.records.kinds import Role
 
 ENGINES = ("auto", "vllm", "torch")
+FORMS = ("none", "4bit")  # of a base
 ENSEMBLE_MODES = ("posterior", "mean", "answer", "vote", "confidence")
 ROLES = get_args(Role)
 STATES = ("ready", "taken", "released")

@@ -48,6 +48,7 @@ class JoinOptions(TypedDict, total=False):
     follow: str | None
     engine: str | None
     lora: bool | None
+    quantize: str | None
     gpus: int | None
     tensor_parallel: int | None
     listen: Sequence[str] | None

@@ -17,7 +17,7 @@ from ftis_node.files import read_object, replace_file
 HOME_SCHEMA = 1
 MAX_EPOCH = 1 << 42  # seconds: a larger one is no time
 REBUILT = "the next start writes it again from the home's content"
-REMEMBERED = {"model": str, "engine": str, "peers": list, "data_paths": dict}
+REMEMBERED = {"model": str, "engine": str, "quantize": str, "peers": list, "data_paths": dict}
 BUDGET_OPTIONS = {"learn_steps": "--steps", "learn_tokens": "--learn-tokens", "generate_tokens": "--generate-tokens"}
 
 

@@ -42,6 +42,7 @@ from ftis_node.config.workers import (
     LoraSection,
     MemorySection,
     PromptsSection,
+    Quantize,
 )
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_toml
@@ -113,6 +114,11 @@ class NodeSettings(BaseSettings):
         description="Train a LoRA adapter (true) or all weights (false) and nothing else. Unset: what the home "
         "began with, else the best choice that fits on the GPU (ftis-node docs operate/resources). Without a GPU: all "
         "weights.",
+    )
+    quantize: Quantize = Field(
+        default="none",
+        description="`4bit`: both workers hold the frozen base of a LoRA adapter in 4 bits (NF4), for a small card. "
+        "Implies an adapter. Requires the extra `quantize`.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device of the models.")
     gpus: int = Field(
@@ -212,13 +218,21 @@ class NodeSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _adapters_can_be_served(self) -> NodeSettings:
-        if self.generation.adapters != "serve":
+        if self.quantize != "none" and self.lora is False:
+            raise ValueError(
+                "--quantize 4bit is for the base of an adapter: remove --full (lora = false), or give --quantize none"
+            )
+        if self.quantize != "none" and self.generation.adapters == "merge":
+            raise ValueError("no adapter is merged into 4-bit weights: remove generation.adapters = 'merge'")
+        if self.quantize != "none" and "quantization" in self.generation.engine_options:
+            raise ValueError("--quantize and generation.engine_options.quantization exclude each other: remove one")
+        if self.generation.adapters != "serve" and self.quantize == "none":
             return self
-        if not self.lora:
+        if not self.lora and self.quantize == "none":
             raise ValueError("generation.adapters 'serve' needs an adapter: set lora = true (--lora), or use 'auto'")
         if self.lora_adapter.rank > MAX_SERVED_RANK:
             raise ValueError(
-                f"generation.adapters 'serve' takes lora_adapter.rank up to {MAX_SERVED_RANK}; use 'merge'"
+                f"an engine serves adapters with lora_adapter.rank up to {MAX_SERVED_RANK}: set a smaller rank"
             )
         return self
 

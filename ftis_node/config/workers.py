@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from ftis_node.config.section import MOST, Section
 
 GpuIndex = Annotated[int, Field(ge=0, le=1023)]
+Quantize = Literal["none", "4bit"]
 
 MAX_SERVED_RANK = 512  # vLLM's limit
 EXECUTOR_BACKEND = "distributed_executor_backend"

@@ -14,7 +14,7 @@ import msgspec
 from ftis_node.config.manifest import SamplingSection
 from ftis_node.config.method_section import MethodSection
 from ftis_node.config.step import OptimizerSection
-from ftis_node.config.workers import LearnerSection, LoraSection
+from ftis_node.config.workers import LearnerSection, LoraSection, Quantize
 from ftis_node.learner.senders import SenderStats
 from ftis_node.telemetry.status import StepFigures
 from ftis_node.workers.shared_weights import Transfer
@@ -29,7 +29,7 @@ class LearnerBoot(Message, frozen=True):
     name. Without `lora` all weights are trained. `max_logprob_gap_nats`: the summed log-probs of a peer's completion
     may be this far below the learner's. `micro_batch_tokens` bounds the padded tokens of a forward pass,
     `head_chunk_tokens` those of one pass through the output head. `publish_as`: the whole model, with an adapter
-    merged, or the adapter alone.
+    merged, or the adapter alone. `quantize`: the form of an adapter's base (`models/quantized.py`).
 
     `takes_turns`: a generator on the same GPU sleeps during a step, and only then. So memory must be free again before
     the reply. `memory_share` is the learner's share of a GPU beside a generator. `recompute_activations` keeps only
@@ -57,6 +57,7 @@ class LearnerBoot(Message, frozen=True):
     memory_share: float | None = None
     lora: LoraSection | None = None
     publish_as: Literal["model", "adapter"] = "model"
+    quantize: Quantize = "none"
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 0

@@ -42,7 +42,7 @@ MIN_RANK = 8
 SMALLER_ADAPTERS = ((1, 64, 4096), (4, 32, 2048), (16, 16, 1024))
 ALL_WEIGHTS = "all weights"
 STATES_GAIN, ADAPTER_GAIN = 0.85, 0.75  # of the step before: a longer one does not replace it
-AS_BEGUN = ", as this home began"
+AS_BEGUN, AS_QUANTIZED = ", as this home began", ", as asked (--quantize 4bit)"
 ADAPTER = re.compile(r"LoRA of rank (\d{1,5}), alpha (\d{1,5}),")  # names as in learner/checkpoint/checkpoint.py
 
 
@@ -119,7 +119,7 @@ def choose_training(settings: NodeSettings, manifest: RunManifest, home: Home, s
     """Return what this node trains here. Raises MachineError if nothing fits, ConfigError for missing GPUs."""
     if not settings.learns:
         return TrainingChoice(settings, "")
-    begun = read_previous_training(home, settings.model)
+    begun = _continued(read_previous_training(home, settings.model), settings)
     settings = _keep_rank(settings, begun)
     if not settings.generates:
         return _without_plan(settings, begun, f"the default of the role {settings.role}")
@@ -149,6 +149,7 @@ def choose(
 
     `engine` "auto" counts as vLLM. If `settings.lora` is set there is no other option.
     """
+    begun = _continued(begun, settings)
     if not machine.cards or settings.device == "cpu":
         return _without_plan(settings, begun, "the default on a CPU")
     options = tuple(compare(settings, manifest, shape, machine, begun))
@@ -157,6 +158,8 @@ def choose(
         reason = _requested_mode(settings)
     elif begun is not None:
         reason = AS_BEGUN
+    elif settings.quantize != "none":
+        reason = AS_QUANTIZED
     else:
         reason = _beside_full(options, chosen, shape)
     activations = f"; {chosen.made.activations}" if chosen.fits else ""
@@ -228,7 +231,7 @@ def _candidates(
     if settings.lora is not None:
         yield training_label(settings), settings
         return
-    if begun is None or not begun.lora:
+    if (begun is None or not begun.lora) and settings.quantize == "none":
         yield from _with_all_weights(settings, "" if begun is None else begun.optimizer_states)
     if begun is None or begun.lora:
         adapter = settings.lora_adapter
@@ -271,6 +274,11 @@ def _with_adapters(settings: NodeSettings, group_size: int, *, keeps_rank: bool)
         yield f"{training_label(smaller)}, batches of {rows} completions and {tokens} tokens", smaller
 
 
+def _continued(begun: PreviousTraining | None, settings: NodeSettings) -> PreviousTraining | None:
+    """Return what a home began, unless a 4-bit base, which implies an adapter, ends it before its first checkpoint."""
+    return None if begun is not None and not begun.lora and settings.quantize != "none" else begun
+
+
 def _keep_rank(settings: NodeSettings, begun: PreviousTraining | None) -> NodeSettings:
     """Return the settings with the rank of the home's adapter, which may be smaller than today's setting."""
     is_set = settings.lora_adapter.model_fields_set & {"rank", "alpha"}
@@ -284,8 +292,9 @@ def _without_plan(settings: NodeSettings, begun: PreviousTraining | None, cause:
     if settings.lora is not None:
         return TrainingChoice(settings, training_label(settings) + _requested_mode(settings))
     if begun is None:
-        settings = settings.model_copy(update={"lora": False})
-        return TrainingChoice(settings, f"{ALL_WEIGHTS} ({cause})")
+        is_quantized = settings.quantize != "none"
+        settings = settings.model_copy(update={"lora": is_quantized})
+        return TrainingChoice(settings, training_label(settings) + (AS_QUANTIZED if is_quantized else f" ({cause})"))
     settings = settings.model_copy(update={"lora": begun.lora})
     if begun.lora:
         settings = _updated(settings, "lora_adapter", rank=begun.rank, alpha=begun.alpha)
@@ -306,7 +315,8 @@ def _beside_full(options: Sequence[TrainingOption], chosen: TrainingOption, shap
 
 
 def training_label(settings: NodeSettings) -> str:
-    return f"a LoRA adapter of rank {settings.lora_adapter.rank}" if settings.lora else ALL_WEIGHTS
+    base = "" if settings.quantize == "none" else " on a 4-bit base"
+    return f"a LoRA adapter of rank {settings.lora_adapter.rank}{base}" if settings.lora else ALL_WEIGHTS
 
 
 def _requested_mode(settings: NodeSettings) -> str:

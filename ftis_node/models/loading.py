@@ -18,10 +18,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
+from ftis_node.config.workers import Quantize
 from ftis_node.errors import ConfigError, ModelError, first_line
 from ftis_node.models.accelerators import Device, pick_device
-from ftis_node.models.architecture import attention_of
 from ftis_node.models.library_logging import quiet_library_logging
+from ftis_node.models.quantized import loading_arguments, use_stored_codes
 from ftis_node.models.source import ModelSource
 from ftis_node.models.tokenizer import PromptTokenizer
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 Dtype = Literal["auto", "float32", "bfloat16"]
 GENERATION_CONFIG_FILE = "generation_config.json"
 FILE_MODE = 0o644
+# Layer types of transformers' configurations whose state is not one key and value for each token.
+RECURRENT_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", "recurrent"})
 
 
 def empty_causal_lm(source: ModelSource, *, dtype: torch.dtype) -> Any:
@@ -46,7 +49,7 @@ def empty_causal_lm(source: ModelSource, *, dtype: torch.dtype) -> Any:
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
             with init_empty_weights(include_buffers=False):
                 model = AutoModelForCausalLM.from_config(
-                    config, dtype=dtype, attn_implementation=attention_of(config), trust_remote_code=False
+                    config, dtype=dtype, attn_implementation=_attention_of(config), trust_remote_code=False
                 )
             model.tie_weights()
             if (source.folder / GENERATION_CONFIG_FILE).exists():
@@ -56,16 +59,22 @@ def empty_causal_lm(source: ModelSource, *, dtype: torch.dtype) -> Any:
     return model.eval()
 
 
-def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device = "cpu") -> Any:
-    """Return the model of `source` as a transformers model in eval mode, with the attention of `attention_of`.
+def load_causal_lm(
+    source: ModelSource, *, dtype: Dtype = "auto", device: Device = "cpu", quantize: Quantize = "none"
+) -> Any:
+    """Return the model of `source` as a transformers model in eval mode, with the attention of `_attention_of`.
 
-    An adapter is merged. `dtype` "auto" keeps the type of the saved weights. Raises ModelError if the weights are
-    damaged, not finite, or do not fit the configuration. Raises MachineError if `device` is "cuda" and there is none.
+    An adapter is merged. `dtype` "auto" keeps the type of the saved weights. With `quantize` the layers' linear maps
+    have 4 bits (`quantized.py`); then `dtype` is not "auto". Raises ModelError if the weights are damaged, not finite,
+    or do not fit the configuration. Raises MachineError if `device` is "cuda" and there is none, or bitsandbytes is
+    missing.
     """
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
     target = pick_device(device)
+    how = {} if quantize == "none" else loading_arguments(dtype=getattr(torch, dtype), device=target)
     with quiet_library_logging():
         disable_progress_bar()
         try:
@@ -74,12 +83,13 @@ def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device
                 source.folder,
                 config=config,
                 dtype=dtype,
-                attn_implementation=attention_of(config),
+                attn_implementation=_attention_of(config),
                 trust_remote_code=False,
                 local_files_only=True,
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,  # checked below, so that the error names the tensor
                 output_loading_info=True,
+                **how,
             )
         except Exception as error:
             raise ModelError(f"the model in {source.folder} cannot be loaded: {_reason(error)}") from error
@@ -90,12 +100,29 @@ def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device
         raise ModelError(f"the weights in {source.folder} do not have the shapes of its config.json: {first}")
     if missing := sorted(report["missing_keys"]):
         raise ModelError(f"the weights in {source.folder} lack {len(missing)} tensors of the model, first {missing[0]}")
-    model = model.to(target)
+    if quantize == "none":
+        model = model.to(target)
+    use_stored_codes(model)
     if source.adapter is not None:
         model = _merged(model, source.adapter)
     for name, value in model.named_parameters():
-        check_finite(name, value.detach(), source.path)
+        state = getattr(value, "quant_state", None)
+        check_finite(name, value.detach() if state is None else state.absmax, source.path)
     return model.eval()
+
+
+def _attention_of(config: Any) -> str | None:
+    """Return the attention that transformers must use for `config`; None: its choice, SDPA if the model has it.
+
+    SDPA ignores a soft cap on attention scores, without an error.
+    """
+    return "eager" if getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None) else None
+
+
+def is_recurrent(causal_lm: Any) -> bool:
+    """Return whether a layer of a transformers model has a state that depends on all tokens before."""
+    layer_types = getattr(causal_lm.config.get_text_config(decoder=True), "layer_types", None) or ()
+    return bool(causal_lm._is_stateful or RECURRENT_LAYERS & set(layer_types))
 
 
 def _reason(error: Exception) -> str:

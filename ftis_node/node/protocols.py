@@ -28,11 +28,14 @@ OFF = "off"
 
 
 def serves_adapters(settings: NodeSettings) -> bool:
-    """Return whether the engine gets only adapters. On a CPU this requires a setting, since generation is slower.
+    """Return whether the engine gets only adapters. On a CPU this requires a setting, since generation is slower; with
+    a quantized base it is always so.
 
     Raise EngineError if the setting requires adapters, the engine is not torch, and vLLM is missing.
     """
     mode = settings.generation.adapters
+    if settings.quantize != "none":
+        return True
     if not settings.lora or mode == "merge":
         return False
     if not settings.generates or settings.engine == "torch":

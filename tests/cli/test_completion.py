@@ -109,5 +109,6 @@ def test_the_names_equal_those_of_the_code() -> None:
     assert completion.methods("ftis,") == [f"ftis,{name}" for name in ("alone", *METHODS)]
     assert completion.ROLES == tuple(ROLES)
     assert completion.ENGINES == get_args(NodeSettings.model_fields["engine"].annotation)
+    assert completion.FORMS == get_args(NodeSettings.model_fields["quantize"].annotation)
     assert completion.ENSEMBLE_MODES == MODES
     assert set(completion.STATES) == {state.value for state in State}

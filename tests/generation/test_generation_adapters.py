@@ -22,7 +22,7 @@ from generation_support import NEVER, SETTINGS, completions_of, fresh_logprobs, 
 from generation_vllm_support import RemoteEngine
 from safetensors.torch import load_file, save_file
 
-from ftis_node.config.workers import LoraSection
+from ftis_node.config.workers import LoraSection, Quantize
 from ftis_node.errors import ModelError
 from ftis_node.generation.engines import torch_engine
 from ftis_node.generation.engines.base import GenerationResult
@@ -51,7 +51,7 @@ LONG = 4000  # tokens: never reached
 class Versions:
     """A learner's policy with a random adapter for each version, and the folder in which it publishes them."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, quantize: Quantize = "none") -> None:
         self.model = save_model(home / "model", head_dim=32, num_layers=4)
         # Half the tests' usual weights: with larger ones float32 would round by more than the tolerance of 1e-5.
         tensors = {name: 0.5 * value for name, value in load_file(self.model / "model.safetensors").items()}
@@ -65,6 +65,7 @@ class Versions:
             checkpoints_dir=str(home / "checkpoints"),
             weights_dir=str(home / "weights"),
             lora=LoraSection(rank=RANK, alpha=2 * RANK),
+            quantize=quantize,
         )
         self.policy = load_policy(boot)
         self.folder = home / "weights"
@@ -138,6 +139,19 @@ async def test_each_version_is_served_as_the_learner_computes_it(versions: Versi
     await client.update_weights(other, proof_of(versions.policy, version=weights.version))
     assert (await make_group(client)).policy_version == weights.version
     assert client.restarts == 0
+
+
+async def test_vllm_on_a_4_bit_base_serves_each_adapter_as_the_learner_computes_it(
+    vllm: RemoteEngine, tmp_path: Path
+) -> None:
+    versions = Versions(tmp_path, quantize="4bit")
+    settings = msgspec.structs.replace(SETTINGS, max_batch=16, max_model_len=64, lora_rank=RANK, quantize="4bit")
+    await vllm.open(versions.model, settings)
+    for _ in range(2):
+        weights = versions.publish()
+        await vllm.update_weights(weights, proof_of(versions.policy, version=weights.version))
+        versions.check(await make_group(vllm), weights.version)
+    assert not vllm.problems
 
 
 async def test_the_torch_engine_serves_each_adapter_as_the_learner_computes_it(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.completion import ENGINES, ROLES, one_of, peer_ids, presets, task_specs
+from ftis_node.cli.completion import ENGINES, FORMS, ROLES, one_of, peer_ids, presets, task_specs
 from ftis_node.cli.options import (
     GpusOption,
     HomeOption,
@@ -90,6 +90,15 @@ EngineOption = Annotated[
     ),
 ]
 LoraOption = Annotated[bool | None, typer.Option("--lora/--full", help="Train a LoRA adapter, or all weights.")]
+QuantizeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--quantize",
+        help="4bit: hold the base of a LoRA adapter in 4 bits, for a small card; or none.",
+        autocompletion=one_of(*FORMS),
+        show_default="that of the last start, else none",
+    ),
+]
 ListenOption = Annotated[list[str] | None, typer.Option("--listen", help="Multiaddr to listen on. Repeatable.")]
 NameOption = Annotated[str | None, typer.Option("--name", help="Name of the node on screens.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of prompts, sampling and adapters.")]
@@ -118,6 +127,7 @@ def join(
     follow: FollowOption = None,
     engine: EngineOption = None,
     lora: LoraOption = None,
+    quantize: QuantizeOption = None,
     gpus: GpusOption = None,
     tensor_parallel: TensorParallelOption = None,
     listen: ListenOption = None,
@@ -134,7 +144,7 @@ def join(
 
     A learner (--role learner) trains on groups from peers. A generator (--role generator) uses weights from a learner.
     An exchange node (--role exchange) shares the groups of a TRL trainer. See ftis-node docs train/roles. A home keeps
-    its run, model, peers and engine: a restart resumes it. Without peers the node runs standalone.
+    its run, model, peers, engine and --quantize: a restart resumes it. Without peers the node runs standalone.
     """
     if log_format is LogFormat.JSON:
         log_as_json()
@@ -156,6 +166,7 @@ def join(
         task=task,
         budget={name: amount for name, amount in budget.items() if amount is not None} or None,
         lora=lora,
+        quantize=quantize,
         gpus=gpus,
         generation=generation_settings(tensor_parallel),
         listen=tuple(listen) if listen else None,

@@ -22,6 +22,7 @@ from uuid import uuid4
 
 import msgspec
 
+from ftis_node.config.workers import Quantize
 from ftis_node.records.group import (
     Completion,
     FinishReason,
@@ -55,7 +56,7 @@ class EngineSettings(Message, frozen=True):
     None each start draws one. `is_truncated_sampling`: requests may use top_p or top_k. An update of weights ends
     completions that began more than `max_version_span` versions ago.
 
-    `lora_rank` is the largest rank of a served adapter; None: none is.
+    `lora_rank` is the largest rank of a served adapter; None: none is. `quantize`: the form of the adapter's base.
 
     The other fields apply to vLLM. `engine_core` selects the process of its core: "auto" is the worker's own on a CPU
     and a separate one on a GPU. `memory_share` is its share of a GPU's memory (None: vLLM's default), `cache_bytes` the
@@ -76,6 +77,7 @@ class EngineSettings(Message, frozen=True):
     memory_share: float | None = None
     cache_bytes: int | None = None
     lora_rank: int | None = None
+    quantize: Quantize = "none"
     can_sleep: bool = False
     options: dict[str, Any] = {}
 

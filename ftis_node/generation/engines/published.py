@@ -22,6 +22,7 @@ from ftis_node.models import ModelSource
 from ftis_node.models.adapter_folder import check_fits, read_adapter
 from ftis_node.models.json_file import read_json
 from ftis_node.models.loading import tied_names
+from ftis_node.models.quantized import quantized_shapes
 from ftis_node.models.safetensors_file import check_tensors, read_header
 from ftis_node.workers.durable import is_complete
 from ftis_node.workers.hub_names import hub_tensors
@@ -62,8 +63,8 @@ def _own(model: Any) -> tuple[dict[str, Tensor], set[str]]:
 
 
 def model_shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a model's tensors by the hub's names; a tied head is left out."""
-    return _shapes(_own(model)[0])
+    """Return the shapes of a model's tensors by the hub's names, before a quantization; a tied head is left out."""
+    return _shapes(_own(model)[0]) | quantized_shapes(model)
 
 
 def _shapes(own: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -30,7 +30,7 @@ from ftis_node.generation.engines.published import load_in_place, load_shared_in
 from ftis_node.generation.engines.torch_adapter import ServedAdapter
 from ftis_node.models import ModelSource, load_causal_lm, pick_device
 from ftis_node.models.adapter_folder import ADAPTER_FILE
-from ftis_node.models.architecture import is_recurrent
+from ftis_node.models.loading import is_recurrent
 from ftis_node.records.group import SamplingSettings
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.shared_tensors import OpenedWeights
@@ -285,7 +285,7 @@ def load_served_model(source: ModelSource, settings: EngineSettings) -> Any:
     """Return the transformers model, in memory. Raises as `open_engine`."""
     device = pick_device(settings.device)
     try:
-        model = load_causal_lm(source, dtype=settings.dtype_on(device), device=device)
+        model = load_causal_lm(source, dtype=settings.dtype_on(device), device=device, quantize=settings.quantize)
     except torch.OutOfMemoryError as error:
         advice = "use a smaller model, or fewer together"
         raise OutOfMemoryError(f"{source.name} does not fit into the GPU's memory: {advice}") from error

@@ -48,6 +48,7 @@ from ftis_node.generation.engines.vllm_options import (
 from ftis_node.models import ModelSource, import_quickly, pick_device
 from ftis_node.models.adapter_folder import ADAPTER_FILE
 from ftis_node.models.loading import merged_source
+from ftis_node.models.quantized import check_installed
 from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.weight_store import file_checksums
 
@@ -244,6 +245,11 @@ def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tu
     seed = random.SystemRandom().getrandbits(SEED_BITS) if settings.seed is None else settings.seed
     capability = current_platform.get_device_capability() if device != "cpu" else None
     arguments = engine_arguments(source, settings, device=device, seed=seed, capability=capability)
+    if settings.quantize != "none":
+        check_installed()
+        from ftis_node.generation.engines.vllm_quantized import METHOD
+
+        arguments["quantization"] = METHOD
 
     def configured(**quick: Any) -> Any:
         return EngineArgs(**arguments, **quick).create_engine_config(UsageContext.ENGINE_CONTEXT)

@@ -64,12 +64,12 @@ def _layers_of(causal_lm: Any) -> list[str] | str:
 
 
 def fuse_adapters(causal_lm: Any) -> None:
-    """Let the adapters of plain linear layers add their output as part of their last product.
+    """Let the adapters of plain and of 4-bit linear layers add their output as part of their last product.
 
     peft scales and adds it in two more passes over the layer's output, and rounds it three times.
     """
     for layer in lora_layers(causal_lm).values():
-        if type(layer.base_layer) is nn.Linear:
+        if type(layer.base_layer).__name__ in ("Linear", "Linear4bit"):
             layer.forward = MethodType(_forward, layer)  # one function for all layers, so that it compiles once
 
 

@@ -34,6 +34,7 @@ from ftis_node.learner.model.logprobs import HEAD_CHUNK_TOKENS, completion_logpr
 from ftis_node.learner.model.lora import add_adapter, fuse_adapters, initialize_adapter, read_start
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model
 from ftis_node.models.loading import tied_names
+from ftis_node.models.quantized import num_weights
 from ftis_node.workers.weight_store import probe_logprobs, probe_token_ids
 
 Result = TypeVar("Result")
@@ -137,7 +138,7 @@ class Policy:
     def num_parameters(self) -> int:
         """Return the number of parameters of the model without an adapter; tied weights count once."""
         adapter = self.num_trainable_parameters if self.adapted is not None else 0
-        return int(sum(value.numel() for value in self.causal_lm.parameters())) - adapter
+        return num_weights(self.causal_lm) - adapter
 
     @property
     def num_trainable_parameters(self) -> int:
@@ -164,7 +165,7 @@ class Policy:
 def load_unchecked(boot: LearnerBoot) -> Policy:
     """Return the policy that `boot` describes, without a forward pass. Raises as `load_policy` does."""
     source, tokenizer = find_source(boot)
-    causal_lm = load_causal_lm(start_of(source, boot), dtype=boot.dtype, device=boot.device)
+    causal_lm = load_causal_lm(start_of(source, boot), dtype=boot.dtype, device=boot.device, quantize=boot.quantize)
     return build_policy(boot, source, tokenizer, causal_lm)
 
 

@@ -51,8 +51,7 @@ from ftis_node.learner.model.policy import (
 )
 from ftis_node.learner.step.train_step import Forward
 from ftis_node.models import load_causal_lm
-from ftis_node.models.architecture import is_recurrent
-from ftis_node.models.loading import empty_causal_lm
+from ftis_node.models.loading import empty_causal_lm, is_recurrent
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weight_store import probe_token_ids
 
@@ -111,6 +110,7 @@ def load_policy(boot: LearnerBoot, ranks: Ranks = ALONE) -> Policy:
 def load_sharded_policy(boot: LearnerBoot, ranks: RankGroup, *, trains: bool = True) -> Policy:
     """Return the policy over `ranks`. Without `trains` it is a frozen copy. Raises as `load_policy` does."""
     with ranks.agreed():
+        assert boot.quantize == "none", "refused before"
         source, tokenizer = find_source(boot)
         start = start_of(source, boot)
         whole = load_causal_lm(start, dtype=boot.dtype, device="cpu").state_dict() if ranks.rank == 0 else {}

@@ -53,6 +53,7 @@ def export_model_of(
         raise DamagedError(f"{home.settings}: {problem}; `{start_command(home)}` writes it again") from error
     manifest = load_manifest(str(home.run_toml))
     source, nothing_planned = resolve_model(settings.model, on_progress=on_progress), WorkerPlacement()
+    settings = settings.model_copy(update={"quantize": "none"})  # an adapter is merged into the base as it is published
     boot = learner_boot(settings, manifest, source, home, nothing_planned, weights=home.weights)
     tokenizer = load_tokenizer(source, prompts=prompts_of(settings))
     step = export_newest(boot, out, merge=merge, tokenizer=tokenizer, on_progress=on_progress)

@@ -186,7 +186,7 @@ def generation_boot(
     check_options(generation.engine_options)
     return GenerationBoot(
         model=str(source.path),
-        engine="vllm" if adapters and settings.engine == "auto" else settings.engine,  # as `serves_adapters` checked
+        engine="vllm" if adapters and settings.quantize == "none" and settings.engine == "auto" else settings.engine,
         settings=EngineSettings(
             vocab_size=tokenizer.vocab_size,
             device=settings.device,
@@ -199,6 +199,7 @@ def generation_boot(
             cache_bytes=arrangement.cache_bytes,
             can_sleep=arrangement.can_sleep,
             lora_rank=settings.lora_adapter.rank if adapters else None,
+            quantize=settings.quantize,
             options=generation.engine_options,
         ),
     )
@@ -230,6 +231,7 @@ def learner_boot(
         micro_batch_tokens=micro_batch_tokens_of(settings, on_gpu=is_on_gpu),
         lora=settings.lora_adapter if settings.lora else None,
         publish_as="adapter" if adapters else "model",
+        quantize=settings.quantize,
         dtype=dtype_of(settings),
         device=pick_device(settings.device),
         seed=settings.seed,

@@ -30,6 +30,7 @@ from ftis_node.models import ModelSource, load_tokenizer, model_fingerprint, res
 from ftis_node.models.accelerators import unusable_system
 from ftis_node.models.adapter_folder import continued
 from ftis_node.models.fingerprint import other_model
+from ftis_node.models.quantized import check_installed as check_bitsandbytes
 from ftis_node.node.startup.factories import NodeFactory, NodeInputs
 from ftis_node.node.startup.prompts import prompts_of
 from ftis_node.node.startup.run_plan import RunPlan, from_anywhere
@@ -60,13 +61,14 @@ async def prepare(
     settings = settings.model_copy(update={"task": plan.domain_spec or "", "data_paths": paths})  # for a later start
     _check_codec(settings, plan.manifest)
     _check_followed(settings)
+    _check_quantized(settings)
     check_installed(settings.tracking.to)
     identity = Identity.load_or_create(home.identity)
     keep_secret(identity.seed)
     on_progress(None, f"looking for the model {Path(settings.model).name}")
     source = await in_background(partial(resolve_model, settings.model, on_progress=on_progress))
     if settings.learns:
-        await in_background(check_owner, home, source, lora=settings.lora)
+        await in_background(check_owner, home, source, lora=settings.lora if settings.quantize == "none" else True)
         settings = continued(settings, source.adapter)
     least = settings if settings.lora is not None else settings.model_copy(update={"lora": True})
     await in_background(check_disk_space, home, source, least)  # first: `choose_training` has to load torch
@@ -130,6 +132,17 @@ def _check_followed(settings: NodeSettings) -> None:
             raise ConfigError(
                 f"{settings.roles.follow!r} is not a peer id (12D3KooW...): `ftis-node status` on the learner shows it"
             ) from None
+
+
+def _check_quantized(settings: NodeSettings) -> None:
+    if settings.quantize == "none":
+        return
+    check_bitsandbytes()
+    if settings.learns and settings.learner.num_ranks > 1:
+        raise ConfigError(
+            f"--quantize 4bit is for a learner of one process, not of {settings.learner.num_ranks}: remove one of the "
+            "two, or set learner.processes = 1"
+        )
 
 
 def check_ports(listen: Iterable[ListenAddress], status_port: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,6 +18,7 @@ from ftis_node.errors import ConfigError, EngineError
 from ftis_node.generation import engines
 from ftis_node.generation.engines.vllm_options import engine_arguments
 from ftis_node.learner.messages import LearnerBoot
+from ftis_node.memory.choice import choose_training
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource
 from ftis_node.node import protocols
@@ -34,6 +35,7 @@ from ftis_node.workers.wire import enc_hook, unpack_body
         ("auto", {"lora_adapter": LoraSection(rank=513)}, "cuda", False),
         ("serve", {}, "cpu", True),
         ("serve", {"engine": "torch"}, "cpu", True),
+        ("auto", {"quantize": "4bit"}, "cpu", True),
     ],
 )
 def test_adapters_are_served_by_vllm_on_a_gpu_or_on_request(
@@ -118,6 +120,16 @@ def test_both_workers_get_the_same_form(
     assert (generation.engine, generation.settings.lora_rank, learner.publish_as) == expected
     rank = engine_arguments(source, generation.settings, device="cpu", seed=0).get("max_lora_rank")
     assert rank == (64 if adapters else None), "vLLM permits only certain ranks"
+
+
+def test_a_4_bit_base_implies_an_adapter_and_is_that_of_both_workers(tmp_path: Path) -> None:
+    settings, tokenizer = NodeSettings(model="m", device="cpu", quantize="4bit"), cast(Any, StubTokenizer())
+    source, run = ModelSource(name="m", folder=tmp_path), load_manifest("arithmetic-ftis")
+    settings = choose_training(settings, run, Home(tmp_path), source).settings
+    assert settings.lora and protocols.serves_adapters(settings)
+    generation = factories.generation_boot(settings, run, source, tokenizer, WorkerPlacement(), adapters=True)
+    assert (generation.settings.quantize, generation.engine) == ("4bit", "auto")
+    assert learner_boot_of(tmp_path, "", quantize="4bit").quantize == "4bit"
 
 
 @pytest.mark.parametrize(
