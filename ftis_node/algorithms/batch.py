@@ -82,6 +82,18 @@ def group_extremes(values: Tensor, index: Tensor, num_groups: int) -> tuple[Tens
     return smallest, largest
 
 
+def places_in(index: Tensor, num_groups: int, order: Tensor | None = None) -> Tensor:
+    """Return the place 0, 1, ... of each row `[N]` among the rows of its group.
+
+    `order` `[N]` sorts the rows by group; None: rows of a group keep their order.
+    """
+    order = index.argsort(stable=True) if order is None else order
+    sizes = group_sum(torch.ones_like(index), index, num_groups)
+    begins = sizes.cumsum(0) - sizes
+    places = torch.zeros_like(index).scatter(0, order, torch.arange(len(order), device=order.device))
+    return places - begins[index]
+
+
 def group_logsumexp(values: Tensor, index: Tensor, num_groups: int) -> Tensor:
     """Return log sum exp of `values` `[N]` over each group, `[G]`. Subtracts the maximum first to prevent overflow."""
     _, largest = group_extremes(values, index, num_groups)
@@ -97,6 +109,7 @@ class Batch:
     first_pass_logprobs [N, T]  lp0, the learner's at the first pass over this batch; equal to lp there
     mask                [N, T]  bool, true at completion tokens, the end-of-sequence token included
     advantages          [N]     A
+    group_ids           [N]     int64, as the caller gave them
     group_index         [N]     position of each completion's group in 0..num_groups-1
     sender_index        [N]     position of each completion's sender in 0..num_senders-1
     is_own              [N]     bool, by this node itself: sender id 0
@@ -108,6 +121,7 @@ class Batch:
     first_pass_logprobs: Tensor
     mask: Tensor
     advantages: Tensor
+    group_ids: Tensor
     group_index: Tensor
     num_groups: int
     sender_index: Tensor
@@ -167,6 +181,7 @@ def read_batch(
         first_pass_logprobs=first_pass.detach(),
         mask=mask,
         advantages=advantages.detach().double(),
+        group_ids=group_ids.long().to(mask.device, non_blocking=True),
         group_index=index,
         num_groups=num_groups,
         sender_index=sender_index,

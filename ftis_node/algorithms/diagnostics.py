@@ -106,11 +106,11 @@ def sender_sums(
         is_text, text_weights = torch.zeros_like(advantages, dtype=torch.bool), torch.zeros_like(advantages)
     compared = torch.where(is_text, 0, sender_ids)  # their KL is unknown, so no filter compares them
     batch = read_batch(learner_logprobs.detach(), behaviour_logprobs, mask, advantages, group_ids, sender_ids=compared)
-    kl, keep = apply_filter(batch, settings, filtered=row.filtered)
+    kl, keep, used = apply_filter(batch, settings, filtered=row.filtered)
     advantage = batch.advantages
     keep = keep & (~is_text | (advantage > 0))
     trained = keep & (advantage != 0)
-    slopes = objective_slopes(row, batch, settings)
+    slopes = objective_slopes(row, used, settings)
     weights = torch.where(is_text, text_weights.double(), slopes.sum(dim=1))
     weights = torch.where(trained, weights, 0.0)
     is_silent = (slopes == 0).all(dim=1) & ~is_text & (batch.num_tokens > 0)

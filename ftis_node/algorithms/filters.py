@@ -21,9 +21,14 @@ smallest KL by the same estimator. So one setting fits any pair of models and an
     quantile    the share is `keep_share`
     ess         the share is measured: the sender's effective sample size (`effective_share`)
 
+A third rule, `obrs`, drops single tokens at random: `rejection.py`.
+
 The share is of the completions with A < 0 in one batch; those with A = 0 do not fill it. This node's
 own completions (sender id 0) are kept, whatever their distance. With `rank_own` they count as one more sender:
 completions of old weights may be as far from the learner as a peer's.
+
+The off-policy sequence mask of DeepSeek-V3.2 (arXiv 2512.02556) is the first rule with `k1_fwd` and 0.5, in `f-nois`.
+TRL's form of it also keeps KL = g, and A = 0, which has no gradient.
 
 M2PO (arXiv 2510.01161) masks the tokens of largest (lp - lg)^2 until the mean of the rest is below tau. Departure: all
 tokens take part, not only those that PPO's clip could affect. If even the smallest square is not below tau, no token
@@ -37,8 +42,9 @@ import math
 import torch
 from torch import Tensor
 
-from ftis_node.algorithms.batch import Batch, group_extremes, group_sum
+from ftis_node.algorithms.batch import Batch, group_extremes, group_sum, places_in
 from ftis_node.algorithms.importance_weights import SEQUENCE_LOG_RATIO_LIMIT, first_pass_log_ratio
+from ftis_node.algorithms.rejection import accepted
 from ftis_node.algorithms.settings import Settings, load_filter
 
 
@@ -84,10 +90,7 @@ def keep_nearest(batch: Batch, kl: Tensor, share: Tensor, *, rank_own: bool = Fa
     num_kept = share * group_sum(is_ranked.long(), sender, batch.num_senders)
     by_kl = torch.where(is_ranked, kl, math.inf).argsort(stable=True)
     order = by_kl[sender[by_kl].argsort(stable=True)]  # sort by sender, ranked completions first
-    num_rows = group_sum(torch.ones_like(sender), sender, batch.num_senders)
-    begins = num_rows.cumsum(0) - num_rows
-    ranks = torch.zeros_like(sender).scatter(0, order, torch.arange(len(order), device=order.device)) - begins[sender]
-    is_near = is_ranked & (ranks + 0.5 <= num_kept[sender])
+    is_near = is_ranked & (places_in(sender, batch.num_senders, order) + 0.5 <= num_kept[sender])
     _, farthest = group_extremes(torch.where(is_near, kl, -math.inf), sender, batch.num_senders)
     return ~is_ranked | (kl <= farthest[sender])
 
@@ -124,18 +127,27 @@ def second_moment_mask(batch: Batch, threshold: float) -> Tensor:
     return torch.zeros_like(is_trusted).scatter(0, order, is_trusted).view_as(batch.mask)
 
 
-def apply_filter(batch: Batch, settings: Settings, *, filtered: bool) -> tuple[Tensor, Tensor]:
-    """Return KL_i `[N]` by the chosen estimator, and bool `[N]`, true for kept completions; all if not `filtered`."""
+def apply_filter(batch: Batch, settings: Settings, *, filtered: bool) -> tuple[Tensor, Tensor, Batch]:
+    """Return KL_i `[N]` by the chosen estimator, bool `[N]`, true for kept completions, and the objective's batch.
+
+    All completions are kept if not `filtered`. The batch is the given one, except with `obrs`, which masks tokens. It
+    keeps the completions of which it accepts a token.
+    """
     kl = sequence_kl(batch, settings.kl_estimator)
-    if not filtered:
-        return kl, torch.ones_like(kl, dtype=torch.bool)
+    if filtered and settings.filter == "obrs":
+        used = accepted(batch, settings.obrs_lambda)
+        return kl, used.mask.any(dim=1) | (batch.num_tokens == 0), used
+    return kl, _kept(batch, settings, kl) if filtered else torch.ones_like(kl, dtype=torch.bool), batch
+
+
+def _kept(batch: Batch, settings: Settings, kl: Tensor) -> Tensor:
     if settings.filter == "kl":
-        return kl, keep_near_or_good(batch.advantages, kl, settings.kl_threshold)
+        return keep_near_or_good(batch.advantages, kl, settings.kl_threshold)
     if settings.filter == "ess":
-        return kl, keep_nearest(batch, kl, effective_share(batch), rank_own=settings.rank_own)
+        return keep_nearest(batch, kl, effective_share(batch), rank_own=settings.rank_own)
     if settings.filter == "quantile":
         share = kl.new_full((batch.num_senders,), settings.keep_share)
-        return kl, keep_nearest(batch, kl, share, rank_own=settings.rank_own)
+        return keep_nearest(batch, kl, share, rank_own=settings.rank_own)
     rule = load_filter(settings.filter)
     assert rule is not None, "make_settings has checked the name"
-    return kl, rule(batch, settings)
+    return rule(batch, settings)

@@ -2,6 +2,7 @@
 
     token      rho_t = exp(lp_t - lg_t)                                GRPO, arXiv 2402.03300
     sequence   s_i = exp(mean_t(lp_t - lg_t))                          GSPO, arXiv 2507.18071
+    sum        exp(sum_t(lp_t - lg_t)), of the whole completion    levels of `mis` and `topr`
     group      w_i = p_i / E_q, the generator's mean over one group    GEPO, arXiv 2508.17850
     first pass rho0_t = exp(lp0_t - lg_t), without gradient            F-TIS, arXiv 2605.22537
     step       R_t = exp(lp_t - lp0_t), 1 at the first pass            PPO's ratio: the change since the first pass
@@ -27,6 +28,7 @@ and `ftis` compute keep * min(s0, C) * R * A, with s0 the ratio of the means at 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -87,14 +89,28 @@ def masked_outside(ratio: Tensor, low: float, high: float) -> Tensor:
     return torch.where((weight >= low) & (weight <= high), weight, 0.0)
 
 
-def sequence_ratio(batch: Batch) -> Tensor:
-    """Return s = exp(mean_t(lp - lg)), `[N, 1]`, with a gradient: the geometric mean of the token ratios."""
-    return _bounded_exp(batch.sequence_mean(batch.learner_logprobs - batch.behaviour_logprobs))
+def sequence_ratio(batch: Batch, old_logprobs: str = "engine") -> Tensor:
+    """Return s = exp(mean_t(lp - lg)), `[N, 1]`, with a gradient: the geometric mean of the token ratios.
+
+    With `old_logprobs` "learner", s of this node's own completions is exp(mean_t(lp - lp0)), 1 at the first pass.
+    """
+    old = batch.behaviour_logprobs
+    if old_logprobs == "learner":
+        old = torch.where(batch.is_own[:, None], batch.first_pass_logprobs, old)
+    return _bounded_exp(batch.sequence_mean(batch.learner_logprobs - old))
 
 
 def sequence_product(batch: Batch) -> Tensor:
     """Return exp(sum_t(lp - lg)), `[N, 1]`, with a gradient: the ratio of the whole sequences' probabilities."""
     return _bounded_exp((batch.learner_logprobs - batch.behaviour_logprobs).sum(dim=1))
+
+
+def first_pass_ratio_at(batch: Batch, level: str) -> Tensor:
+    """Return rho0 `[N, T]` for `token`, s0 or exp(sum) `[N, 1]` for `seq_mean` or `seq_sum`; no gradient."""
+    if level == "token":
+        return first_pass_ratio(batch)
+    first = replace(batch, learner_logprobs=batch.first_pass_logprobs)
+    return sequence_ratio(first) if level == "seq_mean" else sequence_product(first)
 
 
 def group_expectation_ratio(batch: Batch, alpha: float) -> Tensor:

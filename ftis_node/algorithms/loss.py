@@ -1,13 +1,4 @@
-"""`group_advantages`: rewards in, advantages out. `policy_loss`: log-probs and advantages in, a scalar to minimize out.
-
-**Advantages.** `std` is GRPO's (arXiv 2402.03300) and the F-TIS paper's (arXiv 2605.22537): A = (r - mean) / (std +
-eps), with the unbiased standard deviation inside the group. `mean` is Dr.GRPO's (arXiv 2503.20783): A = r - mean. The
-F-TIS authors' code has the same effect. *Vertical*, the default: one generator makes all completions of a prompt.
-*Horizontal*: several generators answer one prompt and share one id. GEPO's loss then needs other ids than the
-advantages; see `importance_weights.group_expectation_ratio`.
-
-Departure: equal rewards, and groups of one, give exactly 0. The formula alone does not: in float32 the mean of equal
-rewards has a rounding error. Divided by eps = 1e-8, that error becomes an advantage of order 1.
+"""`policy_loss`: log-probs and advantages in, a scalar to minimize out.
 
 **Loss.** It is minus the mean (`batch.py`) of the objective (`methods.py`) over the completions that the filter keeps
 (`filters.py`). It is computed in float64 and returned in the dtype of the learner's log-probs.
@@ -16,66 +7,29 @@ rewards has a rounding error. Divided by eps = 1e-8, that error becomes an advan
 KL(learner || start) at each token by k3, r - log r - 1 with r = pi_start / pi, with a gradient. As in the paper, tokens
 are weighted as if the learner had sampled them, so the term also covers completions that a filter removed. Each token's
 weight depends on the mask alone, so callers may split the sum in any way.
+
+Over tokens of another model that mean estimates no KL of the learner. DeepSeek-V3.2 (arXiv 2512.02556) multiplies k3 by
+rho. The gradient flows through both factors, so that of a token is rho (lp - log pi_start).
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ftis_node.algorithms.batch import (
-    FLOATING,
-    INTEGERS,
     Batch,
     aggregate,
-    group_extremes,
-    group_index,
-    group_sum,
     read_batch,
-    require_choice,
-    require_finite,
-    require_tensor,
 )
 from ftis_node.algorithms.filters import apply_filter
-from ftis_node.algorithms.importance_weights import first_pass_ratio
+from ftis_node.algorithms.importance_weights import TOKEN_LOG_RATIO_LIMIT, first_pass_ratio
 from ftis_node.algorithms.methods import find_method, method_parameters
 from ftis_node.algorithms.settings import TENSORS, make_settings
 
-SCALES = ("std", "mean")
 MAX_LOG_RATIO = 20.0  # nats; the exponential and its gradient stay constant beyond it
-
-
-def group_advantages(rewards: Tensor, group_ids: Tensor, scale: str = "std", eps: float = 1e-8) -> Tensor:
-    """Return advantages `[N]` in the dtype of `rewards`.
-
-    `rewards` is `[N]` float32 or float64, `group_ids` `[N]` integers in any order. Computes in float64.
-
-    Raises ValueError for a wrong shape or dtype, a non-finite reward, an unknown `scale`, or an `eps` that is not a
-    finite number >= 0.
-    """
-    require_choice("scale", scale, SCALES)
-    if not (math.isfinite(eps) and eps >= 0):
-        raise ValueError(f"eps must be a finite number >= 0, not {eps!r}")
-    num_completions = rewards.shape[0] if isinstance(rewards, Tensor) and rewards.dim() == 1 else 0
-    require_tensor("rewards", rewards, dtypes=FLOATING, shape=(num_completions,))
-    require_tensor("group_ids", group_ids, dtypes=INTEGERS, shape=(num_completions,))
-    require_finite("rewards", rewards)
-
-    exact = rewards.detach().double()
-    index, num_groups = group_index(group_ids)
-    sizes = group_sum(torch.ones_like(exact), index, num_groups)
-    centred = exact - (group_sum(exact, index, num_groups) / sizes)[index]
-    smallest, largest = group_extremes(exact, index, num_groups)
-    centred = torch.where((smallest == largest)[index], 0.0, centred)
-    if scale == "mean":
-        return centred.to(rewards.dtype)
-    variance = group_sum(centred.square(), index, num_groups) / (sizes - 1).clamp(min=1)
-    # An advantage of 0 stays 0 even with eps = 0: the formula would compute 0 / 0 for an all-equal group.
-    deviation = variance.sqrt()[index] + eps
-    return torch.where(centred == 0, 0.0, centred / deviation).to(rewards.dtype)
 
 
 def kl_to_start(
@@ -85,16 +39,21 @@ def kl_to_start(
     *,
     agg: str,
     max_completion_length: int | None = None,
+    behaviour_logprobs: Tensor | None = None,
 ) -> Tensor:
     """Return k3 of `[N, T]` log-probs over the tokens in `mask`, averaged by `agg`: a float64 scalar, nats a token.
 
-    The gradient goes to `learner_logprobs` alone and is exactly 0 outside the mask, whatever the values there are.
+    With `behaviour_logprobs` `[N, T]`, those of the generator, each token is multiplied by rho. The gradient goes to
+    `learner_logprobs` alone and is exactly 0 outside the mask, whatever the values there are.
     """
     learner = torch.where(mask, learner_logprobs, 0.0).double()
     log_ratios = torch.where(mask, reference_logprobs, 0.0).double() - learner.detach()
     excess = torch.expm1(log_ratios.clamp(max=MAX_LOG_RATIO))  # pi_start / pi - 1, exact for small values
     # d/dlp [exp(ref - lp) - (ref - lp) - 1] = 1 - exp(ref - lp)
     per_token = (excess - log_ratios) - excess * (learner - learner.detach())
+    if behaviour_logprobs is not None:
+        to_generator = learner - torch.where(mask, behaviour_logprobs, 0.0).double()
+        per_token = per_token * torch.exp(to_generator.clamp(-TOKEN_LOG_RATIO_LIMIT, TOKEN_LOG_RATIO_LIMIT))
     # As in `aggregate`, with every completion kept.
     num_completions = max(1, mask.shape[0])
     total: Tensor | int = mask.sum().clamp(min=1)
@@ -149,10 +108,10 @@ def policy_loss(
     settings = make_settings(row.defaults, settings_given)
     batch = read_batch(learner_logprobs, behaviour_logprobs, mask, advantages, group_ids, **tensors, checks=checks)
 
-    kl, keep = apply_filter(batch, settings, filtered=row.filtered)
+    kl, keep, used = apply_filter(batch, settings, filtered=row.filtered)
     mean_objective = aggregate(
-        row.objective(batch, settings),
-        batch,
+        row.objective(used, settings),
+        used,
         keep,
         agg=settings.agg,
         denominator=settings.denominator,

@@ -9,17 +9,25 @@ Several updates on one batch. No objective counts the change since the first pas
     nois, swarm_sapo            R
     tis, ftis, mis              rho0 as weight, truncated or masked, times R: decoupled PPO (arXiv 2110.00641)
     vis, grpo, dr_grpo, dapo    rho of the current pass; the clip bounds its distance to the generator
-    gspo, gspo_token            s of the current pass
+    gspo, gspo_token, hacpo     s of the current pass
+    soft_adaptive               rho of the current pass; the gate takes the place of the clip
     gepo                        p of the current pass; the denominator of the first
-    topr, cispo                 their weight is rho or s of the current pass: A lp has no R
+    topr, cispo, dppo           their weight is rho or s of the current pass: A lp has no R; dppo's mask likewise
     m2po                        rho and the mask of the current pass: the mask takes the place of the clip
     filters                     KL and effective sample size of the first pass: all updates keep the same completions
 
 Departures. `nois`, `tis`, `ftis` and `mis` are written with R (value A at R = 1), `topr` and `cispo` with log-probs
 (value A lp). The gradients are the same. `dr_grpo` and `gepo` expect advantages of scale `mean`. No method has a KL
 term to a reference model. `gspo`'s narrow clip suits on-policy samples; for foreign samples widen it. `m2po` averages
-over all tokens, the masked ones included, as its paper does. `swarm_sapo` is Swarm sAmpling (arXiv 2509.08721), not
-Soft Adaptive PO: it differs from `nois` only in the choice of groups (`group_choice.py`).
+over all tokens, the masked ones included, as its paper does.
+
+Two methods are called SAPO. `swarm_sapo` is Swarm sAmpling (arXiv 2509.08721): it differs from `nois` only in the
+choice of groups (`group_choice.py`). `soft_adaptive` is Soft Adaptive PO (arXiv 2511.20347): a smooth gate in place of
+the clip.
+
+`hacpo` (arXiv 2603.02604, eq. 56 to 59) follows its authors' code, as its advantages do (`advantages.py`). There the
+lower bound of the foreign clip rises with each mini-batch of a step. Here a step is one mini-batch, so the bound stays.
+`dppo` (arXiv 2602.04879, Binary-TV) has sg[min(rho, C)] A lp with C = 20, as verl does; its authors' code has C = 10.
 """
 
 from __future__ import annotations
@@ -36,6 +44,7 @@ from ftis_node.algorithms.batch import Batch
 from ftis_node.algorithms.filters import author_k3, second_moment_mask
 from ftis_node.algorithms.importance_weights import (
     first_pass_ratio,
+    first_pass_ratio_at,
     group_expectation_ratio,
     masked_outside,
     sequence_product,
@@ -79,19 +88,43 @@ def truncated_weight(batch: Batch, settings: Settings) -> Tensor:
 
 
 def masked_weight(batch: Batch, settings: Settings) -> Tensor:
-    """Return the objective of `mis`: as `tis`, with weight 0 outside [mis_low, mis_high]."""
-    return masked_outside(first_pass_ratio(batch), settings.mis_low, settings.mis_high) * unweighted(batch, settings)
+    """Return the objective of `mis`: as `tis`, with weight 0 outside [mis_low, mis_high].
+
+    With the level `seq_mean` or `seq_sum`, the ratio of the completion takes the place of each token's. TRL's mode
+    `sequence_mask` is `seq_sum`.
+    """
+    ratio = first_pass_ratio_at(batch, settings.mis_level)
+    return masked_outside(ratio, settings.mis_low, settings.mis_high) * unweighted(batch, settings)
 
 
 def sequence_clipped(batch: Batch, settings: Settings) -> Tensor:
     """Return the objective of `gspo`: one ratio and one clip for the whole completion."""
-    return clipped_surrogate(sequence_ratio(batch), batch, settings)
+    return clipped_surrogate(sequence_ratio(batch, settings.old_logprobs), batch, settings)
 
 
 def sequence_clipped_token(batch: Batch, settings: Settings) -> Tensor:
     """Return the objective of `gspo_token`: the sequence's ratio with each token's gradient, sg[s] exp(lp - sg[lp])."""
     carrier = torch.exp(batch.learner_logprobs - batch.learner_logprobs.detach())
-    return clipped_surrogate(sequence_ratio(batch).detach() * carrier, batch, settings)
+    return clipped_surrogate(sequence_ratio(batch, settings.old_logprobs).detach() * carrier, batch, settings)
+
+
+def capability_clipped(batch: Batch, settings: Settings) -> Tensor:
+    """Return the objective of `hacpo`: `gspo` for own completions, for others c sg[c]^ratio_power A.
+
+    c is s limited to [1 - foreign_clip, 1]. Outside these bounds it has no gradient, whatever the sign of A.
+    """
+    ratio = sequence_ratio(batch, settings.old_logprobs)
+    bounded = ratio.clamp(1 - settings.foreign_clip, 1.0)
+    foreign = bounded * bounded.detach() ** settings.ratio_power * batch.advantages[:, None]
+    return torch.where(batch.is_own[:, None], clipped_surrogate(ratio, batch, settings), foreign)
+
+
+def soft_gate(batch: Batch, settings: Settings) -> Tensor:
+    """Return the objective of `soft_adaptive`: 4 / tau sigmoid(tau (rho - 1)) A, of slope A at rho = 1."""
+    advantages = batch.advantages[:, None]
+    is_positive = (advantages > 0).double()
+    tau = settings.tau_pos * is_positive + settings.tau_neg * (1 - is_positive)
+    return torch.sigmoid(tau * (token_ratio(batch) - 1)) * (4 / tau) * advantages
 
 
 def group_expectation(batch: Batch, settings: Settings) -> Tensor:
@@ -114,6 +147,16 @@ def tapered(batch: Batch, settings: Settings) -> Tensor:
 def truncated_logprob(batch: Batch, settings: Settings) -> Tensor:
     """Return the objective of `cispo`: sg[min(rho, C)] A lp; no token ever loses its gradient."""
     return truncated(token_ratio(batch), settings.cap) * batch.advantages[:, None] * batch.learner_logprobs
+
+
+def divergence_masked(batch: Batch, settings: Settings) -> Tensor:
+    """Return the objective of `dppo`: as `cispo`, without tokens whose probability has moved too far along A.
+
+    Masked are tokens with A > 0 and pi - mu > eps_high, and those with A < 0 and pi - mu < -eps_low.
+    """
+    pi, mu = (torch.exp(each.detach().clamp(max=0.0)) for each in (batch.learner_logprobs, batch.behaviour_logprobs))
+    is_near = torch.where(batch.advantages[:, None] > 0, pi - mu <= settings.eps_high, pi - mu >= -settings.eps_low)
+    return torch.where(is_near, truncated_logprob(batch, settings), 0.0)
 
 
 def second_moment(batch: Batch, settings: Settings) -> Tensor:
@@ -189,5 +232,5 @@ def is_separable(name: str, params: Mapping[str, Any]) -> bool:
     """
     method = find_method(name)
     settings = method_parameters(name) | dict(params)
-    is_tied = method.filtered and (settings["denominator"] == "kept" or settings["filter"] != "kl")
+    is_tied = method.filtered and (settings["denominator"] == "kept" or settings["filter"] not in ("kl", "obrs"))
     return method.separable and not is_tied

@@ -26,7 +26,8 @@ from ftis_node.plugins import FILTER_GROUP, Plugin, call_plugin, describe, find_
 FilterRule = Callable[[Any, Any], Tensor]  # of a `Batch` and `Settings`
 
 
-TOPR_LEVELS = ("seq_mean", "seq_sum", "token")
+LEVELS = ("seq_mean", "seq_sum", "token")
+OLD_LOGPROBS = ("engine", "learner")
 TENSORS = ("first_pass_logprobs", "sender_ids")  # parameters of a batch: None, or as `read_batch` documents
 
 
@@ -48,13 +49,20 @@ class Settings:
     filter: str = "kl"  # filtered methods: the rule for far negatives, see filters.py
     keep_share: float = 0.3  # filter `quantile`: share of each sender's negatives that is kept
     rank_own: bool = False  # filters `quantile` and `ess`: own negatives are ranked like another sender's
+    obrs_lambda: float = 1.0  # filter `obrs`: a token is accepted with probability min(1, rho / lambda)
     clip: bool = True  # gepo: PPO clip on the group weight
     alpha: float = 0.0  # gepo: share of the learner's own p in the denominator
     k3_beta: float = 0.0  # gepo: weight of the k3 regularizer; 0.005 if used
     mis_low: float = 0.5  # mis: smallest ratio that is not masked
     mis_high: float = 2.0  # mis: largest
+    mis_level: str = "token"  # mis: the unit over which the ratio is computed
     m2_threshold: float = 0.04  # m2po: tau, bound on the mean squared log-ratio
     topr_level: str = "seq_mean"  # topr: the unit over which the ratio of a negative completion is computed
+    tau_pos: float = 1.0  # soft_adaptive: slope of the gate where A > 0
+    tau_neg: float = 1.05  # soft_adaptive: slope elsewhere
+    old_logprobs: str = "engine"  # gspo, gspo_token, hacpo: whose log-probs s of own completions is relative to
+    foreign_clip: float = 0.2  # hacpo: s of other senders' completions is clipped to [1 - foreign_clip, 1]
+    ratio_power: float = 1.0  # hacpo: and weighted by sg[s] to this power
 
 
 COMMON_PARAMETERS = (
@@ -78,14 +86,17 @@ def _is_number(value: object) -> bool:
 _Bound: TypeAlias = tuple[str, Callable[[Any], bool]]
 _POSITIVE: _Bound = ("a number > 0", lambda value: _is_number(value) and value > 0)
 _NOT_NEGATIVE: _Bound = ("a number >= 0", lambda value: _is_number(value) and value >= 0)
+_FINITE: _Bound = ("a finite number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf)
+_FINITE_POSITIVE: _Bound = ("a finite number > 0", lambda value: _is_number(value) and 0 < value < math.inf)
 _SHARE: _Bound = ("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1)
 _FLAG: _Bound = ("true or false", lambda value: isinstance(value, bool))
 _BOUNDS: Mapping[str, _Bound] = {
     **dict.fromkeys(("cap", "m2_threshold"), _POSITIVE),
+    **dict.fromkeys(("obrs_lambda", "tau_pos", "tau_neg"), _FINITE_POSITIVE),
     **dict.fromkeys(("kl_threshold", "eps_high", "mis_low", "mis_high"), _NOT_NEGATIVE),
-    **dict.fromkeys(("eps_low", "floor", "keep_share", "alpha"), _SHARE),
+    **dict.fromkeys(("eps_low", "floor", "keep_share", "alpha", "foreign_clip"), _SHARE),
     **dict.fromkeys(("rank_own", "clip"), _FLAG),
-    "k3_beta": ("a finite number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf),
+    **dict.fromkeys(("k3_beta", "ratio_power"), _FINITE),
     "max_completion_length": (
         "a whole number of tokens >= 1",
         lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1),
@@ -97,7 +108,9 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "filter": FILTERS,
     "denominator": DENOMINATORS,
     "agg": AGGREGATIONS,
-    "topr_level": TOPR_LEVELS,
+    "mis_level": LEVELS,
+    "topr_level": LEVELS,
+    "old_logprobs": OLD_LOGPROBS,
 }
 
 

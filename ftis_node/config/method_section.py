@@ -15,13 +15,20 @@ from pydantic_core import PydanticCustomError
 from ftis_node.config.method_table import KlEstimator, require_filter, require_method
 from ftis_node.config.section import MOST, UNKNOWN_NAME, Positive, Section
 
+NOT_OF_THE_LOSS = ("advantage_scale", "advantage_shift", "peer_weights")  # of every method, besides the loss
+
+
+def _is_unset(value: object) -> bool:
+    """Return whether the canonical form omits the value, so that ids of older runs do not change."""
+    return value is None
+
 
 class MethodSection(Section):
     """The loss. Defaults are the F-TIS paper's."""
 
     package: str | None = Field(
         default=None,
-        exclude_if=lambda value: value is None,  # so that the ids of runs with built-in methods do not change
+        exclude_if=_is_unset,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
         description="Python package that provides the plug-in `name`. A node without it refuses the run and names the "
         "package. Nothing is fetched.",
@@ -32,9 +39,19 @@ class MethodSection(Section):
         max_length=64,
         description="Loss method: a row of ftis-node docs train/methods, or that of an installed plug-in.",
     )
-    advantage_scale: Literal["std", "mean"] | None = Field(
+    advantage_scale: Literal["std", "mean", "success", "capability"] | None = Field(
         default=None,
-        description="`std`: (r - mean) / std of the group (GRPO). `mean`: r - mean (Dr.GRPO). Unset: the method's.",
+        description="`std`: (r - mean) / std of the group (GRPO). `mean`: r - mean (Dr.GRPO). `success`: "
+        "(r - mean) / mean (MaxRL). `capability`: as `std`, with HACPO's baseline and coefficient (ftis-node docs "
+        "train/methods#advantages). Unset: the method's.",
+    )
+    advantage_shift: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        exclude_if=_is_unset,
+        description="Added to r - mean of peers' completions, unless all rewards of the group are equal (AsymRE). "
+        "Unset: 0.",
     )
     cap: Positive | None = Field(
         default=None, description="Upper bound C of the importance weight; unset: the method's."
@@ -58,8 +75,8 @@ class MethodSection(Section):
         max_length=64,
         description="Completions with A < 0 that the filtered methods drop. `kl`: from `kl_threshold` on (paper). "
         "`quantile`: of each peer's in a step, all but the `keep_share` of least KL. `ess`: likewise, with the peer's "
-        "effective sample size as the share. The last two use `kl_estimator`, keep own completions, and need one more "
-        "forward pass. Unset: `kl`.",
+        "effective sample size as the share. These two use `kl_estimator`, keep own completions, and need one more "
+        "forward pass. `obrs`: single tokens are rejected at random, whatever A is (Jackpot). Unset: `kl`.",
     )
     keep_share: float | None = Field(
         default=None,
@@ -71,6 +88,11 @@ class MethodSection(Section):
         default=None,
         description="`quantile` and `ess`: rank own completions too. For runs in which new weights reach the "
         "generators many steps late. Unset: false.",
+    )
+    obrs_lambda: Positive | None = Field(
+        default=None,
+        exclude_if=_is_unset,
+        description="`obrs`: a token is accepted with probability min(1, rho / obrs_lambda). Unset: 1.",
     )
     eps_low: Positive | None = Field(default=None, description="Lower clip width; unset: the method's.")
     eps_high: Positive | None = Field(default=None, description="Upper clip width; unset: the method's.")
@@ -90,11 +112,44 @@ class MethodSection(Section):
     )
     mis_low: float | None = Field(default=None, ge=0, le=MOST, description="mis: ratios below this have weight 0.")
     mis_high: Positive | None = Field(default=None, description="mis: ratios above this have weight 0.")
+    mis_level: Literal["token", "seq_mean", "seq_sum"] | None = Field(
+        default=None,
+        exclude_if=_is_unset,
+        description="mis: ratio that is masked and that weighs. `token`: of each token. `seq_mean`, `seq_sum`: of the "
+        "completion, by the mean or the sum of its log-probs. Unset: `token`.",
+    )
     m2_threshold: Positive | None = Field(default=None, description="m2po: bound of the mean squared log-ratio.")
     topr_level: Literal["seq_mean", "seq_sum", "token"] | None = Field(
         default=None,
         description="topr: ratio that reduces the weight of completions with A < 0. `seq_mean`, `seq_sum`: of the "
         "sequence, by the mean or the sum of its log-probs. `token`: of each token.",
+    )
+    tau_pos: Positive | None = Field(
+        default=None, exclude_if=_is_unset, description="soft_adaptive: slope of the gate where A > 0. Unset: 1."
+    )
+    tau_neg: Positive | None = Field(
+        default=None, exclude_if=_is_unset, description="soft_adaptive: slope of the gate elsewhere. Unset: 1.05."
+    )
+    old_logprobs: Literal["engine", "learner"] | None = Field(
+        default=None,
+        exclude_if=_is_unset,
+        description="gspo, gspo_token, hacpo: log-probs that the ratio of own completions is relative to. `engine`: as "
+        "sampled. `learner`: the learner's at the first pass, so the clip sees no difference between engine and "
+        "learner. Unset: the method's.",
+    )
+    foreign_clip: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        exclude_if=_is_unset,
+        description="hacpo: the ratio of peers' completions is clipped to [1 - foreign_clip, 1]. Unset: 0.2.",
+    )
+    ratio_power: float | None = Field(
+        default=None,
+        ge=0,
+        le=MOST,
+        exclude_if=_is_unset,
+        description="hacpo: power of the ratio that weighs peers' completions, beside the ratio itself. Unset: 1.",
     )
 
     peer_weights: Literal["agreement"] | None = Field(
@@ -127,8 +182,10 @@ class MethodSection(Section):
             raise ValueError('keep_share has no effect without filter = "quantile": remove it')
         if self.rank_own is not None and self.filter not in ("quantile", "ess"):
             raise ValueError('rank_own has no effect without filter = "quantile" or "ess": remove it')
+        if self.obrs_lambda is not None and self.filter != "obrs":
+            raise ValueError('obrs_lambda has no effect without filter = "obrs": remove it')
         return self
 
     def given(self) -> dict[str, float | str]:
         """Return the parameters that the manifest sets. The method's defaults apply to the others."""
-        return self.model_dump(exclude={"name", "package", "advantage_scale", "peer_weights"}, exclude_none=True)
+        return self.model_dump(exclude={"name", "package", *NOT_OF_THE_LOSS}, exclude_none=True)

@@ -38,10 +38,11 @@ class MethodRow(MethodTraits):
 
 
 KlEstimator = Literal["author_k3", "k1_fwd", "k3_fwd", "rkl_iw"]  # formulas in ftis_node/algorithms/filters.py
-FILTERS = ("kl", "quantile", "ess")  # formulas there, too
+FILTERS = ("kl", "quantile", "ess", "obrs")  # formulas there, too
 FTIS_PAPER = "arXiv 2605.22537"
 FLOOR = ("floor",)
-FILTER = ("filter", "keep_share", "rank_own", "sender_ids")
+FILTER = ("filter", "keep_share", "rank_own", "obrs_lambda", "sender_ids")
+OLD_LOGPROBS = ("old_logprobs", "sender_ids")
 GSPO_CLIP = {"eps_low": 3e-4, "eps_high": 4e-4}
 CLIP_HIGHER = {"eps_low": 0.2, "eps_high": 0.28}
 TOKEN_MEAN = {"agg": "token_mean"}
@@ -58,8 +59,17 @@ METHODS: Mapping[str, MethodRow] = {
         objective="ratio_clipped", defaults={"agg": "max_len"}, advantage_scale="mean", source="arXiv 2503.20783"
     ),
     "dapo": MethodRow(objective="ratio_clipped", defaults=CLIP_HIGHER | TOKEN_MEAN, source="arXiv 2503.14476"),
-    "gspo": MethodRow(objective="sequence_clipped", defaults=GSPO_CLIP, source="arXiv 2507.18071"),
-    "gspo_token": MethodRow(objective="sequence_clipped_token", defaults=GSPO_CLIP, source="arXiv 2507.18071"),
+    "gspo": MethodRow(objective="sequence_clipped", defaults=GSPO_CLIP, takes=OLD_LOGPROBS, source="arXiv 2507.18071"),
+    "gspo_token": MethodRow(
+        objective="sequence_clipped_token", defaults=GSPO_CLIP, takes=OLD_LOGPROBS, source="arXiv 2507.18071"
+    ),
+    "hacpo": MethodRow(
+        objective="capability_clipped",
+        defaults=GSPO_CLIP | {"old_logprobs": "learner"},
+        takes=(*OLD_LOGPROBS, "foreign_clip", "ratio_power"),
+        advantage_scale="capability",
+        source="arXiv 2603.02604",
+    ),
     "gepo": MethodRow(
         objective="group_expectation",
         takes=("clip", "alpha", "k3_beta"),
@@ -69,7 +79,9 @@ METHODS: Mapping[str, MethodRow] = {
     "swarm_sapo": MethodRow(objective="unweighted", defaults=CLIP_HIGHER, source="arXiv 2509.08721"),
     "topr": MethodRow(objective="tapered", takes=("topr_level",), source="arXiv 2503.14286"),
     "cispo": MethodRow(objective="truncated_logprob", defaults={"cap": 5.0} | TOKEN_MEAN, source="arXiv 2510.13786"),
-    "mis": MethodRow(objective="masked_weight", takes=("mis_low", "mis_high"), source="IcePop, masked IS"),
+    "dppo": MethodRow(objective="divergence_masked", defaults={"cap": 20.0} | TOKEN_MEAN, source="arXiv 2602.04879"),
+    "soft_adaptive": MethodRow(objective="soft_gate", takes=("tau_pos", "tau_neg"), source="arXiv 2511.20347"),
+    "mis": MethodRow(objective="masked_weight", takes=("mis_low", "mis_high", "mis_level"), source="IcePop, masked IS"),
     "m2po": MethodRow(
         objective="second_moment",
         separable=False,

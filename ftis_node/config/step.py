@@ -74,7 +74,19 @@ class OptimizerSection(Section):
         "2402.03300 eq. 4). Above 0 a step has one more forward pass, and full fine-tuning holds a second model. "
         "With LoRA the reference is the same model with the adapter off. 0: none.",
     )
+    kl_weighted: bool = Field(
+        default=False,
+        exclude_if=lambda value: value is False,  # so that the ids of runs without it do not change
+        description="Weights the KL of each token by rho (DeepSeek-V3.2, arXiv 2512.02556; TRL's "
+        "`use_bias_correction_kl`). Without it, tokens of peers count as if the learner had sampled them.",
+    )
     updates_per_batch: int = Field(default=1, ge=1, le=64, description="Optimizer updates on one batch.")
+
+    @model_validator(mode="after")
+    def _weights_belong_to_a_penalty(self) -> OptimizerSection:
+        if self.kl_weighted and not self.kl_coef:
+            raise ValueError("kl_weighted has no effect without kl_coef: set kl_coef, or remove it")
+        return self
 
     @model_validator(mode="after")
     def _decay_belongs_to_a_schedule(self) -> OptimizerSection:

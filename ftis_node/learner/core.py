@@ -74,7 +74,9 @@ class Learner:
             boot.method.name,
             boot.method.given() | {"max_completion_length": boot.sampling.max_completion_tokens},
             boot.method.advantage_scale,
+            advantage_shift=boot.method.advantage_shift or 0.0,
             kl_to_start=boot.optimizer.kl_coef,
+            kl_weighted=boot.optimizer.kl_weighted,
             max_logprob_gap_nats=boot.max_logprob_gap_nats,
             mask_truncated=boot.sampling.mask_truncated,
         )

@@ -99,14 +99,23 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 FLOORS = (0.1, 0.7)
 METHOD_CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
     "gepo": {"clip": (True, False), "alpha": (0.1, 0.5, 1.0), "k3_beta": (0.005, 1.0)},
-    "mis": {"mis_low": (0.0, 0.9), "mis_high": (1.1, math.inf)},
+    "mis": {"mis_low": (0.0, 0.9), "mis_high": (1.1, math.inf), "mis_level": ("token", "seq_mean", "seq_sum")},
+    "gspo": {"old_logprobs": ("engine", "learner")},
+    "gspo_token": {"old_logprobs": ("engine", "learner")},
+    "hacpo": {
+        "old_logprobs": ("engine", "learner"),
+        "foreign_clip": (0.0, 0.61, 1.0),
+        "ratio_power": (0.0, 0.5, 3.0),
+    },
+    "soft_adaptive": {"tau_pos": (0.3, 4.0), "tau_neg": (0.7, 9.0)},
     "m2po": {"m2_threshold": (0.001, 5.1, math.inf)},
     "topr": {"topr_level": ("seq_mean", "seq_sum", "token")},
     "tis": {"floor": FLOORS},
     **{
         method: {
             "kl_threshold": (0.0, 0.003, 0.31, 4.9, math.inf),
-            "filter": ("quantile", "ess"),
+            "filter": ("quantile", "ess", "obrs"),
+            "obrs_lambda": (0.3, 2.7),
             "keep_share": (0.0, 0.29, 0.61, 1.0),
             "rank_own": (True, False),
         }

@@ -50,6 +50,8 @@ FIRST_PASS = [
     [-4.9, 0.0, 0.0, 0.0],
 ]
 
+SENDERS = [0, 0, 0, 7, 7, 7]  # of entries whose `sender_ids` is `True`
+
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "tis": [{"floor": 0.5}],
     "ftis": [
@@ -57,9 +59,13 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"kl_threshold": 5.0},
         {"filter": "quantile", "keep_share": 0.5, "floor": 0.25},
         {"filter": "ess"},
+        {"filter": "obrs", "obrs_lambda": 1.5},
     ],
     "dr_grpo": [{"max_completion_length": 12}],
-    "gspo": [{"eps_low": 0.2, "eps_high": 0.28}],
+    "gspo": [{"eps_low": 0.2, "eps_high": 0.28}, {"old_logprobs": "learner", "sender_ids": True}],
+    "mis": [{"mis_level": "seq_mean"}, {"mis_level": "seq_sum"}],
+    "hacpo": [{"sender_ids": True}, {"sender_ids": True, "foreign_clip": 1.0, "ratio_power": 2.0}],
+    "soft_adaptive": [{"tau_pos": 2.0, "tau_neg": 3.0}],
     "gepo": [{"clip": False, "alpha": 0.1, "k3_beta": 0.005}],
     "topr": [{"topr_level": "seq_sum"}, {"topr_level": "token"}],
     "m2po": [{"m2_threshold": 1.0}],
@@ -72,8 +78,9 @@ def entries() -> list[dict[str, Any]]:
         variants = VARIANTS.get(method, [])
         first, *others = variants if method == "dr_grpo" else [{}, *variants]
         for params in [first, *others, first | {"first_pass_logprobs": True}]:
-            later = {"first_pass_logprobs": FIRST_PASS} if "first_pass_logprobs" in params else {}
-            result = reference_loss(method, **BATCH, **params | later)
+            tensors = {"first_pass_logprobs": FIRST_PASS, "sender_ids": SENDERS}
+            given = {name: tensors.get(name, value) for name, value in params.items()}
+            result = reference_loss(method, **BATCH, **given)
             norm = math.sqrt(sum(slope * slope for row in result.gradient for slope in row))
             metrics = {name: getattr(result, name) for name in ("kept_fraction", "truncated_fraction", "mean_kl")}
             made.append({"method": method, "params": params, "loss": result.loss, "gradient_norm": norm, **metrics})
@@ -81,4 +88,7 @@ def entries() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps({"batch": BATCH, "first_pass": FIRST_PASS, "entries": entries()}, indent=1) + "\n")
+    GOLDEN.write_text(
+        json.dumps({"batch": BATCH, "first_pass": FIRST_PASS, "senders": SENDERS, "entries": entries()}, indent=1)
+        + "\n"
+    )

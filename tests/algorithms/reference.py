@@ -13,6 +13,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from .reference_rejection import acceptance, uniform_number
+
 KL_ESTIMATORS = ("author_k3", "k1_fwd", "k3_fwd", "rkl_iw")
 
 DEFAULTS: dict[str, Any] = {
@@ -30,11 +32,18 @@ DEFAULTS: dict[str, Any] = {
     "mis_low": 0.5,
     "mis_high": 2.0,
     "m2_threshold": 0.04,
+    "mis_level": "token",
     "topr_level": "seq_mean",
+    "tau_pos": 1.0,
+    "tau_neg": 1.05,
+    "old_logprobs": "engine",
+    "foreign_clip": 0.2,
+    "ratio_power": 1.0,
     "floor": 0.0,
     "filter": "kl",
     "keep_share": 0.3,
     "rank_own": False,
+    "obrs_lambda": 1.0,
     "first_pass_logprobs": None,
     "sender_ids": None,
 }
@@ -57,6 +66,9 @@ METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     "mis": {},
     "m2po": {"agg": "token_mean"},
     "swarm_sapo": {"eps_high": 0.28},
+    "hacpo": {"eps_low": 3e-4, "eps_high": 4e-4, "old_logprobs": "learner"},
+    "dppo": {"cap": 20.0, "agg": "token_mean"},
+    "soft_adaptive": {},
 }
 
 FILTERED = ("ftis", "f-nois", "f-vis")
@@ -75,6 +87,8 @@ class Row:
     columns: list[int]
     advantage: float
     group: int
+    is_own: bool
+    rejected: set[int] = field(default_factory=set)  # obrs
     denominator: float = 1.0  # gepo: (1 - alpha) E_q + alpha p0
     trusted: list[bool] = field(default_factory=list)  # m2po
 
@@ -82,9 +96,10 @@ class Row:
     def length(self) -> int:
         return len(self.lp)
 
-    @property
-    def mean_difference(self) -> float:
-        return sum(a - b for a, b in zip(self.lp, self.lg, strict=True)) / self.length
+    def mean_difference(self, old_logprobs: str = "engine") -> float:
+        """Return log s, for own completions relative to `lp0` if `old_logprobs` is "learner"."""
+        old = self.lp0 if self.is_own and old_logprobs == "learner" else self.lg
+        return sum(a - b for a, b in zip(self.lp, old, strict=True)) / self.length
 
 
 @dataclass
@@ -149,14 +164,34 @@ def objective(method: str, row: Row, t: int, p: dict[str, Any]) -> tuple[float, 
     if method in ("tis", "ftis", "mis"):
         weight = min(rho0, p["cap"])
         if method == "mis":
+            total = sum(row.lp0) - sum(row.lg)
+            rho0 = {"token": rho0, "seq_mean": math.exp(total / row.length), "seq_sum": math.exp(min(80.0, total))}[
+                p["mis_level"]
+            ]
             weight = rho0 if p["mis_low"] <= rho0 <= p["mis_high"] else 0.0
         elif advantage > 0:
             weight = max(weight, p["floor"])
         value, slope = surrogate(step, step_slope, advantage, low, high)
         return weight * value, weight * slope
     if method in ("gspo", "gspo_token"):
-        ratio = math.exp(row.mean_difference)
+        ratio = math.exp(row.mean_difference(p["old_logprobs"]))
         return surrogate(ratio, ratio, advantage, low, high)
+    if method == "hacpo":
+        ratio = math.exp(row.mean_difference(p["old_logprobs"]))
+        if row.is_own:
+            return surrogate(ratio, ratio, advantage, low, high)
+        bounded = max(1 - p["foreign_clip"], min(1.0, ratio))
+        weight = bounded ** p["ratio_power"] * advantage
+        return weight * bounded, weight * ratio if bounded == ratio else 0.0
+    if method == "soft_adaptive":
+        tau = p["tau_pos"] if advantage > 0 else p["tau_neg"]
+        gate = 1 / (1 + math.exp(min(700.0, -tau * (rho - 1))))
+        return 4 / tau * gate * advantage, 4 * gate * (1 - gate) * rho_slope * advantage
+    if method == "dppo":
+        moved = math.exp(min(0.0, lp)) - math.exp(min(0.0, lg))
+        is_near = moved <= p["eps_high"] if advantage > 0 else moved >= -p["eps_low"]
+        weight = min(rho, p["cap"]) * advantage if is_near else 0.0
+        return weight * lp, weight
     if method == "gepo":
         weight = math.exp(average(row.lp)) / row.denominator
         value, slope = weight * advantage, weight * advantage
@@ -167,8 +202,8 @@ def objective(method: str, row: Row, t: int, p: dict[str, Any]) -> tuple[float, 
     if method == "topr":
         weight = 1.0
         if advantage < 0:
-            total = row.mean_difference * row.length
-            taper = {"seq_mean": row.mean_difference, "seq_sum": total, "token": math.log(rho)}[p["topr_level"]]
+            mean = row.mean_difference()
+            taper = {"seq_mean": mean, "seq_sum": mean * row.length, "token": math.log(rho)}[p["topr_level"]]
             weight = math.exp(min(0.0, taper))
         return weight * advantage * lp, weight * advantage
     if method == "cispo":
@@ -220,6 +255,16 @@ def dropped_rows(rows: list[Row], senders: list[int], kl: list[float], p: dict[s
     return dropped
 
 
+def reject_tokens(rows: list[Row], threshold: float) -> None:
+    """Set `rejected`, and in `lg` the accepted tokens' log-prob under the sender after the rejection, but for Z."""
+    for i, row in enumerate(rows):
+        place = sum(other.group == row.group for other in rows[:i])
+        shares = [acceptance(a, b, threshold) for a, b in zip(row.lp0, row.lg, strict=True)]
+        numbers = [uniform_number(row.group, place, c, lg) for c, lg in zip(row.columns, row.lg, strict=True)]
+        row.rejected = {t for t in range(row.length) if numbers[t] >= shares[t]}
+        row.lg = [lg + math.log(share) for lg, share in zip(row.lg, shares, strict=True)]
+
+
 def read_rows(
     lp: list[list[float]],
     lg: list[list[float]],
@@ -227,6 +272,7 @@ def read_rows(
     advantages: list[float],
     group_ids: list[int],
     first_pass: list[list[float]] | None,
+    senders: list[int] | None,
 ) -> list[Row]:
     rows = []
     for i, marks in enumerate(mask):
@@ -239,6 +285,7 @@ def read_rows(
                 columns=columns,
                 advantage=advantages[i],
                 group=group_ids[i],
+                is_own=senders is not None and senders[i] == 0,
             )
         )
     return rows
@@ -254,7 +301,7 @@ def reference_loss(
     **params: Any,
 ) -> Result:
     p = {**DEFAULTS, **METHOD_DEFAULTS[method], **params}
-    rows = read_rows(lp, lg, mask, advantages, group_ids, p["first_pass_logprobs"])
+    rows = read_rows(lp, lg, mask, advantages, group_ids, p["first_pass_logprobs"], p["sender_ids"])
     set_group_denominators(rows, p["alpha"])
     set_trusted_tokens(rows, p["m2_threshold"])
 
@@ -263,7 +310,11 @@ def reference_loss(
         values = [kl_token(p["kl_estimator"], a, b) for a, b in zip(row.lp0, row.lg, strict=True)]
         kl.append(sum(values) / len(values) if values else 0.0)
         keep.append(method not in FILTERED or row.advantage > 0 or kl[-1] < p["kl_threshold"])
-    if method in FILTERED and p["filter"] != "kl":
+    num_truncated = sum(rho_and_slope(a, b)[0] > p["cap"] for row in rows for a, b in zip(row.lp0, row.lg, strict=True))
+    if method in FILTERED and p["filter"] == "obrs":
+        reject_tokens(rows, p["obrs_lambda"])
+        keep = [not row.length or len(row.rejected) < row.length for row in rows]
+    elif method in FILTERED and p["filter"] != "kl":
         keep = [i not in dropped_rows(rows, p["sender_ids"] or group_ids, kl, p) for i in range(len(rows))]
 
     counted = [row for row, kept in zip(rows, keep, strict=True) if kept or p["denominator"] == "all"]
@@ -279,13 +330,14 @@ def reference_loss(
             "max_len": lambda row: 1 / (len(counted) * p["max_completion_length"]),
         }[p["agg"]]
         for t, column in enumerate(row.columns):
+            if t in row.rejected:
+                continue
             value, slope = objective(method, row, t, p)
             total += share(row) * value
             magnitude += abs(share(row) * value)
             gradient[i][column] -= share(row) * slope
 
     num_tokens = sum(row.length for row in rows)
-    num_truncated = sum(rho_and_slope(a, b)[0] > p["cap"] for row in rows for a, b in zip(row.lp0, row.lg, strict=True))
     with_tokens = [value for row, value in zip(rows, kl, strict=True) if row.length]
     return Result(
         loss=-total,
@@ -295,18 +347,3 @@ def reference_loss(
         truncated_fraction=num_truncated / num_tokens if num_tokens else 0.0,
         mean_kl=sum(with_tokens) / len(with_tokens) if with_tokens else 0.0,
     )
-
-
-def reference_advantages(rewards: list[float], group_ids: list[int], scale: str, eps: float) -> list[float]:
-    advantages = []
-    for reward, group in zip(rewards, group_ids, strict=True):
-        members = [value for value, other in zip(rewards, group_ids, strict=True) if other == group]
-        mean = math.fsum(members) / len(members)
-        if len(set(members)) == 1:
-            advantages.append(0.0)
-        elif scale == "mean":
-            advantages.append(reward - mean)
-        else:
-            variance = math.fsum((value - mean) ** 2 for value in members) / (len(members) - 1)
-            advantages.append((reward - mean) / (math.sqrt(variance) + eps))
-    return advantages

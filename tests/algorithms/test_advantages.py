@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis_node.algorithms import group_advantages
+from ftis_node.algorithms.advantages import SCALES, capability_ratio, group_advantages
 from ftis_node.algorithms.loss import kl_to_start
 
-from .reference import reference_advantages
+from .reference_advantages import reference_advantages
 
 
 def test_std_by_hand() -> None:
@@ -56,16 +56,76 @@ def test_float32_is_kept_and_no_gradient_flows() -> None:
     seed=st.integers(0, 2**32),
     num_completions=st.integers(1, 20),
     num_groups=st.integers(1, 6),
-    scale=st.sampled_from(("std", "mean")),
+    scale=st.sampled_from(SCALES),
+    shift=st.sampled_from((0.0, 0.1)),
     is_binary=st.booleans(),
+    dtype=st.sampled_from((torch.float32, torch.float64)),
 )
-def test_against_the_reference(seed: int, num_completions: int, num_groups: int, scale: str, is_binary: bool) -> None:
+def test_against_the_reference(
+    seed: int,
+    num_completions: int,
+    num_groups: int,
+    scale: str,
+    shift: float,
+    is_binary: bool,
+    dtype: torch.dtype,
+) -> None:
     generator = random.Random(seed)
     names = [generator.randrange(-(2**40), 2**40) for _ in range(num_groups)]
     ids = [generator.choice(names) for _ in range(num_completions)]
-    rewards = [float(generator.random() < 0.5) if is_binary else generator.gauss(0, 3) for _ in ids]
-    advantages = group_advantages(torch.tensor(rewards, dtype=torch.float64), torch.tensor(ids), scale)
-    assert advantages.tolist() == pytest.approx(reference_advantages(rewards, ids, scale, 1e-8), rel=1e-9, abs=1e-12)
+    lowest = 0.0 if scale == "success" else -9.0
+    drawn = [float(generator.random() < 0.5) if is_binary else max(lowest, generator.gauss(0, 3)) for _ in ids]
+    senders = [generator.choice((0, 0, 5, -8)) for _ in ids]
+    rewards = torch.tensor(drawn, dtype=dtype)
+    advantages = group_advantages(rewards, torch.tensor(ids), scale, sender_ids=torch.tensor(senders), shift=shift)
+    expected = reference_advantages(rewards.double().tolist(), ids, scale, 1e-8, senders, shift)
+    digits = 1e-9 if dtype == torch.float64 else 1e-6
+    assert advantages.tolist() == pytest.approx(expected, rel=digits, abs=digits / 1000)
+
+
+def test_maxrl_weighs_a_rare_success_by_its_rate() -> None:
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    advantages = group_advantages(rewards, torch.zeros(4, dtype=torch.int64), scale="success", eps=0.0)
+    assert advantages.tolist() == [3.0, -1.0, -1.0, -1.0]
+
+
+def test_a_shift_moves_only_the_completions_of_peers_with_a_signal() -> None:
+    rewards, ids = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0, 0.0]).double(), torch.tensor([1, 1, 2, 2, 3, 3])
+    senders = torch.tensor([0, 0, 4, 4, 4, 4])
+    advantages = group_advantages(rewards, ids, scale="mean", sender_ids=senders, shift=0.25)
+    assert advantages.tolist() == [0.5, -0.5, 0.75, -0.25, 0.0, 0.0]
+
+
+def test_hacpo_scales_baseline_and_advantage_by_the_capabilities() -> None:
+    """The node is right in half of its completions, the weaker peer 5 in a quarter, the stronger peer 6 in all but one.
+
+    Group 2: omega 2, baseline 2 x 1/4 = 1/2, deviation 1/2, A = (1 - 1/2) / (1/2) / 2 and -(1/2) / (1/2) / 2.
+    """
+    rewards = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0, 0.0]).double()
+    ids, senders = torch.tensor([1, 1, 2, 2, 2, 2]), torch.tensor([0, 0, 5, 5, 5, 5])
+    advantages = group_advantages(rewards, ids, "capability", 0.0, sender_ids=senders)
+    root = math.sqrt(2)
+    assert advantages.tolist() == pytest.approx([1 / root, -1 / root, 0.5, -0.5, -0.5, -0.5])
+
+
+def test_hacpos_baseline_falls_back_if_it_would_exceed_every_reward() -> None:
+    """The peer is right half as often as the node, so omega is 2 and group 2, half right, would have the baseline 1.5.
+
+    Without own completions in the group its own mean is the baseline. With them, in group 4, it is theirs: 1.
+    """
+    rewards = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]).double()
+    ids = torch.tensor([1, 1, 4, 2, 2, 2, 3, 3, 3, 4])
+    senders = torch.tensor([0, 0, 0, 5, 5, 5, 5, 5, 5, 5])
+    assert capability_ratio(rewards, senders).tolist() == pytest.approx([1.0] * 3 + [3.5] * 7)
+    advantages = group_advantages(rewards, ids, "capability", 0.0, sender_ids=senders)
+    deviation = math.sqrt(1 / 3)
+    assert advantages[3:6].tolist() == pytest.approx([1 / 3 / deviation / 3.5] * 2 + [-2 / 3 / deviation / 3.5])
+    assert advantages[[2, 9]].tolist() == pytest.approx([0.5 / math.sqrt(0.5), -0.5 / math.sqrt(0.5) / 3.5])
+
+
+def test_hacpo_of_own_completions_alone_is_the_usual_advantage() -> None:
+    rewards, ids = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0]), torch.tensor([1, 1, 2, 2, 2])
+    assert torch.equal(group_advantages(rewards, ids, "capability"), group_advantages(rewards, ids))
 
 
 VALID = (torch.tensor([0.0, 1.0]), torch.tensor([0, 0]))
@@ -80,7 +140,8 @@ VALID = (torch.tensor([0.0, 1.0]), torch.tensor([0, 0]))
         ((torch.tensor([0.0, float("nan")]), VALID[1]), r"rewards .* \[1\]"),
         ((VALID[0], torch.tensor([0])), "group_ids"),
         ((VALID[0], torch.tensor([0.0, 0.0])), "group_ids"),
-        ((*VALID, "variance"), "scale .* std, mean"),
+        ((*VALID, "variance"), "scale .* std, mean, success, capability"),
+        ((-VALID[0], VALID[1], "success"), "must be >= 0"),
         ((*VALID, "std", -1.0), "eps"),
         ((*VALID, "std", float("nan")), "eps"),
     ],
@@ -101,17 +162,25 @@ WEIGHTS = {
 }
 
 
+RATIOS = {(0, 0): 1.5, (0, 1): 0.2, (0, 2): 1.0, (1, 0): 7.0}  # rho at tokens
+
+
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("agg", sorted(WEIGHTS))
-def test_value_and_gradient_by_hand(agg: str) -> None:
-    learner = LEARNER.clone().requires_grad_()
-    value = kl_to_start(learner, REFERENCE, MASK, agg=agg, max_completion_length=10)
+def test_value_and_gradient_by_hand(agg: str, weighted: bool) -> None:
+    """With rho the gradient is that of the KL, rho (lp - lp_start): the product rule removes all other terms."""
+    learner, behaviour = LEARNER.clone().requires_grad_(), torch.full_like(LEARNER, math.nan)
+    for cell, ratio in RATIOS.items():
+        behaviour[cell] = LEARNER[cell] - math.log(ratio)
+    of_generator = {"behaviour_logprobs": behaviour} if weighted else {}
+    value = kl_to_start(learner, REFERENCE, MASK, agg=agg, max_completion_length=10, **of_generator)
     (gradient,) = torch.autograd.grad(value, learner)
-    weights = WEIGHTS[agg]
-    expected = sum(weights[cell] * (math.exp(d) - d - 1) for cell, d in DIFFERENCES.items())
+    weights, ratios = WEIGHTS[agg], RATIOS if weighted else dict.fromkeys(RATIOS, 1.0)
+    expected = sum(weights[cell] * ratios[cell] * (math.exp(d) - d - 1) for cell, d in DIFFERENCES.items())
     assert value.item() == pytest.approx(expected, rel=1e-12)
     by_hand = torch.zeros(3, 3, dtype=torch.float64)
     for cell, difference in DIFFERENCES.items():
-        by_hand[cell] = weights[cell] * (1 - math.exp(difference))
+        by_hand[cell] = weights[cell] * (-ratios[cell] * difference if weighted else 1 - math.exp(difference))
     torch.testing.assert_close(gradient, by_hand, rtol=1e-12, atol=0)
 
 

@@ -54,6 +54,8 @@ def test_loss_gradient_and_metrics_equal_the_file(entry: dict[str, Any]) -> None
     params = dict(entry["params"])
     if "first_pass_logprobs" in params:
         params["first_pass_logprobs"] = torch.tensor(STORED["first_pass"], dtype=dtype)
+    if "sender_ids" in params:
+        params["sender_ids"] = torch.tensor(STORED["senders"])
     loss, metrics = policy_loss(
         entry["method"],
         learner,

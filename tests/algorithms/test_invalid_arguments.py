@@ -91,11 +91,18 @@ def test_a_common_parameter_out_of_bounds_is_refused(params: dict[str, Any], nam
         ("m2po", {"m2_threshold": 0.0}, "m2_threshold"),
         ("tis", {"floor": 1.1}, r"floor must be a number in \[0, 1\], not 1.1"),
         ("ftis", {"floor": 0.5, "cap": 0.4}, "floor must not exceed cap, but 0.5 > 0.4"),
-        ("ftis", {"filter": "far"}, "filter must be one of kl, quantile, ess, not 'far'"),
+        ("ftis", {"filter": "far"}, "filter must be one of kl, quantile, ess, obrs, not 'far'"),
         ("f-vis", {"keep_share": 1.1}, r"keep_share must be a number in \[0, 1\], not 1.1"),
         ("ftis", {"keep_share": True}, "keep_share"),
         ("ftis", {"sender_ids": torch.zeros(3)}, "sender_ids must be one of int64, .* not float32"),
         ("ftis", {"sender_ids": torch.zeros(4, dtype=torch.int64)}, r"sender_ids must have the shape \[3\], not \[4\]"),
+        ("f-vis", {"obrs_lambda": 0.0}, "obrs_lambda must be a finite number > 0, not 0.0"),
+        ("soft_adaptive", {"tau_pos": INF}, "tau_pos must be a finite number > 0, not inf"),
+        ("soft_adaptive", {"tau_neg": 0}, "tau_neg"),
+        ("hacpo", {"foreign_clip": 1.1}, "foreign_clip"),
+        ("hacpo", {"ratio_power": -1.0}, "ratio_power must be a finite number >= 0, not -1.0"),
+        ("gspo", {"old_logprobs": "peer"}, "old_logprobs must be one of engine, learner, not 'peer'"),
+        ("mis", {"mis_level": "sequence"}, "mis_level must be one of seq_mean, seq_sum, token"),
         ("topr", {"topr_level": "sequence"}, "topr_level must be one of seq_mean, seq_sum, token"),
         ("tis", {"first_pass_logprobs": torch.zeros(3, 3, dtype=torch.float64)}, "first_pass_logprobs"),
         (
@@ -160,3 +167,4 @@ def test_parameters_have_the_defaults_of_the_method() -> None:
 
 def test_only_dr_grpo_and_gepo_scale_advantages_by_mean() -> None:
     assert {name for name, method in METHODS.items() if method.advantage_scale == "mean"} == {"dr_grpo", "gepo"}
+    assert {name for name, method in METHODS.items() if method.advantage_scale == "capability"} == {"hacpo"}

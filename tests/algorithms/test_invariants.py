@@ -16,7 +16,7 @@ from .by_hand import evaluate, rows
 from .cases import make_case
 
 LIMITS: dict[str, dict[str, Any]] = {"dr_grpo": {"max_completion_length": 16}}
-FILTERS = pytest.mark.parametrize("rule", ["quantile", "ess"])
+FILTERS = pytest.mark.parametrize("rule", ["quantile", "ess", "obrs"])
 
 
 def run(
@@ -128,7 +128,7 @@ class OperationCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("method", ["ftis", "gepo", "m2po"])
+@pytest.mark.parametrize("method", ["ftis", "gepo", "m2po", "hacpo"])
 def test_the_number_of_operations_does_not_depend_on_the_batch_size(method: str) -> None:
     counts = []
     for num_completions, num_columns in ((4, 4), (64, 32)):

@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from ftis_node.algorithms.methods import METHODS
 
@@ -19,6 +20,7 @@ WIDE: dict[str, dict[str, Any]] = {
     "dr_grpo": {"max_completion_length": 1},
     "gspo": {"eps_low": 1.0, "eps_high": 1.0},
     "gspo_token": {"eps_low": 1.0, "eps_high": 1.0},
+    "hacpo": {"eps_low": 1.0, "eps_high": 1.0, "sender_ids": torch.zeros(1, dtype=torch.int64)},
 }
 
 
@@ -33,6 +35,9 @@ def test_an_own_token_that_moved_counts_its_move_once(method: str, advantage: fl
         _, gradient, _ = evaluate(method, batch, first_pass_logprobs=padded_logs([[0.5]]), **params)
         # `topr` gives a positive no weight, and a negative one of at most 1.
         factor = 1.0 if method == "topr" else 1.105171
+        if method == "soft_adaptive":
+            gate = 1 / (1 + math.exp(-(1.0 if advantage > 0 else 1.05) * (factor - 1)))
+            factor *= 4 * gate * (1 - gate)  # within 0.3 % of 1
         assert gradient[0][0] == pytest.approx(factor * advantage, rel=1e-6), params
 
 

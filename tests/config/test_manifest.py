@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,11 @@ def test_the_run_id_depends_on_every_value() -> None:
         RunManifest(name="a", task="gsm8k", method={"filter": "ess"}),
         RunManifest(name="a", task="gsm8k", method={"filter": "quantile"}),
         RunManifest(name="a", task="gsm8k", method={"filter": "quantile", "keep_share": 0.5}),
+        RunManifest(name="a", task="gsm8k", method={"advantage_shift": 0.1}),
+        RunManifest(name="a", task="gsm8k", optimizer={"kl_coef": 0.1}),
+        RunManifest(name="a", task="gsm8k", optimizer={"kl_coef": 0.1, "kl_weighted": True}),
     ]
-    assert len({manifest.run_id for manifest in [base, *changed]}) == 11
+    assert len({manifest.run_id for manifest in [base, *changed]}) == 14
 
 
 def test_an_explicit_default_does_not_change_the_run_id() -> None:
@@ -85,11 +89,9 @@ def test_the_canonical_form_omits_only_what_the_wire_format_documents() -> None:
         for name in getattr(kind, "model_fields", {})
         if name not in document[section]
     }
-    assert omitted == {"method.package", "sampling.mask_truncated"} and document.keys() == sections.keys()
     page = (ROOT / "docs/reference/wire-format.md").read_text()
-    assert (
-        "omitted if it is unset, `sampling.mask_truncated` if it is false; every other unset setting is `null`." in page
-    )
+    begin, end = page.index("Omitted if unset are"), page.index("Every other unset setting is `null`.")
+    assert omitted == set(re.findall(r"`(\w+\.\w+)`", page[begin:end])) and document.keys() == sections.keys()
 
 
 CUT = 'name = "a"\ntask = "x"\n[sampling]\n'
@@ -116,6 +118,8 @@ TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_t
         ('name = "a"\ntask = "x"\n[method]\nkeep_share = 0.5', "has no effect without filter"),
         ('name = "a"\ntask = "x"\n[method]\nrank_own = true', "has no effect without filter"),
         ('name = "a"\ntask = "x"\n[method]\nkeep_share = 0.5\nfilter = "ess"', "has no effect without filter"),
+        ('name = "a"\ntask = "x"\n[method]\nobrs_lambda = 2.0', "has no effect without filter"),
+        ('name = "a"\ntask = "x"\n[optimizer]\nkl_weighted = true', "has no effect without kl_coef"),
         (CUT + "top_p = 0.9\ntemperature = 0.7", "temperature = 1"),
         (CUT + "top_k = 20\ntemperature = 0.7", "temperature = 1"),
         ('name = "a"\ntask = "x"\n[optimizer]\nschedule = "cosine"', "needs decay_steps"),

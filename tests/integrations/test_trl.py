@@ -179,6 +179,7 @@ def test_a_later_update_has_the_loss_and_gradient_of_trl(
     [
         ({"beta": 0.1}, {}, "beta has no effect"),
         ({}, {"method": "dr_grpo"}, "scale_rewards='none'"),
+        ({}, {"method": "hacpo"}, "scale capability, which TRL does not compute"),
         (
             {"per_device_train_batch_size": 4, "steps_per_generation": 2, "scale_rewards": "none"},
             {"method": "gepo"},

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ftis_node.algorithms.loss import group_advantages
+from ftis_node.algorithms.advantages import group_advantages
 from ftis_node.errors import ConfigError, RecordError
 from ftis_node.node.exchange.messages import TakenGroup
 from ftis_node.records.codec import unpack_any

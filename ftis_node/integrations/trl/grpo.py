@@ -248,7 +248,10 @@ def _require_usable(args: GRPOConfig, method: str, params: Mapping[str, Any], *,
     for name, unused in UNUSED_TERMS.items():
         if getattr(args, name, unused) != unused:
             raise ConfigError(f"{name} has no effect on the loss of {method}: set it to {unused}")
-    if find_method(method).advantage_scale == "mean" and not _is_unscaled(args):
+    scale = find_method(method).advantage_scale
+    if scale not in ("std", "mean"):
+        raise ConfigError(f"{method} needs advantages of the scale {scale}, which TRL does not compute")
+    if scale == "mean" and not _is_unscaled(args):
         raise ConfigError(f"{method} expects advantages that are not divided by a deviation: set scale_rewards='none'")
     is_whole = method in OF_WHOLE_GROUPS or not is_separable(method, params)
     if is_whole and (args.steps_per_generation > 1 or num_processes > 1):

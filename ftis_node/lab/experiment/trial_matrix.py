@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from ftis_node.algorithms.methods import find_method, method_parameters
 from ftis_node.algorithms.settings import TENSORS
 from ftis_node.config.manifest import RunManifest
-from ftis_node.config.method_section import MethodSection
+from ftis_node.config.method_section import NOT_OF_THE_LOSS, MethodSection
 from ftis_node.config.section import first_problem
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import UsageError
@@ -33,8 +33,7 @@ from ftis_node.records.codec import CODECS
 SAPO = re.compile(r"sapo:(\d+)/(\d+)(?:/(\d+))?")  # own and remote groups to draw, and own ones to generate
 CHOICE = re.compile(r"(newest)(?::(\d+))?")  # vertical; the number of remote groups to take
 FILLED = "filled"  # vertical, and own groups replace refused remote ones
-NOT_OF_THE_LOSS = ("advantage_scale", "peer_weights")  # parameters of every method, besides those of the loss
-FILTER_PARAMETERS = ("kl_estimator", "kl_threshold", "filter", "keep_share", "rank_own")
+FILTER_PARAMETERS = ("kl_estimator", "kl_threshold", "filter", "keep_share", "rank_own", "obrs_lambda")
 FOREVER_VERSIONS, FOREVER_S = 100_000, 86_400.0
 
 

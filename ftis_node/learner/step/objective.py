@@ -20,14 +20,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ftis_node.algorithms.advantages import group_advantages
 from ftis_node.algorithms.diagnostics import likelihood_gain, sender_sums
 from ftis_node.algorithms.importance_weights import cross_tokenizer_advantages
-from ftis_node.algorithms.loss import group_advantages, kl_to_start, policy_loss
+from ftis_node.algorithms.loss import kl_to_start, policy_loss
 from ftis_node.algorithms.methods import METHODS, find_method, is_separable, method_parameters
 from ftis_node.algorithms.settings import TENSORS
 from ftis_node.errors import ConfigError
@@ -46,7 +47,9 @@ class Objective:
     params: Mapping[str, Any]
     advantage_scale: str
     separable: bool
+    advantage_shift: float = 0.0
     kl_to_start: float = 0.0
+    kl_weighted: bool = False
     max_logprob_gap_nats: float = math.inf
     mask_truncated: bool = False
 
@@ -65,7 +68,13 @@ class Objective:
 
     def advantages(self, batch: TrainBatch) -> Tensor:
         """Return the advantages, `[N]` float64."""
-        advantages = batch.weights * group_advantages(batch.rewards, batch.advantage_ids, scale=self.advantage_scale)
+        advantages = batch.weights * group_advantages(
+            batch.rewards,
+            batch.advantage_ids,
+            scale=self.advantage_scale,
+            sender_ids=batch.sender_ids,
+            shift=self.advantage_shift,
+        )
         return torch.where(batch.is_cut, 0.0, advantages) if self.mask_truncated else advantages
 
     def understated(self, learner_logprobs: Tensor, batch: TrainBatch) -> Tensor:
@@ -136,7 +145,15 @@ class Objective:
         if reference is None:
             return loss, metrics
         agg, max_completion_length = self.params["agg"], self.params["max_completion_length"]
-        kl = kl_to_start(learner_logprobs, there(reference), mask, agg=agg, max_completion_length=max_completion_length)
+        sampled = torch.where(there(batch.is_text)[:, None], learner_logprobs.detach(), there(batch.behaviour_logprobs))
+        kl = kl_to_start(
+            learner_logprobs,
+            there(reference),
+            mask,
+            agg=agg,
+            max_completion_length=max_completion_length,
+            behaviour_logprobs=sampled if self.kl_weighted else None,
+        )
         if checks:
             metrics = metrics | {"kl_to_start": kl.item()}
         return loss + self.kl_to_start * kl.to(loss.dtype), metrics
@@ -203,15 +220,18 @@ def _mean_logprobs(logprobs: Tensor, mask: Tensor) -> Tensor:
 def make_objective(
     method: str,
     params: Mapping[str, Any],
-    advantage_scale: Literal["std", "mean"] | None = None,
+    advantage_scale: str | None = None,
     *,
+    advantage_shift: float = 0.0,
     kl_to_start: float = 0.0,
+    kl_weighted: bool = False,
     max_logprob_gap_nats: float = math.inf,
     mask_truncated: bool = False,
 ) -> Objective:
     """Return the objective of `method`; `advantage_scale` None: the method's own. Raises ConfigError.
 
-    `kl_to_start` is the KL's weight. `max_logprob_gap_nats` bounds how far a peer's log-probs of a part of a completion
+    `advantage_shift` is the `shift` of advantages. `kl_to_start` is the KL's weight; with `kl_weighted` rho weighs each
+    of its tokens. `max_logprob_gap_nats` bounds how far a peer's log-probs of a part of a completion
     may sum below the learner's. With `mask_truncated` completions without an end get no gradient.
     """
     try:
@@ -220,7 +240,9 @@ def make_objective(
             params=method_parameters(method) | dict(params),
             advantage_scale=advantage_scale or find_method(method).advantage_scale,
             separable=is_separable(method, params),
+            advantage_shift=advantage_shift,
             kl_to_start=kl_to_start,
+            kl_weighted=kl_weighted,
             max_logprob_gap_nats=max_logprob_gap_nats,
             mask_truncated=mask_truncated,
         )

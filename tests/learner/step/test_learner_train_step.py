@@ -17,7 +17,9 @@ from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step.objective import Objective, make_objective
 from ftis_node.learner.step.train_step import compute_gradients, compute_logprobs, take_step
 
-PARAMS = {"dr_grpo": {"max_completion_length": 12}, "ftis": {"kl_threshold": 0.05}, "gepo": {"k3_beta": 0.005}}
+PARAMS = {"dr_grpo": {"max_completion_length": 12}, "ftis": {"kl_threshold": 0.05}, "gepo": {"k3_beta": 0.005}} | {
+    "f-vis": {"filter": "obrs"}
+}
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def reference_gradient(model, batch, objective, **params):
     return flat_gradient(model), loss.item()
 
 
-@pytest.mark.parametrize("method", ["ftis", "gepo", "gspo_token", "dr_grpo", "m2po"])
+@pytest.mark.parametrize("method", ["ftis", "gepo", "gspo_token", "dr_grpo", "m2po", "f-vis"])
 def test_the_gradient_is_exact_for_any_micro_batches(model, batch, method):
     objective = make_objective(method, PARAMS.get(method, {}))
     exact, loss = reference_gradient(model, batch, objective)

@@ -69,10 +69,14 @@ def gradients_of(model, batch, objective, reads=None):
     return found, [None if each.grad is None else each.grad.clone() for each in model.parameters()]
 
 
-@pytest.mark.parametrize(("method", "kl"), [("ftis", 0.0), ("gepo", 0.0), ("grpo", 0.1), ("tis", 0.0)])
+@pytest.mark.parametrize(
+    ("method", "kl"),
+    [("ftis", 0.0), ("gepo", 0.0), ("grpo", 0.1), ("tis", 0.0), ("f-vis", 0.1), ("hacpo", 0.0), ("dppo", 0.0)],
+)
 def test_the_host_reads_nothing_until_the_passes_are_done(model, monkeypatch, method, kl):
     batch = make_batch([*random_groups(num_groups=5), make_group([[1, 2], [3]], [1.0, 1.0], number=9)])
-    objective = make_objective(method, {"k3_beta": 0.01} if method == "gepo" else {}, kl_to_start=kl)
+    params = {"gepo": {"k3_beta": 0.01}, "f-vis": {"filter": "obrs"}}.get(method, {})
+    objective = make_objective(method, params, kl_to_start=kl)
     expected, its_gradient = gradients_of(model, batch, objective)
     copy = torch.Tensor.cpu
     for module in (train_step, logprobs):
