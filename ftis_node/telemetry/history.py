@@ -8,7 +8,6 @@ from that step on. So the curves show the steps that led to the current weights.
 from __future__ import annotations
 
 import json
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ T = TypeVar("T")
 class StepPoint(StepFigures, frozen=True, kw_only=True):
     """One step of the learner, from its `step` event. A figure is None if it was not recorded or not finite.
 
-    `problem` is the reason if the step changed nothing: skipped (no signal) or refused (a value was not finite).
+    A step that changed nothing was `skipped` (no signal) or `refused` (a value was not finite), with the reason.
     """
 
     time: float
@@ -44,7 +43,13 @@ class StepPoint(StepFigures, frozen=True, kw_only=True):
     generation_tokens_per_s: float | None = None
     num_tokens: int | None = None
     duration_s: float | None = None
-    problem: str | None = None
+    skipped: str | None = None
+    refused: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Return why the step changed nothing; None if it had an effect."""
+        return self.refused or self.skipped
 
 
 class EvaluationPoint(EvalStatus, frozen=True, kw_only=True):
@@ -106,11 +111,11 @@ class HistoryReader:
         name = None if head is None else head.event
         try:
             if name == "step":
-                self._add_step(step_point(read_event(line)))
+                self._add_step(msgspec.convert(read_event(line), StepPoint))
             elif name == "eval":
                 point = msgspec.convert(read_event(line), EvaluationPoint)
                 self._evaluations[point.step, point.task] = point
-        except (ValueError, KeyError, TypeError):
+        except ValueError:
             name = None
         if name is None:
             self._damaged_lines += 1
@@ -158,21 +163,15 @@ _DECODER = msgspec.json.Decoder(EventHead)
 
 
 def read_head(line: bytes) -> EventHead | None:
-    """Return the head of the event in a line; None if the line is damaged.
-
-    If another field has a wrong type or is NaN, the head has only time, name and step.
-    """
+    """Return the head of the event in a line; None if the line is damaged."""
     try:
         return _DECODER.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
+    except (ValueError, RecursionError):  # JSON with NaN is no damage
+        event = event_or_none(line)
     try:
-        event = read_event(line)
-        step = event.get("step")
-        head = EventHead(float(event["time"]), event["event"], step=step if isinstance(step, int) else None)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return msgspec.convert(event, EventHead)
+    except msgspec.ValidationError:
         return None
-    return head if isinstance(head.event, str) else None
 
 
 def last_logged_step(path: Path) -> int:
@@ -192,30 +191,20 @@ def last_logged_step(path: Path) -> int:
 def event_or_none(line: bytes) -> dict[str, Any] | None:
     """Return the event in a line; None if the line is damaged."""
     try:
-        event = read_event(line)
+        return read_event(line)
     except ValueError:
         return None
-    return event if isinstance(event, dict) and "event" in event else None
 
 
 def read_event(line: bytes) -> dict[str, Any]:
-    """Return the event in a line, whose JSON may contain NaN. Raise ValueError for a damaged line."""
+    """Return the event in a line, with None for NaN and infinity. Raise ValueError for a damaged line."""
     try:
-        event: dict[str, Any] = json.loads(line)
+        event = json.loads(line, parse_constant=lambda _: None)
     except RecursionError:
         raise ValueError("nested too deep") from None
+    if not isinstance(event, dict) or "event" not in event:
+        raise ValueError("no event")
     return event
-
-
-def step_point(event: dict[str, Any]) -> StepPoint:
-    """Return a `step` event as a point. Raise KeyError, TypeError or ValueError if it has no step."""
-    found = ((name, _finite(event.get(name))) for name in StepPoint.__struct_fields__)
-    figures = {name: value for name, value in found if value is not None} | {
-        "time": float(event["time"]),
-        "step": int(event["step"]),
-        "problem": event.get("refused") or event.get("skipped"),
-    }
-    return StepPoint(**figures)
 
 
 def slices(items: Sequence[T], num: int) -> list[Sequence[T]]:
@@ -229,8 +218,3 @@ def thinned(points: Sequence[tuple[float, float]], num: int) -> list[tuple[float
     """Return at most `num` points, each the mean of consecutive ones."""
     parts = slices(points, num)
     return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
-
-
-def _finite(value: Any) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and math.isfinite(value) else None

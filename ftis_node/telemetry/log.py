@@ -79,7 +79,7 @@ def discard_output() -> None:
 def text_that_may_be_lost(number: int, *, like: TextIO | None = None) -> TextIO:
     """Return a text stream on a descriptor. It drops lines that it cannot write, and never closes the descriptor."""
     return io.TextIOWrapper(
-        _Lossy(number),
+        _Lossy(number, "wb", closefd=False),
         encoding=(like and like.encoding) or "utf-8",
         errors="backslashreplace",
         line_buffering=True,
@@ -87,29 +87,16 @@ def text_that_may_be_lost(number: int, *, like: TextIO | None = None) -> TextIO:
     )
 
 
-class _Lossy(io.BufferedIOBase):
+class _Lossy(io.FileIO):
     """Unbuffered stream that drops data it cannot write."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self.name = f"<standard file {number}>"
 
     def write(self, data: ReadableBuffer, /) -> int:
         rest = memoryview(data).cast("B")
         size = len(rest)
         with contextlib.suppress(OSError):  # also BlockingIOError: a full non-blocking pipe
             while rest:
-                rest = rest[os.write(self._number, rest) :]
+                rest = rest[os.write(self.fileno(), rest) :]
         return size
-
-    def fileno(self) -> int:
-        return self._number
-
-    def isatty(self) -> bool:
-        return os.isatty(self._number)
-
-    def writable(self) -> bool:
-        return True
 
 
 class CurrentStderr(logging.StreamHandler[TextIO]):
