@@ -6,10 +6,11 @@ A study queries every model alone, and then the mixture of an ensemble.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from ftis_node.evaluation.members import Member, as_members
 from ftis_node.evaluation.result import EvaluationRow, evaluation_row
@@ -169,3 +170,15 @@ def difference(before: Sequence[Answered], after: Sequence[Answered]) -> Differe
     n, gained, lost = len(changes), changes.count(1), changes.count(-1)
     mean = (gained - lost) / n
     return Difference(mean, math.sqrt(max(0.0, (gained + lost) / n - mean**2) / n), gained, lost)
+
+
+def shown_problems(answers: Mapping[str, Sequence[Answered]], *, limit: int) -> list[dict[str, Any]]:
+    """Return the first `limit` problems, the right answers, and by its name in `answers` the answer of each model."""
+    return [
+        {"problem": row[0].item.prompt[-1]["content"], "right_answer": row[0].item.answer}
+        | {
+            name: {"text": each.greedy.text if each.greedy else "", "is_right": each.is_right}
+            for name, each in zip(answers, row, strict=True)
+        }
+        for row in islice(zip(*answers.values(), strict=True), limit)
+    ]

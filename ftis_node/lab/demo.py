@@ -21,7 +21,7 @@ from typing import Any
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import FtisError
-from ftis_node.evaluation.evaluate import answers_of
+from ftis_node.evaluation.evaluate import answers_of, shown_problems
 from ftis_node.generation.engines import EngineName
 from ftis_node.lab.child_processes import ChildProcess, children
 from ftis_node.lab.experiment.pairs import make_models
@@ -143,25 +143,16 @@ class NodeResult:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownProblem:
-    """A held-out problem with the answers of the model before training (`before`) and of each node's model after it.
-
-    An answer has its `text`, and whether it `is_right`.
-    """
-
-    problem: str
-    right_answer: str
-    answers: dict[str, dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Result of the demo. `peak_bytes` is the most memory that the processes of both nodes held together."""
+    """Result of the demo. `peak_bytes` is the most memory that the processes of both nodes held together.
+
+    `samples` are problems with the answers of the model `before` training and of each node's model after it.
+    """
 
     nodes: list[NodeResult]
     seconds: float
     peak_bytes: int
-    samples: list[ShownProblem]
+    samples: list[dict[str, Any]]
 
     def failures(self) -> list[str]:
         """Return the reasons why the demo failed; empty if it succeeded."""
@@ -217,7 +208,7 @@ def run_demo(
     return result
 
 
-async def _samples(plan: DemoPlan, out: Path, engine: EngineName, on_progress: OnProgress) -> list[ShownProblem]:
+async def _samples(plan: DemoPlan, out: Path, engine: EngineName, on_progress: OnProgress) -> list[dict[str, Any]]:
     """Export the models to `out`, and let them and the model of the first node answer some problems."""
     models = {"before": plan.nodes[0].model}
     for node in plan.nodes:
@@ -234,17 +225,7 @@ async def _samples(plan: DemoPlan, out: Path, engine: EngineName, on_progress: O
         engine=engine,
         on_progress=on_progress,
     )
-    return [
-        ShownProblem(
-            row[0].item.prompt[-1]["content"],
-            row[0].item.answer,
-            {
-                name: {"text": each.greedy.text if each.greedy else "", "is_right": bool(each.is_right)}
-                for name, each in zip(models, row, strict=True)
-            },
-        )
-        for row in zip(*found, strict=True)
-    ]
+    return shown_problems(dict(zip(models, found, strict=True)), limit=NUM_SAMPLES)
 
 
 def _watch_training(nodes: list[ChildProcess], homes: Mapping[str, Path], steps: int, on_progress: OnProgress) -> int:

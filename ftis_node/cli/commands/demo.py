@@ -49,7 +49,7 @@ def demo(
     for name, report in reports.items():
         write_report(Home(out / f"home-{name}"), report)
     for sample in result.samples:
-        typer.echo("\n".join(["", *problem_lines(sample.problem, sample.answers, sample.right_answer)]))
+        typer.echo("\n".join(problem_lines(sample)))
     if result.samples:
         name = result.nodes[0].name
         typer.echo(f"\nask it: ftis-node try --model {out / f'model-{name}'} 'What is 8 + 5?'")

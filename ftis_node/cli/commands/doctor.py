@@ -36,58 +36,48 @@ OPTION = "memory.option"
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
-ModelOption = Annotated[str | None, typer.Option("--model", help="Also check this model and plan its memory.")]
-RunOption = Annotated[
-    str | None,
-    typer.Option(
-        "--run",
-        help="Preset or TOML file to plan for.",
-        show_default="the home's",
-        autocompletion=presets,
-    ),
-]
-LoraOption = Annotated[bool | None, typer.Option("--lora/--full", help="Plan for a LoRA adapter, or for all weights.")]
-GpuMemoryOption = Annotated[
-    list[float] | None,
-    typer.Option(
-        "--gpu-memory", metavar="GIB", help="Plan for a GPU of this size in GiB instead; repeat it for each GPU."
-    ),
-]
-PeersOption = Annotated[
-    list[str] | None,
-    typer.Option("--peers", help="Multiaddr of a peer to dial. Repeatable.", show_default="the home's"),
-]
-ListenOption = Annotated[
-    list[str] | None,
-    typer.Option("--listen", help="Multiaddr whose port should be free. Repeatable.", show_default="the home's"),
-]
-StatusPortOption = Annotated[
-    int | None, typer.Option("--status-port", help="Local port that should be free.", show_default="the home's")
-]
-OnlyOption = Annotated[
-    list[str] | None, typer.Option("--only", help=f"Run only this check: {', '.join(CHECKS)}. Repeatable.")
-]
-GpuOption = Annotated[
-    bool, typer.Option("--gpu", help="Measure the first GPU for three minutes; the figures are in doctor-gpu.json.")
-]
-VerboseOption = Annotated[bool, typer.Option("--verbose", help="Also show each part of the memory plan.")]
-
-
 def doctor(
-    model: ModelOption = None,
-    run: RunOption = None,
-    lora: LoraOption = None,
-    gpu_memory: GpuMemoryOption = None,
+    model: Annotated[str | None, typer.Option("--model", help="Also check this model and plan its memory.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run",
+            help="Preset or TOML file to plan for.",
+            show_default="the home's",
+            autocompletion=presets,
+        ),
+    ] = None,
+    lora: Annotated[
+        bool | None, typer.Option("--lora/--full", help="Plan for a LoRA adapter, or for all weights.")
+    ] = None,
+    gpu_memory: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--gpu-memory", metavar="GIB", help="Plan for a GPU of this size in GiB instead; repeat it for each GPU."
+        ),
+    ] = None,
     gpus: GpusOption = None,
     tensor_parallel: TensorParallelOption = None,
-    peers: PeersOption = None,
-    listen: ListenOption = None,
-    status_port: StatusPortOption = None,
-    only: OnlyOption = None,
-    gpu: GpuOption = False,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option("--peers", help="Multiaddr of a peer to dial. Repeatable.", show_default="the home's"),
+    ] = None,
+    listen: Annotated[
+        list[str] | None,
+        typer.Option("--listen", help="Multiaddr whose port should be free. Repeatable.", show_default="the home's"),
+    ] = None,
+    status_port: Annotated[
+        int | None, typer.Option("--status-port", help="Local port that should be free.", show_default="the home's")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help=f"Run only this check: {', '.join(CHECKS)}. Repeatable.")
+    ] = None,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Measure the first GPU for three minutes; the figures are in doctor-gpu.json.")
+    ] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
-    verbose: VerboseOption = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also show each part of the memory plan.")] = False,
 ) -> None:
     """Check the machine. Each finding says what to do (ftis-node docs reference/doctor lists them all).
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,9 +15,7 @@ from ftis_node.cli.progress import show_fraction
 from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from ftis_node.generation.evaluate import Answered
+    from collections.abc import Iterator
 
 
 def evaluate(
@@ -49,12 +46,12 @@ def evaluate(
     where gained counts problems that only --model solves; with --show also problems: [{problem, right_answer, after:
     {text, is_right}, before: the same of --compare}].
     """
-    from ftis_node.evaluation.evaluate import answers_of, difference
+    from ftis_node.evaluation.evaluate import answers_of, difference, shown_problems
     from ftis_node.generation.evaluate import summarize
     from ftis_node.node.startup.prompts import prompts_for_command
 
     prompts = prompts_for_command(home_at(home), template=template)
-    models = {"after": model} | ({"before": compare} if compare else {})
+    models = ({"before": compare} if compare else {}) | {"after": model}
     with show_fraction("eval") as progress:
         options: dict[str, Any] = {"limit": limit, "k": k, "max_tokens": max_tokens, "engine": engine}
         asked = answers_of([*models.values()], task, prompts=prompts, on_progress=progress, **options)
@@ -65,19 +62,8 @@ def evaluate(
         document["compared"] = results["before"]
         document["difference"] = asdict(difference(answers["before"], answers["after"]))
     if show:
-        rows = (dict(zip(answers, row, strict=True)) for row in zip(*answers.values(), strict=True))
-        document["problems"] = [_shown(row) for row in islice(rows, show)]
+        document["problems"] = shown_problems(answers, limit=show)
     print_document(document, lambda: _lines(document), as_json=as_json)
-
-
-def _shown(answered: dict[str, Answered]) -> dict[str, Any]:
-    """Return one problem with the answer of each model."""
-    item = answered["after"].item
-    answers = {
-        when: {"text": each.greedy.text if each.greedy else "", "is_right": each.is_right}
-        for when, each in answered.items()
-    }
-    return {"problem": item.prompt[-1]["content"], "right_answer": item.answer, **answers}
 
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:
@@ -90,17 +76,16 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
             f"{gain['gained']} problems gained, {gain['lost']} lost"
         )
     for problem in document.get("problems", ()):
-        yield ""
-        answers = {when: problem[when] for when in ("before", "after") if when in problem}
-        yield from problem_lines(problem["problem"], answers, problem["right_answer"])
+        yield from problem_lines(problem)
 
 
-def problem_lines(problem: str, answers: Mapping[str, Mapping[str, Any]], right_answer: str) -> Iterator[str]:
-    """Yield a problem, the `text` of each model's answer and whether it `is_right`, and the right answer."""
-    yield f"problem  {_indented(problem)}"
-    for name, answer in answers.items():
-        yield f"{name:7}  {_indented(answer['text'])}  ({'right' if answer['is_right'] else 'wrong'})"
-    yield f"correct  {_indented(right_answer)}"
+def problem_lines(shown: dict[str, Any]) -> Iterator[str]:
+    """Yield one of `shown_problems`: the problem, the answer of each model, and the right answer."""
+    yield f"\nproblem  {_indented(shown['problem'])}"
+    for name, answer in shown.items():
+        if name not in ("problem", "right_answer"):
+            yield f"{name:7}  {_indented(answer['text'])}  ({'right' if answer['is_right'] else 'wrong'})"
+    yield f"correct  {_indented(shown['right_answer'])}"
 
 
 def _indented(text: str) -> str:

