@@ -124,12 +124,26 @@ def hub_without_models() -> Iterator[str]:
         hub.shutdown()
 
 
+EARLY = {  # by the name of the home: options of a join that ends before torch is loaded, and texts of its error
+    "misspelled folder": (["--model", "{model}x"], ["did you mean --model {model} ?"]),
+    "no model": (["--model", "{folder}"], ["it is not a transformers model"]),
+    "misspelled run": (["--model", "{model}", "--run", "arithmetic-ftsi"], ["did you mean arithmetic-ftis ?"]),
+    "not on the hub": (["--model", "Qwen/Q-3BB"], ["the hub has no model Qwen/Q-3BB", "check the spelling"]),
+    "listen": (
+        ["--model", "{model}", "--listen", "/ip4/127.0.0.1/tcp/{port}"], ["{port}", "choose another with --listen"],
+    ),
+    "status port": (["--model", "{model}", "--status-port", "{port}"], ["{port}", "choose another with --status-port"]),
+    "other run": (["--model", "{model}", "--run", "arithmetic-ftis"], ["belongs to run gsm8k-ftis", "--home"]),
+    "other model": (["--model", "{model}"], ["trains Qwen2.5-3B, not this tiny-model: give another --home"]),
+}  # fmt: skip
+
+
 class EarlyErrors(NamedTuple):
-    """Joins that end before torch is loaded, by name; each has a home of that name in `folder`."""
+    """The ends of these joins, and the values for the braces. Their homes are in `folder`."""
 
     ends: dict[str, Ended]
+    values: dict[str, str]
     folder: Path
-    port: str
 
 
 @pytest.fixture(scope="module")
@@ -140,29 +154,18 @@ def early(tmp_path_factory: pytest.TempPathFactory, model: Path) -> EarlyErrors:
     other_run.run_toml.write_text(load_manifest("gsm8k-ftis").to_toml())
     checkpoint = other_model.checkpoints / "step-00000012"
     checkpoint.mkdir(parents=True)
-    owner = {
-        "run_id": load_manifest("arithmetic-ftis").run_id,
-        "model": "Qwen2.5-3B",
-        "model_fingerprint": "0" * 32,
-        "trains": "full",
-    }
+    run_id = load_manifest("arithmetic-ftis").run_id
+    owner = {"run_id": run_id, "model": "Qwen2.5-3B", "model_fingerprint": "0" * 32, "trains": "full"}
     (checkpoint / "state.json").write_text(json.dumps({"owner": owner}))
     (checkpoint / "COMPLETE").touch()
     with socket.socket() as taken, hub_without_models() as hub:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = str(taken.getsockname()[1])
-        joins = {
-            "misspelled folder": ("--model", str(model.with_name("tiny-modle"))),
-            "no model": ("--model", str(folder)),
-            "misspelled run": ("--model", str(model), "--run", "arithmetic-ftsi"),
-            "not on the hub": ("--model", "Qwen/Qwen2.5-3BB"),
-            "--listen": ("--model", str(model), "--listen", f"/ip4/127.0.0.1/tcp/{port}"),
-            "--status-port": ("--model", str(model), "--status-port", port),
-            "other run": ("--model", str(model), "--run", "arithmetic-ftis"),
-            "other model": ("--model", str(model)),
+        values = {"model": str(model), "folder": str(folder), "port": str(taken.getsockname()[1])}
+        commands = {
+            name: join_arguments(folder / name, *(option.format(**values) for option in options))
+            for name, (options, _) in EARLY.items()
         }
-        commands = {name: join_arguments(folder / name, *arguments) for name, arguments in joins.items()}
         done = subprocess.run(
             [sys.executable, "-c", ONE_BY_ONE, json.dumps(commands)],
             capture_output=True, text=True, timeout=START_S, check=True,
@@ -170,36 +173,21 @@ def early(tmp_path_factory: pytest.TempPathFactory, model: Path) -> EarlyErrors:
         )  # fmt: skip
     ends = json.loads(done.stdout)
     return EarlyErrors(
-        {name: Ended(code, error_line(errors), torch) for name, (code, errors, torch) in ends.items()}, folder, port
+        {name: Ended(code, error_line(errors), torch) for name, (code, errors, torch) in ends.items()}, values, folder
     )
 
 
-def test_a_misspelled_folder_gets_a_suggestion(early: EarlyErrors, model: Path) -> None:
-    result = early.ends["misspelled folder"]
-    assert result.code == 2
-    assert f"did you mean --model {model} ?" in result.line
-    assert not result.loaded_torch
-    assert not (early.folder / "misspelled folder").exists(), "a failed join creates no home"
+@pytest.mark.parametrize("name", EARLY)
+def test_an_early_error_says_what_to_do(early: EarlyErrors, name: str) -> None:
+    result = early.ends[name]
+    assert (result.code, result.loaded_torch) == (2, False)
+    for text in EARLY[name][1]:
+        assert text.format(**early.values) in result.line
 
 
-def test_a_folder_that_is_no_model_is_an_error(early: EarlyErrors) -> None:
-    result = early.ends["no model"]
-    assert (result.code, "it is not a transformers model" in result.line) == (2, True)
-    assert not result.loaded_torch
-
-
-def test_a_misspelled_run_gets_a_suggestion(early: EarlyErrors) -> None:
-    result = early.ends["misspelled run"]
-    assert (result.code, result.line.endswith("did you mean arithmetic-ftis ?")) == (2, True)
-    assert not result.loaded_torch
-
-
-def test_a_model_that_the_hub_does_not_have_is_an_error(early: EarlyErrors) -> None:
-    result = early.ends["not on the hub"]
-    assert result.code == 2
-    assert "the hub has no model Qwen/Qwen2.5-3BB" in result.line
-    assert "check the spelling" in result.line
-    assert not result.loaded_torch
+def test_a_failed_join_neither_creates_nor_changes_a_home(early: EarlyErrors) -> None:
+    assert not (early.folder / "misspelled folder").exists()
+    assert (early.folder / "other run" / "run.toml").read_text() == load_manifest("gsm8k-ftis").to_toml()
 
 
 def test_a_missing_network_is_an_error(tmp_path: Path) -> None:
@@ -222,29 +210,6 @@ def test_a_gpu_that_is_too_small_is_an_error(
     line = error_line(capsys.readouterr().err)
     assert "does not fit on the GPU" in line
     assert f"ftis-node doctor --model {model}" in line
-
-
-@pytest.mark.parametrize("option", ["--listen", "--status-port"])
-def test_a_port_in_use_is_an_error(early: EarlyErrors, option: str) -> None:
-    result = early.ends[option]
-    assert result.code == 2
-    assert early.port in result.line
-    assert result.line.endswith(f"choose another with {option}")
-    assert not result.loaded_torch
-
-
-def test_a_home_of_another_run_is_an_error(early: EarlyErrors) -> None:
-    result = early.ends["other run"]
-    assert (result.code, "belongs to run gsm8k-ftis" in result.line, "--home" in result.line) == (2, True, True)
-    assert (early.folder / "other run" / "run.toml").read_text() == load_manifest("gsm8k-ftis").to_toml()
-    assert not result.loaded_torch
-
-
-def test_a_home_of_another_model_is_an_error(early: EarlyErrors) -> None:
-    result = early.ends["other model"]
-    assert result.code == 2
-    assert "trains Qwen2.5-3B, not this tiny-model: give another --home" in result.line
-    assert not result.loaded_torch
 
 
 def small_disk(folder: Path, num_mb: int, *, fill_first: bool) -> tuple[str, ...]:
