@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ftis_node.records.codec import hash_messages, hash_prompt
+from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.group import (
     Completion,
     FinishReason,
@@ -29,6 +31,7 @@ from ftis_node.records.group import (
     TextGroup,
 )
 from ftis_node.records.identity import Identity
+from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.tasks.arithmetic import ArithmeticTask
 from tests import scheduling, tiers
 from tests.small_swarm import pytest_runtest_teardown as pytest_runtest_teardown  # a hook
@@ -150,6 +153,21 @@ def make_text_group(identity: Identity, **changes: Any) -> TextGroup:
         ),
     )
     return replace(group, **changes)
+
+
+def accept(group: Group | TextGroup, sender: Identity, ids: Sequence[Sequence[int]] = ((1, 2), (3,))) -> Accepted:
+    """Seal a group and return it as validation does; `ids` are the tokens of the texts of a text group."""
+    envelope = seal_group(group, sender)
+    if isinstance(group, TextGroup):
+        return Accepted(envelope, envelope.to_bytes(), group.in_tokens(ids), tuple(PROMPT_IDS), group.exact_group)
+    return Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS))
+
+
+def fill_buffer(path: Path, *groups: Accepted, own: Identity | None = None) -> None:
+    """Store groups in the buffer at `path`, those of `own` as the node's own."""
+    with closing(ReplayBuffer(path)) as buffer:
+        for each in groups:
+            assert buffer.admit(each, own=own is not None and each.group.sender == own.peer_id)
 
 
 @pytest.fixture(scope="session")

@@ -13,12 +13,10 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
-from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.status import Status
-from tests.conftest import PROMPT_IDS, make_group
+from tests.conftest import accept, fill_buffer, make_group
 
 UNKNOWN_PEER = "12D3KooW" + "z" * 44
 
@@ -27,11 +25,7 @@ UNKNOWN_PEER = "12D3KooW" + "z" * 44
 def home(tmp_path: Path, identity: Identity) -> Path:
     """The home of a stopped node that accepted one group of a peer and refused another."""
     where = Home(tmp_path)
-    buffer = ReplayBuffer(where.replay)
-    group = make_group(identity)
-    envelope = seal_group(group, identity)
-    assert buffer.admit(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), None), own=False)
-    buffer.close()
+    fill_buffer(where.replay, accept(make_group(identity), identity))
     row = {
         "peer_id": identity.peer_id, "name": "mallory\x1b]0;x\x07", "model": "tiny", "parameters": 1000, "role": "full",
         "policy_version": 3, "groups_accepted": 1, "groups_refused": {"reward_mismatch": 2}, "failed_pulls": 1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,11 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
-from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from tests.cli.test_export import trained_home
-from tests.conftest import PROMPT_IDS, make_group, make_text_group
+from tests.conftest import accept, fill_buffer, make_group, make_text_group
 from tests.hub_stand_in import TOKEN, Repository, StandIn, running_stand_in
 
 REPO = "ann/swarm-tiny"
@@ -59,20 +59,12 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Home]:
         row = {"peer_id": peer.peer_id, "name": "bob of the hills", "groups_accepted": 2, "addresses": [PEER_ADDRESS]}
         status["peers"] = [row, row | {"peer_id": "p3", "groups_accepted": 0}]
         home.status.write_text(json.dumps(status))
-        _fill(ReplayBuffer(home.replay), me, peer)
+        as_text = accept(make_text_group(peer, number=2), peer)
+        fill_buffer(home.replay, accept(make_group(me), me), accept(make_group(peer), peer), as_text, own=me)
+        with closing(ReplayBuffer(home.replay)) as buffer:
+            buffer.take(1, own=1, foreign=1)
+            assert buffer.release_step(1, ReleaseReason.TRAINED) == 2
     return homes
-
-
-def _fill(buffer: ReplayBuffer, me: Identity, peer: Identity) -> None:
-    own, foreign = make_group(me), make_group(peer)
-    text = make_text_group(peer, number=2)
-    for group, sent in ((own, None), (foreign, None), (text.in_tokens([[1, 2], [3]]), text)):
-        envelope = seal_group(sent or group, me if group is own else peer)
-        accepted = Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), sent.exact_group if sent else None)
-        assert buffer.admit(accepted, own=group is own)
-    buffer.take(1, own=1, foreign=1)
-    assert buffer.release_step(1, ReleaseReason.TRAINED) == 2
-    buffer.close()
 
 
 def _private_texts(home: Home) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,6 @@ from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.models.decoder import Decoder
-from ftis_node.records.envelope import Accepted, seal_group
-from ftis_node.records.group import TextCompletion
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.group_history import read_completion, read_group_history
@@ -25,24 +24,18 @@ from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks import load_task
 from ftis_node.telemetry.terminal_text import cells
-from tests.conftest import EOS, PROMPT_IDS, make_completion, make_group, make_text_group
+from tests.conftest import EOS, accept, fill_buffer, make_completion, make_group, make_text_group
 from tests.models.tiny_models import save_tiny
 
 
 @pytest.fixture
 def home(tmp_path: Path, identity: Identity) -> Path:
     """A home whose buffer has a group of token ids and a group of texts."""
-    buffer = ReplayBuffer(Home(tmp_path).replay)
-    exact, as_text = make_group(identity), make_text_group(identity, number=2)
-    mallory = TextCompletion(
-        "\x1b]0;x\x0710", mean_logprob=-0.5, num_tokens=2, finish_reason=as_text.completions[0].finish_reason
-    )
-    as_text = make_text_group(identity, number=2, completions=(mallory, as_text.completions[1]))
-    for group, text in ((exact, None), (as_text.in_tokens([[1, 2], [3]]), as_text)):
-        envelope = seal_group(text or group, identity)
-        exact_group = text.exact_group if text else None
-        assert buffer.admit(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), exact_group), own=False)
-    buffer.close()
+    as_text = make_text_group(identity, number=2)
+    first, second = as_text.completions
+    mallory = replace(first, text="\x1b]0;x\x0710", mean_logprob=-0.5, num_tokens=2, reward=0.0)
+    as_text = replace(as_text, completions=(mallory, second))
+    fill_buffer(Home(tmp_path).replay, accept(make_group(identity), identity), accept(as_text, identity))
     return tmp_path
 
 
@@ -135,11 +128,9 @@ def test_show_prints_the_special_tokens_inside_an_answer(
 ) -> None:
     completions = (make_completion(10, 0, 11, EOS), make_completion(12, 13, reward=1.0))
     group = make_group(identity, number=3, completions=completions)
-    envelope = seal_group(group, identity)
-    buffer = ReplayBuffer(Home(home_with_run).replay)
-    assert buffer.admit(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS)), own=False)
-    buffer.close()
-    shown = _printed(capsys, home_with_run, "show", envelope.id.hex())
+    stored = accept(group, identity)
+    fill_buffer(Home(home_with_run).replay, stored)
+    shown = _printed(capsys, home_with_run, "show", stored.envelope.id.hex())
     text = Decoder(Home(home_with_run)).text([10, 0, 11], with_special_tokens=True)
     assert text is not None and "<|endoftext|>" in text
     assert f"  | {text}\n" in shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pty
 import re
@@ -18,13 +17,11 @@ from aiohttp import ClientSession, CookieJar
 
 from ftis_node.cli.app import run
 from ftis_node.dashboard.web import refusal_of, warning_of
-from tests.dashboard.browser import CHROMIUM, browse
 from tests.dashboard.sample_node import STATUS
 from tests.node.support import free_port
 from tests.waiting import eventually
 
 COMMAND = [sys.executable, "-m", "ftis_node", "dashboard"]
-MIN_SCREENSHOT_BYTES = 12_000  # an empty page has 4 kB
 
 
 @pytest.fixture
@@ -159,24 +156,3 @@ async def test_the_page_needs_the_token_of_the_printed_address(home: Path) -> No
                 assert response.status == 200
         async with ClientSession(cookies={"ftis-dashboard-0": token}) as session, session.get(address) as response:
             assert response.status == 401
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: `apt-get install chromium`")
-async def test_a_browser_shows_the_screen(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with _served(home) as url:
-        async with ClientSession() as session:
-            await _page(session, url)
-        # 500 is the narrowest window of a headless browser
-        async with browse(url, tmp_path_factory.mktemp("browser"), width=500, height=900) as page:
-            async with asyncio.timeout(40):
-                while len(screenshot := await page.screenshot()) < MIN_SCREENSHOT_BYTES:
-                    await page.value("0")  # taking the screenshot is the wait
-            loaded = await page.value("performance.getEntriesByType('resource').map(entry => entry.name).join(' ')")
-            assert all(name.startswith(url.split("?")[0]) for name in loaded.split())
-            assert await page.value("document.activeElement.className") == "xterm-helper-textarea"
-            assert await page.value("getComputedStyle(document.querySelector('.starting')).display") == "none"
-            screen = "document.querySelector('.xterm-screen').getBoundingClientRect()"
-            assert 0 <= await page.value(f"innerWidth - {screen}.right") < 80
-            assert 0 <= await page.value(f"innerHeight - {screen}.bottom") < 40
-            assert await page.value("document.documentElement.scrollWidth <= innerWidth")
-    assert screenshot.startswith(b"\x89PNG")

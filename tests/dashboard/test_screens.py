@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.app import App, ComposeResult
@@ -41,6 +44,22 @@ class ChangingNode:
         )
 
 
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Open the dashboard on snapshots of a node, by default of the sample node."""
+
+    @asynccontextmanager
+    async def open_app(
+        poll: Callable[[], NodeSnapshot] = lambda: RUNNING, *, period_s: float = 600.0, size: tuple[int, int] = (80, 24)
+    ) -> AsyncIterator[tuple[DashboardApp, Pilot[None]]]:
+        use_snapshots(monkeypatch, poll)
+        app = DashboardApp(Home(tmp_path), period_s=period_s)
+        async with app.run_test(size=size) as pilot:
+            yield app, pilot
+
+    return open_app
+
+
 async def _shown(app: DashboardApp, pilot: Pilot[None], text: str) -> str:
     """Wait until the rows of the screen contain this text, and return them."""
     async with asyncio.timeout(60):
@@ -49,13 +68,9 @@ async def _shown(app: DashboardApp, pilot: Pilot[None], text: str) -> str:
     return rows
 
 
-async def test_snapshots_while_screens_open_and_close_do_not_end_the_dashboard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_snapshots(monkeypatch, ChangingNode().poll)
+async def test_snapshots_while_screens_open_and_close_do_not_end_the_dashboard(opened: Any) -> None:
     keys = random.Random(1)
-    app = DashboardApp(Home(tmp_path), period_s=0.001)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with opened(ChangingNode().poll, period_s=0.001) as (app, pilot):
         for _ in range(25):
             for _ in range(keys.randint(1, 3)):
                 app.simulate_key(keys.choice(KEYS))
@@ -64,23 +79,17 @@ async def test_snapshots_while_screens_open_and_close_do_not_end_the_dashboard(
         assert app.is_running and app.snapshot is not None
 
 
-async def test_snapshots_while_the_dashboard_ends_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_snapshots_while_the_dashboard_ends_are_ignored(opened: Any) -> None:
     waits = random.Random(1)
     for _ in range(4):
-        use_snapshots(monkeypatch, ChangingNode().poll)
-        app = DashboardApp(Home(tmp_path), period_s=0.0005)
-        async with app.run_test(size=(80, 24)) as pilot:
+        async with opened(ChangingNode().poll, period_s=0.0005) as (app, pilot):
             await pilot.pause(waits.random() * 0.1)
         assert (app.is_running, app.return_code) == (False, None)
 
 
 @pytest.mark.parametrize("keys", [("enter", "q", "escape"), ("g", "e", "q", "down", "q")])
-async def test_keys_after_quit_are_ignored(
-    keys: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_snapshots(monkeypatch, ChangingNode().poll)
-    app = DashboardApp(Home(tmp_path), period_s=0.05)
-    async with app.run_test(size=(80, 24)) as pilot:
+async def test_keys_after_quit_are_ignored(keys: tuple[str, ...], opened: Any) -> None:
+    async with opened(ChangingNode().poll, period_s=0.05) as (app, pilot):
         await pilot.pause(0.02)
         for key in keys:
             app.simulate_key(key)
@@ -90,12 +99,8 @@ async def test_keys_after_quit_are_ignored(
     assert app.return_code == 0
 
 
-async def test_a_snapshot_before_a_screen_is_mounted_is_shown_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_snapshots(monkeypatch, ChangingNode().poll)
-    app = DashboardApp(Home(tmp_path), period_s=600.0)
-    async with app.run_test(size=(80, 24)) as pilot:
+async def test_a_snapshot_before_a_screen_is_mounted_is_shown_after(opened: Any) -> None:
+    async with opened(ChangingNode().poll) as (app, pilot):
         page = PeerScreen(RUNNING.peers[0]["peer_id"])
         app.push_screen(page)
         assert not page.is_mounted
@@ -106,37 +111,29 @@ async def test_a_snapshot_before_a_screen_is_mounted_is_shown_after(
         assert len(app.screen_stack) == 1
 
 
-async def test_many_reasons_do_not_hide_a_peers_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_reasons_do_not_hide_a_peers_groups(opened: Any) -> None:
     many = {f"reason_{number}": number + 1 for number in range(30)}
     snapshot = replace(RUNNING, peers=({**RUNNING.peers[0], "groups_refused": many},))
-    use_snapshots(monkeypatch, lambda: snapshot)
-    app = DashboardApp(Home(tmp_path), period_s=600.0)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with opened(lambda: snapshot) as (app, pilot):
         await _shown(app, pilot, FIRST_PEER)
         await pilot.press("enter")
         shown = await _shown(app, pilot, SUMMARY.id[:8])
         assert "peer id" in shown and "trust" in shown and "reason_29" in shown
 
 
-async def test_the_reason_for_unreadable_groups_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_reason_for_unreadable_groups_is_shown(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(screen: GroupsScreen) -> list[GroupSummary]:
         raise ConfigError("the buffer is missing")
 
-    use_snapshots(monkeypatch, lambda: RUNNING)
-    monkeypatch.setattr(GroupsScreen, "read", fail)
-    app = DashboardApp(Home(tmp_path), period_s=600.0)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with opened() as (app, pilot):
+        monkeypatch.setattr(GroupsScreen, "read", fail)
         await _shown(app, pilot, FIRST_PEER)
         await pilot.press("enter")
         await _shown(app, pilot, "the buffer is missing")
 
 
-async def test_peers_are_searched_sorted_and_selected_by_keys_and_mouse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_snapshots(monkeypatch, lambda: RUNNING)
-    app = DashboardApp(Home(tmp_path), period_s=600.0)
-    async with app.run_test(size=(120, 40)) as pilot:
+async def test_peers_are_searched_sorted_and_selected_by_keys_and_mouse(opened: Any) -> None:
+    async with opened(size=(120, 40)) as (app, pilot):
         await _shown(app, pilot, FIRST_PEER)
         table = app.query_one("#peers", RowsTable)
         assert table.selected_key() == ANN
@@ -160,10 +157,8 @@ async def test_peers_are_searched_sorted_and_selected_by_keys_and_mouse(
         await _shown(app, pilot, "newest first or last")
 
 
-async def test_events_are_searched_and_reversed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_snapshots(monkeypatch, lambda: RUNNING)
-    app = DashboardApp(Home(tmp_path), period_s=600.0)
-    async with app.run_test(size=(80, 24)) as pilot:
+async def test_events_are_searched_and_reversed(opened: Any) -> None:
+    async with opened() as (app, pilot):
         await _shown(app, pilot, FIRST_PEER)
         await pilot.press("e")
         shown = await _shown(app, pilot, "newest first or last")
@@ -178,12 +173,8 @@ async def test_events_are_searched_and_reversed(tmp_path: Path, monkeypatch: pyt
         assert "eval" in text_of_rows(app.export_screenshot())
 
 
-async def test_the_screen_of_the_swarm_opens_from_the_main_screen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_snapshots(monkeypatch, lambda: RUNNING)
-    app = DashboardApp(Home(tmp_path), period_s=600.0)
-    async with app.run_test(size=(80, 24)) as pilot:
+async def test_the_screen_of_the_swarm_opens_from_the_main_screen(opened: Any) -> None:
+    async with opened() as (app, pilot):
         await _shown(app, pilot, FIRST_PEER)
         await pilot.press("w")
         await _shown(app, pilot, "no node has run")

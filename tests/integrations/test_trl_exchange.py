@@ -28,10 +28,10 @@ from ftis_node.integrations.trl.run_dataset import swarm_dataset
 from ftis_node.integrations.trl.swarm_exchange import MAX_QUEUED, SwarmExchange
 from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.codec import hash_messages, unpack_group
-from ftis_node.records.envelope import Accepted, open_envelope, seal_group
+from ftis_node.records.envelope import Accepted, open_envelope
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.status import Status
-from tests.conftest import EOS, PROMPT_IDS, make_completion, make_group
+from tests.conftest import EOS, accept, make_completion, make_group
 from tests.integrations.test_trl import Recorded, make_trainer
 from tests.node.exchange.parts import GROUP_SIZE, MANIFEST, exchanging, own_group, serving
 from tests.node.nodes import ME
@@ -60,9 +60,7 @@ def admit_foreign(node: NodeComponents, *, number: int = 1, **changes: Any) -> A
     """Store a foreign group in the node's buffer, on which the trainer can train."""
     completions = [make_completion(19 + extra, 20, EOS, reward=float(extra)) for extra in range(GROUP_SIZE)]
     given = {"tokenizer": node.tokenizer.fingerprint, "completions": completions} | changes
-    group = make_group(ANN, number=number, run_id=node.context.manifest.run_id, **given)
-    envelope = seal_group(group, ANN)
-    accepted = Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS))
+    accepted = accept(make_group(ANN, number=number, run_id=node.context.manifest.run_id, **given), ANN)
     assert node.store.buffer.admit(accepted, own=False)
     return accepted
 

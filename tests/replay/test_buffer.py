@@ -10,14 +10,13 @@ import pytest
 
 from ftis_node.errors import ConfigError, DamagedError
 from ftis_node.records.codec import unpack_any, unpack_group
-from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.replay.rows import StoredGroup
 from ftis_node.validation import Accepted
-from tests.conftest import PROMPT_IDS, make_group, make_text_group
+from tests.conftest import PROMPT_IDS, accept, fill_buffer, make_group, make_text_group
 
 ME = Identity.from_seed(bytes([1]) * 32)
 ANN = Identity.from_seed(bytes([2]) * 32)
@@ -25,9 +24,7 @@ BOB = Identity.from_seed(bytes([3]) * 32)
 
 
 def accepted(identity: Identity, number: int, **changes: object) -> Accepted:
-    group = make_group(identity, number=number, **changes)
-    envelope = seal_group(group, identity)
-    return Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS))
+    return accept(make_group(identity, number=number, **changes), identity)
 
 
 def fill(buffer: ReplayBuffer, *, own: int, ann: int = 0, bob: int = 0) -> None:
@@ -62,26 +59,19 @@ def first_ids(stored: StoredGroup) -> list[int]:
 
 
 def test_a_text_group_is_read_with_the_tokens_of_its_validation(path: Path) -> None:
-    text_group = make_text_group(ANN)
-    envelope = seal_group(text_group, ANN)
-    group = text_group.in_tokens([[10, 2], [7, 8, 9]])
-    buffer = ReplayBuffer(path)
-    assert buffer.admit(
-        Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), text_group.exact_group), own=False
-    )
-    assert buffer.admit(accepted(BOB, 1), own=False)
-    buffer.close()
+    as_text = accept(make_text_group(ANN), ANN, [[10, 2], [7, 8, 9]])
+    fill_buffer(path, as_text, accepted(BOB, 1))
     buffer, reader = ReplayBuffer(path), ReplayReader(path)
     again, exact = sorted(buffer.take(1, own=0, foreign=2).groups, key=lambda taken: taken.sender != ANN.peer_id)
     assert again.text_token_ids == ((10, 2), (7, 8, 9))
     in_tokens = unpack_any(again.body).in_tokens(again.text_token_ids)
-    assert in_tokens == group
+    assert in_tokens == as_text.group
     assert [completion.mean_logprob for completion in in_tokens.completions] == [-0.25, -2.0]
     assert [len(completion.logprobs) for completion in in_tokens.completions] == [0, 0]
     assert (in_tokens.policy_version, in_tokens.policy_version_newest) == (3, 4)
     assert exact.text_token_ids == ()
     assert unpack_group(exact.body).mean_logprobs == ()
-    assert reader.envelopes([envelope.id]) == [envelope.to_bytes()], "the envelope is stored as received"
+    assert reader.envelopes([as_text.envelope.id]) == [as_text.envelope_bytes], "the envelope is stored as received"
     assert again.rewards == (1.0, 0.0)
     buffer.close()
     reader.close()

@@ -11,10 +11,10 @@ import pytest
 import ftis_node
 from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError, RecordError
-from ftis_node.records.envelope import Accepted, seal_group
+from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
-from tests.conftest import PROMPT_IDS, make_group
+from tests.conftest import accept, make_group
 
 
 def test_the_import_loads_no_large_package() -> None:
@@ -31,9 +31,7 @@ def test_rollouts_are_read_while_the_buffer_is_open(tmp_path: Path, identity: Id
     with pytest.raises(ConfigError, match="no replay buffer"):
         ftis_node.ReplayBuffer.open(tmp_path)
     buffer = ReplayBuffer(Home(tmp_path).replay)
-    group = make_group(identity)
-    envelope = seal_group(group, identity)
-    assert buffer.admit(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS)), own=False)
+    assert buffer.admit(accept(make_group(identity), identity), own=False)
     rollouts = ftis_node.ReplayBuffer.open(str(tmp_path))
     frame, dataset = rollouts.to_pandas(), rollouts.to_dataset()
     buffer.close()

@@ -11,12 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.replay.rollout_rows import flat_rows, group_rows, write_jsonl, write_parquet
-from tests.conftest import PROMPT_IDS, make_completion, make_group
+from tests.conftest import accept, fill_buffer, make_completion, make_group
 
 NUM_GROUPS = 128
 TOKENS_PER_GROUP = 2048
@@ -36,12 +34,8 @@ def large_buffer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     identity = Identity.from_seed(bytes(range(32)))
     path = tmp_path_factory.mktemp("large") / "replay.sqlite"
     completions = tuple(make_completion(*range(1000, 1000 + TOKENS_PER_GROUP // 2)) for _ in range(2))
-    buffer = ReplayBuffer(path)
-    for number in range(NUM_GROUPS):
-        group = make_group(identity, number=number, completions=completions)
-        envelope = seal_group(group, identity)
-        assert buffer.admit(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS)), own=False)
-    buffer.close()
+    groups = (make_group(identity, number=number, completions=completions) for number in range(NUM_GROUPS))
+    fill_buffer(path, *(accept(group, identity) for group in groups))
     return path
 
 

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.config.home import Home
-from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.telemetry.status import LearnerStatus, ModelStatus, NodeStatus, RunStatus, Status
-from tests.conftest import PROMPT_IDS, make_group, make_text_group
+from tests.conftest import accept, fill_buffer, make_group, make_text_group
 
 ATTACK = "<script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>\" '\x1b[2J\u202e"
 PEER_ID = "12D3KooWHostileHostileHostileHostileHostile"
@@ -95,15 +93,7 @@ def _peer() -> dict[str, Any]:
 
 
 def _fill(home: Home) -> None:
-    buffer = ReplayBuffer(home.replay)
     hostile = make_text_group(PEER, number=2)
-    hostile = replace(
-        hostile, model=ATTACK, completions=(replace(hostile.completions[0], text=ATTACK), hostile.completions[1])
-    )
-    groups = [(make_group(ME), None, ME), (hostile.in_tokens([[1, 2], [3]]), hostile, PEER)]
-    for group, text, sender in groups:
-        envelope = seal_group(text or group, sender)
-        exact_group = text.exact_group if text else None
-        accepted = Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), exact_group)
-        assert buffer.admit(accepted, own=sender is ME)
-    buffer.close()
+    first, second = hostile.completions
+    hostile = replace(hostile, model=ATTACK, completions=(replace(first, text=ATTACK), second))
+    fill_buffer(home.replay, accept(make_group(ME), ME), accept(hostile, PEER), own=ME)

@@ -14,14 +14,12 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.models.decoder import Decoder
-from ftis_node.records.envelope import Accepted, seal_group
-from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.report import html_page
 from ftis_node.report.formatting import clean
 from ftis_node.report.html_page import mean
 from ftis_node.report.timeline import MAX_FIRST, MAX_LAST, TimelineBuilder
 from ftis_node.swarm.reasons import REFUSALS, full_sentence
-from tests.conftest import EOS, PROMPT_IDS, make_completion, make_group
+from tests.conftest import EOS, accept, fill_buffer, make_completion, make_group
 from tests.models.tiny_models import save_tiny
 from tests.report.support import ATTACK, ME, NUM_STEPS, PEER_ID, step_events, write_home
 from tests.validation.test_reasons import ROWS
@@ -227,10 +225,7 @@ def test_the_page_shows_the_special_tokens_inside_an_answer(tmp_path: Path) -> N
     home = write_home(tmp_path / "home")
     home.settings.write_text(json.dumps({"model": str(save_tiny(tmp_path / "tiny"))}))
     group = make_group(ME, number=9, completions=(make_completion(10, 0, 11, EOS), make_completion(12, reward=1.0)))
-    envelope = seal_group(group, ME)
-    buffer = ReplayBuffer(home.replay)
-    assert buffer.admit(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS)), own=True)
-    buffer.close()
+    fill_buffer(home.replay, accept(group, ME), own=ME)
     assert run(["report", "--home", str(home.root), "--out", str(tmp_path / "page.html")]) == 0
     text = Decoder(home).text([10, 0, 11], with_special_tokens=True)
     assert text is not None and "<|endoftext|>" in text and "<|im_end|>" not in text

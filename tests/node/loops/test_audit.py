@@ -18,12 +18,11 @@ from ftis_node.node.context import NodeState
 from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.protocols import NullLearner
 from ftis_node.node.wiring import NodeComponents
-from ftis_node.records.envelope import seal_group
 from ftis_node.records.group import Completion
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.reputation import Behaviour, TrustLevel
 from ftis_node.validation import Accepted
-from tests.conftest import PROMPT_IDS, make_completion, make_group
+from tests.conftest import accept, make_completion, make_group
 from tests.node.nodes import ME, MODEL, components, events_of, notes_of
 from tests.waiting import eventually
 
@@ -96,9 +95,7 @@ async def audited(
 
 def accepted(*, model: str = MODEL, version: int = 0, completions: tuple[Completion, ...] | None = None) -> Accepted:
     changes: dict[str, Any] = {} if completions is None else {"completions": completions}
-    group = make_group(ANN, model=model, versions=(version, version), **changes)
-    envelope = seal_group(group, ANN)
-    return Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS))
+    return accept(make_group(ANN, model=model, versions=(version, version), **changes), ANN)
 
 
 async def test_a_false_claim_is_noted_and_counted_and_its_group_released(tmp_path: Path) -> None:

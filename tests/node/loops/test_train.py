@@ -18,14 +18,12 @@ from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.peers.registry import RECENT_STEPS
 from ftis_node.node.protocols import NullLearner
 from ftis_node.node.wiring import NodeComponents, Wiring
-from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.rows import StoredGroup
 from ftis_node.swarm.reputation import Behaviour
-from ftis_node.validation import Accepted
 from ftis_node.workers.weight_store import WeightProof
-from tests.conftest import PROMPT_IDS, make_group
+from tests.conftest import accept, make_group
 from tests.node.nodes import buffer_of, components, events_of, notes_of
 from tests.node.support import manifest_text
 
@@ -33,8 +31,7 @@ HONEST, MALLORY = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes(
 
 
 def foreign(sender: Identity, number: int) -> StoredGroup:
-    envelope = seal_group(group := make_group(sender), sender)
-    stored = StoredGroup.from_accepted(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS)), own=False)
+    stored = StoredGroup.from_accepted(accept(make_group(sender), sender), own=False)
     return replace(stored, id=bytes([number]) * 32)
 
 
