@@ -30,7 +30,6 @@ from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.records.identity import Identity
-from tests.models.tiny_models import save_tiny
 from tests.node.support import free_port
 
 pytestmark = pytest.mark.timeout(600)
@@ -70,11 +69,6 @@ class Ended(NamedTuple):
     code: int
     line: str
     loaded_torch: bool
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("models") / "tiny-model")
 
 
 def environment(**changes: str) -> dict[str, str]:

@@ -23,15 +23,9 @@ from ftis_node.models.safetensors_file import read_header
 from ftis_node.report.facts import EventTotals
 from ftis_node.telemetry.history import HistoryReader
 from tests.cli.test_usage_errors import error_of
-from tests.models.tiny_models import save_tiny
 
 DEEP_JSON = b'{"a": ' * 100_000
 DEEP_TOML = b"a = " + b"[" * 50_000
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -10,14 +9,9 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
-from tests.models.tiny_models import save_tiny
 
+RUN_ID = "0123456789abcdef" * 2
 PEER = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model") / "tiny")
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -47,50 +41,12 @@ def test_a_folder_without_a_tokenizer_is_an_error(
     assert "tokenizer" in line
 
 
-def test_the_error_names_an_invalid_line_of_a_data_file(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
-) -> None:
-    file = tmp_path / "train.jsonl"
-    file.write_text(json.dumps({"question": "1+1?", "answer": "two\n#### 2"}) + '\n{"question": "no answer"}\n')
-    code, line = join(capsys, tmp_path, "--model", str(model), "--task", f"gsm8k:{file}")
-    assert code == 2
-    assert "train.jsonl: row 2" in line
-
-
-def test_an_unknown_manifest_key_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
-    manifest = tmp_path / "run.toml"
-    manifest.write_text('name = "x"\ntask = "arithmetic"\n[step]\nown_group = 3\n')
-    code, line = join(capsys, tmp_path, "--model", str(model), "--run", str(manifest))
-    assert code == 2
-    assert "own_group" in line
-
-
-@pytest.mark.parametrize("task", ["nosuch:../../etc/passwd"])
-def test_a_run_whose_task_is_not_installed_is_an_error(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, task: str
-) -> None:
-    manifest = tmp_path / "run.toml"
-    manifest.write_text(f'name = "x"\ntask = "{task}"\n')
-    code, line = join(capsys, tmp_path, "--model", str(model), "--run", str(manifest))
-    assert code == 2
-    assert "nosuch" in line
-
-
 def test_a_home_in_use_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
     with Home(tmp_path / "home").owned():
         code, line = join(capsys, tmp_path, "--model", str(model), "--task", "arithmetic")
     assert code == 2
     assert "in use" in line
     assert str(os.getpid()) in line
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:4001", "/ip4/127.0.0.1/tcp/4001"])
-def test_a_malformed_peer_address_is_an_error(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, address: str
-) -> None:
-    code, line = join(capsys, tmp_path, "--model", str(model), "--task", "arithmetic", "--peers", address)
-    assert code == 2
-    assert address in line
 
 
 @pytest.mark.parametrize(
@@ -175,17 +131,11 @@ def test_an_experiment_with_a_missing_model_is_an_error(capsys: pytest.CaptureFi
     assert not (tmp_path / "out" / "runs").exists(), "a trial began"
 
 
-def test_a_run_id_without_peers_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
-    code, line = join(capsys, tmp_path, "--model", str(model), "--run", "0123456789abcdef" * 2)
-    assert code == 2
-    assert "--peers" in line
-
-
 def test_a_run_id_that_no_peer_has_is_an_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ftis_node.node.startup.run_plan.TIMEOUT_S", 2.0)
-    code, line = join(capsys, tmp_path, "--model", str(model), "--run", "0123456789abcdef" * 2, "--peers", PEER)
+    code, line = join(capsys, tmp_path, "--model", str(model), "--run", RUN_ID, "--peers", PEER)
     assert code == 4
     assert "no manifest of run 0123" in line
     assert not (tmp_path / "home" / "run.toml").exists()
@@ -223,47 +173,47 @@ def test_a_group_of_commands_without_a_command_prints_its_usage(capsys: pytest.C
         assert shown.startswith("Usage: ftis-node") and "see --help" not in shown
 
 
+RUN, NODE, DATA = "run.toml", "home/node.toml", "train.jsonl"
 MIXED = 'name = "x"\ntask = "arithmetic:add+arithmetic:sub"\n'
+HORIZONTAL = 'prompt_sharing = "horizontal"\n'
+ROW = '{"question": "1+1?", "answer": "two\\n#### 2"}\n'
 
 
 @pytest.mark.parametrize(
-    ("run", "arguments", "message"),
+    ("file", "text", "arguments", "message"),
     [
-        (
-            MIXED + '[step]\nprompt_sharing = "horizontal"\n',
-            ["--task", "arithmetic:add"],
-            "omit --task arithmetic:add",
-        ),
-        (MIXED + "[step]\nown_domain_fraction = 1.5\n", [], "step.own_domain_fraction"),
-        (
-            MIXED + '[step]\nown_domain_fraction = 1\nprompt_sharing = "horizontal"\n',
-            [],
-            "own_domain_fraction has no effect with",
-        ),
-        (MIXED, ["--task", "arithmetic:add+"], "is not a task"),
-        (MIXED, ["--generate-tokens", "5", "--role", "learner"], "a learner does not generate"),
-        (MIXED, ["--learn-tokens", "5", "--role", "generator", "--follow", "x"], "a generator takes no steps"),
-        (MIXED, ["--steps", "5", "--role", "generator", "--follow", "x"], "remove --steps"),
-        (MIXED, ["--steps", "5", "--role", "exchange"], "an exchange node neither generates nor trains"),
-        (MIXED, ["--learn-tokens", "0"], "learn-tokens"),
+        (RUN, 'name = "x"\ntask = "arithmetic"\n[step]\nown_group = 3\n', [], "own_group"),
+        (RUN, 'name = "x"\ntask = "nosuch:../../etc/passwd"\n', [], "nosuch"),
+        (RUN, MIXED + "[step]\n" + HORIZONTAL, ["--task", "arithmetic:add"], "omit --task arithmetic:add"),
+        (RUN, MIXED + "[step]\nown_domain_fraction = 1.5\n", [], "step.own_domain_fraction"),
+        (RUN, MIXED + "[step]\nown_domain_fraction = 1\n" + HORIZONTAL, [], "own_domain_fraction has no effect with"),
+        (RUN, MIXED, ["--task", "arithmetic:add+"], "is not a task"),
+        (RUN, MIXED, ["--generate-tokens", "5", "--role", "learner"], "a learner does not generate"),
+        (RUN, MIXED, ["--learn-tokens", "5", "--role", "generator", "--follow", "x"], "a generator takes no steps"),
+        (RUN, MIXED, ["--steps", "5", "--role", "generator", "--follow", "x"], "remove --steps"),
+        (RUN, MIXED, ["--steps", "5", "--role", "exchange"], "an exchange node neither generates nor trains"),
+        (RUN, MIXED, ["--learn-tokens", "0"], "learn-tokens"),
+        (RUN, MIXED, ["--peers", "127.0.0.1:4001"], "127.0.0.1:4001"),
+        (RUN, MIXED, ["--peers", "/ip4/127.0.0.1/tcp/4001"], "/ip4/127.0.0.1/tcp/4001"),
+        (NODE, "[budget]\nlearn_steps = 0\n", [], "budget.learn_steps"),
+        (NODE, 'task = "+"\n', [], "is not a task"),
+        (NODE, "", ["--run", RUN_ID], "--peers"),
+        (DATA, ROW + '{"question": "no answer"}\n', [], "train.jsonl: row 2"),
     ],
 )
-def test_domains_and_budgets_that_contradict_other_settings_are_an_error(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, run: str, arguments: list[str], message: str
+def test_an_invalid_file_or_option_of_join_is_an_error(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    model: Path,
+    file: str,
+    text: str,
+    arguments: list[str],
+    message: str,
 ) -> None:
-    manifest = tmp_path / "run.toml"
-    manifest.write_text(run)
-    code, line = join(capsys, tmp_path, "--model", str(model), "--run", str(manifest), *arguments)
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    of_file = {RUN: ["--run", str(path)], NODE: [], DATA: ["--task", f"gsm8k:{path}"]}[file]
+    code, line = join(capsys, tmp_path, "--model", str(model), *of_file, *arguments)
     assert code == 2
     assert message in line
-
-
-def test_an_invalid_task_or_budget_in_node_toml_is_an_error(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
-) -> None:
-    for text, message in (("[budget]\nlearn_steps = 0\n", "budget.learn_steps"), ('task = "+"\n', "is not a task")):
-        (tmp_path / "home").mkdir(exist_ok=True)
-        (tmp_path / "home" / "node.toml").write_text(text)
-        code, line = join(capsys, tmp_path, "--model", str(model))
-        assert code == 2
-        assert message in line

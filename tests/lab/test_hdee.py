@@ -161,19 +161,7 @@ def test_the_command_writes_its_tables_and_keeps_finished_trials(
 ) -> None:
     for size in RECIPES:
         make_tiny(size, tmp_path / "models" / f"graded-{size}-0", scale=0.1, graded=True, mistake=10)
-    command = [
-        "compare",
-        "--pair",
-        "hdee",
-        "--steps",
-        "2",
-        "--prompts",
-        "6",
-        "--eval-every",
-        "2",
-        "--out",
-        str(tmp_path),
-    ]
+    command = [*"compare --pair hdee --steps 2 --prompts 6 --eval-every 2 --out".split(), str(tmp_path)]
     assert run([*command, "--seeds", "1"]) == 0
     printed = capsys.readouterr()
     assert "same compute" in printed.err

@@ -53,20 +53,8 @@ def arguments(models: dict[str, Path], out: Path, *more: str) -> list[str]:
 def test_compare_writes_its_files_and_keeps_finished_trials(
     tiny_models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = arguments(
-        tiny_models,
-        tmp_path,
-        "--methods",
-        "ftis",
-        "--steps",
-        "2",
-        "--eval-every",
-        "2",
-        "--seed",
-        "7",
-        "--seeds",
-        "1",
-    )
+    options = "--methods ftis --steps 2 --eval-every 2 --seed 7 --seeds 1".split()
+    first = arguments(tiny_models, tmp_path, *options)
     assert run(first) == 0
     printed = capsys.readouterr()
     assert "every update takes 32 completions" in printed.err
