@@ -100,7 +100,6 @@ def print_json(value: Any) -> None:
 
 
 def print_document(document: Any, lines: Callable[[], Iterable[str]], *, as_json: bool) -> None:
-    """Print a document as JSON, or the lines for people."""
     if as_json:
         print_json(document)
     else:

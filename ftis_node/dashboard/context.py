@@ -38,8 +38,6 @@ class Loaded(Message):
 
 
 class DashboardContext(App[None]):
-    """Application with the newest snapshot of the node."""
-
     def __init__(self, home: Home) -> None:
         super().__init__()
         self.home = home

@@ -97,8 +97,6 @@ class Scroller(VerticalScroll):
 
 
 class KeysLine(TextLines):
-    """One line of keys and their actions."""
-
     DEFAULT_CSS = "KeysLine { dock: bottom; height: 1; }"
 
     def __init__(self, *keys: tuple[str, str]) -> None:

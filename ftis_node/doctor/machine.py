@@ -133,7 +133,6 @@ def check_gpus() -> Iterator[CheckResult]:
 
 
 def read_driver(code: int, output: str) -> Iterator[CheckResult]:
-    """Yield the results of an answer of `nvidia-smi`."""
     rows = [[field.strip() for field in line.split(",")] for line in output.splitlines() if line.count(",") == 4]
     if code or not rows:
         text = " ".join(output.split())[:200] or "no output"

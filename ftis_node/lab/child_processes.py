@@ -31,7 +31,6 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """Return the exit code; None while the command runs."""
         return self.process.poll()
 
     def resident_bytes(self) -> int:
@@ -69,7 +68,6 @@ class ChildProcesses:
         self._children: list[ChildProcess] = []
 
     def start(self, name: str, *arguments: str) -> ChildProcess:
-        """Start `ftis-node ARGUMENTS` in the background."""
         out, log = self._logs / f"{name}.out", self._logs / f"{name}.log"
         with out.open("wb") as stdout, log.open("wb") as stderr:
             process = subprocess.Popen(

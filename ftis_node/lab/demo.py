@@ -138,7 +138,6 @@ class NodeResult:
 
     @property
     def foreign_fraction(self) -> float:
-        """Return the fraction of remote groups among those that the learner used."""
         return self.foreign_groups / max(1, self.own_groups + self.foreign_groups)
 
 
@@ -155,7 +154,6 @@ class DemoResult:
     samples: list[dict[str, Any]]
 
     def failures(self) -> list[str]:
-        """Return the reasons why the demo failed; empty if it succeeded."""
         complaints = []
         for node in self.nodes:
             if node.gain < MIN_GAIN:

@@ -134,7 +134,6 @@ class Cell:
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the experts."""
         return [member.name for member in self.trials[0].members]
 
     def over_seeds(self, figure: Figure, task: str) -> Estimate:

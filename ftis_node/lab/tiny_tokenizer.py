@@ -77,7 +77,6 @@ def encode_completions(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str])
 
 
 def fill(ids: list[int], filler: int, width: int) -> list[int]:
-    """Return `ids`, padded on the right to `width`."""
     return ids + [filler] * (width - len(ids))
 
 

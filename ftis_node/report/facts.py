@@ -77,7 +77,6 @@ class EventTotals:
         self._timeline = TimelineBuilder()
 
     def add(self, line: bytes, head: EventHead) -> None:
-        """Add one line with the head of its event."""
         name = head.event
         self.num_events += 1
         self.began_at = head.time if self.began_at is None else self.began_at
@@ -101,8 +100,6 @@ class EventTotals:
 
 @dataclass(frozen=True, slots=True)
 class SampleCompletion:
-    """One completion as text."""
-
     text: str
     reward: float
     num_tokens: int

@@ -34,7 +34,6 @@ NUM_TASKS = 2
 
 
 def tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
-    """Return the main values: label, value, and the text under it."""
     steps = facts.history.steps
     own, foreign = groups_used(steps)
     refused = sum(facts.event_totals.refused.values())
@@ -52,7 +51,6 @@ def tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 

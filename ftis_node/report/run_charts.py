@@ -67,7 +67,6 @@ class Chart:
         return any(len(series.points) > 1 for series in self.series)
 
     def legend(self) -> list[tuple[str, str, str]]:
-        """Return the color, the name and the value of each curve."""
         return [(one.color, one.name, one.figure or self.write(one.points[-1][1])) for one in self._with_points()]
 
     def text(self) -> str:
@@ -79,7 +78,6 @@ class Chart:
         return f"{self.title}: {'; '.join(ends)}"
 
     def image(self) -> str:
-        """Return the curves with their axes as a `data:` address."""
         import matplotlib as mpl
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
         from matplotlib.figure import Figure

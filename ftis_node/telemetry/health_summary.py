@@ -63,14 +63,11 @@ _yes, _no, _not_yet = (partial(HealthAnswer, word) for word in (AnswerWord.YES, 
 
 
 class HealthSummary(NamedTuple):
-    """The three answers."""
-
     contributing: HealthAnswer
     learning: HealthAnswer
     healthy: HealthAnswer
 
     def items(self) -> Iterable[tuple[str, HealthAnswer]]:
-        """Return the questions with their answers, in display order."""
         return self._asdict().items()
 
 

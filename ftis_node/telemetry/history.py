@@ -68,7 +68,6 @@ class History:
     damaged_lines: int = 0
 
     def by_task(self) -> dict[str, list[EvaluationPoint]]:
-        """Return the evaluations of each task, by step."""
         tasks: dict[str, list[EvaluationPoint]] = {}
         for point in sorted(self.evaluations, key=lambda point: point.step):
             tasks.setdefault(point.task, []).append(point)
@@ -76,7 +75,6 @@ class History:
 
 
 def groups_used(steps: Iterable[StepPoint]) -> tuple[int, int]:
-    """Return the number of own and of foreign groups that these steps trained on."""
     pairs = [(point.own_groups or 0, point.foreign_groups or 0) for point in steps]
     return sum(own for own, _ in pairs), sum(foreign for _, foreign in pairs)
 
@@ -127,7 +125,6 @@ class HistoryReader:
         return head
 
     def build(self) -> History:
-        """Return the history of all lines so far."""
         begin = self._num_events - len(self._last_lines)
         lines = [*(line for number, line in self._notable_lines if number < begin), *self._last_lines]
         events = [event for line in lines if (event := event_or_none(line)) is not None]

@@ -142,7 +142,6 @@ def _without_nan(value: Any) -> Any:
 
 
 def log_as_json() -> None:
-    """Write JSON lines from now on."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(JsonFormatter())
 

@@ -80,7 +80,6 @@ def render_metrics(status: Status) -> bytes:
 
 
 def metric_families(status: Status) -> Iterator[Family]:
-    """Yield the metrics of a status with their samples."""
     document = msgspec.to_builtins(status)
     yield from _info(document)
     yield from _states(document)

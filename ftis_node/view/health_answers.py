@@ -203,6 +203,5 @@ def _usual_step_s(snapshot: NodeSnapshot) -> float | None:
 
 
 def worst_tone(snapshot: NodeSnapshot) -> Tone:
-    """Return the tone of the worst of the three answers."""
     tones = [TONES[answer.word] for answer in health_of(snapshot)]
     return next((tone for tone in (Tone.BAD, Tone.WARN, Tone.GOOD) if tone in tones), Tone.FAINT)

@@ -91,7 +91,6 @@ def node_facts(snapshot: NodeSnapshot) -> Iterator[Fact]:
 
 
 def head_line(snapshot: NodeSnapshot) -> Line:
-    """Return name, state, run and model in one line."""
     node, run, model = snapshot.status.node, snapshot.status.run, snapshot.status.model
     up = f" {duration(node.uptime_s)}" if snapshot.is_live else ""
     role = "" if node.role == "full" else f"  {node.role}"

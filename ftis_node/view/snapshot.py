@@ -54,7 +54,6 @@ class NodeSnapshot:
 
     @property
     def is_live(self) -> bool:
-        """Return whether the values are current."""
         return self.state in ("running", "stopping")
 
     @property

@@ -26,8 +26,6 @@ class Tone(StrEnum):
 
 
 class Span(NamedTuple):
-    """Piece of a line."""
-
     text: str
     tone: Tone = Tone.PLAIN
 
@@ -47,12 +45,10 @@ def labeled(label: str, *parts: Span | str, width: int = 12) -> Line:
 
 
 def faded(shown: Line) -> Line:
-    """Return the line in the faint tone, for values of a node that does not run."""
     return tuple(Span(span.text, Tone.FAINT) for span in shown)
 
 
 def text_of(shown: Line) -> str:
-    """Return the line without its tones."""
     return "".join(span.text for span in shown)
 
 

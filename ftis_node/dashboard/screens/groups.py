@@ -37,7 +37,6 @@ class GroupsScreen(Page):
         yield KeysLine(("Enter", "open group"), ("r", "reload"), ("Esc", "back"), ("q", "quit"))
 
     def on_mount(self) -> None:
-        """Request the groups."""
         self.query_one(RowsTable).border_title = "reading the buffer"
         self.action_reload()
 
@@ -78,7 +77,6 @@ class GroupScreen(TextPage):
         self._with_tokens = False
 
     def on_mount(self) -> None:
-        """Request the group."""
         self.write([line(Span(f"reading group {self._group_id}", Tone.FAINT))])
         self.load(self.read)
 

@@ -112,8 +112,6 @@ class Plot(Static):
 
 
 class MainScreen(Screen[None]):
-    """Main screen: overview, curves, metrics, peers, events."""
-
     app: DashboardContext
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (WIDE, "-wide")]
     VERTICAL_BREAKPOINTS = [(0, "-low"), (TALL, "-tall")]

@@ -10,8 +10,6 @@ TITLE_TONES = {"run ": Tone.STRONG, "name ": Tone.FAINT, "who learns": Tone.STRO
 
 
 class SwarmScreen(TextPage):
-    """Screen with one text that scrolls both ways."""
-
     DEFAULT_CSS = "SwarmScreen TextLines { width: auto; }"
     WRAPS = False
 

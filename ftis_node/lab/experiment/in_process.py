@@ -191,7 +191,6 @@ class InProcessLearner:
 
     @property
     def state(self) -> LearnerState | None:
-        """Return the state of the learner; None before the start."""
         return self._learner.state() if self._learner else None
 
     @property
@@ -231,16 +230,13 @@ class InProcessLearner:
         self._started.check()
 
     async def audit(self, group: TrainGroup) -> AuditReply:
-        """Compare a peer's log-probs with the learner's own."""
         return self._started.audit(group)
 
     async def give_memory_back(self) -> None:
-        """Free the memory that torch caches."""
         if self._learner is not None:
             self._learner.give_memory_back(force=True)
 
     async def write_weights(self, refused: str = "") -> PublishedWeights | None:
-        """Write the current weights to a file, as after a step."""
         return None if self._learner is None else self._learner.write_weights(refused=refused)
 
     async def save(self) -> int:

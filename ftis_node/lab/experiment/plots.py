@@ -109,7 +109,6 @@ def _models(lines: Sequence[MethodResult]) -> list[tuple[str, str]]:
 
 
 def new_panels(count: int) -> tuple[Any, list[Any]]:
-    """Return a new figure and its panels."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -58,7 +58,6 @@ def call_in_processes(
 
 
 def report(call: str, value: float) -> None:
-    """Report the progress of a call from its process."""
     if _progress is not None:
         _progress.put((call, value))
 

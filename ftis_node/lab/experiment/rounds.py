@@ -71,11 +71,9 @@ class RoundQuota:
         del self._due[step:]
 
     def is_known(self, step: int) -> bool:
-        """Return whether the number of groups in `step` is final."""
         return not self._plans or step in self._own
 
     def shares(self, step: int) -> tuple[int, int]:
-        """Return the numbers of own and remote groups in this step."""
         own, foreign = self._rounds.shares(step)
         planned = self._own.get(step, own)
         return planned, own + foreign - planned
@@ -113,7 +111,6 @@ class RoundMember:
         return self.quota.due(min(step, self.last_step))
 
     def has_done(self, step: int) -> bool:
-        """Return whether it has finished this step, or its last one."""
         if self.begun > min(step, self.last_step):
             return True
         return step >= self.last_step and self.validator is not None and self.validator.state.step >= self.last_step
@@ -138,7 +135,6 @@ class SynchronousRounds:
         self._members[peer_id].begun = step
 
     async def wait(self, step: int) -> None:
-        """Wait until the round of `step` is complete."""
         await _until(lambda: self._is_complete(step))
 
     async def begin(self, step: int) -> None:

@@ -60,12 +60,10 @@ class BaselineSpec:
 
 
 def is_alone(method: str) -> bool:
-    """Return whether a method of an experiment is a node without peers."""
     return method.partition(":")[0] == ALONE
 
 
 def parse_alone(text: str) -> BaselineSpec:
-    """Parse `text`. Raises UsageError."""
     rest = text.split(":")[1:]
     own = rest[:1] == [OWN]
     rest = rest[own:]

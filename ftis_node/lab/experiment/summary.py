@@ -45,7 +45,6 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return mean and standard error of at least one value."""
     error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return Estimate(fmean(values), error)
 
@@ -73,7 +72,6 @@ class MethodResult:
         return {seeds: fmean(value(member) for member in copies) for seeds, copies in self.runs.items()}
 
     def estimate(self, value: Callable[[MemberResult], float]) -> Estimate:
-        """Return mean and error of a member's value."""
         return estimate(over_seeds(self.values(value)))
 
     def final(self, task: str) -> Estimate:
@@ -90,7 +88,6 @@ class MethodResult:
         return math.sqrt(accuracy * (1 - accuracy) / self.members()[0].curve(task)[-1].n)
 
     def curve(self, task: str) -> list[tuple[int, Estimate]]:
-        """Return the accuracy at each evaluated step."""
         steps = [point.step for point in self.members()[0].curve(task)]
         return [(step, self.estimate(_accuracy_at(task, place))) for place, step in enumerate(steps)]
 
@@ -119,7 +116,6 @@ class MethodResult:
         return all(len(copies) > 1 and copies.count(copies[0]) == len(copies) for copies in curves)
 
     def members(self) -> list[MemberResult]:
-        """Return the results of all seeds and copies."""
         return [member for copies in self.runs.values() for member in copies]
 
 
@@ -256,7 +252,6 @@ def alone_line(lines: Sequence[MethodResult], line: MethodResult) -> MethodResul
 
 
 def has_no_peers(line: MethodResult) -> bool:
-    """Return whether the node of this line trains without peers."""
     return is_alone(str(line.labels["method"]))
 
 
@@ -289,5 +284,4 @@ def markdown_table(lines: Sequence[MethodResult], tasks: Sequence[str]) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of cells as a Markdown table."""
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"

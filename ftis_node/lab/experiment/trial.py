@@ -119,11 +119,9 @@ class Trial:
         return self.steps if member.steps is None else member.steps
 
     def delay_of(self, member: TrialMember) -> Delay:
-        """Return the delay of new weights at a member's generator."""
         return self.delay if member.delay is None else member.delay
 
     def rounds(self, members: Sequence[TrialMember]) -> Rounds:
-        """Return the rounds of these members, who share one swarm."""
         step = self.manifest.step
         return Rounds(step.num_generated, step.foreign_groups, tuple(map(self.last_step, members)))
 
