@@ -14,8 +14,7 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -83,7 +82,6 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         super().__init__(command, host=host, port=port, title="ftis-node", templates_path=PAGES)
         self._token = token
         self._cookie = COOKIE.format(port=port)
-        self.refused: Counter[str] = Counter()
         self._num_pages = 0
 
     def initialize_logging(self) -> None:
@@ -103,20 +101,14 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         context = {"font_size": int(size) if size.isdecimal() and len(size) < 3 else ""}
         return aiohttp_jinja2.render_template("app_index.html", request, context)
 
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[int]:
-        """Serve while the block runs; yield the port. Raises UsageError if the port cannot be opened."""
-        app, name = await self._make_app(), f"port {self.port} of {self.host}"
-        remedy = "select others with --host and --port"
-        async with open_port(app, self.host, self.port, name=name, remedy=remedy, refused=self.refused) as port:
-            yield port
-
     async def serve_until_signal(self, on_ready: Callable[[], None]) -> None:
-        """Serve until SIGINT or SIGTERM; call `on_ready` when the port is open."""
+        """Serve until SIGINT or SIGTERM; call `on_ready` when the port is open. Raises UsageError if it is taken."""
         ended = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
-        async with self.opened():
+        app, name = await self._make_app(), f"port {self.port} of {self.host}"
+        remedy = "select others with --host and --port"
+        async with open_port(app, self.host, self.port, name=name, remedy=remedy, refused=Counter()):
             on_ready()
             await ended.wait()
 
@@ -132,7 +124,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         why = refusal_of(bound_to=self.host, host=request.host, origin=request.headers.get("Origin"))
         if why is not None:
             return web.Response(status=403, text=why)
-        if not self._is_shown(request.cookies.get(self._cookie, "")):
+        if not is_same_secret(request.cookies.get(self._cookie, ""), self._token):
             return self._admitted(request)
         if request.path != WEBSOCKET_PATH:
             response = await handler(request)
@@ -146,12 +138,9 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         finally:
             self._num_pages -= 1
 
-    def _is_shown(self, token: str) -> bool:
-        return is_same_secret(token, self._token)
-
     def _admitted(self, request: web.Request) -> web.Response:
         """Set the cookie and redirect to the page if the address has the token; else reply 401."""
-        if not self._is_shown(request.query.get("token", "")):
+        if not is_same_secret(request.query.get("token", ""), self._token):
             return web.Response(
                 status=401, text="the token is missing: open the address that `ftis-node dashboard --web` printed"
             )

@@ -67,20 +67,13 @@ class ArithmeticCurriculum:
         held_out = {each for part in GRADED_WRONG_FRACTIONS for each in held_out_set(PARTS[part])} if graded else set()
         drawn = {task.problem(index) for index in range(NUM_DRAWS)}
         problems = sorted(problem for problem in drawn if problem.canonical not in held_out)
-        prompts = encode_prompts(tokenizer, [problem.text for problem in problems])
         right = [str(problem.answer) for problem in problems]
         mistaken = [
             str(problem.answer + (BLIND_MISTAKE if blind and problem.kind != expert_in else mistake))
             for problem in problems
         ]
-        answers = [encode_completions(tokenizer, texts) for texts in (right, mistaken)]
-        rows = [list(zip(prompts, kind, strict=True)) for kind in answers]
-        width = max(len(prompt) + len(answer) for row in rows for prompt, answer in row)
-        pad_id = int(tokenizer.pad_token_id)
-        self.token_ids = torch.tensor([[fill(prompt + answer, pad_id, width) for prompt, answer in r] for r in rows])
-        self.labels = torch.tensor(
-            [[fill([IGNORED] * len(prompt) + answer, IGNORED, width) for prompt, answer in row] for row in rows]
-        )
+        made = _examples(tokenizer, [problem.text for problem in problems] * 2, right + mistaken)
+        self.token_ids, self.labels = (each.view(2, len(problems), -1) for each in made)
         self.wrong_fraction = torch.tensor(
             [_wrong_fraction(each, expert_in, graded=graded, blind=blind) for each in problems]
         )
@@ -129,17 +122,11 @@ class SumsCurriculum:
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         draws = random.Random(int(torch.randint(2**62, (1,), generator=generator)))
         problems = [self._tasks[draws.random() < LONG_SHARE].problem(draws.randrange(NUM_TRAIN)) for _ in range(size)]
-        prompts = encode_prompts(self._tokenizer, [problem.text for problem in problems])
         texts = [
             working(problem, self._habit(draws), skill=self._skill, mistake=self._mistake, draws=draws)
             for problem in problems
         ]
-        completions = encode_completions(self._tokenizer, texts)
-        rows = list(zip(prompts, completions, strict=True))
-        width = max(len(prompt) + len(completion) for prompt, completion in rows)
-        token_ids = [fill(prompt + completion, int(self._tokenizer.pad_token_id), width) for prompt, completion in rows]
-        labels = [fill([IGNORED] * len(prompt) + completion, IGNORED, width) for prompt, completion in rows]
-        return torch.tensor(token_ids), torch.tensor(labels)
+        return _examples(self._tokenizer, [problem.text for problem in problems], texts)
 
     def _habit(self, draws: random.Random) -> Size:
         others = [habit for habit in HABITS if habit != self._size]
@@ -186,6 +173,17 @@ def _terms(upper: int, lower: int, carry: int, habit: Size) -> str:
     if habit == "m":
         return f"{carry}+{lower}+{upper}" if carry else f"{lower}+{upper}"
     return f"{upper}+{lower}+{carry}" if carry or habit == "l" else f"{upper}+{lower}"
+
+
+def _examples(
+    tokenizer: PreTrainedTokenizerFast, questions: Sequence[str], answers: Sequence[str]
+) -> tuple[Tensor, Tensor]:
+    """Return the token ids and labels of answered questions, both [N, T] int64; IGNORED outside the answers."""
+    rows = list(zip(encode_prompts(tokenizer, questions), encode_completions(tokenizer, answers), strict=True))
+    width = max(len(prompt) + len(answer) for prompt, answer in rows)
+    token_ids = [fill(prompt + answer, int(tokenizer.pad_token_id), width) for prompt, answer in rows]
+    labels = [fill([IGNORED] * len(prompt) + answer, IGNORED, width) for prompt, answer in rows]
+    return torch.tensor(token_ids), torch.tensor(labels)
 
 
 def _problems(task: Any) -> list[Any]:

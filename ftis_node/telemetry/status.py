@@ -7,6 +7,7 @@ number, with its unit. A number is None before its first measurement.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -318,23 +319,15 @@ class Status(msgspec.Struct, frozen=True):
         return msgspec.json.decode(data, type=cls)
 
 
-def stopped(status: Status, *, resume: str = "") -> Status:
-    """Return the last snapshot of a node that no longer runs. `resume` is the command that starts it again."""
-    end = status.node.end or (EndWord.FAILED if status.node.state == "failed" else EndWord.KILLED).value
-    return _at_rest(status, "stopped", "the node is not running", end=end, resume=resume or status.node.resume)
+def at_rest(status: Status, state: Literal["starting", "stopping", "stopped"], *, resume: str = "") -> Status:
+    """Return the last snapshot of a node whose models load, whose process ends, or that no longer runs.
 
-
-def starting(status: Status) -> Status:
-    """Return the last snapshot of a node as that of a starting node, whose models are loading."""
-    return _at_rest(status, "starting", "the node is starting", end="", resume="")
-
-
-def stopping(status: Status) -> Status:
-    """Return the last snapshot of a node whose process still ends."""
-    return _at_rest(status, "stopping", "the node is stopping", end="", resume="")
-
-
-def _at_rest(status: Status, state: str, reason: str, *, end: str, resume: str) -> Status:
+    `resume` is the command that starts a stopped node again.
+    """
+    end, reason = "", "the node is not running" if state == "stopped" else f"the node is {state}"
+    if state == "stopped":
+        end = status.node.end or (EndWord.FAILED if status.node.state == "failed" else EndWord.KILLED).value
+        resume = resume or status.node.resume
     problems, at_work = [reason] if state == "stopped" else [], "starting" if state == "starting" else "stopped"
     return replace(
         status,

@@ -16,9 +16,7 @@ from ftis_node.telemetry.status import (
     Status,
     SwarmStatus,
     amount,
-    starting,
-    stopped,
-    stopping,
+    at_rest,
 )
 
 NOW = 1_000_000.0
@@ -114,9 +112,9 @@ def test_each_state_gets_its_answers_and_advice(
 
 
 def test_the_answers_of_a_killed_and_of_a_starting_node() -> None:
-    words = [answer.word for _, answer in summarize_health(stopped(HEALTHY), now=NOW).items()]
+    words = [answer.word for _, answer in summarize_health(at_rest(HEALTHY, "stopped"), now=NOW).items()]
     assert words == [NO, NO, NO], "its last status does not end: it was killed"
-    words = [answer.word for _, answer in summarize_health(starting(HEALTHY), now=NOW).items()]
+    words = [answer.word for _, answer in summarize_health(at_rest(HEALTHY, "starting"), now=NOW).items()]
     assert words == [NOT_YET, NOT_YET, NOT_YET]
 
 
@@ -126,7 +124,7 @@ def test_a_stopping_node_names_what_it_waits_for() -> None:
         answers = [answer for _, answer in summarize_health(document, now=NOW).items()]
         assert [(answer.word, answer.why) for answer in answers] == [(NOT_YET, "the node is stopping")] * 3
         assert all(text in answer.advice for answer in answers)
-    assert summarize_health(stopping(HEALTHY), now=NOW).healthy.word is NOT_YET
+    assert summarize_health(at_rest(HEALTHY, "stopping"), now=NOW).healthy.word is NOT_YET
     problem = _with(node={"state": "stopping"}, health={"problems": ["the pull loop is stuck"]})
     assert summarize_health(problem, now=NOW).healthy.word is NO
 
@@ -145,12 +143,13 @@ def test_a_stopping_node_names_what_it_waits_for() -> None:
 )
 def test_the_end_of_a_node_is_described(node: dict[str, str], word: AnswerWord, text: str) -> None:
     saved = _with(node=node, budget={"learn_steps": amount(10, 10)})
-    status = stopped(saved, resume="C")
+    status = at_rest(saved, "stopped", resume="C")
     assert (status.node.state, status.node.resume, status.node.waits_for) == ("stopped", "C", "")
+    assert (status.generation.state, status.learner.state, status.learner.step) == ("stopped", "stopped", 3)
     verdict = summarize_health(status, now=NOW)
     for answer in (verdict.contributing, verdict.learning, verdict.healthy):
         assert answer.word is word and text in f"{answer.why}: {answer.advice}"
-    assert starting(status).node.end == "", "a node that starts has not ended"
+    assert at_rest(status, "starting").node.end == "", "a node that starts has not ended"
 
 
 @pytest.mark.parametrize(

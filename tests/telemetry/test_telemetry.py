@@ -15,7 +15,7 @@ import pytest
 from ftis_node.telemetry import events as events_module
 from ftis_node.telemetry.events import EventLog, event_log_files, read_events
 from ftis_node.telemetry.log import JsonFormatter
-from ftis_node.telemetry.status import EvalStatus, LearnerStatus, NodeStatus, Status, SwarmStatus, stopped
+from ftis_node.telemetry.status import EvalStatus, Status, SwarmStatus
 
 REQUIRED_FIELDS = {
     "node": {"peer_id", "name", "version", "role", "state", "uptime_s", "addresses"},
@@ -47,12 +47,6 @@ def test_the_status_is_read_unchanged_and_damage_is_an_error() -> None:
     assert Status.from_json(status.to_json()) == status
     with pytest.raises(msgspec.DecodeError):
         Status.from_json(b'{"schema": "one"}')
-
-
-def test_a_stopped_node_keeps_its_figures_and_no_part_runs() -> None:
-    status = stopped(Status(node=NodeStatus(state="running"), learner=LearnerStatus(state="ready", step=7)))
-    assert (status.node.state, status.learner.state, status.learner.step) == ("stopped", "stopped", 7)
-    assert status.swarm.reason
 
 
 def test_events_of_a_group_are_found_by_its_id(tmp_path: Path) -> None:

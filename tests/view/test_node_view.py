@@ -15,7 +15,7 @@ import pytest
 from ftis_node.dashboard.curves import plot_rows
 from ftis_node.dashboard.screens.main import metric_lines
 from ftis_node.telemetry.history import History, thinned
-from ftis_node.telemetry.status import EvalStatus, RefusalStatus, Status, stopped
+from ftis_node.telemetry.status import EvalStatus, RefusalStatus, Status, at_rest
 from ftis_node.telemetry.terminal_text import printable, size
 from ftis_node.view.events import event_line, notable_events
 from ftis_node.view.groups import group_lines
@@ -150,7 +150,7 @@ def test_a_stopped_node_is_faint_and_names_its_start_command() -> None:
     assert RUNNING.start_command in _texts(next_lines(STOPPED))
     assert next_lines(STOPPED)[0][0].tone is Tone.PLAIN
     assert "stopped" in [span.text for span in head_line(STOPPED) if span.tone is Tone.FAINT]
-    killed = replace(STOPPED, status=stopped(RUNNING.status))
+    killed = replace(STOPPED, status=at_rest(RUNNING.status, "stopped"))
     assert next_lines(killed)[0][0].tone is Tone.WARN
     assert _answers(killed) == ["no"] * 3 and "killed, or a fault" in _texts(answer_lines(killed))
     silent = replace(STOPPED, status=RUNNING.status, is_silent=True)

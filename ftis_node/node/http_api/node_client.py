@@ -50,16 +50,16 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
     if path in SAVED_AS:
         return saved.get(SAVED_AS[path], [])
     from ftis_node.config.home_files import raised_budgets, start_command
-    from ftis_node.telemetry.status import EndWord, Status, starting, stopped, stopping
+    from ftis_node.telemetry.status import EndWord, Status, at_rest
 
     last = Status.from_json(json.dumps(saved).encode())
     if is_held:
-        last = starting(last) if url is None else stopping(last)
+        last = at_rest(last, "starting" if url is None else "stopping")
     else:
-        last = stopped(last)
+        last = at_rest(last, "stopped")
         is_finished = last.node.end == EndWord.FINISHED  # if the node did not finish, it did not use up its budget
         raised = raised_budgets(saved.get("budget", {})) if is_finished else None
-        last = stopped(last, resume=start_command(home, raised=raised))
+        last = at_rest(last, "stopped", resume=start_command(home, raised=raised))
     return json.loads(last.to_json())
 
 
