@@ -162,10 +162,8 @@ class Cell:
         if self.arm == ONE:
             return {"the model, before": _at(ONE, 0), "the model": _at(ONE, -1)}
         found: dict[str, Figure] = {BEFORE: _own(0), OWN: _own(-1), BEST: self._best}
-        return found | {f"ensemble, {mode}": _together(mode) for mode in self._modes()}
-
-    def _modes(self) -> list[str]:
-        return list(dict.fromkeys(each.mode for each in self.trials[0].final_evaluation))
+        modes = dict.fromkeys(each.mode for each in self.trials[0].final_evaluation)
+        return found | {f"ensemble, {mode}": _together(mode) for mode in modes}
 
     def _best(self, trial: TrialResult, task: str) -> float:
         """Return the accuracy of the expert that is best on this domain in the mean over seeds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Sequence
 from importlib import metadata, resources
+from itertools import islice
 from typing import Any
 
 from ftis_node.report.facts import RunFacts
@@ -38,7 +39,7 @@ def tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
     own, foreign = groups_used(steps)
     refused = sum(facts.event_totals.refused.values())
     tokens = facts.event_totals.tokens
-    shown = [_steps_tile(facts), *(_accuracy_tile(points) for points in _tasks(facts))]
+    shown = [_steps_tile(facts), *map(_accuracy_tile, islice(facts.history.by_task().values(), NUM_TASKS))]
     if (reward := mean(point.reward_mean for point in steps[-NUM_LAST_STEPS:])) is not None:
         num_last = min(NUM_LAST_STEPS, len(steps))
         shown.append(("Reward", number(reward), "last step" if num_last == 1 else f"mean of the last {num_last} steps"))
@@ -67,10 +68,6 @@ def _row(steps: Sequence[StepPoint]) -> dict[str, Any]:
         "duration_s": sum(point.duration_s or 0.0 for point in steps),
         "without_change": sum(point.problem is not None for point in steps),
     }
-
-
-def _tasks(facts: RunFacts) -> list[list[EvaluationPoint]]:
-    return list(facts.history.by_task().values())[:NUM_TASKS]
 
 
 def _accuracy_tile(points: Sequence[EvaluationPoint]) -> tuple[str, str, str]:

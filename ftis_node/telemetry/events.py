@@ -203,7 +203,8 @@ class EventReader:
     def _files_to_read(self, opened: ExitStack) -> list[BinaryIO]:
         """Open the files from the current one to the newest, or all of them, oldest first."""
         files: dict[int, BinaryIO] = {}
-        for path in self._names():
+        rotated = (self._path.with_name(f"{self._path.name}.{number}") for number in range(1, MAX_ROTATED_FILES + 1))
+        for path in (self._path, *rotated):
             check_regular(path)
             try:
                 file = opened.enter_context(path.open("rb"))
@@ -214,8 +215,3 @@ class EventReader:
             if inode == self._inode:
                 break
         return list(files.values())[::-1]
-
-    def _names(self) -> Iterator[Path]:
-        yield self._path
-        for number in range(1, MAX_ROTATED_FILES + 1):
-            yield self._path.with_name(f"{self._path.name}.{number}")

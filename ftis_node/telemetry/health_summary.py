@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ftis_node.telemetry.status import LearnerStatus, RefusalStatus, Status, SwarmStatus
+    from ftis_node.telemetry.status import RefusalStatus, Status, SwarmStatus
 
 ID_TAIL = 8
 OFF = "off"  # the state of a worker that the role does not need
@@ -181,7 +181,8 @@ def _learning(status: Status, now: float) -> HealthAnswer:
     if last is None:
         ready = plural(replay.ready, "group")
         return _not_yet(f"no step since the start, {ready} ready", "wait for the first step")
-    return _no_progress(status) or _side_effect(status) or _yes(_reward(learner))
+    reward = "" if learner.reward_mean is None else f", reward {learner.reward_mean:.3f}"
+    return _no_progress(status) or _side_effect(status) or _yes(f"step {learner.step}{reward}")
 
 
 def _no_progress(status: Status) -> HealthAnswer | None:
@@ -212,10 +213,6 @@ def _side_effect(status: Status) -> HealthAnswer | None:
             why = f"the model is {drift:.2f} nats a token from its start"
             return _yes(why, "if answers get worse: a lower learning rate or optimizer.kl_coef, in a new run")
     return None
-
-
-def _reward(learner: LearnerStatus) -> str:
-    return f"step {learner.step}" + ("" if learner.reward_mean is None else f", reward {learner.reward_mean:.3f}")
 
 
 def _healthy(status: Status, now: float) -> HealthAnswer:

@@ -109,7 +109,10 @@ class HistoryReader:
         name = None if head is None else head.event
         try:
             if name == "step":
-                self._add_step(msgspec.convert(read_event(line), StepPoint))
+                step = msgspec.convert(read_event(line), StepPoint)
+                while self._steps and self._steps[-1].step >= step.step:
+                    self._steps.pop()
+                self._steps.append(step)
             elif name == "eval":
                 point = msgspec.convert(read_event(line), EvaluationPoint)
                 self._evaluations[point.step, point.task] = point
@@ -134,11 +137,6 @@ class HistoryReader:
             events=tuple(events),
             damaged_lines=self._damaged_lines + len(lines) - len(events),
         )
-
-    def _add_step(self, point: StepPoint) -> None:
-        while self._steps and self._steps[-1].step >= point.step:
-            self._steps.pop()
-        self._steps.append(point)
 
 
 class EventHead(msgspec.Struct):

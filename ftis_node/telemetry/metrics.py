@@ -92,15 +92,11 @@ def _numbers(document: dict[str, Any]) -> Iterator[Family]:
     families: dict[str, Family] = {}
     for metric in (metric for metric in all_metrics() if metric.path):
         section, _, key = metric.path.partition(".")
-        family = families.setdefault(metric.name, _family(metric))
+        kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        family = families.setdefault(metric.name, kind(metric.name, metric.help, labels=metric.label_names))
         for labels, value in _samples(metric, document[section][key]):
             family.add_metric(labels, value)
     yield from families.values()
-
-
-def _family(metric: Metric) -> Family:
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    return kind(metric.name, metric.help, labels=metric.label_names)
 
 
 def _samples(metric: Metric, value: Any) -> Sequence[tuple[list[str], float]]:

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 WIDE = frozenset("WF")
-BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")
+BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")  # letters and symbols that look like a space
 ELLIPSIS = "…"
 MAX_VALUE = 200  # characters of one value in an error message
 MAX_LINE = 2000
@@ -43,12 +43,9 @@ def date_time(unix_s: float) -> str:
 def printable(text: str, *, keep_newlines: bool = False) -> str:
     """Return the text with non-printable characters escaped, safe on one line of a terminal."""
     kept = "\n" if keep_newlines else ""
-    return "".join(mark if is_seen(mark) or mark in kept else ascii(mark)[1:-1] for mark in text)
-
-
-def is_seen(mark: str) -> bool:
-    """Return whether a character is printable, and not one of the letters and symbols that look like a space."""
-    return mark.isprintable() and mark not in BLANK
+    return "".join(
+        mark if (mark.isprintable() and mark not in BLANK) or mark in kept else ascii(mark)[1:-1] for mark in text
+    )
 
 
 def one_line(text: str) -> str:

@@ -134,9 +134,5 @@ def _typed() -> Iterator[str]:
 def _show_answer(model: ChatModel, question: str, *, with_name: bool) -> None:
     if with_name:
         typer.echo(f"{model.role} ({printable(model.name)}):")
-    answer = model.ask(question, on_text=_show)
+    answer = model.ask(question, on_text=lambda text: typer.echo(printable(text, keep_newlines=True), nl=False))
     typer.echo(" [cut: raise --max-tokens]" if answer.truncated else "")
-
-
-def _show(text: str) -> None:
-    typer.echo(printable(text, keep_newlines=True), nl=False)

@@ -122,6 +122,7 @@ def compare(
     from ftis_node.lab.experiment.report import write_report
     from ftis_node.lab.experiment.trial_matrix import Experiment
     from ftis_node.lab.hdee import MIXTURE, SPECS, hdee_trials, write_hdee_report
+    from ftis_node.models import pick_device
 
     pairs = tuple(pair or ["size"])
     if is_hdee := HDEE in pairs:
@@ -160,7 +161,8 @@ def compare(
         f"The rule: every update takes {num_completions} completions. {HDEE_RULE if is_hdee else RULE}", err=True
     )
     specs = {name: how for each in seeds_of_models for name, how in tiny_models(pairs, seed=each).items()}
-    results = _run(trials, specs, out, jobs=jobs or _jobs(device))
+    usual_jobs = (os.cpu_count() or 1) if pick_device(device) == "cpu" else 1
+    results = _run(trials, specs, out, jobs=jobs or usual_jobs)
     typer.echo((write_hdee_report if is_hdee else write_report)(experiment, results, out))
     typer.echo(f"results.json, curves.csv, curves.png and table.md are in {out}", err=True)
 
@@ -262,9 +264,3 @@ def _numbers(text: str) -> tuple[int, ...]:
     if min(numbers) < 2:
         raise UsageError("--nodes: a swarm has at least 2 nodes; for one, use the method alone")
     return numbers
-
-
-def _jobs(device: Device) -> int:
-    from ftis_node.models import pick_device
-
-    return (os.cpu_count() or 1) if pick_device(device) == "cpu" else 1

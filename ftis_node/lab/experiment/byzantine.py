@@ -96,7 +96,8 @@ class ByzantineNode:
             return completion if is_right else await self._junk(completion, prompt_ids)
         if not is_right:
             return completion
-        padded = self._padded(completion, limit=self._limit(len(prompt_ids)))
+        limit = self._parts.context.manifest.sampling.completion_limit(len(prompt_ids))
+        padded = self._padded(completion, limit=limit)
         return await self._as_given_by(self._learner, padded, prompt_ids) if self._lie == "mimic" else padded
 
     async def _junk(self, completion: Completion, prompt_ids: Sequence[int]) -> Completion:
@@ -117,6 +118,3 @@ class ByzantineNode:
         junk = [self._random.choice(self._unseen) for _ in range(room)] if self._unseen else []
         ids = np.asarray([*junk, *completion.token_ids.tolist()], dtype=np.int32)
         return replace(completion, token_ids=ids, logprobs=np.full(len(ids), UNLIKELY_LOGPROB, dtype=np.float32))
-
-    def _limit(self, num_prompt_tokens: int) -> int:
-        return self._parts.context.manifest.sampling.completion_limit(num_prompt_tokens)

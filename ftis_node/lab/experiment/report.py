@@ -188,12 +188,9 @@ def write_steps_csv(results: Sequence[TrialResult], path: Path) -> None:
             for member in result.members:
                 name = (result.labels["pair"], method_label(result.labels, axes), member.name, result.seed)
                 for place in range(max(map(len, member.steps.values()), default=0)):
-                    writer.writerow((*name, place + 1, *(_cell(member, figure, place) for figure in FIGURES)))
-
-
-def _cell(member: MemberResult, figure: str, place: int) -> str:
-    value = member.steps[figure][place]
-    return "" if value is None else f"{value:.6g}"
+                    values = (member.steps[figure][place] for figure in FIGURES)
+                    cells = ("" if value is None else f"{value:.6g}" for value in values)
+                    writer.writerow((*name, place + 1, *cells))
 
 
 def steps_table(lines: Sequence[MethodResult], task: str) -> str:

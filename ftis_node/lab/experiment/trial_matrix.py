@@ -180,6 +180,7 @@ class TrialSetting:
 
     def _manifest(self) -> RunManifest:
         base = self.experiment.base
+        method = parse_alone(self.method).method if is_alone(self.method) else self.method
         step = base.step.model_dump() | {
             "max_async_level": 0,
             "max_version_lag": FOREVER_VERSIONS,
@@ -202,7 +203,7 @@ class TrialSetting:
             "step": step,
             "sampling": sampling,
             "optimizer": optimizer,
-            "method": self._method().model_dump(),
+            "method": parse_method(method, base.method).model_dump(),
         }
         document["wire"] = base.wire.model_dump() | {"codecs": (*base.wire.codecs, self.codec)}
         try:
@@ -246,10 +247,6 @@ class TrialSetting:
             raise UsageError(f"{self.num_nodes} nodes cannot share {total} prompts an update evenly")
         own = total // self.num_nodes
         step.update(own_groups=own, foreign_groups=total - own)
-
-    def _method(self) -> MethodSection:
-        method = parse_alone(self.method).method if is_alone(self.method) else self.method
-        return parse_method(method, self.experiment.base.method)
 
 
 def parse_method(text: str, base: MethodSection) -> MethodSection:
