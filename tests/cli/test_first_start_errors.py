@@ -18,9 +18,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +27,7 @@ from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.records.identity import Identity
+from tests.http_server import serving
 from tests.node.support import free_port
 
 pytestmark = pytest.mark.timeout(600)
@@ -97,27 +95,6 @@ def join_arguments(home: Path, *arguments: str) -> list[str]:
     return ["join", "--task", "arithmetic", "--home", str(home), "--listen", LOOPBACK, *arguments]
 
 
-class ModelNotFound(BaseHTTPRequestHandler):
-    """The hub's reply for an unknown model."""
-
-    def do_GET(self) -> None:
-        self.send_response(401)
-        self.send_header("X-Error-Code", "RepoNotFound")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextmanager
-def hub_without_models() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), ModelNotFound) as hub:
-        threading.Thread(target=hub.serve_forever, args=(0.05,), daemon=True).start()
-        yield f"http://127.0.0.1:{hub.server_port}"
-        hub.shutdown()
-
-
 EARLY = {  # by the name of the home: options of a join that ends before torch is loaded, and texts of its error
     "misspelled folder": (["--model", "{model}x"], ["did you mean --model {model} ?"]),
     "no model": (["--model", "{folder}"], ["it is not a transformers model"]),
@@ -152,7 +129,7 @@ def early(tmp_path_factory: pytest.TempPathFactory, model: Path) -> EarlyErrors:
     owner = {"run_id": run_id, "model": "Qwen2.5-3B", "model_fingerprint": "0" * 32, "trains": "full"}
     (checkpoint / "state.json").write_text(json.dumps({"owner": owner}))
     (checkpoint / "COMPLETE").touch()
-    with socket.socket() as taken, hub_without_models() as hub:
+    with socket.socket() as taken, serving(lambda path: (401, {"X-Error-Code": "RepoNotFound"}, b"")) as hub:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         values = {"model": str(model), "folder": str(folder), "port": str(taken.getsockname()[1])}

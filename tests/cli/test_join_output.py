@@ -31,7 +31,7 @@ from tests.node.support import ANY_PORT, started, write_manifest
 from tests.waiting import wait_until
 
 START_S = 300.0
-LIMIT_S = 900
+pytestmark = pytest.mark.timeout(900)
 NO_PEER = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWD3eckifWpRn9wQpMG9R9hX3sD158z7EqHWmweQAJU5SA"
 SHOWN = re.compile(r"step \d+|node \S+ is up|working alone|in the swarm|SIGTERM: stopping|peers are those")
 PREFIX = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4} (INFO|WARNING) +")
@@ -101,7 +101,6 @@ def _screen(home: Home) -> str:
     return out.getvalue()
 
 
-@pytest.mark.timeout(LIMIT_S)
 def test_the_first_ten_lines_describe_the_start(starts: Starts) -> None:
     block = "\n".join(line for line in starts.finished[:10])
     for pattern in (
@@ -118,7 +117,6 @@ def test_the_first_ten_lines_describe_the_start(starts: Starts) -> None:
         assert re.search(pattern, block, re.MULTILINE), (pattern, block)
 
 
-@pytest.mark.timeout(LIMIT_S)
 def test_later_lines_are_steps_peers_and_warnings(starts: Starts) -> None:
     end = next(number for number, line in enumerate(starts.finished) if line.startswith("finished: "))
     timed = [line for line in starts.finished[9:end] if not line.startswith("start: ")]
@@ -127,7 +125,6 @@ def test_later_lines_are_steps_peers_and_warnings(starts: Starts) -> None:
     assert plain and all(SHOWN.match(PREFIX.sub("", line)) for line in plain), plain
 
 
-@pytest.mark.timeout(LIMIT_S)
 def test_the_last_lines_summarize_the_run_and_name_further_commands(starts: Starts) -> None:
     end = next(number for number, line in enumerate(starts.finished) if line.startswith("finished: "))
     block = dict(line.strip().split(maxsplit=1) for line in starts.finished[end:])
@@ -145,7 +142,6 @@ def test_the_last_lines_summarize_the_run_and_name_further_commands(starts: Star
     }
 
 
-@pytest.mark.timeout(LIMIT_S)
 def test_status_dashboard_and_metrics_agree_on_a_finished_home(starts: Starts) -> None:
     assert (starts.status["node"]["state"], starts.status["node"]["end"]) == ("stopped", "finished")
     assert starts.status["node"]["resume"] == f"ftis-node join --home {starts.home.root} --steps 4"
@@ -157,7 +153,6 @@ def test_status_dashboard_and_metrics_agree_on_a_finished_home(starts: Starts) -
         assert f"ftis_node_{question} 0.0" in text, "a finished node neither contributes nor learns"
 
 
-@pytest.mark.timeout(LIMIT_S)
 def test_a_finished_home_loads_no_model_and_names_the_command_to_continue(starts: Starts) -> None:
     assert "peers are those of the last start" in starts.again[0]
     assert starts.again[1] == "finished: the budget of 2 steps is used up, there is nothing to do"
@@ -165,13 +160,11 @@ def test_a_finished_home_loads_no_model_and_names_the_command_to_continue(starts
     assert "generates with" not in "\n".join(starts.again)
 
 
-@pytest.mark.timeout(LIMIT_S)
 def test_a_finished_home_refuses_another_model(starts: Starts) -> None:
     code, line = starts.other_model
     assert (code, "trains s, not this m: give another --home" in line) == (2, True), line
 
 
-@pytest.mark.timeout(LIMIT_S)
 def test_a_node_killed_while_models_load_does_not_report_the_end_of_the_start_before(starts: Starts) -> None:
     assert (starts.stopped_status["node"]["end"], starts.killed_status["node"]["end"]) == ("stopped", "killed")
     assert starts.killed_status["learner"]["step"] == starts.stopped_status["learner"]["step"], (
@@ -179,7 +172,6 @@ def test_a_node_killed_while_models_load_does_not_report_the_end_of_the_start_be
     )
 
 
-@pytest.mark.timeout(LIMIT_S)
 def test_a_stopped_node_reports_it_and_the_home_stores_peers_and_engine(starts: Starts) -> None:
     messages = [entry["message"] for entry in starts.stopped]
     assert f"peers are those of the last start ({NO_PEER}); --no-peers forgets them" in messages
@@ -192,7 +184,6 @@ def test_a_stopped_node_reports_it_and_the_home_stores_peers_and_engine(starts: 
     assert (kept["peers"], kept["engine"]) == ([NO_PEER], "torch")
 
 
-@pytest.mark.timeout(LIMIT_S)
 def test_json_lines_have_time_level_logger_message_and_fields(starts: Starts) -> None:
     for entry in starts.stopped:
         assert list(entry)[:5] == ["time", "level", "logger", "message", "fields"]

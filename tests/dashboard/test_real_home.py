@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from ftis_node.replay.group_history import read_group_history
 from ftis_node.replay.reader import ReplayReader
 from tests.dashboard.sample_node import STATUS
 from tests.dashboard.svg_text import text_of_rows
+from tests.http_server import serving
 from tests.small_swarm import SmallSwarm, copied_home
 
 pytestmark = pytest.mark.timeout(600)
@@ -80,18 +79,9 @@ def test_the_history_of_a_group_has_texts_and_events(home: Home) -> None:
     assert "=" in (again.prompt.text or "") and again.prompt.missing, "the stored ids of the prompt are decoded"
 
 
-class OneNode(BaseHTTPRequestHandler):
-    """The status port of a node that runs."""
-
-    def do_GET(self) -> None:
-        body = b"[]" if self.path == "/peers" else STATUS.to_json()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+def _answer(path: str) -> tuple[int, dict[str, str], bytes]:
+    """Return what the status port of a running node returns."""
+    return 200, {}, b"[]" if path == "/peers" else STATUS.to_json()
 
 
 async def test_it_reconnects_when_the_node_is_started_again(tmp_path: Path) -> None:
@@ -102,13 +92,11 @@ async def test_it_reconnects_when_the_node_is_started_again(tmp_path: Path) -> N
     async with _opened(home) as (app, pilot):
         assert app.snapshot is not None and app.snapshot.state == "stopped"
         assert app.snapshot.start_command == f"ftis-node join --home {home.root}", "the home has the model's name"
-        with home.owned(), ThreadingHTTPServer(("127.0.0.1", 0), OneNode) as node:
+        with home.owned(), serving(_answer) as url:
             await _until(pilot, lambda: app.snapshot is not None and app.snapshot.state == "starting")
-            threading.Thread(target=node.serve_forever, args=(0.05,), daemon=True).start()
-            home.publish_address(f"http://127.0.0.1:{node.server_port}")
+            home.publish_address(url)
             await _until(pilot, lambda: app.snapshot is not None and app.snapshot.state == "running")
             await _until(pilot, lambda: "running" in _shown(app))
             machine = app.snapshot.machine
             assert machine.num_processes >= 1 and machine.resident_bytes > 50_000_000
-            node.shutdown()
         await _until(pilot, lambda: "start it again" in _shown(app))

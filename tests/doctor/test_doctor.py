@@ -7,7 +7,6 @@ import re
 import socket
 import threading
 from collections.abc import Iterable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from ftis_node.doctor.machine import check_disk, read_driver
 from ftis_node.doctor.model import check_model, memory_question
 from ftis_node.doctor.network import nat_kind
 from ftis_node.models import shape_of
+from tests.http_server import serving
 
 ROOT = Path(__file__).parents[2]
 REPO = "org/model"
@@ -206,55 +206,35 @@ def test_a_machine_without_a_network_is_reported_once(monkeypatch: pytest.Monkey
     assert levels(doctor_network.check_routes()) == [("route.ipv4", "warn")]
 
 
-class Hub(BaseHTTPRequestHandler):
-    """A fake hub: it has the model, does not have it, or restricts it."""
-
-    status, error_code = 200, ""
-
-    def do_GET(self) -> None:
-        body = json.dumps(CONFIG if "resolve" in self.path else self._info()).encode()
-        self.send_response(self.status)
-        if self.error_code:
-            self.send_header("X-Error-Code", self.error_code)
-        self.send_header("ETag", '"abc"')
-        self.send_header("X-Repo-Commit", "f" * 40)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    do_HEAD = do_GET
-
-    def _info(self) -> dict[str, Any]:
-        files = [{"rfilename": "model.safetensors", "size": 6_000_000_000}, {"rfilename": "config.json", "size": 9}]
-        return {"id": REPO, "sha": "f" * 40, "siblings": files, "cardData": {"license": "apache-2.0"},
-                "safetensors": {"parameters": {"BF16": 3_000_000}, "total": 3_000_000}}  # fmt: skip
-
-    def log_message(self, *_: object) -> None:
-        pass
+INFO = {
+    "id": REPO, "sha": "f" * 40, "cardData": {"license": "apache-2.0"},
+    "siblings": [{"rfilename": "model.safetensors", "size": 6_000_000_000}, {"rfilename": "config.json", "size": 9}],
+    "safetensors": {"parameters": {"BF16": 3_000_000}, "total": 3_000_000},
+}  # fmt: skip
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Hub]]:
-    handler = type("ThisHub", (Hub,), {})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    endpoint = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
-    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    yield handler
-    server.shutdown()
-    server.server_close()
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """A fake hub that has the model. A test sets another `status` and `headers`."""
+    reply: dict[str, Any] = {"status": 200, "headers": {"ETag": '"abc"', "X-Repo-Commit": "f" * 40}}
+
+    def answer(path: str) -> tuple[int, dict[str, str], bytes]:
+        return reply["status"], reply["headers"], json.dumps(CONFIG if "resolve" in path else INFO).encode()
+
+    with serving(answer) as endpoint:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+        template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        yield reply
 
 
 def check_hub_model(tmp_path: Path) -> list[CheckResult]:
     return list(check_model(memory_question(Home(tmp_path), model=REPO, gpus_gib=[24])))
 
 
-def test_a_model_of_the_hub_is_planned_without_its_weights(hub: type[Hub], tmp_path: Path) -> None:
+def test_a_model_of_the_hub_is_planned_without_its_weights(hub: dict[str, Any], tmp_path: Path) -> None:
     findings = check_hub_model(tmp_path)
     assert levels(findings)[:4] == [
         ("hub.reached", "ok"), ("hub.token", "ok"), ("model.licence", "ok"), ("memory.plan", "ok"),
@@ -269,9 +249,9 @@ def test_a_model_of_the_hub_is_planned_without_its_weights(hub: type[Hub], tmp_p
     [(401, "RepoNotFound", "the hub has no model org/model"), (403, "GatedRepo", "accept its terms on the hub")],
 )
 def test_a_missing_or_gated_model_is_reported(
-    hub: type[Hub], tmp_path: Path, status: int, code: str, message: str
+    hub: dict[str, Any], tmp_path: Path, status: int, code: str, message: str
 ) -> None:
-    hub.status, hub.error_code = status, code
+    hub.update(status=status, headers={"X-Error-Code": code})
     (finding,) = check_hub_model(tmp_path)
     assert (finding.id, finding.level) == ("hub.reached", "fail")
     assert message in finding.finding

@@ -9,10 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
 from ftis_node.cli.app import run
@@ -94,39 +96,23 @@ def test_the_commands_of_the_results_page_are_valid(name: str, tmp_path: Path, m
     assert 0 < counts[0] <= counts[1]
 
 
-def test_compare_ends_on_sigterm_with_its_processes_and_files(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_compare_ends_with_its_processes_and_files(
+    tiny_models: dict[str, Path], tmp_path: Path, number: signal.Signals
+) -> None:
     command = arguments(tiny_models, tmp_path, "--methods", "nois,tis", "--steps", "2000")
     process = subprocess.Popen([sys.executable, "-m", "ftis_node", *command], stderr=subprocess.DEVNULL)
     try:
         scratch = MEMORY_DISK / f"{SCRATCH_PREFIX}{process.pid}"
         wait_until(lambda: any(scratch.glob("trial-*/*/replay.sqlite")), within_s=120)
-        children = children_of(process.pid)
-        assert children
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(STOP_LIMIT_S) == 130
-        wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), within_s=STOP_LIMIT_S)
-        assert not scratch.exists()
+        children = psutil.Process(process.pid).children()
+        process.send_signal(number)
+        assert process.wait(STOP_LIMIT_S) == (130 if number is signal.SIGTERM else -signal.SIGKILL)
     finally:
         process.kill()
-
-
-def test_the_processes_of_a_killed_compare_end(tiny_models: dict[str, Path], tmp_path: Path) -> None:
-    command = arguments(tiny_models, tmp_path, "--methods", "nois", "--steps", "2000")
-    process = subprocess.Popen([sys.executable, "-m", "ftis_node", *command], stderr=subprocess.DEVNULL)
-    scratch = MEMORY_DISK / f"{SCRATCH_PREFIX}{process.pid}"
-    wait_until(lambda: any(scratch.glob("trial-*/*/replay.sqlite")), within_s=120)
-    children = children_of(process.pid)
-    process.kill()
-    process.wait()
-    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), within_s=STOP_LIMIT_S)
-    with scratch_folder():
-        assert not scratch.exists()  # the next one removes folders of dead processes
-
-
-def children_of(pid: int) -> list[int]:
-    """Return the child processes of a process."""
-    listed = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for path in listed for child in path.read_text().split()]
+    assert children and not psutil.wait_procs(children, timeout=STOP_LIMIT_S)[1]
+    with nullcontext() if number is signal.SIGTERM else scratch_folder():
+        assert not scratch.exists(), "the next experiment removes the folder of a killed one"
 
 
 def test_tables_are_made_in_parallel_and_their_processor_time_is_counted(
