@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ftis_node import __version__
 from ftis_node.config.delay import Delay
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
@@ -33,12 +32,12 @@ from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLe
 from ftis_node.lab.experiment.rounds import RoundGate, RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
 from ftis_node.lab.experiment.trial_result import FinalEvaluationResult, MemberResult, TrialResult, made_by, read_member
 from ftis_node.node.context import NodeState
+from ftis_node.node.peers.own_record import OwnRecord
 from ftis_node.node.protocols import Generation, Learning
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.supervision.background import first_of_ours
 from ftis_node.node.wiring import NodeComponents, Wiring
-from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.kinds import Codec
 
 if TYPE_CHECKING:
@@ -197,21 +196,7 @@ async def _run(
 def _introduce(nodes: Sequence[TrialNode]) -> None:
     """Give each node the records of all, as a directory would: a false reward counts only with the same releases."""
     for parts in [node.parts for node in nodes]:
-        record = PeerRecord(
-            run_id=parts.context.manifest.run_id,
-            peer_id=parts.context.peer_id,
-            name=parts.context.about.name,
-            model=parts.context.about.model,
-            parameters=0,
-            tokenizer=parts.context.about.tokenizer,
-            role="full",
-            last_number=0,
-            policy_version=0,
-            tokens_per_s=0.0,
-            created_at=time.time(),
-            software=__version__,
-            releases=parts.context.about.releases,
-        )
+        record = OwnRecord(parts.context, parts.store, parts.peers, parts.generation, parts.learner).make()
         for node in nodes:
             node.parts.peers.registry.entry(parts.context.peer_id).record = record
 
