@@ -17,7 +17,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +28,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.records.identity import Identity
 from tests.http_server import serving
 from tests.node.support import free_port
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
@@ -216,31 +216,6 @@ class NodeRun(NamedTuple):
     home: Path
 
 
-class LogReader:
-    """The lines that a process writes to stderr, read in a thread."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.lines: list[str] = []
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._read, args=(process,), daemon=True)
-        self._thread.start()
-
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stderr is not None
-        for line in process.stderr:
-            with self._changed:
-                self.lines.append(line.rstrip())
-                self._changed.notify_all()
-
-    def wait_for(self, text: str, limit_s: float = START_S) -> None:
-        with self._changed:
-            seen = self._changed.wait_for(lambda: any(text in line for line in self.lines), limit_s)
-        assert seen, (text, self.lines)
-
-    def end(self) -> None:
-        self._thread.join(5)
-
-
 @pytest.fixture(scope="module")
 def node_run(tmp_path_factory: pytest.TempPathFactory, model: Path) -> NodeRun:
     """One node: its bootstrap node starts late, its clock is 5 s ahead, and its disk becomes full for a while."""
@@ -254,13 +229,15 @@ def node_run(tmp_path_factory: pytest.TempPathFactory, model: Path) -> NodeRun:
         "join", "--model", str(model), "--task", "arithmetic", "--home", str(home), "--engine", "torch",
         "--listen", LOOPBACK, "--peers", peer,
     )  # fmt: skip
-    node = subprocess.Popen(
-        [*prefix, *command(*arguments, machine=WRONG_CLOCK)], stderr=subprocess.PIPE, text=True, env=environment()
-    )
-    others = []
+    log, others = folder / "node.log", []
+
+    def wait_for(text: str) -> None:
+        wait_until(lambda: text in log.read_text(), within_s=START_S)
+
+    with log.open("wb") as stderr:
+        node = subprocess.Popen([*prefix, *command(*arguments, machine=WRONG_CLOCK)], stderr=stderr, env=environment())
     try:
-        log = LogReader(node)
-        log.wait_for("no bootstrap peer answers")
+        wait_for("no bootstrap peer answers")
         seen_home = Path(f"/proc/{node.pid}/root{home}")  # only the node's namespace has the file system
         inside = ("nsenter", "-U", "--preserve-credentials", "-m", "-t", str(node.pid))
         second = result_of(*arguments, prefix=inside)
@@ -270,28 +247,25 @@ def node_run(tmp_path_factory: pytest.TempPathFactory, model: Path) -> NodeRun:
                 command(*bootstrap), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
             )
         )
-        log.wait_for("off this machine's")
+        wait_for("off this machine's")
         status = subprocess.run(
             [*inside, *command("status", "--home", str(home))],
             capture_output=True, text=True, env=environment(), check=True,
         ).stdout  # fmt: skip
         descriptor = os.open(seen_home, os.O_RDONLY)  # keeps the file system after its last process ended
         fill_up(seen_home / "others")
-        log.wait_for("paused: no generation and no pulls")
+        wait_for("paused: no generation and no pulls")
         (seen_home / "others").unlink()
-        log.wait_for("resumed: there is disk space again")
+        wait_for("resumed: there is disk space again")
         node.send_signal(signal.SIGTERM)
         code = node.wait(START_S)
-        log.end()
         shutil.copytree(f"/proc/self/fd/{descriptor}", folder / "left", ignore=shutil.ignore_patterns("others", "run"))
         os.close(descriptor)
-        return NodeRun(log.lines, second, status, code, folder / "left")
+        return NodeRun(log.read_text().splitlines(), second, status, code, folder / "left")
     finally:
         for process in (node, *others):
             process.send_signal(signal.SIGKILL if process is node else signal.SIGTERM)
             process.wait(20)
-        assert node.stderr is not None
-        node.stderr.close()
 
 
 def fill_up(path: Path) -> None:

@@ -123,19 +123,6 @@ def test_an_export_with_texts_decodes_completions_and_prompts(
     assert (as_text["prompt"], as_text["answer"]) == (None, None), "its prompt is not the task's"
 
 
-def test_show_prints_the_special_tokens_inside_an_answer(
-    home_with_run: Path, identity: Identity, capsys: pytest.CaptureFixture[str]
-) -> None:
-    completions = (make_completion(10, 0, 11, EOS), make_completion(12, 13, reward=1.0))
-    group = make_group(identity, number=3, completions=completions)
-    stored = accept(group, identity)
-    fill_buffer(Home(home_with_run).replay, stored)
-    shown = _printed(capsys, home_with_run, "show", stored.envelope.id.hex())
-    text = Decoder(Home(home_with_run)).text([10, 0, 11], with_special_tokens=True)
-    assert text is not None and "<|endoftext|>" in text
-    assert f"  | {text}\n" in shown
-
-
 @pytest.mark.parametrize("name", ["path", "beside"])
 def test_an_adapter_without_a_tokenizer_is_decoded_by_its_base(home_with_run: Path, name: str) -> None:
     home, model = Home(home_with_run), home_with_run / "model"

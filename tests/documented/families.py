@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.learner.model.policy_loading import padded_share
-from tests.documented.pages import ROOT
+from tests.documented.pages import ROOT, write_table
 from tests.learner.families import CPU_FAILS, DIFFERS, FAMILIES, UPDATE_FAILS, Family
 
 PAGE = ROOT / "docs/train/models.md"
@@ -27,13 +27,6 @@ def families_table() -> str:
     return HEAD + "".join(map(_row, FAMILIES))
 
 
-def with_table(page: str) -> str:
-    """Return the page with the present table in place of the former one, which ends at the first empty line."""
-    before, _, rest = page.partition(HEAD)
-    after = rest.partition("\n\n")[2]
-    return f"{before}{families_table()}\n{after}"
-
-
 def _row(family: Family) -> str:
     share = padded_share(load_manifest(PRESET).sampling)
     columns = (
@@ -49,4 +42,4 @@ def _row(family: Family) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    write_table(PAGE, HEAD, families_table())

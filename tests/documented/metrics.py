@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ftis_node.documentation import as_links
 from ftis_node.telemetry.metrics import Metric, all_metrics
-from tests.documented.pages import ROOT
+from tests.documented.pages import ROOT, write_table
 
 PAGE = ROOT / "docs/reference/metrics.md"
 HEAD = """| metric | kind | labels | meaning | what is normal | what to do when it is not |
@@ -20,13 +20,6 @@ def metrics_table() -> str:
     for metric in all_metrics():
         rows.setdefault(metric.name, []).append(metric)
     return as_links(HEAD + "".join(map(_row, rows.values())))
-
-
-def with_table(page: str) -> str:
-    """Return the page with the table of the code in place of the former one, which ends at the first empty line."""
-    before, _, rest = page.partition(HEAD)
-    after = rest.partition("\n\n")[2]
-    return f"{before}{metrics_table()}\n{after}"
 
 
 def _row(parts: list[Metric]) -> str:
@@ -51,4 +44,4 @@ def _each(parts: list[Metric], column: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    write_table(PAGE, HEAD, metrics_table())

@@ -107,3 +107,10 @@ def _simple_commands(page: str, line: str, *, is_inline: bool = False) -> Iterat
             words = []
         else:
             words.append(word)
+
+
+def write_table(path: Path, head: str, table: str) -> None:
+    """Replace the table of a page that begins with `head` and ends at the first empty line."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(head)
+    after = rest.partition("\n\n")[2]
+    path.write_text(f"{before}{table}\n{after}", encoding="utf-8")

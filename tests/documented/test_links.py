@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 from ftis_node import errors
+from ftis_node.documentation import sections
 from tests.documented.pages import PAGES, ROOT
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 SOURCE_PATH = re.compile(r"`((?:ftis_node|tests|bench|proto|deploy|examples)/[\w./-]*)`")
 TROUBLESHOOTING = ROOT / "docs/operate/troubleshooting.md"
-HEADING = re.compile(r"^#{1,6} (.+)$", flags=re.MULTILINE)
 
 
 def _prose(page: Path) -> str:
@@ -24,24 +24,12 @@ def _code() -> str:
     return re.sub(r"[\"']\s*\n\s*f?[\"']", "", sources)
 
 
-def _anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, as on GitHub."""
-    found: dict[str, int] = {}
-    anchors = set()
-    for title in HEADING.findall(_prose(page)):
-        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).strip().lower()
-        slug = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
-        anchors.add(slug if slug not in found else f"{slug}-{found[slug]}")
-        found[slug] = found.get(slug, 0) + 1
-    return anchors
-
-
 def _has_target(page: Path, link: str) -> bool:
     if re.match(r"https?:", link):
         return True
     name, _, anchor = link.partition("#")
     target = (page.parent / name).resolve() if name else page
-    return target.exists() and (not anchor or anchor in _anchors(target))
+    return target.exists() and (not anchor or anchor in sections(target.read_text()))
 
 
 def test_links_and_anchors_exist() -> None:

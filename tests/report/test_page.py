@@ -13,15 +13,12 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
-from ftis_node.models.decoder import Decoder
 from ftis_node.report import html_page
 from ftis_node.report.formatting import clean
 from ftis_node.report.html_page import mean
 from ftis_node.report.timeline import MAX_FIRST, MAX_LAST, TimelineBuilder
 from ftis_node.swarm.reasons import REFUSALS, full_sentence
-from tests.conftest import EOS, accept, fill_buffer, make_completion, make_group
-from tests.models.tiny_models import save_tiny
-from tests.report.support import ATTACK, ME, NUM_STEPS, PEER_ID, step_events, write_home
+from tests.report.support import ATTACK, NUM_STEPS, PEER_ID, step_events, write_home
 from tests.validation.test_reasons import ROWS
 
 IMAGE = "data:image/svg+xml;base64,"
@@ -219,17 +216,6 @@ def test_the_style_sheet_defines_every_class_of_the_page() -> None:
     used = re.findall(r'class="([a-z ]+)"', (folder / "page.html.j2").read_text(encoding="utf-8"))
     known = set(re.findall(r"\.([a-z]+)", (folder / "page.css").read_text(encoding="utf-8")))
     assert {name for names in used for name in names.split()} - known == set()
-
-
-def test_the_page_shows_the_special_tokens_inside_an_answer(tmp_path: Path) -> None:
-    home = write_home(tmp_path / "home")
-    home.settings.write_text(json.dumps({"model": str(save_tiny(tmp_path / "tiny"))}))
-    group = make_group(ME, number=9, completions=(make_completion(10, 0, 11, EOS), make_completion(12, reward=1.0)))
-    fill_buffer(home.replay, accept(group, ME), own=ME)
-    assert run(["report", "--home", str(home.root), "--out", str(tmp_path / "page.html")]) == 0
-    text = Decoder(home).text([10, 0, 11], with_special_tokens=True)
-    assert text is not None and "<|endoftext|>" in text and "<|im_end|>" not in text
-    assert text.strip() in [shown for _, shown in Page(tmp_path / "page.html").texts]
 
 
 def test_letters_that_look_like_a_space_are_escaped() -> None:
