@@ -63,14 +63,17 @@ def rkl_iw(log_ratio: Tensor) -> Tensor:
     return ratio * log_ratio - ratio + 1
 
 
+def token_kl(batch: Batch, estimator: str) -> Tensor:
+    """Return the chosen estimator of each token, `[N, T]` without gradient; anything outside the mask."""
+    if estimator == "k1_fwd":
+        return batch.behaviour_logprobs - batch.first_pass_logprobs
+    formula = {"author_k3": author_k3, "k3_fwd": k3_fwd, "rkl_iw": rkl_iw}[estimator]
+    return formula(first_pass_log_ratio(batch))
+
+
 def sequence_kl(batch: Batch, estimator: str) -> Tensor:
     """Return KL_i `[N]`, the chosen estimator's mean over each completion's tokens; no gradient, 0 without tokens."""
-    if estimator == "k1_fwd":
-        per_token = batch.behaviour_logprobs - batch.first_pass_logprobs
-    else:
-        formula = {"author_k3": author_k3, "k3_fwd": k3_fwd, "rkl_iw": rkl_iw}[estimator]
-        per_token = formula(first_pass_log_ratio(batch))
-    return batch.sequence_mean(per_token)
+    return batch.sequence_mean(token_kl(batch, estimator))
 
 
 def keep_near_or_good(advantages: Tensor, kl: Tensor, threshold: float) -> Tensor:

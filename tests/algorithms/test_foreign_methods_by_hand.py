@@ -78,8 +78,8 @@ def test_mis_masks_a_completion_by_its_mean_or_its_product() -> None:
 
 
 def many_tokens(ratio: float, count: int = 4000) -> dict[str, torch.Tensor]:
-    """Return 4000 tokens in 40 completions with one ratio; the behaviour log-probs differ a little."""
-    behaviour = -1.0 - torch.arange(count, dtype=torch.float64).view(40, -1) / (100 * count)
+    """Return 4000 tokens in 40 completions with one ratio; the behaviour log-probs differ by column alone."""
+    behaviour = (-1.0 - torch.arange(count // 40, dtype=torch.float64) / (100 * count)).repeat(40, 1)
     return {
         "learner_logprobs": behaviour + math.log(ratio),
         "behaviour_logprobs": behaviour,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from ftis_node.algorithms.settings import load_filter
 from ftis_node.cli.app import run
 from ftis_node.config.manifest import RunManifest, load_manifest, parse_canonical, parse_manifest
 from ftis_node.errors import ConfigError
-from tests.conftest import write_distribution
+from tests.conftest import EXAMPLES, write_distribution
 
 PLUGIN_RUN = """
 name = "a"
@@ -111,6 +113,60 @@ def test_the_example_filter_drops_negatives() -> None:
     assert gradient[1].tolist() == gradient[3].tolist() == [0.0, 0.0]
     assert gradient[0, 0].item() < 0
     assert not is_separable("ftis", {"filter": "good"})
+
+
+@pytest.fixture
+def balance_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example package with its metadata, as pip would install it."""
+    source = EXAMPLES / "ftis-node-method-balance"
+    points = tomllib.loads((source / "pyproject.toml").read_text())["project"]["entry-points"]
+    lines = [
+        f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in names.items())
+        for group, names in points.items()
+    ]
+    write_distribution(tmp_path, "ftis-node-method-balance", "".join(lines))
+    monkeypatch.syspath_prepend(source)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("balance_package")
+def test_the_balance_weight_is_the_ratio_to_the_mixture_of_both_generators() -> None:
+    """rho is 4 and 1/4; half of the completions are own, so the weights are 4 / 2.5 and 1/4 / 0.625."""
+    gradient = _loss("balance", sender_ids=torch.tensor([0, 0, 5, 5]))[2]
+    assert gradient[:, 0].tolist() == pytest.approx([-1.6 / 8, 1.6 / 8, -0.4 / 8, 0.4 / 8])
+    assert _loss("balance", cap=3.0)[2][:, 0].tolist() == pytest.approx([-3 / 8, 3 / 8, -0.25 / 8, 0.25 / 8])
+    assert not is_separable("balance", {})
+
+
+@pytest.mark.usefixtures("balance_package")
+@pytest.mark.parametrize("estimator", ["author_k3", "k1_fwd"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_window_filter_equals_its_definition(seed: int, estimator: str) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    size, lengths = (6, 90), torch.tensor([90, 33, 32, 31, 3, 0])
+    learner, behaviour = -3 * torch.rand(2, *size, generator=generator, dtype=torch.float64)
+    mask = torch.arange(90) < lengths[:, None]
+    mask[0] &= torch.arange(90) % 7 != 3
+    expected = []
+    for lp, lg, marks in zip(learner, behaviour, mask, strict=True):
+        ratios = (lp - lg)[marks]
+        values = torch.exp(-ratios) + ratios - 1 if estimator == "author_k3" else -ratios
+        windows = values.unfold(0, min(32, len(values)), 1).mean(dim=1) if len(values) else torch.tensor([-math.inf])
+        expected.append(windows.max().item())
+    for threshold in sorted(expected)[1:]:
+        _, metrics = policy_loss(
+            "f-nois",
+            learner,
+            torch.where(mask, behaviour, math.nan),
+            mask,
+            torch.full((6,), -1.0, dtype=torch.float64),
+            torch.zeros(6, dtype=torch.int64),
+            filter="window",
+            kl_estimator=estimator,
+            kl_threshold=max(0.0, threshold - 1e-9),
+        )
+        kept = sum(value < max(0.0, threshold - 1e-9) for value in expected)
+        assert metrics["kept_fraction"] == pytest.approx(kept / 6)
 
 
 @pytest.mark.usefixtures("sqrt_package")

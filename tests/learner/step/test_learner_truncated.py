@@ -14,7 +14,8 @@ from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.learner.step.train_step import compute_gradients
 
-BETA = 0.5
+BETA, SHIFT = 0.5, 0.25
+BEHAVIOUR = -5.5  # of every token of the rig's groups
 GROUPS = [
     make_group([[7, 8], [9, 4, 3], [5, 6, 1, 2]], [1.0, 0.0, 0.0], number=0, finish_reasons=("stop", "length", "stop")),
     make_group(
@@ -25,9 +26,12 @@ IS_CUT = [False, True, False, True, False, True]
 
 
 @pytest.mark.parametrize("max_tokens", [10_000, 1])
-@pytest.mark.parametrize("masked", [False, True])
-def test_the_gradient_is_that_of_the_other_completions(masked, max_tokens):
-    """Their rewards still count in the mean of the group, and they count in N. Neither loss nor KL moves them."""
+@pytest.mark.parametrize(("masked", "weighted"), [(False, False), (True, False), (True, True)])
+def test_the_gradient_is_that_of_the_other_completions(masked, weighted, max_tokens):
+    """Their rewards still count in the mean of the group, and they count in N. Neither loss nor KL moves them.
+
+    The peer's group has a shift of its advantages. If `weighted`, the KL of a token is multiplied by rho.
+    """
     model, start, batch = make_model(seed=1), make_model(seed=2), make_batch(GROUPS)
     assert batch.is_cut.tolist() == IS_CUT
     pairs = list(zip(batch.prompts, batch.completions, strict=True))
@@ -35,15 +39,17 @@ def test_the_gradient_is_that_of_the_other_completions(masked, max_tokens):
     with torch.no_grad():
         references = [one_by_one_logprobs(start, prompt.tolist(), ids.tolist()) for prompt, ids in pairs]
     loss = 0.0
-    for row, reference, reward, group, is_cut in zip(
-        rows, references, batch.rewards, batch.group_ids, IS_CUT, strict=True
+    for row, reference, reward, group, is_cut, is_own in zip(
+        rows, references, batch.rewards, batch.group_ids, IS_CUT, batch.is_own, strict=True
     ):
         if not (masked and is_cut):
-            advantage = reward - batch.rewards[batch.group_ids == group].mean()
+            advantage = reward - batch.rewards[batch.group_ids == group].mean() + (0.0 if is_own else SHIFT)
             ratio = reference - row
-            loss += (BETA * (ratio.exp() - ratio - 1) - advantage * row).mean() / len(rows)
+            rho = (row - BEHAVIOUR).exp() if weighted else 1.0
+            loss += (BETA * rho * (ratio.exp() - ratio - 1) - advantage * row).mean() / len(rows)
     exact = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
-    objective = make_objective("nois", {}, "mean", kl_to_start=BETA, mask_truncated=masked)
+    options = {"kl_to_start": BETA, "kl_weighted": weighted, "mask_truncated": masked, "advantage_shift": SHIFT}
+    objective = make_objective("nois", {}, "mean", **options)
     reference = torch.nn.utils.rnn.pad_sequence(references, batch_first=True)
     model.zero_grad()
 
