@@ -45,6 +45,7 @@ from ftis_node.models import (
 from ftis_node.models.adapter_folder import continued
 from ftis_node.models.chat_template import EXAMPLES
 from ftis_node.models.hub import HubModel, ask_about, cached_snapshot
+from ftis_node.models.quantized import missing_package
 from ftis_node.models.source import check_name
 from ftis_node.node.startup.prompts import prompts_of
 from ftis_node.telemetry.terminal_text import GIB, in_gib, printable
@@ -96,6 +97,8 @@ def memory_question(
 def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[CheckResult]:
     """Yield what `join` would train of a model of this shape, its memory plan, and the other options."""
     settings, manifest = question.settings, question.manifest
+    if settings.quantize != "none" and (advice := missing_package()):
+        yield CheckResult("memory.package", "warn", "--quantize 4bit needs bitsandbytes", advice)
     try:
         if question.gpus_bytes is None:
             settings, machine = inspect_machine(settings)

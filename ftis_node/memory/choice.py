@@ -197,7 +197,7 @@ def compare(
 def refuse_what_does_not_fit(
     choice: TrainingChoice, manifest: RunManifest, shape: ModelShape, machine: Machine
 ) -> None:
-    """Raise MachineError if no option fits, in one line that names the largest Qwen2.5 model that would.
+    """Raise MachineError if no option fits, in one line that names a 4-bit base or a smaller model that would.
 
     With `memory.check` = "warn" it only warns.
     """
@@ -215,14 +215,19 @@ def refuse_what_does_not_fit(
 
 
 def smaller_model(choice: TrainingChoice, manifest: RunManifest, shape: ModelShape, machine: Machine) -> str:
-    """Return the largest Qwen2.5 model that would fit in place of one of this shape, as advice."""
+    """Return as advice the largest Qwen2.5 model that would fit, after a 4-bit base of this model if that would."""
     settings = choice.options[0].settings.model_copy(update={"lora": None})
+    first = ""
+    if settings.quantize == "none" and settings.learner.num_ranks == 1:
+        quantized = compare(settings.model_copy(update={"quantize": "4bit"}), manifest, shape, machine)
+        if (fitting := best_of([option for option in quantized if option.fits])) is not None:
+            first = f"with --quantize 4bit {fitting.name} fits; "
     for name, smaller in reversed(published_qwen25().items()):
         if smaller.num_parameters < shape.num_parameters and any(
             option.fits for option in compare(settings, manifest, smaller, machine)
         ):
-            return f"the largest Qwen2.5 model that fits is Qwen/{name}"
-    return "no Qwen2.5 model fits: take a larger card"
+            return f"{first}the largest Qwen2.5 model that fits is Qwen/{name}"
+    return f"{first}no Qwen2.5 model fits: take a larger card"
 
 
 def _candidates(

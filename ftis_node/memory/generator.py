@@ -7,15 +7,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ftis_node.generation.engines.base import DEFAULT_MAX_PREFILL_TOKENS
-from ftis_node.generation.engines.vllm_options import num_loras
-from ftis_node.memory.learner_memory import DEVICE_CONTEXT_BYTES, HOST_PROCESS_BYTES, MIB, Workload
+from ftis_node.generation.engines.base import prefill_tokens_of
+from ftis_node.generation.engines.vllm_options import capture_sizes, num_loras
+from ftis_node.memory.learner_memory import (
+    DEVICE_CONTEXT_BYTES,
+    HOST_PROCESS_BYTES,
+    MIB,
+    Workload,
+    base_bytes,
+    dequantized_bytes,
+)
 from ftis_node.models import ModelShape
 
 # Logits in two forms, log-probs, probabilities, and their running sum in float64.
 SAMPLING_BYTES = 24
-# CUDA graphs that vLLM captures, which it keeps while it sleeps; with adapters it captures them with and without one.
-ENGINE_GRAPHS_BYTES, ADAPTER_GRAPHS_BYTES = 768 * MIB, 512 * MIB
+# A CUDA graph that vLLM captures for a batch size, which it keeps while it sleeps; with adapters it captures one with
+# and one without.
+ENGINE_GRAPH_BYTES, ADAPTER_GRAPH_BYTES = 55 * MIB, 37 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +73,19 @@ def generator_memory(shape: ModelShape, workload: Workload) -> GeneratorMemory:
     prefill_width = 3 * shape.intermediate_size + 6 * shape.hidden_size
     if shape.experts is not None:
         prefill_width += shape.experts.per_token * (3 * shape.experts.size + 2 * shape.hidden_size)
-    prefill = DEFAULT_MAX_PREFILL_TOKENS * prefill_width * width
-    graphs = ENGINE_GRAPHS_BYTES + (0 if rank is None else ADAPTER_GRAPHS_BYTES)
+    prefill = prefill_tokens_of(workload.max_batch) * prefill_width * width
+    graph = ENGINE_GRAPH_BYTES + (0 if rank is None else ADAPTER_GRAPH_BYTES)
+    graphs = len(capture_sizes(workload.max_batch)) * graph
     asleep = DEVICE_CONTEXT_BYTES + graphs if workload.on_gpu else HOST_PROCESS_BYTES
     adapter = 0 if rank is None else width * shape.adapter_parameters(rank)
     is_staged = workload.on_gpu and rank is None
     joined = max(2 * shape.hidden_size * shape.intermediate_size, shape.expert_parameters)
     largest_module = max(shape.embedding_parameters, joined)
     return GeneratorMemory(
-        weights=shape.num_parameters * width,
+        weights=base_bytes(shape, workload),
         cache=per_token * workload.max_batch * workload.max_total_tokens,
         smallest_cache=per_token * min(workload.group_size, workload.max_batch) * workload.max_total_tokens,
-        workspace=sampling + prefill + asleep,
+        workspace=sampling + prefill + asleep + dequantized_bytes(shape, workload),
         asleep=asleep,
         adapters=num_loras(can_sleep=False) * adapter,
         adapters_in_turns=num_loras(can_sleep=True) * adapter,

@@ -8,6 +8,7 @@ are bytes; per token means per position of a micro-batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, prod
 from typing import Literal
 
 from ftis_node.config.manifest import RunManifest
@@ -16,6 +17,7 @@ from ftis_node.config.workers import MAX_SERVED_RANK
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, served_rank
 from ftis_node.memory.weight_transfer import transfer_of
 from ftis_node.models import ModelShape
+from ftis_node.models.quantized import BYTES as QUANTIZED_BYTES
 
 MIB = 1 << 20
 FLOAT32, BFLOAT16 = 4, 2  # bytes of an element
@@ -41,7 +43,7 @@ class Workload:
     With `recompute_activations` the last `layers_kept` layers keep their activations nevertheless.
     `holds_start`: the learner also holds the initial model (`reference.py`). `maps_weights`: an engine on the learner's
     GPU reads new weights in place. `maps_base`: both workers compute from the mapped file of an adapter's base, if its
-    type is theirs (`shares_base`).
+    type is theirs (`shares_base`). `is_quantized`: the base has 4 bits (`models/quantized.py`).
     """
 
     dtype_bytes: int
@@ -64,6 +66,7 @@ class Workload:
     serves_adapters: bool = False
     maps_weights: bool = False
     maps_base: bool = False
+    is_quantized: bool = False
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
     layers_kept: int = 0
 
@@ -93,6 +96,7 @@ class Workload:
             serves_adapters=on_gpu and settings.engine != "torch" and settings.generation.adapters != "merge",
             maps_weights=transfer_of(settings, on_gpu=on_gpu, shares_gpu=True, serves_adapters=False) == "ipc",
             maps_base=not on_gpu and settings.engine == "torch" and settings.generation.adapters == "serve",
+            is_quantized=settings.quantize != "none",
         )
 
     @property
@@ -159,30 +163,42 @@ def learner_memory(shape: ModelShape, workload: Workload) -> LearnerMemory:
     """Return the learner's memory at the largest point of a step (`_step_parts`), in bytes by part."""
     rank = workload.lora_rank
     trained = shape.num_parameters if rank is None else shape.adapter_parameters(rank)
-    frozen = 0 if rank is None or shares_base(shape, workload) else shape.num_parameters
+    frozen = 0 if rank is None or shares_base(shape, workload) else base_bytes(shape, workload)
     is_offloaded = workload.optimizer_states == "offload"
     masters = FLOAT32 * trained if workload.dtype_bytes == BFLOAT16 or is_offloaded else 0
     moments = int((ADAM_8BIT_BYTES if workload.optimizer_states == "8bit" else ADAM_BYTES) * trained)
     gradients = FLOAT32 * trained
     activations, work = max(_step_parts(shape, workload), key=sum)
     return LearnerMemory(
-        weights=workload.dtype_bytes * (trained + frozen),
+        weights=workload.dtype_bytes * trained + frozen,
         start=workload.dtype_bytes * shape.num_parameters if workload.holds_start else 0,
         masters=0 if is_offloaded else masters,
         moments=0 if is_offloaded else moments,
         context=DEVICE_CONTEXT_BYTES if workload.on_gpu else HOST_PROCESS_BYTES,
         gradients=0 if is_offloaded else gradients,
         activations=activations,
-        work=work,
+        work=work + dequantized_bytes(shape, workload),
         weight_sync=_weight_sync(shape, workload),
         on_host=masters + moments + gradients if is_offloaded else 0,
     )
 
 
+def base_bytes(shape: ModelShape, workload: Workload) -> int:
+    """Return the bytes of the model without an adapter: in the dtype, or with the layers' linear maps in 4 bits."""
+    maps = shape.num_layers * sum(prod(sizes) for sizes in shape.linear_layers) if workload.is_quantized else 0
+    return workload.dtype_bytes * (shape.num_parameters - maps) + ceil(QUANTIZED_BYTES * maps)
+
+
+def dequantized_bytes(shape: ModelShape, workload: Workload) -> int:
+    """Return the bytes of the widest map of a base in 4 bits, which a product needs in the dtype for a moment."""
+    return workload.dtype_bytes * max(map(prod, shape.linear_layers)) if workload.is_quantized else 0
+
+
 def shares_base(shape: ModelShape, workload: Workload) -> bool:
     """Return whether the frozen base is in memory once for both workers; the generator's weights are it then."""
     of_file = "BF16" if workload.dtype_bytes == BFLOAT16 else "F32"
-    return workload.lora and workload.maps_base and shape.stored_as == of_file
+    is_mapped = workload.maps_base and not workload.is_quantized
+    return workload.lora and is_mapped and shape.stored_as == of_file
 
 
 def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
@@ -299,7 +315,7 @@ def _weight_sync(shape: ModelShape, workload: Workload) -> int:
     With an adapter to merge, that is three float32 copies of the widest map.
     """
     if not workload.on_gpu:
-        is_adapter = workload.lora and workload.maps_base
+        is_adapter = workload.lora and (workload.maps_base or workload.is_quantized)
         return workload.dtype_bytes * (
             shape.adapter_parameters(workload.adapter_rank) if is_adapter else shape.num_parameters
         )

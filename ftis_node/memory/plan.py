@@ -31,6 +31,7 @@ from ftis_node.memory.learner_memory import (
     HOST_PROCESS_BYTES,
     LearnerMemory,
     Workload,
+    base_bytes,
     learner_memory,
     shares_base,
 )
@@ -306,7 +307,7 @@ def _host_bytes(shape: ModelShape, workload: Workload) -> int:
     The transient uses are a weight sync, a checkpoint's Adam moments, and the start of several ranks. Then rank 0 holds
     the model, and each rank one tensor of it. If the generator sleeps, its weights may wait there too.
     """
-    weights = shape.num_parameters * workload.dtype_bytes
+    weights = base_bytes(shape, workload)
     learner = learner_memory(shape, workload)
     read = weights + workload.learner_ranks * workload.dtype_bytes * shape.largest_tensor
     crossing = 0 if workload.maps_weights else weights

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from ftis_node.memory.generator import cache_bytes_per_token
-from ftis_node.memory.learner_memory import Workload
+from ftis_node.memory.learner_memory import Workload, base_bytes
 from ftis_node.memory.machine import Card
 from ftis_node.models import ModelShape
 
@@ -129,7 +129,7 @@ def generator_seconds(
     of_token = cache_bytes_per_token(shape, workload.dtype_bytes)
     held = of_token * (_prompt(workload) + tokens / 2)
     batch = max(1.0, min(workload.max_batch, completions, cache_bytes / held))
-    weights = workload.dtype_bytes * shape.num_parameters
+    weights = base_bytes(shape, workload)
     fixed = TOKEN_S + (0 if workload.adapter_served is None else ADAPTER_TOKEN_S) + weights / bandwidth
     seconds = completions * tokens * (fixed / batch + 2 * shape.num_parameters / flops + held / bandwidth)
     if not takes_turns:

@@ -26,10 +26,15 @@ BYTES = 0.5 + 4 / BLOCK  # of a weight
 TYPE = "nf4"
 
 
+def missing_package() -> str:
+    """Return how to install bitsandbytes; empty if it is installed."""
+    return "" if find_spec("bitsandbytes") else how_to_install("quantize")
+
+
 def check_installed() -> None:
     """Raise MachineError if bitsandbytes is missing."""
-    if find_spec("bitsandbytes") is None:
-        raise MachineError(f"--quantize 4bit needs bitsandbytes: {how_to_install('quantize')}")
+    if advice := missing_package():
+        raise MachineError(f"--quantize 4bit needs bitsandbytes: {advice}")
 
 
 def loading_arguments(*, dtype: torch.dtype, device: str) -> dict[str, Any]:

@@ -39,16 +39,20 @@ def _title(size: int, card: Card) -> str:
 
 
 def _cell(name: str, shape: ModelShape, card: Card) -> str:
-    """Return what `join` would train if all packages are installed; a dash if nothing fits."""
-    settings = NodeSettings.model_validate({"model": name, "engine": "vllm"})
+    """Return what `join` would train with all packages, if nothing fits with `--quantize 4bit`; else a dash."""
     machine = Machine((card,), HOST_GIB * GIB)
-    options = compare(settings, load_manifest(DEFAULT_RUN), shape, machine)
-    if (best := best_of([option for option in options if option.fits])) is None:
+    for quantize in ("none", "4bit"):
+        settings = NodeSettings.model_validate({"model": name, "engine": "vllm", "quantize": quantize})
+        options = compare(settings, load_manifest(DEFAULT_RUN), shape, machine)
+        if (best := best_of([option for option in options if option.fits])) is not None:
+            break
+    else:
         return "-"
     trains = STATES[best.settings.learner.optimizer_states]
     if best.settings.lora:
-        is_smaller = best.settings.generation.max_batch > 0
-        trains = f"LoRA {best.settings.lora_adapter.rank}" + (", small batches" if is_smaller else "")
+        base = ", 4 bits" if quantize == "4bit" else ""
+        batches = ", small batches" if best.settings.generation.max_batch and not base else ""
+        trains = f"LoRA {best.settings.lora_adapter.rank}{base}{batches}"
     return f"{trains}: {best.made.step_s:.0f} s"
 
 

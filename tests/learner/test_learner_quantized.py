@@ -10,6 +10,8 @@ import torch
 from learner_rig import SMALL, make_boot, random_groups
 from safetensors.torch import load_file, save_file
 
+from ftis_node.config.manifest import load_manifest
+from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.generation.engines import torch_engine
@@ -18,7 +20,8 @@ from ftis_node.learner.core import Learner
 from ftis_node.learner.distributed.sharded_tensors import plain_name
 from ftis_node.learner.model.lora import lora_layers
 from ftis_node.learner.model.policy_loading import load_policy
-from ftis_node.models import load_causal_lm, parameter_count, resolve_model
+from ftis_node.memory.learner_memory import Workload, base_bytes
+from ftis_node.models import load_causal_lm, parameter_count, read_shape, resolve_model
 from ftis_node.models.quantized import quantized_shapes
 from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.weight_store import probe_logprobs
@@ -93,6 +96,15 @@ def test_the_fused_adapter_of_a_4_bit_map_has_the_values_and_gradients_of_pefts(
 def test_the_adapter_of_a_4_bit_base_has_the_dtype_of_the_node(model_folder, tmp_path):
     policy = load_policy(boot_of(model_folder, tmp_path, dtype="bfloat16"))
     assert {value.dtype for value in policy.trainable().values()} == {torch.bfloat16}
+
+
+def test_the_memory_plan_counts_the_bytes_of_a_4_bit_base(model_folder):
+    source = resolve_model(str(model_folder))
+    weights = [*load_causal_lm(source, dtype="float32", quantize="4bit").parameters()]
+    scales = [weight.quant_state.absmax for weight in weights if getattr(weight, "quant_state", None) is not None]
+    settings = NodeSettings(model="m", lora=True, quantize="4bit")
+    workload = Workload.of(settings, load_manifest("arithmetic-ftis"), on_gpu=False)
+    assert base_bytes(read_shape(source), workload) == sum(tensor.nbytes for tensor in (*weights, *scales))
 
 
 def test_a_4_bit_base_with_weights_that_are_not_finite_is_refused(model_folder, tmp_path):

@@ -17,6 +17,7 @@ from ftis_node.memory import choice as memory_choice
 from ftis_node.memory import placement
 from ftis_node.memory.choice import (
     ADAPTER_GAIN,
+    AS_QUANTIZED,
     STATES_GAIN,
     PreviousTraining,
     TrainingChoice,
@@ -63,7 +64,7 @@ def chosen(
         ("0.5B", 14.5, 64, "all weights, 8-bit optimizer states"),  # with those in float32 the workers take turns
         ("3B", 22.0, 64, "a LoRA adapter of rank 128"),
         ("3B", 21.0, 64, "a LoRA adapter of rank 128, batches of 64 completions and 4096 tokens"),
-        ("1.5B", 11.6, 16, "a LoRA adapter of rank 32, batches of 32 completions and 2048 tokens"),
+        ("1.5B", 11.6, 16, "a LoRA adapter of rank 128, batches of 64 completions and 4096 tokens"),
     ],
 )
 def test_the_option_with_the_shortest_step_is_chosen(model: str, gib: float, host_gib: float, name: str) -> None:
@@ -160,7 +161,8 @@ def test_a_home_continues_its_previous_training_on_any_card() -> None:
 def test_if_nothing_fits_the_error_names_the_largest_model_that_fits() -> None:
     for model, gib, named in (("14B", 44.0, "Qwen/Qwen2.5-7B"), ("7B", 22.0, "Qwen/Qwen2.5-3B")):
         choice = chosen(model, gib)
-        with pytest.raises(MachineError, match=f"m does not fit on the GPU: .* is {named} ") as refused:
+        quantized = "with --quantize 4bit a LoRA adapter of rank 128 on a 4-bit base.* fits; "
+        with pytest.raises(MachineError, match=f"m does not fit on the GPU: .*{quantized}.* is {named} ") as refused:
             refuse_what_does_not_fit(choice, RUN, QWEN[model], machine(gib))
         assert refused.value.exit_code == 3
         assert "\n" not in str(refused.value)
@@ -168,6 +170,20 @@ def test_if_nothing_fits_the_error_names_the_largest_model_that_fits() -> None:
         assert any(option.fits for option in smaller.options)
     with pytest.raises(MachineError, match="no Qwen2.5 model fits: take a larger card"):
         refuse_what_does_not_fit(chosen("0.5B", 2), RUN, QWEN["0.5B"], machine(2))
+
+
+@pytest.mark.parametrize(("model", "gib"), [("1.5B", 7.6), ("3B", 7.6), ("7B", 22.0)])
+def test_a_4_bit_base_of_an_adapter_fits_where_nothing_else_does(model: str, gib: float) -> None:
+    assert not any(option.fits for option in chosen(model, gib).options)
+    taken = chosen(model, gib, quantize="4bit")
+    assert taken.settings.lora and " on a 4-bit base" in taken.training
+    assert any(option.fits and option.settings is taken.settings for option in taken.options)
+    assert f"{AS_QUANTIZED}; activations are" in taken.training
+    begun = chosen(model, gib, quantize="4bit", previous=PreviousTraining(lora=True, rank=4, alpha=8))
+    assert begun.settings.lora_adapter.rank == 4
+    assert chosen(model, gib, quantize="4bit", previous=PreviousTraining(lora=False)).training == taken.training
+    on_cpu = chosen(model, gib, quantize="4bit", device="cpu")
+    assert on_cpu.settings.lora and on_cpu.training == f"a LoRA adapter of rank 128 on a 4-bit base{AS_QUANTIZED}"
 
 
 def write_home(home: Home, *, trains: str | None = None, **saved: Any) -> None:
@@ -285,6 +301,7 @@ def test_the_table_of_cards_on_the_page_is_up_to_date() -> None:
     assert [row[0].split(",")[0] for row in rows[2:]] == [f"{size} GB" for size in (8, 12, 16, 24, 32, 48, 80, 141)]
     by_card = {row[0].split(",")[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
     assert by_card["24 GB"]["Qwen2.5-3B"].startswith("LoRA 128: ")
+    assert by_card["8 GB"]["Qwen2.5-3B"].startswith("LoRA 8, 4 bits: ")
     assert by_card["8 GB"]["Qwen2.5-14B"] == "-"
     page = (ROOT / "docs/operate/resources.md").read_text()
     assert f"\n\n{table}\n\n" in page, "python -m tests.documented.cards"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.completion import presets
+from ftis_node.cli.completion import FORMS, one_of, presets
 from ftis_node.cli.options import (
     GpusOption,
     HomeOption,
@@ -49,6 +49,10 @@ def doctor(
     ] = None,
     lora: Annotated[
         bool | None, typer.Option("--lora/--full", help="Plan for a LoRA adapter, or for all weights.")
+    ] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option("--quantize", help="Plan for the base of an adapter in this form.", autocompletion=one_of(*FORMS)),
     ] = None,
     gpu_memory: Annotated[
         list[float] | None,
@@ -93,10 +97,10 @@ def doctor(
     if gpu:
         _measure(model, lora=lora, as_json=as_json)
         return
-    if model is None and (run is not None or lora is not None or gpu_memory or gpus or tensor_parallel):
+    if model is None and any((run is not None, lora is not None, quantize, gpu_memory, gpus, tensor_parallel)):
         raise ConfigError(
-            "--run, --lora, --full, --gpu-memory, --gpus and --tensor-parallel plan a model's memory: give it with "
-            "--model"
+            "--run, --lora, --full, --quantize, --gpu-memory, --gpus and --tensor-parallel plan a model's memory: "
+            "give it with --model"
         )
     if any(not 0 < gib < float("inf") for gib in gpu_memory or ()):
         raise ConfigError("--gpu-memory needs a number of GiB above 0")
@@ -123,7 +127,8 @@ def doctor(
         parse_listen_address(address)
     question = None
     if model:
-        flags = {"lora": lora, "gpus": gpus, "generation": generation_settings(tensor_parallel)}
+        generation = generation_settings(tensor_parallel)
+        flags = {"lora": lora, "quantize": quantize, "gpus": gpus, "generation": generation}
         question = memory_question(place, model=model, run=run, gpus_gib=gpu_memory or (), **flags)
     checks = checks_of(place, settings, question)
     findings = examine(checks, only=only or CHECKS, on_progress=lambda text: typer.echo(f"{text} ...", err=True))

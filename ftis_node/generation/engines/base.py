@@ -35,6 +35,7 @@ from ftis_node.workers.wire import Message
 
 DEFAULT_MAX_VERSION_SPAN = 8
 DEFAULT_MAX_PREFILL_TOKENS = 8192
+MIN_PREFILL_TOKENS, PREFILL_TOKENS_PER_ROW = 2048, 32
 AWAKENED = "the engine was awakened before it slept"
 
 
@@ -45,6 +46,11 @@ def settle(answer: asyncio.Future[Any] | concurrent.futures.Future[Any], outcome
             answer.set_exception(copy.copy(outcome))  # one error may end many requests, and a raise modifies it
         else:
             answer.set_result(outcome)
+
+
+def prefill_tokens_of(max_batch: int) -> int:
+    """Return the prompt tokens of one forward pass: fewer in an engine of few completions, to save memory."""
+    return max(MIN_PREFILL_TOKENS, min(DEFAULT_MAX_PREFILL_TOKENS, PREFILL_TOKENS_PER_ROW * max_batch))
 
 
 class EngineSettings(Message, frozen=True):

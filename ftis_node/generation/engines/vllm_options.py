@@ -150,6 +150,11 @@ def engine_arguments(
     return arguments | settings.options
 
 
+def capture_sizes(max_batch: int) -> list[int]:
+    """Return the batch sizes for which vLLM captures CUDA graphs."""
+    return [*(size for size in CAPTURE_SIZES if size < max_batch), max_batch]
+
+
 def quick_start(settings: EngineSettings, *, device: str) -> dict[str, Any]:
     """Return arguments that only shorten the start on a GPU: fewer CUDA graphs, no tuning of kernels that do not run.
 
@@ -159,8 +164,7 @@ def quick_start(settings: EngineSettings, *, device: str) -> dict[str, Any]:
         return {}
     quick: dict[str, Any] = {}
     if not GRAPH_OPTIONS & settings.options.keys():
-        largest = settings.max_batch or DEFAULT_MAX_BATCH
-        quick["cudagraph_capture_sizes"] = [*(size for size in CAPTURE_SIZES if size < largest), largest]
+        quick["cudagraph_capture_sizes"] = capture_sizes(settings.max_batch or DEFAULT_MAX_BATCH)
     if not KERNEL_OPTIONS & settings.options.keys():
         quick["kernel_config"] = {"enable_flashinfer_autotune": False, "enable_cutedsl_warmup": False}
     return quick

@@ -16,8 +16,8 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import SAVE_LIMIT_S
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import EngineSettings
-from ftis_node.generation.engines.vllm_options import check_options
+from ftis_node.generation.engines.base import EngineSettings, prefill_tokens_of
+from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, check_options
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.gossip import Gossip, GossipLimits, NetworkSettings
@@ -192,6 +192,7 @@ def generation_boot(
             device=settings.device,
             dtype=dtype_of(settings),
             max_batch=generation.max_batch or None,
+            max_prefill_tokens=prefill_tokens_of(generation.max_batch or DEFAULT_MAX_BATCH),
             max_model_len=max(manifest.sampling.max_total_tokens, PROBE_LENGTH + 1),
             is_truncated_sampling=manifest.sampling.is_truncated_sampling,
             engine_core=ENGINE_CORE,
