@@ -1,7 +1,7 @@
 """Behavior of the model libraries in this process: less logging, fewer imports.
 
 transformers imports scipy with every model, for the loss of object detection, and vLLM for sound. That takes up to 1 s
-of processor time and 35 MB in each worker. The first of them asks once whether it is installed, and remembers that.
+of processor time and 35 MB in each worker. transformers asks once whether it is installed, and remembers that.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ def import_quickly(name: str) -> None:
     try:
         if hides:
             sys.modules[UNUSED] = None  # type: ignore[assignment]  # `find_spec` then finds nothing
-        import_module(name)
-        from transformers.utils import is_scipy_available
+            from transformers.utils import is_scipy_available
 
-        is_scipy_available()
+            is_scipy_available.cache_clear()  # of an import of transformers before this one
+            is_scipy_available()
+        import_module(name)
     finally:
         if hides:
             del sys.modules[UNUSED]

@@ -23,5 +23,9 @@ def test_transformers_does_not_import_scipy_for_a_model() -> None:
     assert _run(SKIP + LOAD + USE + COLLECT) == ["False", "True", "True", "True"]
 
 
+def test_scipy_is_hidden_after_an_import_of_transformers() -> None:
+    assert _run("from transformers import AutoTokenizer\n" + SKIP + LOAD) == ["False"]
+
+
 def test_a_process_that_uses_scipy_keeps_it() -> None:
     assert _run(USE + SKIP + USE) == ["True", "True"]
