@@ -45,6 +45,7 @@ SCENARIOS: Final = (
     "tests/bench/test_simulation.py",
     "tests/cli/test_first_start_errors.py",
     "tests/cli/test_join_output.py",
+    "tests/cli/test_new_process.py",
     "tests/cli/test_node_process.py",
     "tests/node/test_two_homes.py",
     "tests/learner/test_learner_families.py::test_a_family_is_trained_with_an_adapter",
