@@ -6,6 +6,7 @@ of processor time and 35 MB in each worker. transformers asks once whether it is
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import sys
@@ -55,4 +56,5 @@ def import_quickly(name: str) -> None:
         if hides:
             del sys.modules[UNUSED]
         gc.freeze()  # later collections do not visit what was imported
+        atexit.register(gc.unfreeze)  # else the bindings of Triton report at the end that they leak
         gc.enable()

@@ -25,4 +25,5 @@ def test_a_command_that_loads_a_model_runs_in_a_new_process(name: str, tiny_mode
     command = [*PROGRAM, *(word.replace("M", model) if set(word) <= {"M", ","} else word for word in COMMANDS[name])]
     done = subprocess.run(command, input="12+30=\n", capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"pass@1 \d|^\d+$", done.stdout, re.MULTILINE), done.stdout
+    assert all(line.startswith(f"{name}: ") for line in done.stderr.splitlines()), done.stderr  # progress
+    assert re.search(r"pass@1|^\d+$", done.stdout, re.MULTILINE), done.stdout
