@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ftis_node.cli import pause_collection
+import gc
 
 
 def main() -> None:
     """Run the command line."""
-    pause_collection()  # until the command runs
+    gc.disable()  # until the command runs (cli/__init__.py)
     from ftis_node.cli.app import main as run_command_line
 
     run_command_line()

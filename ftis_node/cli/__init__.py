@@ -9,10 +9,6 @@ from __future__ import annotations
 import gc
 
 
-def pause_collection() -> None:
-    gc.disable()
-
-
 def resume_collection() -> None:
     """Turn the collector on, if it is off. It does not visit what exists by now, which lives as long as the process."""
     if not gc.isenabled():

@@ -7,13 +7,13 @@ import sys
 
 SCRIPT = """
 import gc
-from ftis_node.cli import app, pause_collection
+from ftis_node.cli import app
 
 @app.app.command("collects")
 def collects():
     print(gc.isenabled(), gc.get_freeze_count() > 1000)
 
-pause_collection()
+gc.disable()
 app.run({arguments!r})
 print(gc.isenabled())
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli import pause_collection, resume_collection
+from ftis_node.cli import resume_collection
 from ftis_node.cli.options import HomeOption, home_at
 from ftis_node.errors import ConfigError, UsageError
 
@@ -39,7 +40,7 @@ def dashboard(
         return 0
     if not (sys.stdin.isatty() and sys.stderr.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
         raise UsageError("the dashboard needs a terminal: use `ftis-node status`, or --web for a browser")
-    pause_collection()
+    gc.disable()
     from ftis_node.dashboard.app import DashboardApp
 
     resume_collection()
