@@ -16,21 +16,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Final
+from typing import Final, TypeVar
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.pairs import HDEE, Pair, TrialMember
 from ftis_node.lab.experiment.plots import plot_panels, plot_rows
-from ftis_node.lab.experiment.report import PairedDifference, document, interval, write_steps_csv
+from ftis_node.lab.experiment.report import document, interval, write_steps_csv
 from ftis_node.lab.experiment.rounds import Rounds
 from ftis_node.lab.experiment.specs import ALONE
 from ftis_node.lab.experiment.summary import Estimate, estimate, markdown, model_seed, over_seeds, write_csv
 from ftis_node.lab.experiment.trial import FinalEvaluation, Trial
 from ftis_node.lab.experiment.trial_matrix import Experiment, TrialSetting, with_key
-from ftis_node.lab.experiment.trial_result import GENERATED_COST, TRAINED_COST, MemberResult, TrialResult
+from ftis_node.lab.experiment.trial_result import GENERATED_COST, TRAINED_COST, TrialResult
 from ftis_node.lab.tiny_sums import RECIPES, Size
 
-Figure = Callable[[TrialResult, str], float]  # from a trial and a domain's task
+V = TypeVar("V")
+Seeds = tuple[int, int]  # model seed, seed
+Accuracies = dict[Seeds, list[float]]  # on each domain, by the seeds of the trial
 
 DOMAINS: Final = ("easy", "medium", "hard")
 SPECS: Final = ("arithmetic:no-carry", "arithmetic:carry", "arithmetic:borrow")
@@ -126,73 +128,57 @@ def _trials(
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One arm, separate or sharing, with one trial for each seed."""
+    """One arm, separate or sharing, with one trial for each seed. All trials have the same experts in one order."""
 
     arm: str
     sharing: str
     trials: tuple[TrialResult, ...]
 
-    @property
-    def names(self) -> list[str]:
-        return [member.name for member in self.trials[0].members]
-
-    def over_seeds(self, figure: Figure, task: str) -> Estimate:
-        """Return mean and error of a metric for one domain."""
-        return self._estimate(lambda trial: figure(trial, task))
-
-    def over_domains(self, figure: Figure) -> Estimate:
-        """Return mean and error of a metric that is averaged over the domains."""
-        return self._estimate(lambda trial: _over_domains(figure, trial))
-
-    def compute(self, name: str | None = None) -> Estimate:
-        """Return the compute of one expert, or of all experts, in GFLOP."""
-        return self._estimate(
-            lambda trial: sum(each.compute for each in trial.members if name in (None, each.name)) / GIGA
-        )
-
-    def values(self, value: Callable[[TrialResult], float]) -> dict[tuple[int, int], float]:
-        """Return a value of each trial by (model seed, seed)."""
+    def values(self, value: Callable[[TrialResult], V]) -> dict[Seeds, V]:
         return {(model_seed(trial), trial.seed): value(trial) for trial in self.trials}
 
-    def _estimate(self, value: Callable[[TrialResult], float]) -> Estimate:
-        return estimate(over_seeds(self.values(value)))
+    def costs(self) -> dict[Seeds, list[float]]:
+        """Return the compute of each expert, in GFLOP."""
+        return self.values(lambda trial: [member.compute / GIGA for member in trial.members])
 
-    def figures(self) -> dict[str, Figure]:
-        """Return the metrics of the cell by name: own expert before and after, best expert, and each ensemble mode."""
+    def experts(self, evaluation: int = -1) -> dict[str, Accuracies]:
+        """Return the accuracies of each expert by name, at one of its evaluations."""
+
+        def of(expert: int) -> Accuracies:
+            return self.values(lambda t: [t.members[expert].curve(task)[evaluation].pass_at_1 for task in SPECS])
+
+        return {member.name: of(expert) for expert, member in enumerate(self.trials[0].members)}
+
+    def accuracies(self) -> dict[str, Accuracies]:
+        """Return those of the own expert before and after, of the best expert, and of each ensemble mode, by name.
+
+        The best expert on a domain is the same for all seeds: the best in their mean.
+        """
+        before, after = self.experts(0), self.experts()
         if self.arm == ONE:
-            return {"the model, before": _at(ONE, 0), "the model": _at(ONE, -1)}
-        found: dict[str, Figure] = {BEFORE: _own(0), OWN: _own(-1), BEST: self._best}
-        modes = dict.fromkeys(each.mode for each in self.trials[0].final_evaluation)
-        return found | {f"ensemble, {mode}": _together(mode) for mode in modes}
-
-    def _best(self, trial: TrialResult, task: str) -> float:
-        """Return the accuracy of the expert that is best on this domain in the mean over seeds."""
-        means = {name: fmean(_at(name, -1)(each, task) for each in self.trials) for name in self.names}
-        return _at(max(means, key=means.__getitem__), -1)(trial, task)
-
-
-def _over_domains(figure: Figure, trial: TrialResult) -> float:
-    return fmean(figure(trial, task) for task in SPECS)
+            return {"the model, before": before[ONE], "the model": after[ONE]}
+        best = [
+            max(after, key=lambda name: fmean(each[domain] for each in after[name].values()))
+            for domain in range(len(SPECS))
+        ]
+        found = {BEFORE: _chosen(before, DOMAINS), OWN: _chosen(after, DOMAINS), BEST: _chosen(after, best)}
+        together = self.values(lambda trial: {(e.mode, e.task): e.pass_at_1 for e in trial.final_evaluation})
+        for mode in dict.fromkeys(each.mode for each in self.trials[0].final_evaluation):
+            found[f"ensemble, {mode}"] = {seeds: [by[mode, task] for task in SPECS] for seeds, by in together.items()}
+        return found
 
 
-def _member(trial: TrialResult, name: str) -> MemberResult:
-    return next(member for member in trial.members if member.name == name)
+def _chosen(experts: dict[str, Accuracies], names: Sequence[str]) -> Accuracies:
+    """Return the accuracies of the expert `names[i]` on the i-th domain."""
+    return {seeds: [experts[name][seeds][at] for at, name in enumerate(names)] for seeds in experts[names[0]]}
 
 
-def _at(name: str, place: int) -> Figure:
-    return lambda trial, task: _member(trial, name).curve(task)[place].pass_at_1
+def _at(values: Accuracies, place: int) -> Estimate:
+    return estimate(over_seeds({seeds: each[place] for seeds, each in values.items()}))
 
 
-def _own(place: int) -> Figure:
-    return lambda trial, task: _at(_expert_of(task), place)(trial, task)
-
-
-def _together(mode: str) -> Figure:
-    return lambda trial, task: next(e.pass_at_1 for e in trial.final_evaluation if (e.task, e.mode) == (task, mode))
-
-
-def _expert_of(task: str) -> str:
-    return DOMAINS[SPECS.index(task)]
+def _over_domains(accuracies: Accuracies) -> Estimate:
+    return estimate(over_seeds({seeds: fmean(values) for seeds, values in accuracies.items()}))
 
 
 def cells_of(results: Sequence[TrialResult]) -> list[Cell]:
@@ -213,16 +199,15 @@ def write_hdee_report(experiment: Experiment, results: Sequence[TrialResult], ou
     (out / "results.json").write_bytes(document(experiment, results))
     write_csv(results, out / "curves.csv")
     write_steps_csv(results, out / "steps.csv")
-    curves = {task: {f"{cell.arm}, {cell.sharing}": _curve(cell, task) for cell in cells} for task in SPECS}
-    plot_panels(curves, out / "curves.png", y="greedy pass@1 of the domain")
-    panels = {
-        sharing: {
-            cell.arm: {who: cell.over_domains(figure) for who, figure in cell.figures().items()}
-            for cell in cells
-            if cell.sharing == sharing
-        }
-        for sharing in dict.fromkeys(cell.sharing for cell in cells)
+    curves = {
+        task: {f"{cell.arm}, {cell.sharing}": _curve(cell, domain) for cell in cells}
+        for domain, task in enumerate(SPECS)
     }
+    plot_panels(curves, out / "curves.png", y="greedy pass@1 of the domain")
+    panels: dict[str, dict[str, dict[str, Estimate]]] = {}
+    for cell in cells:
+        means = {who: _over_domains(accuracies) for who, accuracies in cell.accuracies().items()}
+        panels.setdefault(cell.sharing, {})[cell.arm] = means
     plot_rows(panels, out / "arms.png", x="greedy pass@1, mean of the domains")
     return tables
 
@@ -232,10 +217,10 @@ def arms_table(cells: Sequence[Cell]) -> str:
     head = ["arm", "sharing", "who", *DOMAINS, "mean of the domains", "compute, GFLOP", "seeds"]
     rows = [head, ["---"] * len(head)]
     for cell in cells:
-        for who, figure in cell.figures().items():
-            estimates = [*(cell.over_seeds(figure, task) for task in SPECS), cell.over_domains(figure)]
-            cost = f"{cell.compute().mean:.1f}"
-            rows.append([cell.arm, cell.sharing, who, *map(str, estimates), cost, str(len(cell.trials))])
+        cost = estimate(over_seeds({seeds: sum(each) for seeds, each in cell.costs().items()})).mean
+        for who, accuracies in cell.accuracies().items():
+            found = [*(_at(accuracies, at) for at in range(len(SPECS))), _over_domains(accuracies)]
+            rows.append([cell.arm, cell.sharing, who, *map(str, found), f"{cost:.1f}", str(len(cell.trials))])
     return markdown(rows)
 
 
@@ -249,24 +234,19 @@ def differences_table(cells: Sequence[Cell]) -> str:
     one = next((cell for cell in cells if cell.arm == ONE), None)
     if one is None:
         return ""
+    theirs = one.experts()[ONE]
     for cell in cells:
-        for who, figure in cell.figures().items():
+        for who, ours in cell.accuracies().items():
             if cell is not one and who != BEFORE:
-                difference, error = _less_one(cell, one, figure), f"{_test_error(cell, figure):.3f}"
-                rows.append([cell.arm, cell.sharing, who, str(difference), error])
+                difference = interval(over_seeds({each: fmean(ours[each]) - fmean(theirs[each]) for each in ours}))
+                rows.append([cell.arm, cell.sharing, who, str(difference), f"{_test_error(cell, ours):.3f}"])
     return markdown(rows)
 
 
-def _less_one(cell: Cell, one: Cell, figure: Figure) -> PairedDifference:
-    ours = cell.values(lambda trial: _over_domains(figure, trial))
-    theirs = one.values(lambda trial: _over_domains(_at(ONE, -1), trial))
-    return interval(over_seeds({seeds: ours[seeds] - theirs[seeds] for seeds in ours}))
-
-
-def _test_error(cell: Cell, figure: Figure) -> float:
+def _test_error(cell: Cell, accuracies: Accuracies) -> float:
     variances = []
-    for task in SPECS:
-        accuracy = cell.over_seeds(figure, task).mean
+    for at, task in enumerate(SPECS):
+        accuracy = _at(accuracies, at).mean
         variances.append(accuracy * (1 - accuracy) / cell.trials[0].members[0].curve(task)[-1].n)
     return math.sqrt(sum(variances)) / len(SPECS)
 
@@ -276,18 +256,22 @@ def experts_table(cells: Sequence[Cell]) -> str:
     head = ["arm", "sharing", "expert", "parameters", "steps", *DOMAINS, "compute, GFLOP"]
     rows = [head, ["---"] * len(head)]
     for cell in cells:
-        for name in cell.names:
-            member = _member(cell.trials[0], name)
-            known = [
-                f"{cell.over_seeds(_at(name, -1), task)}{'*' if name in (ONE, _expert_of(task)) else ''}"
-                for task in SPECS
-            ]
-            steps, cost = str(len(member.steps["grad_norm"])), f"{cell.compute(name).mean:.1f}"
-            rows.append([cell.arm, cell.sharing, name, f"{member.parameters:,}", steps, *known, cost])
+        for expert, (name, accuracies) in enumerate(cell.experts().items()):
+            member = cell.trials[0].members[expert]
+            marks = ["*" if name in (ONE, domain) else "" for domain in DOMAINS]
+            known = [f"{_at(accuracies, at)}{mark}" for at, mark in enumerate(marks)]
+            cost = _at(cell.costs(), expert).mean
+            steps = str(len(member.steps["grad_norm"]))
+            rows.append([cell.arm, cell.sharing, name, f"{member.parameters:,}", steps, *known, f"{cost:.1f}"])
     return markdown(rows)
 
 
-def _curve(cell: Cell, task: str) -> list[tuple[int, Estimate]]:
-    name = ONE if cell.arm == ONE else _expert_of(task)
-    steps = [point.step for point in _member(cell.trials[0], name).curve(task)]
-    return [(step, cell.over_seeds(_at(name, place), task)) for place, step in enumerate(steps)]
+def _curve(cell: Cell, domain: int) -> list[tuple[int, Estimate]]:
+    """Return the accuracy of a domain's own expert at each evaluated step."""
+    expert, task = 0 if cell.arm == ONE else domain, SPECS[domain]
+    steps = [point.step for point in cell.trials[0].members[expert].curve(task)]
+    curves = cell.values(lambda trial: trial.members[expert].curve(task))
+    return [
+        (step, estimate(over_seeds({seeds: curve[place].pass_at_1 for seeds, curve in curves.items()})))
+        for place, step in enumerate(steps)
+    ]
