@@ -10,7 +10,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from pathlib import Path
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.doctor import machine, network
-from ftis_node.doctor.check_result import NETWORK_CHECKS, CheckResult, worst_first
+from ftis_node.doctor.check_result import NETWORK_CHECKS, CheckResult
 from ftis_node.doctor.graders import check_graders
 from ftis_node.doctor.model import MemoryQuestion, check_model
 from ftis_node.errors import FtisError, NetworkError
@@ -48,7 +48,10 @@ class DoctorCheck:
 def run_checks(
     checks: Sequence[DoctorCheck], *, on_progress: Callable[[str], None] = lambda text: None
 ) -> list[CheckResult]:
-    """Return the results of all checks, in the order of the checks. `on_progress` gets the open checks' titles."""
+    """Return the results of all checks, in the order of the checks; an exception in a check becomes a result.
+
+    `on_progress` gets the open checks' titles.
+    """
     answers: queue.SimpleQueue[tuple[str, list[CheckResult]]] = queue.SimpleQueue()
     began_at = time.monotonic()
     open_checks = {check.name: check for check in checks}
@@ -86,13 +89,6 @@ def _run(check: DoctorCheck, answers: queue.SimpleQueue[tuple[str, list[CheckRes
         advice = "report it with what `ftis-node --debug doctor` says"
         findings.append(CheckResult("check.broken", "warn", f"{check.title}: {type(error).__name__}: {error}", advice))
     answers.put((check.name, findings))
-
-
-def examine(
-    checks: Sequence[DoctorCheck], *, only: Collection[str], on_progress: Callable[[str], None] = lambda text: None
-) -> list[CheckResult]:
-    """Return the results of the checks named in `only`, the worst first. An exception in a check becomes a result."""
-    return worst_first(run_checks([check for check in checks if check.name in only], on_progress=on_progress))
 
 
 def checks_of(home: Home, settings: NodeSettings, question: MemoryQuestion | None = None) -> list[DoctorCheck]:

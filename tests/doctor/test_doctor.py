@@ -17,7 +17,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.doctor import machine as doctor_machine
 from ftis_node.doctor import network as doctor_network
 from ftis_node.doctor.check_result import CheckResult, worst_first
-from ftis_node.doctor.doctor import DoctorCheck, checks_of, examine, exit_code_of, run_checks
+from ftis_node.doctor.doctor import DoctorCheck, checks_of, exit_code_of, run_checks
 from ftis_node.doctor.machine import check_disk, read_driver
 from ftis_node.doctor.model import check_model, memory_question
 from ftis_node.doctor.network import nat_kind
@@ -175,7 +175,7 @@ def test_ports_in_use_are_reported(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         settings = NodeSettings(model="any", listen=(f"/ip4/127.0.0.1/tcp/{port}",), status_port=port)
-        findings = examine(checks_of(Home(tmp_path), settings), only=["port"])
+        findings = run_checks([check for check in checks_of(Home(tmp_path), settings) if check.name == "port"])
     assert levels(findings) == [("port.listen", "fail"), ("port.status", "fail")]
     assert exit_code_of(findings) == 4
     assert ["--listen" in findings[0].advice, "--status-port" in findings[1].advice] == [True, True]

@@ -108,7 +108,8 @@ def doctor(
         raise ConfigError(f"--only {min(unknown)}: unknown check; known are {', '.join(CHECKS)}")
 
     from ftis_node.config.node import load_node_settings
-    from ftis_node.doctor.doctor import checks_of, examine, exit_code_of
+    from ftis_node.doctor.check_result import worst_first
+    from ftis_node.doctor.doctor import checks_of, exit_code_of, run_checks
     from ftis_node.doctor.model import DETAILS, memory_question
     from ftis_node.gossip import parse_multiaddr
     from ftis_node.gossip.multiaddr import parse_listen_address
@@ -130,8 +131,8 @@ def doctor(
         generation = generation_settings(tensor_parallel)
         flags = {"lora": lora, "quantize": quantize, "gpus": gpus, "generation": generation}
         question = memory_question(place, model=model, run=run, gpus_gib=gpu_memory or (), **flags)
-    checks = checks_of(place, settings, question)
-    findings = examine(checks, only=only or CHECKS, on_progress=lambda text: typer.echo(f"{text} ...", err=True))
+    checks = [check for check in checks_of(place, settings, question) if check.name in (only or CHECKS)]
+    findings = worst_first(run_checks(checks, on_progress=lambda text: typer.echo(f"{text} ...", err=True)))
     shown = [finding for finding in findings if verbose or finding.id not in DETAILS]
     print_document([finding.as_dict() for finding in findings], lambda: _screen(shown), as_json=as_json)
     if code := exit_code_of(findings):

@@ -140,19 +140,8 @@ def test_methods_take_parameters_and_the_filter_of_the_base() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "ppo",
-        "ftis:cap",
-        "ftis:clip=1",
-        "ftis:cap=-1",
-        "gspo:mis_low=1",
-        "ftis:filter=far",
-        "ftis:sender_ids=1",
-        "ftis:keep_share=0.5",
-        "tis:filter=ess",
-        "tis:floor=2",
-        "tis:floor=1:cap=0.5",
-    ],
+    "ppo ftis:cap ftis:clip=1 ftis:cap=-1 gspo:mis_low=1 ftis:filter=far ftis:sender_ids=1 ftis:keep_share=0.5 "
+    "tis:filter=ess tis:floor=2 tis:floor=1:cap=0.5".split(),
 )
 def test_an_invalid_method_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(UsageError) as refusal:
