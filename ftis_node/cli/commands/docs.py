@@ -49,23 +49,18 @@ def _find(page: str, pages: dict[str, Path]) -> tuple[str, str]:
     name = name.removeprefix("docs/").removesuffix(".md").strip("/")
     same = [known for known in pages if known == name] or [known for known in pages if known.endswith(f"/{name}")]
     if len(same) != 1:
-        last_parts = {known.rpartition("/")[2]: known for known in pages}
-        close = _closest(name, [*pages, *last_parts])
-        hint = _hint(last_parts.get(close, close)) or "; ftis-node docs --list lists all"
-        raise UsageError(f"no page {page!r}{hint}")
+        hint = _hint(name, [*pages, *(known.rpartition("/")[2] for known in pages)])
+        raise UsageError(f"no page {page!r}{hint or '; ftis-node docs --list lists all'}")
     if anchor:
         anchors = documentation.sections(pages[same[0]].read_text(encoding="utf-8"))
         if anchor not in anchors:
-            raise UsageError(f"{same[0]} has no section {anchor!r}{_hint(_closest(anchor, anchors))}")
+            raise UsageError(f"{same[0]} has no section {anchor!r}{_hint(anchor, anchors)}")
     return same[0], anchor
 
 
-def _closest(name: str, known: Iterable[str]) -> str:
-    return next(iter(difflib.get_close_matches(name, known, n=1)), "")
-
-
-def _hint(close: str) -> str:
-    return f"; did you mean {close} ?" if close else ""
+def _hint(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]} ?" if close else ""
 
 
 def _print(source: str) -> None:
