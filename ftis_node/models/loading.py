@@ -91,6 +91,8 @@ def load_causal_lm(
                 output_loading_info=True,
                 **how,
             )
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             raise ModelError(f"the model in {source.folder} cannot be loaded: {_reason(error)}") from error
         finally:

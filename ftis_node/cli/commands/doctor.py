@@ -91,11 +91,13 @@ def doctor(
 
     JSON shape: [{check, id, level: "ok" | "warn" | "fail", finding, advice, num_bytes}], the worst first.
 
-    With --gpu nothing is checked. Both workers run on the first GPU with --model or a random one, with --lora or all
-    weights, and the figures are one JSON object.
+    With --gpu nothing is checked. Both workers run on the first GPU with --model or a random one, with --lora,
+    --quantize 4bit or all weights. The figures are one JSON object.
     """
+    if quantize not in (None, *FORMS):
+        raise ConfigError(f"--quantize {quantize}: give one of {', '.join(FORMS)}")
     if gpu:
-        _measure(model, lora=lora, as_json=as_json)
+        _measure(model, lora=lora, quantize=quantize, as_json=as_json)
         return
     if model is None and any((run is not None, lora is not None, quantize, gpu_memory, gpus, tensor_parallel)):
         raise ConfigError(
@@ -141,12 +143,12 @@ def doctor(
         raise typer.Exit(code)
 
 
-def _measure(model: str | None, *, lora: bool | None, as_json: bool) -> None:
+def _measure(model: str | None, *, lora: bool | None, quantize: str | None, as_json: bool) -> None:
     from ftis_node.lab.card.check import check_card, table_of
 
     file = Path("doctor-gpu.json").absolute()
     with show_fraction("measuring the GPU") as on_progress:
-        found = check_card(file, model=model, lora=bool(lora), on_progress=on_progress)
+        found = check_card(file, model=model, lora=bool(lora), quantize=quantize or "none", on_progress=on_progress)
     print_document(found, lambda: [*table_of(found), f"{file}: attach it to an issue"], as_json=as_json)
 
 

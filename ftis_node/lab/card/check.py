@@ -49,6 +49,7 @@ def check_card(
     *,
     model: str | None = None,
     lora: bool = False,
+    quantize: str = "none",
     on_progress: OnProgress,
     device: Literal["cuda", "cpu"] = "cuda",
 ) -> dict[str, Any]:
@@ -68,14 +69,15 @@ def check_card(
 
     shape = SHAPE if on_gpu else CPU_SHAPE
     on_progress(None, "measuring matrix products")
-    note(model=model or f"random, {shape}", lora=lora, **_in_process("rates", device))
+    note(model=model or f"random, {shape}", lora=lora, quantize=quantize, **_in_process("rates", device))
     vocab_size = None
     if model is None:
         on_progress(None, f"making a random model of the shape {shape}")
         made = _in_process("random_model", device, shape)
         model, vocab_size = made["folder"], made["vocab_size"]
     manifest = short_run(COMPLETION_TOKENS if on_gpu else CPU_COMPLETION_TOKENS)
-    settings = NodeSettings(model=model, lora=lora, device=device, gpus=1 if on_gpu else 0)
+    how = {"model": model, "lora": lora or quantize != "none", "quantize": quantize}
+    settings = NodeSettings.model_validate({**how, "device": device, "gpus": 1 if on_gpu else 0})
     on_progress(None, "starting both workers")
     with TemporaryDirectory(prefix="ftis-doctor-") as folder:
         measuring = measure_workers(
