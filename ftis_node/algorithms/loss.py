@@ -83,8 +83,8 @@ def policy_loss(
     gradient. `method_parameters(method)` lists `params` with the method's own defaults; `settings.py` explains each.
     With several updates on one batch, `first_pass_logprobs` `[N, T]` holds the learner's log-probs of the first pass:
     weights, filters and metrics are of that pass (`methods.py`).
-    Filters that compare the completions of a sender read `sender_ids`, integers `[N]`: 0 is this node. If None, each
-    group counts as a separate sender.
+    Filters that compare the completions of a sender, `hacpo`, and `old_logprobs` read `sender_ids`, integers `[N]`: 0
+    is this node. If None, each group counts as a separate sender, none of them this node.
 
     Returns the scalar loss and the metrics, plain floats:
         kept_fraction       completions that the filter kept, of all N (1 for methods without a filter)
