@@ -13,7 +13,7 @@ from textual.message import Message
 from textual.screen import Screen
 
 from ftis_node.config.home import Home
-from ftis_node.dashboard.widgets import KeysLine, Scroller, TextLines
+from ftis_node.dashboard.widgets import Keys, Scroller, TextLines
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.terminal_text import printable
 from ftis_node.view.peers import peer_names
@@ -96,13 +96,12 @@ class Page(Screen[None]):
 class TextPage(Page):
     """Page with one text that scrolls, and its keys."""
 
-    KEYS: ClassVar[tuple[tuple[str, str], ...]] = ()
     WRAPS = True
 
     def compose(self) -> ComposeResult:
         with Scroller():
             yield TextLines(id="text", wraps=self.WRAPS)
-        yield KeysLine(("arrows", "scroll"), *self.KEYS, ("Esc", "back"), ("q", "quit"))
+        yield Keys()
 
     def write(self, lines: Iterable[Line]) -> None:
         self.query_one("#text", TextLines).write(lines)

@@ -10,15 +10,14 @@ from typing import ClassVar
 
 from rich.cells import cell_len
 from rich.text import Text
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.events import Click
-from textual.widgets import DataTable, Input, Static
+from textual.widgets import DataTable, Footer, Input, Static
 
 from ftis_node.telemetry.terminal_text import printable
 from ftis_node.view.peers import ORDERS, PEER_COLUMNS, is_found, peer_names, peer_row, sorted_peers
 from ftis_node.view.snapshot import NodeSnapshot
-from ftis_node.view.spans import Line, Span, Tone, line
+from ftis_node.view.spans import Line, Span, Tone
 
 STYLES = {
     Tone.PLAIN: "",
@@ -28,7 +27,6 @@ STYLES = {
     Tone.WARN: "yellow",
     Tone.BAD: "bold red",
 }
-KEY_NAMES = {"Enter": "enter", "Esc": "escape", "?": "question_mark", "/": "slash"}
 Row = tuple["Span", ...]
 MAX_ROWS = 500
 
@@ -93,28 +91,23 @@ class TextLines(Static):
 class Scroller(VerticalScroll):
     """Scrolling container that also takes the keys of vi and less."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [("j", "scroll_down", "down"), ("k", "scroll_up", "up")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j", "scroll_down", show=False),
+        Binding("k", "scroll_up", show=False),
+    ]
 
 
-class KeysLine(TextLines):
-    DEFAULT_CSS = "KeysLine { dock: bottom; height: 1; }"
+class Keys(Footer):
+    """One line of the bindings of the screen and its focused widget; a click presses a key."""
 
-    def __init__(self, *keys: tuple[str, str]) -> None:
-        super().__init__(id="keys")
-        self._keys = keys
+    DEFAULT_CSS = """
+    Keys, Keys FooterKey, Keys FooterKey .footer-key--key, Keys FooterKey .footer-key--description {
+        color: $foreground; background: $background;
+    }
+    """
 
-    def on_mount(self) -> None:
-        spans = (part for key, what in self._keys for part in (Span(f" {key}", Tone.STRONG), f" {what} "))
-        self.write([line(*spans)])
-
-    def on_click(self, event: Click) -> None:
-        """Press the key under the mouse, for a phone without a keyboard."""
-        right = 0
-        for key, what in self._keys:
-            right += len(f" {key} {what} ")
-            if event.x < right:
-                self.app.simulate_key(KEY_NAMES.get(key, key))
-                return
+    def __init__(self) -> None:
+        super().__init__(id="keys", compact=True)
 
 
 class RowsTable(DataTable[Text]):
@@ -128,7 +121,11 @@ class RowsTable(DataTable[Text]):
     }
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [("j", "cursor_down", "down"), ("k", "cursor_up", "up")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j", "cursor_down", show=False),
+        Binding("k", "cursor_up", show=False),
+        Binding("enter", "select_cursor", "open", key_display="Enter"),
+    ]
 
     def __init__(self, columns: Sequence[str], *, id: str, is_dense: bool = False) -> None:
         """`is_dense` leaves one cell between columns if two do not fit."""

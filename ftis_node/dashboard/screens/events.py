@@ -21,11 +21,9 @@ class EventsScreen(TextPage):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("a", "toggle_all", "all lines"),
-        ("s", "turn", "newest first"),
         ("slash", "search", "search"),
+        ("s", "turn", "newest first or last"),
     ]
-
-    KEYS = (("a", "all lines"), ("/", "search"), ("s", "newest first or last"))
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from textual.binding import BindingType
 from textual.widgets import DataTable
 
 from ftis_node.dashboard.context import Loaded, Page, TextPage
-from ftis_node.dashboard.widgets import KeysLine, RowsTable, Scroller, TextLines
+from ftis_node.dashboard.widgets import Keys, RowsTable, Scroller, TextLines
 from ftis_node.view.groups import GROUP_COLUMNS, group_lines, group_row
 from ftis_node.view.peers import ban_words, peer_lines
 from ftis_node.view.snapshot import NodeSnapshot
@@ -34,7 +34,7 @@ class GroupsScreen(Page):
 
     def compose(self) -> ComposeResult:
         yield RowsTable(GROUP_COLUMNS, id="groups")
-        yield KeysLine(("Enter", "open group"), ("r", "reload"), ("Esc", "back"), ("q", "quit"))
+        yield Keys()
 
     def on_mount(self) -> None:
         self.query_one(RowsTable).border_title = "reading the buffer"
@@ -67,8 +67,7 @@ class GroupsScreen(Page):
 class GroupScreen(TextPage):
     """Screen of one group; `l` shows the log-prob of each token."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [("l", "toggle_tokens", "log-probs of tokens")]
-    KEYS = (("l", "log-probs of all tokens"),)
+    BINDINGS: ClassVar[list[BindingType]] = [("l", "toggle_tokens", "log-probs of all tokens")]
 
     def __init__(self, group_id: str) -> None:
         super().__init__()
@@ -116,7 +115,7 @@ class PeerScreen(GroupsScreen):
         with Scroller():
             yield TextLines(id="peer", wraps=True)
         yield RowsTable(GROUP_COLUMNS, id="groups")
-        yield KeysLine(("Enter", "open group"), ("Esc", "back"), ("q", "quit"))
+        yield Keys()
 
     def on_mount(self) -> None:
         """Show the last snapshot. Textual calls the handler of the base class, too, which requests the groups."""

@@ -15,7 +15,7 @@ from textual.widgets import DataTable, Input, Static
 from ftis_node.dashboard.context import DashboardContext
 from ftis_node.dashboard.curves import Points, pass_curve, plot_rows, reward_curve
 from ftis_node.dashboard.screens.groups import PeerScreen
-from ftis_node.dashboard.widgets import KeysLine, PeersTable, SearchLine, TextLines
+from ftis_node.dashboard.widgets import Keys, PeersTable, SearchLine, TextLines
 from ftis_node.view.events import event_line, notable_events
 from ftis_node.view.health_answers import answer_lines, next_lines, refusal_lines, worst_tone
 from ftis_node.view.node_facts import head_line, node_facts
@@ -137,8 +137,8 @@ class MainScreen(Screen[None]):
         ("g", "app.show_groups", "groups"),
         ("e", "app.show_events", "events"),
         ("w", "app.show_swarm", "swarm"),
-        ("slash", "search", "search peers"),
-        ("s", "sort", "sort peers"),
+        ("slash", "search", "search"),
+        ("s", "sort", "sort"),
         ("question_mark", "app.show_help", "help"),
         ("q", "app.quit", "quit"),
     ]
@@ -153,16 +153,7 @@ class MainScreen(Screen[None]):
             yield PeersTable(id="peers")
             yield EventLines(id="events")
         yield SearchLine(back_to="#peers")
-        yield KeysLine(
-            ("Enter", "open peer"),
-            ("g", "groups"),
-            ("e", "events"),
-            ("w", "swarm"),
-            ("/", "search"),
-            ("s", "sort"),
-            ("?", "help"),
-            ("q", "quit"),
-        )
+        yield Keys()
 
     def on_mount(self) -> None:
         self.query_one(Overview).write([line(Span(f"snapshot {self.app.home.root}", Tone.FAINT))])
