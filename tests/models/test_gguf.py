@@ -75,7 +75,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("family", "kind", "tolerance"), [*((family, "f16", 5e-3) for family in FAMILIES), ("llama", "q8_0", 0.15)]
+    ("family", "kind", "tolerance"),
+    [*((family, "f16", 1e-5) for family in FAMILIES), ("llama", "f32", 1e-5), ("llama", "q8_0", 0.15)],
 )
 def test_a_model_that_is_written_and_read_back_has_its_logprobs(
     tmp_path: Path, family: str, kind: GgufKind, tolerance: float
