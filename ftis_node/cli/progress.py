@@ -11,7 +11,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -101,14 +101,10 @@ def _bar(work: ProgressState) -> Iterator[OnProgress]:
         def render(self, task: Task) -> Text:
             return Text(work.time(), style="dim")
 
-    class MeasuredBar(BarColumn):
-        def render(self, task: Task) -> Any:
-            return Text("") if task.total is None else super().render(task)
-
     bars = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
-        MeasuredBar(bar_width=14),
+        BarColumn(bar_width=14),
         TextColumn(
             "{task.fields[what]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
         ),

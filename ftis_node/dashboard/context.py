@@ -94,8 +94,6 @@ class Page(Screen[None]):
 
 
 class TextPage(Page):
-    """Page with one text that scrolls, and its keys."""
-
     WRAPS = True
 
     def compose(self) -> ComposeResult:

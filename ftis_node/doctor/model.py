@@ -143,7 +143,6 @@ def _report(made: MemoryPlan, *, title: str, advice: str) -> Iterator[CheckResul
 
 
 def _place(assigned: AssignedPlan, num_gpus: int) -> str:
-    """Return the workers' devices in words."""
     made, gpus = assigned.made, assigned.gpus
     if num_gpus < 2 or made.placement in ("cpu", "does_not_fit"):
         return PLACES[made.placement]

@@ -182,7 +182,6 @@ def _over_domains(accuracies: Accuracies) -> Estimate:
 
 
 def cells_of(results: Sequence[TrialResult]) -> list[Cell]:
-    """Return the cells, in the order of the trials."""
     found: dict[tuple[str, str], list[TrialResult]] = {}
     for result in results:
         method = str(result.labels["method"])

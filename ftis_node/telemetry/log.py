@@ -12,13 +12,12 @@ import errno
 import io
 import json
 import logging
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from ftis_node.telemetry.secrets import keep_variables_secret, redacted
 
@@ -130,15 +129,8 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             document["error"] = redacted(self.formatException(record.exc_info))
-        return redacted(json.dumps(_without_nan(document), default=str))
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _without_nan(one) for key, one in value.items()}
-    return [_without_nan(one) for one in value] if isinstance(value, list | tuple) else value
+        text = json.dumps(document, default=str)  # may have NaN, which is no JSON
+        return redacted(json.dumps(json.loads(text, parse_constant=lambda _: None)))
 
 
 def log_as_json() -> None:

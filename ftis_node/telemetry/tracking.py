@@ -242,7 +242,6 @@ class Tracking:
                 log.warning("%s did not end within %g s; its newest figures may be lost", thread.name, limit_s)
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return by tracker how many writes succeeded, failed and were dropped."""
         return {
             thread.name: {"written": thread.num_written, "failed": thread.num_failed, "dropped": thread.num_dropped}
             for thread in self._threads

@@ -65,8 +65,6 @@ class GroupsScreen(Page):
 
 
 class GroupScreen(TextPage):
-    """Screen of one group; `l` shows the log-prob of each token."""
-
     BINDINGS: ClassVar[list[BindingType]] = [("l", "toggle_tokens", "log-probs of all tokens")]
 
     def __init__(self, group_id: str) -> None:

@@ -115,7 +115,6 @@ class InProcessGeneration:
         return await self._engines["late"].generate(request)
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
-        """Return the log-probs of `token_ids[1:]` under the newest weights."""
         return await self.newest.probe(token_ids)
 
     async def check_start(self, proof: WeightProof) -> None:
@@ -240,7 +239,6 @@ class InProcessLearner:
         return None if self._learner is None else self._learner.write_weights(refused=refused)
 
     async def save(self) -> int:
-        """Save the state if it is not on disk yet. Return its step."""
         return self._started.save()
 
     def export(self, out: Path) -> None:
