@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.config.workers import LoraSection
+from ftis_node.config.workers import LoraSection, Quantize
 from ftis_node.learner.core import Learner
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import resolve_model
@@ -28,23 +29,36 @@ from tests.models.tiny_models import save_tiny
 RUN = 'name = "a"\ntask = "arithmetic"\n[optimizer]\nlearning_rate = 1e-2\nlora_learning_rate = 1e-2'
 
 
-def trained_home(root: Path, *, lora: bool, run: str = RUN) -> WeightProof:
+def trained_home(root: Path, *, lora: bool, run: str = RUN, quantize: Quantize = "none") -> WeightProof:
     """Create the home of a node that trained two steps; return the learner's log-probs of fixed tokens."""
     home = Home(root / "home")
     home.create()
     model = save_tiny(root / "tiny", seed=5)
-    settings = NodeSettings(model=str(model), lora=lora, lora_adapter=LoraSection(rank=4, alpha=8), device="cpu")
+    adapter = LoraSection(rank=4, alpha=8)
+    settings = NodeSettings(model=str(model), lora=lora, lora_adapter=adapter, quantize=quantize, device="cpu")
     manifest = parse_manifest(run, source="run.toml")
     home.run_toml.write_text(manifest.to_toml())
     home.settings.write_text(settings.model_dump_json())
     source = resolve_model(settings.model)
-    learner = Learner(learner_boot(settings, manifest, source, home, WorkerPlacement(), weights=home.weights))
+    how = {"weights": home.weights, "adapters": quantize != "none"}
+    learner = Learner(learner_boot(settings, manifest, source, home, WorkerPlacement(), **how))
     for step in (1, 2):
         learner.train(random_groups(seed=step), step=step)
     learner.checkpoints.save_if_behind()  # as at an orderly end
     evaluations = [EvalStatus(step, "arithmetic", accuracy, 8) for step, accuracy in ((0, 0.25), (2, 0.5), (4, 0.75))]
     home.status.write_bytes(Status(learner=LearnerStatus(own_groups=6, foreign_groups=2), eval=evaluations).to_json())
     return learner.state().proof
+
+
+def test_the_adapter_of_a_4_bit_base_is_merged_into_the_whole_base(tmp_path: Path) -> None:
+    trained_home(tmp_path, lora=True, quantize="4bit")
+    out = tmp_path / "out"
+    assert run(["export", "--out", str(out), "--home", str(tmp_path / "home"), "--merge"]) == 0
+    base, merged = (load_file(folder / "model.safetensors") for folder in (tmp_path / "tiny", out))
+    added = [merged[name] - value for name, value in base.items() if name.endswith("_proj.weight")]
+    assert all(0 < torch.linalg.matrix_rank(each, atol=1e-5) <= 4 for each in added), "the adapter, and no rounding"
+    assert torch.equal(merged["model.embed_tokens.weight"], base["model.embed_tokens.weight"])
+    assert "--lora --quantize 4bit --seed" in (out / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -56,11 +56,14 @@ Sampling and the groups of peers differ each time, so the result differs too.
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Facts about a run. `base` is the hub id of the node's model, or its folder's own name."""
+    """Facts about a run. `base` is the hub id of the node's model, or its folder's own name.
+
+    `trains` are the options of `join` for what was trained.
+    """
 
     manifest: RunManifest
     base: str
-    lora: bool
+    trains: str
     seed: int
     status: Status
 
@@ -77,9 +80,9 @@ def read_run_record(home: Home, *, base: str | None = None) -> RunRecord:
     status = msgspec.convert(read_object(home.status), Status) if home.status.exists() else Status()
     model = str(settings["model"])
     name = base or (model if HUB_ID.fullmatch(model) else Path(model).name)  # as `ModelSource.name`
-    return RunRecord(
-        read_own_manifest(home.run_toml), name, bool(settings.get("lora")), int(settings.get("seed", 0)), status
-    )
+    form = settings.get("quantize", "none")
+    trains = ("--lora" if settings.get("lora") else "--full") + (f" --quantize {form}" if form != "none" else "")
+    return RunRecord(read_own_manifest(home.run_toml), name, trains, int(settings.get("seed", 0)), status)
 
 
 def write_model_card(
@@ -162,7 +165,7 @@ def _write(
         "task data": "; ".join(task_licenses(manifest.task)),
     } | rows
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    options = f"{'--lora' if record.lora else '--full'} --seed {record.seed} --steps {step}"
+    options = f"{record.trains} --seed {record.seed} --steps {step}"
     command = f"ftis-node join --run run.toml --model {shlex.quote(printable(record.base))} {options}"
     facts = {"metadata": metadata.to_yaml(), "title": title, "about": about, "version": __version__}
     (folder / "README.md").write_text(CARD.format(rows=table, command=command, **facts), encoding="utf-8")

@@ -30,7 +30,7 @@ HOSTILE = [
 
 def record_of(task: str, base: str = "tiny") -> RunRecord:
     manifest = RunManifest(name="a", task=task)
-    return RunRecord(manifest, base, True, 0, Status(eval=(EvalStatus(2, task, 0.5, 8),)))
+    return RunRecord(manifest, base, "--lora", 0, Status(eval=(EvalStatus(2, task, 0.5, 8),)))
 
 
 def whole(tokenizer: PromptTokenizer) -> dict[str, Any]:
