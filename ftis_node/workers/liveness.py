@@ -1,4 +1,4 @@
-"""Heartbeats of a worker, the daemon's failure detector, the restart policy, and a worker's end with its owner.
+"""Heartbeats of a worker, the daemon's failure detector, the restart policy, and a worker's end.
 
 A heartbeat alone proves that the process lives, not that it makes progress. So each one has two counters: requests in
 flight, and progress that handlers report. Requests in flight without progress for too long count as a hang.
@@ -200,3 +200,12 @@ class Timing:
             None if self.stall_timeout_s is None else max(1, round(self.stall_timeout_s / self.heartbeat_every_s))
         )
         return Liveness(max(1, round(self.heartbeat_timeout_s / self.heartbeat_every_s)), stall_ticks)
+
+
+def describe_exit(return_code: int) -> str:
+    """Return how a process ended, as words that follow its name."""
+    if return_code == -signal.SIGKILL:
+        return "was killed by SIGKILL (out of memory, or manually)"
+    if return_code < 0:
+        return f"was ended by {signal.Signals(-return_code).name}"
+    return f"exited with code {return_code}"

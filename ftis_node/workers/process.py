@@ -27,7 +27,7 @@ from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.files import open_to_write
 from ftis_node.workers import wire
-from ftis_node.workers.liveness import SILENT, Timing
+from ftis_node.workers.liveness import SILENT, Timing, describe_exit
 from ftis_node.workers.wire import Message
 
 logger = logging.getLogger(__name__)
@@ -241,7 +241,7 @@ class WorkerProcess:
             raise self._die(self._died(f"cannot be reached ({error or 'it reads nothing'})")) from error
 
     async def _watch_exit(self) -> None:
-        self._die(self._died(_describe_exit(await self._process.wait())))
+        self._die(self._died(describe_exit(await self._process.wait())))
 
     async def _watch_heartbeats(self) -> None:
         timing = self._timing
@@ -322,12 +322,3 @@ class WorkerProcess:
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait({task})
-
-
-def _describe_exit(return_code: int) -> str:
-    """Return how a process ended, as words that follow the worker's name."""
-    if return_code == -signal.SIGKILL:
-        return "was killed by SIGKILL (out of memory, or manually)"
-    if return_code < 0:
-        return f"was ended by {signal.Signals(-return_code).name}"
-    return f"exited with code {return_code}"

@@ -11,10 +11,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from multiprocessing.queues import Queue
 from typing import Any
 
-from pebble import ProcessPool
+from pebble import ProcessExpired, ProcessPool
 
 from ftis_node.errors import FtisError, WorkerDiedError
-from ftis_node.workers.liveness import die_with_owner
+from ftis_node.workers.liveness import describe_exit, die_with_owner
 
 OnPoll = Callable[[Mapping[str, float], int], None]  # progress by call, and the number of calls left
 
@@ -45,6 +45,8 @@ def call_in_processes(
                     future.result()
                 except (FtisError, KeyboardInterrupt):
                     raise
+                except ProcessExpired as error:
+                    raise WorkerDiedError(f"{failure}: its process {describe_exit(error.exitcode)}") from error
                 except Exception as error:
                     raise WorkerDiedError(f"{failure}: {error!r}") from error
             with contextlib.suppress(queue.Empty):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +26,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from ftis_node.learner.messages import LearnerBoot
+from ftis_node.workers.liveness import describe_exit
 from ftis_node.workers.wire import enc_hook
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,6 @@ def _watch(rank: int, process: subprocess.Popen[bytes], are_ending: threading.Ev
     code = process.wait()
     if code == 0 or are_ending.is_set():
         return
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-    log.critical("rank %d of the learner %s; all other ranks end", rank, how)
+    log.critical("rank %d of the learner %s; all other ranks end", rank, describe_exit(code))
     logging.shutdown()
     os._exit(LOST_RANK_EXIT_CODE)

@@ -51,7 +51,7 @@ def test_every_call_uses_one_thread_and_reports_its_progress(tmp_path: Path) -> 
     [
         (refuse, UsageError, "^a is wrong$"),
         (divide, WorkerDiedError, r"^making failed: ZeroDivisionError\('a'\)$"),
-        (die, WorkerDiedError, "^making failed: ProcessExpired"),
+        (die, WorkerDiedError, r"^making failed: its process was killed by SIGKILL \(out of memory, or manually\)$"),
     ],
 )
 def test_the_first_failure_is_raised_with_its_reason(function: object, error: type[Exception], words: str) -> None:
