@@ -11,7 +11,8 @@ prompt. *Horizontal*: several generators answer one prompt and share one id. GEP
 advantages; see `importance_weights.group_expectation_ratio`.
 
 `shift` is added to r - mean of completions by other senders. A baseline below their mean trusts their successes more
-than their failures (AsymRE, arXiv 2506.20520, which writes -shift as delta V).
+than their failures (AsymRE, arXiv 2506.20520, which writes -shift as delta V). Departure: the shift raises no
+completion above 0 that is not above its baseline. The paper would reward all failures of a group with a mean below it.
 
 HACPO compares *capabilities*: P_s is the share of positive rewards among the completions of sender s. The ratio
 omega_s = P_own / P_s, within [0.1, 10], is 1 for this node's own. The baseline of a group is the mean of omega_s r; if
@@ -19,6 +20,10 @@ it exceeds 1, it is the mean of the own rewards. The factor 1 / omega is the pap
 is linear in A. Read: the authors' code (zzx-peter/HACRL-code, recipe/hacpo/hacpo_core_algos.py), which cites the
 equations. Departures: P_s is measured in this batch; the code averages five steps. A group without own completions,
 which the code does not have, falls back on its own mean.
+
+Departure: |A| omega is at most sqrt(n) with a deviation, n with `success`, in a group of n. A shift or another baseline
+is not small where the rewards are nearly equal, so the quotient alone could have any size. Without them |A| is below
+the bound. Rewards of 0 and 1 do not exceed it either, with any baseline between them.
 
 Departure: equal rewards, and groups of one, give exactly 0, whatever the shift. The formulas alone do not: in float32
 the mean of equal rewards has a rounding error. Divided by eps = 1e-8, that error becomes an advantage of order 1.
@@ -86,14 +91,18 @@ def group_advantages(
     if scale == "capability":
         omega = capability_ratio(exact, senders)
         baseline = _capability_baseline(exact, omega, mean, senders == 0, index, num_groups)
-    above = torch.where(is_equal, 0.0, exact - baseline + shift * (senders != 0).double())
+    above = torch.where(is_equal, 0.0, exact - baseline)
+    shifted = above + shift * (senders != 0).double()
+    above = torch.where(above > 0, shifted, shifted.clamp(max=0.0)).masked_fill(is_equal, 0.0)
     if scale == "mean":
         return above.to(rewards.dtype)
     squares = torch.where(is_equal, 0.0, exact - mean).square()
     variance = group_sum(squares, index, num_groups) / (sizes - 1).clamp(min=1)
     unit = mean if scale == "success" else variance.sqrt()[index]
+    largest_advantage = (sizes if scale == "success" else sizes.sqrt())[index]
     # An advantage of 0 stays 0 even with eps = 0: the formula would compute 0 / 0 for an all-equal group.
-    return torch.where(above == 0, 0.0, above / (unit + eps) / omega).to(rewards.dtype)
+    bounded = torch.where(above == 0, 0.0, above / (unit + eps)).clamp(-largest_advantage, largest_advantage)
+    return (bounded / omega).to(rewards.dtype)
 
 
 def capability_ratio(rewards: Tensor, sender_ids: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ are weighted as if the learner had sampled them, so the term also covers complet
 weight depends on the mask alone, so callers may split the sum in any way.
 
 Over tokens of another model that mean estimates no KL of the learner. DeepSeek-V3.2 (arXiv 2512.02556) multiplies k3 by
-rho. The gradient flows through both factors, so that of a token is rho (lp - log pi_start).
+rho. The gradient flows through both factors, so that of a token is rho (lp - log pi_start). Here min(rho, C) takes the
+place of rho in both. A peer reports the log-probs in rho, so without C one token could rule the gradient.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ftis_node.algorithms.batch import (
     read_batch,
 )
 from ftis_node.algorithms.filters import apply_filter
-from ftis_node.algorithms.importance_weights import TOKEN_LOG_RATIO_LIMIT, first_pass_ratio
+from ftis_node.algorithms.importance_weights import TOKEN_LOG_RATIO_LIMIT, first_pass_ratio, truncated
 from ftis_node.algorithms.methods import find_method, method_parameters
 from ftis_node.algorithms.settings import TENSORS, make_settings
 
@@ -40,20 +41,23 @@ def kl_to_start(
     agg: str,
     max_completion_length: int | None = None,
     behaviour_logprobs: Tensor | None = None,
+    cap: float = 2.0,
 ) -> Tensor:
     """Return k3 of `[N, T]` log-probs over the tokens in `mask`, averaged by `agg`: a float64 scalar, nats a token.
 
-    With `behaviour_logprobs` `[N, T]`, those of the generator, each token is multiplied by rho. The gradient goes to
-    `learner_logprobs` alone and is exactly 0 outside the mask, whatever the values there are.
+    With `behaviour_logprobs` `[N, T]`, those of the generator, each token is multiplied by min(rho, cap). The gradient
+    goes to `learner_logprobs` alone and is exactly 0 outside the mask, whatever the values there are.
     """
     learner = torch.where(mask, learner_logprobs, 0.0).double()
     log_ratios = torch.where(mask, reference_logprobs, 0.0).double() - learner.detach()
     excess = torch.expm1(log_ratios.clamp(max=MAX_LOG_RATIO))  # pi_start / pi - 1, exact for small values
-    # d/dlp [exp(ref - lp) - (ref - lp) - 1] = 1 - exp(ref - lp)
-    per_token = (excess - log_ratios) - excess * (learner - learner.detach())
+    # d/dlp [exp(ref - lp) - (ref - lp) - 1] = 1 - exp(ref - lp). With rho, d/dlp [rho k3] = rho (lp - ref).
+    slope = -excess if behaviour_logprobs is None else -log_ratios
+    per_token = (excess - log_ratios) + slope * (learner - learner.detach())
     if behaviour_logprobs is not None:
         to_generator = learner - torch.where(mask, behaviour_logprobs, 0.0).double()
-        per_token = per_token * torch.exp(to_generator.clamp(-TOKEN_LOG_RATIO_LIMIT, TOKEN_LOG_RATIO_LIMIT))
+        ratio = torch.exp(to_generator.clamp(-TOKEN_LOG_RATIO_LIMIT, TOKEN_LOG_RATIO_LIMIT))
+        per_token = truncated(ratio, cap) * per_token
     # As in `aggregate`, with every completion kept.
     num_completions = max(1, mask.shape[0])
     total: Tensor | int = mask.sum().clamp(min=1)

@@ -50,8 +50,8 @@ class MethodSection(Section):
         ge=0,
         le=1,
         exclude_if=_is_unset,
-        description="Added to r - mean of peers' completions, unless all rewards of the group are equal (AsymRE). "
-        "Unset: 0.",
+        description="Added to r - mean of peers' completions, unless all rewards of the group are equal (AsymRE). It "
+        "raises no completion above 0 that is not above the mean. Unset: 0.",
     )
     cap: Positive | None = Field(
         default=None, description="Upper bound C of the importance weight; unset: the method's."

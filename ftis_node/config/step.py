@@ -77,7 +77,7 @@ class OptimizerSection(Section):
     kl_weighted: bool = Field(
         default=False,
         exclude_if=lambda value: value is False,  # so that the ids of runs without it do not change
-        description="Weights the KL of each token by rho (DeepSeek-V3.2, arXiv 2512.02556; TRL's "
+        description="Weights the KL of each token by min(rho, `cap`) (DeepSeek-V3.2, arXiv 2512.02556; TRL's "
         "`use_bias_correction_kl`). Without it, tokens of peers count as if the learner had sampled them.",
     )
     updates_per_batch: int = Field(default=1, ge=1, le=64, description="Optimizer updates on one batch.")

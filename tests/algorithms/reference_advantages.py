@@ -45,9 +45,12 @@ def reference_advantages(
             advantages.append(0.0)
             continue
         baseline = capability_baseline(rewards, senders, members) if scale == "capability" else mean
-        above = reward - baseline + (shift if sender != 0 else 0.0)
+        above = reward - baseline
+        shifted = above + (shift if sender != 0 else 0.0)
+        above = shifted if above > 0 else min(0.0, shifted)
         deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
         unit = {"mean": 1.0, "success": mean + eps}.get(scale, deviation + eps)
+        bound = {"mean": math.inf, "success": len(values)}.get(scale, math.sqrt(len(values)))
         omega = capability_ratio(rewards, senders, sender) if scale == "capability" else 1.0
-        advantages.append(above / unit / omega)
+        advantages.append(max(-bound, min(bound, above / unit)) / omega)
     return advantages

@@ -96,6 +96,33 @@ def test_a_shift_moves_only_the_completions_of_peers_with_a_signal() -> None:
     assert advantages.tolist() == [0.5, -0.5, 0.75, -0.25, 0.0, 0.0]
 
 
+def test_a_shift_raises_no_completion_above_0_that_is_not_above_the_mean() -> None:
+    """One of 16 peers' answers is right, so the mean 0.0625 is below the shift."""
+    rewards, ids = torch.eye(16, dtype=torch.float64)[0], torch.zeros(16, dtype=torch.int64)
+    for scale in SCALES:
+        advantages = group_advantages(rewards, ids, scale=scale, sender_ids=torch.full_like(ids, 4), shift=0.1)
+        assert advantages[0] > 0 and advantages[1:].tolist() == [0.0] * 15, scale
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift", "rewards", "expected"),
+    [
+        ("capability", 0.0, [0.5] * 7 + [0.51], [2 * math.sqrt(8)] * 8),
+        ("std", 0.1, [1.0, 1.0, 1.0, 1 - 1e-6], [2.0, 2.0, 2.0, 0.0]),
+        ("std", 0.1, [0.01] + [0.0] * 7, [math.sqrt(8)] + [0.0] * 7),
+        ("success", 0.1, [0.0, 1e-9, 0.0, 0.0], [0.0, 4.0, 0.0, 0.0]),
+    ],
+)
+def test_nearly_equal_rewards_of_peers_have_bounded_advantages(
+    scale: str, shift: float, rewards: list[float], expected: list[float]
+) -> None:
+    """A quotient by their deviation or mean would be 30 to 1e8. With `capability` omega is 1/2 and the baseline 1/4."""
+    ids, senders = torch.tensor([0, 0] + [1] * len(rewards)), torch.tensor([0, 0] + [5] * len(rewards))
+    exact = torch.tensor([1.0, 0.0, *rewards], dtype=torch.float64)
+    advantages = group_advantages(exact, ids, scale=scale, sender_ids=senders, shift=shift)
+    assert advantages[2:].tolist() == pytest.approx(expected)
+
+
 def test_hacpo_scales_baseline_and_advantage_by_the_capabilities() -> None:
     """The node is right in half of its completions, the weaker peer 5 in a quarter, the stronger peer 6 in all but one.
 
@@ -165,22 +192,22 @@ WEIGHTS = {
 RATIOS = {(0, 0): 1.5, (0, 1): 0.2, (0, 2): 1.0, (1, 0): 7.0}  # rho at tokens
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("cap", [None, 2.0, 9.0])
 @pytest.mark.parametrize("agg", sorted(WEIGHTS))
-def test_value_and_gradient_by_hand(agg: str, weighted: bool) -> None:
+def test_value_and_gradient_by_hand(agg: str, cap: float | None) -> None:
     """With rho the gradient is that of the KL, rho (lp - lp_start): the product rule removes all other terms."""
     learner, behaviour = LEARNER.clone().requires_grad_(), torch.full_like(LEARNER, math.nan)
     for cell, ratio in RATIOS.items():
         behaviour[cell] = LEARNER[cell] - math.log(ratio)
-    of_generator = {"behaviour_logprobs": behaviour} if weighted else {}
+    of_generator = {} if cap is None else {"behaviour_logprobs": behaviour, "cap": cap}
     value = kl_to_start(learner, REFERENCE, MASK, agg=agg, max_completion_length=10, **of_generator)
     (gradient,) = torch.autograd.grad(value, learner)
-    weights, ratios = WEIGHTS[agg], RATIOS if weighted else dict.fromkeys(RATIOS, 1.0)
+    weights, ratios = WEIGHTS[agg], {cell: 1.0 if cap is None else min(cap, RATIOS[cell]) for cell in RATIOS}
     expected = sum(weights[cell] * ratios[cell] * (math.exp(d) - d - 1) for cell, d in DIFFERENCES.items())
     assert value.item() == pytest.approx(expected, rel=1e-12)
     by_hand = torch.zeros(3, 3, dtype=torch.float64)
     for cell, difference in DIFFERENCES.items():
-        by_hand[cell] = weights[cell] * (-ratios[cell] * difference if weighted else 1 - math.exp(difference))
+        by_hand[cell] = weights[cell] * (1 - math.exp(difference) if cap is None else -ratios[cell] * difference)
     torch.testing.assert_close(gradient, by_hand, rtol=1e-12, atol=0)
 
 

@@ -10,7 +10,7 @@ probs at the first pass as theirs. That suits `nois`, `tis` and `ftis`; others l
 that compares a sender's completions treats them as this node's own. Their KL is unknown, so those with A <= 0 are
 filtered.
 
-A peer's group gets advantages of 0 if no honest sampling can cause its log-probs (`algorithms/diagnostics.py`). Until
+A peer's group gets no gradient if no honest sampling can cause its log-probs (`algorithms/diagnostics.py`). Until
 all log-probs are computed, that is decided on the completions computed so far (`train_step.py`).
 """
 
@@ -93,9 +93,9 @@ class Objective:
 
         Without an advantage those of the built-in methods have none, unless a KL term is part of the loss.
         """
-        if self.kl_to_start or self.params.get("k3_beta") or self.method not in METHODS:
-            return torch.ones_like(batch.is_own)
-        return (advantages != 0) if excluded is None else (advantages != 0) & ~excluded
+        has_other_terms = self.kl_to_start or self.params.get("k3_beta") or self.method not in METHODS
+        rows = torch.ones_like(batch.is_own) if has_other_terms else advantages != 0
+        return rows if excluded is None else rows & ~excluded
 
     def loss(
         self,
@@ -113,7 +113,7 @@ class Objective:
         All other tensors are on the CPU. Without `checks` the host does not wait for a GPU: values are not checked, and
         there are no metrics. The loss of a batch with rows sent as text is computed on the CPU, once a step.
 
-        `excluded` `[N]` marks completions without advantage. If None, the completions that `learner_logprobs` show to
+        `excluded` `[N]` marks completions without a gradient. If None, the completions that `learner_logprobs` show to
         be understated are excluded, each by itself. `first_pass` `[N, T]` is the learner's log-probs at the first of
         several updates on this batch; None at the first. With `reference` `[N, T]`, the starting model's log-probs, the
         KL to that model is part of the loss and of the metrics.
@@ -123,8 +123,9 @@ class Objective:
         there = partial(on_device, device=learner_logprobs.device)
         excluded = self.understated(learner_logprobs, batch) if excluded is None else there(excluded)
         believed = torch.where(excluded, 0.0, there(advantages))
-        if self.mask_truncated:  # a KL term has a gradient without an advantage, too
-            learner_logprobs = torch.where(there(batch.is_cut)[:, None], learner_logprobs.detach(), learner_logprobs)
+        frozen = excluded | there(batch.is_cut) if self.mask_truncated else excluded
+        # A KL term has a gradient without an advantage, too.
+        learner_logprobs = torch.where(frozen[:, None], learner_logprobs.detach(), learner_logprobs)
         params = {**self.params, "first_pass_logprobs": None if first_pass is None else there(first_pass)}
         if "sender_ids" in params:
             params["sender_ids"] = torch.where(batch.is_text, 0, batch.sender_ids)
@@ -153,6 +154,7 @@ class Objective:
             agg=agg,
             max_completion_length=max_completion_length,
             behaviour_logprobs=sampled if self.kl_weighted else None,
+            cap=self.params["cap"],
         )
         if checks:
             metrics = metrics | {"kl_to_start": kl.item()}
@@ -230,9 +232,9 @@ def make_objective(
 ) -> Objective:
     """Return the objective of `method`; `advantage_scale` None: the method's own. Raises ConfigError.
 
-    `advantage_shift` is the `shift` of advantages. `kl_to_start` is the KL's weight; with `kl_weighted` rho weighs each
-    of its tokens. `max_logprob_gap_nats` bounds how far a peer's log-probs of a part of a completion
-    may sum below the learner's. With `mask_truncated` completions without an end get no gradient.
+    `advantage_shift` is the `shift` of advantages. `kl_to_start` is the KL's weight; with `kl_weighted`
+    min(rho, `cap`) weighs each of its tokens. `max_logprob_gap_nats` bounds how far a peer's log-probs of a part of a
+    completion may sum below the learner's. With `mask_truncated` completions without an end get no gradient.
     """
     try:
         objective = Objective(

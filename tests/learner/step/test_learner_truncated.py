@@ -30,7 +30,7 @@ IS_CUT = [False, True, False, True, False, True]
 def test_the_gradient_is_that_of_the_other_completions(masked, weighted, max_tokens):
     """Their rewards still count in the mean of the group, and they count in N. Neither loss nor KL moves them.
 
-    The peer's group has a shift of its advantages. If `weighted`, the KL of a token is multiplied by rho.
+    The peer's group has a shift of its advantages. If `weighted`, min(rho, 2) weighs the KL of a token.
     """
     model, start, batch = make_model(seed=1), make_model(seed=2), make_batch(GROUPS)
     assert batch.is_cut.tolist() == IS_CUT
@@ -45,8 +45,10 @@ def test_the_gradient_is_that_of_the_other_completions(masked, weighted, max_tok
         if not (masked and is_cut):
             advantage = reward - batch.rewards[batch.group_ids == group].mean() + (0.0 if is_own else SHIFT)
             ratio = reference - row
-            rho = (row - BEHAVIOUR).exp() if weighted else 1.0
-            loss += (BETA * rho * (ratio.exp() - ratio - 1) - advantage * row).mean() / len(rows)
+            kl = ratio.exp() - ratio - 1
+            if weighted:
+                kl = (row - BEHAVIOUR).exp().clamp(max=2.0).detach() * ratio.square() / 2
+            loss += (BETA * kl - advantage * row).mean() / len(rows)
     exact = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
     options = {"kl_to_start": BETA, "kl_weighted": weighted, "mask_truncated": masked, "advantage_shift": SHIFT}
     objective = make_objective("nois", {}, "mean", **options)

@@ -106,3 +106,25 @@ def test_only_the_first_pass_detects_understated_log_probs(model_folder, tmp_pat
     assert objective.understated(after, batch).any(), "after the updates they are above the limit"
     pairs = zip(without_limit.policy.trainable().values(), with_limit.policy.trainable().values(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_kl_moves_no_excluded_group_and_no_token_by_more_than_the_cap(groups, weighted):
+    """The log-probs of all tokens are 1 below the starting model's. A peer reports -40 in its first completion."""
+    own, foreign = groups
+    batch = make_batch([own, understating(foreign, at=0)])
+    learner = torch.where(batch.is_own[:, None], batch.behaviour_logprobs, -5.5).requires_grad_()
+
+    def gradient(limit):
+        options = {"kl_to_start": 1.0, "kl_weighted": weighted, "max_logprob_gap_nats": limit}
+        objective, no_signal = make_objective("nois", {"cap": 3.0, "agg": "token_mean"}, **options), batch.rewards * 0
+        excluded, reference = objective.excluded(learner, batch), learner.detach() - 1
+        loss, _ = objective.loss(learner, batch, no_signal, first_pass=None, reference=reference, excluded=excluded)
+        assert torch.equal(objective.may_train(batch, no_signal, excluded), ~excluded)
+        return torch.autograd.grad(loss, learner)[0] * batch.num_tokens
+
+    one = 1.0 if weighted else 1 - math.exp(-1)
+    assert gradient(LIMIT)[~batch.is_own].tolist() == [[0.0] * batch.mask.shape[1]] * 4
+    assert gradient(LIMIT)[batch.mask & batch.is_own[:, None]].numpy() == pytest.approx(one)
+    first = int(batch.is_own.sum())
+    assert gradient(math.inf)[first, 0].item() == pytest.approx(3.0 if weighted else one)
