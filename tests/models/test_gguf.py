@@ -7,7 +7,7 @@ import hashlib
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from zipfile import ZIP_DEFLATED, ZipFile
+from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZipFile
 
 import pytest
 import torch
@@ -19,7 +19,8 @@ from tokenizers.trainers import BpeTrainer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from ftis_node.errors import MachineError, ModelError, ModelFetchError, UntrainableModelError
-from ftis_node.models.gguf import _unpacked, check_trainable, gguf_folder
+from ftis_node.models import gguf as ftis_gguf
+from ftis_node.models.gguf import _unpacked, check_trainable, gguf_folder, weight_type
 from ftis_node.models.gguf_export import GgufKind, write_gguf
 from ftis_node.models.source import resolve_model
 
@@ -107,13 +108,42 @@ def test_llama_3_stretches_long_wavelengths(tmp_path: Path) -> None:
     assert torch.allclose(torch.tensor(factors), plain / model.model.rotary_emb.inv_freq, rtol=1e-4)
 
 
-def test_a_model_is_converted_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        (["F16"], "float16"),
+        (["BF16"], "bfloat16"),
+        (["F16", "F32"], "float32"),
+        (["F16", "BF16"], "float32"),
+        (["F32", "Q8_0"], "bfloat16"),
+    ],
+)
+def test_weights_get_the_type_of_the_matrices_of_their_file(tmp_path: Path, kinds: list[str], expected: str) -> None:
+    import gguf
+    import numpy as np
+
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("output_norm.weight", np.zeros(4096, dtype=np.float32))
+    for kind in map(gguf.GGMLQuantizationType.__getitem__, kinds):
+        matrix = gguf.quantize(np.zeros((2, 64), dtype=np.float32), kind)
+        writer.add_tensor(f"{kind.name}.weight", matrix, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert weight_type(tmp_path / "m.gguf") == expected
+
+
+def test_a_model_is_converted_once_for_each_form_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_gguf(resolve_model(str(save_model(tmp_path / "model"))), tmp_path / "Tiny-1.Q8_0.gguf")
     first = gguf_folder(str(tmp_path / "Tiny-1.Q8_0.gguf"))
     (first / "mark").touch()
     reports: list[str] = []
     assert gguf_folder(str(tmp_path / "Tiny-1.Q8_0.gguf"), on_progress=lambda _, text: reports.append(text)) == first
     assert first.name == "Tiny-1" and (first / "mark").exists() and not reports
+    monkeypatch.setattr(ftis_gguf, "FORM", "of a later release")
+    monkeypatch.setattr(ftis_gguf, "_run_conversion", lambda path, folder, on_progress: folder.mkdir())
+    assert gguf_folder(str(tmp_path / "Tiny-1.Q8_0.gguf")) != first
 
 
 def wheel_with(folder: Path, data: bytes, *, listed: bytes | None = None) -> Path:
@@ -154,9 +184,10 @@ def test_a_file_that_is_not_as_listed_in_its_wheel_is_refused(tmp_path: Path, mo
         resolve_model("pypi:packed-model")
 
 
-def test_a_damaged_or_encrypted_wheel_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [ZIP_DEFLATED, ZIP_LZMA])
+def test_a_damaged_or_encrypted_wheel_is_refused(tmp_path: Path, method: int) -> None:
     path = tmp_path / "packed_model-1.0-py3-none-any.whl"
-    with ZipFile(path, "w", ZIP_DEFLATED) as archive:
+    with ZipFile(path, "w", method) as archive:
         archive.writestr("packed_model/Tiny.gguf", bytes(range(256)) * 40)
         archive.writestr("packed_model-1.0.dist-info/RECORD", "")
     whole = path.read_bytes()
