@@ -22,7 +22,7 @@ from ftis_node.config.workers import Quantize
 from ftis_node.errors import ConfigError, ModelError, first_line
 from ftis_node.models.accelerators import Device, pick_device
 from ftis_node.models.library_logging import quiet_library_logging
-from ftis_node.models.quantized import loading_arguments, use_stored_codes
+from ftis_node.models.quantized import check_dense, loading_arguments, use_stored_codes
 from ftis_node.models.source import ModelSource
 from ftis_node.models.tokenizer import PromptTokenizer
 
@@ -74,7 +74,10 @@ def load_causal_lm(
     from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
     target = pick_device(device)
-    how = {} if quantize == "none" else loading_arguments(dtype=getattr(torch, dtype), device=target)
+    how = {}
+    if quantize != "none":
+        check_dense(source)
+        how = loading_arguments(dtype=getattr(torch, dtype), device=target)
     with quiet_library_logging():
         disable_progress_bar()
         try:

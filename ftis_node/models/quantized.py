@@ -4,9 +4,10 @@ Each worker quantizes the model's own weights while it loads them, map by map. N
 equal codes, whatever worker or engine computes them, so log-probs of the learner and its generator agree.
 
     linear maps of the layers     4 bits a weight, and a float32 scale for each block of 64 weights
-    all else                      the node's dtype: embedding, output head, norms, biases, fused experts, the adapter
+    all else                      the node's dtype: embedding, output head, norms, biases, the adapter
 
-The scales are not quantized a second time. Their blocks would cross the borders of the maps that vLLM joins.
+The scales are not quantized a second time. Their blocks would cross the borders of the maps that vLLM joins. Mixtures
+of experts are refused: transformers and vLLM quantize different maps of their routers.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.errors import MachineError
+from ftis_node.errors import MachineError, ModelError
 from ftis_node.install_hint import how_to_install
+from ftis_node.models.shape import has_experts
+from ftis_node.models.source import ModelSource
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +38,12 @@ def check_installed() -> None:
     """Raise MachineError if bitsandbytes is missing."""
     if advice := missing_package():
         raise MachineError(f"--quantize 4bit needs bitsandbytes: {advice}")
+
+
+def check_dense(source: ModelSource) -> None:
+    """Raise ModelError for a mixture of experts."""
+    if has_experts(source):
+        raise ModelError(f"{source.name} is a mixture of experts, which --quantize 4bit excludes: give --quantize none")
 
 
 def loading_arguments(*, dtype: torch.dtype, device: str) -> dict[str, Any]:

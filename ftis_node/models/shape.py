@@ -114,6 +114,13 @@ def published_qwen25() -> dict[str, ModelShape]:
     return {f"Qwen2.5-{name}": shape_of(config) for name, config in _QWEN25.items()}
 
 
+def has_experts(source: ModelSource) -> bool:
+    """Return whether the configuration of `source` is that of a mixture of experts. Raises ModelError."""
+    config = read_json(source.folder / CONFIG_FILE)
+    nested = config.get("text_config")
+    return any((config | nested if isinstance(nested, dict) else config).get(key) for key in EXPERT_KEYS)
+
+
 def read_shape(source: ModelSource) -> ModelShape:
     """Return the shape of `source`. Raises ModelError if the configuration lacks a size or a file is damaged."""
     path, dtypes = source.folder / CONFIG_FILE, source.weight_dtypes

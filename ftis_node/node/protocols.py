@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import MAX_SERVED_RANK
-from ftis_node.errors import FtisError
+from ftis_node.errors import ConfigError, FtisError
 from ftis_node.generation.client import OnPhase
 from ftis_node.generation.engines import choose_engine, has_vllm
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
@@ -31,9 +31,14 @@ def serves_adapters(settings: NodeSettings) -> bool:
     """Return whether the engine gets only adapters. On a CPU this requires a setting, since generation is slower; with
     a quantized base it is always so.
 
-    Raise EngineError if the setting requires adapters, the engine is not torch, and vLLM is missing.
+    Raise EngineError if the setting requires adapters, the engine is not torch, and vLLM is missing. Raise ConfigError
+    if they must be served and their rank, which may be that of `--model` or of the home, is too large.
     """
     mode = settings.generation.adapters
+    rank = settings.lora_adapter.rank
+    if rank > MAX_SERVED_RANK and (settings.quantize != "none" or (settings.lora and mode == "serve")):
+        remove = "--quantize 4bit" if settings.quantize != "none" else "generation.adapters = 'serve'"
+        raise ConfigError(f"the adapter has rank {rank}, and engines serve up to {MAX_SERVED_RANK}: remove {remove}")
     if settings.quantize != "none":
         return True
     if not settings.lora or mode == "merge":
@@ -43,7 +48,7 @@ def serves_adapters(settings: NodeSettings) -> bool:
     if mode == "serve":
         choose_engine("vllm")
         return True
-    return pick_device(settings.device) != "cpu" and has_vllm() and settings.lora_adapter.rank <= MAX_SERVED_RANK
+    return pick_device(settings.device) != "cpu" and has_vllm() and rank <= MAX_SERVED_RANK
 
 
 def dtype_of(settings: NodeSettings) -> Any:

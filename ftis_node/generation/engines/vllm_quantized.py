@@ -13,8 +13,6 @@ import bitsandbytes
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from vllm.model_executor.layers.fused_moe import RoutedExperts
-from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
@@ -50,9 +48,7 @@ class Nf4Config(QuantizationConfig):  # type: ignore[misc]
 
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
         """Return the method of a layer; None for embedding and output head, which stay as they are."""
-        if isinstance(layer, LinearBase):
-            return Nf4Linear()
-        return UnquantizedFusedMoEMethod(layer.moe_config) if isinstance(layer, RoutedExperts) else None
+        return Nf4Linear() if isinstance(layer, LinearBase) else None
 
 
 class Nf4Linear(OnlineLinearBase):  # type: ignore[misc]

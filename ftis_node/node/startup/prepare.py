@@ -30,6 +30,7 @@ from ftis_node.models import ModelSource, load_tokenizer, model_fingerprint, res
 from ftis_node.models.accelerators import unusable_system
 from ftis_node.models.adapter_folder import continued
 from ftis_node.models.fingerprint import other_model
+from ftis_node.models.quantized import check_dense
 from ftis_node.models.quantized import check_installed as check_bitsandbytes
 from ftis_node.node.startup.factories import NodeFactory, NodeInputs
 from ftis_node.node.startup.prompts import prompts_of
@@ -67,6 +68,8 @@ async def prepare(
     keep_secret(identity.seed)
     on_progress(None, f"looking for the model {Path(settings.model).name}")
     source = await in_background(partial(resolve_model, settings.model, on_progress=on_progress))
+    if settings.quantize != "none":
+        await in_background(check_dense, source)
     if settings.learns:
         await in_background(check_owner, home, source, lora=settings.lora if settings.quantize == "none" else True)
         settings = continued(settings, source.adapter)

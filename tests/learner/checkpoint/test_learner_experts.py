@@ -10,6 +10,7 @@ from learner_rig import make_boot, random_groups
 from safetensors import safe_open
 
 from ftis_node.config.workers import LoraSection
+from ftis_node.errors import ModelError
 from ftis_node.generation.engines.published import check_adapter, load_in_place, shapes_in
 from ftis_node.learner.checkpoint.export import export_policy
 from ftis_node.learner.core import Learner
@@ -51,6 +52,11 @@ def test_versions_and_exports_have_the_names_of_the_folder(folder, tmp_path, lor
     assert names_in(tmp_path / "out" / "model.safetensors") == names
     exported = load_causal_lm(resolve_model(str(tmp_path / "out")))
     assert reply.proof.rms_difference(probe_logprobs(exported, reply.proof.probe_ids)) < 1e-5
+
+
+def test_a_4_bit_base_with_experts_is_refused(folder):
+    with pytest.raises(ModelError, match="is a mixture of experts, which --quantize 4bit excludes"):
+        load_causal_lm(resolve_model(str(folder)), dtype="float32", quantize="4bit")
 
 
 def test_an_adapter_changes_layers_that_every_reader_of_peft_knows(folder, tmp_path):

@@ -122,6 +122,20 @@ def test_both_workers_get_the_same_form(
     assert rank == (64 if adapters else None), "vLLM permits only certain ranks"
 
 
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({"quantize": "4bit"}, "--quantize 4bit"),
+        ({"lora": True, "generation": {"adapters": "serve"}}, "generation.adapters = 'serve'"),
+    ],
+)
+def test_an_adapter_of_a_rank_that_no_engine_serves_is_refused(changes: dict[str, Any], setting: str) -> None:
+    settings = NodeSettings.model_validate({"model": "m"} | changes)
+    settings = settings.model_copy(update={"lora_adapter": LoraSection(rank=513)})  # as `continued` does
+    with pytest.raises(ConfigError, match=f"rank 513, and engines serve up to 512: remove {setting}"):
+        protocols.serves_adapters(settings)
+
+
 def test_a_4_bit_base_implies_an_adapter_and_is_that_of_both_workers(tmp_path: Path) -> None:
     settings, tokenizer = NodeSettings(model="m", device="cpu", quantize="4bit"), cast(Any, StubTokenizer())
     source, run = ModelSource(name="m", folder=tmp_path), load_manifest("arithmetic-ftis")
