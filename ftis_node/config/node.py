@@ -216,16 +216,23 @@ class NodeSettings(BaseSettings):
     def learns(self) -> bool:
         return ROLES[self.role].learns
 
+    @property
+    def problem_with_quantize(self) -> str:
+        """Return why `[generation]` excludes a base in 4 bits; "" if it does not."""
+        if self.generation.adapters == "merge":
+            return "no adapter is merged into 4-bit weights: remove generation.adapters = 'merge'"
+        if "quantization" in self.generation.engine_options:
+            return "--quantize and generation.engine_options.quantization exclude each other: remove one"
+        return ""
+
     @model_validator(mode="after")
     def _adapters_can_be_served(self) -> NodeSettings:
         if self.quantize != "none" and self.lora is False:
             raise ValueError(
                 "--quantize 4bit is for the base of an adapter: remove --full (lora = false), or give --quantize none"
             )
-        if self.quantize != "none" and self.generation.adapters == "merge":
-            raise ValueError("no adapter is merged into 4-bit weights: remove generation.adapters = 'merge'")
-        if self.quantize != "none" and "quantization" in self.generation.engine_options:
-            raise ValueError("--quantize and generation.engine_options.quantization exclude each other: remove one")
+        if self.quantize != "none" and self.problem_with_quantize:
+            raise ValueError(self.problem_with_quantize)
         if self.generation.adapters != "serve" and self.quantize == "none":
             return self
         if not self.lora and self.quantize == "none":

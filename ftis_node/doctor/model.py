@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from ftis_node.config.home import Home
+from ftis_node.config.home_files import remembered_settings
 from ftis_node.config.manifest import RunManifest, load_manifest, read_own_manifest
 from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.doctor.check_result import CheckResult
@@ -85,7 +86,7 @@ def memory_question(
     `flags` are the node's settings, None if not given. Without `run` it is the home's run, else `gsm8k-ftis`. Raises
     ConfigError.
     """
-    settings = load_node_settings(home.node_toml, model=model, **flags)
+    settings = load_node_settings(home.node_toml, remembered=remembered_settings(home), model=model, **flags)
     if run is None and home.run_toml.exists():
         manifest = read_own_manifest(home.run_toml)
     else:
@@ -99,6 +100,10 @@ def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[Chec
     settings, manifest = question.settings, question.manifest
     if settings.quantize != "none" and (advice := missing_package()):
         yield CheckResult("memory.package", "warn", "--quantize 4bit needs bitsandbytes", advice)
+    if settings.quantize != "none" and shape.experts is not None:
+        finding = "the model is a mixture of experts, which --quantize 4bit excludes"
+        yield CheckResult("memory.plan", "fail", finding, "give --quantize none")
+        return
     try:
         if question.gpus_bytes is None:
             settings, machine = inspect_machine(settings)

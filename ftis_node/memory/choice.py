@@ -218,7 +218,8 @@ def smaller_model(choice: TrainingChoice, manifest: RunManifest, shape: ModelSha
     """Return as advice the largest Qwen2.5 model that would fit, after a 4-bit base of this model if that would."""
     settings = choice.options[0].settings.model_copy(update={"lora": None})
     first = ""
-    if settings.quantize == "none" and settings.learner.num_ranks == 1:
+    can_quantize = not settings.problem_with_quantize and settings.learner.num_ranks == 1 and shape.experts is None
+    if settings.quantize == "none" and can_quantize:
         quantized = compare(settings.model_copy(update={"quantize": "4bit"}), manifest, shape, machine)
         if (fitting := best_of([option for option in quantized if option.fits])) is not None:
             first = f"with --quantize 4bit {fitting.name} fits; "

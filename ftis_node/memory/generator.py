@@ -21,9 +21,10 @@ from ftis_node.models import ModelShape
 
 # Logits in two forms, log-probs, probabilities, and their running sum in float64.
 SAMPLING_BYTES = 24
-# A CUDA graph that vLLM captures for a batch size, which it keeps while it sleeps; with adapters it captures one with
-# and one without.
-ENGINE_GRAPH_BYTES, ADAPTER_GRAPH_BYTES = 55 * MIB, 37 * MIB
+# CUDA graphs that vLLM captures, which it keeps while it sleeps: a fixed part and one of each batch size. With adapters
+# it captures them with and without one. Estimates; the default sizes make 0.75 GiB, and 0.5 GiB for adapters.
+GRAPHS_BYTES, GRAPH_BYTES = 384 * MIB, 27 * MIB
+ADAPTER_GRAPHS_BYTES, ADAPTER_GRAPH_BYTES = 256 * MIB, 18 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,9 @@ def generator_memory(shape: ModelShape, workload: Workload) -> GeneratorMemory:
 
     Workspace has three parts: logits while sampling, one prefill, and context and graphs (on a CPU the process). A
     prefill keeps gate, up and product, and six hidden states of a token; of each active expert also, with two hidden
-    states. New weights are staged by module on a GPU. The largest is the embedding, the joined gate and up maps, or all
-    experts of a layer. An adapter is loaded into its slot.
+    states. A 4-bit base expands its widest map for it; vLLM joins gate and up. New weights are staged by module on a
+    GPU. The largest is the embedding, the joined gate and up maps, or all experts of a layer. An adapter is loaded into
+    its slot.
     """
     width, rank = workload.dtype_bytes, workload.adapter_served
     per_token = cache_bytes_per_token(shape, width)
@@ -74,18 +76,21 @@ def generator_memory(shape: ModelShape, workload: Workload) -> GeneratorMemory:
     if shape.experts is not None:
         prefill_width += shape.experts.per_token * (3 * shape.experts.size + 2 * shape.hidden_size)
     prefill = prefill_tokens_of(workload.max_batch) * prefill_width * width
-    graph = ENGINE_GRAPH_BYTES + (0 if rank is None else ADAPTER_GRAPH_BYTES)
-    graphs = len(capture_sizes(workload.max_batch)) * graph
+    num_sizes = len(capture_sizes(workload.max_batch))
+    graphs = GRAPHS_BYTES + num_sizes * GRAPH_BYTES
+    if rank is not None:
+        graphs += ADAPTER_GRAPHS_BYTES + num_sizes * ADAPTER_GRAPH_BYTES
     asleep = DEVICE_CONTEXT_BYTES + graphs if workload.on_gpu else HOST_PROCESS_BYTES
     adapter = 0 if rank is None else width * shape.adapter_parameters(rank)
     is_staged = workload.on_gpu and rank is None
     joined = max(2 * shape.hidden_size * shape.intermediate_size, shape.expert_parameters)
+    gate_and_up = 2 * width * shape.hidden_size * shape.intermediate_size if workload.is_quantized else 0
     largest_module = max(shape.embedding_parameters, joined)
     return GeneratorMemory(
         weights=base_bytes(shape, workload),
         cache=per_token * workload.max_batch * workload.max_total_tokens,
         smallest_cache=per_token * min(workload.group_size, workload.max_batch) * workload.max_total_tokens,
-        workspace=sampling + prefill + asleep + dequantized_bytes(shape, workload),
+        workspace=sampling + prefill + asleep + max(gate_and_up, dequantized_bytes(shape, workload)),
         asleep=asleep,
         adapters=num_loras(can_sleep=False) * adapter,
         adapters_in_turns=num_loras(can_sleep=True) * adapter,

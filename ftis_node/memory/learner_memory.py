@@ -43,7 +43,8 @@ class Workload:
     With `recompute_activations` the last `layers_kept` layers keep their activations nevertheless.
     `holds_start`: the learner also holds the initial model (`reference.py`). `maps_weights`: an engine on the learner's
     GPU reads new weights in place. `maps_base`: both workers compute from the mapped file of an adapter's base, if its
-    type is theirs (`shares_base`). `is_quantized`: the base has 4 bits (`models/quantized.py`).
+    type is theirs (`shares_base`). `is_quantized`: the base has 4 bits (`models/quantized.py`);
+    `can_quantize`: no other setting excludes that.
     """
 
     dtype_bytes: int
@@ -67,6 +68,7 @@ class Workload:
     maps_weights: bool = False
     maps_base: bool = False
     is_quantized: bool = False
+    can_quantize: bool = True
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
     layers_kept: int = 0
 
@@ -97,6 +99,7 @@ class Workload:
             maps_weights=transfer_of(settings, on_gpu=on_gpu, shares_gpu=True, serves_adapters=False) == "ipc",
             maps_base=not on_gpu and settings.engine == "torch" and settings.generation.adapters == "serve",
             is_quantized=settings.quantize != "none",
+            can_quantize=not settings.problem_with_quantize and settings.learner.num_ranks == 1,
         )
 
     @property
@@ -185,8 +188,13 @@ def learner_memory(shape: ModelShape, workload: Workload) -> LearnerMemory:
 
 def base_bytes(shape: ModelShape, workload: Workload) -> int:
     """Return the bytes of the model without an adapter: in the dtype, or with the layers' linear maps in 4 bits."""
-    maps = shape.num_layers * sum(prod(sizes) for sizes in shape.linear_layers) if workload.is_quantized else 0
+    maps = quantized_weights(shape, workload)
     return workload.dtype_bytes * (shape.num_parameters - maps) + ceil(QUANTIZED_BYTES * maps)
+
+
+def quantized_weights(shape: ModelShape, workload: Workload) -> int:
+    """Return the number of weights in 4 bits."""
+    return shape.num_layers * sum(map(prod, shape.linear_layers)) if workload.is_quantized else 0
 
 
 def dequantized_bytes(shape: ModelShape, workload: Workload) -> int:

@@ -127,6 +127,7 @@ def plan(
         found = _place(shape, machine, changed)
         return found.peak_bytes - found.usable_bytes
 
+    workload = replace(workload, can_quantize=workload.can_quantize and shape.experts is None)
     return replace(made, change=suggest_change(workload, excess))
 
 

@@ -6,10 +6,11 @@ both times add up, on two the longer one counts. The learner's time has four ter
     products       2 or 3 passes over the weights (LoRA, full), one more with recomputed layers, at `PRODUCT_SHARE`
     elementwise    bytes that norms, rotary angles, SwiGLU and the loss head read and write, at `BANDWIDTH_SHARE`
     update         bytes of the optimizer for each trained weight; through the host's memory with offloaded states
-    micro-batches  launches, and gradients that are added to their sums
+    micro-batches  launches, and gradients that are added to their sums; each pass expands the maps of a 4-bit base
 
-A generated token reads all weights once for the completions of a batch, and the cache of each. Expect +-25 %; the
-constants were fitted to a count of layer operations, not to measurements (`tests/memory/test_step_time.py`).
+A generated token reads all weights once for the completions of a batch, and the cache of each. For more than
+`FUSED_ROWS` completions a 4-bit base is expanded, too. Expect +-25 %, on a 4-bit base more. The constants were fitted
+to a count of layer operations, not to measurements (`tests/memory/test_step_time.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from ftis_node.memory.generator import cache_bytes_per_token
-from ftis_node.memory.learner_memory import Workload, base_bytes
+from ftis_node.memory.learner_memory import Workload, base_bytes, quantized_weights
 from ftis_node.memory.machine import Card
 from ftis_node.models import ModelShape
+from ftis_node.models.quantized import BYTES as QUANTIZED_BYTES
 
 # Expected lengths as parts of a run's limits: by them a step of the paper's run has 86,000 positions.
 PROMPT_SHARE, COMPLETION_SHARE = 0.25, 0.38
@@ -33,6 +35,7 @@ UPDATE_BYTES, SUM_BYTES = 62, 12  # of each trained weight: clip, Adam and write
 HOST_UPDATE_BYTES, HOST_SUM_BYTES, HOST_GB_S = 44, 15, 25  # the same in host memory of two DDR5 channels
 LAUNCH_S = 0.02  # of a micro-batch, on a host of 8 us for each operation
 TOKEN_S, ADAPTER_TOKEN_S = 0.004, 0.003  # of vLLM's scheduler for a token of all completions; of its adapters
+FUSED_ROWS = 64  # that bitsandbytes multiplies with 4-bit weights directly; 8 to 512, by the card and the map
 TURN_S = 1.0  # one sleep and wake, beside the copies
 
 
@@ -103,7 +106,9 @@ def learner_seconds(shape: ModelShape, workload: Workload, card: Card) -> float:
     moved = (3 + again) * shape.num_layers * layer + HEAD_BYTES * shape.vocab_size
     positions = positions_of(workload)
     micro_batches = ceil(positions / workload.largest_micro_batch)
-    computing = positions * (products / flops + moved / bandwidth) + micro_batches * LAUNCH_S
+    expanded = (2 + again) * quantized_weights(shape, workload) * (QUANTIZED_BYTES + 2 * workload.dtype_bytes)
+    computing = positions * (products / flops + moved / bandwidth)
+    computing += micro_batches * (LAUNCH_S + expanded / bandwidth)
     if workload.optimizer_states == "offload":
         link, host = speed.link_gb_s * 1e9, HOST_GB_S * 1e9
         crossing = workload.dtype_bytes * (micro_batches + 1) / link
@@ -130,7 +135,8 @@ def generator_seconds(
     held = of_token * (_prompt(workload) + tokens / 2)
     batch = max(1.0, min(workload.max_batch, completions, cache_bytes / held))
     weights = base_bytes(shape, workload)
-    fixed = TOKEN_S + (0 if workload.adapter_served is None else ADAPTER_TOKEN_S) + weights / bandwidth
+    expanded = 2 * workload.dtype_bytes * quantized_weights(shape, workload) if batch > FUSED_ROWS else 0
+    fixed = TOKEN_S + (0 if workload.adapter_served is None else ADAPTER_TOKEN_S) + (weights + expanded) / bandwidth
     seconds = completions * tokens * (fixed / batch + 2 * shape.num_parameters / flops + held / bandwidth)
     if not takes_turns:
         return seconds

@@ -61,7 +61,7 @@ def _changes(workload: Workload) -> tuple[Sizes, ...]:
             (f"generation.max_batch = {rows}", {"max_batch": rows})
             for rows in _halves(workload.max_batch, workload.group_size)
         ],
-        [("--quantize 4bit", {"is_quantized": True})] if workload.lora and workload.learner_ranks == 1 else [],
+        [("--quantize 4bit", {"is_quantized": True})] if workload.lora and workload.can_quantize else [],
         [("dtype = bfloat16", {"dtype_bytes": BFLOAT16})],
     )
 

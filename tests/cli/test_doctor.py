@@ -70,6 +70,17 @@ def test_the_plan_uses_flags_and_run(capsys: pytest.CaptureFixture[str], tmp_pat
     assert cache < 2 * 2 * 32 * 2 * 5 * 760
 
 
+def test_the_plan_uses_the_settings_that_the_home_keeps(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
+) -> None:
+    (tmp_path / "settings.json").write_text('{"quantize": "4bit"}')
+    arguments = ("--model", str(model), "--gpu-memory", "24", "--json")
+    _, output, _ = doctor(capsys, tmp_path, *arguments)
+    assert "a LoRA adapter of rank 128 on a 4-bit base" in str(plan_lines(output))
+    _, output, _ = doctor(capsys, tmp_path, *arguments, "--quantize", "none")
+    assert "4-bit" not in str(plan_lines(output))
+
+
 def test_the_plan_names_the_gpus_of_each_worker(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
 ) -> None:

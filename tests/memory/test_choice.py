@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,12 +26,14 @@ from ftis_node.memory.choice import (
     choose_training,
     read_previous_training,
     refuse_what_does_not_fit,
+    smaller_model,
 )
 from ftis_node.memory.machine import USABLE_SHARE
 from ftis_node.memory.placement import place_workers_on
 from ftis_node.memory.plan import plan
 from ftis_node.models import ModelSource, published_qwen25
 from ftis_node.models.accelerators import Accelerator
+from ftis_node.models.shape import Experts
 from tests.documented import cards
 from tests.memory.planning import GIB, RUN, machine
 
@@ -64,7 +67,7 @@ def chosen(
         ("0.5B", 14.5, 64, "all weights, 8-bit optimizer states"),  # with those in float32 the workers take turns
         ("3B", 22.0, 64, "a LoRA adapter of rank 128"),
         ("3B", 21.0, 64, "a LoRA adapter of rank 128, batches of 64 completions and 4096 tokens"),
-        ("1.5B", 11.6, 16, "a LoRA adapter of rank 128, batches of 64 completions and 4096 tokens"),
+        ("1.5B", 12.0, 16, "a LoRA adapter of rank 128, batches of 64 completions and 4096 tokens"),
     ],
 )
 def test_the_option_with_the_shortest_step_is_chosen(model: str, gib: float, host_gib: float, name: str) -> None:
@@ -170,6 +173,17 @@ def test_if_nothing_fits_the_error_names_the_largest_model_that_fits() -> None:
         assert any(option.fits for option in smaller.options)
     with pytest.raises(MachineError, match="no Qwen2.5 model fits: take a larger card"):
         refuse_what_does_not_fit(chosen("0.5B", 2), RUN, QWEN["0.5B"], machine(2))
+
+
+@pytest.mark.parametrize("generation", [{"adapters": "merge"}, {"engine_options": {"quantization": "fp8"}}])
+def test_a_4_bit_base_is_advised_only_if_no_setting_excludes_it(generation: dict[str, Any]) -> None:
+    choice = chosen("7B", 22.0, generation=generation)
+    assert "--quantize" not in smaller_model(choice, RUN, QWEN["7B"], machine(22.0))
+    asked, excluded = settings(lora=True), settings(lora=True, generation=generation)
+    assert plan(QWEN["3B"], machine(14.5), asked, RUN).change == "--quantize 4bit"
+    assert "--quantize" not in plan(QWEN["3B"], machine(14.5), excluded, RUN).change
+    experts = replace(QWEN["3B"], experts=Experts(number=8, per_token=2, size=64))
+    assert "--quantize" not in plan(experts, machine(14.5), asked, RUN).change
 
 
 @pytest.mark.parametrize(("model", "gib"), [("1.5B", 7.6), ("3B", 7.6), ("7B", 22.0)])

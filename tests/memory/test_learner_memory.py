@@ -82,9 +82,9 @@ def test_the_memory_of_a_generator_by_hand() -> None:
     assert (memory.weights, memory.cache, memory.smallest_cache) == (2 * 94_784, 256_000, 102_400)
     # Sampling 24 x 10 x 320; prefill 2,048 x (3 x 128 + 6 x 64) x 2; context 717 MiB.
     # Graphs are captured for 1, 2, 4, 8 and 10 rows.
-    assert memory.workspace == 76_800 + 3_145_728 + 992 * MIB
-    assert memory.asleep == (717 + 5 * 55) * MIB
-    assert generator_memory(SMALL, workload(max_batch=256)).asleep == (717 + 14 * 55) * MIB
+    assert memory.workspace == 76_800 + 3_145_728 + 1236 * MIB
+    assert memory.asleep == (717 + 384 + 5 * 27) * MIB
+    assert generator_memory(SMALL, workload(max_batch=256)).asleep == (717 + 384 + 14 * 27) * MIB
     # New weights are staged module by module. The embedding is larger than gate and up together, 2 x 64 x 128.
     assert (memory.adapters, memory.staging) == (0, 2 * 20_480)
     assert generator_memory(SMALL, workload(on_gpu=False)).staging == 0
@@ -96,7 +96,7 @@ def test_the_memory_of_served_adapters_by_hand() -> None:
     memory = generator_memory(SMALL, workload(lora=True, serves_adapters=True))
     assert (memory.adapters, memory.in_turns.adapters, memory.staging) == (3 * 32_768, 2 * 32_768, 0)
     assert memory.fixed == memory.weights + memory.workspace + 3 * 32_768
-    assert memory.asleep == (717 + 5 * 92) * MIB
+    assert memory.asleep == (717 + 640 + 5 * 45) * MIB
     # vLLM has no slots of rank 9 and takes rank 16. An adapter of rank 1,024 cannot be served and is merged.
     assert generator_memory(SMALL, workload(lora=True, serves_adapters=True, adapter_rank=9)).adapters == 6 * 32_768
     for changes in ({"lora": False}, {"adapter_rank": 1024}, {"serves_adapters": False}):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
 
@@ -75,6 +76,22 @@ def test_a_smaller_cache_and_turns_cost_generation_time() -> None:
     assert 2 < tight / roomy < 10
     turns = generator_seconds(shape, given, here, cache_bytes=whole.cache, takes_turns=True)
     assert turns - roomy > 1
+
+
+def test_expanding_a_4_bit_base_costs_time_and_memory() -> None:
+    shape, here = QWEN["3B"], card("RTX 4090")
+    whole, quantized = workload(lora=True), workload(lora=True, is_quantized=True)
+    extra_s = learner_seconds(shape, quantized, here) - learner_seconds(shape, whole, here)
+    maps = 36 * (2 * 2048 * 2048 + 2 * 2048 * 256 + 3 * 2048 * 11008)
+    assert extra_s == pytest.approx(ceil(positions_of(whole) / 16384) * 3 * maps * 4.5625 / (0.9 * 1008e9), rel=1e-6)
+
+    def token_s(rows: int, of: Workload) -> float:
+        return generator_seconds(shape, replace(of, max_batch=rows), here, cache_bytes=40 * GIB) * rows
+
+    assert token_s(64, quantized) < token_s(64, whole), "bitsandbytes multiplies with the codes"
+    assert token_s(65, quantized) > token_s(65, whole), "it writes and reads a copy of each map"
+    expanded = generator_memory(shape, quantized).workspace - generator_memory(shape, whole).workspace
+    assert expanded == 2 * 2 * 2048 * 11008, "vLLM joins gate and up"
 
 
 def test_an_unknown_card_counts_as_one_of_its_size() -> None:

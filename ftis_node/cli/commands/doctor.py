@@ -109,6 +109,7 @@ def doctor(
     if unknown := set(only or ()) - set(CHECKS):
         raise ConfigError(f"--only {min(unknown)}: unknown check; known are {', '.join(CHECKS)}")
 
+    from ftis_node.config.home_files import remembered_settings
     from ftis_node.config.node import load_node_settings
     from ftis_node.doctor.check_result import worst_first
     from ftis_node.doctor.doctor import checks_of, exit_code_of, run_checks
@@ -119,6 +120,7 @@ def doctor(
     place = home_at(home)
     settings = load_node_settings(
         place.node_toml,
+        remembered=remembered_settings(place),
         model=model or "any",
         peers=tuple(peers) if peers else None,
         listen=tuple(listen) if listen else None,
