@@ -13,7 +13,8 @@ included. So Z cancels: without truncation, the mean of rho0 / a over accepted t
 The sender's model is not trained here, so its two losses are omitted.
 
 The random numbers are hashes of the group's id, the completion's place in the group, the column, and the sender's
-log-prob. So a repeated step, and every update on a batch, accepts the same tokens on any device.
+log-prob. So a repeated step, and every update on a batch, accepts the same tokens on any device. The
+sender controls or guesses all four. So the learner adds a number to the ids that its peers do not know.
 """
 
 from __future__ import annotations

@@ -88,11 +88,13 @@ _POSITIVE: _Bound = ("a number > 0", lambda value: _is_number(value) and value >
 _NOT_NEGATIVE: _Bound = ("a number >= 0", lambda value: _is_number(value) and value >= 0)
 _FINITE: _Bound = ("a finite number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf)
 _FINITE_POSITIVE: _Bound = ("a finite number > 0", lambda value: _is_number(value) and 0 < value < math.inf)
+_SLOPE: _Bound = ("a number in [0.001, 1000]", lambda value: _is_number(value) and 1e-3 <= value <= 1e3)
 _SHARE: _Bound = ("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1)
 _FLAG: _Bound = ("true or false", lambda value: isinstance(value, bool))
 _BOUNDS: Mapping[str, _Bound] = {
     **dict.fromkeys(("cap", "m2_threshold"), _POSITIVE),
-    **dict.fromkeys(("obrs_lambda", "tau_pos", "tau_neg"), _FINITE_POSITIVE),
+    "obrs_lambda": _FINITE_POSITIVE,
+    **dict.fromkeys(("tau_pos", "tau_neg"), _SLOPE),
     **dict.fromkeys(("kl_threshold", "eps_high", "mis_low", "mis_high"), _NOT_NEGATIVE),
     **dict.fromkeys(("eps_low", "floor", "keep_share", "alpha", "foreign_clip"), _SHARE),
     **dict.fromkeys(("rank_own", "clip"), _FLAG),

@@ -16,6 +16,7 @@ from ftis_node.config.method_table import KlEstimator, require_filter, require_m
 from ftis_node.config.section import MOST, UNKNOWN_NAME, Positive, Section
 
 NOT_OF_THE_LOSS = ("advantage_scale", "advantage_shift", "peer_weights")  # of every method, besides the loss
+FILTERS_OF = {"keep_share": ("quantile",), "rank_own": ("quantile", "ess"), "obrs_lambda": ("obrs",)}  # that read it
 
 
 def _is_unset(value: object) -> bool:
@@ -124,11 +125,19 @@ class MethodSection(Section):
         description="topr: ratio that reduces the weight of completions with A < 0. `seq_mean`, `seq_sum`: of the "
         "sequence, by the mean or the sum of its log-probs. `token`: of each token.",
     )
-    tau_pos: Positive | None = Field(
-        default=None, exclude_if=_is_unset, description="soft_adaptive: slope of the gate where A > 0. Unset: 1."
+    tau_pos: float | None = Field(
+        default=None,
+        ge=1e-3,
+        le=1e3,
+        exclude_if=_is_unset,
+        description="soft_adaptive: slope of the gate where A > 0. Unset: 1.",
     )
-    tau_neg: Positive | None = Field(
-        default=None, exclude_if=_is_unset, description="soft_adaptive: slope of the gate elsewhere. Unset: 1.05."
+    tau_neg: float | None = Field(
+        default=None,
+        ge=1e-3,
+        le=1e3,
+        exclude_if=_is_unset,
+        description="soft_adaptive: slope of the gate elsewhere. Unset: 1.05.",
     )
     old_logprobs: Literal["engine", "learner"] | None = Field(
         default=None,
@@ -178,12 +187,10 @@ class MethodSection(Section):
             )
         if self.floor is not None and self.cap is not None and self.floor > self.cap:
             raise ValueError(f"floor must not exceed cap, but {self.floor} > {self.cap}")
-        if self.keep_share is not None and self.filter != "quantile":
-            raise ValueError('keep_share has no effect without filter = "quantile": remove it')
-        if self.rank_own is not None and self.filter not in ("quantile", "ess"):
-            raise ValueError('rank_own has no effect without filter = "quantile" or "ess": remove it')
-        if self.obrs_lambda is not None and self.filter != "obrs":
-            raise ValueError('obrs_lambda has no effect without filter = "obrs": remove it')
+        for name, filters in FILTERS_OF.items():
+            if getattr(self, name) is not None and self.filter not in filters:
+                known = " or ".join(f'"{each}"' for each in filters)
+                raise ValueError(f"{name} has no effect without filter = {known}: remove it")
         return self
 
     def given(self) -> dict[str, float | str]:

@@ -79,6 +79,7 @@ class Learner:
             kl_weighted=boot.optimizer.kl_weighted,
             max_logprob_gap_nats=boot.max_logprob_gap_nats,
             mask_truncated=boot.sampling.mask_truncated,
+            rejection_key=boot.rejection_key,
         )
         check_optimizer_states(boot)
         if boot.measures_agreement and ranks.size > 1:

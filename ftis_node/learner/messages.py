@@ -34,7 +34,7 @@ class LearnerBoot(Message, frozen=True):
     `takes_turns`: a generator on the same GPU sleeps during a step, and only then. So memory must be free again before
     the reply. `memory_share` is the learner's share of a GPU beside a generator. `recompute_activations` keeps only
     each layer's input, except in the last `layers_kept` layers; `may_recompute`: a lack of memory enables it in all. On
-    a CPU each process has `num_threads`.
+    a CPU each process has `num_threads`. `rejection_key` is secret: it decides which tokens the filter `obrs` rejects.
     """
 
     model: str
@@ -61,6 +61,7 @@ class LearnerBoot(Message, frozen=True):
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 0
+    rejection_key: int = 0
     num_threads: int | None = None
 
     @property

@@ -7,6 +7,7 @@ kind of record is not valid for another.
 
 from __future__ import annotations
 
+import hmac
 import os
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -156,6 +157,10 @@ class Identity:
     @property
     def peer_id(self) -> str:
         return peer_id_text(self.peer)
+
+    def secret_number(self, purpose: bytes) -> int:
+        """Return a number in [0, 2^62) that is the same at each call and cannot be computed without the key."""
+        return int.from_bytes(hmac.digest(self.seed, purpose, "sha256")[:8]) >> 2
 
     def sign(self, domain: bytes, message: bytes) -> bytes:
         """Return the 64-byte signature over `domain` + `message`."""

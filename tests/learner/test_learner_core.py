@@ -235,11 +235,11 @@ def test_a_resume_publishes_missing_weights_again(model_folder, tmp_path):
 
 def test_the_loss_gets_the_settings_and_the_completion_limit(model_folder, tmp_path):
     boot = make_boot(model_folder, tmp_path, kl_estimator="k1_fwd", kl_threshold=0.5)
-    boot = msgspec.structs.replace(boot, sampling=SamplingSection(max_completion_tokens=300))
+    boot = msgspec.structs.replace(boot, sampling=SamplingSection(max_completion_tokens=300), rejection_key=7)
     learner = Learner(boot)
     given = {"kl_estimator": "k1_fwd", "kl_threshold": 0.5, "max_completion_length": 300}
     assert learner._objective.params == method_parameters("ftis") | given
-    assert learner._objective.advantage_scale == "std"
+    assert (learner._objective.advantage_scale, learner._objective.rejection_key) == ("std", 7)
 
 
 @pytest.mark.parametrize("lora", [None, LORA])

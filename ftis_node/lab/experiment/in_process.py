@@ -274,7 +274,15 @@ class InProcessNodeFactory:
         )
 
     def learner(self, of: NodeInputs, *, events: EventLog, weights: Path) -> InProcessLearner:
-        boot = learner_boot(of.settings, of.manifest, of.source, of.home, of.arrangement, weights=of.home.weights)
+        boot = learner_boot(
+            of.settings,
+            of.manifest,
+            of.source,
+            of.home,
+            of.arrangement,
+            weights=of.home.weights,
+            identity=of.identity,
+        )
         return InProcessLearner(boot)
 
     def gossip(self, of: NodeInputs) -> LoopbackGossip:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from ftis_node.algorithms.methods import find_method, method_parameters
 from ftis_node.algorithms.settings import TENSORS
 from ftis_node.config.manifest import RunManifest
-from ftis_node.config.method_section import NOT_OF_THE_LOSS, MethodSection
+from ftis_node.config.method_section import FILTERS_OF, NOT_OF_THE_LOSS, MethodSection
 from ftis_node.config.section import first_problem
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import UsageError
@@ -252,21 +252,25 @@ class TrialSetting:
 def parse_method(text: str, base: MethodSection) -> MethodSection:
     """Parse `NAME` or `NAME:parameter=value:...`. Raises UsageError.
 
-    Parameters of the base apply to every method that has them. Parameters of the filter apply to methods that filter.
+    Parameters of the base apply to every method that has them. Parameters of the filter apply to methods that filter,
+    by a filter that reads them. A method with its own scale of advantages keeps it.
     """
     name, *pairs = text.split(":")
     try:
-        filtered = find_method(name).filtered
+        method = find_method(name)
         known = [*NOT_OF_THE_LOSS, *(each for each in method_parameters(name) if each not in TENSORS)]
-        settings = base.given() | {name: getattr(base, name) for name in NOT_OF_THE_LOSS}
-        given: dict[str, Any] = {
-            key: value for key, value in settings.items() if key in known and (filtered or key not in FILTER_PARAMETERS)
-        }
+        inherited = base.given() | {name: getattr(base, name) for name in NOT_OF_THE_LOSS}
+        given: dict[str, Any] = {}
         for pair in pairs:
             key, separator, value = pair.partition("=")
             if not separator or key not in known:
                 raise UsageError(f"{text!r}: {key!r} is not a parameter of {name}; it takes {', '.join(known)}")
             given[key] = value
+        rule = given.get("filter", base.filter)
+        unread = [key for key in FILTER_PARAMETERS if not method.filtered or rule not in FILTERS_OF.get(key, (rule,))]
+        if method.advantage_scale not in ("std", "mean"):
+            unread.append("advantage_scale")
+        given = {key: value for key, value in inherited.items() if key in known and key not in unread} | given
         return MethodSection.model_validate({"name": name} | given)
     except ValidationError as error:
         raise UsageError(f"{text!r}: {first_problem(error)}") from None

@@ -52,6 +52,7 @@ class Objective:
     kl_weighted: bool = False
     max_logprob_gap_nats: float = math.inf
     mask_truncated: bool = False
+    rejection_key: int = 0
 
     def separates(self, batch: TrainBatch) -> bool:
         """Return whether dL/dlp of a completion's tokens is independent of other completions' learner log-probs.
@@ -65,6 +66,10 @@ class Objective:
         if self.params["agg"] == "token_mean":
             return part.num_tokens / max(1, batch.num_tokens)
         return len(part.completions) / len(batch.completions)
+
+    def _group_ids(self, batch: TrainBatch) -> Tensor:
+        """Return the ids of groups for the loss. A peer that knew them could choose which tokens `obrs` accepts."""
+        return batch.group_ids + self.rejection_key
 
     def advantages(self, batch: TrainBatch) -> Tensor:
         """Return the advantages, `[N]` float64."""
@@ -139,7 +144,7 @@ class Objective:
                 there(batch.behaviour_logprobs),
                 mask,
                 believed,
-                batch.group_ids,
+                self._group_ids(batch),
                 checks=checks,
                 **params,
             )
@@ -181,7 +186,7 @@ class Objective:
             torch.where(batch.is_text[:, None], own_logprobs, batch.behaviour_logprobs)[is_counted],
             batch.mask[is_counted],
             torch.where(batch.is_text, weighted, advantages)[is_counted],
-            batch.group_ids[is_counted],
+            self._group_ids(batch)[is_counted],
             **params | of_rows,
         )
         num_counted = int(is_counted.sum())
@@ -206,7 +211,7 @@ class Objective:
             behaviour_logprobs,
             batch.mask,
             advantages,
-            batch.group_ids,
+            self._group_ids(batch),
             batch.sender_ids,
             num_senders=len(batch.senders),
             **texts,
@@ -229,12 +234,14 @@ def make_objective(
     kl_weighted: bool = False,
     max_logprob_gap_nats: float = math.inf,
     mask_truncated: bool = False,
+    rejection_key: int = 0,
 ) -> Objective:
     """Return the objective of `method`; `advantage_scale` None: the method's own. Raises ConfigError.
 
     `advantage_shift` is the `shift` of advantages. `kl_to_start` is the KL's weight; with `kl_weighted`
     min(rho, `cap`) weighs each of its tokens. `max_logprob_gap_nats` bounds how far a peer's log-probs of a part of a
-    completion may sum below the learner's. With `mask_truncated` completions without an end get no gradient.
+    completion may sum below the learner's. With `mask_truncated` completions without an end get no gradient. The number
+    `rejection_key` in [0, 2^62) is mixed into the random numbers of the filter `obrs`.
     """
     try:
         objective = Objective(
@@ -247,6 +254,7 @@ def make_objective(
             kl_weighted=kl_weighted,
             max_logprob_gap_nats=max_logprob_gap_nats,
             mask_truncated=mask_truncated,
+            rejection_key=rejection_key,
         )
         one = torch.zeros(1, 1)
         policy_loss(method, one, one, one.bool(), one[0], torch.zeros(1, dtype=torch.int64), **params)

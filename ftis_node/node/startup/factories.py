@@ -41,6 +41,7 @@ from ftis_node.workers.weight_store import PROBE_LENGTH
 log = logging.getLogger(__name__)
 # How far the learner may score a completion above its sender. Honest log-probs exceed t nats with probability e^-t.
 MAX_LOGPROB_GAP_NATS = 16.0
+REJECTION_PURPOSE = b"ftis-node/rejection/1\n"
 MAX_REQUESTS_PER_MINUTE = 1200.0  # of one peer for one service; a request of `ask` or `hello` counts as ten
 # A start loads the model and compiles kernels. An engine with requests makes a step within `stall_timeout_s`.
 GENERATION_TIMING = Timing(start_grace_s=1800.0, stall_timeout_s=300.0)
@@ -128,6 +129,7 @@ class ProcessNodeFactory:
                 of.home,
                 of.arrangement,
                 weights=weights,
+                identity=of.identity,
                 adapters=serves_adapters(of.settings),
             ),
             sockets_dir=of.home.sockets,
@@ -215,8 +217,12 @@ def learner_boot(
     *,
     weights: Path,
     adapters: bool = False,
+    identity: Identity | None = None,
 ) -> LearnerBoot:
-    """Return how to build the learner worker. It publishes into `weights`; with `adapters`, only its adapter."""
+    """Return how to build the learner worker. It publishes into `weights`; with `adapters`, only its adapter.
+
+    The key of the filter `obrs` is derived from `identity`; None: no groups of peers are trained on.
+    """
     is_on_gpu, planned = pick_device(settings.device) != "cpu", arrangement.recompute_activations
     return LearnerBoot(
         model=str(source.path),
@@ -236,6 +242,7 @@ def learner_boot(
         dtype=dtype_of(settings),
         device=pick_device(settings.device),
         seed=settings.seed,
+        rejection_key=0 if identity is None else identity.secret_number(REJECTION_PURPOSE),
         num_threads=threads_of(settings.learner.threads, num_processes=settings.learner.num_ranks),
         takes_turns=arrangement.takes_turns,
         transfer="file" if adapters else arrangement.transfer,

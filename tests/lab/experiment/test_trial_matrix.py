@@ -130,6 +130,15 @@ def test_methods_take_parameters_and_the_filter_of_the_base() -> None:
     assert parse_method("tis:floor=0.25", base).given() == {"floor": 0.25}
     chosen = base.model_copy(update={"filter": "quantile", "keep_share": 0.4})
     assert parse_method("f-vis", chosen).given() == of_base | {"filter": "quantile", "keep_share": 0.4}
+    assert parse_method("ftis:filter=ess", chosen).given() == of_base | {"filter": "ess"}
+    rejects = base.model_copy(update={"filter": "obrs", "obrs_lambda": 2.0})
+    assert parse_method("ftis:filter=kl", rejects).given() == of_base | {"filter": "kl"}
+    scaled = base.model_copy(update={"advantage_scale": "mean", "advantage_shift": 0.1})
+    scales = {
+        text: parse_method(text, scaled).advantage_scale for text in ("gspo", "hacpo", "hacpo:advantage_scale=std")
+    }
+    assert scales == {"gspo": "mean", "hacpo": None, "hacpo:advantage_scale=std": "std"}
+    assert parse_method("hacpo", scaled).advantage_shift == 0.1
     assert parse_method("gepo:clip=false:alpha=0.1", base).given() == {"clip": False, "alpha": 0.1}
     rejecting = parse_method("ftis:filter=obrs:obrs_lambda=2:agg=token_mean", base).given()
     assert rejecting == of_base | {"filter": "obrs", "obrs_lambda": 2.0, "agg": "token_mean"}

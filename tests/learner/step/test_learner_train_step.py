@@ -323,3 +323,17 @@ def test_invalid_method_settings_are_reported_in_one_line(method, params):
     with pytest.raises(ConfigError, match="the learner's method cannot be set up: ") as caught:
         make_objective(method, params)
     assert "\n" not in str(caught.value)
+
+
+def test_the_rejection_key_decides_which_tokens_obrs_accepts_and_nothing_else(batch):
+    def gradient(rule, key):
+        logprobs = (batch.behaviour_logprobs - 0.7).requires_grad_()
+        objective = make_objective("f-nois", {"filter": rule}, rejection_key=key)
+        loss, _ = objective.loss(logprobs, batch, objective.advantages(batch), first_pass=None)
+        return torch.autograd.grad(loss, logprobs)[0]
+
+    first, largest = gradient("obrs", 1 << 40), gradient("obrs", 2**62 - 1)
+    assert torch.equal(first, gradient("obrs", 1 << 40))
+    differing = ((first != 0) != (largest != 0)).sum() / batch.mask.sum()
+    assert 0.3 < differing < 0.7, "half of the tokens are accepted"
+    assert torch.equal(gradient("quantile", 0), gradient("quantile", 2**62 - 1))

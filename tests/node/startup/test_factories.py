@@ -23,6 +23,7 @@ from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource
 from ftis_node.node import protocols
 from ftis_node.node.startup import factories
+from ftis_node.records.identity import Identity
 from ftis_node.workers.wire import enc_hook, unpack_body
 
 
@@ -53,6 +54,19 @@ def learner_boot_of(tmp_path: Path, text: str, **settings: object) -> LearnerBoo
     node = NodeSettings(**{"model": "m", "device": "cpu", **settings})
     source = ModelSource(name="m", folder=tmp_path)
     return factories.learner_boot(node, manifest, source, Home(tmp_path), WorkerPlacement(), weights=tmp_path)
+
+
+def test_the_rejection_key_is_derived_from_the_nodes_key(tmp_path: Path) -> None:
+    """So a restarted node and a repeated experiment have the same one, and peers cannot compute it."""
+    source, run = ModelSource(name="m", folder=tmp_path), load_manifest("arithmetic-ftis")
+
+    def key(seed: int) -> int:
+        node, identity = NodeSettings(model="m", device="cpu"), Identity.from_seed(bytes([seed]) * 32)
+        how: dict[str, Any] = {"weights": tmp_path, "identity": identity}
+        return factories.learner_boot(node, run, source, Home(tmp_path), WorkerPlacement(), **how).rejection_key
+
+    assert key(1) == key(1) != key(2)
+    assert 2**32 < key(1) < 2**62
 
 
 def test_the_learner_gets_the_manifests_optimizer(tmp_path: Path) -> None:
