@@ -69,6 +69,7 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
         "tests/generation/test_generation_adapters.py::test_completions_in_flight_keep_their_adapter_and_new_ones_get_the_newest",
         "tests/generation/test_generation_adapters.py::test_completions_are_aborted_when_too_old_or_without_an_adapter_slot",
         "tests/generation/test_generation_adapters.py::test_a_refused_adapter_leaves_the_previous_version",
+        "tests/generation/test_generation_adapters.py::test_vllm_on_a_4_bit_base_serves_each_adapter_as_the_learner_computes_it",
         "tests/generation/test_generation_vllm_engine.py",
         "tests/generation/test_generation_vllm_faults.py",
         "tests/generation/test_generation_vllm_shared.py",

@@ -87,9 +87,14 @@ def test_loss_and_gradient_equal_the_naive_ones(models, naive_logprobs, groups, 
     params = PARAMS.get(method, {})
     objective = make_objective(method, params)
     naive, logprobs = naive_logprobs
-    advantages = group_advantages(batch.rewards, batch.advantage_ids, scale=objective.advantage_scale)
+    senders = batch.sender_ids
+    advantages = group_advantages(
+        batch.rewards, batch.advantage_ids, scale=objective.advantage_scale, sender_ids=senders
+    )
     behaviour = batch.behaviour_logprobs.double()
-    loss, _ = policy_loss(method, logprobs, behaviour, batch.mask, advantages, batch.group_ids, **params)
+    loss, _ = policy_loss(
+        method, logprobs, behaviour, batch.mask, advantages, batch.group_ids, sender_ids=senders, **params
+    )
     naive.zero_grad()
     loss.backward(retain_graph=True)
     expected = flat_gradient(naive)
