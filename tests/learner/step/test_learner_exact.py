@@ -17,7 +17,7 @@ from tiny_models import make_model
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from ftis_node.algorithms import group_advantages, policy_loss
-from ftis_node.algorithms.methods import METHODS
+from ftis_node.algorithms.methods import METHODS, method_parameters
 from ftis_node.learner.batch import make_batch, make_packed_micro_batches
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import completion_logprobs
@@ -87,14 +87,11 @@ def test_loss_and_gradient_equal_the_naive_ones(models, naive_logprobs, groups, 
     params = PARAMS.get(method, {})
     objective = make_objective(method, params)
     naive, logprobs = naive_logprobs
-    senders = batch.sender_ids
-    advantages = group_advantages(
-        batch.rewards, batch.advantage_ids, scale=objective.advantage_scale, sender_ids=senders
-    )
+    scale, senders = objective.advantage_scale, batch.sender_ids
+    read = {"sender_ids": senders} if "sender_ids" in method_parameters(method) else {}
+    advantages = group_advantages(batch.rewards, batch.advantage_ids, scale=scale, sender_ids=senders)
     behaviour = batch.behaviour_logprobs.double()
-    loss, _ = policy_loss(
-        method, logprobs, behaviour, batch.mask, advantages, batch.group_ids, sender_ids=senders, **params
-    )
+    loss, _ = policy_loss(method, logprobs, behaviour, batch.mask, advantages, batch.group_ids, **params, **read)
     naive.zero_grad()
     loss.backward(retain_graph=True)
     expected = flat_gradient(naive)
