@@ -32,8 +32,8 @@ STEPS = 2
 ALL_OPTIONS: Mapping[str, Any] = {
     "model": "org/m", "run": "r.toml", "task": "arithmetic", "eval_task": "sums", "peers": ["/ip4/1", "-2"],
     "no_peers": True, "role": "full", "follow": "p", "engine": "torch", "lora": False, "quantize": "4bit", "gpus": 2,
-    "tensor_parallel": 2, "listen": ["/ip4/3"], "name": "-n", "seed": 1, "steps": 2, "generate_tokens": 3, "learn_tokens": 4,
-    "track": ["wandb", "trackio"], "status_port": 0, "log_format": "json",
+    "tensor_parallel": 2, "listen": ["/ip4/3"], "name": "-n", "seed": 1, "steps": 2, "generate_tokens": 3,
+    "learn_tokens": 4, "track": ["wandb", "trackio"], "status_port": 0, "log_format": "json",
 }  # fmt: skip
 
 
