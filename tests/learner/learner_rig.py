@@ -14,14 +14,23 @@ from bench.stubs.random_models import pack_train_group
 from ftis_node.config.method_section import MethodSection
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
+from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
-from ftis_node.records.group import FinishReason
+from ftis_node.records.group import FinishReason, SamplingSettings
 from ftis_node.records.token_batch import NO_LOGPROBS, TokenBatch
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 PROMPT = (5, 80, 3)
 SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}  # of `random_groups`
+REQUEST = GenerateRequest(
+    prompt_ids=(3, 1, 4, 1, 5),
+    num_completions=4,
+    sampling=SamplingSettings(),
+    max_tokens=12,
+    eos_ids=frozenset(),
+    seed=7,
+)
 SETTINGS = {*LearnerSection.model_fields} - {"micro_batch_tokens", "recompute_activations"}  # fields of a boot
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_rig import SMALL, make_boot, random_groups
+from learner_rig import REQUEST, SMALL, make_boot, random_groups
 from safetensors.torch import load_file, save_file
 
 from ftis_node.config.manifest import load_manifest
@@ -15,7 +15,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.generation.engines import torch_engine
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.learner.core import Learner
 from ftis_node.learner.distributed.sharded_tensors import plain_name
 from ftis_node.learner.model.lora import lora_layers
@@ -23,19 +23,10 @@ from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.memory.learner_memory import Workload, base_bytes
 from ftis_node.models import load_causal_lm, parameter_count, read_shape, resolve_model
 from ftis_node.models.quantized import quantized_shapes
-from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.weight_store import probe_logprobs
 
 LORA = LoraSection(rank=4, alpha=8)
 SETTINGS = EngineSettings(vocab_size=300, dtype="float32", device="cpu", lora_rank=4, quantize="4bit")
-REQUEST = GenerateRequest(
-    prompt_ids=(3, 1, 4, 1, 5),
-    num_completions=4,
-    sampling=SamplingSettings(),
-    max_tokens=12,
-    eos_ids=frozenset(),
-    seed=7,
-)
 
 
 def boot_of(model_folder, home, **changes):

@@ -12,32 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learner_rig import SMALL, make_boot, random_groups
+from learner_rig import REQUEST, SMALL, make_boot, random_groups
 
 from bench.stubs.random_models import SHAPES, save_random_model
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.workers import LoraSection
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines import torch_engine
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.models import resolve_model
-from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.liveness import RestartPolicy
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
-
-REQUEST = GenerateRequest(
-    prompt_ids=(3, 1, 4, 1, 5),
-    num_completions=4,
-    sampling=SamplingSettings(),
-    max_tokens=12,
-    eos_ids=frozenset(),
-    seed=7,
-)
 
 
 def mapped(pid: int | None, path: Path) -> dict[str, int]:

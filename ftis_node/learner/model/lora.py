@@ -69,7 +69,8 @@ def fuse_adapters(causal_lm: Any) -> None:
     peft scales and adds it in two more passes over the layer's output, and rounds it three times.
     """
     for layer in lora_layers(causal_lm).values():
-        if type(layer.base_layer).__name__ in ("Linear", "Linear4bit"):
+        is_4_bit = hasattr(layer.base_layer.weight, "quant_state")  # bitsandbytes may be missing
+        if type(layer.base_layer) is nn.Linear or is_4_bit:
             layer.forward = MethodType(_forward, layer)  # one function for all layers, so that it compiles once
 
 
