@@ -4,8 +4,8 @@
     cut-S      without layers 10 to 19 (99 M), healed by 80 updates
 
 An update takes 8 training problems of `words:1+words:2`, each answered in one short sentence. The seed S chooses
-them. So each seed is another model. Both sizes solve about a third of the problems, which leaves room to learn: after
-40 and 200 updates half of the groups had no signal. A folder that exists is kept.
+them. So each seed is another model. Both sizes solve about a third of the problems, so most groups have a signal. After
+40 and 200 updates half of the groups had none. A folder that exists is kept.
 """
 
 from __future__ import annotations
