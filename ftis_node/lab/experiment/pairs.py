@@ -107,7 +107,6 @@ def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
         "peft": (tiny("full", "m"), tiny("lora", "m", lora=True)),
         "blind": (tiny("add", "blind-add"), tiny("sub", "blind-sub")),
         **{pair: tuple(tiny(size, f"sums-{size}") for size in sizes) for pair, sizes in SUMS_PAIRS.items()},
-        HDEE: (),  # its arms have different members
     }
     if name in built_in:
         return Pair(name, built_in[name], seed)
