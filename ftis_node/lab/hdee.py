@@ -156,11 +156,14 @@ class Arm:
 
         An expert that shares generates only a part of each update, and more after others have left.
         """
-        total = 0.0
-        for start, last in zip(self.starts, steps, strict=True):
-            present = [1 if is_apart else sum(other >= step for other in steps) for step in range(1, last + 1)]
-            total += start.parameters * (TRAINED_COST * last + GENERATED_COST * sum(1 / each for each in present))
-        return total
+        generated, before, due = {}, 0, 0.0  # updates that an expert generates until its last step
+        for last in sorted(set(steps)):
+            due += (last - before) / (1 if is_apart else sum(other >= last for other in steps))
+            generated[last], before = due, last
+        return sum(
+            start.parameters * (TRAINED_COST * last + GENERATED_COST * generated[last])
+            for start, last in zip(self.starts, steps, strict=True)
+        )
 
 
 def arms_of(domains: Domains, starts: Sequence[ExpertStart]) -> dict[str, Arm]:
