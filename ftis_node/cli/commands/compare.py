@@ -59,7 +59,10 @@ def compare(
     ] = None,
     share: Annotated[
         str,
-        typer.Option("--share", help="vertical, filled, horizontal, sapo:I/J[/G], newest:J; comma-separated."),
+        typer.Option(
+            "--share",
+            help="vertical, filled, horizontal, sapo:I/J[/G], newest:J or a plug-in, PLUGIN[:J]; comma-separated.",
+        ),
     ] = "vertical",
     delay: Annotated[
         str,
