@@ -33,6 +33,7 @@ MEMORY_LIMIT_BYTES = 1 << 30
 WALL_LIMIT_S = 60
 MAX_TURNS = 20_000  # of loops and macros in one rendering: about 0.2 s
 TOO_MANY_TURNS = 3  # exit code of the check
+DEFAULT = "default"  # the name that transformers gives one of several chat templates
 SECONDS = re.compile(r"(?<!%)((?:%%)*)%s")
 EXAMPLES = (
     [{"role": "system", "content": "Answer in tags."}, {"role": "user", "content": "What is 12 + 30?"}],
@@ -98,6 +99,32 @@ class ChatTemplate:
     def to_json(self) -> str:
         """Return the arguments of the constructor. Raises TypeError for a variable that is no JSON."""
         return json.dumps({"source": self.source, "variables": self.variables}, sort_keys=True)
+
+
+def chosen_template(tokenizer: Any, name: str, prompts: PromptSettings) -> ChatTemplate | None:
+    """Return the chat template of a transformers tokenizer that `prompts` chooses; None for plain lines.
+
+    Raises ModelError if there are several, and none is chosen, or a name is given to the only one.
+    """
+    from ftis_node.errors import ModelError  # the check runs this file as a script
+
+    source = tokenizer.chat_template
+    if isinstance(source, dict):
+        wanted = prompts.template or DEFAULT
+        if wanted not in source:
+            names = ", ".join(sorted(source))
+            raise ModelError(
+                f"{name} has several chat templates, none named {wanted!r}: set prompts.template in node.toml, or "
+                f"--template of eval and ensemble, to one of {names}"
+            )
+        source = source[wanted]
+    elif prompts.template and prompts.needs_names:
+        raise ModelError(
+            f"{name} has one chat template without a name: remove prompts.template from node.toml, or --template"
+        )
+    if source is None:
+        return None
+    return ChatTemplate(source, variables=tokenizer.special_tokens_map, arguments=prompts.arguments)
 
 
 def _product_size(left: Any, right: Any) -> int:

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftis_node.errors import ModelError
-from ftis_node.models.chat_template import ChatTemplate, PromptSettings, check_template
+from ftis_node.models.chat_template import DEFAULT, ChatTemplate, PromptSettings, check_template, chosen_template
 from ftis_node.models.fingerprint import tokenizer_fingerprint
 from ftis_node.models.json_file import read_json
 from ftis_node.models.library_logging import quiet_library_logging
@@ -50,7 +50,6 @@ from ftis_node.records.token_batch import TokenBatch
 log = logging.getLogger(__name__)
 MAX_REMEMBERED_PROMPTS = 4096
 MAX_IDS = 1 << 31
-DEFAULT = "default"  # the name that transformers gives one of several chat templates
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 KNOWN_RELEASE = "5.19."
 QWEN2 = "transformers.models.qwen2.tokenization_qwen2", "Qwen2Tokenizer"
@@ -160,7 +159,7 @@ class PromptTokenizer:
     @cached_property
     def template(self) -> ChatTemplate | None:
         """The chat template; None for plain lines. Raises ModelError if there are several, and none is chosen."""
-        return _chosen_template(self._tokenizer, self.name, self._prompts)
+        return chosen_template(self._tokenizer, self.name, self._prompts)
 
     @cached_property
     def template_digest(self) -> str:
@@ -215,6 +214,35 @@ class PromptTokenizer:
         while self.template is None and ids and ids[-1] in self.eos_ids:  # `add_eos_token`: for training texts
             ids.pop()
         return ids
+
+    def encode_observation(self, text: str, *, opening: str, max_tokens: int) -> list[int]:
+        """Return the ids between two turns of an episode: `text` as a user's message, up to the model's next turn.
+
+        They follow the end token that the model sampled. Earlier turns are never rendered again, because a template may
+        write them otherwise the second time. Of `text` at most `max_tokens` ids are used. Raises ModelError for a
+        template that refuses a second turn.
+        """
+        before, after = self._around_observation
+        return [*self._plain(before), *self.encode_text(text)[:max_tokens], *self._plain(after + opening)]
+
+    @cached_property
+    def _around_observation(self) -> tuple[str, str]:
+        """What the chat template writes before a user's second message, after the end token, and after it."""
+        answer, observation = "THE-ANSWER", "THE-OBSERVATION"
+        roles = ("user", "a"), ("assistant", answer), ("user", observation)
+        text = self._prompt_text([{"role": role, "content": content} for role, content in roles])
+        before, found, after = text.rpartition(answer)[2].partition(observation)
+        if not found:
+            raise ModelError(f"the chat template of {self.name} leaves out a user's second message: give another model")
+        for end in (self.decode([token], skip_special=False) for token in self.end_ids):
+            if end and before.startswith(end):
+                before = before.removeprefix(end)
+                break
+        return before, split_opening(after)[0]
+
+    def _plain(self, text: str) -> list[int]:
+        """Return the ids of a text that contains the template's special tokens, without the usual start token."""
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of plain text, such as a peer's. Text that looks like a special token is split, too."""
@@ -276,26 +304,6 @@ class PromptTokenizer:
             return own
         chosen = self.template.source_with_defaults
         return own | {DEFAULT: chosen} if isinstance(own, dict) and not prompts.template else chosen
-
-
-def _chosen_template(tokenizer: Any, name: str, prompts: PromptSettings) -> ChatTemplate | None:
-    source = tokenizer.chat_template
-    if isinstance(source, dict):
-        wanted = prompts.template or DEFAULT
-        if wanted not in source:
-            names = ", ".join(sorted(source))
-            raise ModelError(
-                f"{name} has several chat templates, none named {wanted!r}: set prompts.template in node.toml, or "
-                f"--template of eval and ensemble, to one of {names}"
-            )
-        source = source[wanted]
-    elif prompts.template and prompts.needs_names:
-        raise ModelError(
-            f"{name} has one chat template without a name: remove prompts.template from node.toml, or --template"
-        )
-    if source is None:
-        return None
-    return ChatTemplate(source, variables=tokenizer.special_tokens_map, arguments=prompts.arguments)
 
 
 def load_tokenizer(source: ModelSource, *, prompts: PromptSettings | None = None) -> PromptTokenizer:

@@ -8,6 +8,7 @@ arithmetic.py         sums and differences, for swarms on two CPU cores
 sums.py               sums with working, for swarms on two CPU cores
 words.py              sums and word problems in plain English, for small language models
 problems.py           problems by index
+episodes/             tasks of several turns
 dataset_query.py      QUERY of a `dataset:` task: columns, rewards, source, digest; its regular expressions (RE2);
                       the queries of GSM8K and MATH-500
 dataset_rows.py       rows of a file or of the hub, read in a child process; problems, their digest, the held-out split
@@ -25,16 +26,7 @@ from __future__ import annotations
 
 from ftis_node.tasks.base import ChatMessage, Task, TaskItem, grader_releases
 from ftis_node.tasks.registry import held_out_spec, load_task
-from ftis_node.tasks.spec import (
-    TaskPart,
-    TaskSpec,
-    is_domain,
-    parse_parts,
-    parse_spec,
-    part_names,
-    proportions,
-    validated_domain,
-)
+from ftis_node.tasks.spec import TaskPart, TaskSpec, is_domain, parse_spec, part_names, proportions, validated_domain
 
 __all__ = [
     "ChatMessage",
@@ -46,7 +38,6 @@ __all__ = [
     "held_out_spec",
     "is_domain",
     "load_task",
-    "parse_parts",
     "parse_spec",
     "part_names",
     "proportions",

@@ -6,15 +6,25 @@ A plug-in's results are validated, and it always runs in the scoring process.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from ftis_node.errors import MachineError, TaskError
-from ftis_node.plugins import REWARD_GROUP, TASK_GROUP, Plugin, call_plugin, describe, find_entry, find_plugins
+from ftis_node.plugins import (
+    EPISODE_GROUP,
+    REWARD_GROUP,
+    TASK_GROUP,
+    Plugin,
+    call_plugin,
+    describe,
+    find_entry,
+    find_plugins,
+)
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks.answers import answer_in, plain_text
 from ftis_node.tasks.base import Task, TaskItem, grader_releases
+from ftis_node.tasks.episodes.episode import Episode, EpisodeTask, Play, is_episode
 
 Reward = Callable[[TaskItem, str], float]
 
@@ -23,19 +33,25 @@ log = logging.getLogger(__name__)
 
 
 def load_task_plugin(name: str, split: str) -> Task | None:
-    """Return the task of the plug-in `name`; None if no package has one. Raises TaskError for a faulty one."""
-    entry = find_entry(TASK_GROUP, name, error=TaskError)
+    """Return the task or episode of the plug-in `name`; None if no package has one.
+
+    Raises TaskError for a faulty one.
+    """
+    entry = find_entry(TASK_GROUP, name, error=TaskError) or find_entry(EPISODE_GROUP, name, error=TaskError)
     if entry is None:
         return None
     plugin = describe(entry)
+    is_of_episodes = entry.group == EPISODE_GROUP
     task = _call(plugin, lambda: entry.load()(split))
-    if not isinstance(task, Task):
-        raise TaskError(f"{plugin} gave a {type(task).__name__}, which is not a Task")
+    if not isinstance(task, Episode if is_of_episodes else Task):
+        wanted = "an Episode" if is_of_episodes else "a Task"
+        raise TaskError(f"{plugin} gave a {type(task).__name__}, which is not {wanted}")
     if task.name != name:
         raise TaskError(f"{plugin} has another name, {task.name!r}: peers could not reproduce its prompts")
     if task.split != split:
         raise TaskError(f"{plugin} gave the split {task.split!r} instead of {split!r}")
-    checked = PluginTask(task, plugin)
+    made = EpisodeTask(task) if isinstance(task, Episode) else task
+    checked = PluginEpisode(made, plugin) if isinstance(made, EpisodeTask) else PluginTask(made, plugin)
     if not len(checked):
         raise TaskError(f"{plugin} has no problem in its split {split!r}")
     first = checked[0]
@@ -113,6 +129,22 @@ class PluginTask:
             call_plugin(self._plugin, check, error=MachineError)
 
 
+class PluginEpisode(PluginTask):
+    """Adapter of a plug-in's episode, whose completions are played."""
+
+    _task: EpisodeTask
+
+    def play(self, item: TaskItem, texts: Sequence[str]) -> Play:
+        """Return the replay of `texts`. Raises TaskError for any fault of the plug-in."""
+        played: Play = _call(self._plugin, lambda: self._task.play(item, texts))
+        return played
+
+    @property
+    def grader(self) -> str:
+        """Return the release of the package and a digest of the episode's code, which decide observations."""
+        return f"{self._plugin.release}, code {self._task.code_digest}"
+
+
 class RewardedTask:
     """Problems of `task` with another reward, named `TASK@REWARD` among peers."""
 
@@ -121,6 +153,8 @@ class RewardedTask:
     def __init__(self, task: Task, reward_name: str) -> None:
         """Load the reward. Raises TaskError if it is unknown or faulty."""
         self._plugin, self._reward = load_reward(reward_name)
+        if is_episode(task):
+            raise TaskError(f"{task.name} has several turns, which only its own reward judges: remove @{reward_name}")
         self._task = task
         self.name = f"{task.name}@{reward_name}"
         self.split = task.split

@@ -27,11 +27,13 @@ from pebble import ProcessExpired, ProcessPool
 from ftis_node.errors import MachineError, TaskError, WorkerDiedError
 from ftis_node.records.group import CompletionStatus, PromptRef
 from ftis_node.tasks.base import Task, TaskItem, leaves
+from ftis_node.tasks.episodes.episode import Play, is_episode
 from ftis_node.tasks.scoring_worker import (
     ScoringCost,
     ScoringReply,
     check_in_worker,
     checked_score,
+    play_in_worker,
     resolve_in_worker,
     score_in_worker,
     start_worker,
@@ -63,6 +65,14 @@ class Scorer(Protocol):
 
     async def score(self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None) -> list[Score]:
         """Return one reward and status for each text, in order. Adds the scoring time to `cost`."""
+        ...
+
+    def is_episode(self, item: TaskItem) -> bool:
+        """Return whether the problem's task has several turns."""
+        ...
+
+    async def play(self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost) -> Play | None:
+        """Return the replay of the texts of an episode; None if it failed or took too long. Adds to `cost`."""
         ...
 
 
@@ -179,6 +189,21 @@ class IsolatedScorer:
                 scores.append(await self._score_isolated(item, text, cost))
         return scores + [UNSCORED] * (len(texts) - len(scores))
 
+    def is_episode(self, item: TaskItem) -> bool:
+        """Return whether the problem's task has several turns."""
+        return is_episode(self._tasks[item.ref.task, item.ref.split])
+
+    async def play(self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost) -> Play | None:
+        """Return the replay of the texts of an episode; None if it failed or took too long. Adds to `cost`.
+
+        Raises WorkerDiedError if no scoring process stays up.
+        """
+        task = self._tasks[item.ref.task, item.ref.split]
+        if not task.isolate_scoring:
+            return _play_here(task, item, texts)
+        async with self._worker:
+            return cast("Play | None", await self._work_on(play_in_worker, item, tuple(texts), cost=cost))
+
     async def close(self) -> None:
         """End the processes, busy or not, within two seconds. Waiting texts become UNSCORED."""
         self._closed = True
@@ -187,9 +212,15 @@ class IsolatedScorer:
         await self._drop_pool()
 
     async def _score_isolated(self, item: TaskItem, text: str, cost: ScoringCost) -> Score:
+        reward = await self._work_on(score_in_worker, item, text, cost=cost)
+        return UNSCORED if reward is None else (reward, CompletionStatus.SCORED)
+
+    async def _work_on(
+        self, function: Callable[..., ScoringReply], item: TaskItem, given: object, *, cost: ScoringCost
+    ) -> Any:
+        """Return what the function in the worker gives for a problem and its text or texts; None if it fails."""
         try:
-            reward = await self._ask_worker(score_in_worker, item, text, cost=cost)
-            return cast("float", reward), CompletionStatus.SCORED
+            return await self._ask_worker(function, item, given, cost=cost)
         except (TimeoutError, ProcessExpired) as error:
             log.warning("%s: %s", item.ref, self._note_end(error, cost))
         except WorkerDiedError:
@@ -199,7 +230,7 @@ class IsolatedScorer:
             cost.num_lost += 1
         except Exception as error:
             log.warning("%s: scoring a text failed: %r", item.ref, error)
-        return UNSCORED
+        return None
 
     def _note_end(self, error: TimeoutError | ProcessExpired, cost: ScoringCost) -> str:
         """Add a call that the worker did not finish to `cost`, and return a description.
@@ -293,6 +324,15 @@ def _score_here(task: Task, item: TaskItem, text: str) -> Score:
     except Exception as error:  # a faulty plug-in must not end the daemon
         log.warning("%s: scoring a text failed: %r", item.ref, error)
         return UNSCORED
+
+
+def _play_here(task: Any, item: TaskItem, texts: Sequence[str]) -> Play | None:
+    try:
+        played: Play = task.play(item, texts)
+        return played
+    except Exception as error:  # a faulty episode must not end the daemon
+        log.warning("%s: playing an episode failed: %r", item.ref, error)
+        return None
 
 
 def _check_can_travel(task: Task) -> None:

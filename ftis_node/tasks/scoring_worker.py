@@ -80,6 +80,11 @@ def score_in_worker(item: TaskItem, text: str, time_limit_s: float) -> ScoringRe
     return _done(lambda: checked_score(_tasks[item.ref.task, item.ref.split], item, text), time_limit_s)
 
 
+def play_in_worker(item: TaskItem, texts: tuple[str, ...], time_limit_s: float) -> ScoringReply:
+    """Return the replay (`episodes.Play`) of the texts of an episode, or any exception of it as a ValueError."""
+    return _done(lambda: _tasks[item.ref.task, item.ref.split].play(item, texts), time_limit_s)  # type: ignore[attr-defined]
+
+
 def resolve_in_worker(ref: PromptRef, time_limit_s: float) -> ScoringReply:
     """Return the problem that `ref` names; the error is a KeyError, or any exception of the task."""
     return _done(lambda: _tasks[ref.task, ref.split].resolve(ref), time_limit_s)

@@ -193,9 +193,13 @@ class WordsTask(IndexedTask):
         return 1.0 if self.answer_of(item, completion_text) == item.answer else 0.0
 
     def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
-        """Return the last number of the text without commas and a fraction of zero; None if there is no number."""
-        numbers = _NUMBER.findall(completion_text)
-        return re.sub(r"\.0+$", "", numbers[-1].replace(",", "")) if numbers else None
+        return last_number(completion_text)
+
+
+def last_number(text: str) -> str | None:
+    """Return the last number of a text without commas and a fraction of zero; None if there is no number."""
+    numbers = _NUMBER.findall(text)
+    return re.sub(r"\.0+$", "", numbers[-1].replace(",", "")) if numbers else None
 
 
 def _forms(part: str) -> tuple[Form, ...]:

@@ -1,0 +1,112 @@
+"""Episode `calculator`: products of two-digit numbers with a calculator, for language models from about 100 M.
+
+    prompt        system: how to use the calculator; user: "What is 47 times 83?"
+    text          "47 * 83"     observation   "3901"
+    text          "47 times 83 is 3901."
+
+A small model cannot multiply such numbers in its head, so it must learn to use the tool. A text with an expression is a
+call. Its observation is the value of the first one, or "error: ..." (`expression.py`). A text without an expression is
+the answer and ends the episode. The reward is 1 if the text's last number is the product, else 0.
+
+An index is a seed, and problems whose hash is 0 modulo `HELD_OUT_ONE_IN` are held out, as in `sums`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from itertools import count
+from typing import Final, NamedTuple
+
+from ftis_node.errors import TaskError
+from ftis_node.records.think_block import after_thinking
+from ftis_node.tasks.base import ChatMessage, TaskItem
+from ftis_node.tasks.episodes.expression import ExpressionError, value_of
+from ftis_node.tasks.problems import IndexedTask, Prompt, stable_hash
+from ftis_node.tasks.words import last_number
+
+NUM_TRAIN: Final = 2**31
+NUM_TEST: Final = 256
+HELD_OUT_ONE_IN: Final = 16
+OPERANDS: Final = range(11, 100)
+SYSTEM_PROMPT: Final = (
+    "You have a calculator. Write an expression, such as 12 * 34, and you get its value. "
+    "Then answer in one short sentence."
+)
+MAX_CHARS_READ: Final = 2000  # of a text
+_EXPRESSION = re.compile(r"[0-9(][0-9 .()]{0,40}[-+*/][0-9 .()*/+-]{0,60}[0-9)]")
+
+
+class Product(NamedTuple):
+    """Two numbers of two digits."""
+
+    left: int
+    right: int
+
+    @property
+    def is_held_out(self) -> bool:
+        """Return whether the problem, or the same with exchanged operands, is held out."""
+        return stable_hash(f"{max(self)}*{min(self)}") % HELD_OUT_ONE_IN == 0
+
+
+class CalculatorEpisode(IndexedTask):
+    """A split of `calculator`, as an `Episode` without a state. Raises TaskError for an unknown split."""
+
+    name = "calculator"
+
+    def __init__(self, split: str = "train") -> None:
+        if split not in ("train", "test"):
+            raise TaskError(f"calculator has no split {split!r}: use train or test")
+        self.split = split
+
+    def __len__(self) -> int:
+        return NUM_TRAIN if self.split == "train" else NUM_TEST
+
+    def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
+        left, right = _test_split()[index] if self.split == "test" else _train_problem(index)
+        system: ChatMessage = {"role": "system", "content": SYSTEM_PROMPT}
+        return (system, {"role": "user", "content": f"What is {left} times {right}?"}), str(left * right)
+
+    def begin(self, item: TaskItem) -> None:
+        return None
+
+    def step(self, state: None, text: str) -> tuple[str | None, None]:
+        expression = _expression_in(after_thinking(text))
+        if expression is None:
+            return None, None
+        try:
+            return value_of(expression), None
+        except ExpressionError as error:
+            return f"error: {error}", None
+
+    def score(self, item: TaskItem, texts: Sequence[str]) -> float:
+        answer = after_thinking(texts[-1])
+        return 1.0 if _expression_in(answer) is None and last_number(answer) == item.answer else 0.0
+
+
+def _expression_in(text: str) -> str | None:
+    """Return the first expression in a text; None if there is none."""
+    found = _EXPRESSION.search(text[:MAX_CHARS_READ])
+    return found[0] if found else None
+
+
+def _train_problem(index: int) -> Product:
+    draws = (_draw(f"calculator/train/{index}/{attempt}") for attempt in count())
+    return next(draw for draw in draws if not draw.is_held_out)
+
+
+@cache
+def _test_split() -> tuple[Product, ...]:
+    """Return the first `NUM_TEST` held-out draws, each problem once."""
+    found: dict[Product, None] = {}
+    draws = (_draw(f"calculator/test/{attempt}") for attempt in count())
+    while len(found) < NUM_TEST:
+        if (draw := next(draws)).is_held_out:
+            found.setdefault(draw)
+    return tuple(found)
+
+
+def _draw(seed: str) -> Product:
+    rest, left = divmod(stable_hash(seed), len(OPERANDS))
+    return Product(OPERANDS[left], OPERANDS[rest % len(OPERANDS)])

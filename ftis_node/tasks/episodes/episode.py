@@ -1,0 +1,130 @@
+"""Episodes: an environment as a pure function of a problem and the texts that a model sampled.
+
+    prompt -> text 1 -> observation 1 -> text 2 -> observation 2 -> ... -> text n
+
+Observations never travel. Every node that has the sampled texts computes them again, and with them the reward. So an
+episode must give the same on every machine. It uses no clock, network, files, threads, hash() or order of a set. Its
+random numbers come from the problem alone. It accepts any text.
+
+A replay starts from the first text each time. So no state is kept between turns, and none leaves the process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
+
+from ftis_node.records.group import PromptRef
+from ftis_node.tasks.base import Task, TaskItem
+
+MAX_OBSERVATION_CHARS: Final = 16_384
+DIGEST_HEX: Final = 12
+
+
+@runtime_checkable
+class Episode(Protocol):
+    """The problems of an environment, and its answers to a model's texts.
+
+    `name`, `split`, `len`, `[index]` and `resolve` are those of a `Task`. A state is any value.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def split(self) -> str: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> TaskItem: ...
+
+    def resolve(self, ref: PromptRef) -> TaskItem: ...
+
+    def begin(self, item: TaskItem) -> Any:
+        """Return the state before the first text."""
+        ...
+
+    def step(self, state: Any, text: str) -> tuple[str | None, Any]:
+        """Return the observation that follows `text`, or None if the episode ends with it, and the next state."""
+        ...
+
+    def score(self, item: TaskItem, texts: Sequence[str]) -> float:
+        """Return the reward in [0, 1] of an episode with these texts, ended or cut."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """A replay of one or more texts.
+
+    `observations` follow the texts in order. The last text has none if the episode `is_over`. `num_turns` counts the
+    texts up to its end; any others have no meaning.
+    """
+
+    observations: tuple[str, ...]
+    num_turns: int
+    is_over: bool
+    reward: float
+
+
+class EpisodeTask:
+    """An episode as a task. Its completions are played (`play`). `score` is the reward of an episode of one text."""
+
+    isolate_scoring: ClassVar[bool] = False
+
+    def __init__(self, episode: Episode) -> None:
+        self.name = episode.name
+        self.split = episode.split
+        self._episode = episode
+
+    def __len__(self) -> int:
+        return len(self._episode)
+
+    def __getitem__(self, index: int) -> TaskItem:
+        return self._episode[index]
+
+    def resolve(self, ref: PromptRef) -> TaskItem:
+        return self._episode.resolve(ref)
+
+    def score(self, item: TaskItem, completion_text: str) -> float:
+        return self.play(item, (completion_text,)).reward
+
+    def play(self, item: TaskItem, texts: Sequence[str]) -> Play:
+        """Return the replay of `texts`, one or more. Raises ValueError for an invalid observation or reward.
+
+        Exceptions of the episode pass through.
+        """
+        return _play(self._episode, item, texts)
+
+    @property
+    def code_digest(self) -> str:
+        """The first digits of the SHA-256 of the episode's module, because its code decides observations."""
+        code = inspect.getsource(sys.modules[type(self._episode).__module__])
+        return hashlib.sha256(code.encode()).hexdigest()[:DIGEST_HEX]
+
+
+def is_episode(task: Task) -> bool:
+    """Return whether the completions of a task have several turns."""
+    return hasattr(task, "play")
+
+
+def _play(episode: Episode, item: TaskItem, texts: Sequence[str]) -> Play:
+    state = episode.begin(item)
+    observations: list[str] = []
+    is_over = False
+    for text in texts:
+        observation, state = episode.step(state, text)
+        if is_over := observation is None:
+            break
+        if not isinstance(observation, str) or len(observation) > MAX_OBSERVATION_CHARS:
+            raise ValueError(f"{item.ref.task} gave no text of at most {MAX_OBSERVATION_CHARS} characters")
+        observations.append(observation)
+    num_turns = len(observations) + is_over
+    reward = float(episode.score(item, tuple(texts[:num_turns])))
+    if not 0.0 <= reward <= 1.0:
+        raise ValueError(f"{item.ref.task} gave the reward {reward}, which is not in [0, 1]")
+    return Play(tuple(observations), num_turns, is_over, reward)

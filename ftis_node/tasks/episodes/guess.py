@@ -1,0 +1,101 @@
+"""Episode `guess`: a number is guessed in four turns, for swarms of tiny models on two CPU cores.
+
+    prompt        [{"role": "user", "content": "31-45?"}]
+    text          "38"      observation  "+"    the number is larger
+    text          "42"      observation  "-"    the number is smaller
+    text          "40"      the end: found, reward 1
+
+Each problem is a range of 15 numbers and the number to find, so halving the range finds it in four turns. A
+text that is no number has the observation "?". The reward is 1 if the last text is the number, else 0.
+
+An index is a seed: `train[i]` hashes i to a problem. Problems whose hash is 0 modulo `HELD_OUT_ONE_IN` are held out, as
+in `sums`. If a training draw is held out, another one is drawn. The test split has all held-out problems.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from itertools import count
+from typing import Final, NamedTuple
+
+from ftis_node.errors import TaskError
+from ftis_node.records.think_block import after_thinking
+from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.problems import IndexedTask, Prompt, stable_hash
+
+NUM_TRAIN: Final = 2**31
+HELD_OUT_ONE_IN: Final = 8
+NUM_VALUES: Final = 15  # 2^4 - 1
+MAX_GUESSES: Final = 4
+LOWEST: Final = range(10, 86)  # all numbers have two digits
+LARGER, SMALLER, NO_NUMBER = "+", "-", "?"
+_NUMBER = re.compile(r"[0-9]{1,4}")
+
+
+class GuessProblem(NamedTuple):
+    """The lowest number of the range, and the number to find."""
+
+    low: int
+    secret: int
+
+    @property
+    def is_held_out(self) -> bool:
+        return stable_hash(f"guess/{self.low}/{self.secret}") % HELD_OUT_ONE_IN == 0
+
+
+class GuessEpisode(IndexedTask):
+    """A split of `guess`, as an `Episode`. The state is the number to find and the guesses so far.
+
+    Raises TaskError for an unknown split.
+    """
+
+    name = "guess"
+
+    def __init__(self, split: str = "train") -> None:
+        if split not in ("train", "test"):
+            raise TaskError(f"guess has no split {split!r}: use train or test")
+        self.split = split
+
+    def __len__(self) -> int:
+        return NUM_TRAIN if self.split == "train" else len(_test_split())
+
+    def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
+        low, secret = _test_split()[index] if self.split == "test" else _train_problem(index)
+        return ({"role": "user", "content": f"{low}-{low + NUM_VALUES - 1}?"},), str(secret)
+
+    def begin(self, item: TaskItem) -> tuple[int, int]:
+        return int(item.answer), 0
+
+    def step(self, state: tuple[int, int], text: str) -> tuple[str | None, tuple[int, int]]:
+        secret, num_guesses = state
+        guess = _guess_in(text)
+        if guess == secret or num_guesses + 1 == MAX_GUESSES:
+            return None, state
+        observation = NO_NUMBER if guess is None else LARGER if guess < secret else SMALLER
+        return observation, (secret, num_guesses + 1)
+
+    def score(self, item: TaskItem, texts: Sequence[str]) -> float:
+        return 1.0 if _guess_in(texts[-1]) == int(item.answer) else 0.0
+
+
+def _guess_in(text: str) -> int | None:
+    found = _NUMBER.fullmatch(after_thinking(text).strip())
+    return int(found[0]) if found else None
+
+
+def _train_problem(index: int) -> GuessProblem:
+    draws = (_draw(f"guess/train/{index}/{attempt}") for attempt in count())
+    return next(draw for draw in draws if not draw.is_held_out)
+
+
+@cache
+def _test_split() -> tuple[GuessProblem, ...]:
+    every = (GuessProblem(low, low + offset) for low in LOWEST for offset in range(NUM_VALUES))
+    return tuple(sorted((one for one in every if one.is_held_out), key=lambda one: stable_hash(f"{one}")))
+
+
+def _draw(seed: str) -> GuessProblem:
+    rest, place = divmod(stable_hash(seed), len(LOWEST))
+    return GuessProblem(LOWEST[place], LOWEST[place] + rest % NUM_VALUES)
