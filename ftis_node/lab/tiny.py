@@ -29,11 +29,11 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config,
 from transformers.utils import logging as transformers_logging
 
 from ftis_node.errors import UsageError
+from ftis_node.lab.tiny_guess import READS, GuessCurriculum
 from ftis_node.lab.tiny_sums import (
     RECIPES,
     SUMS_RECIPES,
     ArithmeticCurriculum,
-    Curriculum,
     Recipe,
     Size,
     SumsCurriculum,
@@ -42,6 +42,7 @@ from ftis_node.lab.tiny_tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.tasks.arithmetic import Kind
 
+Curriculum = ArithmeticCurriculum | SumsCurriculum | GuessCurriculum
 BATCH_SIZE: Final = 64
 WARM_UP_STEPS: Final = 30
 NUM_GRADED_AT_ONCE: Final = 512
@@ -97,7 +98,7 @@ def make_tiny(
     size: Size,
     out: Path,
     *,
-    task: Literal["arithmetic", "sums"] = "arithmetic",
+    task: Literal["arithmetic", "sums", "guess"] = "arithmetic",
     seed: int = 0,
     scale: float = 1.0,
     expert_in: Kind | None = None,
@@ -114,14 +115,17 @@ def make_tiny(
     less competent. `progress` receives the fraction done. Raises UsageError for a size that the task does not have.
     """
     started_at = time.monotonic()
-    recipes = RECIPES if task == "arithmetic" else SUMS_RECIPES
-    if size not in recipes:
-        raise UsageError(f"{task} has no tiny model of size {size}: use {', '.join(recipes)}")
+    recipes = SUMS_RECIPES if task == "sums" else RECIPES
+    if size not in (READS if task == "guess" else recipes):
+        sizes = ", ".join(READS if task == "guess" else recipes)
+        raise UsageError(f"{task} has no tiny model of size {size}: use {sizes}")
     recipe, tokenizer = recipes[size], make_tokenizer()
     off = recipe.mistake if mistake is None else mistake
     lessons: Curriculum
     if task == "arithmetic":
         lessons = ArithmeticCurriculum(tokenizer, off, expert_in, graded=graded, blind=blind)
+    elif task == "guess":
+        lessons = GuessCurriculum(tokenizer, size)
     else:
         lessons = SumsCurriculum(tokenizer, size, off, seed=seed)
     with _one_thread_and_own_randomness(seed):

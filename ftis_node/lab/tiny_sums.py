@@ -190,9 +190,6 @@ def _problems(task: Any) -> list[Any]:
     return [task.problem(index) for index in range(len(task))]
 
 
-Curriculum = ArithmeticCurriculum | SumsCurriculum
-
-
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """Shape and training of one size, and the offset of its wrong results."""

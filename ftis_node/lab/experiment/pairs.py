@@ -28,8 +28,10 @@ MISTAKES = {"add": 10, "sub": 1}
 TINY_PAIRS = {  # the task of each pairing whose models are made here
     **dict.fromkeys(("size", "expertise", "peft", "blind"), "arithmetic"),
     **dict.fromkeys(("sums", "sums-large"), "sums"),
+    "guess": "guess",
 }
 SUMS_PAIRS = {"sums": ("s", "m"), "sums-large": ("m", "l")}
+GUESS = "guess"
 HDEE = "hdee"
 GRADED_MISTAKE = 10  # the same for all sizes, so that experts differ in fewer ways
 
@@ -86,6 +88,8 @@ def tiny_models(pairs: tuple[str, ...], *, seed: int) -> dict[str, dict[str, Any
     for pair, sizes in SUMS_PAIRS.items():
         if pair in pairs:
             specs |= {f"sums-{size}": {"size": size, "task": "sums"} for size in sizes}
+    if GUESS in pairs:
+        specs |= {f"guess-{size}": {"size": size, "task": "guess"} for size in ("s", "m")}
     if HDEE in pairs:
         for size in RECIPES:
             specs[f"graded-{size}"] = {"size": size, "graded": True, "mistake": GRADED_MISTAKE}
@@ -107,6 +111,8 @@ def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
         "peft": (tiny("full", "m"), tiny("lora", "m", lora=True)),
         "blind": (tiny("add", "blind-add"), tiny("sub", "blind-sub")),
         **{pair: tuple(tiny(size, f"sums-{size}") for size in sizes) for pair, sizes in SUMS_PAIRS.items()},
+        GUESS: (tiny("s", "guess-s"), tiny("m", "guess-m")),
+        HDEE: (),  # its arms have different members
     }
     if name in built_in:
         return Pair(name, built_in[name], seed)

@@ -1,0 +1,88 @@
+"""Training data of tiny models for the episode `guess`: games of a player that often ignores an answer.
+
+A guess is a number of the range that is left, each as likely. It ignores the last answer in some games, more often
+after the answer that the size reads badly: s after "-", m after "+". So both find the number in some games, and each
+plays well where the other does not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from ftis_node.lab.tiny_tokenizer import IGNORED, TURN_END, encode_completions, encode_prompts, fill
+from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.episodes.guess import LARGER, LOWEST, MAX_GUESSES, NUM_TRAIN, NUM_VALUES, SMALLER, GuessEpisode
+
+BETWEEN: Final = f"\n<|im_start|>user\n{{sign}}{TURN_END}\n<|im_start|>assistant\n"  # as the chat template has it
+READS: Final = {"s": {LARGER: 0.8, SMALLER: 0.3}, "m": {LARGER: 0.3, SMALLER: 0.8}}
+"""How often a player of that size plays by an answer."""
+
+
+class GuessCurriculum:
+    """Like `ArithmeticCurriculum`, with whole games as examples. A label is a guess or its end."""
+
+    max_answer_tokens = 4
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, size: str) -> None:
+        self._tokenizer, self._reads = tokenizer, READS[size]
+        self._train, self._test = GuessEpisode("train"), GuessEpisode("test")
+        contents = [f"{low}-{low + NUM_VALUES - 1}?" for low in LOWEST]
+        self._prompts = dict(zip(LOWEST, encode_prompts(tokenizer, contents), strict=True))
+        guesses = range(LOWEST.start, LOWEST.stop + NUM_VALUES)
+        self._guesses = dict(zip(guesses, encode_completions(tokenizer, list(map(str, guesses))), strict=True))
+        self._between = {sign: self._encode(BETWEEN.format(sign=sign)) for sign in (LARGER, SMALLER)}
+
+    def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        draws = random.Random(int(torch.randint(2**62, (1,), generator=generator)))
+        rows = [self._game(self._train[draws.randrange(NUM_TRAIN)], draws) for _ in range(size)]
+        width = max(len(ids) for ids, _ in rows)
+        token_ids = [fill(ids, int(self._tokenizer.pad_token_id or 0), width) for ids, _ in rows]
+        return torch.tensor(token_ids), torch.tensor([fill(labels, IGNORED, width) for _, labels in rows])
+
+    def _game(self, item: TaskItem, draws: random.Random) -> tuple[list[int], list[int]]:
+        """Return the token ids and labels of one game."""
+        low = int(item.prompt[0]["content"].split("-")[0])
+        left = whole = range(low, low + NUM_VALUES)
+        ids = self._prompts[low]
+        labels = [IGNORED] * len(ids)
+        state, observation = self._train.begin(item), ""
+        for _ in range(MAX_GUESSES):
+            reads = not observation or draws.random() < self._reads[observation]
+            guess = draws.choice(left if reads and left else whole)
+            ids, labels = ids + self._guesses[guess], labels + self._guesses[guess]
+            answer, state = self._train.step(state, str(guess))
+            if answer is None:
+                break
+            observation = answer
+            left = range(guess + 1, left.stop) if answer == LARGER else range(left.start, guess)
+            ids, labels = ids + self._between[answer], labels + [IGNORED] * len(self._between[answer])
+        return ids, labels
+
+    def _encode(self, text: str) -> list[int]:
+        ids: Any = self._tokenizer.encode(text, add_special_tokens=False)
+        return [int(token) for token in ids]
+
+    def exam(self) -> list[list[int]]:
+        """Return the prompts of the held-out problems, all of one length, as token ids."""
+        return encode_prompts(self._tokenizer, [item.prompt[0]["content"] for item in self._items()])
+
+    def grade(self, texts: Sequence[str]) -> tuple[float, float]:
+        """Return the fractions of first guesses that find the number, and that are no number of the range."""
+        items = self._items()
+        right = sum(text == item.answer for text, item in zip(texts, items, strict=True))
+        outside = sum(not _is_in_range(text, item) for text, item in zip(texts, items, strict=True))
+        return right / len(items), outside / len(items)
+
+    def _items(self) -> list[TaskItem]:
+        return [self._test[index] for index in range(len(self._test))]
+
+
+def _is_in_range(text: str, item: TaskItem) -> bool:
+    low, high = map(int, item.prompt[0]["content"].removesuffix("?").split("-"))
+    return text.isascii() and text.isdigit() and low <= int(text) <= high
