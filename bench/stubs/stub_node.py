@@ -71,6 +71,9 @@ class StubScorer:
     ) -> list[tuple[float, CompletionStatus]]:
         return [(0.0, CompletionStatus.SCORED) for _ in texts]
 
+    def is_episode(self, item: TaskItem) -> bool:
+        return False
+
 
 class StubTokenizer:
     """Tokenizer stub without text."""

@@ -51,6 +51,7 @@ export function openEnvelope (data, run) {
   checkFields(fields)
   if (!run.equals(fields.run)) throw new Rejected('run', 'another run')
   if (!isSignedBy(fields.sender, ENVELOPE_DOMAIN, body, signature)) throw new Rejected('signature', 'not the sender\'s')
+  if (fields.turns.length) throw new Rejected('episode_mismatch', 'this run has completions of one turn')
   return { id: sha256(body), sender: peerIdText(fields.sender), fields, completions: readCompletions(fields) }
 }
 
@@ -72,8 +73,21 @@ function checkFields ({ codec, ...fields }) {
   const isBound = run.length === 16 && number >= 1 && number < 2 ** 63 && [0, 38].includes(weightsOf.length) &&
     problem.length === 16 && prompt.length === 4 && endIds.length <= 64 && Buffer.byteLength(opening) <= 64
   const areAligned = [finishes, rewards, ...(offsets.length || spans.length ? [offsets, spans] : [])].every((one) => one.length === lengths.length)
-  const isWrong = isMixed || !isBound || !areAligned || lengths.includes(0) || (offsets.length && !offsets.includes(0))
+  const isWrong = isMixed || !isBound || !areAligned || !areTurns(fields) || lengths.includes(0) || (offsets.length && !offsets.includes(0))
   if (isWrong) throw new Rejected('malformed', 'a field is out of bounds')
+}
+
+/** Return whether the turns of an episode fit the lengths: those of a completion sum to its length. */
+function areTurns ({ turns, turnLengths, observationHash, lengths }) {
+  const numTurns = turns.reduce((sum, count) => sum + count, 0)
+  if (observationHash.length !== (turns.length ? 16 : 0) || turnLengths.length !== numTurns) return false
+  if (turns.length !== 0 && turns.length !== lengths.length) return false
+  let end = 0
+  return turnLengths.every((length) => length > 0) && turns.every((count, index) => {
+    const start = end
+    end += count
+    return count >= 1 && count <= 256 && turnLengths.slice(start, end).reduce((sum, length) => sum + length, 0) === lengths[index]
+  })
 }
 
 function readCompletions (fields) {

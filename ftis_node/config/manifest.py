@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from ftis_node.config.episode import EpisodeSection
 from ftis_node.config.method_section import MethodSection
 from ftis_node.config.section import Section, first_problem, is_unknown_name
 from ftis_node.config.step import OptimizerSection, StepSection
@@ -36,6 +37,8 @@ PRESETS = (
     "arithmetic-hdee",
     "sums-ftis",
     "words-ftis",
+    "guess-ftis",
+    "calculator-ftis",
     "gsm8k-ftis",
     "rg-swarm",
 )
@@ -147,6 +150,11 @@ class RunManifest(Section):
         description="Task SPEC without paths, such as `gsm8k` or `rg:chain_sum`.",
     )
     sampling: SamplingSection = Field(default_factory=SamplingSection)
+    episode: EpisodeSection | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,  # so that the ids of runs without it do not change
+        description="Limits of a task with several turns. Only a run of such a task has this table.",
+    )
     method: MethodSection = Field(default_factory=MethodSection)
     step: StepSection = Field(default_factory=StepSection)
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
@@ -155,11 +163,19 @@ class RunManifest(Section):
 
     @model_validator(mode="after")
     def _envelope_can_hold_a_group(self) -> RunManifest:
-        worst = self.sampling.group_size * self.sampling.completion_limit(1) * 8
+        sampling = self.sampling
+        longest = sampling.completion_limit(1) if self.episode is None else sampling.max_total_tokens
+        worst = sampling.group_size * longest * 8
         if worst > self.wire.max_envelope_bytes:
             raise ValueError(
                 f"a group may take {worst} bytes (group_size x tokens x 8), more than wire.max_envelope_bytes"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _episodes_travel_as_tokens(self) -> RunManifest:
+        if self.episode is not None and self.step.other_tokenizers == "text":
+            raise ValueError('a run with [episode] needs step.other_tokenizers = "ignore": turns do not travel as text')
         return self
 
     @property
@@ -239,6 +255,8 @@ def preset_for_task(task: str) -> str:
         return "sums-ftis"
     if task.startswith("words"):
         return "words-ftis"
+    if task in ("guess", "calculator"):
+        return f"{task}-ftis"
     if "rg:" in task:
         return "rg-swarm"
     return "gsm8k-ftis"

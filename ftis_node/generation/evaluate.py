@@ -16,16 +16,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import comb, inf
 from typing import Any, Protocol, TypeAlias
+from uuid import uuid4
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ftis_node.config.episode import EpisodeSection
 from ftis_node.errors import WorkerError
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+from ftis_node.generation.rollouts import Sampler
 from ftis_node.models import PromptTokenizer
 from ftis_node.records.group import CompletionStatus, FinishReason, SamplingSettings
 from ftis_node.tasks.base import Task, TaskItem
-from ftis_node.tasks.scorer import Scorer, score_answers
+from ftis_node.tasks.scorer import Scorer
 
 GREEDY = SamplingSettings(temperature=0.0)
 SAMPLED = SamplingSettings()
@@ -130,12 +134,14 @@ async def answer_problems(
     completion_limit: Callable[[int], int],
     eos_ids: Iterable[int] | None = None,
     k: int = 1,
+    episode: EpisodeSection | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[Answered]:
     """Return the answers to the first `limit` problems of `task`, in order.
 
     `completion_limit` returns a completion's token limit for a prompt's length. One of `eos_ids` ends a completion;
-    None: the tokenizer's. For k > 1, 2 k samples are drawn for each problem, in addition to the greedy answer.
+    None: the tokenizer's. `episode` limits a task of several turns. For k > 1, 2 k samples are drawn for each problem,
+    in addition to the greedy answer.
     `on_progress(done, of)` is called after every problem. Raises the errors of `generate`.
     """
     if limit < 1 or k < 1:
@@ -143,22 +149,34 @@ async def answer_problems(
     ends = frozenset(tokenizer.eos_ids if eos_ids is None else eos_ids)
     room = asyncio.Semaphore(PROBLEMS_IN_FLIGHT)
 
-    async def sample(
-        item: TaskItem, prompt_ids: list[int], num_completions: int, sampling: SamplingSettings
-    ) -> tuple[ScoredAnswer, ...]:
-        make_request = partial(
-            GenerateRequest,
+    def request(sampling: SamplingSettings, prompt_ids: Sequence[int], num_completions: int) -> GenerateRequest | None:
+        limit = completion_limit(len(prompt_ids))
+        if limit < 1:
+            return None
+        return GenerateRequest(
             prompt_ids=tuple(prompt_ids),
             num_completions=num_completions,
             sampling=sampling,
-            max_tokens=completion_limit(len(prompt_ids)),
+            max_tokens=limit,
             eos_ids=ends,
         )
-        result = await _generate(generator, make_request)
-        opening = tokenizer.render_prompt(item.prompt).opening
-        texts = tokenizer.answer_texts(result.tokens, result.finish_reasons, opening=opening)
-        scores = await score_answers(scorer, item, texts)
-        return tuple(map(_as_answer, result.tokens.logprobs_of_each(), result.finish_reasons, texts, scores))
+
+    async def sample(
+        item: TaskItem, prompt_ids: list[int], num_completions: int, sampling: SamplingSettings
+    ) -> tuple[ScoredAnswer, ...]:
+        sampler = Sampler(
+            generate=partial(_generate, generator),
+            request=partial(request, sampling),
+            tokenizer=tokenizer,
+            scorer=scorer,
+            episode=episode or EpisodeSection(),
+        )
+        rollouts = await sampler.sample(item, prompt_ids, num_completions)
+        if rollouts is None:
+            return ()
+        result = rollouts.result
+        logprobs = result.tokens.logprobs_of_each()
+        return tuple(map(_as_answer, logprobs, result.finish_reasons, rollouts.texts, rollouts.scores))
 
     num_done, num_problems = 0, min(limit, len(task))
 
@@ -167,10 +185,9 @@ async def answer_problems(
         async with room:
             prompt_ids = tokenizer.encode_prompt(item.prompt)
             answered = Answered(item, len(prompt_ids))
-            if completion_limit(len(prompt_ids)) >= 1:
-                (greedy,) = await sample(item, prompt_ids, 1, GREEDY)
+            if greedy := await sample(item, prompt_ids, 1, GREEDY):
                 samples = await sample(item, prompt_ids, SAMPLES_PER_K * k, SAMPLED) if k > 1 else ()
-                answered = replace(answered, greedy=greedy, samples=samples)
+                answered = replace(answered, greedy=greedy[0], samples=samples)
         num_done += 1
         if on_progress is not None:
             on_progress(num_done, num_problems)
@@ -185,13 +202,14 @@ async def answer_problems(
     return [asked.result() for asked in asking]
 
 
-async def _generate(generator: Generator, make_request: Callable[[], GenerateRequest]) -> GenerationResult:
+async def _generate(generator: Generator, request: GenerateRequest) -> GenerationResult:
     """Return the completions of a request, which is repeated if the worker died or its engine broke."""
     for _ in range(ATTEMPTS - 1):
         with suppress(WorkerError):
-            return await generator.generate(make_request())
+            return await generator.generate(request)
         await asyncio.sleep(RETRY_PAUSE_S)  # until a broken engine is detected
-    return await generator.generate(make_request())
+        request = msgspec.structs.replace(request, request_id=uuid4().hex)
+    return await generator.generate(request)
 
 
 def estimate_pass_at_k(*, num_samples: int, num_right: int, k: int) -> float:

@@ -10,6 +10,8 @@ A packed row holds several sequences end to end without padding, and a group's p
 
     prompt p1 p2 p3 | a1 a2 | b1 | c1 c2 c3        a, b, c attend to the prompt and themselves, not each other
 
+In an episode the observations are between the sampled tokens, as context. The matrix has the sampled tokens alone.
+
 A completion's last token predicts nothing and is omitted. Whole groups are packed, longest first, each into the first
 row with enough space. A group that exceeds a row's budget is divided, and each part contains its prompt.
 """
@@ -36,14 +38,15 @@ PADDING_ID = 0  # any id works: its outputs are never read
 class TrainBatch:
     """The N completions of a step, at most T tokens each; all on the CPU.
 
-    prompts, completions    N arrays of token ids (int32)
+    prompts, completions    N arrays of token ids (int32); completions have the sampled ones alone
+    texts                   N arrays of token ids (int32): the completions, with the observations of an episode
+    sampled_at              N arrays (int64): the places of the completion's tokens in its text
     behaviour_logprobs      [N, T] float32, 0 outside the mask and in the rows of `is_text`
     mask                    [N, T] bool
     rewards                 [N] float64
     group_ids               [N] int64, one id per group (one generator's completions of one prompt)
     advantage_ids           [N] int64, one id per advantage key
     sender_ids              [N] int64, one id per sender, 0 for this node's own
-    task_ids                [N] int64, one id per task
     weights                 [N] float64, factor of each row's advantage
     senders                 names of the senders by their ids, as the groups give them
     is_own                  [N] bool, signed by this node
@@ -58,13 +61,14 @@ class TrainBatch:
 
     prompts: tuple[NDArray[np.int32], ...]
     completions: tuple[NDArray[np.int32], ...]
+    texts: tuple[NDArray[np.int32], ...]
+    sampled_at: tuple[NDArray[np.int64], ...]
     behaviour_logprobs: Tensor
     mask: Tensor
     rewards: Tensor
     group_ids: Tensor
     advantage_ids: Tensor
     sender_ids: Tensor
-    task_ids: Tensor
     weights: Tensor
     senders: tuple[str, ...]
     is_own: Tensor
@@ -83,8 +87,8 @@ class TrainBatch:
 
     @property
     def lengths(self) -> list[int]:
-        """Return the tokens of each completion with its prompt, `[N]`."""
-        return [len(prompt) + len(ids) for prompt, ids in zip(self.prompts, self.completions, strict=True)]
+        """Return the tokens of each text with its prompt, `[N]`."""
+        return [len(prompt) + len(ids) for prompt, ids in zip(self.prompts, self.texts, strict=True)]
 
     def only(self, rows: Tensor) -> TrainBatch:
         """Return the completions `rows` `[K]` alone. Senders and the counts of groups stay those of the whole batch."""
@@ -95,6 +99,8 @@ class TrainBatch:
             self,
             prompts=tuple(self.prompts[number] for number in numbers),
             completions=tuple(self.completions[number] for number in numbers),
+            texts=tuple(self.texts[number] for number in numbers),
+            sampled_at=tuple(self.sampled_at[number] for number in numbers),
             **chosen,
         )
 
@@ -135,9 +141,9 @@ def make_batch(groups: Sequence[TrainGroup]) -> TrainBatch:
 def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
     rows = [(number, group) for number, group in enumerate(groups) for _ in range(len(group.tokens))]
     completions = [ids for group in groups for ids in group.tokens.ids_of_each()]
+    texts = [text for group in groups for text in group.texts]
     means = [mean for group in groups for mean in group.mean_logprobs or (None,) * len(group.tokens)]
     keys = {key: number for number, key in enumerate(dict.fromkeys(group.sent.advantage_key for group in groups))}
-    tasks = {task: number for number, task in enumerate(dict.fromkeys(group.sent.task for group in groups))}
     names = [group.sent.sender or group.sent.group_id for group in groups]
     peers = dict.fromkeys(name for name, group in zip(names, groups, strict=True) if not group.sent.own)
     senders = {name: number for number, name in enumerate(peers, start=1)}
@@ -149,6 +155,8 @@ def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
     return TrainBatch(
         prompts=tuple(group.prompt_ids for _, group in rows),
         completions=tuple(completions),
+        texts=tuple(ids for ids, _ in texts),
+        sampled_at=tuple(places for _, places in texts),
         behaviour_logprobs=_padded(logprobs, num_columns=max(map(len, completions), default=0)),
         mask=_mask([len(ids) for ids in completions]),
         rewards=torch.tensor([reward for group in groups for reward in group.sent.rewards], dtype=torch.float64),
@@ -157,7 +165,6 @@ def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
         sender_ids=torch.tensor(
             [0 if group.sent.own else senders[names[number]] for number, group in rows], dtype=torch.int64
         ),
-        task_ids=torch.tensor([tasks[group.sent.task] for _, group in rows], dtype=torch.int64),
         weights=torch.tensor([group.sent.weight for _, group in rows], dtype=torch.float64),
         senders=(next((group.sent.sender for group in groups if group.sent.own), ""), *peers),
         is_own=torch.tensor([group.sent.own for _, group in rows], dtype=torch.bool),
@@ -191,11 +198,10 @@ def _lay_out(batch: TrainBatch, rows: Sequence[int], *, num_columns: int) -> Mic
     token_ids = np.full((len(rows), num_columns), PADDING_ID, dtype=np.int64)
     predictors, targets, cells = [], [], []
     for line, row in enumerate(rows):
-        prompt, completion = batch.prompts[row], batch.completions[row]
-        end = len(prompt) + len(completion)
-        token_ids[line, :end] = np.concatenate([prompt, completion])
+        prompt, text, completion = batch.prompts[row], batch.texts[row], batch.completions[row]
+        token_ids[line, : len(prompt) + len(text)] = np.concatenate([prompt, text])
         # The output at a token predicts the next one, so the prompt's last token predicts the first of the completion.
-        predictors.append(line * num_columns + np.arange(len(prompt) - 1, end - 1))
+        predictors.append(line * num_columns + len(prompt) - 1 + batch.sampled_at[row])
         targets.append(completion.astype(np.int64))
         cells.append(row * batch.mask.shape[1] + np.arange(len(completion)))
     return MicroBatch(
@@ -240,7 +246,7 @@ def make_packed_micro_batches(batch: TrainBatch, *, max_tokens: int) -> list[Mic
 
 def _cut(batch: TrainBatch, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Return the rows of one prompt in parts that fit, of about equal length."""
-    longest_first = sorted(rows, key=lambda row: (-len(batch.completions[row]), row))
+    longest_first = sorted(rows, key=lambda row: (-len(batch.texts[row]), row))
     parts: list[list[int]] = []
     for row in longest_first:
         fitting = next((part for part in parts if _length(batch, [*part, row]) <= max_tokens), None)
@@ -252,8 +258,8 @@ def _cut(batch: TrainBatch, rows: Sequence[int], max_tokens: int) -> list[list[i
 
 
 def _length(batch: TrainBatch, rows: Sequence[int]) -> int:
-    """Return the positions of one prompt and these completions."""
-    return len(batch.prompts[rows[0]]) + sum(len(batch.completions[row]) - 1 for row in rows)
+    """Return the positions of one prompt and the texts of these completions."""
+    return len(batch.prompts[rows[0]]) + sum(len(batch.texts[row]) - 1 for row in rows)
 
 
 def _lay_out_packed(batch: TrainBatch, families: Sequence[Sequence[int]]) -> MicroBatch:
@@ -272,18 +278,18 @@ def _lay_out_packed(batch: TrainBatch, families: Sequence[Sequence[int]]) -> Mic
     for family in families:
         first = batch.prompts[family[0]]
         if len(family) == 1:  # one text: there is no prompt to share
-            first = np.concatenate([first, batch.completions[family[0]][:-1]])
+            first = np.concatenate([first, batch.texts[family[0]][:-1]])
         prompt = add(first, position=0)
         last = prompt.start + len(batch.prompts[family[0]]) - 1
         parts = []
         for number in family:
-            completion = batch.completions[number]
+            completion, text = batch.completions[number], batch.texts[number]
             if len(family) == 1:
                 own = range(last + 1, prompt.stop)
             else:
-                own = add(completion[:-1], position=len(first))
+                own = add(text[:-1], position=len(first))
                 parts += [(prompt, own)] if len(own) else []
-            predictors.append(np.array([last, *own]))
+            predictors.append(np.array([last, *own])[batch.sampled_at[number]])
             targets.append(completion.astype(np.int64))
             cells.append(number * batch.mask.shape[1] + np.arange(len(completion)))
         texts += parts or [(prompt,)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from ftis_node.errors import RecordError
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.records.codec import hash_prompt, unpack_any
-from ftis_node.records.group import FinishReason, TextGroup
+from ftis_node.records.group import FinishReason, TextGroup, interleave
 from ftis_node.records.token_batch import TokenBatch
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class UnpackedGroup:
 
     `mean_logprobs` is empty, unless a peer with another tokenizer sent the group as text. Then it has one mean per
     completion, in nats a token of that peer, and `tokens` has no log-probs. `finish_reasons` is empty for a probe.
+    `turn_lengths` is empty without episodes.
     """
 
     sent: TrainGroup
@@ -36,6 +38,22 @@ class UnpackedGroup:
     policy_version_newest: int = 0
     mean_logprobs: tuple[float, ...] = ()
     finish_reasons: tuple[FinishReason, ...] = ()
+    turn_lengths: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def texts(self) -> list[tuple[NDArray[np.int32], NDArray[np.int64]]]:
+        """Return what follows the prompt in each completion: all ids `[S]`, and where the sampled ones are `[L]`.
+
+        The others are observations. They are context of the turns after them, and no loss counts them.
+        """
+        completions = self.tokens.ids_of_each()
+        if not self.turn_lengths:
+            return [(ids, np.arange(len(ids))) for ids in completions]
+        observations = iter(self.sent.observation_ids)
+        return [
+            interleave(ids, lengths, list(islice(observations, len(lengths) - 1)))
+            for ids, lengths in zip(completions, self.turn_lengths, strict=True)
+        ]
 
     @property
     def prompt_ids(self) -> NDArray[np.int32]:
@@ -55,6 +73,9 @@ def unpack_train_group(group: TrainGroup) -> UnpackedGroup:
     num_completions, num_prompt_bytes = len(record.rewards), len(group.prompt_ids)
     num_texts = num_completions if isinstance(record, TextGroup) else 0
     counts = len(group.rewards), len(group.text_token_ids)
+    turn_lengths = () if isinstance(record, TextGroup) else record.turn_lengths
+    if sum(len(lengths) - 1 for lengths in turn_lengths) != len(group.observation_ids):
+        raise ValueError(f"group {group.group_id} cannot be trained on: its turns need other observations")
     if not num_prompt_bytes or num_prompt_bytes % 4 or counts != (num_completions, num_texts):
         sizes = f"{num_prompt_bytes} prompt bytes, {num_completions} completions, {num_texts} texts, {counts} for them"
         raise ValueError(f"group {group.group_id} cannot be trained on: {sizes}")
@@ -68,6 +89,7 @@ def unpack_train_group(group: TrainGroup) -> UnpackedGroup:
         unpacked.policy_version_newest,
         unpacked.mean_logprobs,
         unpacked.finish_reasons,
+        turn_lengths,
     )
 
 

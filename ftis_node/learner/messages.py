@@ -66,8 +66,8 @@ class LearnerBoot(Message, frozen=True):
 
     @property
     def measures_agreement(self) -> bool:
-        """Return whether the learner compares the gradient of each peer's completions with that of own ones."""
-        return self.method.peer_weights is not None
+        """Return whether the learner weights each peer's advantages by the agreement of the gradients."""
+        return self.method.peer_weights == "agreement"
 
     @property
     def peak_learning_rate(self) -> float:
@@ -82,13 +82,14 @@ class TrainGroup(msgspec.Struct, frozen=True):
     """The completions of one prompt by one generator, with the prompt in this learner's own tokens.
 
     `body` is the signed body as stored. If it is in the text form, `text_token_ids` are the ids of its texts in this
-    learner's tokens. `prompt_ids` are little-endian int32. `rewards` are this node's, one per completion.
+    learner's tokens. `observation_ids` are those between the turns of an episode, completion by completion.
+    `prompt_ids` are little-endian int32. `rewards` are this node's, one per completion.
 
     Groups with the same `advantage_key` share their mean and deviation: prompt and sender in the vertical mode, the
     prompt in the horizontal mode. `own`: this node signed the group. `of_own_weights`: a trusted node signed it and
     sampled with this node's weights, so the mismatch is measured on it. `sender` is the signer's peer id; a group
     without one counts as a separate sender. Advantages are multiplied by `weight`. `end_ids`, of this learner's model,
-    replace the sender's (`Group.tokens_ending_with`); none: the ids stay. `task` is the group's part of a mixture.
+    replace the sender's (`Group.tokens_ending_with`); none: the ids stay.
     """
 
     group_id: str
@@ -98,11 +99,11 @@ class TrainGroup(msgspec.Struct, frozen=True):
     prompt_ids: bytes
     rewards: tuple[float, ...]
     text_token_ids: tuple[tuple[int, ...], ...] = ()
+    observation_ids: tuple[tuple[int, ...], ...] = ()
     of_own_weights: bool = False
     sender: str = ""
     weight: float = 1.0
     end_ids: tuple[int, ...] = ()
-    task: str = ""
 
 
 class StepReport(StepFigures, frozen=True, kw_only=True):
@@ -114,7 +115,7 @@ class StepReport(StepFigures, frozen=True, kw_only=True):
 
     `understated` holds the ids of groups that `Objective.excluded` excludes, `unreadable` those of groups whose body
     could not be unpacked. `by_sender` includes this node. `agreement` by sender and `own_agreement` are cosines of
-    gradients, or squared distances (`agreement.py`). `repeated`: the step was already done; this is its stored report.
+    gradients (`agreement.py`). `repeated`: the step was already done, and this is its stored report.
     """
 
     step: int

@@ -32,6 +32,7 @@ ID_BYTES: Final = 32  # of a group: SHA-256 of its body
 DIGEST_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 MAX_COMPLETIONS: Final = 1024
+MAX_TURNS: Final = 256  # of one completion
 MAX_NAME_BYTES: Final = 128
 MAX_PEER_NAME_BYTES: Final = 64
 MAX_ROLE_BYTES: Final = 16
@@ -180,26 +181,32 @@ CONTENTS: Final[dict[str, Bound]] = dict.fromkeys(
     (
         *("token_ids", "logprobs", "texts", "mean_logprobs", "exact_group"),
         *("version_offsets", "version_spans", "id_planes", "logprob_planes"),
+        *("turns", "turn_lengths", "observation_hash"),
     ),
     absent,
 )
 VERSIONS: Final[dict[str, Bound]] = dict.fromkeys(
     ("version_offsets", "version_spans"), many_whole(0, MAX_UINT32, most=MAX_COMPLETIONS)
 )
+TURNS: Final[dict[str, Bound]] = {
+    "turns": many_whole(1, MAX_TURNS, most=MAX_COMPLETIONS),
+    "turn_lengths": many_whole(1, MAX_UINT32, most=MAX_TOKENS),
+    "observation_hash": raw(0, HASH_BYTES),
+}
 PLANE: Final = raw_up_to(MAX_ENVELOPE_BYTES)
 ID_PLANES: Final[dict[str, Bound]] = {"id_planes": many(PLANE, least=1, most=MAX_ID_PLANES)}
 BODIES: Final[Mapping[int, Table]] = {
     pb.CODEC_EXACT: Table(
-        HEADER | CONTENTS | VERSIONS,
+        HEADER | CONTENTS | VERSIONS | TURNS,
         token_ids=raw_up_to(MAX_ENVELOPE_BYTES),
         logprobs=raw_up_to(MAX_ENVELOPE_BYTES),
     ),
     pb.CODEC_LOSSLESS: Table(
-        HEADER | CONTENTS | VERSIONS | ID_PLANES,
+        HEADER | CONTENTS | VERSIONS | TURNS | ID_PLANES,
         logprob_planes=many(PLANE, least=NUM_FLOAT_PLANES, most=NUM_FLOAT_PLANES),
     ),
     pb.CODEC_LOSSY: Table(
-        HEADER | CONTENTS | VERSIONS | ID_PLANES,
+        HEADER | CONTENTS | VERSIONS | TURNS | ID_PLANES,
         logprob_planes=many(PLANE, least=NUM_UNIT_PLANES, most=NUM_UNIT_PLANES),
     ),
     pb.CODEC_TEXT: Table(

@@ -24,6 +24,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from operator import add
 from typing import Any, get_args
 
@@ -170,7 +171,7 @@ def pack_group(group: Group, *, codec: Codec = "exact") -> bytes:
     else:
         planes = pack_logprobs(logprobs, lossy=codec == "lossy")
         contents = {"id_planes": pack_ids(token_ids), "logprob_planes": planes}
-    contents |= _version_lists(group)
+    contents |= _version_lists(group) | _turn_lists(group)
     return make_body(group, group.tokens.lengths.tolist(), codec=CODECS[codec], **contents)
 
 
@@ -201,6 +202,8 @@ def read_group(body: pb.Body) -> Group:
         statuses=(CompletionStatus.SCORED,) * len(body.lengths),
         policy_versions=first_versions,
         policy_versions_newest=last_versions,
+        turn_lengths=_read_turns(body),
+        observation_hash=body.observation_hash,
     )
 
 
@@ -240,6 +243,35 @@ def _read_versions(body: pb.Body) -> tuple[tuple[int, ...], tuple[int, ...]]:
         raise RecordError("malformed", "the completions' versions are not those of the group")
     first_versions = tuple(oldest + offset for offset in offsets)
     return first_versions, tuple(map(add, first_versions, spans))
+
+
+def _turn_lists(group: Group) -> dict[str, Any]:
+    """Return the three fields of an episode; none for a group of any other task."""
+    if not group.turn_lengths:
+        return {}
+    return {
+        "turns": [len(lengths) for lengths in group.turn_lengths],
+        "turn_lengths": [length for lengths in group.turn_lengths for length in lengths],
+        "observation_hash": group.observation_hash,
+    }
+
+
+def _read_turns(body: pb.Body) -> tuple[tuple[int, ...], ...]:
+    turns, turn_lengths = body.turns[:], iter(body.turn_lengths[:])
+    if bool(turns) != bool(body.observation_hash) or len(turns) not in (0, len(body.lengths)):
+        raise RecordError("malformed", "turns do not count as many as lengths, or have no hash of observations")
+    if sum(turns) != len(body.turn_lengths):
+        raise RecordError("malformed", "lengths of turns do not count as many as turns")
+    lengths_of_each = tuple(tuple(islice(turn_lengths, count)) for count in turns)
+    if turns and list(map(sum, lengths_of_each)) != body.lengths[:]:
+        raise RecordError("malformed", "the lengths of a completion's turns do not sum to its length")
+    return lengths_of_each
+
+
+def hash_observations(observations: Sequence[Sequence[str]]) -> bytes:
+    """Return 16 bytes that identify the observations of a group: the texts of each completion, between its turns."""
+    canonical = json.dumps(list(map(list, observations)), separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).digest()[:HASH_BYTES]
 
 
 def hash_messages(messages: Sequence[Mapping[str, object]]) -> bytes:

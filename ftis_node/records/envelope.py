@@ -76,7 +76,9 @@ def open_envelope(data: bytes, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> Envelo
 class Accepted:
     """A group that passed validation. `group` has our rewards; `prompt_ids` is the prompt that we rebuilt.
 
-    If the group arrived as text, `group` has our tokens and `exact_group` is the id of its token form.
+    `observation_ids` are the observations of an episode in our tokens: those of the first completion in order, then of
+    the second, and so on. If the group arrived as text, `group` has our tokens and `exact_group` is the id of its token
+    form.
     """
 
     envelope: Envelope
@@ -84,6 +86,7 @@ class Accepted:
     group: Group
     prompt_ids: tuple[int, ...]
     exact_group: bytes | None = None
+    observation_ids: tuple[tuple[int, ...], ...] = ()
 
     @property
     def announced_id(self) -> bytes:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
@@ -55,7 +56,8 @@ class Completion:
     `token_ids` int32 `[T]` and `logprobs` float32 `[T]` (nats), T at least 1, with the end-of-sequence token.
     `mean_logprob` is None, unless a peer with another tokenizer sent the completion as text. Then `token_ids` are this
     node's, `logprobs` is empty, and `mean_logprob` is the mean over the peer's own tokens.
-    `policy_version` and `policy_version_newest` sampled the first and the last token.
+    `policy_version` and `policy_version_newest` sampled the first and the last token. `turn_lengths` has the tokens of
+    each turn of an episode, else it is empty.
     """
 
     token_ids: NDArray[np.int32]
@@ -66,6 +68,7 @@ class Completion:
     mean_logprob: float | None = None
     policy_version: int = 0
     policy_version_newest: int = 0
+    turn_lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,10 @@ class Group(GroupHeader):
     """The G completions of one prompt by one generator, as tokens. `TextGroup` is the text form.
 
     Each tuple has one entry per completion. `mean_logprobs` is empty, unless a peer sent the group as text.
+
+    In an episode `tokens` are the sampled ones alone. `turn_lengths` has the tokens of each turn of a completion, which
+    sum to its length. `observation_hash` identifies the texts between the turns (`codec.hash_observations`). Both are
+    empty for any other task.
     """
 
     tokens: TokenBatch
@@ -118,6 +125,8 @@ class Group(GroupHeader):
     policy_versions: tuple[int, ...]
     policy_versions_newest: tuple[int, ...]
     mean_logprobs: tuple[float, ...] = ()
+    turn_lengths: tuple[tuple[int, ...], ...] = ()
+    observation_hash: bytes = b""
 
     @classmethod
     def from_completions(cls, completions: Sequence[Completion], **header: Any) -> Self:
@@ -141,6 +150,7 @@ class Group(GroupHeader):
                 self.mean_logprobs or (None,) * len(self.tokens),
                 self.policy_versions,
                 self.policy_versions_newest,
+                self.turn_lengths or ((),) * len(self.tokens),
                 strict=True,
             )
         )
@@ -167,14 +177,30 @@ class Group(GroupHeader):
         `end_ids`: its probability is at most that of the event, which is the sum over `end_ids`. So the ratio is exact
         if both models have one id, and else errs by the share of the other ids (`tests/learner/test_learner_ends.py`).
         """
-        ends = self.tokens.ends.tolist()
-        stops = [end - 1 for end, reason in zip(ends, self.finish_reasons, strict=True) if reason is FinishReason.STOP]
-        others = [at for at in stops if int(self.tokens.token_ids[at]) not in end_ids] if end_ids else []
+        others = [at for at in self.stops if int(self.tokens.token_ids[at]) not in end_ids] if end_ids else []
         if not others:
             return self.tokens
         token_ids = self.tokens.token_ids.copy()
         token_ids[others] = end_ids[0]
         return replace(self.tokens, token_ids=token_ids)
+
+    @property
+    def stops(self) -> list[int]:
+        """Return the positions in `tokens` of the sampled end tokens, ascending.
+
+        A completion that stopped ends with one, and so does each turn of an episode but the last.
+        """
+        ends = self.tokens.ends.tolist()
+        last = [end - 1 for end, reason in zip(ends, self.finish_reasons, strict=True) if reason is FinishReason.STOP]
+        if not self.turn_lengths:
+            return last
+        starts = (self.tokens.ends - self.tokens.lengths).tolist()
+        earlier = [
+            start + end - 1
+            for start, lengths in zip(starts, self.turn_lengths, strict=True)
+            for end in accumulate(lengths[:-1])
+        ]
+        return sorted(earlier + last)
 
     @property
     def reward_mean(self) -> float:
@@ -190,7 +216,22 @@ def _columns(completions: Sequence[Completion]) -> dict[str, Any]:
         "policy_versions": tuple(completion.policy_version for completion in completions),
         "policy_versions_newest": tuple(completion.policy_version_newest for completion in completions),
         "mean_logprobs": tuple(one.mean_logprob for one in completions if one.mean_logprob is not None),
+        "turn_lengths": tuple(one.turn_lengths for one in completions if one.turn_lengths),
     }
+
+
+def interleave(
+    token_ids: NDArray[np.int32], turn_lengths: Sequence[int], observations: Sequence[Sequence[int]]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return the turns of a completion with the ids of the observations between them, and where the turns' tokens are.
+
+    Both are `[S]` and `[T]` for T sampled tokens. There is one observation after each turn but the last.
+    """
+    turns = np.split(token_ids, np.cumsum(turn_lengths)[:-1])
+    between = [*(np.array(one, dtype=np.int32) for one in observations), np.empty(0, dtype=np.int32)]
+    parts = [part for pair in zip(turns, between, strict=True) for part in pair]
+    is_sampled = np.concatenate([np.full(len(part), number % 2 == 0) for number, part in enumerate(parts)])
+    return np.concatenate(parts), np.flatnonzero(is_sampled)
 
 
 def join_completions(completions: Sequence[Completion]) -> TokenBatch:

@@ -51,7 +51,7 @@ class Envelope(_message.Message):
     def __init__(self, body: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Body(_message.Message):
-    __slots__ = ("schema", "codec", "run", "sender", "number", "created_ms", "task", "prompt_index", "problem_hash", "model", "tokenizer", "policy_version", "policy_version_span", "sampling", "lengths", "finishes", "rewards", "token_ids", "logprobs", "texts", "mean_logprobs", "exact_group", "version_offsets", "version_spans", "id_planes", "logprob_planes", "weights_of", "prompt_hash", "end_ids", "opening")
+    __slots__ = ("schema", "codec", "run", "sender", "number", "created_ms", "task", "prompt_index", "problem_hash", "model", "tokenizer", "policy_version", "policy_version_span", "sampling", "lengths", "finishes", "rewards", "token_ids", "logprobs", "texts", "mean_logprobs", "exact_group", "version_offsets", "version_spans", "id_planes", "logprob_planes", "turns", "turn_lengths", "observation_hash", "weights_of", "prompt_hash", "end_ids", "opening")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,9 @@ class Body(_message.Message):
     VERSION_SPANS_FIELD_NUMBER: _ClassVar[int]
     ID_PLANES_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_PLANES_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    TURN_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATION_HASH_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_OF_FIELD_NUMBER: _ClassVar[int]
     PROMPT_HASH_FIELD_NUMBER: _ClassVar[int]
     END_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -108,11 +111,14 @@ class Body(_message.Message):
     version_spans: _containers.RepeatedScalarFieldContainer[int]
     id_planes: _containers.RepeatedScalarFieldContainer[bytes]
     logprob_planes: _containers.RepeatedScalarFieldContainer[bytes]
+    turns: _containers.RepeatedScalarFieldContainer[int]
+    turn_lengths: _containers.RepeatedScalarFieldContainer[int]
+    observation_hash: bytes
     weights_of: bytes
     prompt_hash: bytes
     end_ids: _containers.RepeatedScalarFieldContainer[int]
     opening: str
-    def __init__(self, schema: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., run: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., number: _Optional[int] = ..., created_ms: _Optional[int] = ..., task: _Optional[str] = ..., prompt_index: _Optional[int] = ..., problem_hash: _Optional[bytes] = ..., model: _Optional[str] = ..., tokenizer: _Optional[bytes] = ..., policy_version: _Optional[int] = ..., policy_version_span: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., finishes: _Optional[_Iterable[_Union[Finish, str]]] = ..., rewards: _Optional[_Iterable[float]] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., texts: _Optional[_Iterable[str]] = ..., mean_logprobs: _Optional[_Iterable[float]] = ..., exact_group: _Optional[bytes] = ..., version_offsets: _Optional[_Iterable[int]] = ..., version_spans: _Optional[_Iterable[int]] = ..., id_planes: _Optional[_Iterable[bytes]] = ..., logprob_planes: _Optional[_Iterable[bytes]] = ..., weights_of: _Optional[bytes] = ..., prompt_hash: _Optional[bytes] = ..., end_ids: _Optional[_Iterable[int]] = ..., opening: _Optional[str] = ...) -> None: ...
+    def __init__(self, schema: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., run: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., number: _Optional[int] = ..., created_ms: _Optional[int] = ..., task: _Optional[str] = ..., prompt_index: _Optional[int] = ..., problem_hash: _Optional[bytes] = ..., model: _Optional[str] = ..., tokenizer: _Optional[bytes] = ..., policy_version: _Optional[int] = ..., policy_version_span: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., finishes: _Optional[_Iterable[_Union[Finish, str]]] = ..., rewards: _Optional[_Iterable[float]] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., texts: _Optional[_Iterable[str]] = ..., mean_logprobs: _Optional[_Iterable[float]] = ..., exact_group: _Optional[bytes] = ..., version_offsets: _Optional[_Iterable[int]] = ..., version_spans: _Optional[_Iterable[int]] = ..., id_planes: _Optional[_Iterable[bytes]] = ..., logprob_planes: _Optional[_Iterable[bytes]] = ..., turns: _Optional[_Iterable[int]] = ..., turn_lengths: _Optional[_Iterable[int]] = ..., observation_hash: _Optional[bytes] = ..., weights_of: _Optional[bytes] = ..., prompt_hash: _Optional[bytes] = ..., end_ids: _Optional[_Iterable[int]] = ..., opening: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k")

@@ -43,6 +43,7 @@ CREATE TABLE IF NOT EXISTS groups (
     prompt_ids     BLOB NOT NULL,
     envelope       BLOB NOT NULL,
     text_token_ids TEXT,
+    observation_ids TEXT,
     weights_of     TEXT,
     problem        BLOB NOT NULL,
     checksum       INTEGER NOT NULL,

@@ -10,7 +10,7 @@ Text of peers is returned unchanged: the code that prints it must escape it (`te
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from ftis_node.files import read_toml
 from ftis_node.models.decoder import Decoder
 from ftis_node.records.codec import hash_messages, unpack_any
 from ftis_node.records.envelope import open_envelope
-from ftis_node.records.group import Completion, FinishReason, Group, TextCompletion, TextGroup
+from ftis_node.records.group import Completion, FinishReason, Group, TextCompletion, TextGroup, interleave
 from ftis_node.replay.reader import MIN_ID_PREFIX, GroupSummary, ReplayReader
 from ftis_node.tasks.base import ChatMessage, Task
 from ftis_node.telemetry.events import EventReader
@@ -171,6 +171,7 @@ def read_group_history(
     with closing(ReplayReader(home.replay)) as reader:
         found = reader.find(id_prefix)
         prompt_ids = reader.prompt_ids(bytes.fromhex(found[0].id)) if found else ()
+        observations = iter(reader.observation_ids(bytes.fromhex(found[0].id)) if found else ())
     if found is None:
         return _refused_history(home, id_prefix)
     summary, data = found
@@ -188,7 +189,7 @@ def read_group_history(
         temperature=group.sampling.temperature,
         prompt=PromptDetails(ref.task, ref.split, ref.index, text, prompt.answer, prompt.missing),
         completions=tuple(
-            read_completion(completion, reward, decoder)
+            read_completion(completion, reward, decoder, observations=observations)
             for completion, reward in zip(completions, summary.rewards, strict=True)
         ),
         texts_missing=decoder.missing if isinstance(group, Group) else "",
@@ -243,13 +244,24 @@ def _used(summary: GroupSummary) -> str:
     return f"not used: {summary.reason} ({UNUSED.get(str(summary.reason), 'unknown here')})"
 
 
-def read_completion(completion: Completion | TextCompletion, reward: float, decoder: Decoder) -> CompletionDetails:
-    """Return a stored completion for users, with this node's reward."""
+def read_completion(
+    completion: Completion | TextCompletion,
+    reward: float,
+    decoder: Decoder,
+    *,
+    observations: Iterable[Sequence[int]] = (),
+) -> CompletionDetails:
+    """Return a stored completion for users, with this node's reward.
+
+    The text of an episode has its observations as the chat template renders them. They are the next of `observations`.
+    """
     ids, logprobs, versions = [], [], None
     if isinstance(completion, Completion):
         ids, logprobs = completion.token_ids.tolist(), completion.logprobs.tolist()
         has_stopped = completion.finish_reason is FinishReason.STOP
-        text, num_tokens = decoder.answer(ids, has_stopped=has_stopped), len(ids)
+        between = list(itertools.islice(observations, max(0, len(completion.turn_lengths) - 1)))
+        whole = interleave(completion.token_ids, completion.turn_lengths, between)[0].tolist() if between else ids
+        text, num_tokens = decoder.answer(whole, has_stopped=has_stopped), len(ids)
         mean_logprob = float(completion.logprobs.mean(dtype="float64"))
         versions = (completion.policy_version, completion.policy_version_newest)
     else:

@@ -5,6 +5,7 @@ It works beside a running node and for a stopped one.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -232,6 +233,11 @@ class ReplayReader:
         """Return the prompt's token ids by this node's tokenizer; empty if the group is not stored."""
         row = self._db.execute("SELECT prompt_ids FROM groups WHERE id = ?", (group_id,)).fetchone()
         return () if row is None else tuple(np.frombuffer(row["prompt_ids"], dtype="<i4").tolist())
+
+    def observation_ids(self, group_id: bytes) -> list[list[int]]:
+        """Return the ids of a group's observations, completion by completion; empty without episodes."""
+        row = self._db.execute("SELECT observation_ids FROM groups WHERE id = ?", (group_id,)).fetchone()
+        return [] if row is None else json.loads(row["observation_ids"] or "[]")
 
     def all_groups(self) -> Iterator[tuple[GroupSummary, bytes]]:
         """Yield every stored group with its envelope, oldest first."""

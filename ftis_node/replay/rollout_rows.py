@@ -217,6 +217,8 @@ def _completions(summary: GroupSummary, group: Group | TextGroup) -> list[Row]:
     for completion, reward in zip(completions, summary.rewards, strict=True):
         if isinstance(completion, Completion):
             row: Row = {"token_ids": completion.token_ids.tolist(), "logprobs": completion.logprobs.tolist()}
+            if completion.turn_lengths:
+                row["turn_lengths"] = list(completion.turn_lengths)
         else:
             row = {"text": completion.text, "mean_logprob": completion.mean_logprob}
             row["sender_tokens"] = completion.num_tokens

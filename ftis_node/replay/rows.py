@@ -28,7 +28,7 @@ Row = Mapping[str, Any] | sqlite3.Row
 
 NOTED = (
     *("id", "own", "sender", "number", "task", "prompt_index", "model", "policy_version", "created_at", "admitted_at"),
-    *("num_tokens", "rewards", "prompt_ids", "text_token_ids", "weights_of", "problem"),
+    *("num_tokens", "rewards", "prompt_ids", "text_token_ids", "observation_ids", "weights_of", "problem"),
 )  # the columns that never change
 REASONS = frozenset(ReleaseReason)
 STATES = frozenset(State)
@@ -55,6 +55,7 @@ def new_row(accepted: Accepted, *, own: bool) -> dict[str, str | int | float | b
         "rewards": np.asarray(group.rewards, dtype="<f4").tobytes(),
         "prompt_ids": np.asarray(accepted.prompt_ids, dtype="<i4").tobytes(),
         "text_token_ids": text_token_ids,
+        "observation_ids": json.dumps(accepted.observation_ids) if group.turn_lengths else None,
         "weights_of": group.weights_of,
         "problem": group.problem_hash,
     }
@@ -113,7 +114,7 @@ class StoredGroup:
     """A stored group: the signed body, and this node's rewards, prompt and ids of texts.
 
     `problem` identifies the problem by its messages, because several indices may have one text. `prompt_ids` holds
-    little-endian int32. `text_token_ids` is empty for a body with token ids.
+    little-endian int32. `text_token_ids` is empty for a body with token ids, `observation_ids` without episodes.
     """
 
     id: bytes
@@ -127,6 +128,7 @@ class StoredGroup:
     prompt_ids: bytes
     body: bytes
     text_token_ids: tuple[tuple[int, ...], ...] = ()
+    observation_ids: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def from_row(cls, row: Row, envelope: Envelope) -> StoredGroup:
@@ -142,6 +144,7 @@ class StoredGroup:
             prompt_ids=row["prompt_ids"],
             body=envelope.body,
             text_token_ids=tuple(map(tuple, json.loads(row["text_token_ids"] or "[]"))),
+            observation_ids=tuple(map(tuple, json.loads(row["observation_ids"] or "[]"))),
         )
 
     @classmethod

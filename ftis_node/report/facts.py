@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,8 +147,10 @@ def _sample(reader: ReplayReader, title: str, summary: GroupSummary, decoder: De
     completions: Sequence[Completion | TextCompletion] = ()
     if found is not None:
         completions = unpack_any(open_envelope(found[1]).body).completions
+    observations = iter(reader.observation_ids(bytes.fromhex(summary.id)))
     shown_once = Counter(
-        _shown(completion, reward, decoder) for reward, completion in zip(summary.rewards, completions, strict=False)
+        _shown(completion, reward, decoder, observations)
+        for reward, completion in zip(summary.rewards, completions, strict=False)
     )
     ranked = sorted(shown_once.items(), key=lambda pair: (-pair[0].reward, -pair[1]))
     half = MAX_COMPLETIONS // 2
@@ -163,8 +165,10 @@ def _sample(reader: ReplayReader, title: str, summary: GroupSummary, decoder: De
     )
 
 
-def _shown(completion: Completion | TextCompletion, reward: float, decoder: Decoder) -> SampleCompletion:
-    read = read_completion(completion, reward, decoder)
+def _shown(
+    completion: Completion | TextCompletion, reward: float, decoder: Decoder, observations: Iterator[Sequence[int]]
+) -> SampleCompletion:
+    read = read_completion(completion, reward, decoder, observations=observations)
     text = f"token ids {' '.join(map(str, read.token_ids))}" if read.text is None else read.text
     return SampleCompletion(clean(text.strip(), limit=MAX_TEXT), reward, read.num_tokens, read.finish_reason)
 

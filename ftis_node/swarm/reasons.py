@@ -144,6 +144,12 @@ REFUSALS = {
         is_graded=True,
         advice="install the same releases of ftis-node and of the graders on both nodes",
     ),
+    "episode_mismatch": Reason(
+        "an episode has other turns or observations than its replay here",
+        FALSE_CLAIM,
+        is_graded=True,
+        advice="install the same releases of ftis-node and of the episode on both nodes",
+    ),
     "logprob_mismatch": Reason(
         "(after validation) its log-probs differ from those of the weights that it claims", advice=CHECK_ENGINE
     ),

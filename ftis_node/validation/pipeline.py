@@ -5,6 +5,7 @@ bytes -> size, parse, version, codec, malformed     (records/: sizes are bounded
       -> problem rebuilt and compared, and rendered by this node's chat template
       -> a group sent as text: tokenized here       (text_rules.py)
       -> copied completions                         (swarm/duplicates.py)
+      -> episodes replayed turn by turn             (episode_replay.py)
       -> rewards scored, except those of own groups; claimed rewards are only compared
       -> Accepted(group with our rewards) | Refused(reason)
 """
@@ -22,6 +23,7 @@ from ftis_node.records.group import CompletionStatus, Group, PromptRef, TextGrou
 from ftis_node.tasks.base import TaskItem
 from ftis_node.tasks.scorer import score_answers
 from ftis_node.tasks.scoring_worker import ScoringCost
+from ftis_node.validation.episode_replay import replay
 from ftis_node.validation.rules import RULES, Refusal, ValidationContext, signature_holds
 from ftis_node.validation.text_rules import TEXT_RULES, retokenize
 
@@ -123,7 +125,13 @@ async def _judge_costly(
         return refusal
     if reason := context.duplicate_reason(group, envelope.id):
         return Refusal(reason, "too many of its completions are duplicates")
-    if made is not None and made.tokens.has_same_ids(group.tokens):
+    observation_ids: tuple[tuple[int, ...], ...] = ()
+    if group.turn_lengths:
+        replayed = await replay(group, item, prompt_ids, context, cost)
+        if isinstance(replayed, Refusal):
+            return replayed
+        scored, observation_ids = replayed
+    elif made is not None and made.tokens.has_same_ids(group.tokens):
         scored = replace(group, rewards=made.rewards, statuses=made.statuses)
     else:
         scored = await _rescore(group, item, context, cost)
@@ -134,7 +142,7 @@ async def _judge_costly(
     if refusal := _rewards_agree(scored, group):
         return refusal
     exact_group = None if isinstance(unpacked, Group) else unpacked.exact_group
-    return Accepted(envelope, data, scored, tuple(prompt_ids), exact_group)
+    return Accepted(envelope, data, scored, tuple(prompt_ids), exact_group, observation_ids)
 
 
 async def _resolve(ref: PromptRef, context: ValidationContext, cost: ScoringCost) -> TaskItem | Refusal:
@@ -157,8 +165,12 @@ async def _resolve(ref: PromptRef, context: ValidationContext, cost: ScoringCost
 
 
 def _lengths_fit_prompt(group: Group, prompt_ids: Sequence[int], context: ValidationContext) -> Refusal | None:
-    """Refuse completions that exceed the limit after this prompt. Another rendering of the prompt is no fault."""
-    num_prompt_tokens, longest = len(prompt_ids), int(group.tokens.lengths.max())
+    """Refuse completions that exceed the limit after this prompt. Another rendering of the prompt is no fault.
+
+    Of an episode only the first turns follow the prompt. `replay` checks the others.
+    """
+    num_prompt_tokens = len(prompt_ids)
+    longest = max((turns[0] for turns in group.turn_lengths), default=int(group.tokens.lengths.max()))
     limit = context.manifest.sampling.space_after(num_prompt_tokens)
     if longest <= limit:
         return None

@@ -166,10 +166,21 @@ def ids_in_vocabulary(envelope: Envelope, group: Group, context: ValidationConte
 
 
 def lengths_in_bounds(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """Refuse a completion longer than the run allows for any prompt."""
+    """Refuse a completion, or a turn of an episode, that is longer than the run allows for any prompt."""
     limit = context.manifest.sampling.completion_limit(1)
-    longest = int(group.tokens.lengths.max())
+    longest = max(map(max, group.turn_lengths), default=int(group.tokens.lengths.max()))
     return Refusal("length", f"{longest} tokens, at most {limit}") if longest > limit else None
+
+
+def turns_allowed(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
+    """Refuse turns in a run without episodes, a group without them in a run of episodes, and too many turns."""
+    episode = context.manifest.episode
+    if (episode is None) != (not group.turn_lengths):
+        return Refusal("episode_mismatch", "its completions have turns, or have none, unlike those of this run")
+    most = max(map(len, group.turn_lengths), default=0)
+    if episode is not None and most > episode.max_turns:
+        return Refusal("episode_mismatch", f"{most} turns, at most {episode.max_turns}")
+    return None
 
 
 def logprobs_possible(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
@@ -201,11 +212,11 @@ def logprobs_plausible(envelope: Envelope, group: Group, context: ValidationCont
 def finishes_agree(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
     """Refuse a group whose end ids contradict its finish reasons.
 
-    A completion that stopped has an end id of its sender at its end and nowhere else. Any other completion has none. An
-    end id of another model is a token like another (`PromptTokenizer.answer_texts`).
+    A completion that stopped has an end id of its sender at its end and nowhere else. So does each turn of an episode
+    but the last. Any other completion has none. An end id of another model is a token like another
+    (`PromptTokenizer.answer_texts`).
     """
-    ids, ends = group.tokens.token_ids, group.tokens.ends
-    stops = [end - 1 for end, reason in zip(ends.tolist(), group.finish_reasons, strict=True) if reason is _STOP]
+    ids, ends, stops = group.tokens.token_ids, group.tokens.ends, group.stops
     is_eos = np.zeros(len(ids), dtype=bool)
     for end_id in group.end_ids:
         is_eos |= ids == end_id
@@ -237,6 +248,7 @@ RULES: tuple[Callable[[Envelope, Group, ValidationContext], Refusal | None], ...
     in_time,
     same_tokenizer,
     sampled_as_agreed,
+    turns_allowed,
     lengths_in_bounds,
     rewards_possible,
     opening_possible,

@@ -35,6 +35,7 @@ TOKENIZER = bytes.fromhex("cd" * 16)
 USED_NUMBER = 7
 BANNED, UNKNOWN = peer_id_bytes(b"\x11" * 32), peer_id_bytes(b"\x22" * 32)
 ACCEPTED = "accepted"
+TURNS: dict[str, Any] = {"turns": [2, 1], "turn_lengths": [1, 2, 2], "observation_hash": bytes(16)}
 
 PROBLEM = ArithmeticTask()[5]
 PROBLEM_HASH = hash_messages(PROBLEM.prompt)
@@ -131,6 +132,11 @@ def groups() -> list[dict[str, str]]:
         "65 end ids": ("malformed", body(end_ids=range(65))),
         "end ids of another model": (ACCEPTED, body(end_ids=[END, 3])),
         "an end id inside a completion": ("finish_reason", body(end_ids=[END, int(PROBLEM.answer.encode()[0])])),
+        "turns in a run without episodes": ("episode_mismatch", body(**TURNS)),
+        "turns without a hash of observations": ("malformed", body(**TURNS | {"observation_hash": b""})),
+        "turns of one completion of two": ("malformed", body(**TURNS | {"turns": [3], "turn_lengths": [1, 2, 2]})),
+        "lengths of turns that sum to another": ("malformed", body(**TURNS | {"turn_lengths": [1, 1, 2]})),
+        "a turn of 0 tokens": ("malformed", body(**TURNS | {"turn_lengths": [0, 3, 2]})),
         "an open think block in the prompt": (ACCEPTED, body(opening="<think>\n")),
         "an opening that is no think block": ("opening", body(opening="<answer>")),
         "another task": ("prompt_mismatch", body(task="gsm8k")),

@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from inspect import cleandoc
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -46,7 +47,7 @@ def render_reference() -> str:
 def _tables(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
     rows, sections = [], []
     for name, field in settings.model_fields.items():
-        nested = field.annotation
+        nested = next((kind for kind in get_args(field.annotation) if kind is not NoneType), field.annotation)
         if isinstance(nested, type) and hasattr(nested, "model_fields"):
             sections.append((name, nested))
         else:

@@ -65,6 +65,9 @@ class LastTokenScorer:
     ) -> list[tuple[float, CompletionStatus]]:
         return [self.score_one(text.split()[-1]) for text in texts]
 
+    def is_episode(self, item: TaskItem) -> bool:
+        return False
+
     def score_one(self, last: str) -> tuple[float, CompletionStatus]:
         status = CompletionStatus.UNSCORED if last == "9" else CompletionStatus.SCORED
         return {"1": 1.0, "5": 0.5}.get(last, 0.0), status

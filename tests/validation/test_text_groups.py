@@ -26,6 +26,7 @@ from ftis_node.validation.rules import (
     logprobs_plausible,
     logprobs_possible,
     same_tokenizer,
+    turns_allowed,
 )
 from ftis_node.validation.text_rules import TEXT_RULES
 from tests.conftest import make_text_group
@@ -186,6 +187,6 @@ async def test_a_text_that_cannot_be_scored_is_not_a_false_claim(identity: Ident
 
 def test_a_text_group_passes_all_rules_but_those_about_tokens() -> None:
     assert set(RULES) - set(TEXT_RULES) == {
-        *(same_tokenizer, ids_in_vocabulary, lengths_in_bounds),
+        *(same_tokenizer, turns_allowed, ids_in_vocabulary, lengths_in_bounds),
         *(logprobs_possible, logprobs_plausible, finishes_agree),
     }

@@ -73,7 +73,10 @@ class CheckLoop:
 
 
 def sampled_by(group: Group, version: int) -> Group | None:
-    """Return the group with only the completions that `version` sampled completely; None if there are none."""
+    """Return the group with only the completions that `version` sampled completely; None if there are none.
+
+    Of episodes it takes whole groups alone, because their observations are stored together.
+    """
     if group.mean_logprobs:  # sent as text: there are no log-probs of tokens to compare
         return None
     completions = tuple(
@@ -81,4 +84,6 @@ def sampled_by(group: Group, version: int) -> Group | None:
         for completion in group.completions
         if completion.policy_version == completion.policy_version_newest == version
     )
-    return group.with_completions(completions) if completions else None
+    if not completions or (group.turn_lengths and len(completions) < len(group.tokens)):
+        return None
+    return group.with_completions(completions)

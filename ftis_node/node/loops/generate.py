@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ftis_node.backoff import ExponentialBackoff
+from ftis_node.config.episode import EpisodeSection
 from ftis_node.errors import ModelError, TaskError, WorkerError
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
+from ftis_node.generation.rollouts import Sampler
 from ftis_node.models import PromptTokenizer
 from ftis_node.node.context import NodeContext
 from ftis_node.node.prompt_order import prompt_order
@@ -28,7 +30,7 @@ from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
 from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import Group, SamplingSettings
 from ftis_node.tasks.base import Task, TaskItem
-from ftis_node.tasks.scorer import IsolatedScorer, score_answers
+from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.tasks.scoring_worker import ScoringCost
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,13 @@ class GenerateLoop:
         self.context.failures.expect(GENERATION, num_failing=2 * num_in_flight)
         sampling = self.context.manifest.sampling
         self._sampling = SamplingSettings(sampling.temperature, sampling.top_p, sampling.top_k)
+        self._sampler = Sampler(
+            generate=self.generation.generate,
+            request=self._request,
+            tokenizer=self.tokenizer,
+            scorer=self.scorer,
+            episode=self.context.manifest.episode or EpisodeSection(),
+        )
 
     async def run(self) -> None:
         """Run until canceled.
@@ -164,21 +173,24 @@ class GenerateLoop:
                 "logs/generation.log in the home has the details"
             ) from error
 
-    async def _generate(self, item: TaskItem, prompt_ids: list[int]) -> tuple[Group, int]:
-        result = await self.generation.generate(
-            GenerateRequest(
-                prompt_ids=tuple(prompt_ids),
-                num_completions=self.context.manifest.sampling.group_size,
-                sampling=self._sampling,
-                max_tokens=self.context.manifest.sampling.completion_limit(len(prompt_ids)),
-                eos_ids=frozenset(self.tokenizer.eos_ids),
-            )
+    def _request(self, prompt_ids: Sequence[int], num_completions: int) -> GenerateRequest | None:
+        limit = self.context.manifest.sampling.completion_limit(len(prompt_ids))
+        if limit < 1:
+            return None
+        return GenerateRequest(
+            prompt_ids=tuple(prompt_ids),
+            num_completions=num_completions,
+            sampling=self._sampling,
+            max_tokens=limit,
+            eos_ids=frozenset(self.tokenizer.eos_ids),
         )
-        opening = self.tokenizer.render_prompt(item.prompt).opening
-        texts = self.tokenizer.answer_texts(result.tokens, result.finish_reasons, opening=opening)
+
+    async def _generate(self, item: TaskItem, prompt_ids: list[int]) -> tuple[Group, int]:
         cost = ScoringCost()
-        scores = await score_answers(self.scorer, item, texts, cost=cost)
-        self._note_rewards([reward for reward, _ in scores], texts)
+        rollouts = await self._sampler.sample(item, prompt_ids, self.context.manifest.sampling.group_size, cost=cost)
+        assert rollouts is not None, "a prompt within its limit leaves space for a completion"
+        result, scores = rollouts.result, rollouts.scores
+        self._note_rewards([reward for reward, _ in scores], rollouts.texts)
         group = Group(
             run_id=self.context.manifest.run_id,
             sender=self.context.peer_id,
@@ -198,7 +210,9 @@ class GenerateLoop:
             created_at=time.time(),
             weights_of=self.context.settings.roles.follow or None,
             end_ids=self.tokenizer.end_ids,
-            opening=opening,
+            opening=self.tokenizer.render_prompt(item.prompt).opening,
+            turn_lengths=rollouts.turn_lengths,
+            observation_hash=rollouts.observation_hash,
         )
         return group, cost.num_unfinished
 

@@ -39,7 +39,8 @@ from ftis_node.node.storage.disk_space import checkpoint_bytes, checkpoint_step,
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.identity import Identity, peer_id_from_text
 from ftis_node.tasks import load_task, parse_spec
-from ftis_node.tasks.base import Task
+from ftis_node.tasks.base import Task, leaves
+from ftis_node.tasks.episodes.episode import is_episode
 from ftis_node.telemetry.log import OnProgress
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.tracking import check_installed
@@ -63,6 +64,7 @@ async def prepare(
     _check_codec(settings, plan.manifest)
     _check_followed(settings)
     _check_quantized(settings)
+    _check_episodes(settings, plan.manifest)
     check_installed(settings.tracking.to)
     identity = Identity.load_or_create(home.identity)
     keep_secret(identity.seed)
@@ -115,6 +117,11 @@ def load_tasks(plan: RunPlan) -> tuple[Task, Task, tuple[Task, ...]]:
     """Return the run's task, this node's domain of it, and the held-out tasks to evaluate on."""
     task = load_task(plan.task_spec, split="train")
     domain = load_task(plan.domain_spec, split="train") if plan.domain_spec else task
+    if any(is_episode(leaf) != (plan.manifest.episode is not None) for leaf in leaves(task)):
+        raise ConfigError(
+            f"the run {plan.manifest.name} needs the table [episode] if all tasks of {task.name} have several turns, "
+            "and must not have it otherwise"
+        )
     return task, domain, tuple(load_task(spec, split="test") for spec in plan.eval_specs)
 
 
@@ -135,6 +142,13 @@ def _check_followed(settings: NodeSettings) -> None:
             raise ConfigError(
                 f"{settings.roles.follow!r} is not a peer id (12D3KooW...): `ftis-node status` on the learner shows it"
             ) from None
+
+
+def _check_episodes(settings: NodeSettings, manifest: RunManifest) -> None:
+    if settings.role == "exchange" and manifest.episode is not None:
+        raise ConfigError(
+            f"--role exchange is for completions of one turn, and run {manifest.name} has episodes: use another role"
+        )
 
 
 def _check_quantized(settings: NodeSettings) -> None:

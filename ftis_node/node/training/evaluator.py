@@ -63,6 +63,7 @@ class Evaluator:
             scorer=self.scorer,
             limit=manifest.eval.limit,
             completion_limit=manifest.sampling.completion_limit,
+            episode=manifest.episode,
         )
         entry = EvalStatus(
             step=step,

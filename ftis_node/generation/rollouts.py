@@ -1,0 +1,186 @@
+"""The completions of a problem with their rewards: one turn each, or an episode of several.
+
+In an episode all completions of a group take a turn, and the environment answers each of them. A turn's prompt is
+everything before it: the first prompt, the sampled tokens as they were, and the observations. Completions with the same
+tokens so far share a request. An engine that keeps the computed prefix of a prompt uses it again at the next turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ftis_node.config.episode import EpisodeSection
+from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+from ftis_node.models import PromptTokenizer
+from ftis_node.records.codec import hash_observations
+from ftis_node.records.group import Completion, CompletionStatus, FinishReason
+from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.scorer import UNSCORED, Score, Scorer, score_answers
+from ftis_node.tasks.scoring_worker import ScoringCost
+
+NO_REWARD: Score = (0.0, CompletionStatus.SCORED)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """The sampled completions of a problem, in order. Each list and tuple has one entry per completion.
+
+    `texts` are what is scored, None for a completion with a hidden special token (`PromptTokenizer.answer_texts`). In
+    those of an episode the observations are between the turns. `turn_lengths` and `observation_hash` are a `Group`'s.
+    """
+
+    result: GenerationResult
+    scores: list[Score]
+    texts: list[str | None]
+    turn_lengths: tuple[tuple[int, ...], ...] = ()
+    observation_hash: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """How the completions of a problem are sampled and scored.
+
+    `request(prompt_ids, num_completions)` returns the request for completions of this prompt, up to the limit of one
+    turn; None if there is no space for one.
+    """
+
+    generate: Callable[[GenerateRequest], Awaitable[GenerationResult]]
+    request: Callable[[Sequence[int], int], GenerateRequest | None]
+    tokenizer: PromptTokenizer
+    scorer: Scorer
+    episode: EpisodeSection = field(default_factory=EpisodeSection)
+
+    async def sample(
+        self, item: TaskItem, prompt_ids: Sequence[int], num_completions: int, *, cost: ScoringCost | None = None
+    ) -> Rollouts | None:
+        """Return the completions of a problem; None if the prompt leaves no space for them. Adds to `cost`.
+
+        Raises the errors of `generate`.
+        """
+        if self.scorer.is_episode(item):
+            return await self._play(item, prompt_ids, num_completions, cost or ScoringCost())
+        request = self.request(prompt_ids, num_completions)
+        if request is None:
+            return None
+        result = await self.generate(request)
+        opening = self.tokenizer.render_prompt(item.prompt).opening
+        texts = self.tokenizer.answer_texts(result.tokens, result.finish_reasons, opening=opening)
+        return Rollouts(result, await score_answers(self.scorer, item, texts, cost=cost), texts)
+
+    async def _play(
+        self, item: TaskItem, prompt_ids: Sequence[int], num_completions: int, cost: ScoringCost
+    ) -> Rollouts | None:
+        opening = self.tokenizer.render_prompt(item.prompt).opening
+        playing = [_Playing(prompt_ids) for _ in range(num_completions)]
+        for _ in range(self.episode.max_turns):
+            if not await self._take_turns([one for one in playing if not one.has_ended]):
+                break
+            for one in playing:
+                if not one.has_ended:
+                    await self._observe(item, one, opening, cost)
+        if not all(one.turns for one in playing):
+            return None
+        completions = [one.completion() for one in playing]
+        return Rollouts(
+            GenerationResult.from_completions(completions),
+            [one.score for one in playing],
+            [one.transcript for one in playing],
+            tuple(one.turn_lengths for one in completions),
+            hash_observations([one.observations[: len(one.turns) - 1] for one in playing]),
+        )
+
+    async def _take_turns(self, playing: Sequence[_Playing]) -> bool:
+        """Sample the next turn of each of these. End those without space for it. Return whether any had space."""
+        by_prefix: dict[tuple[int, ...], list[_Playing]] = {}
+        for one in playing:
+            by_prefix.setdefault(tuple(one.token_ids), []).append(one)
+        requests = [(self.request(prefix, len(members)), members) for prefix, members in by_prefix.items()]
+        for request, members in requests:
+            for one in members if request is None else ():
+                one.has_ended = True
+        asked = [(request, members) for request, members in requests if request is not None]
+        results = await asyncio.gather(*(self.generate(request) for request, _ in asked))
+        for result, (_, members) in zip(results, asked, strict=True):
+            for one, completion in zip(members, completions_of(result), strict=True):
+                one.take(completion)
+        return bool(asked)
+
+    async def _observe(self, item: TaskItem, one: _Playing, opening: str, cost: ScoringCost) -> None:
+        """Replay the turns. Append the observation, or end the episode with its score."""
+        turn = one.turns[-1]
+        has_stopped = turn.finish_reason is FinishReason.STOP
+        text = self.tokenizer.answer_text(turn.token_ids.tolist(), has_stopped=has_stopped, opening=opening)
+        if text is None:
+            one.has_ended, one.score = True, NO_REWARD
+            return
+        one.texts.append(text)
+        play = await self.scorer.play(item, one.texts, cost=cost)
+        if play is None:
+            one.has_ended, one.score = True, UNSCORED
+            return
+        one.score = play.reward, CompletionStatus.SCORED
+        if play.is_over or not has_stopped:
+            one.has_ended = True
+            return
+        one.observations = list(play.observations)
+        one.token_ids += self.tokenizer.encode_observation(
+            play.observations[-1], opening=opening, max_tokens=self.episode.max_observation_tokens
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Playing:
+    """A completion under way: the tokens of its prompt, turns and observations; each turn as its engine returned it."""
+
+    prompt_ids: Sequence[int]
+    token_ids: list[int] = field(init=False)
+    turns: list[Completion] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    observations: list[str] = field(default_factory=list)
+    score: Score = NO_REWARD
+    has_ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_ids)
+
+    def take(self, turn: Completion) -> None:
+        self.turns.append(turn)
+        self.token_ids += turn.token_ids.tolist()
+
+    @property
+    def transcript(self) -> str | None:
+        """Return the turns with the observations between them, in lines; None if the last turn has no text."""
+        if len(self.texts) < len(self.turns):
+            return None
+        observed = [f"\n> {text}\n" for text in self.observations[: len(self.turns) - 1]]
+        return "".join(part for pair in zip(self.texts, [*observed, ""], strict=True) for part in pair)
+
+    def completion(self) -> Completion:
+        """Return the sampled tokens of all turns as one completion, which ended as its last turn did."""
+        return Completion(
+            token_ids=np.concatenate([turn.token_ids for turn in self.turns]),
+            logprobs=np.concatenate([turn.logprobs for turn in self.turns]),
+            finish_reason=self.turns[-1].finish_reason,
+            policy_version=self.turns[0].policy_version,
+            policy_version_newest=self.turns[-1].policy_version_newest,
+            turn_lengths=tuple(len(turn.token_ids) for turn in self.turns),
+        )
+
+
+def completions_of(result: GenerationResult) -> list[Completion]:
+    """Return one unscored completion per entry of the result."""
+    return [
+        Completion(ids, logprobs, reason, policy_version=first, policy_version_newest=last)
+        for ids, logprobs, reason, first, last in zip(
+            result.tokens.ids_of_each(),
+            result.tokens.logprobs_of_each(),
+            result.finish_reasons,
+            result.policy_versions,
+            result.policy_versions_newest,
+            strict=True,
+        )
+    ]

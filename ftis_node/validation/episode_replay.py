@@ -1,0 +1,97 @@
+"""Replay of a peer's episodes: its sampled turns are decoded, and the environment answers them here.
+
+The peer sent no observation, so it cannot invent one. The replay checks that its environment gave the same texts
+(`observation_hash`). It also checks that no turn follows the end of an episode, and that none is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ftis_node.errors import ModelError
+from ftis_node.records.codec import hash_observations, hash_prompt
+from ftis_node.records.group import CompletionStatus, FinishReason, Group
+from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.episodes.episode import Play
+from ftis_node.tasks.scoring_worker import ScoringCost
+from ftis_node.validation.rules import Refusal, ValidationContext
+
+NOTHING_PLAYED = Play((), 0, is_over=False, reward=0.0)
+
+
+async def replay(
+    group: Group, item: TaskItem, prompt_ids: Sequence[int], context: ValidationContext, cost: ScoringCost
+) -> tuple[Group, tuple[tuple[int, ...], ...]] | Refusal:
+    """Return the group with our rewards, and the ids of all observations in order; or why it is refused."""
+    is_same_prompt = group.prompt_hash == hash_prompt(prompt_ids)
+    rewards: list[float] = []
+    observations: list[tuple[str, ...]] = []
+    observation_ids: list[tuple[int, ...]] = []
+    for token_ids, lengths, reason in zip(
+        group.tokens.ids_of_each(), group.turn_lengths, group.finish_reasons, strict=True
+    ):
+        texts = _texts(token_ids, lengths, reason, group.opening, context)
+        if isinstance(texts, Refusal):
+            return texts
+        played = await context.scorer.play(item, texts, cost=cost) if texts else NOTHING_PLAYED
+        if played is None and cost.num_stopped and not cost.num_lost:
+            return Refusal("scoring_timeout", "replaying one of its episodes took the whole time limit")
+        if played is None:
+            return Refusal("scoring_failed", "replaying one of its episodes failed here")
+        num_turns, is_hidden = len(lengths), len(texts) < len(lengths)
+        between = played.observations[: num_turns - 1]
+        if len(between) < num_turns - 1:
+            return Refusal("episode_mismatch", f"{num_turns} turns, its episode ends after {played.num_turns}")
+        try:
+            ids = [_encoded(text, group, context) for text in played.observations]
+        except ModelError as error:
+            return Refusal("not_encodable", str(error))
+        num_tokens = len(prompt_ids) + len(token_ids) + sum(map(len, ids[: num_turns - 1]))
+        if num_tokens > context.manifest.sampling.max_total_tokens and is_same_prompt:
+            return Refusal("length", f"an episode of {num_tokens} tokens")
+        if num_tokens > context.manifest.sampling.max_total_tokens:
+            return Refusal("too_long_here", f"an episode of {num_tokens} tokens here")
+        if len(ids) == num_turns and reason is FinishReason.STOP and is_same_prompt and not is_hidden:
+            assert context.manifest.episode is not None  # `turns_allowed`
+            has_space = context.manifest.sampling.completion_limit(num_tokens + len(ids[-1])) >= 1
+            if has_space and num_turns < context.manifest.episode.max_turns:
+                return Refusal("episode_mismatch", f"{num_turns} turns, its episode goes on")
+        rewards.append(0.0 if is_hidden else played.reward)
+        observations.append(between)
+        observation_ids += ids[: num_turns - 1]
+    if hash_observations(observations) != group.observation_hash:
+        return Refusal("episode_mismatch", "its observations differ from those of the replay")
+    scored = replace(group, rewards=tuple(rewards), statuses=(CompletionStatus.SCORED,) * len(rewards))
+    return scored, tuple(observation_ids)
+
+
+def _texts(
+    token_ids: NDArray[np.int32],
+    lengths: Sequence[int],
+    reason: FinishReason,
+    opening: str,
+    context: ValidationContext,
+) -> list[str] | Refusal:
+    """Return the text of each turn; without the last one if it has a hidden special token, which gives no reward."""
+    texts = []
+    bounds = list(pairwise([0, *accumulate(lengths)]))
+    for number, (start, end) in enumerate(bounds, start=1):
+        is_last = number == len(bounds)
+        has_stopped = not is_last or reason is FinishReason.STOP
+        text = context.tokenizer.answer_text(token_ids[start:end].tolist(), has_stopped=has_stopped, opening=opening)
+        if text is not None:
+            texts.append(text)
+        elif not is_last:
+            return Refusal("episode_mismatch", f"turn {number} has a hidden token, and another turn follows")
+    return texts
+
+
+def _encoded(text: str, group: Group, context: ValidationContext) -> tuple[int, ...]:
+    assert context.manifest.episode is not None  # `turns_allowed`
+    limit = context.manifest.episode.max_observation_tokens
+    return tuple(context.tokenizer.encode_observation(text, opening=group.opening, max_tokens=limit))
