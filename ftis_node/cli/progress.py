@@ -53,9 +53,12 @@ class ProgressState:
             return ""
         return f"about {duration(elapsed_s * (1 - self.fraction) / self.fraction)} left"
 
+    def done(self) -> str:
+        percent = "" if self.fraction is None else f"{self.fraction:.0%} "
+        return f"{self.title}: {percent}{self.what}"
+
     def line(self) -> str:
-        done = "" if self.fraction is None else f"{self.fraction:.0%} "
-        return ", ".join(filter(None, (f"{self.title}: {done}{self.what}", self.time())))
+        return ", ".join(filter(None, (self.done(), self.time())))
 
 
 @contextmanager
@@ -81,9 +84,13 @@ def _is_terminal() -> bool:
 
 
 def _write_lines(work: ProgressState, is_over: threading.Event, period_s: float) -> None:
+    """Write a line per period. While a known fraction does not change, its line is not repeated."""
+    written = ""
     while not is_over.wait(period_s):
-        if work.what:
+        done = work.done()
+        if work.what and (work.fraction is None or done != written):
             typer.echo(work.line(), err=True)
+            written = done
 
 
 @contextmanager

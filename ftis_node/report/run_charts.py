@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ftis_node.report.facts import EventTotals
 from ftis_node.telemetry.history import History, thinned
+from ftis_node.view.palette import FOREIGN, MAIN, OWN, SECOND
 from ftis_node.view.spans import count, number, percent
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     Point = tuple[float, float]
 
-OWN, FOREIGN, MAIN, SECOND = "#3f83dd", "#d9771c", "#1c9c72", "#cf4f8d"  # readable on a light and on a dark page
 TASK_COLORS = (MAIN, OWN, FOREIGN, SECOND)
 INK = "#858b93"
 WIDTH, WIDE, HEIGHT = 4.7, 10.4, 2.1  # inches

@@ -77,6 +77,11 @@ def test_a_log_file_gets_lines_with_the_time_left(capsys: pytest.CaptureFixture[
         output = _until(r"(?m)^eval: loading m into the engine, \d+ s so far$", read)
         show(0.5, "32 of 64")
         output += _until(r"(?m)^eval: 50% 32 of 64, about \d+ s left$", read)
+        show(0.502, "32 of 64")
+        time.sleep(3 * PERIOD_S)
+        assert read() == "", "the line would only repeat the last one"
+        show(0.6, "38 of 64")
+        output += _until(r"(?m)^eval: 60% 38 of 64", read)
         show(None, "")
         time.sleep(3 * PERIOD_S)
         output += read()

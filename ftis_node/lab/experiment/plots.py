@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,16 @@ from typing import Any
 from ftis_node.lab.experiment.specs import ALONE
 from ftis_node.lab.experiment.summary import Estimate, MethodResult, has_no_peers, varied_axes
 from ftis_node.lab.experiment.trial_result import TrialResult
+from ftis_node.view.palette import CURVES
 
-BAND_ALPHA = 0.15
+CAP_SIZE, CAP_WIDTH = 2.5, 0.9  # of error bars, in points
 DASHES = (("black", "--"), ("dimgrey", "-."), ("dimgrey", ":"), ("darkgrey", "-."), ("darkgrey", ":"))  # of baselines
 PANEL_WIDTH, PANEL_HEIGHT = 5.6, 3.9  # inches
 DPI = 110
 
 
 def plot_curves(lines: Sequence[MethodResult], task: str, path: Path) -> None:
-    """Plot accuracy by step: one panel per model of a pairing, one line per method, a band of one standard error."""
+    """Plot accuracy by step: one panel per model of a pairing, one line per method, bars of one standard error."""
     panels = {
         f"{pair}: {model}": {
             line.method: line.curve(task) for line in lines if (line.pair, line.model) == (pair, model)
@@ -26,7 +28,7 @@ def plot_curves(lines: Sequence[MethodResult], task: str, path: Path) -> None:
         for pair, model in _models(lines)
     }
     dashed = {line.method for line in lines if has_no_peers(line)}
-    plot_panels(panels, path, y=f"greedy pass@1, {task}", dashed=dashed)
+    plot_panels(panels, path, y=_accuracy(task), dashed=dashed)
 
 
 def plot_panels(
@@ -36,7 +38,7 @@ def plot_panels(
     y: str,
     dashed: Container[str] = (),
 ) -> None:
-    """Plot curves by step: one panel per title, one line per label, a band of one standard error."""
+    """Plot curves by step: one panel per title, one line per label, bars of one standard error over seeds."""
     figure, axes = new_panels(len(panels))
     for (title, lines), panel in zip(panels.items(), axes, strict=False):
         dashes = itertools.cycle(DASHES)
@@ -58,7 +60,7 @@ def plot_methods(lines: Sequence[MethodResult], task: str, path: Path) -> None:
         }
         for pair, model in _models(lines)
     }
-    plot_rows(panels, path, x=f"greedy pass@1, {task}")
+    plot_rows(panels, path, x=_accuracy(task))
 
 
 def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], task: str, path: Path) -> bool:
@@ -84,8 +86,8 @@ def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], ta
             if line.method == ALONE:
                 panel.axhline(line.final(task).mean, color="black", linestyle="--", linewidth=1, label="alone")
         panel.set_xticks(range(len(places)), places)
-        panel.set(title=f"{pair}: {model}", xlabel=axis, ylabel=f"greedy pass@1 at the end, {task}")
-    save_figure(figure, axes[: len(panels)], path)
+        panel.set(title=f"{pair}: {model}", xlabel=axis, ylabel=_accuracy(task, "at the end"))
+    save_figure(figure, axes[: len(panels)], path, counts_on_x=False)
     return True
 
 
@@ -101,7 +103,13 @@ def plot_rows(panels: Mapping[str, Mapping[str, Mapping[str, Estimate]]], path: 
         panel.set_yticks(range(len(rows)), list(rows), fontsize="x-small")
         panel.invert_yaxis()
         panel.set(title=title, xlabel=x)
-    save_figure(figure, axes[: len(panels)], path)
+        panel.locator_params(axis="x", nbins=6)
+    save_figure(figure, axes[: len(panels)], path, counts_on_x=False)
+
+
+def _accuracy(task: str, when: str = "") -> str:
+    """Return the label of an axis, in two lines: the specs of mixtures are long."""
+    return "\n".join((f"greedy pass@1 {when}".strip(), textwrap.shorten(task.replace("+", " + "), 40)))
 
 
 def _models(lines: Sequence[MethodResult]) -> list[tuple[str, str]]:
@@ -120,29 +128,38 @@ def new_panels(count: int) -> tuple[Any, list[Any]]:
         rows, columns, figsize=(PANEL_WIDTH * columns, PANEL_HEIGHT * rows), layout="constrained", squeeze=False
     )
     flat = list(axes.flat)
+    for panel in flat:
+        panel.set_prop_cycle(color=CURVES)
     for unused in flat[count:]:
         unused.axis("off")
     return figure, flat
 
 
 def _draw(panel: Any, x: Sequence[int], estimates: Sequence[Estimate], **style: Any) -> None:
-    means = [value.mean for value in estimates]
-    (line,) = panel.plot(x, means, **style)
-    low = [value.mean - (value.error or 0.0) for value in estimates]
-    high = [value.mean + (value.error or 0.0) for value in estimates]
-    panel.fill_between(x, low, high, color=line.get_color(), alpha=BAND_ALPHA, linewidth=0)
+    """Draw a line with error bars; a mean of one seed has none."""
+    means, errors = [value.mean for value in estimates], [value.error for value in estimates]
+    bars = {"elinewidth": CAP_WIDTH, "capsize": CAP_SIZE, "capthick": CAP_WIDTH}
+    panel.errorbar(x, means, yerr=None if None in errors else errors, **bars, **style)
 
 
-def save_figure(figure: Any, axes: Sequence[Any], path: Path) -> None:
-    """Write a figure with grids and legends to a file."""
+def save_figure(figure: Any, axes: Sequence[Any], path: Path, *, counts_on_x: bool = True) -> None:
+    """Write a figure with grids to a file. `counts_on_x`: steps or tokens, so whole numbers.
+
+    Panels with the same labels have one legend, below them, because then each label has one color.
+    """
     from matplotlib import pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
     for panel in axes:
         panel.grid(alpha=0.3)
-        if panel.get_xscale() == "linear":
-            panel.xaxis.set_major_locator(MaxNLocator(integer=True))  # steps or tokens
-        if panel.get_legend_handles_labels()[0]:
+        if counts_on_x and panel.get_xscale() == "linear":
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    handles, labels = axes[0].get_legend_handles_labels()
+    if all(panel.get_legend_handles_labels()[1] == labels for panel in axes):
+        if labels:
+            figure.legend(handles, labels, loc="outside lower center", ncols=min(len(axes), 2), fontsize="small")
+    else:
+        for panel in axes:
             panel.legend(fontsize="small")
     figure.savefig(path, dpi=DPI)
     plt.close(figure)

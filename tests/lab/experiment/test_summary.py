@@ -9,10 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from ftis_node.lab.experiment.plots import plot_curves, plot_methods, plot_sweep
+from ftis_node.lab.experiment.plots import plot_curves, plot_methods, plot_panels, plot_sweep
 from ftis_node.lab.experiment.report import FIGURES, STEP_COLUMNS, steps_table, write_steps_csv
-from ftis_node.lab.experiment.summary import alone_line, estimate, markdown_table, payoff, series_of, write_csv
+from ftis_node.lab.experiment.summary import (
+    Estimate,
+    alone_line,
+    estimate,
+    markdown_table,
+    payoff,
+    series_of,
+    write_csv,
+)
 from ftis_node.lab.experiment.trial_result import Evaluation, MemberResult, TrialResult
+from ftis_node.view.palette import MAIN
 
 
 def member(name: str, curve: list[float], *, tokens_a_step: int, received_a_step: int = 0) -> MemberResult:
@@ -100,6 +109,30 @@ def test_a_varied_axis_is_in_the_label(tmp_path: Path) -> None:
     for name in ("sweep.png", "curves.png", "methods.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "none.png").exists()
+
+
+def test_curves_have_bars_over_seeds_whole_steps_and_one_legend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    curve = [(step, Estimate(0.1 * step, 0.05)) for step in range(3)]
+    one_seed = [(step, Estimate(0.1 * step, None)) for step in range(3)]
+    panels = {title: {"alone": one_seed, "ftis": curve} for title in ("s", "m")}
+    plot_panels(panels, tmp_path / "curves.png", y="pass@1", dashed={"alone"})
+    (figure,) = drawn
+    for panel in figure.axes:
+        alone, ftis = panel.containers
+        assert (alone.has_yerr, ftis.has_yerr) == (False, True)
+        low, high = ftis.lines[2][0].get_segments()[1][:, 1]
+        assert (low, high) == pytest.approx((0.05, 0.15))
+        assert ftis.lines[0].get_color() == MAIN
+        assert all(float(tick).is_integer() for tick in panel.get_xticks())
+        assert panel.get_legend() is None
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["alone", "ftis"]
 
 
 def test_a_swarm_with_a_late_peer_is_compared_with_alone_without_delay() -> None:
