@@ -7,6 +7,8 @@
 | `ftis_node.rewards` | a reward | called with a `TaskItem` and a completion's text, returns a number in [0, 1] |
 | `ftis_node.methods` | a loss method | a `Method` (`algorithms/methods.py`) |
 | `ftis_node.filters` | a filter of completions | called with a `Batch` and `Settings`, returns bool `[N]` |
+| `ftis_node.advantages` | advantages | called with a `ScoredBatch` (`algorithms/scored_batch.py`), returns `[N]` |
+| `ftis_node.choices` | a choice of a step's groups | `replay/plugin_choice.py` has its arguments |
 
 A plug-in is third-party code. ftis-node never fetches one. Listing plug-ins imports none of them, so a broken one
 affects only its users. Each of its exceptions becomes one line that names its package.
@@ -26,12 +28,16 @@ EPISODE_GROUP: Final = "ftis_node.episodes"
 REWARD_GROUP: Final = "ftis_node.rewards"
 METHOD_GROUP: Final = "ftis_node.methods"
 FILTER_GROUP: Final = "ftis_node.filters"
+ADVANTAGE_GROUP: Final = "ftis_node.advantages"
+CHOICE_GROUP: Final = "ftis_node.choices"
 KINDS: Final = {
     TASK_GROUP: "task",
     EPISODE_GROUP: "episode",
     REWARD_GROUP: "reward",
     METHOD_GROUP: "method",
     FILTER_GROUP: "filter",
+    ADVANTAGE_GROUP: "advantage",
+    CHOICE_GROUP: "choice",
 }
 
 
@@ -71,6 +77,20 @@ def describe(entry: EntryPoint) -> Plugin:
     """Return the plug-in behind an entry point, without importing it."""
     package, version = (entry.dist.name, entry.dist.version) if entry.dist else ("an unnamed package", "?")
     return Plugin(kind=KINDS[entry.group], name=entry.name, package=package, version=version, target=entry.value)
+
+
+def load_function(
+    group: str, name: str, *, error: type[FtisError]
+) -> tuple[Plugin, Callable[..., Any]] | tuple[None, None]:
+    """Return the plug-in `name` and its function, or None twice if no package has one. Raises `error` if faulty."""
+    entry = find_entry(group, name, error=error)
+    if entry is None:
+        return None, None
+    plugin = describe(entry)
+    function = call_plugin(plugin, entry.load, error=error)
+    if not callable(function):
+        raise error(f"{plugin} is a {type(function).__name__}, which cannot be called")
+    return plugin, function
 
 
 def call_plugin(plugin: Plugin, work: Callable[[], Any], *, error: type[FtisError]) -> Any:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -184,8 +184,31 @@ def example_plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def example_method(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which pip has installed the example package with a loss method and a filter."""
-    return _installed(EXAMPLES / "ftis-node-method-sqrt", tmp_path_factory.mktemp("method"))
+    """A folder into which pip has installed the example package with a loss, a filter, advantages and a choice."""
+    return _installed(EXAMPLES / "ftis-node-methods", tmp_path_factory.mktemp("method"))
+
+
+@pytest.fixture
+def methods_package(example_method: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of `example_method`, on the path."""
+    monkeypatch.syspath_prepend(example_method)
+    return example_method
+
+
+@pytest.fixture
+def fresh_plugins() -> Iterator[None]:
+    """Clear the caches, so that each test loads the plug-ins on its path."""
+    from ftis_node.algorithms.methods import load_method
+    from ftis_node.algorithms.scored_batch import load_advantage
+    from ftis_node.algorithms.settings import load_filter
+    from ftis_node.replay.plugin_choice import load_choice
+
+    loaders = (load_method, load_filter, load_advantage, load_choice)
+    for load in loaders:
+        load.cache_clear()
+    yield
+    for load in loaders:
+        load.cache_clear()
 
 
 def write_distribution(folder: Path, package: str, entry_points: str, *, version: str = "1.0") -> None:

@@ -42,7 +42,7 @@ SCENARIOS: Final = (
     "tests/lab/test_card_check.py::test_the_figures_of_both_workers_are_in_the_file_and_the_table",
     "tests/lab/test_demo.py::test_two_nodes_train_and_answer_some_problems",
     "tests/lab/test_hdee.py",
-    "tests/algorithms/test_plugins.py::test_an_installed_method_is_compared_with_a_built_in_one",
+    "tests/algorithms/plugins/test_plugins.py::test_installed_plugins_are_compared_with_a_built_in_one",
     "tests/bench/test_simulation.py",
     "tests/cli/test_first_start_errors.py",
     "tests/cli/test_join_output.py",

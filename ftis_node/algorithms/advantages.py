@@ -46,8 +46,8 @@ from ftis_node.algorithms.batch import (
     require_finite,
     require_tensor,
 )
+from ftis_node.config.method_table import SCALES
 
-SCALES = ("std", "mean", "success", "capability")
 LOWEST_CAPABILITY, LARGEST_OMEGA = 1e-8, 10.0
 
 

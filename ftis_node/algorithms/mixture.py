@@ -37,10 +37,6 @@ def posterior(log_prior: Tensor, sequence_logprobs: Tensor) -> Tensor:
     return torch.where(is_possible, joint, prior).log_softmax(dim=0)
 
 
-def uniform_prior(num_experts: int) -> Tensor:
-    return torch.full((num_experts,), 1.0 / num_experts, dtype=torch.float64).log()
-
-
 def text_logprobs(token_logprobs: Tensor, log_prior: Tensor, *, learns: bool = True) -> Tensor:
     """Return `[T]` log-probs of a text's tokens under the mixture, from each expert's `[J, T]`.
 

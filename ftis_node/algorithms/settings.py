@@ -21,7 +21,7 @@ from torch import Tensor
 from ftis_node.algorithms.batch import AGGREGATIONS, DENOMINATORS, require_choice
 from ftis_node.config.method_table import FILTERS, KlEstimator
 from ftis_node.errors import ConfigError
-from ftis_node.plugins import FILTER_GROUP, Plugin, call_plugin, describe, find_entry
+from ftis_node.plugins import FILTER_GROUP, Plugin, call_plugin, load_function
 
 FilterRule = Callable[[Any, Any], Tensor]  # of a `Batch` and `Settings`
 
@@ -148,13 +148,9 @@ def _require_bounds(name: str, value: object) -> None:
 @lru_cache(maxsize=16)
 def load_filter(name: str) -> FilterRule | None:
     """Return the filter of the plug-in `name`; None if no package has one. Raises ConfigError for a faulty one."""
-    entry = find_entry(FILTER_GROUP, name, error=ConfigError)
-    if entry is None:
+    plugin, rule = load_function(FILTER_GROUP, name, error=ConfigError)
+    if plugin is None or rule is None:
         return None
-    plugin = describe(entry)
-    rule = call_plugin(plugin, entry.load, error=ConfigError)
-    if not callable(rule):
-        raise ConfigError(f"{plugin} is a {type(rule).__name__}, which cannot be called")
 
     def keep(batch: Any, settings: Any) -> Tensor:
         kept = call_plugin(plugin, lambda: rule(batch, settings), error=ConfigError)

@@ -12,9 +12,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ftis_node.config.method_table import KlEstimator, require_filter, require_method
+from ftis_node.config.method_table import SCALES, KlEstimator, require_filter, require_method, require_scale
 from ftis_node.config.section import MOST, UNKNOWN_NAME, Positive, Section
 
+PeerWeighting = Literal["agreement", "shrinkage"]
 NOT_OF_THE_LOSS = ("advantage_scale", "advantage_shift", "peer_weights")  # of every method, besides the loss
 FILTERS_OF = {"keep_share": ("quantile",), "rank_own": ("quantile", "ess"), "obrs_lambda": ("obrs",)}  # that read it
 
@@ -40,11 +41,12 @@ class MethodSection(Section):
         max_length=64,
         description="Loss method: a row of ftis-node docs train/methods, or that of an installed plug-in.",
     )
-    advantage_scale: Literal["std", "mean", "success", "capability"] | None = Field(
+    advantage_scale: str | None = Field(
         default=None,
+        max_length=64,
         description="`std`: (r - mean) / std of the group (GRPO). `mean`: r - mean (Dr.GRPO). `success`: "
         "(r - mean) / mean (MaxRL). `capability`: as `std`, with HACPO's baseline and coefficient (ftis-node docs "
-        "train/methods#advantages). Unset: the method's.",
+        "train/methods#advantages). Or an installed plug-in. Unset: the method's.",
     )
     advantage_shift: float | None = Field(
         default=None,
@@ -161,20 +163,21 @@ class MethodSection(Section):
         description="hacpo: power of the ratio that weighs peers' completions, beside the ratio itself. Unset: 1.",
     )
 
-    peer_weights: Literal["agreement"] | None = Field(
+    peer_weights: PeerWeighting | None = Field(
         default=None,
-        description="`agreement`: scales each peer's advantages by how far the gradient of its completions agrees "
-        "with that of own ones (ftis-node docs train/methods#beyond-the-paper). Unset: no scaling.",
+        description="Scales each peer's advantages by the gradient of its completions (ftis-node docs "
+        "train/methods#beyond-the-paper). `agreement`: by its cosine with that of own ones. `shrinkage`: by the "
+        "squared distance between them. Unset: no scaling.",
     )
 
-    @field_validator("name", "filter")
+    @field_validator("name", "filter", "advantage_scale")
     @classmethod
     def _is_known(cls, value: str | None, info: ValidationInfo) -> str | None:
         try:
             if info.field_name == "name":
                 require_method(str(value), info.data.get("package"))
             elif value is not None:
-                require_filter(value)
+                (require_filter if info.field_name == "filter" else require_scale)(value)
         except ValueError as error:
             raise PydanticCustomError(UNKNOWN_NAME, "{line}", {"line": str(error)}) from None
         return value
@@ -187,6 +190,8 @@ class MethodSection(Section):
             )
         if self.floor is not None and self.cap is not None and self.floor > self.cap:
             raise ValueError(f"floor must not exceed cap, but {self.floor} > {self.cap}")
+        if self.advantage_shift is not None and self.advantage_scale not in (None, *SCALES):
+            raise ValueError(f"advantage_shift has no effect with the plug-in {self.advantage_scale!r}: remove it")
         for name, filters in FILTERS_OF.items():
             if getattr(self, name) is not None and self.filter not in filters:
                 known = " or ".join(f'"{each}"' for each in filters)

@@ -1,7 +1,7 @@
-"""Table of the built-in methods, filters and KL estimators: the only place that lists their names.
+"""Table of the built-in methods, filters, KL estimators, advantages and choices of groups: all their names.
 
 It is plain data, so the manifest can check a name without PyTorch. `ftis_node/algorithms/methods.py` has the functions
-that `objective` names. Other packages add methods and filters by entry points (`ftis_node/plugins.py`).
+that `objective` names. Other packages add all but estimators by entry points (`ftis_node/plugins.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ftis_node.errors import ConfigError
-from ftis_node.plugins import FILTER_GROUP, METHOD_GROUP, describe, find_entry
+from ftis_node.plugins import ADVANTAGE_GROUP, CHOICE_GROUP, FILTER_GROUP, METHOD_GROUP, describe, find_entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ class MethodRow(MethodTraits):
 
 KlEstimator = Literal["author_k3", "k1_fwd", "k3_fwd", "rkl_iw"]  # formulas in ftis_node/algorithms/filters.py
 FILTERS = ("kl", "quantile", "ess", "obrs")  # formulas there, too
+SCALES = ("std", "mean", "success", "capability")  # formulas in ftis_node/algorithms/advantages.py
+CHOICES = ("newest", "sapo")  # rules in ftis_node/replay/lifecycle.py
 FTIS_PAPER = "arXiv 2605.22537"
 FLOOR = ("floor",)
 FILTER = ("filter", "keep_share", "rank_own", "obrs_lambda", "sender_ids")
@@ -103,6 +105,16 @@ def require_method(name: str, package: str | None = None) -> str:
 def require_filter(name: str) -> str:
     """Return the name of a built-in or installed filter. Raises ValueError if there is none."""
     return _require("filter", name, FILTERS, FILTER_GROUP)
+
+
+def require_scale(name: str) -> str:
+    """Return the name of a built-in scale of advantages, or of an installed plug-in. Raises ValueError otherwise."""
+    return _require("advantage", name, SCALES, ADVANTAGE_GROUP)
+
+
+def require_choice(name: str) -> str:
+    """Return the name of a built-in or installed choice of groups. Raises ValueError if there is none."""
+    return _require("choice", name, CHOICES, CHOICE_GROUP)
 
 
 def _require(kind: str, name: str, known: Iterable[str], group: str, package: str | None = None) -> str:

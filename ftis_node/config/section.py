@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 MOST = 1e9  # bound of settings without a natural one: above any use, well within float32
 
-UNKNOWN_NAME = "unknown_name"  # type of the error for a method or filter that is not installed
+UNKNOWN_NAME = "unknown_name"  # type of the error for a plug-in that is not installed
 
 Positive = Annotated[float, Field(gt=0, le=MOST)]
 
@@ -36,7 +36,7 @@ def _keys_beside(place: Sequence[int | str], schema: type[BaseModel] | None) -> 
 
 
 def is_unknown_name(error: ValidationError) -> bool:
-    """Return whether the first error is the name of a method or filter that is not installed."""
+    """Return whether the first error is the name of a plug-in that is not installed."""
     return error.errors()[0]["type"] == UNKNOWN_NAME
 
 

@@ -21,12 +21,13 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from ftis_node.config.section import MOST, Section
+from ftis_node.config.method_table import CHOICES, require_choice
+from ftis_node.config.section import MOST, UNKNOWN_NAME, Section
 
 Share = Literal["vertical", "horizontal"]
-Choice = Literal["newest", "sapo"]
 ScheduleName = Literal["constant", "linear", "cosine"]
 FINAL_SHARE = 0.1  # of the peak, which remains at last; not 0: a swarm's run has no end
 
@@ -120,10 +121,11 @@ class StepSection(Section):
         description="`vertical`: each node answers its own prompts, one advantage group per node. `horizontal`: all "
         "answer the same prompts, one advantage group per prompt over all nodes' completions.",
     )
-    group_selection: Choice = Field(
+    group_selection: str = Field(
         default="newest",
+        max_length=64,
         description="`newest`: ready own groups and the newest of each peer. `sapo`: groups with equal rewards are "
-        "discarded, then a uniform draw (Swarm sAmpling, arXiv 2509.08721).",
+        "discarded, then a uniform draw (Swarm sAmpling, arXiv 2509.08721). Or an installed plug-in.",
     )
     foreign_wait_s: float = Field(
         default=120.0, ge=0, le=86400,
@@ -173,6 +175,14 @@ class StepSection(Section):
         "preference.",
     )
 
+    @field_validator("group_selection")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        try:
+            return require_choice(value)
+        except ValueError as error:
+            raise PydanticCustomError(UNKNOWN_NAME, "{line}", {"line": str(error)}) from None
+
     @model_validator(mode="after")
     def _settings_agree(self) -> StepSection:
         given = {
@@ -193,6 +203,8 @@ class StepSection(Section):
                     f"generated_groups is {self.generated_groups}: {self.own_groups} own_groups cannot be drawn from "
                     "so few"
                 )
+        if self.group_selection not in CHOICES and self.own_domain_fraction is not None:
+            raise ValueError(f"own_domain_fraction has no effect with the plug-in {self.group_selection!r}: remove it")
         if self.own_groups + self.foreign_groups < 1:
             raise ValueError("own_groups and foreign_groups are both 0: a step would take nothing")
         return self

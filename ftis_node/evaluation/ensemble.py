@@ -14,11 +14,11 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import psutil
 
-from ftis_node.errors import ConfigError, MachineError, ModelError
+from ftis_node.errors import ConfigError, MachineError, ModelError, UsageError
 from ftis_node.evaluation.evaluate import Expert, Study, load_experts
 from ftis_node.evaluation.members import Member, as_members, swarm_members
 from ftis_node.evaluation.result import (
@@ -26,7 +26,19 @@ from ftis_node.evaluation.result import (
     EvaluationRow,
     chosen_row,
     confidences,
+    elected,
+    evaluation_row,
+    most_confident,
     vote_row,
+)
+from ftis_node.evaluation.saved_ensemble import (
+    MIXTURES,
+    MODES,
+    Ensemble,
+    check_modes,
+    check_writable,
+    mixture_weights,
+    save_ensemble,
 )
 from ftis_node.generation.engines import EngineName, choose_engine
 from ftis_node.generation.evaluate import Answered
@@ -46,22 +58,31 @@ from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.log import OnProgress, unwatched
 from ftis_node.telemetry.terminal_text import GIB
 
-if TYPE_CHECKING:
-    from ftis_node.generation.engines.mixture_engine import MixtureWeights
-
-MIXTURES: Final = ("posterior", "mean", "answer")
-MODES: Final = (*MIXTURES, "vote", "confidence")
 ROWS = 128  # completions that the engine decodes in parallel, divided by the number of models
 BYTES = {"cpu": 4, "cuda": 2}  # float32 and bfloat16
 
 
 def run_ensemble(
-    models: Sequence[str], swarm: Sequence[Path], task: str, *, on_progress: OnProgress = unwatched, **options: Any
+    models: Sequence[str],
+    swarm: Sequence[Path],
+    task: str,
+    *,
+    save: Path | None = None,
+    on_progress: OnProgress = unwatched,
+    **options: Any,
 ) -> EnsembleResult:
-    """Return `evaluate_ensemble` of the named models and those of the swarm's folders, in this order."""
+    """Return `evaluate_ensemble` of the named models and those of the swarm's folders, in this order.
+
+    The file `save` then has the ensemble with its best mode, the first of equals.
+    """
+    if save is not None:
+        check_writable(save)
     with tempfile.TemporaryDirectory(prefix="ftis-ensemble-") as scratch:
-        members: list[str | Member] = [*models, *swarm_members(swarm, Path(scratch), on_progress=on_progress)]
-        return asyncio.run(evaluate_ensemble(members, task, on_progress=on_progress, **options))
+        members = as_members([*models, *swarm_members(swarm, Path(scratch), on_progress=on_progress)])
+        result = asyncio.run(evaluate_ensemble(members, task, on_progress=on_progress, **options))
+        if save is not None:
+            save_ensemble(save, result.best_mode.name, members)
+    return result
 
 
 async def evaluate_ensemble(
@@ -85,13 +106,12 @@ async def evaluate_ensemble(
 
     Raises ConfigError, ModelError, MachineError, EngineError and NetworkError.
     """
-    _check_modes(modes)
+    check_modes(modes)
     open_engine = choose_engine(engine)
     experts = load_experts(as_members(models), prompts or PromptSettings(), on_progress)
     mixtures = [mode for mode in modes if mode in MIXTURES]
     if mixtures:
-        _check_one_tokenizer(experts)
-        check_mixture_fits([expert.source for expert in experts], max_tokens=max_tokens)
+        check_mixture(experts, max_tokens=max_tokens)
     on_progress(None, f"loading the problems of {task}")
     problems = load_task(task, split="test")
     async with IsolatedScorer(problems) as scorer:
@@ -107,9 +127,12 @@ async def evaluate_ensemble(
             num_parts=len(experts) + len(mixtures),
         )
         answers = [await study.answers_of(expert, open_engine) for expert in experts]
-        mixed = await study.mix(_mixture_weights(mixtures, len(experts))) if mixtures else {}
+        uniform = {mode: mixture_weights(mode, [1.0] * len(experts)) for mode in mixtures}
+        mixed = await study.mix(uniform) if uniform else {}
     names = [expert.member.name for expert in experts]
-    rows = mixed | _selection_rows(modes, answers, problems, names=names, k=k)
+    rows = _selection_rows(modes, answers, problems, names=names, k=k)
+    for mode, answered in mixed.items():
+        rows[mode] = evaluation_row(mode, answered, problems, k=k, num_models=len(experts))
     return EnsembleResult(
         task=task,
         n=len(answers[0]),
@@ -119,20 +142,49 @@ async def evaluate_ensemble(
     )
 
 
-def _check_modes(modes: Sequence[str]) -> None:
-    unknown = [mode for mode in modes if mode not in MODES]
-    if unknown or not modes:
-        raise ConfigError(f"no mode {unknown[0] if unknown else ''!r}: use all, or some of {', '.join(MODES)}")
+async def ensemble_answers(
+    ensemble: Ensemble,
+    task: str,
+    *,
+    limit: int,
+    k: int,
+    max_tokens: int,
+    engine: EngineName,
+    prompts: PromptSettings | None = None,
+    on_progress: OnProgress = unwatched,
+) -> list[Answered]:
+    """Return the answers of an ensemble to test problems, as `evaluate.answers_of` does for one model.
+
+    Raises UsageError for samples of a vote.
+    """
+    if k > 1 and ensemble.mode == "vote":
+        raise UsageError("an ensemble with the mode vote has one answer to each problem: omit --k")
+    open_engine = choose_engine(engine)
+    experts = load_experts(ensemble.members, prompts or PromptSettings(), on_progress)
+    if ensemble.is_mixture:
+        check_mixture(experts, max_tokens=max_tokens)
+    on_progress(None, f"loading the problems of {task}")
+    problems = load_task(task, split="test")
+    num_parts = 1 if ensemble.is_mixture else len(experts)
+    async with IsolatedScorer(problems) as scorer:
+        study = Study(experts, problems, scorer, limit, k, max_tokens, None, on_progress, num_parts)
+        if ensemble.is_mixture:
+            weights = {ensemble.mode: mixture_weights(ensemble.mode, ensemble.weights)}
+            return (await study.mix(weights))[ensemble.mode]
+        by_model = [await study.answers_of(expert, open_engine) for expert in experts]
+    return elected(by_model, problems) if ensemble.mode == "vote" else most_confident(by_model)
 
 
-def _check_one_tokenizer(experts: Sequence[Expert]) -> None:
+def check_mixture(experts: Sequence[Expert], *, max_tokens: int, num_rows: int = ROWS) -> None:
+    """Raise ConfigError if the experts have different tokenizers, and MachineError if they do not fit together."""
     first = experts[0]
     for other in experts[1:]:
         if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
             raise ConfigError(
                 f"{first.member.name} and {other.member.name} have different tokenizers, so their tokens cannot be "
-                "mixed: use --mode vote or --mode confidence"
+                "mixed: use the mode vote or confidence"
             )
+    check_models_fit([expert.source for expert in experts], max_tokens=max_tokens, num_rows=num_rows)
 
 
 def _selection_rows(
@@ -146,23 +198,14 @@ def _selection_rows(
     return rows
 
 
-def _mixture_weights(mixtures: Sequence[str], num_models: int) -> dict[str, MixtureWeights]:
-    if not mixtures:
-        return {}
-    from ftis_node.generation.engines.mixture_engine import uniform_mixture_weights
-
-    return {
-        mode: uniform_mixture_weights(num_models, learns=mode != "mean", reads_prompt=mode != "answer")
-        for mode in mixtures
-    }
-
-
-def mixture_bytes(sources: Sequence[ModelSource], *, max_tokens: int, bytes_per_number: int) -> int:
-    """Return the bytes of all models' weights and of their caches, for a full batch of completions of `max_tokens`.
+def bytes_together(
+    sources: Sequence[ModelSource], *, max_tokens: int, bytes_per_number: int, num_rows: int = ROWS
+) -> int:
+    """Return the bytes of all models' weights and of their caches, for `num_rows` completions of `max_tokens` in all.
 
     A model of unknown shape counts without its cache.
     """
-    num_tokens = max(1, ROWS // len(sources)) * max_tokens
+    num_tokens = max(1, num_rows // len(sources)) * max_tokens
     total = 0
     for source in sources:
         total += bytes_per_number * parameter_count(source)
@@ -171,15 +214,15 @@ def mixture_bytes(sources: Sequence[ModelSource], *, max_tokens: int, bytes_per_
     return total
 
 
-def check_mixture_fits(sources: Sequence[ModelSource], *, max_tokens: int) -> None:
-    """Raise MachineError, which says what to do, if they need more memory than is free."""
+def check_models_fit(sources: Sequence[ModelSource], *, max_tokens: int, num_rows: int = ROWS) -> None:
+    """Raise MachineError, which says what to do, if they need more memory together than is free."""
     device = pick_device("auto")
-    needed = mixture_bytes(sources, max_tokens=max_tokens, bytes_per_number=BYTES[device])
+    needed = bytes_together(sources, max_tokens=max_tokens, bytes_per_number=BYTES[device], num_rows=num_rows)
     free = free_bytes(device)
     if needed > free:
         raise MachineError(
-            f"the mixture of {len(sources)} models needs about {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are "
-            "free: name fewer or smaller models, lower --max-tokens, or use --mode vote,confidence"
+            f"{len(sources)} models together need about {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free: "
+            "use fewer models, lower --max-tokens, or evaluate the mode vote or confidence"
         )
 
 

@@ -68,7 +68,7 @@ class Study:
         async with serving(open_engine, expert.source, self._settings(expert.tokenizer)) as opened:
             return await self._answers(opened, expert.tokenizer, name)
 
-    async def mix(self, weights_by_mode: dict[str, MixtureWeights]) -> dict[str, EvaluationRow]:
+    async def mix(self, weights_by_mode: Mapping[str, MixtureWeights]) -> dict[str, list[Answered]]:
         """Run all models at once, each of the mixtures in turn. The first model's template renders the prompt."""
         from ftis_node.generation.engines.mixture_engine import open_mixture
 
@@ -77,15 +77,14 @@ class Study:
         sources = [expert.source for expert in self.experts]
         first = next(iter(weights_by_mode.values()))
         opened = open_mixture(sources, self._settings(tokenizer), first, on_progress=self.on_progress)
-        entries = {}
+        answers = {}
         try:
             for mode, weights in weights_by_mode.items():
                 opened.weigh(weights)
-                answered = await self._answers(opened, tokenizer, mode, eos_ids=eos_ids)
-                entries[mode] = evaluation_row(mode, answered, self.problems, k=self.k, num_models=len(sources))
+                answers[mode] = await self._answers(opened, tokenizer, mode, eos_ids=eos_ids)
         finally:
             await opened.close()
-        return entries
+        return answers
 
     def alone(self, expert: Expert, answered: list[Answered]) -> EvaluationRow:
         member = expert.member

@@ -61,6 +61,11 @@ class EnsembleResult:
     experts: tuple[EvaluationRow, ...]
     modes: tuple[EvaluationRow, ...]
 
+    @property
+    def best_mode(self) -> EvaluationRow:
+        """Return the row of the mode with the highest pass@1, the first of equals."""
+        return max(self.modes, key=lambda row: row.result.pass_at_1)
+
 
 def evaluation_row(
     name: str,
@@ -83,19 +88,26 @@ def evaluation_row(
     )
 
 
-def vote_row(by_model: Sequence[Sequence[Answered]], task: Task, *, k: int) -> EvaluationRow:
-    """Return the row of the majority over the models' own answers. `by_model` has the answers to the same problems."""
-    elected, right = [], []
+def elected(by_model: Sequence[Sequence[Answered]], task: Task) -> list[Answered]:
+    """Return the greedy answer that the models elect for each problem. `by_model` has answers to the same problems."""
+    winners = []
     for ballot in zip(*by_model, strict=True):
         greedy = [problem.greedy for problem in ballot if problem.greedy is not None]
         winner = elect(_votes(task, ballot[0].item, greedy))
-        elected.append(replace(ballot[0], greedy=None if winner is None else greedy[winner], samples=()))
+        winners.append(replace(ballot[0], greedy=None if winner is None else greedy[winner], samples=()))
+    return winners
+
+
+def vote_row(by_model: Sequence[Sequence[Answered]], task: Task, *, k: int) -> EvaluationRow:
+    """Return the row of the majority over the models' own answers. `by_model` has the answers to the same problems."""
+    right = []
+    for ballot in zip(*by_model, strict=True):
         samples = [answer for problem in ballot for answer in problem.samples[:k]]
         right.append(_is_majority_right(task, ballot[0].item, samples))
     generated, forward = _cost([problem for answered in by_model for problem in answered])
     return EvaluationRow(
         name="vote",
-        result=replace(summarize(elected, k=1), k=k),
+        result=replace(summarize(elected(by_model, task), k=1), k=k),
         majority_at_k=sum(right) / len(right) if k > 1 else None,
         generated_tokens=generated,
         forward_tokens=forward,
@@ -116,7 +128,7 @@ def chosen_row(
     The cost is that of the chosen answers, and of the greedy answers of all models, among which it chooses.
     """
     ballots = list(zip(*by_model, strict=True))
-    choices = [max(range(len(row)), key=row.__getitem__) for row in zip(*scores, strict=True)]
+    choices = highest(scores)
     answered = [ballot[choice] for ballot, choice in zip(ballots, choices, strict=True)]
     others = [
         replace(problem, samples=())
@@ -127,6 +139,16 @@ def chosen_row(
     row = evaluation_row(name, answered, task, k=k, others=others)
     counts = Counter(names[choice] for choice in choices)
     return replace(row, chosen={each: counts[each] for each in names})
+
+
+def highest(scores: Sequence[Sequence[float]]) -> list[int]:
+    """Return for each problem the model with the highest of its `scores` `[J][N]`, the first of equals."""
+    return [max(range(len(row)), key=row.__getitem__) for row in zip(*scores, strict=True)]
+
+
+def most_confident(by_model: Sequence[Sequence[Answered]]) -> list[Answered]:
+    """Return for each problem the answers of the model that is most confident of its greedy one."""
+    return [by_model[choice][place] for place, choice in enumerate(highest(confidences(by_model)))]
 
 
 def confidences(by_model: Sequence[Sequence[Answered]]) -> list[list[float]]:

@@ -20,11 +20,15 @@ HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """One answer. `truncated` says that it reached the limit of tokens before an end token."""
+    """One answer. `truncated` says that it reached the limit of tokens before an end token.
+
+    `chosen` is the model of an ensemble whose answer this is; None for a mixture and for a single model.
+    """
 
     text: str
     num_tokens: int
     truncated: bool
+    chosen: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,13 @@ class ChatSettings:
     max_tokens: int = 256
     temperature: float = 0.0
     device: Device = "auto"
+
+
+def too_long(name: str, num_tokens: int, context: int | None) -> ModelError:
+    """Return the error of a conversation that leaves the model no space for an answer."""
+    return ModelError(
+        f"the conversation has {num_tokens:,} tokens, and {name} reads {context:,} at most: /reset starts a new one"
+    )
 
 
 class _Streamer(BaseStreamer):  # type: ignore[misc]  # transformers is not typed
@@ -115,10 +126,7 @@ class ChatModel:
         context = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
         room = max_tokens if context is None else min(max_tokens, context - len(prompt_ids))
         if room < 1:
-            raise ModelError(
-                f"the conversation has {len(prompt_ids):,} tokens, and {self.name} reads {context:,} at most: "
-                "/reset starts a new one"
-            )
+            raise too_long(self.name, len(prompt_ids), context)
         ends = list(self._tokenizer.end_ids) or None
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
         config = GenerationConfig(max_new_tokens=room, eos_token_id=ends, pad_token_id=0, **sampling)

@@ -1,63 +1,154 @@
 """Domain experts of different size or length of training, at equal total compute (HDEE, arXiv 2502.19385).
 
-Three domains of rising difficulty, an expert for each, and four arms that spend the same compute on them
-(docs/research/experiments.md). The number of steps is adjusted so that all arms cost the same as `equal`. The actual
-compute of a trial is counted from its tokens (`MemberResult.compute`). Experts that have finished leave, and the others
-generate more.
+The domains are the parts of a mixture, by rising difficulty. Each has an expert, and four arms spend the same compute
+on the experts (docs/research/experiments.md). The number of steps is adjusted so that all arms cost the same as
+`equal`. The actual compute of a trial is counted from its tokens (`MemberResult.compute`). Experts that have finished
+leave, and the others generate more. Excluded domains are only evaluated: no expert trains on them.
 
-The report has the accuracy of each expert and of all together, and the cost. Means and errors are those of
-`experiment/summary.py`. A *cell* is one arm, separate or sharing.
+HDEE trains its experts on texts and measures perplexity. These experts train by RL and are measured by pass@1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
 from pathlib import Path
-from statistics import fmean
-from typing import Final, TypeVar
+from typing import Final
 
-from ftis_node.errors import UsageError
-from ftis_node.lab.experiment.pairs import HDEE, Pair, TrialMember
-from ftis_node.lab.experiment.plots import plot_panels, plot_rows
-from ftis_node.lab.experiment.report import document, interval, write_steps_csv
-from ftis_node.lab.experiment.rounds import Rounds
-from ftis_node.lab.experiment.specs import ALONE
-from ftis_node.lab.experiment.summary import Estimate, estimate, markdown, model_seed, over_seeds, write_csv
+from ftis_node.config.manifest import RunManifest, load_manifest, preset_for_task
+from ftis_node.errors import TaskError, UsageError
+from ftis_node.evaluation.saved_ensemble import MIXTURES, MODES
+from ftis_node.lab.experiment.pairs import HDEE, Pair, TrialMember, resolve_pair
+from ftis_node.lab.experiment.specs import ALONE, is_alone
 from ftis_node.lab.experiment.trial import FinalEvaluation, Trial
 from ftis_node.lab.experiment.trial_matrix import Experiment, TrialSetting, with_key
-from ftis_node.lab.experiment.trial_result import GENERATED_COST, TRAINED_COST, TrialResult
+from ftis_node.lab.experiment.trial_result import GENERATED_COST, TRAINED_COST
 from ftis_node.lab.tiny_sums import RECIPES, Size
+from ftis_node.models import PromptSettings, load_tokenizer, parameter_count, resolve_model
+from ftis_node.tasks import TaskPart, TaskSpec, held_out_spec, load_task, parse_parts, parse_spec
+from ftis_node.telemetry.log import OnProgress, unwatched
 
-V = TypeVar("V")
-Seeds = tuple[int, int]  # model seed, seed
-Accuracies = dict[Seeds, list[float]]  # on each domain, by the seeds of the trial
-
-DOMAINS: Final = ("easy", "medium", "hard")
-SPECS: Final = ("arithmetic:no-carry", "arithmetic:carry", "arithmetic:borrow")
-MIXTURE: Final = "+".join(sorted(SPECS))
+THREE_PARTS: Final = "arithmetic:no-carry+arithmetic:carry+arithmetic:borrow"  # by rising difficulty
+TINY_TASK: Final = "arithmetic"
+TINY_PRESET: Final = "arithmetic-hdee"
+TINY_SIZES: Final[tuple[Size, ...]] = ("s", "sm", "m")
 ONE: Final = "one"
-UPDATE: Final = 6  # groups of an update that three, two or one expert share evenly
-TRIED_PERCENT: Final = range(50, 151)  # percent of the usual steps
-APART = "apart"
-BEFORE, OWN, BEST = "own expert, before", "own expert", "best expert"
-GIGA = 1e9
+TRIED_PERCENT: Final = range(5, 401)  # percent of the usual steps
+MAX_NAME: Final = 48
+UNSAFE: Final = re.compile(r"[^\w.-]+")  # in the name of a folder
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """A part of the mixture, or an excluded part. `held_out` is the SPEC of its test problems, `task` its name there.
+
+    `spec` is that of an expert's prompts, and `weight` its share of the mixture.
+    """
+
+    spec: str
+    held_out: str
+    task: str
+    weight: int = 1
+
+    @property
+    def expert(self) -> str:
+        """Return the name of the domain's expert."""
+        return UNSAFE.sub("-", self.task)[:MAX_NAME]
+
+
+@dataclass(frozen=True)
+class Domains:
+    """The parts of a mixture, the easiest first, and the excluded ones."""
+
+    trained: tuple[Domain, ...]
+    excluded: tuple[Domain, ...] = ()
+
+    @cached_property
+    def mixture(self) -> TaskSpec:
+        return parse_spec("+".join(f"{domain.spec}={domain.weight}" for domain in self.trained))
+
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        return tuple(domain.held_out for domain in (*self.trained, *self.excluded))
+
+    @property
+    def is_tiny(self) -> bool:
+        """Return whether the models made here know all domains."""
+        return all(domain.task.partition(":")[0] == TINY_TASK for domain in (*self.trained, *self.excluded))
+
+    @property
+    def preset(self) -> str:
+        """Return the preset for this mixture: that of the part with the longest answers."""
+        if self.is_tiny:
+            return TINY_PRESET
+        presets = [preset_for_task(domain.spec) for domain in self.trained]
+        return max(presets, key=lambda preset: load_manifest(preset).sampling.max_total_tokens)
+
+
+def read_domains(task: str, excluded: str | None = None) -> Domains:
+    """Return the parts of the SPECs. Raises UsageError for one task, TaskError for one that cannot be loaded."""
+    parts = parse_parts(task)
+    if len(parts) < 2:
+        raise UsageError(f"--task {task} is one domain: join at least two, such as arithmetic:add+arithmetic:sub")
+    untrained = parse_parts(excluded) if excluded else []
+    if both := {part.name for part in parts} & {part.name for part in untrained}:
+        raise UsageError(f"--ood-task {min(both)}: an expert trains on it; name domains that are not in --task")
+    domains = Domains(tuple(map(_trained, parts)), tuple(_domain(part, str(_alone(part))) for part in untrained))
+    if len({domain.expert for domain in domains.trained}) < len(parts):
+        raise UsageError(f"--task {task}: two parts have almost the same name; give their data sets other names")
+    return domains
+
+
+def _trained(part: TaskPart) -> Domain:
+    held_out = held_out_spec(TaskSpec((_alone(part),)))
+    if held_out is None:
+        raise UsageError(f"{part.name} has no held-out problems: give a folder with train and test files")
+    return _domain(part, str(held_out))
+
+
+def _domain(part: TaskPart, held_out: str) -> Domain:
+    try:
+        name = load_task(held_out, split="test").name
+    except TaskError as error:
+        family, _, argument = part.name.partition(":")
+        hint = f"; a weight follows =, as in {family}={argument}" if argument.isdecimal() else ""
+        raise TaskError(f"{error}{hint}") from None
+    return Domain(str(_alone(part)), held_out, name, part.weight)
+
+
+def _alone(part: TaskPart) -> TaskPart:
+    return replace(part, weight=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertStart:
+    """The model with which an expert starts; with `lora` only an adapter is trained.
+
+    Equal values of `tokenizer` mean the same tokenizer.
+    """
+
+    model: str
+    parameters: int
+    lora: bool = False
+    tokenizer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Sizes of the experts, easiest domain first, and their steps in halves of the usual number."""
+    """The start of each expert, easiest domain first, and its steps as a multiple of the usual number."""
 
-    sizes: tuple[Size, ...]
-    halves: tuple[int, ...]
+    starts: tuple[ExpertStart, ...]
+    lengths: tuple[float, ...]
 
-    def steps(self, usual: int, *, is_apart: bool) -> tuple[int, ...]:
-        """Return the steps of each expert. They cost about as much as three middle-size experts with `usual` steps."""
+    def steps(self, usual: int, goal: float, *, is_apart: bool) -> tuple[int, ...]:
+        """Return the steps of each expert, at least 1, whose cost is nearest to `goal`."""
         tried = {
-            tuple(max(1, round(usual * half / 2 * percent / 100)) for half in self.halves) for percent in TRIED_PERCENT
+            tuple(max(1, round(usual * length * percent / 100)) for length in self.lengths) for percent in TRIED_PERCENT
         }
-        goal = ARMS["equal"].cost((usual,) * len(DOMAINS), is_apart=is_apart)
         return min(sorted(tried, reverse=True), key=lambda steps: abs(self.cost(steps, is_apart=is_apart) - goal))
 
     def cost(self, steps: tuple[int, ...], *, is_apart: bool) -> float:
@@ -65,212 +156,113 @@ class Arm:
 
         An expert that shares generates only a part of each update, and more after others have left.
         """
-        num_nodes = 1 if is_apart else len(steps)
-        total = 0.0
-        for size, last in zip(self.sizes, steps, strict=True):
-            rounds = Rounds(UPDATE // num_nodes, UPDATE - UPDATE // num_nodes, (last,) if is_apart else steps)
-            own = rounds.due(last)
-            total += RECIPES[size].num_parameters * (TRAINED_COST * last + GENERATED_COST * own / UPDATE)
-        return total
+        generated, before, due = {}, 0, 0.0  # updates that an expert generates until its last step
+        for last in sorted(set(steps)):
+            due += (last - before) / (1 if is_apart else sum(other >= last for other in steps))
+            generated[last], before = due, last
+        return sum(
+            start.parameters * (TRAINED_COST * last + GENERATED_COST * generated[last])
+            for start, last in zip(self.starts, steps, strict=True)
+        )
 
 
-ARMS: Final = {
-    "equal": Arm(("sm", "sm", "sm"), (2, 2, 2)),
-    "steps": Arm(("sm", "sm", "sm"), (1, 2, 3)),
-    "sizes": Arm(("s", "sm", "m"), (2, 2, 2)),
-    ONE: Arm(("sm",), (6,)),
-}
+def arms_of(domains: Domains, starts: Sequence[ExpertStart]) -> dict[str, Arm]:
+    """Return the arms by name. `starts` has one start for each domain, or one for all: then no arm varies sizes.
+
+    The arm `steps` has steps in proportion to the weights of the mixture. If they are equal, the i-th domain has i.
+    """
+    num, middle = len(domains.trained), starts[len(starts) // 2]
+    weights = [domain.weight for domain in domains.trained]
+    rising = weights if len(set(weights)) > 1 else range(1, num + 1)
+    same = (1.0,) * num
+    arms = {
+        "equal": Arm((middle,) * num, same),
+        "steps": Arm((middle,) * num, tuple(num * each / sum(rising) for each in rising)),
+    }
+    if len(starts) > 1:
+        arms["sizes"] = Arm(tuple(starts), same)
+    return arms | {ONE: Arm((middle,), (float(num),))}
 
 
-def hdee_trials(experiment: Experiment, models: Path, *, seed: int) -> list[Trial]:
-    """Return the trials of all arms, separate and sharing. Seeds are the outer loop; `models` holds the tiny models of
-    `seed`.
+def starts_of(
+    pair: str, domains: Domains, models: Path, *, seed: int, on_progress: OnProgress = unwatched
+) -> list[ExpertStart]:
+    """Return the starts for `hdee`, whose models are made in the folder `models`, or for `hdee:DIR[:lora][,...]`.
+
+    Raises UsageError for a number of models that does not fit, ModelError and NetworkError.
+    """
+    num = len(domains.trained)
+    given = pair.removeprefix(HDEE).removeprefix(":")
+    if not given:
+        if not domains.is_tiny:
+            raise UsageError(f"--pair {HDEE} makes models for {TINY_TASK} only: name a start, as in --pair {HDEE}:DIR")
+        sizes = [TINY_SIZES[round(place * (len(TINY_SIZES) - 1) / (num - 1))] for place in range(num)]
+        return [ExpertStart(str(models / f"graded-{size}-{seed}"), RECIPES[size].num_parameters) for size in sizes]
+    members = resolve_pair(given, models, seed=seed).members
+    if len(members) not in (1, num):
+        raise UsageError(f"--pair {pair}: {len(members)} models for {num} domains; name one, or one for each domain")
+    starts = []
+    for member in members:
+        source = resolve_model(member.model, on_progress=on_progress)
+        tokenizer = load_tokenizer(source, prompts=PromptSettings())
+        starts.append(ExpertStart(member.model, parameter_count(source), member.lora, tokenizer.fingerprint))
+    return starts
+
+
+def hdee_trials(
+    experiment: Experiment, domains: Domains, starts: Sequence[ExpertStart], *, model_seed: int
+) -> list[Trial]:
+    """Return the trials of all arms, separate and sharing, in which experts begin with `starts`. Seeds are the outer
+    loop.
 
     Raises UsageError for a setting that does not fit.
     """
+    arms = arms_of(domains, starts)
+    if not all(map(is_alone, experiment.methods)):
+        sharing = [planned_steps(arms, arm, experiment.steps, is_apart=False) for arm in arms if arm != ONE]
+        _check_shares(experiment.base, sharing)
     found: dict[str, Trial] = {}
-    for trial_seed in experiment.seeds:
-        for arm in ARMS:
-            for method in experiment.methods:
-                for trial in _trials(experiment, arm, method, models, seed=seed, trial_seed=trial_seed):
-                    found.setdefault(trial.key, trial)
+    for seed, arm, method in product(experiment.seeds, arms, experiment.methods):
+        if arm != ONE or is_alone(method):  # a single model has no peer
+            trial = _trial(experiment, domains, arms, Pair(f"{HDEE}:{arm}", (), model_seed), method)
+            trial = with_key(replace(trial, seed=seed, labels=trial.labels | {"arm": arm}))
+            found.setdefault(trial.key, trial)
     return list(found.values())
 
 
-def _trials(
-    experiment: Experiment, arm: str, method: str, models: Path, *, seed: int, trial_seed: int
-) -> Iterator[Trial]:
-    """Yield one trial; none if a single model would share, because it has no peer."""
-    is_apart = method == ALONE
-    if arm == ONE and not is_apart:
-        return
-    steps = ARMS[arm].steps(experiment.steps, is_apart=is_apart)
-    names, domains = ((ONE,), (None,)) if arm == ONE else (DOMAINS, SPECS)
+def _trial(experiment: Experiment, domains: Domains, arms: dict[str, Arm], pair: Pair, method: str) -> Trial:
+    name, base, is_apart = pair.name.partition(":")[2], experiment.base, is_alone(method)
+    arm, num = arms[name], len(domains.trained)
+    steps = planned_steps(arms, name, experiment.steps, is_apart=is_apart)
+    experts = [(ONE, None)] if name == ONE else [(domain.expert, domain.spec) for domain in domains.trained]
     members = [
-        TrialMember(name, str(models / f"graded-{size}-{seed}"), domain=domain, steps=last)
-        for name, size, domain, last in zip(names, ARMS[arm].sizes, domains, steps, strict=True)
+        TrialMember(expert, start.model, lora=start.lora, domain=spec, steps=last)
+        for (expert, spec), start, last in zip(experts, arm.starts, steps, strict=True)
     ]
-    num_nodes = 1 if is_apart else len(members)
-    setting = TrialSetting(experiment, Pair(f"{HDEE}:{arm}", (), seed), method, "none", num_nodes=num_nodes)
-    trial = setting.trial(members, trial_seed)
-    base = experiment.base
-    final_evaluation = (
-        FinalEvaluation(SPECS, limit=base.eval.limit, max_tokens=base.sampling.max_total_tokens) if arm != ONE else None
+    trial = TrialSetting(experiment, pair, method, "none", num_nodes=1 if is_apart else num).trial(members, 0)
+    has_mixture = len({start.tokenizer for start in arm.starts}) == 1
+    evaluation = FinalEvaluation(
+        domains.held_out,
+        modes=MODES if has_mixture else tuple(mode for mode in MODES if mode not in MIXTURES),
+        limit=base.eval.limit,
+        max_tokens=base.sampling.max_total_tokens,
     )
-    trial = replace(
-        trial, steps=max(steps), apart=is_apart, final_evaluation=final_evaluation, labels=trial.labels | {"arm": arm}
-    )
-    if not is_apart and not trial.rounds(trial.members).is_even:
-        num_prompts = base.step.own_groups + base.step.foreign_groups
-        raise UsageError(f"--prompts {num_prompts}: three experts share an update, then two: use a multiple of 6")
-    yield with_key(trial)
+    return replace(trial, steps=max(steps), apart=is_apart, final_evaluation=None if name == ONE else evaluation)
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One arm, separate or sharing, with one trial for each seed. All trials have the same experts in one order."""
-
-    arm: str
-    sharing: str
-    trials: tuple[TrialResult, ...]
-
-    def values(self, value: Callable[[TrialResult], V]) -> dict[Seeds, V]:
-        return {(model_seed(trial), trial.seed): value(trial) for trial in self.trials}
-
-    def costs(self) -> dict[Seeds, list[float]]:
-        """Return the compute of each expert, in GFLOP."""
-        return self.values(lambda trial: [member.compute / GIGA for member in trial.members])
-
-    def experts(self, evaluation: int = -1) -> dict[str, Accuracies]:
-        """Return the accuracies of each expert by name, at one of its evaluations."""
-
-        def of(expert: int) -> Accuracies:
-            return self.values(lambda t: [t.members[expert].curve(task)[evaluation].pass_at_1 for task in SPECS])
-
-        return {member.name: of(expert) for expert, member in enumerate(self.trials[0].members)}
-
-    def accuracies(self) -> dict[str, Accuracies]:
-        """Return those of the own expert before and after, of the best expert, and of each ensemble mode, by name.
-
-        The best expert on a domain is the same for all seeds: the best in their mean.
-        """
-        before, after = self.experts(0), self.experts()
-        if self.arm == ONE:
-            return {"the model, before": before[ONE], "the model": after[ONE]}
-        best = [
-            max(after, key=lambda name: fmean(each[domain] for each in after[name].values()))
-            for domain in range(len(SPECS))
-        ]
-        found = {BEFORE: _chosen(before, DOMAINS), OWN: _chosen(after, DOMAINS), BEST: _chosen(after, best)}
-        together = self.values(lambda trial: {(e.mode, e.task): e.pass_at_1 for e in trial.final_evaluation})
-        for mode in dict.fromkeys(each.mode for each in self.trials[0].final_evaluation):
-            found[f"ensemble, {mode}"] = {seeds: [by[mode, task] for task in SPECS] for seeds, by in together.items()}
-        return found
+def planned_steps(arms: dict[str, Arm], arm: str, usual: int, *, is_apart: bool) -> tuple[int, ...]:
+    """Return the steps of each expert of an arm, if those of `equal` take `usual` ones."""
+    equal = arms["equal"]
+    return arms[arm].steps(usual, equal.cost((usual,) * len(equal.starts), is_apart=is_apart), is_apart=is_apart)
 
 
-def _chosen(experts: dict[str, Accuracies], names: Sequence[str]) -> Accuracies:
-    """Return the accuracies of the expert `names[i]` on the i-th domain."""
-    return {seeds: [experts[name][seeds][at] for at, name in enumerate(names)] for seeds in experts[names[0]]}
-
-
-def _at(values: Accuracies, place: int) -> Estimate:
-    return estimate(over_seeds({seeds: each[place] for seeds, each in values.items()}))
-
-
-def _over_domains(accuracies: Accuracies) -> Estimate:
-    return estimate(over_seeds({seeds: fmean(values) for seeds, values in accuracies.items()}))
-
-
-def cells_of(results: Sequence[TrialResult]) -> list[Cell]:
-    found: dict[tuple[str, str], list[TrialResult]] = {}
-    for result in results:
-        method = str(result.labels["method"])
-        place = (str(result.labels["arm"]), APART if method == ALONE else method)
-        found.setdefault(place, []).append(result)
-    return [Cell(*place, tuple(trials)) for place, trials in found.items()]
-
-
-def write_hdee_report(experiment: Experiment, results: Sequence[TrialResult], out: Path) -> str:
-    """Write all files into the folder `out`. Return the tables."""
-    cells = cells_of(results)
-    tables = "\n".join((arms_table(cells), differences_table(cells), experts_table(cells)))
-    (out / "table.md").write_text(tables)
-    (out / "results.json").write_bytes(document(experiment, results))
-    write_csv(results, out / "curves.csv")
-    write_steps_csv(results, out / "steps.csv")
-    curves = {
-        task: {f"{cell.arm}, {cell.sharing}": _curve(cell, domain) for cell in cells}
-        for domain, task in enumerate(SPECS)
-    }
-    plot_panels(curves, out / "curves.png", y="greedy pass@1 of the domain")
-    panels: dict[str, dict[str, dict[str, Estimate]]] = {}
-    for cell in cells:
-        means = {who: _over_domains(accuracies) for who, accuracies in cell.accuracies().items()}
-        panels.setdefault(cell.sharing, {})[cell.arm] = means
-    plot_rows(panels, out / "arms.png", x="greedy pass@1, mean of the domains")
-    return tables
-
-
-def arms_table(cells: Sequence[Cell]) -> str:
-    """Return one row per metric of each cell: accuracy on each domain, their mean, and the compute of the whole arm."""
-    head = ["arm", "sharing", "who", *DOMAINS, "mean of the domains", "compute, GFLOP", "seeds"]
-    rows = [head, ["---"] * len(head)]
-    for cell in cells:
-        cost = estimate(over_seeds({seeds: sum(each) for seeds, each in cell.costs().items()})).mean
-        for who, accuracies in cell.accuracies().items():
-            found = [*(_at(accuracies, at) for at in range(len(SPECS))), _over_domains(accuracies)]
-            rows.append([cell.arm, cell.sharing, who, *map(str, found), f"{cost:.1f}", str(len(cell.trials))])
-    return markdown(rows)
-
-
-def differences_table(cells: Sequence[Cell]) -> str:
-    """Return the difference of each metric to the single model, averaged over the domains and paired by seed.
-
-    The last column is the binomial error of that average for the sizes of the test sets.
-    """
-    head = ["arm", "sharing", "who", "less the one model", "test sets ±"]
-    rows = [head, ["---"] * len(head)]
-    one = next((cell for cell in cells if cell.arm == ONE), None)
-    if one is None:
-        return ""
-    theirs = one.experts()[ONE]
-    for cell in cells:
-        for who, ours in cell.accuracies().items():
-            if cell is not one and who != BEFORE:
-                difference = interval(over_seeds({each: fmean(ours[each]) - fmean(theirs[each]) for each in ours}))
-                rows.append([cell.arm, cell.sharing, who, str(difference), f"{_test_error(cell, ours):.3f}"])
-    return markdown(rows)
-
-
-def _test_error(cell: Cell, accuracies: Accuracies) -> float:
-    variances = []
-    for at, task in enumerate(SPECS):
-        accuracy = _at(accuracies, at).mean
-        variances.append(accuracy * (1 - accuracy) / cell.trials[0].members[0].curve(task)[-1].n)
-    return math.sqrt(sum(variances)) / len(SPECS)
-
-
-def experts_table(cells: Sequence[Cell]) -> str:
-    """Return one row per expert: size, steps, compute, final accuracy on every domain. `*` marks its own domain."""
-    head = ["arm", "sharing", "expert", "parameters", "steps", *DOMAINS, "compute, GFLOP"]
-    rows = [head, ["---"] * len(head)]
-    for cell in cells:
-        for expert, (name, accuracies) in enumerate(cell.experts().items()):
-            member = cell.trials[0].members[expert]
-            marks = ["*" if name in (ONE, domain) else "" for domain in DOMAINS]
-            known = [f"{_at(accuracies, at)}{mark}" for at, mark in enumerate(marks)]
-            cost = _at(cell.costs(), expert).mean
-            steps = str(len(member.steps["grad_norm"]))
-            rows.append([cell.arm, cell.sharing, name, f"{member.parameters:,}", steps, *known, f"{cost:.1f}"])
-    return markdown(rows)
-
-
-def _curve(cell: Cell, domain: int) -> list[tuple[int, Estimate]]:
-    """Return the accuracy of a domain's own expert at each evaluated step."""
-    expert, task = 0 if cell.arm == ONE else domain, SPECS[domain]
-    steps = [point.step for point in cell.trials[0].members[expert].curve(task)]
-    curves = cell.values(lambda trial: trial.members[expert].curve(task))
-    return [
-        (step, estimate(over_seeds({seeds: curve[place].pass_at_1 for seeds, curve in curves.items()})))
-        for place, step in enumerate(steps)
-    ]
+def _check_shares(base: RunManifest, steps_of_arms: Sequence[tuple[int, ...]]) -> None:
+    """Raise UsageError unless all experts share an update evenly, and so do those that remain."""
+    num_prompts = base.step.own_groups + base.step.foreign_groups
+    present = {sum(other >= last for other in steps) for steps in steps_of_arms for last in steps}
+    fitting = math.lcm(*present)
+    if num_prompts % fitting:
+        raise UsageError(
+            f"--prompts {num_prompts}: {max(present)} experts share an update, and fewer after some have left: "
+            f"use a multiple of {fitting}, or --methods {ALONE}"
+        )

@@ -47,6 +47,7 @@ class TrainBatch:
     group_ids               [N] int64, one id per group (one generator's completions of one prompt)
     advantage_ids           [N] int64, one id per advantage key
     sender_ids              [N] int64, one id per sender, 0 for this node's own
+    task_ids                [N] int64, one id per task
     weights                 [N] float64, factor of each row's advantage
     senders                 names of the senders by their ids, as the groups give them
     is_own                  [N] bool, signed by this node
@@ -69,6 +70,7 @@ class TrainBatch:
     group_ids: Tensor
     advantage_ids: Tensor
     sender_ids: Tensor
+    task_ids: Tensor
     weights: Tensor
     senders: tuple[str, ...]
     is_own: Tensor
@@ -144,6 +146,7 @@ def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
     texts = [text for group in groups for text in group.texts]
     means = [mean for group in groups for mean in group.mean_logprobs or (None,) * len(group.tokens)]
     keys = {key: number for number, key in enumerate(dict.fromkeys(group.sent.advantage_key for group in groups))}
+    tasks = {task: number for number, task in enumerate(dict.fromkeys(group.sent.task for group in groups))}
     names = [group.sent.sender or group.sent.group_id for group in groups]
     peers = dict.fromkeys(name for name, group in zip(names, groups, strict=True) if not group.sent.own)
     senders = {name: number for number, name in enumerate(peers, start=1)}
@@ -165,6 +168,7 @@ def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
         sender_ids=torch.tensor(
             [0 if group.sent.own else senders[names[number]] for number, group in rows], dtype=torch.int64
         ),
+        task_ids=torch.tensor([tasks[group.sent.task] for _, group in rows], dtype=torch.int64),
         weights=torch.tensor([group.sent.weight for _, group in rows], dtype=torch.float64),
         senders=(next((group.sent.sender for group in groups if group.sent.own), ""), *peers),
         is_own=torch.tensor([group.sent.own for _, group in rows], dtype=torch.bool),

@@ -83,16 +83,15 @@ class Learner:
         )
         check_optimizer_states(boot)
         if boot.measures_agreement and ranks.size > 1:
-            raise ConfigError(
-                'method.peer_weights = "agreement" needs a learner of one process: remove one of the two settings'
-            )
+            raise ConfigError("method.peer_weights needs a learner of one process: remove one of the two settings")
         check_kernels(boot)
         self.policy = choose_kernels(load_policy(boot, ranks), boot)
         self._publication = WeightPublication(
             self.policy, Path(boot.weights_dir), transfer=boot.transfer, form=boot.publish_as, ranks=ranks
         )
         grow_segments_after_weights(boot)
-        self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measures_agreement else None
+        measure = boot.method.peer_weights
+        self._agreement = AgreementMeter(self.policy.causal_lm, measure) if measure else None
         has_start = bool(boot.optimizer.kl_coef) or boot.lora is not None
         self._start = load_reference(self.policy, boot, ranks) if has_start else None
         self._drift: dict[str, float] = {}  # of the step in progress, if it is due

@@ -66,8 +66,8 @@ class LearnerBoot(Message, frozen=True):
 
     @property
     def measures_agreement(self) -> bool:
-        """Return whether the learner weights each peer's advantages by the agreement of the gradients."""
-        return self.method.peer_weights == "agreement"
+        """Return whether the learner compares the gradient of each peer's completions with that of own ones."""
+        return self.method.peer_weights is not None
 
     @property
     def peak_learning_rate(self) -> float:
@@ -89,7 +89,7 @@ class TrainGroup(msgspec.Struct, frozen=True):
     prompt in the horizontal mode. `own`: this node signed the group. `of_own_weights`: a trusted node signed it and
     sampled with this node's weights, so the mismatch is measured on it. `sender` is the signer's peer id; a group
     without one counts as a separate sender. Advantages are multiplied by `weight`. `end_ids`, of this learner's model,
-    replace the sender's (`Group.tokens_ending_with`); none: the ids stay.
+    replace the sender's (`Group.tokens_ending_with`); none: the ids stay. `task` is the group's part of a mixture.
     """
 
     group_id: str
@@ -104,6 +104,7 @@ class TrainGroup(msgspec.Struct, frozen=True):
     sender: str = ""
     weight: float = 1.0
     end_ids: tuple[int, ...] = ()
+    task: str = ""
 
 
 class StepReport(StepFigures, frozen=True, kw_only=True):
@@ -115,7 +116,7 @@ class StepReport(StepFigures, frozen=True, kw_only=True):
 
     `understated` holds the ids of groups that `Objective.excluded` excludes, `unreadable` those of groups whose body
     could not be unpacked. `by_sender` includes this node. `agreement` by sender and `own_agreement` are cosines of
-    gradients (`agreement.py`). `repeated`: the step was already done, and this is its stored report.
+    gradients, or squared distances (`agreement.py`). `repeated`: the step was already done; this is its stored report.
     """
 
     step: int

@@ -105,7 +105,7 @@ def report_of(
     mismatch = checked
     if first.refused is None:  # otherwise the matrix is incomplete
         mismatch = measure_mismatch(first.learner_logprobs[tokens], batch.behaviour_logprobs[tokens]) or checked
-    figures = {} if first.refused else _answer_figures(batch, objective)
+    figures = {} if first.refused else _answer_figures(first.learner_logprobs, batch, objective)
     return StepReport(
         step=step,
         policy_version=step if outcome.num_updates else version_before,
@@ -133,7 +133,7 @@ def report_of(
     )
 
 
-def _answer_figures(batch: TrainBatch, objective: Objective) -> dict[str, Any]:
+def _answer_figures(learner_logprobs: Tensor, batch: TrainBatch, objective: Objective) -> dict[str, Any]:
     """Return figures of the completions that this node's weights sampled; none without such completions.
 
     -log p of a sampled token is an unbiased estimate of the entropy at its position.
@@ -141,7 +141,8 @@ def _answer_figures(batch: TrainBatch, objective: Objective) -> dict[str, Any]:
     mine = batch.of_own_weights
     if not mine.any():
         return {}
-    groups, with_signal = batch.group_ids[mine], batch.group_ids[mine & (objective.advantages(batch) != 0)]
+    has_signal = objective.advantages(batch, learner_logprobs) != 0
+    groups, with_signal = batch.group_ids[mine], batch.group_ids[mine & has_signal]
     return {
         "completion_tokens": _mean(batch.mask.sum(dim=1)[mine].double()),
         "cut_fraction": _mean(batch.is_cut[mine].double()),

@@ -26,7 +26,16 @@ from __future__ import annotations
 
 from ftis_node.tasks.base import ChatMessage, Task, TaskItem, grader_releases
 from ftis_node.tasks.registry import held_out_spec, load_task
-from ftis_node.tasks.spec import TaskPart, TaskSpec, is_domain, parse_spec, part_names, proportions, validated_domain
+from ftis_node.tasks.spec import (
+    TaskPart,
+    TaskSpec,
+    is_domain,
+    parse_parts,
+    parse_spec,
+    part_names,
+    proportions,
+    validated_domain,
+)
 
 __all__ = [
     "ChatMessage",
@@ -38,6 +47,7 @@ __all__ = [
     "held_out_spec",
     "is_domain",
     "load_task",
+    "parse_parts",
     "parse_spec",
     "part_names",
     "proportions",

@@ -130,6 +130,11 @@ def parse_spec(text: str) -> TaskSpec:
 
     It does not check whether the tasks exist, because that depends on the installed plug-ins (see `load_task`).
     """
+    return TaskSpec(tuple(sorted(parse_parts(text), key=lambda part: part.name)))
+
+
+def parse_parts(text: str) -> list[TaskPart]:
+    """Return the parts of a SPEC in the order in which it names them. Raises as `parse_spec`."""
     if not text.strip():
         raise TaskError("the task is empty: name one, such as arithmetic or gsm8k")
     drafts = [_parse_part(part) for part in _JOINER.split(text.strip())]
@@ -137,8 +142,7 @@ def parse_spec(text: str) -> TaskSpec:
     if twice := {name for name in names if names.count(name) > 1}:
         raise TaskError(f"task {min(twice)!r} appears twice in {text!r}: name each task once and give it a weight")
     weights = whole_weights([weight for _, weight in drafts], text)
-    parts = (replace(part, weight=weight) for (part, _), weight in zip(drafts, weights, strict=True))
-    return TaskSpec(tuple(sorted(parts, key=lambda part: part.name)))
+    return [replace(part, weight=weight) for (part, _), weight in zip(drafts, weights, strict=True)]
 
 
 def _parse_part(text: str) -> tuple[TaskPart, Fraction]:

@@ -54,3 +54,25 @@ def reference_advantages(
         omega = capability_ratio(rewards, senders, sender) if scale == "capability" else 1.0
         advantages.append(max(-bound, min(bound, above / unit)) / omega)
     return advantages
+
+
+def learner_advantages(
+    rewards: list[float], groups: list[int], senders: list[int], tasks: list[int], ratios: list[float]
+) -> list[float]:
+    """Return the advantages of the example plug-in `learner`."""
+    usual = reference_advantages(rewards, groups, "std", 1e-8)
+    advantages = []
+    for number, reward in enumerate(rewards):
+        own = [rewards[i] for i in range(len(rewards)) if senders[i] == 0 and tasks[i] == tasks[number]]
+        members = [i for i in range(len(rewards)) if groups[i] == groups[number]]
+        if senders[number] == 0 or not own:
+            advantages.append(usual[number])
+            continue
+        trust = {i: min(ratios[i], 1.0) for i in members}
+        known = 4 * math.fsum(own) / len(own) + math.fsum(trust[i] * rewards[i] for i in members)
+        baseline = known / (4 + math.fsum(trust.values()))
+        mean = math.fsum(rewards[i] for i in members) / len(members)
+        squares = math.fsum((rewards[i] - mean) ** 2 for i in members)
+        deviation = math.sqrt(squares / max(1, len(members) - 1))
+        advantages.append((reward - baseline) / max(deviation, 0.25))
+    return advantages

@@ -25,13 +25,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from ftis_node.algorithms.mixture import mixture_logprobs, posterior, text_logprobs, uniform_prior
+from ftis_node.algorithms.mixture import mixture_logprobs, posterior, text_logprobs
 
 IMPOSSIBLE = -math.inf
 
 
 def logs(values: list[list[float]] | list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64).log()
+
+
+def uniform_prior(num_experts: int) -> Tensor:
+    return logs([1 / num_experts] * num_experts)
 
 
 EXPERTS = [[1 / 2, 1 / 4, 1 / 4], [1 / 4, 1 / 4, 1 / 2]]

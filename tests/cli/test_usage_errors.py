@@ -112,6 +112,13 @@ def test_an_unexpected_exception_is_a_one_line_error(
         (["--pair", "hdee", "--pair", "size"], "a separate experiment"),
         (["--pair", "hdee", "--attack", "rewards"], "omit --attack"),
         (["--pair", "hdee", "--prompts", "9"], "multiple of 6"),
+        (["--pair", "hdee", "--nodes", "3"], "omit --nodes"),
+        (["--pair", "hdee", "--task", "sums"], "one domain: join at least two"),
+        (["--pair", "hdee", "--task", "arithmetic:3+sums"], "a weight follows =, as in arithmetic=3"),
+        (["--pair", "hdee", "--task", "arithmetic+sums"], "--pair hdee:DIR"),
+        (["--pair", "hdee", "--ood-task", "arithmetic:carry"], "an expert trains on it"),
+        (["--pair", "hdee:./nowhere"], "no such folder"),
+        (["--pair", "hdee:./a,./b"], "2 models for 3 domains"),
     ],
 )
 def test_an_experiment_with_invalid_options_is_an_error(

@@ -15,32 +15,47 @@ from ftis_node.cli.app import run
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import UsageError
-from ftis_node.evaluation.ensemble import MODES
 from ftis_node.evaluation.evaluate import answers_of
+from ftis_node.evaluation.saved_ensemble import MODES
 from ftis_node.generation.evaluate import summarize
 from ftis_node.lab.experiment import trial as trial_module
 from ftis_node.lab.experiment.trial import Trial, run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
-from ftis_node.lab.hdee import ARMS, DOMAINS, MIXTURE, SPECS, hdee_trials
+from ftis_node.lab.experiment.trial_result import Evaluation, MemberResult, TrialResult
+from ftis_node.lab.hdee import (
+    ONE,
+    THREE_PARTS,
+    ExpertStart,
+    arms_of,
+    hdee_trials,
+    planned_steps,
+    read_domains,
+    starts_of,
+)
+from ftis_node.lab.hdee_report import cells_of, differences_table
 from ftis_node.lab.tiny import make_tiny
 from ftis_node.lab.tiny_sums import RECIPES
 
+DOMAINS = read_domains(THREE_PARTS)
+SPECS = DOMAINS.held_out
+EXPERTS = [domain.expert for domain in DOMAINS.trained]
 EXPERIMENT = Experiment(
     base=load_manifest("arithmetic-hdee"),
     pairs=(),
     methods=("alone", "ftis"),
-    task_spec=MIXTURE,
+    task_spec=str(DOMAINS.mixture),
     eval_specs=SPECS,
     steps=40,
     seeds=range(2),
     lora_adapter=LoraSection(),
 )
 MODELS = Path("/models")
+STARTS = starts_of("hdee", DOMAINS, MODELS, seed=0)
 FEW_STEPS = 2
 
 
 def trials(experiment: Experiment = EXPERIMENT) -> list[Trial]:
-    return hdee_trials(experiment, MODELS, seed=0)
+    return hdee_trials(experiment, DOMAINS, STARTS, model_seed=0)
 
 
 def size_of(model: str) -> str:
@@ -70,12 +85,66 @@ def test_the_four_arms_cost_the_same(usual: int) -> None:
 
 
 def test_each_arm_varies_steps_or_sizes_as_its_name() -> None:
-    steps = {name: arm.steps(40, is_apart=True) for name, arm in ARMS.items()}
+    arms = arms_of(DOMAINS, STARTS)
+    steps = {name: planned_steps(arms, name, 40, is_apart=True) for name in arms}
     assert steps == {"equal": (40, 40, 40), "steps": (20, 40, 60), "sizes": (40, 40, 40), "one": (120,)}
-    assert ARMS["steps"].steps(40, is_apart=False) == (19, 38, 57)  # remaining members generate more
-    sizes = [RECIPES[size].num_parameters for size in ARMS["sizes"].sizes]
+    assert planned_steps(arms, "steps", 40, is_apart=False) == (19, 38, 57)  # remaining members generate more
+    sizes = [start.parameters for start in arms["sizes"].starts]
     assert sizes == sorted(sizes)
-    assert ARMS["equal"].sizes == ARMS["steps"].sizes == ("sm", "sm", "sm")
+    assert arms["equal"].starts == arms["steps"].starts == (STARTS[1],) * 3
+
+
+def test_the_arms_of_any_mixture_follow_its_order_its_weights_and_the_given_models() -> None:
+    domains = read_domains("sums+arithmetic:add=3+words:1=2", "words:2+sums:long")
+    assert [domain.expert for domain in domains.trained] == ["sums", "arithmetic-add", "words-1"]
+    assert domains.held_out == ("sums", "arithmetic:add", "words:1", "words:2", "sums:long")
+    assert str(domains.mixture) == "arithmetic:add=3+sums+words:1=2"
+    assert domains.preset == "words-ftis", "the part with the longest answers"
+    small, middle, large = (
+        ExpertStart(f"/{name}", size, lora=size > 1) for name, size in (("s", 1), ("m", 2), ("l", 9))
+    )
+    arms = arms_of(domains, [small, middle, large])
+    assert arms["equal"].starts == (middle,) * 3
+    assert planned_steps(arms, "steps", 20, is_apart=True) == (10, 30, 20), "by the weights"
+    assert planned_steps(arms, "sizes", 20, is_apart=True) == (10, 10, 10), "half: 12 instead of 6 parameters"
+    assert list(arms_of(domains, [small])) == ["equal", "steps", "one"], "one size"
+    found = hdee_trials(EXPERIMENT, domains, [small, middle, large], model_seed=0)
+    assert {(member.model, member.lora) for trial in found for member in trial.members} == {
+        ("/s", False),
+        ("/m", True),
+        ("/l", True),
+    }
+    unlike = hdee_trials(EXPERIMENT, domains, [small, replace(middle, tokenizer="x"), large], model_seed=0)
+    modes = {t.labels["arm"]: t.final_evaluation.modes for t in unlike if t.final_evaluation is not None}
+    assert modes == {"equal": MODES, "steps": MODES, "sizes": ("vote", "confidence")}
+
+
+def test_one_is_compared_at_equal_compute_updates_and_time() -> None:
+    """Two experts share. The curve of `one` is linear, so the places of comparison can be computed by hand."""
+    domains = read_domains("arithmetic:add+arithmetic:sub", "sums")
+    tasks = ("arithmetic:add", "arithmetic:sub", "sums")
+
+    def member(name: str, steps: int, gains: tuple[float, ...], *, own: int, foreign: int) -> MemberResult:
+        def point(step: int, task: str, gain: float) -> Evaluation:
+            return Evaluation(step, task, gain * step, 100, None, own * step, foreign * step)
+
+        points = [point(step, task, gain) for step in (0, steps) for task, gain in zip(tasks, gains, strict=True)]
+        figures: dict[str, list[float | None]] = {"grad_norm": [1.0] * steps}
+        tokens = (own * steps, (own + foreign) * steps)
+        return MemberResult(name, name, 1000, 1000, 0, 0, 0, {}, points, figures, None, *tokens)
+
+    def trial(arm: str, method: str, *members: MemberResult) -> TrialResult:
+        return TrialResult("", {"arm": arm, "method": method}, {}, 0, 0, list(members), 0.0)
+
+    # A token costs 8 if it is own, 6 if it is foreign. `one`: 80 an update; a sharing expert: 40 + 30 = 70.
+    one = trial(ONE, "alone", member(ONE, 20, (0.01, 0.03, 0.002), own=10, foreign=0))
+    add = member("arithmetic-add", 10, (0.05, 0.0, 0.001), own=5, foreign=5)
+    sub = member("arithmetic-sub", 8, (0.0, 0.1, 0.004), own=5, foreign=5)
+    table = differences_table(cells_of(domains, [one, trial("steps", "ftis", add, sub)]))
+    own, best = [row.split(" | ") for row in table.splitlines()[2:]]
+    # ends: own 0.5 and 0.8, one 0.2 and 0.6; after 10 and 8 updates 0.1 and 0.24; the slowest has 10 * 70 / 80 updates
+    assert own[:7] == ["| steps", "ftis", "own expert", "+0.250", "+0.480", "+0.475", "-"]
+    assert best[6] == "-0.008", "excluded: 0.032 and 0.04"
 
 
 def test_every_arm_has_a_trial_alone_and_one_in_a_swarm_except_the_single_model() -> None:
@@ -85,7 +154,7 @@ def test_every_arm_has_a_trial_alone_and_one_in_a_swarm_except_the_single_model(
     for trial in trials():
         assert trial.apart == (trial.labels["method"] == "alone")
         if trial.labels["arm"] != "one":
-            assert [member.domain for member in trial.members] == list(SPECS)
+            assert [member.domain for member in trial.members] == [domain.spec for domain in DOMAINS.trained]
     (one,) = {t.members for t in trials() if t.labels["arm"] == "one"}
     assert (one[0].domain, one[0].steps) == (None, 120)
 
@@ -176,9 +245,9 @@ def test_the_command_writes_its_tables_and_keeps_finished_trials(
     assert "| one | apart | the model |" in table
     assert "±" in table
     rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
-    assert {row["pair"] for row in rows} == {f"hdee:{arm}" for arm in ARMS}
+    assert {row["pair"] for row in rows} == {f"hdee:{arm}" for arm in arms_of(DOMAINS, STARTS)}
     assert {row["task"] for row in rows} == set(SPECS)
-    assert {row["model"] for row in rows} == {*DOMAINS, "one"}
+    assert {row["model"] for row in rows} == {*EXPERTS, "one"}
     document = json.loads((tmp_path / "results.json").read_bytes())
     assert len(document["trials"]) == 14
     for name in ("curves.png", "arms.png"):

@@ -16,17 +16,18 @@ from ftis_node.errors import UsageError
 if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.lab.experiment.trial import Trial
+    from ftis_node.lab.experiment.trial_matrix import Experiment
     from ftis_node.lab.experiment.trial_result import TrialResult
+    from ftis_node.lab.hdee import Domains
 
 Device = Literal["auto", "cpu", "cuda"]
 
 DEFAULT_METHODS = "alone,nois,vis,tis,ftis"
 HDEE = "hdee"
 HDEE_METHODS = "alone,ftis"  # experts that train separately, and experts that share
-NOT_OF_HDEE = ("controls", "share", "delay", "nodes", "attack", "attackers", "codec", "task", "ood_task", "lora_rank")
+NOT_OF_HDEE = ("controls", "share", "delay", "nodes", "attack", "attackers", "codec")
 DEFAULT_STEPS = 40
 TINY_PRESETS = {"arithmetic": "arithmetic-compare", "sums": "sums-ftis", "guess": "guess-ftis"}
-HDEE_PRESET = "arithmetic-hdee"
 RULE: Final = (
     "`alone` generates all of them itself. In a swarm of n nodes each generates an n-th and receives the rest. "
     "`alone:own` generates and trains on an n-th."
@@ -42,8 +43,9 @@ def compare(
         list[str] | None,
         typer.Option(
             "--pair",
-            help="size, expertise, peft, blind, sums, sums-large, hdee, or DIR,DIR (DIR:lora: an adapter); repeatable. "
-            "With --model-seeds N, {seed} in a DIR is 0 to N-1.",
+            help="size, expertise, peft, blind, sums, sums-large, or DIR,DIR (DIR:lora: an adapter); repeatable. Or "
+            "hdee, hdee:DIR, hdee:DIR,DIR: an expert for each part of --task. With --model-seeds N, {seed} in a DIR is "
+            "0 to N-1.",
         ),
     ] = None,
     methods: Annotated[
@@ -57,7 +59,10 @@ def compare(
     ] = None,
     share: Annotated[
         str,
-        typer.Option("--share", help="vertical, filled, horizontal, sapo:I/J[/G], newest:J; comma-separated."),
+        typer.Option(
+            "--share",
+            help="vertical, filled, horizontal, sapo:I/J[/G], newest:J or a plug-in, PLUGIN[:J]; comma-separated.",
+        ),
     ] = "vertical",
     delay: Annotated[
         str,
@@ -102,7 +107,8 @@ def compare(
         str | None, typer.Option("--task", help="Task SPEC to train on.", autocompletion=task_specs)
     ] = None,
     ood_task: Annotated[
-        str | None, typer.Option("--ood-task", help="Task SPEC to evaluate without training on it.")
+        str | None,
+        typer.Option("--ood-task", help="Task SPEC to evaluate without training on it. With hdee: excluded domains."),
     ] = None,
     kl_estimator: Annotated[str | None, typer.Option("--kl-estimator", help="KL estimator of the filter.")] = None,
     kl_threshold: Annotated[float | None, typer.Option("--kl-threshold", help="KL threshold of the filter.")] = None,
@@ -121,22 +127,25 @@ def compare(
     from ftis_node.lab.experiment.pairs import resolve_pair, tiny_models
     from ftis_node.lab.experiment.report import write_report
     from ftis_node.lab.experiment.trial_matrix import Experiment
-    from ftis_node.lab.hdee import MIXTURE, SPECS, hdee_trials, write_hdee_report
     from ftis_node.models import pick_device
 
     pairs = tuple(pair or ["size"])
-    if is_hdee := HDEE in pairs:
+    domains = None
+    if any(name.partition(":")[0] == HDEE for name in pairs):
         _check_hdee(context, pairs)
-        run, task = run or HDEE_PRESET, MIXTURE
+        domains = _domains(run, task, ood_task)
+        run, task = run or domains.preset, str(domains.mixture)
     given = {"kl_estimator": kl_estimator, "kl_threshold": kl_threshold}
     base = _base(run, task, pairs, method=given, prompts=prompts, eval_every=eval_every)
-    task_spec, eval_specs = (MIXTURE, SPECS) if is_hdee else _specs(task or base.task, ood_task)
+    task_spec, eval_specs = (task or "", domains.held_out) if domains else _specs(task or base.task, ood_task)
     models = out / "models"
     _check_model_seeds(model_seeds, pairs)
+    seeds_of_models = range(model_seeds)
+    named = () if domains else pairs
     experiment = Experiment(
         base=base,
-        pairs=tuple(resolve_pair(name, models, seed=each) for each in range(model_seeds) for name in pairs),
-        methods=_split(methods or (HDEE_METHODS if is_hdee else DEFAULT_METHODS)),
+        pairs=tuple(resolve_pair(name, models, seed=each) for each in seeds_of_models for name in named),
+        methods=_split(methods or (HDEE_METHODS if domains else DEFAULT_METHODS)),
         task_spec=task_spec,
         eval_specs=eval_specs,
         steps=steps,
@@ -148,23 +157,45 @@ def compare(
         attacks=_split(attack),
         num_attackers=attackers,
         codecs=_split(codec),
-        controls=controls and not is_hdee,
+        controls=controls,
         device=device,
     )
-    seeds_of_models = range(model_seeds)
-    if is_hdee:
-        trials = [trial for each in seeds_of_models for trial in hdee_trials(experiment, models, seed=each)]
-    else:
-        trials = experiment.trials()
+    trials = _hdee_trials(experiment, domains, pairs[0], models, seeds_of_models) if domains else experiment.trials()
     num_completions = experiment.completions_per_update
-    typer.echo(
-        f"The rule: every update takes {num_completions} completions. {HDEE_RULE if is_hdee else RULE}", err=True
-    )
+    rule = HDEE_RULE if domains else RULE
+    typer.echo(f"The rule: every update takes {num_completions} completions. {rule}", err=True)
     specs = {name: how for each in seeds_of_models for name, how in tiny_models(pairs, seed=each).items()}
     usual_jobs = (os.cpu_count() or 1) if pick_device(device) == "cpu" else 1
     results = _run(trials, specs, out, jobs=jobs or usual_jobs)
-    typer.echo((write_hdee_report if is_hdee else write_report)(experiment, results, out))
+    if domains:
+        from ftis_node.lab.hdee_report import write_hdee_report
+
+        typer.echo(write_hdee_report(experiment, domains, results, out))
+    else:
+        typer.echo(write_report(experiment, results, out))
     typer.echo(f"results.json, curves.csv, curves.png and table.md are in {out}", err=True)
+
+
+def _domains(run: str | None, task: str | None, excluded: str | None) -> Domains:
+    """Return the domains of --task, else those of the run, else three of arithmetic."""
+    from ftis_node.config.manifest import load_manifest
+    from ftis_node.lab.hdee import THREE_PARTS, read_domains
+    from ftis_node.tasks import parse_spec
+
+    own = load_manifest(run).task if run and not task else THREE_PARTS
+    by_difficulty = THREE_PARTS if own == parse_spec(THREE_PARTS).canonical else own  # a run sorts the parts by name
+    return read_domains(task or by_difficulty, excluded)
+
+
+def _hdee_trials(experiment: Experiment, domains: Domains, pair: str, models: Path, seeds: range) -> list[Trial]:
+    from ftis_node.lab.hdee import hdee_trials, starts_of
+
+    trials = []
+    with show_fraction("models") as show:
+        for seed in seeds:
+            starts = starts_of(pair, domains, models, seed=seed, on_progress=show)
+            trials += hdee_trials(experiment, domains, starts, model_seed=seed)
+    return trials
 
 
 def _run(trials: list[Trial], models: dict[str, dict[str, Any]], out: Path, *, jobs: int) -> list[TrialResult]:
@@ -174,8 +205,11 @@ def _run(trials: list[Trial], models: dict[str, dict[str, Any]], out: Path, *, j
     from ftis_node.models import resolve_model
 
     out.mkdir(parents=True, exist_ok=True)
+    folder = out / "models"
+    used = {member.model for trial in trials for member in trial.members}
     with show_fraction(f"{len(trials)} trials") as show:
-        make_models(models, out / "models", jobs=jobs, watch=show)
+        used_models = {name: how for name, how in models.items() if str(folder / name) in used}
+        make_models(used_models, folder, jobs=jobs, watch=show)
         show(None, "starting")
         for model in dict.fromkeys(member.model for trial in trials for member in trial.members):
             resolve_model(model, on_progress=show)  # before the first of many trials, and once
@@ -183,13 +217,13 @@ def _run(trials: list[Trial], models: dict[str, dict[str, Any]], out: Path, *, j
 
 
 def _check_hdee(context: typer.Context, pairs: tuple[str, ...]) -> None:
-    if pairs != (HDEE,):
+    if len(pairs) > 1:
         raise UsageError("--pair hdee is a separate experiment: run it without other pairings")
     for name in NOT_OF_HDEE:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = name.replace("_", "-")
-            raise UsageError(f"--pair hdee has its own domains, nodes and sharing: omit --{option}")
+            raise UsageError(f"--pair hdee has one node for each part of --task, and its own sharing: omit --{option}")
 
 
 def _check_model_seeds(model_seeds: int, pairs: tuple[str, ...]) -> None:

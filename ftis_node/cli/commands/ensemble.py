@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,6 +62,10 @@ def ensemble(
         ),
     ] = "auto",
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the samples; default: random.")] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", help="Save the ensemble with its best mode, for chat, try and eval --ensemble."),
+    ] = None,
     home: HomeOption = None,
     template: TemplateOption = None,
     as_json: JsonOption = False,
@@ -73,7 +78,8 @@ def ensemble(
     completion_tokens_mean, majority_at_k, generated_tokens, forward_tokens}], modes: [{name, chosen, and the same but
     model and domain}]}.
     """
-    from ftis_node.evaluation.ensemble import MODES, run_ensemble
+    from ftis_node.evaluation.ensemble import run_ensemble
+    from ftis_node.evaluation.saved_ensemble import MODES
     from ftis_node.node.startup.prompts import prompts_for_command
 
     prompts = prompts_for_command(home_at(home), template=template)
@@ -89,8 +95,12 @@ def ensemble(
             engine=engine,
             seed=seed,
             prompts=prompts,
+            save=save,
             on_progress=progress,
         )
+    if save:
+        mode = result.best_mode.name
+        typer.echo(f"{save}: the mode {mode}; ask it with ftis-node chat --ensemble {shlex.quote(str(save))}", err=True)
     print_document(_document(result), lambda: _lines(result), as_json=as_json)
 
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ftis_node.cli.commands.chat import EnsembleOption
 from ftis_node.cli.commands.ensemble import LimitOption, TaskOption, TemplateOption
 from ftis_node.cli.completion import ENGINES, one_of
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
 from ftis_node.cli.progress import show_fraction
+from ftis_node.errors import UsageError
 from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
@@ -19,8 +21,9 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[str, typer.Option("--model", help="Hub id or folder.")],
     task: TaskOption,
+    model: Annotated[str | None, typer.Option("--model", help="Hub id or folder.")] = None,
+    ensemble: EnsembleOption = None,
     limit: LimitOption = 512,
     k: Annotated[int, typer.Option("--k", min=1, help="Also estimate pass@k from samples.")] = 1,
     max_tokens: Annotated[
@@ -46,16 +49,25 @@ def evaluate(
     where gained counts problems that only --model solves; with --show also problems: [{problem, right_answer, after:
     {text, is_right}, before: the same of --compare}].
     """
+    from ftis_node.evaluation.ensemble import ensemble_answers
     from ftis_node.evaluation.evaluate import answers_of, difference, shown_problems
+    from ftis_node.evaluation.saved_ensemble import open_ensemble
     from ftis_node.generation.evaluate import summarize
     from ftis_node.node.startup.prompts import prompts_for_command
 
+    if (model is None) == (ensemble is None):
+        raise UsageError("eval takes either --model MODEL or --ensemble FILE")
     prompts = prompts_for_command(home_at(home), template=template)
-    models = ({"before": compare} if compare else {}) | {"after": model}
+    models = ({"before": compare} if compare else {}) | ({"after": model} if model else {})
     with show_fraction("eval") as progress:
         options: dict[str, Any] = {"limit": limit, "k": k, "max_tokens": max_tokens, "engine": engine}
-        asked = answers_of([*models.values()], task, prompts=prompts, on_progress=progress, **options)
-        answers = dict(zip(models, asyncio.run(asked), strict=True))
+        options |= {"prompts": prompts, "on_progress": progress}
+        asked = asyncio.run(answers_of([*models.values()], task, **options)) if models else []
+        answers = dict(zip(models, asked, strict=True))
+        if ensemble:
+            models["after"] = str(ensemble)
+            with open_ensemble(ensemble, on_progress=progress) as opened:
+                answers["after"] = asyncio.run(ensemble_answers(opened, task, **options))
     results = {when: {"model": models[when], **asdict(summarize(answers[when], k=k))} for when in models}
     document = {"task": task, **results["after"]}
     if compare:

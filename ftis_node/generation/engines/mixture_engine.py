@@ -27,7 +27,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ftis_node.algorithms.mixture import mixture_logprobs, posterior, text_logprobs, uniform_prior
+from ftis_node.algorithms.mixture import mixture_logprobs, posterior, text_logprobs
 from ftis_node.errors import EngineError, ModelError, WorkerTaskError
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.decode_loop import BatchDecoder, DecodeBatch
@@ -129,11 +129,6 @@ def _next_logprobs(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
     return torch.nn.functional.pad(logprobs, (0, 1))
 
 
-def uniform_mixture_weights(num_experts: int, *, learns: bool = True, reads_prompt: bool = True) -> MixtureWeights:
-    """Return a uniform prior; without `learns` the mixture is the plain mean of probabilities."""
-    return MixtureWeights(tuple(uniform_prior(num_experts).tolist()), learns=learns, reads_prompt=reads_prompt)
-
-
 class MixtureEngine(TorchEngine):
     """The engine of `models` with one tokenizer, served as their mixture; see `base.Engine`."""
 
@@ -182,6 +177,13 @@ def open_mixture(
     on_progress: OnProgress = unwatched,
 ) -> MixtureEngine:
     """Load all models, which blocks for a while. Raises ModelError, MachineError and EngineError."""
+    return MixtureEngine(load_mixture(sources, settings, on_progress=on_progress), settings, weighing)
+
+
+def load_mixture(
+    sources: Sequence[ModelSource], settings: EngineSettings, *, on_progress: OnProgress = unwatched
+) -> list[Any]:
+    """Return the models of a mixture, in memory. Raises as `open_mixture`."""
     models = []
     for source in sources:
         on_progress(None, f"loading {source.name} into the mixture")
@@ -190,4 +192,4 @@ def open_mixture(
         if width < settings.vocab_size:
             raise ModelError(f"{source.name} has {width} embeddings for the {settings.vocab_size} ids of its tokenizer")
         models.append(model)
-    return MixtureEngine(models, settings, weighing)
+    return models

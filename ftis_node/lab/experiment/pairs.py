@@ -112,7 +112,6 @@ def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
         "blind": (tiny("add", "blind-add"), tiny("sub", "blind-sub")),
         **{pair: tuple(tiny(size, f"sums-{size}") for size in sizes) for pair, sizes in SUMS_PAIRS.items()},
         GUESS: (tiny("s", "guess-s"), tiny("m", "guess-m")),
-        HDEE: (),  # its arms have different members
     }
     if name in built_in:
         return Pair(name, built_in[name], seed)

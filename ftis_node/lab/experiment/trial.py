@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +25,10 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings, SwarmSection
 from ftis_node.config.workers import GenerationSection, LearnerSection, LoraSection
-from ftis_node.evaluation.ensemble import MODES, evaluate_ensemble
+from ftis_node.errors import MachineError
+from ftis_node.evaluation.ensemble import evaluate_ensemble
 from ftis_node.evaluation.members import Member
+from ftis_node.evaluation.saved_ensemble import MIXTURES, MODES
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.byzantine import ByzantineNode
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessNodeFactory
@@ -42,6 +45,8 @@ from ftis_node.records.kinds import Codec
 
 if TYPE_CHECKING:
     from ftis_node.lab.experiment.pairs import TrialMember
+
+log = logging.getLogger(__name__)
 
 NEVER = 100_000  # steps between checkpoints: an interrupted trial starts again
 POLL_S = 0.5
@@ -61,22 +66,24 @@ class FinalEvaluation:
 async def run_final_evaluation(
     final_evaluation: FinalEvaluation, learners: Mapping[str, Learning], folder: Path
 ) -> list[FinalEvaluationResult]:
-    """Write the current models to `folder` and evaluate them as an ensemble. Raises FtisError."""
+    """Write the current models to `folder` and evaluate them as an ensemble. Raises FtisError.
+
+    Models that do not fit into memory together have no mixture. The trial is not lost.
+    """
     members = []
     for name, learner in learners.items():
         assert isinstance(learner, InProcessLearner)
         learner.export(folder / name)
         members.append(Member(name, str(folder / name)))
-    results = []
+    results, modes = [], final_evaluation.modes
+    options: dict[str, Any] = {"limit": final_evaluation.limit, "max_tokens": final_evaluation.max_tokens}
     for task in final_evaluation.tasks:
-        found = await evaluate_ensemble(
-            members,
-            task,
-            modes=final_evaluation.modes,
-            limit=final_evaluation.limit,
-            max_tokens=final_evaluation.max_tokens,
-            engine="torch",
-        )
+        try:
+            found = await evaluate_ensemble(members, task, modes=modes, engine="torch", **options)
+        except MachineError as error:
+            modes = tuple(mode for mode in modes if mode not in MIXTURES)
+            log.warning("no mixture is evaluated: %s", error)
+            found = await evaluate_ensemble(members, task, modes=modes, engine="torch", **options)
         results += [
             FinalEvaluationResult(
                 task=found.task,

@@ -28,10 +28,11 @@ from ftis_node.lab.experiment.byzantine import LIES
 from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK, Pair, TrialMember
 from ftis_node.lab.experiment.specs import ALONE, CONTROLS, delay_alone, is_alone, parse_alone, parse_delays
 from ftis_node.lab.experiment.trial import Trial
+from ftis_node.plugins import CHOICE_GROUP, find_plugins
 from ftis_node.records.codec import CODECS
 
 SAPO = re.compile(r"sapo:(\d+)/(\d+)(?:/(\d+))?")  # own and remote groups to draw, and own ones to generate
-CHOICE = re.compile(r"(newest)(?::(\d+))?")  # vertical; the number of remote groups to take
+CHOICE = re.compile(r"([\w-]+)(?::(\d+))?")  # newest or a plug-in, vertical; the number of remote groups to take
 FILLED = "filled"  # vertical, and own groups replace refused remote ones
 FILTER_PARAMETERS = ("kl_estimator", "kl_threshold", "filter", "keep_share", "rank_own", "obrs_lambda")
 FOREVER_VERSIONS, FOREVER_S = 100_000, 86_400.0
@@ -223,7 +224,7 @@ class TrialSetting:
             step.update(own_groups=int(match[1]), foreign_groups=int(match[2]), group_selection="sapo")
             if match[3]:
                 step.update(generated_groups=int(match[3]))
-        elif match := CHOICE.fullmatch(self.share):
+        elif (match := CHOICE.fullmatch(self.share)) and match[1] in ("newest", *_plugin_choices()):
             self._share_evenly(step)
             made, target = step["foreign_groups"], int(match[2] or step["foreign_groups"])
             if target > made:
@@ -238,7 +239,7 @@ class TrialSetting:
             self._share_evenly(step)
             step.update(backfill_with_own=base.step.backfill_with_own or self.share == FILLED)
         else:
-            known = f"vertical, {FILLED}, horizontal, newest:J or sapo:I/J[/G]"
+            known = f"vertical, {FILLED}, horizontal, newest[:J], sapo:I/J[/G] or an installed choice[:J]"
             raise UsageError(f"no sharing {self.share!r}: use {known}")
 
     def _share_evenly(self, step: dict[str, Any]) -> None:
@@ -247,6 +248,10 @@ class TrialSetting:
             raise UsageError(f"{self.num_nodes} nodes cannot share {total} prompts an update evenly")
         own = total // self.num_nodes
         step.update(own_groups=own, foreign_groups=total - own)
+
+
+def _plugin_choices() -> list[str]:
+    return [plugin.name for plugin in find_plugins(CHOICE_GROUP)]
 
 
 def parse_method(text: str, base: MethodSection) -> MethodSection:

@@ -75,9 +75,7 @@ def check_kernels(boot: LearnerBoot) -> None:
             "learner.processes out"
         )
     if boot.measures_agreement:
-        raise ConfigError(
-            "learner.kernels = 'compile' skips the hooks of method.peer_weights = \"agreement\": use 'plain'"
-        )
+        raise ConfigError("learner.kernels = 'compile' skips the hooks of method.peer_weights: use 'plain'")
 
 
 def choose_kernels(policy: Policy, boot: LearnerBoot) -> Policy:

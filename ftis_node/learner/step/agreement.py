@@ -1,4 +1,4 @@
-"""The agreement of a peer's completions with this node's own: the cosine between their gradients.
+"""The agreement of a peer's completions with this node's own, by their gradients: a cosine or a squared distance.
 
 For each sender the gradient of the loss to one matrix, from that sender's completions alone:
 
@@ -11,16 +11,26 @@ prediction. So one backward pass over all senders' tokens gives every G_s exactl
 
 Other nodes cannot forge own completions. The cosine cos(G_a, G_b) between the even and the odd own groups is the
 reference value for good data in so small a batch.
+
+With `peer_weights = "shrinkage"` the gradients are divided by their completions: g_s is that of sender s, g_o the own.
+
+    v_o = |g_a - g_b|^2 n_a n_b / n_o^2           variance of g_o; |g_a - g_b|^2 / 4 for halves of equal size
+    v_s = v_o n_o / n_s                           that of g_s, if its completions vary as the own ones do
+    distance of s = (|g_o - g_s|^2 - v_o) n_s / n_o
+
+An unbiased sender has the expected distance v_o. A bias b adds |b|^2 n_s / n_o.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ftis_node.config.method_section import PeerWeighting
 from ftis_node.errors import ConfigError
 from ftis_node.learner.batch import MicroBatch, TrainBatch
 from ftis_node.learner.step.train_step import Forward
@@ -33,12 +43,11 @@ OWN_HALVES = 2
 class AgreementMeter:
     """Measures a step's passes: wrap the forward function of each step's batch, then `take` the results."""
 
-    def __init__(self, causal_lm: Any) -> None:
+    def __init__(self, causal_lm: Any, measure: PeerWeighting = "agreement") -> None:
         modules = [module for name, module in causal_lm.named_modules() if name.endswith(PROJECTION)]
         if not modules:
-            raise ConfigError(
-                f'method.peer_weights = "agreement" needs a model whose layers have a {PROJECTION}: remove the setting'
-            )
+            raise ConfigError(f"method.peer_weights needs a model whose layers have a {PROJECTION}: remove the setting")
+        self._measure = measure
         modules[-1].register_forward_hook(self._on_forward)
         self._batch: TrainBatch | None = None
         self._micro_batch: MicroBatch | None = None
@@ -60,10 +69,13 @@ class AgreementMeter:
     def take(self) -> tuple[dict[str, float], float | None]:
         """Return the agreement by sender, and that of the own halves, None unless both have a gradient.
 
-        Senders without a gradient have no entry. Without a gradient of own completions the result is empty.
+        Senders without a gradient have no entry. Without a gradient of own completions the result is empty. With
+        `shrinkage` it has distances by sender, and v_o. It is then empty unless both halves have a gradient.
         """
-        batch, sums = self._batch, self._sums
+        batch, sums, slots = self._batch, self._sums, self._slots
         self._batch, self._micro_batch, self._sums, self._seen = None, None, {}, []
+        if batch is not None and self._measure == "shrinkage":
+            return _distances(batch, slots, sums)
         halves = [sums.pop(half) for half in range(OWN_HALVES) if half in sums]
         if batch is None or not halves:
             return {}, None
@@ -104,6 +116,23 @@ def _slots(batch: TrainBatch) -> Tensor:
     halves = torch.searchsorted(own_groups, batch.group_ids) % OWN_HALVES
     slots = torch.where(batch.is_own, halves, batch.sender_ids + OWN_HALVES - 1)
     return torch.where(slots < OWN_HALVES + MAX_SENDERS, slots, -1)
+
+
+def _distances(batch: TrainBatch, slots: Tensor, sums: dict[int, Tensor]) -> tuple[dict[str, float], float | None]:
+    sizes = {slot: int((slots == slot).sum()) for slot in sums}
+    # A gradient is proportional to the weights of its completions, which a peer's weight must not depend on.
+    means = {slot: total.double() / float(batch.weights[slots == slot].sum()) for slot, total in sums.items()}
+    if not all(half in means for half in range(OWN_HALVES)):
+        return {}, None
+    num_own = sum(sizes[half] for half in range(OWN_HALVES))
+    own = sum(means[half] * (sizes[half] / num_own) for half in range(OWN_HALVES))
+    variance = float((means[0] - means[1]).square().sum()) * sizes[0] * sizes[1] / num_own**2
+    found = {
+        batch.senders[slot - OWN_HALVES + 1]: (float((own - mean).square().sum()) - variance) * sizes[slot] / num_own
+        for slot, mean in means.items()
+        if slot >= OWN_HALVES
+    }
+    return {name: value for name, value in found.items() if math.isfinite(value)}, variance
 
 
 def _cosine(one: Tensor, other: Tensor) -> float | None:

@@ -4,6 +4,9 @@ Groups have two roles. Advantages are computed inside an *advantage key*, which 
 generators. The loss gets the groups as they were generated, since GEPO's expectation is over one generator's
 completions of one prompt.
 
+Advantages of a plug-in may depend on the learner's log-probs at the first pass (`algorithms/scored_batch.py`). So its
+loss couples all completions, and the two passes of `train_step.py` are needed.
+
 Completions that a peer with another tokenizer sent as text have no token ratio. Their advantage is computed in their
 whole group, then weighted or dropped as in `algorithms/importance_weights.py`. The loss gets the learner's own log-
 probs at the first pass as theirs. That suits `nois`, `tis` and `ftis`; others lose the ratio that they need. A filter
@@ -27,10 +30,12 @@ from torch import Tensor
 
 from ftis_node.algorithms.advantages import group_advantages
 from ftis_node.algorithms.diagnostics import likelihood_gain, sender_sums
-from ftis_node.algorithms.importance_weights import cross_tokenizer_advantages
+from ftis_node.algorithms.importance_weights import SEQUENCE_LOG_RATIO_LIMIT, cross_tokenizer_advantages
 from ftis_node.algorithms.loss import kl_to_start, policy_loss
 from ftis_node.algorithms.methods import METHODS, find_method, is_separable, method_parameters
+from ftis_node.algorithms.scored_batch import AdvantageRule, ScoredBatch, load_advantage
 from ftis_node.algorithms.settings import TENSORS
+from ftis_node.config.method_table import SCALES
 from ftis_node.errors import ConfigError
 from ftis_node.learner.batch import TrainBatch
 from ftis_node.learner.device import on_device
@@ -53,6 +58,7 @@ class Objective:
     max_logprob_gap_nats: float = math.inf
     mask_truncated: bool = False
     rejection_key: int = 0
+    advantage_rule: AdvantageRule | None = None  # of a plug-in
 
     def separates(self, batch: TrainBatch) -> bool:
         """Return whether dL/dlp of a completion's tokens is independent of other completions' learner log-probs.
@@ -71,15 +77,22 @@ class Objective:
         """Return the ids of groups for the loss. A peer that knew them could choose which tokens `obrs` accepts."""
         return batch.group_ids + self.rejection_key
 
-    def advantages(self, batch: TrainBatch) -> Tensor:
-        """Return the advantages, `[N]` float64."""
-        advantages = batch.weights * group_advantages(
-            batch.rewards,
-            batch.advantage_ids,
-            scale=self.advantage_scale,
-            sender_ids=batch.sender_ids,
-            shift=self.advantage_shift,
-        )
+    def advantages(self, batch: TrainBatch, first_pass: Tensor | None = None) -> Tensor:
+        """Return the advantages, `[N]` float64.
+
+        Those of a plug-in need `first_pass` `[N, T]`, the learner's log-probs there; None: all ratios are 1.
+        """
+        if self.advantage_rule is not None:
+            advantages = self.advantage_rule(_scored(batch, first_pass))
+        else:
+            advantages = group_advantages(
+                batch.rewards,
+                batch.advantage_ids,
+                scale=self.advantage_scale,
+                sender_ids=batch.sender_ids,
+                shift=self.advantage_shift,
+            )
+        advantages = batch.weights * advantages
         return torch.where(batch.is_cut, 0.0, advantages) if self.mask_truncated else advantages
 
     def understated(self, learner_logprobs: Tensor, batch: TrainBatch) -> Tensor:
@@ -96,9 +109,11 @@ class Objective:
     def may_train(self, batch: TrainBatch, advantages: Tensor, excluded: Tensor | None) -> Tensor:
         """Return `[N]` bool: completions that may have a gradient, whatever their log-probs are.
 
-        Without an advantage those of the built-in methods have none, unless a KL term is part of the loss.
+        Without an advantage those of the built-in methods have none, unless a KL term is part of the loss. Advantages
+        of a plug-in are not yet known.
         """
-        has_other_terms = self.kl_to_start or self.params.get("k3_beta") or self.method not in METHODS
+        is_plugin = self.method not in METHODS or self.advantage_rule is not None
+        has_other_terms = self.kl_to_start or self.params.get("k3_beta") or is_plugin
         rows = torch.ones_like(batch.is_own) if has_other_terms else advantages != 0
         return rows if excluded is None else rows & ~excluded
 
@@ -125,6 +140,8 @@ class Objective:
         """
         if batch.is_text.any():
             learner_logprobs = learner_logprobs.cpu()
+        if self.advantage_rule is not None:
+            advantages = self.advantages(batch, learner_logprobs if first_pass is None else first_pass)
         there = partial(on_device, device=learner_logprobs.device)
         excluded = self.understated(learner_logprobs, batch) if excluded is None else there(excluded)
         believed = torch.where(excluded, 0.0, there(advantages))
@@ -198,7 +215,8 @@ class Objective:
 
     def sender_sums(self, learner_logprobs: Tensor, batch: TrainBatch) -> dict[str, Tensor]:
         """Return the statistics of `batch.senders` (`algorithms/diagnostics.py`) from the first pass, `[N, T]`."""
-        advantages = torch.where(self.excluded(learner_logprobs, batch), 0.0, self.advantages(batch))
+        known = self.advantages(batch, learner_logprobs)
+        advantages = torch.where(self.excluded(learner_logprobs, batch), 0.0, known)
         behaviour_logprobs, texts = batch.behaviour_logprobs, {}
         if batch.is_text.any():
             behaviour_logprobs = torch.where(batch.is_text[:, None], learner_logprobs, behaviour_logprobs)
@@ -217,6 +235,17 @@ class Objective:
             **texts,
             **{name: value for name, value in self.params.items() if name not in TENSORS},
         )
+
+
+def _scored(batch: TrainBatch, first_pass: Tensor | None) -> ScoredBatch:
+    """Return the batch as a plug-in for advantages gets it."""
+    ratios = torch.ones_like(batch.rewards)
+    if first_pass is not None:
+        generator = _mean_logprobs(batch.behaviour_logprobs, batch.mask)
+        generator = torch.where(batch.is_text, batch.behaviour_means, generator)
+        log_ratios = _mean_logprobs(first_pass.detach().cpu(), batch.mask) - generator
+        ratios = log_ratios.clamp(max=SEQUENCE_LOG_RATIO_LIMIT).exp()
+    return ScoredBatch(batch.rewards, batch.advantage_ids, batch.sender_ids, batch.task_ids, ratios)
 
 
 def _mean_logprobs(logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -238,17 +267,20 @@ def make_objective(
 ) -> Objective:
     """Return the objective of `method`; `advantage_scale` None: the method's own. Raises ConfigError.
 
-    `advantage_shift` is the `shift` of advantages. `kl_to_start` is the KL's weight; with `kl_weighted`
+    `advantage_shift` is the `shift` of built-in advantages. `kl_to_start` is the KL's weight; with `kl_weighted`
     min(rho, `cap`) weighs each of its tokens. `max_logprob_gap_nats` bounds how far a peer's log-probs of a part of a
     completion may sum below the learner's. With `mask_truncated` completions without an end get no gradient. The number
     `rejection_key` in [0, 2^62) is mixed into the random numbers of the filter `obrs`.
     """
     try:
+        scale = advantage_scale or find_method(method).advantage_scale
+        rule = None if scale in SCALES else load_advantage(scale)
         objective = Objective(
             method=method,
             params=method_parameters(method) | dict(params),
-            advantage_scale=advantage_scale or find_method(method).advantage_scale,
-            separable=is_separable(method, params),
+            advantage_scale=scale,
+            advantage_rule=rule,
+            separable=is_separable(method, params) and rule is None,
             advantage_shift=advantage_shift,
             kl_to_start=kl_to_start,
             kl_weighted=kl_weighted,

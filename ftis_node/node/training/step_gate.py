@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+from ftis_node.config.method_table import CHOICES
 from ftis_node.gossip import Gossip
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
@@ -32,6 +33,7 @@ from ftis_node.node.training.step_shares import (
     substitute_foreign,
 )
 from ftis_node.replay.lifecycle import ChoiceRule, ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
+from ftis_node.replay.plugin_choice import load_choice
 from ftis_node.replay.rows import StoredGroup
 from ftis_node.swarm.arrivals import AwaitedSenders
 from ftis_node.telemetry.events import EventLog
@@ -197,6 +199,8 @@ class StepSelection:
         section, domain = self.context.manifest.step, self.context.own_domain
         if section.group_selection == "sapo":
             return partial(choose_sapo, seed=step, domain=domain)
+        if section.group_selection not in CHOICES:
+            return partial(load_choice(section.group_selection), step=step)
         neighbor = self.peers.share_cap().neighbor
         if section.prompt_sharing == "horizontal":
             return partial(choose_same_prompts, neighbor=neighbor)

@@ -2,11 +2,16 @@
 
 A peer's completions weigh as much as their gradients agree with the node's own:
 
-    weight of a peer = clamp(its agreement / the own halves' agreement, MIN_WEIGHT, 1)
+    agreement   its agreement / the own halves' agreement
+    shrinkage   v_o / max(v_o, its distance), v_o the variance of the own gradient
 
-Both are exponential means over the steps with a measurement (`learner/step/agreement.py`). The weight of a peer is 1
-before its second measurement, and while the halves of the own groups do not agree with each other. The minimum is
-above 0, since a peer of weight 0 could not be measured again. A restart resets all weights to 1.
+limited to [MIN_WEIGHT, 1]. All are exponential means over the steps with a measurement (`learner/step/agreement.py`).
+The weight of a peer is 1 before its second measurement, and while the halves of the own groups do not agree with each
+other. The minimum is above 0, since a peer of weight 0 could not be measured again. A restart resets all weights to 1.
+
+Shrinkage minimizes the squared error of the mix (1 - x) g_o + x g_s of the own gradient and that of a peer with bias b.
+The best x is v_o / (v_o + v_s + |b|^2). A weight w in the sum over all completions gives x / (1 - x) = w n_s / n_o, so
+w = v_s / (v_s + |b|^2). The expected distance is v_o + |b|^2 n_s / n_o, which turns w into the formula above.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ftis_node.config.method_section import PeerWeighting
 from ftis_node.config.step import Share
 from ftis_node.learner.messages import StepReport, TrainGroup
 from ftis_node.node.context import NodeContext
@@ -58,7 +64,8 @@ class RunningMean:
 class PeerWeights:
     """Table of peer weights; above `MAX_PEERS` it drops the peers that were measured longest ago."""
 
-    def __init__(self) -> None:
+    def __init__(self, weighting: PeerWeighting | None = "agreement") -> None:
+        self._weighting = weighting
         self._own = RunningMean()
         self._peers = LruDict[str, RunningMean](MAX_PEERS)
 
@@ -72,10 +79,12 @@ class PeerWeights:
 
     def weight(self, peer_id: str) -> float:
         """Return the weight of a peer, in [MIN_WEIGHT, 1]."""
-        mean = self._peers.get(peer_id)
-        if mean is None or mean.steps < MIN_STEPS or self._own.value < MIN_OWN_AGREEMENT:
+        mean, own = self._peers.get(peer_id), self._own.value
+        if mean is None or mean.steps < MIN_STEPS:
             return 1.0
-        return max(MIN_WEIGHT, min(1.0, mean.value / self._own.value))
+        if self._weighting == "shrinkage":
+            return max(MIN_WEIGHT, own / max(own, mean.value)) if own > 0 else 1.0
+        return max(MIN_WEIGHT, min(1.0, mean.value / own)) if own >= MIN_OWN_AGREEMENT else 1.0
 
 
 @dataclass(eq=False, repr=False)
@@ -88,7 +97,10 @@ class StepPeers:
     context: NodeContext
     peers: PeerManager
     end_ids: tuple[int, ...]
-    _peer_weights: PeerWeights = field(default_factory=PeerWeights, init=False)
+    _peer_weights: PeerWeights = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._peer_weights = PeerWeights(self.context.manifest.method.peer_weights)
 
     def batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
         """Return the groups in the learner's form. The learner reports those whose bodies it cannot unpack."""
@@ -172,4 +184,5 @@ def train_group(
         sender=group.sender,
         weight=weight,
         end_ids=end_ids,
+        task=group.prompt_ref.task,
     )

@@ -54,6 +54,28 @@ def test_cosines_equal_those_of_separate_gradients(model_folder, tmp_path):
         assert report.own_agreement == pytest.approx(among_own, abs=1e-4)
 
 
+def test_distances_equal_those_of_separate_gradients(model_folder, tmp_path):
+    """They are of the mean gradient of a sender's completions, whatever weight they had in the step."""
+    groups = groups_of_three()
+    groups = [*groups[:3], groups[4], *groups[6:]]  # three own ones: halves of unequal size
+    parts = {"even": {0, 2}, "odd": {1}, "own": {0, 1, 2}, ANN: {3}, BOB: {4, 5}}
+    mean = {
+        name: gradient_alone(model_folder, tmp_path / name, groups, of).double() / (4 * len(of))
+        for name, of in parts.items()
+    }
+    variance = float((mean["even"] - mean["odd"]).square().sum()) * 2 / 9
+    weighted = [replace(group, weight=1.0 if group.own else 0.25) for group in groups]
+    for budget in (4096, 48):
+        boot = make_boot(
+            model_folder, tmp_path / str(budget), method="nois", peer_weights="shrinkage", micro_batch_tokens=budget
+        )
+        report = Learner(boot).train(weighted, step=1).report
+        assert report.own_agreement == pytest.approx(variance, rel=1e-4)
+        for name, size in ((ANN, 1), (BOB, 2)):
+            distance = float((mean["own"] - mean[name]).square().sum())
+            assert report.agreement[name] == pytest.approx((distance - variance) * size / 3, rel=1e-3)
+
+
 def test_a_sender_of_inverted_rewards_disagrees(model_folder, tmp_path):
     groups = groups_of_three()
     mirrored = [

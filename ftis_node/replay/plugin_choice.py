@@ -1,0 +1,45 @@
+"""The choice of a step's groups by a plug-in: a function of the ready groups that returns the chosen ones.
+
+    rule(candidates, own, foreign, step) -> the groups of the step, at most `own` and `foreign` of each
+
+`candidates` are `Candidate`s of `lifecycle.py`, which has the built-in rules and their parts. All others stay READY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Protocol
+
+from ftis_node.errors import ConfigError
+from ftis_node.plugins import CHOICE_GROUP, call_plugin, load_function
+from ftis_node.replay.lifecycle import Candidate, Selection
+
+
+class PluginChoice(Protocol):
+    """A loaded plug-in. Its result is checked: a group that is not READY, or twice in a step, would corrupt both."""
+
+    def __call__(self, candidates: Sequence[Candidate], own: int, foreign: int, *, step: int) -> Selection: ...
+
+
+@lru_cache(maxsize=16)
+def load_choice(name: str) -> PluginChoice:
+    """Return the choice of the plug-in `name`. Raises ConfigError if there is none, or for a faulty one."""
+    plugin, rule = load_function(CHOICE_GROUP, name, error=ConfigError)
+    if plugin is None or rule is None:
+        raise ConfigError(f"no choice {name!r} is installed")
+
+    def choose(candidates: Sequence[Candidate], own: int, foreign: int, *, step: int) -> Selection:
+        chosen = call_plugin(plugin, lambda: tuple(rule(candidates, own, foreign, step)), error=ConfigError)
+        known = set(candidates)
+        if not all(isinstance(each, Candidate) and each in known for each in chosen):
+            raise ConfigError(f"{plugin} gave something that is not one of the ready groups")
+        num_own = sum(each.own for each in chosen)
+        if len(set(chosen)) < len(chosen) or num_own > own or len(chosen) - num_own > foreign:
+            raise ConfigError(
+                f"{plugin} gave {num_own} own and {len(chosen) - num_own} foreign groups, {len(set(chosen))} of them "
+                f"different: at most {own} and {foreign} may be taken, each once"
+            )
+        return Selection(chosen)
+
+    return choose
