@@ -80,7 +80,8 @@ def test_a_game_ends_at_the_fourth_guess_and_ignores_what_follows() -> None:
     item = task[0]
     wrong = str(int(item.answer) - 1)
     played = task.play(item, [wrong, "x", str(int(item.answer) + 1), wrong, item.answer])
-    assert (played.observations, played.num_turns, played.is_over, played.reward) == (("+", "?", "-"), 4, True, 0.0)
+    assert (played.observations, played.num_turns, played.is_over) == (("+", "?", "-"), 4, True)
+    assert played.reward == 0.25, "two of four guesses were numbers of the range that was left"
 
 
 def test_held_out_problems_are_never_trained_on() -> None:

@@ -244,7 +244,7 @@ def joined_turns(group: Group) -> Group:
 
 
 def with_reward(group: Group) -> Group:
-    return replace(group, rewards=(1.0 - group.rewards[0], *group.rewards[1:]))
+    return replace(group, rewards=((group.rewards[0] + 0.5) % 1.0, *group.rewards[1:]))
 
 
 @pytest.mark.parametrize(

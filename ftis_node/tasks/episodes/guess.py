@@ -6,7 +6,8 @@
     text          "40"      the end: found, reward 1
 
 Each problem is a range of 15 numbers and the number to find, so halving the range finds it in four turns. A
-text that is no number has the observation "?". The reward is 1 if the last text is the number, else 0.
+text that is no number has the observation "?". The reward is 1 if the last text is the number. Otherwise it is half of
+the share of guesses that earlier answers allow, because whether a game ends well is mostly luck at first.
 
 An index is a seed: `train[i]` hashes i to a problem. Problems whose hash is 0 modulo `HELD_OUT_ONE_IN` are held out, as
 in `sums`. If a training draw is held out, another one is drawn. The test split has all held-out problems.
@@ -77,7 +78,15 @@ class GuessEpisode(IndexedTask):
         return observation, (secret, num_guesses + 1)
 
     def score(self, item: TaskItem, texts: Sequence[str]) -> float:
-        return 1.0 if _guess_in(texts[-1]) == int(item.answer) else 0.0
+        secret = int(item.answer)
+        low = int(item.prompt[0]["content"].split("-")[0])
+        left = range(low, low + NUM_VALUES)
+        num_allowed = 0
+        for guess in map(_guess_in, texts):
+            if guess is not None and guess in left:
+                num_allowed += 1
+                left = range(guess + 1, left.stop) if guess < secret else range(left.start, guess)
+        return 1.0 if _guess_in(texts[-1]) == secret else num_allowed / len(texts) / 2
 
 
 def _guess_in(text: str) -> int | None:
