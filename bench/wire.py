@@ -14,7 +14,7 @@ commit has many groups. `door_groups_per_s_one_a_commit`: a commit for each grou
 
 `episode_*`: the same group as an episode of 5 turns of 60 sampled tokens. Observations do not travel.
 `episode_flat_bytes_per_token` is the form of trainers that carry them: msgpack with ids, a mask and log-probs of all
-tokens, and 90 observed tokens between two turns. All bytes are per *sampled* token.
+tokens. It has 90 observed tokens between two turns. All bytes are per *sampled* token.
 """
 
 from __future__ import annotations
