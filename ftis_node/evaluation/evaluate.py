@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from ftis_node.config.manifest import load_manifest, preset_for_task
 from ftis_node.evaluation.members import Member, as_members
 from ftis_node.evaluation.result import EvaluationRow, evaluation_row
 from ftis_node.generation.engines import EngineName, OpenEngine, choose_engine
@@ -107,6 +108,7 @@ class Study:
             k=self.k,
             eos_ids=eos_ids,
             completion_limit=lambda num_prompt_tokens: self.max_tokens - num_prompt_tokens,
+            episode=load_manifest(preset_for_task(self.problems.name)).episode,
             on_progress=report,
         )
         self.num_done += 1

@@ -8,20 +8,24 @@ tokens so far share a request. An engine that keeps the computed prefix of a pro
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ftis_node.config.episode import EpisodeSection
+from ftis_node.errors import ModelError
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.models import PromptTokenizer
 from ftis_node.records.codec import hash_observations
 from ftis_node.records.group import Completion, CompletionStatus, FinishReason
 from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.episodes.episode import OBSERVATION_MARK
 from ftis_node.tasks.scorer import UNSCORED, Score, Scorer, score_answers
 from ftis_node.tasks.scoring_worker import ScoringCost
 
+log = logging.getLogger(__name__)
 NO_REWARD: Score = (0.0, CompletionStatus.SCORED)
 
 
@@ -82,6 +86,8 @@ class Sampler:
             for one in playing:
                 if not one.has_ended:
                     await self._observe(item, one, opening, cost)
+            if cost.num_unfinished:  # the group has a completion without a score, and is of no use
+                break
         if not all(one.turns for one in playing):
             return None
         completions = [one.completion() for one in playing]
@@ -126,10 +132,15 @@ class Sampler:
         if play.is_over or not has_stopped:
             one.has_ended = True
             return
+        try:
+            one.token_ids += self.tokenizer.encode_observation(
+                play.observations[-1], opening=opening, max_tokens=self.episode.max_observation_tokens
+            )
+        except ModelError as error:
+            log.warning("%s: the model cannot read an observation, which ends the episode: %s", item.ref, error)
+            one.has_ended = True
+            return
         one.observations = list(play.observations)
-        one.token_ids += self.tokenizer.encode_observation(
-            play.observations[-1], opening=opening, max_tokens=self.episode.max_observation_tokens
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -156,7 +167,7 @@ class _Playing:
         """Return the turns with the observations between them, in lines; None if the last turn has no text."""
         if len(self.texts) < len(self.turns):
             return None
-        observed = [f"\n> {text}\n" for text in self.observations[: len(self.turns) - 1]]
+        observed = [f"{OBSERVATION_MARK}{text}\n" for text in self.observations[: len(self.turns) - 1]]
         return "".join(part for pair in zip(self.texts, [*observed, ""], strict=True) for part in pair)
 
     def completion(self) -> Completion:
@@ -165,8 +176,8 @@ class _Playing:
             token_ids=np.concatenate([turn.token_ids for turn in self.turns]),
             logprobs=np.concatenate([turn.logprobs for turn in self.turns]),
             finish_reason=self.turns[-1].finish_reason,
-            policy_version=self.turns[0].policy_version,
-            policy_version_newest=self.turns[-1].policy_version_newest,
+            policy_version=min(turn.policy_version for turn in self.turns),  # a learner's restart may lower it
+            policy_version_newest=max(turn.policy_version_newest for turn in self.turns),
             turn_lengths=tuple(len(turn.token_ids) for turn in self.turns),
         )
 

@@ -218,12 +218,14 @@ class PromptTokenizer:
     def encode_observation(self, text: str, *, opening: str, max_tokens: int) -> list[int]:
         """Return the ids between two turns of an episode: `text` as a user's message, up to the model's next turn.
 
-        They follow the end token that the model sampled. Earlier turns are never rendered again, because a template may
-        write them otherwise the second time. Of `text` at most `max_tokens` ids are used. Raises ModelError for a
-        template that refuses a second turn.
+        They follow the end token that the model sampled. No earlier turn is rendered again, as a template may write it
+        otherwise then. Of `text` at most `max_tokens` ids are used. Raises ModelError, also for an unknown id.
         """
         before, after = self._around_observation
-        return [*self._plain(before), *self.encode_text(text)[:max_tokens], *self._plain(after + opening)]
+        ids = [*self._plain(before), *self.encode_text(text)[:max_tokens], *self._plain(after + opening)]
+        if max(ids, default=0) >= self.vocab_size:
+            raise ModelError(f"an observation has the id {max(ids)}, but {self.name} has {self.vocab_size} embeddings")
+        return ids
 
     @cached_property
     def _around_observation(self) -> tuple[str, str]:

@@ -142,7 +142,7 @@ class PluginEpisode(PluginTask):
     @property
     def grader(self) -> str:
         """Return the release of the package and a digest of the episode's code, which decide observations."""
-        return f"{self._plugin.release}, code {self._task.code_digest}"
+        return f"{self._plugin.release}, {_call(self._plugin, lambda: self._task.grader)}"
 
 
 class RewardedTask:

@@ -42,6 +42,7 @@ from ftis_node.tasks.scoring_worker import (
 log = logging.getLogger(__name__)
 
 FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM})  # a text cannot cause these exit codes
+GROUP_LIMIT_S = 20.0
 NUM_TRIES = 2  # the current text is not to blame for a pool that broke while idle
 
 
@@ -55,7 +56,7 @@ class ScoringLimits:
 
     time_limit_s: float = 5.0  # CPU time for one text
     wall_limit_s: float = 20.0  # wall time for one text, enough if it gets a quarter of a core
-    group_limit_s: float = 20.0  # CPU time for all texts of one call
+    group_limit_s: float = GROUP_LIMIT_S  # CPU time for all texts of one call
     start_limit_s: float = 60.0  # wall time for a process to start and load its tasks
     memory_limit_bytes: int = 1 << 30  # address space of one process; honest answers need at most a quarter
 
@@ -198,11 +199,15 @@ class IsolatedScorer:
 
         Raises WorkerDiedError if no scoring process stays up.
         """
-        task = self._tasks[item.ref.task, item.ref.split]
-        if not task.isolate_scoring:
-            return _play_here(task, item, texts)
-        async with self._worker:
-            return cast("Play | None", await self._work_on(play_in_worker, item, tuple(texts), cost=cost))
+        task, before = self._tasks[item.ref.task, item.ref.split], cost.num_unfinished
+        if task.isolate_scoring:
+            async with self._worker:
+                played = cast("Play | None", await self._work_on(play_in_worker, item, tuple(texts), cost=cost))
+        else:
+            played = _play_here(task, item, texts)
+        if played is None and cost.num_unfinished == before:  # the episode raised
+            cost.num_lost += 1
+        return played
 
     async def close(self) -> None:
         """End the processes, busy or not, within two seconds. Waiting texts become UNSCORED."""

@@ -2,6 +2,8 @@
 
 The peer sent no observation, so it cannot invent one. The replay checks that its environment gave the same texts
 (`observation_hash`). It also checks that no turn follows the end of an episode, and that none is missing.
+
+A slow machine must not blame a sender. So a replay that takes too long costs nobody more than the time of scoring.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from ftis_node.records.codec import hash_observations, hash_prompt
 from ftis_node.records.group import CompletionStatus, FinishReason, Group
 from ftis_node.tasks.base import TaskItem
 from ftis_node.tasks.episodes.episode import Play
+from ftis_node.tasks.scorer import GROUP_LIMIT_S
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation.rules import Refusal, ValidationContext
 
@@ -28,7 +31,8 @@ async def replay(
     group: Group, item: TaskItem, prompt_ids: Sequence[int], context: ValidationContext, cost: ScoringCost
 ) -> tuple[Group, tuple[tuple[int, ...], ...]] | Refusal:
     """Return the group with our rewards, and the ids of all observations in order; or why it is refused."""
-    is_same_prompt = group.prompt_hash == hash_prompt(prompt_ids)
+    # Models that end answers with other tokens may also have other tokens around an observation.
+    is_same_form = group.prompt_hash == hash_prompt(prompt_ids) and group.end_ids == context.tokenizer.end_ids
     rewards: list[float] = []
     observations: list[tuple[str, ...]] = []
     observation_ids: list[tuple[int, ...]] = []
@@ -39,10 +43,8 @@ async def replay(
         if isinstance(texts, Refusal):
             return texts
         played = await context.scorer.play(item, texts, cost=cost) if texts else NOTHING_PLAYED
-        if played is None and cost.num_stopped and not cost.num_lost:
-            return Refusal("scoring_timeout", "replaying one of its episodes took the whole time limit")
-        if played is None:
-            return Refusal("scoring_failed", "replaying one of its episodes failed here")
+        if played is None or cost.seconds > GROUP_LIMIT_S:
+            return Refusal("scoring_failed", "replaying one of its episodes failed here, or took too long")
         num_turns, is_hidden = len(lengths), len(texts) < len(lengths)
         between = played.observations[: num_turns - 1]
         if len(between) < num_turns - 1:
@@ -52,11 +54,11 @@ async def replay(
         except ModelError as error:
             return Refusal("not_encodable", str(error))
         num_tokens = len(prompt_ids) + len(token_ids) + sum(map(len, ids[: num_turns - 1]))
-        if num_tokens > context.manifest.sampling.max_total_tokens and is_same_prompt:
+        if num_tokens > context.manifest.sampling.max_total_tokens and is_same_form:
             return Refusal("length", f"an episode of {num_tokens} tokens")
         if num_tokens > context.manifest.sampling.max_total_tokens:
             return Refusal("too_long_here", f"an episode of {num_tokens} tokens here")
-        if len(ids) == num_turns and reason is FinishReason.STOP and is_same_prompt and not is_hidden:
+        if len(ids) == num_turns and reason is FinishReason.STOP and is_same_form and not is_hidden:
             assert context.manifest.episode is not None  # `turns_allowed`
             has_space = context.manifest.sampling.completion_limit(num_tokens + len(ids[-1])) >= 1
             if has_space and num_turns < context.manifest.episode.max_turns:

@@ -177,3 +177,25 @@ def test_the_reward_of_an_episode_cannot_be_replaced(example: None, example_plug
     monkeypatch.syspath_prepend(str(example_plugin))
     with pytest.raises(TaskError, match="has several turns"):
         load_task("guess@brief")
+
+
+async def test_a_text_that_an_episode_cannot_read_counts_as_unfinished(example: None) -> None:
+    """So its node does not share the group, which peers would refuse."""
+    task = load_task("bomb")
+    async with IsolatedScorer(task) as scorer:
+        for text in ("raise", "\ud800"):
+            cost = ScoringCost()
+            assert await scorer.play(task[0], [text], cost=cost) is None
+            assert cost.num_lost == 1
+
+
+def test_votes_compare_the_last_turn() -> None:
+    task = load_task("calculator")
+    item = task[0]
+    assert task.answer_of(item, "26 * 51\n> 1326\nIt is 1,326.") == task.answer_of(item, "1326") == "1326"
+    assert load_task("guess").answer_of(item, "38\n> +\n42") == "42"
+
+
+def test_the_code_of_a_built_in_episode_is_a_release() -> None:
+    """Two checkouts of one version may have other rewards without fault."""
+    assert grader_releases(load_task("guess")).startswith("guess code ")

@@ -14,7 +14,7 @@ import torch
 from ftis_node.config.manifest import load_manifest
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
-from ftis_node.generation.rollouts import Rollouts, Sampler
+from ftis_node.generation.rollouts import Rollouts, Sampler, _Playing
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
@@ -263,3 +263,26 @@ async def test_a_lie_about_an_episode_is_refused_by_name(group, identity, tokeni
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason in reasons, verdict.refusal
     assert verdict.signed
+
+
+async def test_a_turn_by_older_weights_leaves_possible_versions(source, tokenizer, identity, group, rollouts) -> None:
+    """A learner that restarts at its checkpoint may lower the version between two turns."""
+    row = longest(group)
+    playing = _Playing([1])
+    for version in (10, 8):
+        playing.take(replace(group.completions[row], policy_version=version, policy_version_newest=version))
+    completion = playing.completion()
+    assert (completion.policy_version, completion.policy_version_newest) == (8, 10)
+
+
+async def test_a_sender_with_other_end_tokens_is_not_charged_for_its_length(group, identity, tokenizer) -> None:
+    """Its observations may have other tokens than here, so the same turns may be too long here alone."""
+    short = RUN.model_copy(update={"sampling": RUN.sampling.model_copy(update={"max_total_tokens": 40})})
+    here = replace(group, run_id=short.run_id)
+    verdict = await judged(here, identity, tokenizer, manifest=short)
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == "length"
+    other = replace(here, end_ids=(*group.end_ids, tokenizer.vocab_size - 1))
+    verdict = await judged(other, identity, tokenizer, manifest=short)
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == "too_long_here"

@@ -137,6 +137,8 @@ def compare(
         run, task = run or domains.preset, str(domains.mixture)
     given = {"kl_estimator": kl_estimator, "kl_threshold": kl_threshold}
     base = _base(run, task, pairs, method=given, prompts=prompts, eval_every=eval_every)
+    if base.episode is not None and _split(attack) != ("none",):
+        raise UsageError(f"--attack makes completions of one turn, and run {base.name} has episodes: omit --attack")
     task_spec, eval_specs = (task or "", domains.held_out) if domains else _specs(task or base.task, ood_task)
     models = out / "models"
     _check_model_seeds(model_seeds, pairs)

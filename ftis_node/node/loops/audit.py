@@ -79,6 +79,8 @@ class AuditLoop:
         group, version = accepted.group, self.context.state.policy_version
         if group.prompt_hash != hash_prompt(accepted.prompt_ids):  # the sender's template differs
             return False
+        if group.turn_lengths and group.end_ids != self.end_ids:  # its observations may have other tokens here
+            return False
         if group.policy_version != version or group.policy_version_newest != version or group.mean_logprobs:
             return False
         if group.weights_of == self.context.peer_id:

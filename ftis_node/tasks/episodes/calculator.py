@@ -80,6 +80,10 @@ class CalculatorEpisode(IndexedTask):
         except ExpressionError as error:
             return f"error: {error}", None
 
+    def answer_of(self, item: TaskItem, text: str) -> str | None:
+        """Return the last number of the last text, for votes."""
+        return last_number(after_thinking(text))
+
     def score(self, item: TaskItem, texts: Sequence[str]) -> float:
         answer = after_thinking(texts[-1])
         return 1.0 if _expression_in(answer) is None and last_number(answer) == item.answer else 0.0

@@ -23,6 +23,7 @@ from ftis_node.tasks.base import Task, TaskItem
 
 MAX_OBSERVATION_CHARS: Final = 16_384
 DIGEST_HEX: Final = 12
+OBSERVATION_MARK: Final = "\n> "  # before an observation, in a transcript
 
 
 @runtime_checkable
@@ -100,11 +101,22 @@ class EpisodeTask:
         """
         return _play(self._episode, item, texts)
 
+    def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
+        """Return the answer in the last turn of a transcript (`generation/rollouts.py`), for votes."""
+        _, observed, rest = completion_text.rpartition(OBSERVATION_MARK)
+        last = rest.partition("\n")[2] if observed else rest
+        of_episode = getattr(self._episode, "answer_of", None)
+        answer: str | None = of_episode(item, last) if of_episode else last.strip() or None
+        return answer
+
     @property
-    def code_digest(self) -> str:
-        """The first digits of the SHA-256 of the episode's module, because its code decides observations."""
+    def grader(self) -> str:
+        """The name and the first digits of the SHA-256 of the episode's module, because its code decides observations.
+
+        Raises OSError if the module has no source.
+        """
         code = inspect.getsource(sys.modules[type(self._episode).__module__])
-        return hashlib.sha256(code.encode()).hexdigest()[:DIGEST_HEX]
+        return f"{self.name} code {hashlib.sha256(code.encode()).hexdigest()[:DIGEST_HEX]}"
 
 
 def is_episode(task: Task) -> bool:
@@ -122,6 +134,7 @@ def _play(episode: Episode, item: TaskItem, texts: Sequence[str]) -> Play:
             break
         if not isinstance(observation, str) or len(observation) > MAX_OBSERVATION_CHARS:
             raise ValueError(f"{item.ref.task} gave no text of at most {MAX_OBSERVATION_CHARS} characters")
+        observation.encode()  # a lone surrogate is no text: UnicodeEncodeError is a ValueError
         observations.append(observation)
     num_turns = len(observations) + is_over
     reward = float(episode.score(item, tuple(texts[:num_turns])))
