@@ -211,6 +211,12 @@ def fresh_plugins() -> Iterator[None]:
         load.cache_clear()
 
 
+@pytest.fixture(scope="session")
+def example_episode(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which pip has installed the example package with an episode."""
+    return _installed(EXAMPLES / "ftis-node-episode-lock", tmp_path_factory.mktemp("episode"))
+
+
 def write_distribution(folder: Path, package: str, entry_points: str, *, version: str = "1.0") -> None:
     """Write the metadata that pip writes for a package in `folder`; the test writes the package's modules."""
     info = folder / f"{package.replace('-', '_')}-{version}.dist-info"

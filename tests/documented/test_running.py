@@ -118,12 +118,14 @@ def test_a_documented_command_succeeds_and_prints_something(
     command: Command,
     small_swarm: SmallSwarm,
     example_plugin: Path,
+    example_episode: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(example_plugin)
+    for folder in (example_plugin, example_episode):
+        monkeypatch.syspath_prepend(folder)
     if command.words[0] != "ftis-node":
         Path("swarm.secret").touch()
         subprocess.run(["bash", "-ec", command.line.strip()], check=True)
