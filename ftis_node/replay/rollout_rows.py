@@ -12,14 +12,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 from ftis_node.config.home import Home
 from ftis_node.models.decoder import Decoder
 from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
-from ftis_node.records.group import Completion, FinishReason, Group, TextCompletion, TextGroup
+from ftis_node.records.group import Completion, FinishReason, Group, TextCompletion, TextGroup, interleave
 from ftis_node.replay.group_history import PromptResolver
 from ftis_node.replay.reader import GroupSummary, ReplayReader
 
@@ -120,7 +123,10 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def rows_schema(*, with_texts: bool, is_flat: bool) -> Any:
-    """Return the columns of `rollout_rows`. A completion sent as text has None for token ids, other ones for texts."""
+    """Return the columns of `rollout_rows`. A completion sent as text has None for token ids, other ones for texts.
+
+    Completions of one turn have None for `turn_lengths` and `observation_ids`.
+    """
     import pyarrow as pa
 
     group = [
@@ -130,7 +136,9 @@ def rows_schema(*, with_texts: bool, is_flat: bool) -> Any:
         *(("created_at", pa.float64()), ("admitted_at", pa.float64())),
     ]
     texts = [(name, pa.string()) for name in ("sender_name", "prompt", "answer")] if with_texts else []
-    tokens = [("token_ids", pa.list_(pa.int32())), ("logprobs", pa.list_(pa.float32()))]
+    ids = pa.list_(pa.int32())
+    turns = [("turn_lengths", ids), ("observation_ids", pa.list_(ids))]
+    tokens = [("token_ids", ids), ("logprobs", pa.list_(pa.float32())), *turns]
     end = [("finish_reason", pa.string()), ("reward", pa.float64())]
     if is_flat:
         place = [("completion_index", pa.int64()), ("completion", pa.string())]
@@ -145,7 +153,7 @@ def rows_schema(*, with_texts: bool, is_flat: bool) -> Any:
 def group_rows(reader: ReplayReader) -> Iterator[Row]:
     """Yield one row per group, oldest first: the row of `replay list` with its completions."""
     for summary, group in _groups(reader):
-        yield {**dataclasses.asdict(summary), "completions": _completions(summary, group)}
+        yield {**dataclasses.asdict(summary), "completions": _completions(reader, summary, group)}
 
 
 class TextRows:
@@ -168,14 +176,17 @@ class TextRows:
                 "prompt": prompt.content,
                 "answer": prompt.answer or None,
             }
-            completions = [self._with_text(completion) for completion in _completions(summary, group)]
+            completions = [self._with_text(completion) for completion in _completions(reader, summary, group)]
             yield {**dataclasses.asdict(summary), **texts, "completions": completions}
 
     def _with_text(self, completion: Row) -> Row:
         if "text" in completion:
             return completion
         has_stopped = completion["finish_reason"] == FinishReason.STOP
-        text = self._decoder.answer(completion["token_ids"], has_stopped=has_stopped)
+        ids = completion["token_ids"]
+        if turns := completion.get("turn_lengths"):  # the text has the observations, as the chat template renders them
+            ids = interleave(np.array(ids, dtype=np.int32), turns, completion["observation_ids"])[0].tolist()
+        text = self._decoder.answer(ids, has_stopped=has_stopped)
         if text is None:
             self.missing[self._decoder.missing or "a token is not in the tokenizer's vocabulary"] += 1
         return {**completion, "text": text}
@@ -200,6 +211,8 @@ def flat_rows(rows: Iterator[Row]) -> Iterator[Row]:
                 "completion": completion.get("text"),
                 "token_ids": completion.get("token_ids"),
                 "logprobs": completion.get("logprobs"),
+                "turn_lengths": completion.get("turn_lengths"),
+                "observation_ids": completion.get("observation_ids"),
                 "mean_logprob": mean_logprob,
                 "num_tokens": num_tokens,
                 "finish_reason": completion["finish_reason"],
@@ -211,7 +224,9 @@ def _groups(reader: ReplayReader) -> Iterator[tuple[GroupSummary, Group | TextGr
     return ((summary, unpack_any(open_envelope(envelope).body)) for summary, envelope in reader.all_groups())
 
 
-def _completions(summary: GroupSummary, group: Group | TextGroup) -> list[Row]:
+def _completions(reader: ReplayReader, summary: GroupSummary, group: Group | TextGroup) -> list[Row]:
+    has_turns = isinstance(group, Group) and bool(group.turn_lengths)
+    observations = iter(reader.observation_ids(bytes.fromhex(summary.id)) if has_turns else ())
     completions: Sequence[Completion | TextCompletion] = group.completions
     rows: list[Row] = []
     for completion, reward in zip(completions, summary.rewards, strict=True):
@@ -219,6 +234,7 @@ def _completions(summary: GroupSummary, group: Group | TextGroup) -> list[Row]:
             row: Row = {"token_ids": completion.token_ids.tolist(), "logprobs": completion.logprobs.tolist()}
             if completion.turn_lengths:
                 row["turn_lengths"] = list(completion.turn_lengths)
+                row["observation_ids"] = list(islice(observations, len(completion.turn_lengths) - 1))
         else:
             row = {"text": completion.text, "mean_logprob": completion.mean_logprob}
             row["sender_tokens"] = completion.num_tokens

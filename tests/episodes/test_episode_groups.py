@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -24,10 +25,13 @@ from ftis_node.records.codec import hash_messages, hash_observations, hash_promp
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.group import FinishReason, Group, SamplingSettings
 from ftis_node.records.identity import Identity
+from ftis_node.replay.reader import ReplayReader
+from ftis_node.replay.rollout_rows import flat_rows, group_rows
 from ftis_node.replay.rows import StoredGroup
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.validation import Refused, ValidationContext, validate
+from tests.conftest import fill_buffer
 
 RUN = load_manifest("guess-ftis")
 TASK = load_task("guess")
@@ -286,3 +290,15 @@ async def test_a_sender_with_other_end_tokens_is_not_charged_for_its_length(grou
     verdict = await judged(other, identity, tokenizer, manifest=short)
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == "too_long_here"
+
+
+async def test_exported_rows_have_the_turns_and_the_observations_between_them(
+    group, identity, tokenizer, tmp_path
+) -> None:
+    accepted = await judged(group, identity, tokenizer)
+    fill_buffer(tmp_path / "replay.sqlite", accepted)
+    with closing(ReplayReader(tmp_path / "replay.sqlite")) as reader:
+        rows = list(flat_rows(group_rows(reader)))
+    assert [tuple(row["turn_lengths"]) for row in rows] == list(group.turn_lengths)
+    assert [ids for row in rows for ids in row["observation_ids"]] == list(map(list, accepted.observation_ids))
+    assert [len(row["observation_ids"]) for row in rows] == [len(turns) - 1 for turns in group.turn_lengths]

@@ -135,6 +135,7 @@ def export(
     A row is that of `list`, with completions: [{token_ids, logprobs, finish_reason, reward}] (of a group that came as
     text: text, mean_logprob, sender_tokens, ...). --text adds sender_name, prompt, answer and each completion's text.
     --flat: completion_index, completion, token_ids, logprobs, mean_logprob, num_tokens, finish_reason, reward.
+    Episodes have turn_lengths and observation_ids.
     A file of MessagePack is a sequence of maps, one a row, with the same keys. --push-to needs `hf auth login`. It
     writes a folder with the rows and a card, and pushes it. The senders are then `own`, `peer-1`, `peer-2` and so on.
     """
