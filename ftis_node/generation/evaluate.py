@@ -149,24 +149,14 @@ async def answer_problems(
     ends = frozenset(tokenizer.eos_ids if eos_ids is None else eos_ids)
     room = asyncio.Semaphore(PROBLEMS_IN_FLIGHT)
 
-    def request(sampling: SamplingSettings, prompt_ids: Sequence[int], num_completions: int) -> GenerateRequest | None:
-        limit = completion_limit(len(prompt_ids))
-        if limit < 1:
-            return None
-        return GenerateRequest(
-            prompt_ids=tuple(prompt_ids),
-            num_completions=num_completions,
-            sampling=sampling,
-            max_tokens=limit,
-            eos_ids=ends,
-        )
-
     async def sample(
         item: TaskItem, prompt_ids: list[int], num_completions: int, sampling: SamplingSettings
     ) -> tuple[ScoredAnswer, ...]:
         sampler = Sampler(
             generate=partial(_generate, generator),
-            request=partial(request, sampling),
+            sampling=sampling,
+            completion_limit=completion_limit,
+            eos_ids=ends,
             tokenizer=tokenizer,
             scorer=scorer,
             episode=episode or EpisodeSection(),

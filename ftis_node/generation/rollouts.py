@@ -19,7 +19,7 @@ from ftis_node.errors import ModelError
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.models import PromptTokenizer
 from ftis_node.records.codec import hash_observations
-from ftis_node.records.group import Completion, CompletionStatus, FinishReason
+from ftis_node.records.group import Completion, CompletionStatus, FinishReason, SamplingSettings
 from ftis_node.tasks.base import TaskItem
 from ftis_node.tasks.episodes.episode import OBSERVATION_MARK
 from ftis_node.tasks.scorer import UNSCORED, Score, Scorer, score_answers
@@ -48,12 +48,14 @@ class Rollouts:
 class Sampler:
     """How the completions of a problem are sampled and scored.
 
-    `request(prompt_ids, num_completions)` returns the request for completions of this prompt, up to the limit of one
-    turn; None if there is no space for one.
+    `completion_limit` returns the longest turn after a number of tokens, below 1 if there is no space for one. One of
+    `eos_ids` ends a turn.
     """
 
     generate: Callable[[GenerateRequest], Awaitable[GenerationResult]]
-    request: Callable[[Sequence[int], int], GenerateRequest | None]
+    sampling: SamplingSettings
+    completion_limit: Callable[[int], int]
+    eos_ids: frozenset[int]
     tokenizer: PromptTokenizer
     scorer: Scorer
     episode: EpisodeSection = field(default_factory=EpisodeSection)
@@ -67,13 +69,25 @@ class Sampler:
         """
         if self.scorer.is_episode(item):
             return await self._play(item, prompt_ids, num_completions, cost or ScoringCost())
-        request = self.request(prompt_ids, num_completions)
+        request = self._request(prompt_ids, num_completions)
         if request is None:
             return None
         result = await self.generate(request)
         opening = self.tokenizer.render_prompt(item.prompt).opening
         texts = self.tokenizer.answer_texts(result.tokens, result.finish_reasons, opening=opening)
         return Rollouts(result, await score_answers(self.scorer, item, texts, cost=cost), texts)
+
+    def _request(self, prompt_ids: Sequence[int], num_completions: int) -> GenerateRequest | None:
+        limit = self.completion_limit(len(prompt_ids))
+        if limit < 1:
+            return None
+        return GenerateRequest(
+            prompt_ids=tuple(prompt_ids),
+            num_completions=num_completions,
+            sampling=self.sampling,
+            max_tokens=limit,
+            eos_ids=self.eos_ids,
+        )
 
     async def _play(
         self, item: TaskItem, prompt_ids: Sequence[int], num_completions: int, cost: ScoringCost
@@ -104,7 +118,7 @@ class Sampler:
         by_prefix: dict[tuple[int, ...], list[_Playing]] = {}
         for one in playing:
             by_prefix.setdefault(tuple(one.token_ids), []).append(one)
-        requests = [(self.request(prefix, len(members)), members) for prefix, members in by_prefix.items()]
+        requests = [(self._request(prefix, len(members)), members) for prefix, members in by_prefix.items()]
         for request, members in requests:
             for one in members if request is None else ():
                 one.has_ended = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -13,8 +12,9 @@ import pytest
 import torch
 
 from ftis_node.config.manifest import load_manifest
+from ftis_node.errors import ModelError
 from ftis_node.generation.engines import choose_engine
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.rollouts import Rollouts, Sampler, _Playing
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.messages import TrainGroup
@@ -28,6 +28,8 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.replay.rollout_rows import flat_rows, group_rows
 from ftis_node.replay.rows import StoredGroup
+from ftis_node.swarm.reasons import REFUSALS
+from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.validation import Refused, ValidationContext, validate
@@ -51,22 +53,16 @@ def tokenizer(source):
 async def play(source, tokenizer, *, num_completions: int = 8) -> Rollouts:
     engine = await choose_engine("torch")(source, EngineSettings(vocab_size=tokenizer.vocab_size, seed=3))
 
-    def request(prompt_ids: Sequence[int], number: int) -> GenerateRequest | None:
-        limit = RUN.sampling.completion_limit(len(prompt_ids))
-        if limit < 1:
-            return None
-        return GenerateRequest(
-            prompt_ids=tuple(prompt_ids),
-            num_completions=number,
-            sampling=SamplingSettings(),
-            max_tokens=limit,
-            eos_ids=frozenset(tokenizer.eos_ids),
-        )
-
     try:
         async with IsolatedScorer(TASK) as scorer:
             sampler = Sampler(
-                generate=engine.generate, request=request, tokenizer=tokenizer, scorer=scorer, episode=RUN.episode
+                generate=engine.generate,
+                sampling=SamplingSettings(),
+                completion_limit=RUN.sampling.completion_limit,
+                eos_ids=frozenset(tokenizer.eos_ids),
+                tokenizer=tokenizer,
+                scorer=scorer,
+                episode=RUN.episode,
             )
             rollouts = await sampler.sample(ITEM, tokenizer.encode_prompt(ITEM.prompt), num_completions)
     finally:
@@ -302,3 +298,25 @@ async def test_exported_rows_have_the_turns_and_the_observations_between_them(
     assert [tuple(row["turn_lengths"]) for row in rows] == list(group.turn_lengths)
     assert [ids for row in rows for ids in row["observation_ids"]] == list(map(list, accepted.observation_ids))
     assert [len(row["observation_ids"]) for row in rows] == [len(turns) - 1 for turns in group.turn_lengths]
+
+
+async def test_a_replay_that_takes_long_blames_nobody(group, identity, tokenizer, monkeypatch) -> None:
+    """A machine ten times slower would otherwise charge an honest sender."""
+    played = IsolatedScorer.play
+
+    async def slowly(self, item, texts, *, cost):
+        cost.seconds += 5.0
+        return await played(self, item, texts, cost=cost)
+
+    monkeypatch.setattr(IsolatedScorer, "play", slowly)
+    verdict = await judged(group, identity, tokenizer)
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == "scoring_failed"
+    assert REFUSALS["scoring_failed"].behaviour is Behaviour.HARMLESS
+
+
+def test_an_observation_without_an_embedding_is_an_error_of_the_model(tokenizer, monkeypatch) -> None:
+    ids = tokenizer.encode_observation("+", opening="", max_tokens=4)
+    monkeypatch.setattr(tokenizer, "vocab_size", max(ids))
+    with pytest.raises(ModelError, match="embeddings"):
+        tokenizer.encode_observation("+", opening="", max_tokens=4)

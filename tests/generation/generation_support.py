@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import ftis_node
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
+from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+from ftis_node.generation.rollouts import completions_of as completions_of  # for the tests
 from ftis_node.records.group import Completion, SamplingSettings
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
@@ -29,16 +30,6 @@ PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 38, 46, 26], [4
 PYTHON_PATH = f"{Path(__file__).parent}:{Path(ftis_node.__file__).parents[1]}"
 MakeClient = Callable[..., GenerationClient]
 SETTINGS = EngineSettings(vocab_size=EMBEDDING_ROWS, dtype="float32", device="cpu", seed=0)
-
-
-def completions_of(result: GenerationResult) -> list[Completion]:
-    """Return one view per completion."""
-    tokens, versions = result.tokens, zip(result.policy_versions, result.policy_versions_newest, strict=True)
-    columns = zip(tokens.ids_of_each(), tokens.logprobs_of_each(), result.finish_reasons, versions, strict=True)
-    return [
-        Completion(ids, logprobs, reason, policy_version=first, policy_version_newest=last)
-        for ids, logprobs, reason, (first, last) in columns
-    ]
 
 
 def tiny_model(

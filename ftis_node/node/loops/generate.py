@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.episode import EpisodeSection
 from ftis_node.errors import ModelError, TaskError, WorkerError
-from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.generation.rollouts import Sampler
 from ftis_node.models import PromptTokenizer
@@ -68,7 +67,9 @@ class GenerateLoop:
         self._sampling = SamplingSettings(sampling.temperature, sampling.top_p, sampling.top_k)
         self._sampler = Sampler(
             generate=self.generation.generate,
-            request=self._request,
+            sampling=self._sampling,
+            completion_limit=sampling.completion_limit,
+            eos_ids=frozenset(self.tokenizer.eos_ids),
             tokenizer=self.tokenizer,
             scorer=self.scorer,
             episode=self.context.manifest.episode or EpisodeSection(),
@@ -172,18 +173,6 @@ class GenerateLoop:
                 f"generation failed on every call since the start, {streak.num_in_row} times: {error}; "
                 "logs/generation.log in the home has the details"
             ) from error
-
-    def _request(self, prompt_ids: Sequence[int], num_completions: int) -> GenerateRequest | None:
-        limit = self.context.manifest.sampling.completion_limit(len(prompt_ids))
-        if limit < 1:
-            return None
-        return GenerateRequest(
-            prompt_ids=tuple(prompt_ids),
-            num_completions=num_completions,
-            sampling=self._sampling,
-            max_tokens=limit,
-            eos_ids=frozenset(self.tokenizer.eos_ids),
-        )
 
     async def _generate(self, item: TaskItem, prompt_ids: list[int]) -> tuple[Group, int]:
         cost = ScoringCost()
