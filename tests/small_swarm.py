@@ -69,9 +69,7 @@ SHARED_SWARM = pytest.StashKey[SharedSwarm]()
 
 
 @pytest.fixture(scope="module")
-def small_swarm(
-    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path]
-) -> SmallSwarm:
+def small_swarm(pytestconfig, tmp_path_factory, tiny_models):
     if SHARED_SWARM not in pytestconfig.stash:
         pytestconfig.stash[SHARED_SWARM] = SharedSwarm()
         pytestconfig.add_cleanup(pytestconfig.stash[SHARED_SWARM].stop)  # if the test run is interrupted

@@ -84,7 +84,7 @@ def _package(path: Path) -> str:
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if _package(path) not in TOP_FILES]
 
 
-def test_every_package_has_a_layer() -> None:
+def test_every_package_has_a_layer():
     assert {_package(path) for path in FILES} == set(LAYERS)
 
 
@@ -111,11 +111,11 @@ def _is_too_heavy(package: str, name: str) -> bool:
     return library in IMPORTERS and package not in IMPORTERS[library]
 
 
-def test_packages_import_only_lower_layers() -> None:
+def test_packages_import_only_lower_layers():
     assert _forbidden_imports(_is_not_lower) == ""
 
 
-def test_heavy_libraries_are_imported_only_in_their_packages() -> None:
+def test_heavy_libraries_are_imported_only_in_their_packages():
     assert _forbidden_imports(_is_too_heavy) == ""
 
 
@@ -147,7 +147,7 @@ def _module(path: Path, root: Path) -> str:
     return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
-def test_no_cycle_between_files_with_type_only_imports() -> None:
+def test_no_cycle_between_files_with_type_only_imports():
     names = {_module(path, PACKAGE.parent): path for path in FILES}
     by_package = {
         package: {name: path for name, path in names.items() if _package(path) == package} for package in LAYERS
@@ -155,11 +155,11 @@ def test_no_cycle_between_files_with_type_only_imports() -> None:
     assert not {package: cycle for package, files in by_package.items() if (cycle := _cycle_of(files))}
 
 
-def test_no_cycle_between_files_of_the_benchmarks() -> None:
+def test_no_cycle_between_files_of_the_benchmarks():
     assert not _cycle_of({_module(path, BENCH): path for path in sorted(BENCH.rglob("*.py"))})
 
 
-def test_no_folder_has_more_than_20_files_and_no_file_more_than_350_lines() -> None:
+def test_no_folder_has_more_than_20_files_and_no_file_more_than_350_lines():
     per_folder = Counter(path.parent.relative_to(PACKAGE).as_posix() for path in FILES)
     del per_folder["cli/commands"]  # one command a file
     assert not {folder: number for folder, number in per_folder.items() if number > 20}
@@ -169,7 +169,7 @@ def test_no_folder_has_more_than_20_files_and_no_file_more_than_350_lines() -> N
     assert not {file: length for file, length in lengths.items() if length > 350}
 
 
-def test_no_public_class_name_twice() -> None:
+def test_no_public_class_name_twice():
     places: dict[str, list[str]] = defaultdict(list)
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -206,13 +206,13 @@ def _run_in_one_process(commands: list[tuple[list[str], tuple[str, ...]]]) -> su
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_help_loads_no_heavy_library() -> None:
+def test_help_loads_no_heavy_library():
     light = [([option], NOT_FOR_HELP) for option in ("--version", "--help")]
     done = _run_in_one_process([*light, *(([command, "--help"], HEAVY) for command in ("join", "replay", "compare"))])
     assert done.returncode == 0, done.stderr
 
 
-def test_status_loads_no_heavy_library(tmp_path: Path) -> None:
+def test_status_loads_no_heavy_library(tmp_path):
     from ftis_node.telemetry.status import Status
 
     (tmp_path / "status.json").write_bytes(Status().to_json())
@@ -228,7 +228,7 @@ NODE_PARTS = (
 """Folders and files of the node, lowest first: each imports only those below it."""
 
 
-def test_parts_of_the_node_import_only_lower_parts() -> None:
+def test_parts_of_the_node_import_only_lower_parts():
     files = [path for path in FILES if path.is_relative_to(PACKAGE / "node") and path.parent.name != "ftis_node"]
     parts = {path: path.relative_to(PACKAGE / "node").parts[0].removesuffix(".py") for path in files}
     assert set(parts.values()) == {*NODE_PARTS, "__init__"}
@@ -242,7 +242,7 @@ def test_parts_of_the_node_import_only_lower_parts() -> None:
     assert not upward
 
 
-def test_only_the_composition_root_has_all_components() -> None:
+def test_only_the_composition_root_has_all_components():
     """A loop or a component receives each part that it uses as a separate argument."""
     users = {path.relative_to(PACKAGE).as_posix() for path in FILES if "ftis_node.node.wiring" in _imports(path)}
     assert {user for user in users if not user.startswith(("node/startup/", "lab/"))} == {"node/daemon.py"}

@@ -65,18 +65,18 @@ def unlimited_connects(source: str) -> list[int]:
     return list(walk(ast.parse(source), limited=False))
 
 
-def test_every_queue_has_a_bound() -> None:
+def test_every_queue_has_a_bound():
     found = {str(path.relative_to(PACKAGE)): unbounded_queues(path.read_text()) for path in FILES}
     assert {name: lines for name, lines in found.items() if lines and name not in UNBOUNDED} == {}
     assert [name for name in UNBOUNDED if not found[name]] == [], "these need no exception any more"
 
 
-def test_every_connection_is_opened_within_a_time_limit() -> None:
+def test_every_connection_is_opened_within_a_time_limit():
     found = {str(path.relative_to(PACKAGE)): unlimited_connects(path.read_text()) for path in FILES}
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
-def test_an_unbounded_queue_is_found_and_a_bounded_one_is_not() -> None:
+def test_an_unbounded_queue_is_found_and_a_bounded_one_is_not():
     for source in (
         "asyncio.Queue()",
         "asyncio.Queue[int](0)",
@@ -89,7 +89,7 @@ def test_an_unbounded_queue_is_found_and_a_bounded_one_is_not() -> None:
         assert unbounded_queues(source) == []
 
 
-def test_a_connection_without_a_time_limit_is_found() -> None:
+def test_a_connection_without_a_time_limit_is_found():
     unlimited = "async def f():\n    await asyncio.open_unix_connection(path)\n"
     limited = "async def f():\n    async with asyncio.timeout(3):\n        await asyncio.open_unix_connection(path)\n"
     assert unlimited_connects(unlimited) == [2]

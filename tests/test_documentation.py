@@ -1,14 +1,12 @@
 """No file of the repository names the host of a package registry. Tests of the pages are in tests/documented/."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_no_host_of_a_registry_is_named() -> None:
+def test_no_host_of_a_registry_is_named():
     forbidden = re.compile(r"pypi\.org|files\.pythonhosted|registry\.npmjs|deb\.debian")
     for path in ROOT.rglob("*"):
         parts = path.relative_to(ROOT).parts

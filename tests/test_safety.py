@@ -75,7 +75,7 @@ def _may_be_true(value: ast.expr) -> bool:
     return not (isinstance(value, ast.Constant) and (value.value is False or isinstance(value.value, str)))
 
 
-def test_no_file_unpickles_or_runs_foreign_code() -> None:
+def test_no_file_unpickles_or_runs_foreign_code():
     found = {str(path.relative_to(PACKAGE)): faults(path.read_text()) for path in FILES}
     assert {name: lines for name, lines in found.items() if lines} == {}
 
@@ -93,12 +93,12 @@ FORBIDDEN = (
 )
 
 
-def test_the_search_finds_each_kind() -> None:
+def test_the_search_finds_each_kind():
     for source in FORBIDDEN:
         assert len(faults(source)) == 1, source
 
 
-def test_engine_options_cannot_make_vllm_run_or_unpickle_files_of_a_model() -> None:
+def test_engine_options_cannot_make_vllm_run_or_unpickle_files_of_a_model():
     options = ("trust_remote_code", "load_format", "code_revision", "hf_config_path", "hf_token", "download_dir")
     for option in options:
         with pytest.raises(ConfigError, match=f"engine_options must not have '{option}'"):
@@ -106,10 +106,8 @@ def test_engine_options_cannot_make_vllm_run_or_unpickle_files_of_a_model() -> N
 
 
 @pytest.mark.parametrize(("spec", "kind"), [("wonders", "task"), ("arithmetic@judge", "reward")])
-def test_an_unknown_plug_in_is_refused_without_a_process_or_a_connection(
-    spec: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*arguments: object, **more: object) -> None:
+def test_an_unknown_plug_in_is_refused_without_a_process_or_a_connection(spec, kind, monkeypatch):
+    def refuse(*arguments, **more):
         raise AssertionError(f"{arguments} {more}")
 
     for function in ("subprocess.Popen.__init__", "socket.socket.connect", "socket.getaddrinfo"):
@@ -118,7 +116,7 @@ def test_an_unknown_plug_in_is_refused_without_a_process_or_a_connection(
         load_task(spec)
 
 
-def test_telemetry_switches_override_the_environment_and_reach_child_processes() -> None:
+def test_telemetry_switches_override_the_environment_and_reach_child_processes():
     code = (
         "import sys; from ftis_node.cli import app; app.run = lambda arguments: 0\n"
         "try: app.main()\nexcept SystemExit: pass\n"
@@ -132,7 +130,7 @@ def test_telemetry_switches_override_the_environment_and_reach_child_processes()
     assert {f"{name}={value}" for name, value in NO_TELEMETRY.items()} <= set(done.stdout.splitlines())
 
 
-def test_no_message_or_page_recommends_a_package_of_an_index() -> None:
+def test_no_message_or_page_recommends_a_package_of_an_index():
     """No index has ftis-node, so anyone can register the name; a self-reference of pyproject.toml is not looked up."""
     root = PACKAGE.parent
     files = [*FILES, *(root / "deploy").rglob("*"), *(root / "docs").rglob("*.md"), root / "README.md"]
@@ -141,7 +139,7 @@ def test_no_message_or_page_recommends_a_package_of_an_index() -> None:
     assert [path for path in files if path.is_file() and FROM_INDEX.search(path.read_bytes())] == []
 
 
-def test_a_recommendation_in_any_form_is_found() -> None:
+def test_a_recommendation_in_any_form_is_found():
     for text in (
         *("pip install ftis-node", 'pip3 install "ftis-node"', "pip install -U torch 'ftis-node'", "uvx ftis-node"),
         *("pip install --index-url X ftis.node", "uv add ftis_node", "pipx install ftis-node", 'x "ftis-node[vllm]"'),

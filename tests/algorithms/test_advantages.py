@@ -1,7 +1,5 @@
 """`group_advantages` and `kl_to_start` against values computed by hand, and in numerically hard cases."""
 
-from __future__ import annotations
-
 import math
 import random
 
@@ -16,19 +14,19 @@ from ftis_node.algorithms.loss import kl_to_start
 from .reference_advantages import reference_advantages
 
 
-def test_std_by_hand() -> None:
+def test_std_by_hand():
     # Mean 1, unbiased variance (1 + 0 + 1) / 2 = 1.
     advantages = group_advantages(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([7, 7, 7]))
     assert advantages.tolist() == pytest.approx([-1.0, 0.0, 1.0])
 
 
-def test_mean_by_hand_with_groups_in_any_order() -> None:
+def test_mean_by_hand_with_groups_in_any_order():
     rewards = torch.tensor([1.0, 10.0, 0.0, 30.0, 0.5], dtype=torch.float64)
     ids = torch.tensor([5, -2, 5, -2, 5])
     assert group_advantages(rewards, ids, scale="mean").tolist() == [0.5, -10.0, -0.5, 10.0, 0.0]
 
 
-def test_eps_is_added_to_the_deviation() -> None:
+def test_eps_is_added_to_the_deviation():
     rewards = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
     ids = torch.zeros(3, dtype=torch.int64)
     assert group_advantages(rewards, ids, eps=1.0).tolist() == [-0.5, 0.0, 0.5]
@@ -37,14 +35,14 @@ def test_eps_is_added_to_the_deviation() -> None:
 
 @pytest.mark.parametrize("scale", ["std", "mean"])
 @pytest.mark.parametrize("reward", [0.1, 1 / 3])
-def test_equal_rewards_and_single_completions_have_zero_advantage(scale: str, reward: float) -> None:
+def test_equal_rewards_and_single_completions_have_zero_advantage(scale, reward):
     rewards = torch.full((13,), reward)
     ids = torch.tensor([1] * 12 + [2])
     for eps in (1e-8, 0.0):
         assert group_advantages(rewards, ids, scale, eps).tolist() == [0.0] * 13
 
 
-def test_float32_is_kept_and_no_gradient_flows() -> None:
+def test_float32_is_kept_and_no_gradient_flows():
     rewards = torch.tensor([0.0, 1.0], requires_grad=True)
     advantages = group_advantages(rewards, torch.tensor([0, 0], dtype=torch.int32))
     assert advantages.dtype == torch.float32
@@ -61,15 +59,7 @@ def test_float32_is_kept_and_no_gradient_flows() -> None:
     is_binary=st.booleans(),
     dtype=st.sampled_from((torch.float32, torch.float64)),
 )
-def test_against_the_reference(
-    seed: int,
-    num_completions: int,
-    num_groups: int,
-    scale: str,
-    shift: float,
-    is_binary: bool,
-    dtype: torch.dtype,
-) -> None:
+def test_against_the_reference(seed, num_completions, num_groups, scale, shift, is_binary, dtype):
     generator = random.Random(seed)
     names = [generator.randrange(-(2**40), 2**40) for _ in range(num_groups)]
     ids = [generator.choice(names) for _ in range(num_completions)]
@@ -83,20 +73,20 @@ def test_against_the_reference(
     assert advantages.tolist() == pytest.approx(expected, rel=digits, abs=digits / 1000)
 
 
-def test_maxrl_weighs_a_rare_success_by_its_rate() -> None:
+def test_maxrl_weighs_a_rare_success_by_its_rate():
     rewards = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     advantages = group_advantages(rewards, torch.zeros(4, dtype=torch.int64), scale="success", eps=0.0)
     assert advantages.tolist() == [3.0, -1.0, -1.0, -1.0]
 
 
-def test_a_shift_moves_only_the_completions_of_peers_with_a_signal() -> None:
+def test_a_shift_moves_only_the_completions_of_peers_with_a_signal():
     rewards, ids = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0, 0.0]).double(), torch.tensor([1, 1, 2, 2, 3, 3])
     senders = torch.tensor([0, 0, 4, 4, 4, 4])
     advantages = group_advantages(rewards, ids, scale="mean", sender_ids=senders, shift=0.25)
     assert advantages.tolist() == [0.5, -0.5, 0.75, -0.25, 0.0, 0.0]
 
 
-def test_a_shift_raises_no_completion_above_0_that_is_not_above_the_mean() -> None:
+def test_a_shift_raises_no_completion_above_0_that_is_not_above_the_mean():
     """One of 16 peers' answers is right, so the mean 0.0625 is below the shift."""
     rewards, ids = torch.eye(16, dtype=torch.float64)[0], torch.zeros(16, dtype=torch.int64)
     for scale in SCALES:
@@ -113,9 +103,7 @@ def test_a_shift_raises_no_completion_above_0_that_is_not_above_the_mean() -> No
         ("success", 0.1, [0.0, 1e-9, 0.0, 0.0], [0.0, 4.0, 0.0, 0.0]),
     ],
 )
-def test_nearly_equal_rewards_of_peers_have_bounded_advantages(
-    scale: str, shift: float, rewards: list[float], expected: list[float]
-) -> None:
+def test_nearly_equal_rewards_of_peers_have_bounded_advantages(scale, shift, rewards, expected):
     """A quotient by their deviation or mean would be 30 to 1e8. With `capability` omega is 1/2 and the baseline 1/4."""
     ids, senders = torch.tensor([0, 0] + [1] * len(rewards)), torch.tensor([0, 0] + [5] * len(rewards))
     exact = torch.tensor([1.0, 0.0, *rewards], dtype=torch.float64)
@@ -123,7 +111,7 @@ def test_nearly_equal_rewards_of_peers_have_bounded_advantages(
     assert advantages[2:].tolist() == pytest.approx(expected)
 
 
-def test_hacpo_scales_baseline_and_advantage_by_the_capabilities() -> None:
+def test_hacpo_scales_baseline_and_advantage_by_the_capabilities():
     """The node is right in half of its completions, the weaker peer 5 in a quarter, the stronger peer 6 in all but one.
 
     Group 2: omega 2, baseline 2 x 1/4 = 1/2, deviation 1/2, A = (1 - 1/2) / (1/2) / 2 and -(1/2) / (1/2) / 2.
@@ -135,7 +123,7 @@ def test_hacpo_scales_baseline_and_advantage_by_the_capabilities() -> None:
     assert advantages.tolist() == pytest.approx([1 / root, -1 / root, 0.5, -0.5, -0.5, -0.5])
 
 
-def test_hacpos_baseline_falls_back_if_it_would_exceed_every_reward() -> None:
+def test_hacpos_baseline_falls_back_if_it_would_exceed_every_reward():
     """The peer is right half as often as the node, so omega is 2 and group 2, half right, would have the baseline 1.5.
 
     Without own completions in the group its own mean is the baseline. With them, in group 4, it is theirs: 1.
@@ -150,7 +138,7 @@ def test_hacpos_baseline_falls_back_if_it_would_exceed_every_reward() -> None:
     assert advantages[[2, 9]].tolist() == pytest.approx([0.5 / math.sqrt(0.5), -0.5 / math.sqrt(0.5) / 3.5])
 
 
-def test_hacpo_of_own_completions_alone_is_the_usual_advantage() -> None:
+def test_hacpo_of_own_completions_alone_is_the_usual_advantage():
     rewards, ids = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0]), torch.tensor([1, 1, 2, 2, 2])
     assert torch.equal(group_advantages(rewards, ids, "capability"), group_advantages(rewards, ids))
 
@@ -173,7 +161,7 @@ VALID = (torch.tensor([0.0, 1.0]), torch.tensor([0, 0]))
         ((*VALID, "std", float("nan")), "eps"),
     ],
 )
-def test_an_invalid_argument_is_named(arguments: tuple[object, ...], named: str) -> None:
+def test_an_invalid_argument_is_named(arguments, named):
     with pytest.raises(ValueError, match=named):
         group_advantages(*arguments)
 
@@ -194,7 +182,7 @@ RATIOS = {(0, 0): 1.5, (0, 1): 0.2, (0, 2): 1.0, (1, 0): 7.0}  # rho at tokens
 
 @pytest.mark.parametrize("cap", [None, 2.0, 9.0])
 @pytest.mark.parametrize("agg", sorted(WEIGHTS))
-def test_value_and_gradient_by_hand(agg: str, cap: float | None) -> None:
+def test_value_and_gradient_by_hand(agg, cap):
     """With rho the gradient is that of the KL, rho (lp - lp_start): the product rule removes all other terms."""
     learner, behaviour = LEARNER.clone().requires_grad_(), torch.full_like(LEARNER, math.nan)
     for cell, ratio in RATIOS.items():
@@ -212,7 +200,7 @@ def test_value_and_gradient_by_hand(agg: str, cap: float | None) -> None:
 
 
 @pytest.mark.parametrize("agg", sorted(WEIGHTS))
-def test_the_kl_of_a_batch_is_the_sum_over_its_tokens(agg: str) -> None:
+def test_the_kl_of_a_batch_is_the_sum_over_its_tokens(agg):
     """So a step may divide a batch. The other tokens have no difference here."""
     whole = kl_to_start(LEARNER, REFERENCE, MASK, agg=agg, max_completion_length=10)
     alone = []
@@ -223,7 +211,7 @@ def test_the_kl_of_a_batch_is_the_sum_over_its_tokens(agg: str) -> None:
     assert sum(alone).item() == pytest.approx(whole.item(), rel=1e-12)
 
 
-def test_a_tiny_difference_is_squared_and_a_huge_one_is_finite() -> None:
+def test_a_tiny_difference_is_squared_and_a_huge_one_is_finite():
     """A tiny difference gives half its square. A huge one gives a finite value and a gradient towards the start."""
     one = torch.ones(1, 1, dtype=torch.bool)
     tiny = kl_to_start(torch.tensor([[-1.0]]).double(), torch.tensor([[-1.0 + 1e-6]]).double(), one, agg="seq_mean")

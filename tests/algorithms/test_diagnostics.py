@@ -28,7 +28,7 @@ def sums_of(method: str, batch: dict[str, torch.Tensor], senders: list[int], **p
     return {name: values.tolist() for name, values in found.items()}
 
 
-def test_two_senders_by_hand() -> None:
+def test_two_senders_by_hand():
     learner = [[0.5, 0.2], [0.1], [0.01], [0.5], [0.3]]
     behaviour = [[0.25, 0.2], [0.4], [0.2], [0.05], [0.3]]  # rho 2, 1; 1/4; 1/20; 10; 1
     batch = rows(learner, behaviour, [1.0, -3.0, -1.0, 1.0, 0.0], [0, 0, 1, 1, 2])
@@ -76,9 +76,7 @@ def test_two_senders_by_hand() -> None:
         ("m2po", {"m2_threshold": 0.1}, (0.5, 0.0), (0, 1)),
     ],
 )
-def test_weights_by_hand(
-    method: str, params: dict[str, Any], weights: tuple[float, float], clipped: tuple[int, int]
-) -> None:
+def test_weights_by_hand(method, params, weights, clipped):
     found = sums_of(method, rows(LEARNER, BEHAVIOUR, [1.0, -3.0]), [0, 1], **params)
     assert found["weight_sum"] == pytest.approx(weights)
     assert found["weight_square_sum"] == pytest.approx([weight**2 for weight in weights])
@@ -86,7 +84,7 @@ def test_weights_by_hand(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_weights_are_those_of_the_gradient(method: str) -> None:
+def test_weights_are_those_of_the_gradient(method):
     """Without a filter and with the mean over N, -dL/dlp of a token is A times its part of the weight, over N."""
     case = make_case(3, 9, 7, "near").tensors(torch.float64)
     params = {"agg": "seq_mean", "kl_threshold": math.inf}
@@ -100,7 +98,7 @@ def test_weights_are_those_of_the_gradient(method: str) -> None:
     assert bool((slopes >= 0).all())
 
 
-def test_the_quantile_filter_compares_completions_of_one_sender() -> None:
+def test_the_quantile_filter_compares_completions_of_one_sender():
     """This node and two peers have negatives at rho 1/2 and 1/4. Kept are both own ones and each peer's nearer one."""
     batch = rows([[0.1], [0.1]] * 3, [[0.2], [0.4]] * 3, [-1.0] * 6, [0, 0, 1, 1, 2, 2])
     found = sums_of("ftis", batch, [0, 0, 1, 1, 2, 2], filter="quantile", keep_share=0.5)
@@ -118,7 +116,7 @@ def test_the_quantile_filter_compares_completions_of_one_sender() -> None:
     assert found["kept_negatives"] == [0, 0, 0]
 
 
-def test_texts_have_a_weight_and_no_ratios() -> None:
+def test_texts_have_a_weight_and_no_ratios():
     batch = rows([[0.5], [0.5], [0.5]], [[0.5], [0.5], [0.25]], [1.0, -1.0, 1.0])
     is_text, weights = torch.tensor([True, True, False]), torch.tensor([1.75, 0.5, 0.0])
     found = sums_of("tis", batch, [0, 0, 0], is_text=is_text, text_weights=weights)
@@ -131,7 +129,7 @@ def test_texts_have_a_weight_and_no_ratios() -> None:
 
 
 @pytest.mark.parametrize(("method", "estimator"), [*((name, "author_k3") for name in METHODS), ("ftis", "rkl_iw")])
-def test_every_figure_is_finite_for_any_log_prob_of_a_peer(method: str, estimator: str) -> None:
+def test_every_figure_is_finite_for_any_log_prob_of_a_peer(method, estimator):
     claims = (0.0, -1e-30, -40.0, -1e4, -3e38, 3e38)
     learner = torch.tensor([[own] * 3 for own in (-1e-6, -300.0) for _ in claims], dtype=torch.float32)
     behaviour = torch.tensor([[claim, -1.0, claim] for claim in claims] * 2, dtype=torch.float32)
@@ -148,7 +146,7 @@ def test_every_figure_is_finite_for_any_log_prob_of_a_peer(method: str, estimato
         assert torch.tensor(values, dtype=torch.float64).isfinite().all(), name
 
 
-def test_an_empty_completion_is_not_measured() -> None:
+def test_an_empty_completion_is_not_measured():
     batch = rows([[0.5], []], [[0.25], []], [1.0, -1.0])
     found = sender_sums("ftis", **batch, sender_ids=torch.tensor([2, 2]), num_senders=3)
     assert found["completions"].tolist() == [0, 0, 2]

@@ -38,7 +38,7 @@ def kl_divergence(of: torch.Tensor, relative_to: torch.Tensor) -> float:
     return float((of * (of.log() - relative_to.log())).sum())
 
 
-def test_estimators_by_exact_enumeration() -> None:
+def test_estimators_by_exact_enumeration():
     """Learner and generator are softmaxes over a small vocabulary."""
     generator = torch.Generator().manual_seed(5)
     learner, behaviour = torch.softmax(torch.randn(2, VOCABULARY, generator=generator, dtype=torch.float64), dim=1)
@@ -61,7 +61,7 @@ def test_estimators_by_exact_enumeration() -> None:
         ("rkl_iw", 4 * math.log(4) - 4 + 1),
     ],
 )
-def test_one_token_with_rho_four(estimator: str, expected: float) -> None:
+def test_one_token_with_rho_four(estimator, expected):
     batch = read_batch(
         padded_logs([[0.8, 0.5]]),
         padded_logs([[0.2, 0.5]]),
@@ -72,7 +72,7 @@ def test_one_token_with_rho_four(estimator: str, expected: float) -> None:
     assert sequence_kl(batch, estimator).tolist() == pytest.approx([expected / 2])
 
 
-def test_k3_of_nearly_equal_policies_is_accurate_in_float32() -> None:
+def test_k3_of_nearly_equal_policies_is_accurate_in_float32():
     behaviour = torch.full((1, 4), -1.0)
     batch = read_batch(
         behaviour + torch.tensor(2**-10),
@@ -84,7 +84,7 @@ def test_k3_of_nearly_equal_policies_is_accurate_in_float32() -> None:
     assert sequence_kl(batch, "k3_fwd").item() == pytest.approx(2**-21, rel=1e-3)
 
 
-def test_the_kl_filter_keeps_positives_and_near_completions() -> None:
+def test_the_kl_filter_keeps_positives_and_near_completions():
     advantages = torch.tensor([1.0, 1.0, 0.0, 0.0, -1.0, -1.0, -1.0])
     kl = torch.tensor([9.0, 1.0, 9.0, 1.0, 9.0, 1.0, 5.0])
     assert keep_near_or_good(advantages, kl, 5.0).tolist() == [True, True, False, True, False, True, False]
@@ -104,7 +104,7 @@ def kept(learner: list[float], advantages: list[float], senders: list[int] | Non
 QUANTILE = {"filter": "quantile", "keep_share": 0.5}
 
 
-def test_quantile_keeps_the_nearest_negatives_of_each_sender() -> None:
+def test_quantile_keeps_the_nearest_negatives_of_each_sender():
     # Sender 7: the KL log(0.5/p) is in the order 0.4 < 0.3 < 0.2 < 0.1. Sender 8 is farther, and half of its are kept.
     learner = [0.1, 0.01, 0.4, 0.02, 0.3, 0.001, 0.2]
     senders = [7, 8, 7, 8, 7, 8, 7]
@@ -116,17 +116,17 @@ def test_quantile_keeps_the_nearest_negatives_of_each_sender() -> None:
     ("share", "expected"),
     [(0.0, 0), (0.12, 0), (0.125, 1), (0.6, 2), (1.0, 4)],
 )
-def test_the_number_kept_is_rounded_to_the_nearest(share: float, expected: int) -> None:
+def test_the_number_kept_is_rounded_to_the_nearest(share, expected):
     flags = kept([0.4, 0.3, 0.2, 0.1], [-1.0] * 4, filter="quantile", keep_share=share)
     assert flags == [rank < expected for rank in range(4)]
 
 
-def test_completions_of_equal_kl_are_kept_together() -> None:
+def test_completions_of_equal_kl_are_kept_together():
     assert kept([0.4, 0.2, 0.2, 0.2], [-1.0] * 4, **QUANTILE) == [True, True, True, True]
 
 
 @pytest.mark.parametrize("rule", ["quantile", "ess"])
-def test_positives_and_own_completions_are_always_kept(rule: str) -> None:
+def test_positives_and_own_completions_are_always_kept(rule):
     far = [1e-6] * 4
     assert kept(far, [1.0] * 4, [3] * 4, filter=rule, keep_share=0.0) == [True] * 4, "a sender with positives only"
     assert kept(far, [-1.0] * 4, [0] * 4, filter=rule, keep_share=0.0) == [True] * 4, "own completions only"
@@ -134,7 +134,7 @@ def test_positives_and_own_completions_are_always_kept(rule: str) -> None:
     assert kept(far, [-1.0] * 4, [0, 3, 0, 3], filter=rule, keep_share=0.0) == [True, False, True, False]
 
 
-def test_rank_own_ranks_own_completions_like_those_of_a_peer() -> None:
+def test_rank_own_ranks_own_completions_like_those_of_a_peer():
     learner, senders = [0.1, 0.4, 0.001, 0.01, 1e-6], [0, 0, 3, 3, 0]
     advantages = [-1.0, -1.0, -1.0, -1.0, 1.0]
     assert kept(learner, advantages, senders, **QUANTILE) == [True, True, False, True, True]
@@ -142,7 +142,7 @@ def test_rank_own_ranks_own_completions_like_those_of_a_peer() -> None:
 
 
 @pytest.mark.parametrize("rule", ["quantile", "ess"])
-def test_without_sender_ids_each_group_is_a_sender_and_none_is_own(rule: str) -> None:
+def test_without_sender_ids_each_group_is_a_sender_and_none_is_own(rule):
     batch = rows([[0.4], [0.1], [0.02], [0.01]], [[0.5]] * 4, [-1.0] * 4, group_ids=[0, 0, 5, 5])
     of_groups = evaluate("ftis", batch, filter=rule, keep_share=0.5)
     assert of_groups == evaluate("ftis", batch, filter=rule, keep_share=0.5, sender_ids=torch.tensor([1, 1, 2, 2]))
@@ -157,7 +157,7 @@ def shares(ratios: list[float], senders: list[int]) -> list[float]:
     return effective_share(batch).tolist()
 
 
-def test_effective_share_by_hand() -> None:
+def test_effective_share_by_hand():
     assert shares([1.0] * 5, [1] * 5) == [1.0], "the same model"
     assert shares([0.5] * 4, [1] * 4) == pytest.approx([0.5]), "equally unlikely: ESS is n, the mean weight 1/2"
     assert shares([1.0, 0.5], [1, 1]) == pytest.approx([1.5**2 / (2 * 1.25) * 0.75]), "near"
@@ -169,14 +169,14 @@ def test_effective_share_by_hand() -> None:
     assert shares([0.5, 1.0, 0.5, 1.0], [9, 4, 9, 4]) == pytest.approx([1.0, 0.5]), "the order is that of sender ids"
 
 
-def test_ess_keeps_all_of_the_same_model_some_of_a_near_one_and_none_of_a_far_one() -> None:
+def test_ess_keeps_all_of_the_same_model_some_of_a_near_one_and_none_of_a_far_one():
     same, near, far = [0.5] * 4, [0.45, 0.35, 0.25, 0.15], [0.01] * 4
     flags = kept(same + near + far, [-1.0] * 12, [1] * 4 + [2] * 4 + [3] * 4, filter="ess")
     # ratios 0.9, 0.7, 0.5, 0.3: ESS/n = 2.4^2 / (4 * 1.64) = 0.878 and the mean is 0.6, so that 2.1 of 4 are kept
     assert flags == [True] * 4 + [True, True, False, False] + [False] * 4
 
 
-def test_ess_counts_positives_and_negatives() -> None:
+def test_ess_counts_positives_and_negatives():
     # The near negative alone is kept. With two far positives of its sender it is dropped.
     assert kept([0.5], [-1.0], filter="ess") == [True]
     assert kept([0.5, 1e-6, 1e-6], [-1.0, 1.0, 1.0], filter="ess") == [False, True, True]

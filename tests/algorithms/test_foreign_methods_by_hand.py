@@ -19,7 +19,7 @@ def senders(*ids: int) -> dict[str, torch.Tensor]:
     return {"sender_ids": torch.tensor(ids)}
 
 
-def test_hacpo_clips_a_peers_ratio_on_both_sides_and_squares_what_remains() -> None:
+def test_hacpo_clips_a_peers_ratio_on_both_sides_and_squares_what_remains():
     # s is 0.9, 2 and 1/2. Inside [0.8, 1] the weight is s^2 and its gradient s sg[s]; outside there is none.
     batch = rows([[0.45], [0.8], [0.2]], [[0.5], [0.4], [0.4]], [-1.0, 3.0, -2.0])
     value, gradient, _ = evaluate("hacpo", batch, **senders(PEER, PEER, PEER))
@@ -31,7 +31,7 @@ def test_hacpo_clips_a_peers_ratio_on_both_sides_and_squares_what_remains() -> N
 
 
 @pytest.mark.parametrize("method", ["gspo", "gspo_token", "hacpo"])
-def test_own_completions_can_be_relative_to_the_learners_own_log_probs(method: str) -> None:
+def test_own_completions_can_be_relative_to_the_learners_own_log_probs(method):
     """The engine reported 2 % more than the learner finds. GSPO's clip then silences the failure, not the success."""
     batch = rows([[0.5, 0.5], [0.5, 0.5]], [[0.51, 0.51]] * 2, [1.0, -1.0])
     engine = evaluate(method, batch, old_logprobs="engine", **senders(OWN, OWN))[1]
@@ -42,7 +42,7 @@ def test_own_completions_can_be_relative_to_the_learners_own_log_probs(method: s
     assert mixed[0][0] == pytest.approx(0.25 * 0.5 / 0.51), "a peer's ratio stays that to the peer"
 
 
-def test_dppo_masks_by_probability_and_not_by_ratio() -> None:
+def test_dppo_masks_by_probability_and_not_by_ratio():
     """A rare token with rho 10 trains with weight 10. A frequent one with rho 1.4 has moved 0.24 along A and is masked.
 
     Of the same token with A < 0 the move is against A, so it trains.
@@ -54,11 +54,11 @@ def test_dppo_masks_by_probability_and_not_by_ratio() -> None:
     assert evaluate("dppo", batch, eps_low=0.31)[1][3][0] == pytest.approx(-0.5 / 4)
 
 
-def test_the_soft_gate_has_the_slope_of_rho_on_policy_and_fades_on_both_sides() -> None:
+def test_the_soft_gate_has_the_slope_of_rho_on_policy_and_fades_on_both_sides():
     batch = rows([[0.5], [0.5], [0.9], [0.1]], [[0.5], [0.5], [0.3], [0.5]], [1.0, -1.0, 1.0, 1.0])
     value, gradient, _ = evaluate("soft_adaptive", batch)
 
-    def gate(rho: float) -> float:
+    def gate(rho):
         return 1 / (1 + math.exp(1 - rho))
 
     slopes = [4 * gate(rho) * (1 - gate(rho)) * rho for rho in (1.0, 3.0, 0.2)]
@@ -67,7 +67,7 @@ def test_the_soft_gate_has_the_slope_of_rho_on_policy_and_fades_on_both_sides() 
     assert value == pytest.approx((2 - 2 / 1.05 + 4 * gate(3.0) + 4 * gate(0.2)) / 4)
 
 
-def test_mis_masks_a_completion_by_its_mean_or_its_product() -> None:
+def test_mis_masks_a_completion_by_its_mean_or_its_product():
     # Ratios 4 and 1/2: the mean is sqrt(2), the product 2. Token by token 4 is outside [0.5, 2] and 1/2 inside.
     batch = rows([[0.8, 0.2]], [[0.2, 0.4]], [1.0])
     assert evaluate("mis", batch)[1][0] == pytest.approx([0.0, 0.5 / 2])
@@ -92,9 +92,7 @@ def many_tokens(ratio: float, count: int = 4000) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("ratio", "threshold", "share", "weight"), [(0.25, 1.0, 0.25, 1.0), (3.0, 1.0, 1.0, 3.0), (0.5, 2.0, 0.25, 2.0)]
 )
-def test_obrs_accepts_the_share_of_its_formula_and_stays_unbiased(
-    ratio: float, threshold: float, share: float, weight: float
-) -> None:
+def test_obrs_accepts_the_share_of_its_formula_and_stays_unbiased(ratio, threshold, share, weight):
     """The share is min(1, rho / lambda), the weight max(rho, lambda), their product rho."""
     batch = many_tokens(ratio)
     gradient = torch.tensor(evaluate("ftis", batch, filter="obrs", obrs_lambda=threshold, cap=9.0)[1])
@@ -112,7 +110,7 @@ def test_obrs_accepts_the_share_of_its_formula_and_stays_unbiased(
         assert not (rows_of_one_group == rows_of_one_group[0]).all(), "completions of a group differ"
 
 
-def test_obrs_repeats_a_step_and_every_update_exactly() -> None:
+def test_obrs_repeats_a_step_and_every_update_exactly():
     """Neither padding, nor further groups, nor the learner's move since the first pass change what is accepted."""
     tensors = make_case(5, 8, 6, "far").tensors(torch.float64)
     tensors["advantages"] = torch.ones(8, dtype=torch.float64)
@@ -137,7 +135,7 @@ def logs(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64).log()
 
 
-def test_positives_are_weighted_up_to_the_cap_and_others_are_filtered() -> None:
+def test_positives_are_weighted_up_to_the_cap_and_others_are_filtered():
     advantages = cross_tokenizer_advantages(
         logs(0.2, 0.5, 0.2, 0.2), logs(0.4, 0.1, 0.4, 0.4), torch.tensor([3.0, 3.0, -3.0, 0.0])
     )
@@ -145,7 +143,7 @@ def test_positives_are_weighted_up_to_the_cap_and_others_are_filtered() -> None:
     assert advantages.dtype == torch.float32
 
 
-def test_an_infinite_cap_is_allowed_and_a_huge_ratio_is_capped() -> None:
+def test_an_infinite_cap_is_allowed_and_a_huge_ratio_is_capped():
     one = torch.ones(1, dtype=torch.float64)
     assert cross_tokenizer_advantages(logs(0.8), logs(0.2), one, cap=math.inf).item() == pytest.approx(4.0)
     assert cross_tokenizer_advantages(one * 0, one * -1e6, one).item() == pytest.approx(2.0)

@@ -25,16 +25,16 @@ def call(method: str = "ftis", changes: dict[str, Any] | None = None, **params: 
     return policy_loss(method, **(tensors | (changes or {})), **params)[0]
 
 
-def test_the_unchanged_batch_is_accepted() -> None:
+def test_the_unchanged_batch_is_accepted():
     assert call().isfinite()
 
 
-def test_an_unknown_method_lists_the_known_methods() -> None:
+def test_an_unknown_method_lists_the_known_methods():
     with pytest.raises(ValueError, match="unknown method 'ppo'; known: nois, vis, tis, .*m2po"):
         call("ppo")
 
 
-def test_an_unknown_parameter_lists_the_parameters_of_the_method() -> None:
+def test_an_unknown_parameter_lists_the_parameters_of_the_method():
     with pytest.raises(ValueError, match="'ftis' has no parameter 'kl_treshold'; it takes: cap, .*kl_threshold"):
         call("ftis", kl_treshold=3.0)
 
@@ -49,12 +49,12 @@ def test_an_unknown_parameter_lists_the_parameters_of_the_method() -> None:
         ("tis", {"sender_ids": torch.zeros(3, dtype=torch.int64)}),
     ],
 )
-def test_a_parameter_of_another_method_is_refused(method: str, params: dict[str, Any]) -> None:
+def test_a_parameter_of_another_method_is_refused(method, params):
     with pytest.raises(ValueError, match=f"{method}.* has no parameter '{next(iter(params))}'"):
         call(method, **params)
 
 
-def test_a_method_without_senders_accepts_none() -> None:
+def test_a_method_without_senders_accepts_none():
     assert torch.equal(call("vis", sender_ids=None), call("vis"))
 
 
@@ -74,7 +74,7 @@ def test_a_method_without_senders_accepts_none() -> None:
         ({"max_completion_length": 2.5}, "max_completion_length"),
     ],
 )
-def test_a_common_parameter_out_of_bounds_is_refused(params: dict[str, Any], named: str) -> None:
+def test_a_common_parameter_out_of_bounds_is_refused(params, named):
     with pytest.raises(ValueError, match=named):
         call("grpo", **params)
 
@@ -113,7 +113,7 @@ def test_a_common_parameter_out_of_bounds_is_refused(params: dict[str, Any], nam
         ),
     ],
 )
-def test_a_method_parameter_out_of_bounds_is_refused(method: str, params: dict[str, Any], named: str) -> None:
+def test_a_method_parameter_out_of_bounds_is_refused(method, params, named):
     with pytest.raises(ValueError, match=named):
         call(method, **params)
 
@@ -132,14 +132,14 @@ def test_a_method_parameter_out_of_bounds_is_refused(method: str, params: dict[s
         ({"group_ids": torch.zeros(3, 1, dtype=torch.int64)}, "group_ids"),
     ],
 )
-def test_a_tensor_of_wrong_shape_or_dtype_is_refused(changes: dict[str, Any], named: str) -> None:
+def test_a_tensor_of_wrong_shape_or_dtype_is_refused(changes, named):
     with pytest.raises(ValueError, match=named):
         call(changes=changes)
 
 
 @pytest.mark.parametrize(("name", "value"), [("learner_logprobs", NAN), ("behaviour_logprobs", -INF)])
 @pytest.mark.parametrize("method", ["ftis", "dr_grpo", "gepo"])
-def test_a_non_finite_log_prob_is_refused_only_inside_the_mask(method: str, name: str, value: float) -> None:
+def test_a_non_finite_log_prob_is_refused_only_inside_the_mask(method, name, value):
     logprobs = torch.full((3, 4), -1.0, dtype=torch.float64)
     logprobs[1, 1] = value
     limit = {"max_completion_length": 4} if method == "dr_grpo" else {}
@@ -150,13 +150,13 @@ def test_a_non_finite_log_prob_is_refused_only_inside_the_mask(method: str, name
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_listed_parameter_is_accepted_with_its_default(method: str) -> None:
+def test_every_listed_parameter_is_accepted_with_its_default(method):
     defaults = method_parameters(method)
     limit = {"max_completion_length": 4}
     assert torch.equal(call(method, **(defaults | limit)), call(method, **limit))
 
 
-def test_parameters_have_the_defaults_of_the_method() -> None:
+def test_parameters_have_the_defaults_of_the_method():
     assert method_parameters("ftis")["kl_threshold"] == 50.0
     assert method_parameters("cispo")["cap"] == 5.0
     assert method_parameters("dapo")["eps_high"] == 0.28
@@ -166,6 +166,6 @@ def test_parameters_have_the_defaults_of_the_method() -> None:
         method_parameters("ppo")
 
 
-def test_only_dr_grpo_and_gepo_scale_advantages_by_mean() -> None:
+def test_only_dr_grpo_and_gepo_scale_advantages_by_mean():
     assert {name for name, method in METHODS.items() if method.advantage_scale == "mean"} == {"dr_grpo", "gepo"}
     assert {name for name, method in METHODS.items() if method.advantage_scale == "capability"} == {"hacpo"}

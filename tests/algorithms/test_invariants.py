@@ -32,7 +32,7 @@ def run(
     return loss.detach(), learner.grad, metrics
 
 
-def test_methods_agree_if_learner_and_generator_are_equal() -> None:
+def test_methods_agree_if_learner_and_generator_are_equal():
     same = [[0.5, 0.2, 0.9], [0.1], [0.3, 0.3]]
     gradients = [evaluate(m, rows(same, same, [1.0, -2.0, 0.5]))[1] for m in ("nois", "vis", "tis", "ftis", "grpo")]
     assert gradients[0][0] == pytest.approx([1 / 9] * 3)
@@ -40,7 +40,7 @@ def test_methods_agree_if_learner_and_generator_are_equal() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_no_intermediate_gradient_is_nan(method: str) -> None:
+def test_no_intermediate_gradient_is_nan(method):
     """Anomaly detection raises on a NaN in any intermediate gradient, also if a mask removes it later."""
     for seed in range(2):
         tensors = make_case(seed, 6, 5, "beyond_clamp").tensors(torch.float64)
@@ -52,7 +52,7 @@ def test_no_intermediate_gradient_is_nan(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_empty_batch_has_a_zero_loss_with_a_gradient(method: str) -> None:
+def test_an_empty_batch_has_a_zero_loss_with_a_gradient(method):
     no_tokens = make_case(1, 3, 4, "near").tensors(torch.float32)
     no_tokens["mask"] = torch.zeros(3, 4, dtype=torch.bool)
     no_columns = make_case(1, 3, 0, "near").tensors(torch.float32)
@@ -67,7 +67,7 @@ def test_an_empty_batch_has_a_zero_loss_with_a_gradient(method: str) -> None:
 
 @pytest.mark.parametrize("denominator", ["all", "kept"])
 @pytest.mark.parametrize("agg", ["seq_mean", "token_mean", "max_len"])
-def test_a_batch_without_kept_completions_has_zero_loss_and_gradient(denominator: str, agg: str) -> None:
+def test_a_batch_without_kept_completions_has_zero_loss_and_gradient(denominator, agg):
     batch = rows([[1e-4], [1e-4]], [[0.5], [0.5]], [-1.0, 0.0])
     value, gradient, metrics = evaluate(
         "ftis", batch, denominator=denominator, agg=agg, max_completion_length=4, kl_threshold=0.0
@@ -78,7 +78,7 @@ def test_a_batch_without_kept_completions_has_zero_loss_and_gradient(denominator
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_extreme_finite_log_probs_give_finite_results_in_float32(method: str) -> None:
+def test_extreme_finite_log_probs_give_finite_results_in_float32(method):
     """One side finds a token certain, the other nearly impossible, in both directions and with both signs of A."""
     tensors = {
         "learner_logprobs": torch.tensor([[-1e-3], [-1e4], [-1e-3], [-1e4]]),
@@ -95,7 +95,7 @@ def test_extreme_finite_log_probs_give_finite_results_in_float32(method: str) ->
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_only_the_learner_log_probs_have_a_gradient(method: str) -> None:
+def test_only_the_learner_log_probs_have_a_gradient(method):
     tensors = make_case(4, 4, 4, "near").tensors(torch.float64)
     others = {name: tensors[name].clone().requires_grad_() for name in ("behaviour_logprobs", "advantages")}
     copies = {name: value.detach().clone() for name, value in tensors.items()}
@@ -109,7 +109,7 @@ def test_only_the_learner_log_probs_have_a_gradient(method: str) -> None:
         torch.testing.assert_close(tensors[name].detach(), copy, rtol=0, atol=0, equal_nan=True)
 
 
-def test_the_loss_has_the_dtype_of_the_learner_log_probs() -> None:
+def test_the_loss_has_the_dtype_of_the_learner_log_probs():
     tensors = make_case(4, 4, 4, "near").tensors(torch.float32)
     tensors["behaviour_logprobs"] = tensors["behaviour_logprobs"].double()
     tensors["advantages"] = tensors["advantages"].double()
@@ -129,7 +129,7 @@ class OperationCounter(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("method", ["ftis", "gepo", "m2po", "hacpo"])
-def test_the_number_of_operations_does_not_depend_on_the_batch_size(method: str) -> None:
+def test_the_number_of_operations_does_not_depend_on_the_batch_size(method):
     counts = []
     for num_completions, num_columns in ((4, 4), (64, 32)):
         tensors = make_case(0, num_completions, num_columns, "mixed").tensors(torch.float64)
@@ -140,7 +140,7 @@ def test_the_number_of_operations_does_not_depend_on_the_batch_size(method: str)
 
 
 @FILTERS
-def test_sender_filters_accept_padding_empty_batches_and_extreme_log_probs(rule: str) -> None:
+def test_sender_filters_accept_padding_empty_batches_and_extreme_log_probs(rule):
     tensors = make_case(3, 6, 8, "mixed").tensors(torch.float64)
     filled = {name: tensors[name].detach().clone() for name in ("learner_logprobs", "behaviour_logprobs")}
     for logprobs in filled.values():

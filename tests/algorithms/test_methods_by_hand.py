@@ -1,7 +1,5 @@
 """Every method on batches small enough to compute by hand. Values are maximized: minus the loss."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -13,13 +11,13 @@ LEARNER = [[0.5, 0.2], [0.1]]
 BEHAVIOUR = [[0.25, 0.2], [0.2]]
 
 
-def test_nois_ignores_the_ratios() -> None:
+def test_nois_ignores_the_ratios():
     value, gradient, _ = evaluate("nois", rows(LEARNER, BEHAVIOUR, [1.0, -3.0]))
     assert value == pytest.approx((1.0 - 3.0) / 2)
     assert gradient == [[0.25, 0.25], [-1.5, 0.0]]
 
 
-def test_vis_clips_the_ratio_and_its_gradient() -> None:
+def test_vis_clips_the_ratio_and_its_gradient():
     # Row 0: min(2, 1.2) and 1. Row 1, A < 0: min(-0.5 * 3, -0.8 * 3) is the clipped term.
     value, gradient, _ = evaluate("vis", rows(LEARNER, BEHAVIOUR, [1.0, -3.0]))
     assert value == pytest.approx(((1.2 + 1.0) / 2 - 2.4) / 2)
@@ -27,7 +25,7 @@ def test_vis_clips_the_ratio_and_its_gradient() -> None:
     assert gradient[1] == [0.0, 0.0]
 
 
-def test_tis_truncates_a_ratio_of_ten_to_two() -> None:
+def test_tis_truncates_a_ratio_of_ten_to_two():
     value, gradient, metrics = evaluate("tis", rows([[0.5, 0.2]], [[0.05, 0.4]], [1.0]))
     assert value == pytest.approx((2.0 + 0.5) / 2)
     assert gradient[0] == pytest.approx([1.0, 0.25])
@@ -35,7 +33,7 @@ def test_tis_truncates_a_ratio_of_ten_to_two() -> None:
 
 
 @pytest.mark.parametrize("method", ["tis", "ftis"])
-def test_a_floor_raises_small_weights_of_positives_only(method: str) -> None:
+def test_a_floor_raises_small_weights_of_positives_only(method):
     # Ratios 10, 1/2 and 1/10 of a positive become 2, 1/2 and 1/4. Those of a negative and a neutral one do not change.
     learner, behaviour = [[0.5, 0.2, 0.05], [0.05], [0.05]], [[0.05, 0.4, 0.5], [0.5], [0.5]]
     batch = rows(learner, behaviour, [1.0, -1.0, 0.0])
@@ -49,7 +47,7 @@ def test_a_floor_raises_small_weights_of_positives_only(method: str) -> None:
     assert metrics == without[2], "metrics do not depend on `floor`"
 
 
-def test_ftis_drops_the_far_negative_and_keeps_the_far_positive() -> None:
+def test_ftis_drops_the_far_negative_and_keeps_the_far_positive():
     # k1_fwd of rows 0 and 1: log(0.5 / 0.05) = 2.3 > 1.
     batch = rows([[0.05], [0.05], [0.5]], [[0.5], [0.5], [0.5]], [-1.0, 2.0, -4.0])
     value, gradient, metrics = evaluate("ftis", batch, kl_estimator="k1_fwd", kl_threshold=1.0)
@@ -60,7 +58,7 @@ def test_ftis_drops_the_far_negative_and_keeps_the_far_positive() -> None:
     assert metrics["mean_kl"] == pytest.approx(2 * math.log(10) / 3)
 
 
-def test_denominator_kept_counts_only_kept_completions() -> None:
+def test_denominator_kept_counts_only_kept_completions():
     batch = rows([[0.05, 0.05], [0.5]], [[0.5, 0.5], [0.5]], [-1.0, 1.0])
     limits = {"kl_estimator": "k1_fwd", "kl_threshold": 1.0, "max_completion_length": 10}
     for agg, of_all, of_kept in [("seq_mean", 2, 1), ("token_mean", 3, 1), ("max_len", 20, 10)]:
@@ -68,7 +66,7 @@ def test_denominator_kept_counts_only_kept_completions() -> None:
         assert evaluate("ftis", batch, agg=agg, denominator="kept", **limits)[0] == pytest.approx(1 / of_kept)
 
 
-def test_the_default_filter_is_author_k3_at_50() -> None:
+def test_the_default_filter_is_author_k3_at_50():
     # 1/rho + log rho - 1 is 95.4 at rho = 1/100 and 46.1 at rho = 1/50.
     batch = rows([[0.005], [0.01]], [[0.5], [0.5]], [-1.0, -1.0])
     for method in ("ftis", "f-nois", "f-vis"):
@@ -77,20 +75,20 @@ def test_the_default_filter_is_author_k3_at_50() -> None:
         assert evaluate(method, batch)[2]["kept_fraction"] == 1.0
 
 
-def test_dr_grpo_divides_by_the_configured_length() -> None:
+def test_dr_grpo_divides_by_the_configured_length():
     value, _, _ = evaluate(
         "dr_grpo", rows([[0.5, 0.2], [0.1]], [[0.5, 0.2], [0.1]], [1.0, 3.0]), max_completion_length=5
     )
     assert value == pytest.approx((1 + 1 + 3) / (2 * 5))
 
 
-def test_dapo_counts_every_token_the_same() -> None:
+def test_dapo_counts_every_token_the_same():
     value, gradient, _ = evaluate("dapo", rows([[0.5, 0.2], [0.1]], [[0.5, 0.2], [0.1]], [1.0, 3.0]))
     assert value == pytest.approx((1 + 1 + 3) / 3)
     assert gradient[0] == pytest.approx([1 / 3, 1 / 3])
 
 
-def test_gspo_takes_the_geometric_mean_of_the_ratios() -> None:
+def test_gspo_takes_the_geometric_mean_of_the_ratios():
     # s = sqrt(2 * 1), which eps_high = 1 does not clip.
     value, gradient, _ = evaluate("gspo", rows(LEARNER, BEHAVIOUR, [1.0, 2.0]), eps_high=1.0)
     assert value == pytest.approx((2**0.5 + 0.5 * 2.0) / 2)
@@ -99,13 +97,13 @@ def test_gspo_takes_the_geometric_mean_of_the_ratios() -> None:
 
 
 @pytest.mark.parametrize("method", ["gspo", "gspo_token"])
-def test_gspo_clips_at_its_default_bounds(method: str) -> None:
+def test_gspo_clips_at_its_default_bounds(method):
     value, gradient, _ = evaluate(method, rows([[0.5], [0.1]], [[0.25], [0.2]], [1.0, -1.0]))
     assert value == pytest.approx((1 + 4e-4 - (1 - 3e-4)) / 2)
     assert gradient == [[0.0], [0.0]]
 
 
-def test_gepo_divides_by_the_groups_expected_probability() -> None:
+def test_gepo_divides_by_the_groups_expected_probability():
     # Group 0: q = 0.2 and 0.4, E_q = (0.04 + 0.16) / 0.6 = 1/3. Group 1 is alone: E_q = q = 0.5.
     batch = rows([[0.3], [0.5], [0.1]], [[0.2], [0.5], [0.4]], [1.0, 1.0, 1.0], group_ids=[0, 1, 0])
     value, gradient, _ = evaluate("gepo", batch, clip=False)
@@ -113,13 +111,13 @@ def test_gepo_divides_by_the_groups_expected_probability() -> None:
     assert [row[0] for row in gradient] == pytest.approx([0.3, 1 / 3, 0.1])
 
 
-def test_gepo_clips_the_weight_by_default() -> None:
+def test_gepo_clips_the_weight_by_default():
     batch = rows([[0.8], [0.4]], [[0.4], [0.4]], [1.0, -1.0])
     assert evaluate("gepo", batch)[0] == pytest.approx((1.2 - 1.0) / 2)
     assert evaluate("gepo", batch, clip=False)[0] == pytest.approx((2.0 - 1.0) / 2)
 
 
-def test_gepo_defensive_mix_bounds_the_weight() -> None:
+def test_gepo_defensive_mix_bounds_the_weight():
     batch = rows([[0.8]], [[0.2]], [1.0])
     value, gradient, _ = evaluate("gepo", batch, clip=False, alpha=0.5)
     assert value == pytest.approx(0.8 / (0.5 * 0.2 + 0.5 * 0.8))
@@ -127,14 +125,14 @@ def test_gepo_defensive_mix_bounds_the_weight() -> None:
     assert evaluate("gepo", batch, clip=False, alpha=1.0)[0] == pytest.approx(1.0)
 
 
-def test_gepo_regularizer_is_k3_with_the_generator_as_reference() -> None:
+def test_gepo_regularizer_is_k3_with_the_generator_as_reference():
     # q/p = 1/4: k3 = 1/4 - log(1/4) - 1, and its derivative by log p is 1 - 1/4.
     value, gradient, _ = evaluate("gepo", rows([[0.8]], [[0.2]], [0.0]), k3_beta=0.005)
     assert value == pytest.approx(-0.005 * (0.25 + math.log(4) - 1))
     assert gradient[0][0] == pytest.approx(-0.005 * 0.75)
 
 
-def test_topr_weights_negatives_only() -> None:
+def test_topr_weights_negatives_only():
     batch = rows([[0.5, 0.1], [0.5, 0.1]], [[0.25, 0.4], [0.25, 0.4]], [1.0, -1.0])
     logs = math.log(0.5) + math.log(0.1)
     # Ratios 2 and 1/4: geometric mean sqrt(1/2), product 1/2, by token 1 and 1/4.
@@ -146,14 +144,14 @@ def test_topr_weights_negatives_only() -> None:
     assert evaluate("topr", batch, topr_level="token")[1][1] == pytest.approx([-0.25, -0.0625])
 
 
-def test_cispo_caps_at_five_and_keeps_every_gradient() -> None:
+def test_cispo_caps_at_five_and_keeps_every_gradient():
     value, gradient, metrics = evaluate("cispo", rows([[0.5, 0.1]], [[0.05, 0.4]], [-2.0]))
     assert value == pytest.approx((-2 * 5 * math.log(0.5) - 2 * 0.25 * math.log(0.1)) / 2)
     assert gradient[0] == pytest.approx([-5.0, -0.25])
     assert metrics["truncated_fraction"] == 0.5
 
 
-def test_mis_gives_no_weight_outside_its_band() -> None:
+def test_mis_gives_no_weight_outside_its_band():
     # rho = 1/4, 0.75, 1.5 and 4.
     batch = rows([[0.1, 0.3, 0.3, 0.4]], [[0.4, 0.4, 0.2, 0.1]], [1.0])
     value, gradient, _ = evaluate("mis", batch)
@@ -162,7 +160,7 @@ def test_mis_gives_no_weight_outside_its_band() -> None:
     assert evaluate("mis", batch, mis_low=0.0, mis_high=1.0)[1][0] == pytest.approx([0.25 / 4, 0.75 / 4, 0.0, 0.0])
 
 
-def test_m2po_drops_outliers_until_the_second_moment_is_below_the_threshold() -> None:
+def test_m2po_drops_outliers_until_the_second_moment_is_below_the_threshold():
     # Squared log-ratios: log(2)^2 = 0.48, 0, log(0.9)^2 = 0.011. Without the first their mean is 0.0056 < 0.04.
     batch = rows([[0.5, 0.2], [0.18]], [[0.25, 0.2], [0.2]], [1.0, 1.0])
     value, gradient, _ = evaluate("m2po", batch)

@@ -47,14 +47,14 @@ BY_HAND = [
 
 
 @pytest.mark.parametrize(("likelihoods", "weights", "next_token"), BY_HAND)
-def test_posterior_and_mixture_by_hand(likelihoods: list[float], weights: list[float], next_token: list[float]) -> None:
+def test_posterior_and_mixture_by_hand(likelihoods, weights, next_token):
     log_posterior = posterior(logs([1 / 2, 1 / 2]), logs(likelihoods))
     torch.testing.assert_close(log_posterior, logs(weights), rtol=1e-12, atol=1e-15)
     mixed = mixture_logprobs(logs(EXPERTS), log_posterior)
     torch.testing.assert_close(mixed, logs(next_token), rtol=1e-12, atol=1e-15)
 
 
-def test_a_text_by_hand() -> None:
+def test_a_text_by_hand():
     tokens = logs([[1 / 2, 1 / 2], [1 / 4, 1 / 4]])
     torch.testing.assert_close(text_logprobs(tokens, uniform_prior(2)), logs([3 / 8, 5 / 12]))
     torch.testing.assert_close(text_logprobs(tokens, uniform_prior(2)).sum(), torch.tensor(5 / 32).double().log())
@@ -66,7 +66,7 @@ def some_experts(num_experts: int, *, rows: int, num_ids: int, seed: int = 0) ->
     return (4 * torch.randn(num_experts, rows, num_ids, generator=generator)).log_softmax(dim=-1)
 
 
-def test_a_mixture_of_one_expert_equals_the_expert() -> None:
+def test_a_mixture_of_one_expert_equals_the_expert():
     experts = some_experts(1, rows=3, num_ids=50)
     weights = posterior(uniform_prior(1), torch.tensor([[-3.0, -4e5, 0.0]]))
     assert weights.tolist() == [[0.0, 0.0, 0.0]]
@@ -74,7 +74,7 @@ def test_a_mixture_of_one_expert_equals_the_expert() -> None:
 
 
 @pytest.mark.parametrize("num_experts", [5])
-def test_probabilities_sum_to_one(num_experts: int) -> None:
+def test_probabilities_sum_to_one(num_experts):
     experts = some_experts(num_experts, rows=4, num_ids=1000)
     generator = torch.Generator().manual_seed(1)
     weights = posterior(uniform_prior(num_experts), -20 * torch.rand(num_experts, 4, generator=generator))
@@ -83,7 +83,7 @@ def test_probabilities_sum_to_one(num_experts: int) -> None:
     torch.testing.assert_close(total, torch.ones(4).double(), rtol=0, atol=1e-5)
 
 
-def test_impossible_texts_and_tokens_give_no_nan() -> None:
+def test_impossible_texts_and_tokens_give_no_nan():
     """A log-prob of -inf is a probability of 0, for an expert, a token, a prior, or all of them."""
     assert posterior(uniform_prior(2), torch.tensor([IMPOSSIBLE, -5.0])).tolist() == [IMPOSSIBLE, 0.0]
     all_impossible = posterior(logs([0.25, 0.75]), torch.tensor([IMPOSSIBLE, IMPOSSIBLE]))
@@ -98,7 +98,7 @@ def test_impossible_texts_and_tokens_give_no_nan() -> None:
     assert impossible.tolist() == [-1.0, IMPOSSIBLE, -1.0]
 
 
-def test_a_difference_of_one_nat_counts_in_a_very_long_text() -> None:
+def test_a_difference_of_one_nat_counts_in_a_very_long_text():
     """The text has a million tokens of -10 nats each."""
     weights = posterior(uniform_prior(2), torch.tensor([-1e7, -1e7 - 1.0], dtype=torch.float64))
     torch.testing.assert_close(weights.exp(), torch.tensor([1.0, math.exp(-1.0)]).double() / (1 + math.exp(-1.0)))
@@ -109,7 +109,7 @@ def test_a_difference_of_one_nat_counts_in_a_very_long_text() -> None:
     torch.testing.assert_close(total, by_chain_rule, rtol=1e-12, atol=1e-6)
 
 
-def test_a_text_obeys_the_chain_rule() -> None:
+def test_a_text_obeys_the_chain_rule():
     generator = torch.Generator().manual_seed(2)
     tokens = -5 * torch.rand(3, 40, generator=generator).double()
     prior = logs([0.7, 0.2, 0.1])

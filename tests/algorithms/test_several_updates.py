@@ -26,7 +26,7 @@ WIDE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @pytest.mark.parametrize("method", METHODS)
-def test_an_own_token_that_moved_counts_its_move_once(method: str, advantage: float) -> None:
+def test_an_own_token_that_moved_counts_its_move_once(method, advantage):
     """The generator is the learner at the first pass. Squared, a move by 0.10 would give a factor of 1.221."""
     batch = rows([[0.5 * math.exp(MOVE)]], [[0.5]], [advantage])
     variants = [{}, {"alpha": 0.5}, {"alpha": 1.0}] if method == "gepo" else [{}]
@@ -42,7 +42,7 @@ def test_an_own_token_that_moved_counts_its_move_once(method: str, advantage: fl
 
 
 @pytest.mark.parametrize("method", ["nois", "tis", "ftis", "f-nois", "mis", "swarm_sapo"])
-def test_the_clip_bounds_the_change_since_the_first_pass(method: str) -> None:
+def test_the_clip_bounds_the_change_since_the_first_pass(method):
     # Own tokens that moved from 0.2 to 0.3: rho0 = 1, R = 1.5, beyond any clip.
     batch = rows([[0.3], [0.3]], [[0.2], [0.2]], [1.0, -1.0])
     value, gradient, _ = evaluate(method, batch, first_pass_logprobs=padded_logs([[0.2], [0.2]]))
@@ -52,14 +52,14 @@ def test_the_clip_bounds_the_change_since_the_first_pass(method: str) -> None:
     assert gradient[1][0] == pytest.approx(-1.5 / 2)
 
 
-def test_the_first_pass_has_two_names() -> None:
+def test_the_first_pass_has_two_names():
     batch, first = rows([[0.3]], [[0.2]], [1.0]), padded_logs([[0.25]])
     assert evaluate("tis", batch, anchor_logprobs=first) == evaluate("tis", batch, first_pass_logprobs=first)
     assert evaluate("tis", batch, anchor_logprobs=first) != evaluate("tis", batch)
 
 
 @pytest.mark.parametrize("params", [{}, {"filter": "quantile", "keep_share": 0.5}, {"filter": "ess"}])
-def test_all_updates_keep_the_completions_of_the_first(params: dict[str, Any], method: str = "ftis") -> None:
+def test_all_updates_keep_the_completions_of_the_first(params, method="ftis"):
     """The near negative of the first pass moves far away, and the far one comes near."""
     near, far = [0.49, 0.49], [0.05, 0.05]
     params = {"kl_estimator": "k1_fwd", "kl_threshold": 1.0} | params
@@ -74,7 +74,7 @@ def test_all_updates_keep_the_completions_of_the_first(params: dict[str, Any], m
     assert evaluate(method, moved, **params)[1][0] == [0.0, 0.0], "the current pass alone would keep the other one"
 
 
-def test_the_denominator_of_gepo_is_that_of_the_first_pass() -> None:
+def test_the_denominator_of_gepo_is_that_of_the_first_pass():
     # E_q = q = 0.2, p0 = 0.4, p = 0.44: the denominator is 0.3.
     batch = rows([[0.44]], [[0.2]], [1.0])
     first_pass = padded_logs([[0.4]])

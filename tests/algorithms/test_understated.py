@@ -1,7 +1,5 @@
 """`likelihood_gain`: values computed by hand, and its bound on honest samples."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -10,7 +8,7 @@ import torch
 from ftis_node.algorithms.diagnostics import likelihood_gain
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     learner = torch.tensor([[-1.0, -2.0, math.nan], [-0.5, -0.25, -0.25]], requires_grad=True)
     behaviour = torch.tensor([[-4.0, -1.0, math.nan], [-12.0, -12.0, -12.0]])
     mask = torch.tensor([[True, True, False], [True, True, True]])
@@ -21,7 +19,7 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [8, 64])
-def test_honest_samples_exceed_a_limit_at_most_as_often_as_the_bound(num_tokens: int) -> None:
+def test_honest_samples_exceed_a_limit_at_most_as_often_as_the_bound(num_tokens):
     """Two unrelated policies: one samples 20,000 completions, the other scores them."""
     torch.manual_seed(7)
     generator, learner = torch.randn(num_tokens, 50).mul(1.5).log_softmax(1), torch.randn(num_tokens, 50).log_softmax(1)
@@ -35,7 +33,7 @@ def test_honest_samples_exceed_a_limit_at_most_as_often_as_the_bound(num_tokens:
         assert (gain >= limit).double().mean() <= math.exp(-limit), limit
 
 
-def test_the_gain_of_a_later_part_by_hand() -> None:
+def test_the_gain_of_a_later_part_by_hand():
     """Four tokens of -20 nats precede four of +10. The sum is -40, and +40 from the fifth token, one of 7 starts."""
     learner = torch.tensor([[0.0] * 8])
     behaviour = torch.tensor([[20.0] * 4 + [-10.0] * 4])
@@ -44,7 +42,7 @@ def test_the_gain_of_a_later_part_by_hand() -> None:
 
 
 @pytest.mark.parametrize("order", ["understated first", "understated last", "alternating"])
-def test_overstated_tokens_do_not_hide_understated_ones(order: str) -> None:
+def test_overstated_tokens_do_not_hide_understated_ones(order):
     """The sum over the completion is below 0 in each case. With `alternating` no part gains enough to be detected."""
     num_tokens = 64
     low, high = torch.full((num_tokens // 2,), -4.0), torch.full((num_tokens // 2,), 5.0)

@@ -1,7 +1,5 @@
 """Each known fault applies to the present tree and names tests that exist."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 
@@ -16,7 +14,7 @@ TOPICS = {"security", "exactly_once", "mathematics"}
 MAX_FAULTS = 60
 
 
-def test_each_fault_applies_to_this_tree_and_names_existing_tests() -> None:
+def test_each_fault_applies_to_this_tree_and_names_existing_tests():
     for fault in FAULTS:
         ast.parse(fault.applied_to((ROOT / fault.file).read_text()))
         assert fault.tests
@@ -24,13 +22,13 @@ def test_each_fault_applies_to_this_tree_and_names_existing_tests() -> None:
             assert f"def {function}" in (ROOT / path).read_text(), fault.name
 
 
-def test_there_are_few_faults_of_three_topics() -> None:
+def test_there_are_few_faults_of_three_topics():
     assert {one.topic for one in FAULTS} == TOPICS
     assert len(FAULTS) <= MAX_FAULTS
     assert [name for name, number in Counter(one.name for one in FAULTS).items() if number > 1] == []
 
 
-def test_a_text_that_does_not_occur_exactly_once_and_an_unknown_name_are_errors() -> None:
+def test_a_text_that_does_not_occur_exactly_once_and_an_unknown_name_are_errors():
     for times in (0, 2):
         with pytest.raises(ValueError, match=f"occurs {times} times in {FAULTS[0].file}"):
             FAULTS[0].applied_to(FAULTS[0].old * times)
@@ -38,6 +36,6 @@ def test_a_text_that_does_not_occur_exactly_once_and_an_unknown_name_are_errors(
         chosen(FAULTS, ["loss"])
 
 
-def test_only_a_failed_test_finds_a_fault() -> None:
+def test_only_a_failed_test_finds_a_fault():
     output = "ERROR    ftis_node.x:x.py:251 gone\nFAILED tests/a/test_b.py::test_c[a - b] - Some[x] - y\nERROR a.py\n"
     assert FAILED.findall(output) == ["tests/a/test_b.py::test_c[a - b]"]

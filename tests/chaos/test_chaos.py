@@ -11,9 +11,8 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -98,9 +97,7 @@ def violations_of(node: SwarmNode, error: Callable[[Home], subprocess.Popen[byte
 
 
 @pytest.mark.timeout(3000)
-def test_a_swarm_recovers_from_one_fault_of_each_kind(
-    tmp_path: Path, tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_swarm_recovers_from_one_fault_of_each_kind(tmp_path, tiny_models, monkeypatch):
     for name, value in ONE_THREAD.items():
         monkeypatch.setenv(name, value)
     known = faults.chosen(FAULTS)

@@ -172,7 +172,7 @@ VIOLATIONS: list[tuple[str, Change]] = [
 ]
 
 
-def test_each_violation_of_a_state_is_found() -> None:
+def test_each_violation_of_a_state_is_found():
     for invariant, change in VIOLATIONS:
         found = check(correct(), change(correct()), "")
         assert invariant in {violation.invariant for violation in found}, invariant
@@ -180,7 +180,7 @@ def test_each_violation_of_a_state_is_found() -> None:
     assert {name for name, _ in VIOLATIONS} == set(OF_A_STATE)
 
 
-def test_a_crash_a_stop_and_a_logged_loss_are_no_violations() -> None:
+def test_a_crash_a_stop_and_a_logged_loss_are_no_violations():
     assert findings(correct()) == []
     assert findings(stopped(correct())) == []
     killed = replace(stopped(correct()), events=correct().events)
@@ -197,7 +197,7 @@ def test_a_crash_a_stop_and_a_logged_loss_are_no_violations() -> None:
     assert names(replace(later, floor_step=2)) == {"no group is lost"}, "later losses are violations"
 
 
-def test_a_step_before_a_complete_checkpoint_must_not_be_repeated() -> None:
+def test_a_step_before_a_complete_checkpoint_must_not_be_repeated():
     name = "no step before a checkpoint is repeated"
     again = with_events(event("start", peer=US), event("taken", group=f"{US}-4", step=3))(correct())
     assert name in {violation.invariant for violation in check(correct(), again, "")}
@@ -205,7 +205,7 @@ def test_a_step_before_a_complete_checkpoint_must_not_be_repeated() -> None:
     assert name not in {violation.invariant for violation in check(correct(), set_aside, "")}
 
 
-def test_growth_is_found_after_a_fault_and_over_a_run() -> None:
+def test_growth_is_found_after_a_fault_and_over_a_run():
     before = replace(correct(), floor_step=9)
     for more in ({"rss_bytes": 2000 * MIB}, {"num_fds": 200}, {"num_threads": 200}):
         after = replace(before, processes=tuple(replace(process, **more) for process in before.processes))
@@ -215,7 +215,7 @@ def test_growth_is_found_after_a_fault_and_over_a_run() -> None:
         assert invariants.growth_over([replace(before, floor_step=0), after]) == [], "the first node is not warm"
 
 
-def test_restarts_must_agree_with_the_processes() -> None:
+def test_restarts_must_agree_with_the_processes():
     other = tuple(replace(p, pid=p.pid + 50) if p.role == "learner worker" else p for p in processes())
     replaced = replace(correct(), processes=other)
     (violation,) = check(correct(), replaced, "")
@@ -224,14 +224,14 @@ def test_restarts_must_agree_with_the_processes() -> None:
     assert check(correct(), with_status(restarted)(replaced), "") == []
 
 
-def test_a_number_of_two_groups_is_found_over_all_nodes() -> None:
+def test_a_number_of_two_groups_is_found_over_all_nodes():
     sender, receiver = correct(), replace(correct(), events=(event("start", peer=PEER), admitted(2, group="another")))
     assert list(shared_numbers([sender, receiver])) == [f"number 2 of {US} belongs to 2 groups"]
     unknown = replace(receiver, events=(event("start", peer=PEER), admitted(2, sender="x", group="another")))
     assert list(shared_numbers([sender, unknown])) == []
 
 
-def test_a_lost_acknowledged_group_is_found_unless_the_loss_was_logged() -> None:
+def test_a_lost_acknowledged_group_is_found_unless_the_loss_was_logged():
     receiver = with_events(event("confirmed", group=f"{US}-2", peer=PEER))(correct())
     held = replace(correct(), events=(event("start", peer=PEER),))
     assert list(lost_acknowledged([receiver, held])) == []
@@ -241,7 +241,7 @@ def test_a_lost_acknowledged_group_is_found_unless_the_loss_was_logged() -> None
     assert list(lost_acknowledged([receiver, with_events(event("recovered", file="replay.sqlite"))(lost)])) == []
 
 
-def test_a_lost_ban_is_found_unless_it_ends_soon() -> None:
+def test_a_lost_ban_is_found_unless_it_ends_soon():
     for until_s, num_lost in ((10 * DAY_S, 1), (60.0, 0)):
         before = replace(correct(), bans={PEER: time.time() + until_s})
         assert len(check(before, correct(), "")) == num_lost
@@ -249,7 +249,7 @@ def test_a_lost_ban_is_found_unless_it_ends_soon() -> None:
         assert check(before, reset, "") == check(before, before, "") == []
 
 
-def test_an_earlier_violation_is_not_reported_again() -> None:
+def test_an_earlier_violation_is_not_reported_again():
     before = with_row(0, step=1)(correct())
     assert findings(before)
     assert check(before, before, "") == []

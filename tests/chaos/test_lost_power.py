@@ -154,9 +154,7 @@ def _state_at_start(durable: DurableWrite, tree: Tree, target: Path) -> str:
 
 
 @pytest.mark.parametrize("durable", DURABLE_WRITES, ids=lambda durable: durable.name)
-def test_a_power_cut_leaves_the_old_or_the_new_state_and_each_sync_is_necessary(
-    durable: DurableWrite, tmp_path: Path
-) -> None:
+def test_a_power_cut_leaves_the_old_or_the_new_state_and_each_sync_is_necessary(durable, tmp_path):
     wrong, num_syncs = _wrong_states(durable, tmp_path / "all")
     assert not wrong
     alone = [frozenset({number}) for number in range(num_syncs) if number not in durable.equivalent]
@@ -166,7 +164,7 @@ def test_a_power_cut_leaves_the_old_or_the_new_state_and_each_sync_is_necessary(
         assert wrong, f"without sync {name} of {durable.name} no cut leaves a wrong state"
 
 
-def test_databases_sync_every_commit(tmp_path: Path) -> None:
+def test_databases_sync_every_commit(tmp_path):
     store = PeerStore(tmp_path / "peers.sqlite")
     with closing(open_writer(tmp_path / "replay.sqlite")) as groups, closing(store):
         for database in (groups, store._db):

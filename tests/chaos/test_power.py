@@ -1,9 +1,5 @@
 """Power cuts of each kind in a swarm: no acknowledged group or ban is lost, no number or step is used twice."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.chaos.__main__ import ONE_THREAD, parse, run
@@ -14,9 +10,7 @@ SEED = 3
 
 
 @pytest.mark.timeout(900)
-def test_a_node_loses_nothing_acknowledged_in_power_cuts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_node_loses_nothing_acknowledged_in_power_cuts(tmp_path, monkeypatch, capsys):
     for name, value in ONE_THREAD.items():
         monkeypatch.setenv(name, value)
     arguments = parse(f"--kinds power --seed {SEED} --nodes 2 --faults {len(power.FAULTS)}".split())

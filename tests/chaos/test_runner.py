@@ -71,7 +71,7 @@ class FakeNode:
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeNode:
+def node(monkeypatch, tmp_path):
     monkeypatch.setattr(invariants, "snapshot", lambda node: Observation("a"))
     monkeypatch.setattr(invariants, "check", lambda before, after, fault: [])
     monkeypatch.setattr(runner, "ENDS_WITHIN_S", 0.0)
@@ -122,14 +122,14 @@ OUTCOMES: dict[str, tuple[Inject, Ends, str]] = {
 
 
 @pytest.mark.parametrize(("inject", "ends", "expected"), list(OUTCOMES.values()), ids=list(OUTCOMES))
-def test_only_a_broken_promise_is_a_violation(node: FakeNode, inject: Inject, ends: Ends, expected: str) -> None:
+def test_only_a_broken_promise_is_a_violation(node, inject, ends, expected):
     violations = run(inject, node, ends)
     assert len(violations) == bool(expected)
     assert all(one.figures.startswith(expected) for one in violations)
     assert node.is_running, "the run continues, also after undone damage"
 
 
-def test_a_node_that_ended_before_or_makes_no_steps_is_a_violation(node: FakeNode) -> None:
+def test_a_node_that_ended_before_or_makes_no_steps_is_a_violation(node):
     node.end()
     node.is_stuck = True
     ended, no_step = run(lambda context: None, node)
@@ -137,9 +137,7 @@ def test_a_node_that_ended_before_or_makes_no_steps_is_a_violation(node: FakeNod
     assert no_step.figures.startswith("no new steps in 300 s, the daemon runs")
 
 
-def test_a_violated_invariant_is_recorded_with_the_files_of_the_node(
-    node: FakeNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_violated_invariant_is_recorded_with_the_files_of_the_node(node, monkeypatch, tmp_path):
     made_up = Violation("no group is used twice", "a", "fault", "group 0123456789ab was used by steps 3, 7")
     monkeypatch.setattr(invariants, "check", lambda before, after, fault: [made_up])
     assert run(lambda context: None, node) == (made_up,)
@@ -148,7 +146,7 @@ def test_a_violated_invariant_is_recorded_with_the_files_of_the_node(
     assert {path.name for path in record.rglob("*")} == {REPORT, "node.log", "home", "events.jsonl"}
 
 
-def test_each_round_has_each_fault_once_and_consecutive_faults_affect_different_nodes() -> None:
+def test_each_round_has_each_fault_once_and_consecutive_faults_affect_different_nodes():
     planned = list(islice(rounds(FITTING, seed=3), 60))
     assert planned == list(islice(rounds(dict(reversed(FITTING.items())), seed=3), 60))
     assert planned != list(islice(rounds(FITTING, seed=4), 60))
@@ -160,7 +158,7 @@ def test_each_round_has_each_fault_once_and_consecutive_faults_affect_different_
     assert by_node == {name: [one for one in planned if one.node == name] for name in by_node}
 
 
-def test_the_readme_has_the_tables_of_the_code() -> None:
+def test_the_readme_has_the_tables_of_the_code():
     readme = (Path(__file__).parent / "README.md").read_text()
     assert faults.table() in readme and invariants.table() in readme, "python -m tests.chaos --table"
     assert len({fault.name for fault in faults.ALL_FAULTS}) == len(faults.ALL_FAULTS)
@@ -168,8 +166,8 @@ def test_the_readme_has_the_tables_of_the_code() -> None:
         faults.chosen(["erathquake"])
 
 
-def test_a_node_has_the_faults_that_fit_its_role() -> None:
-    def fitting(role: str) -> set[str]:
+def test_a_node_has_the_faults_that_fit_its_role():
+    def fitting(role):
         proxy: Any = None
         node = SwarmNode("a", Path(), ("join",), proxy, role=role)
         return {fault.name for fault in faults.ALL_FAULTS if fault.fits(node)}

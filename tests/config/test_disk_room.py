@@ -8,7 +8,6 @@ import resource
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -21,10 +20,10 @@ from ftis_node.telemetry.events import EventLog, read_events
 
 
 @pytest.fixture
-def full(monkeypatch: pytest.MonkeyPatch) -> None:
+def full(monkeypatch):
     """Make every `fsync` fail for lack of space."""
 
-    def refuse(descriptor: int) -> None:
+    def refuse(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", refuse)
@@ -41,7 +40,7 @@ def limited_files(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_failed_replacement_leaves_the_old_file(tmp_path: Path, full: None) -> None:
+def test_a_failed_replacement_leaves_the_old_file(tmp_path, full):
     path = tmp_path / "run.toml"
     path.write_text("old")
     with pytest.raises(OSError, match="No space"):
@@ -49,7 +48,7 @@ def test_a_failed_replacement_leaves_the_old_file(tmp_path: Path, full: None) ->
     assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
 
 
-def test_a_reader_of_a_replaced_file_reads_the_old_content(tmp_path: Path) -> None:
+def test_a_reader_of_a_replaced_file_reads_the_old_content(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("old")
     with path.open() as reader:
@@ -58,13 +57,13 @@ def test_a_reader_of_a_replaced_file_reads_the_old_content(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failed_write_of_the_identity_leaves_no_file(tmp_path: Path, full: None) -> None:
+def test_a_failed_write_of_the_identity_leaves_no_file(tmp_path, full):
     with pytest.raises(OSError, match="No space"):
         Identity.load_or_create(tmp_path / "identity.key")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_partial_last_event_is_truncated(tmp_path: Path) -> None:
+def test_a_partial_last_event_is_truncated(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"time":1,"event":"start"}\n{"time":2,"eve')
     events = EventLog(path)
@@ -73,7 +72,7 @@ def test_a_partial_last_event_is_truncated(tmp_path: Path) -> None:
     assert [event["event"] for event in read_events(path)] == ["start", "stop"]
 
 
-def test_events_wait_for_space_and_are_written_in_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_events_wait_for_space_and_are_written_in_order(tmp_path, caplog):
     """The disk has space for one line and a half."""
     path = tmp_path / "events.jsonl"
     events = EventLog(path)
@@ -89,9 +88,7 @@ def test_events_wait_for_space_and_are_written_in_order(tmp_path: Path, caplog: 
     assert [record.levelname for record in caplog.records] == ["WARNING"], "one line in a minute"
 
 
-def test_events_beyond_the_memory_for_them_are_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_beyond_the_memory_for_them_are_counted(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("ftis_node.telemetry.events.MAX_WAITING_BYTES", 1000)
     events = EventLog(tmp_path / "events.jsonl")
     with limited_files(0):
@@ -102,7 +99,7 @@ def test_events_beyond_the_memory_for_them_are_counted(
     assert "the disk was full: the last 100 events are not in" in caplog.text
 
 
-def test_errors_of_a_full_disk_become_a_machine_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_errors_of_a_full_disk_become_a_machine_error_that_says_what_to_do(tmp_path):
     errors = (OSError(errno.EDQUOT, "quota"), sqlite3_error("database or disk is full", sqlite3.SQLITE_FULL))
     for error in errors:
         with pytest.raises(MachineError, match="the disk is full: .* free disk space"), reporting_full_disk(tmp_path):
@@ -111,8 +108,8 @@ def test_errors_of_a_full_disk_become_a_machine_error_that_says_what_to_do(tmp_p
         raise sqlite3_error("locked", sqlite3.SQLITE_BUSY)
 
 
-def test_a_home_on_a_full_disk_raises_a_machine_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
+def test_a_home_on_a_full_disk_raises_a_machine_error(tmp_path, monkeypatch):
+    def refuse(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "open", refuse)
@@ -120,7 +117,7 @@ def test_a_home_on_a_full_disk_raises_a_machine_error(tmp_path: Path, monkeypatc
         pytest.fail("the home was locked")
 
 
-def test_a_failed_write_of_tensors_raises_the_error_of_a_full_disk(tmp_path: Path) -> None:
+def test_a_failed_write_of_tensors_raises_the_error_of_a_full_disk(tmp_path):
     import torch
 
     from ftis_node.workers.tensor_file import write_tensors

@@ -1,7 +1,5 @@
 """A home that cannot be used is refused in one sentence before anything is written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +11,7 @@ from ftis_node.errors import ConfigError, MachineError
 
 
 @pytest.fixture
-def mounts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def mounts(monkeypatch, tmp_path):
     """Mount points of several types; no such file system can be mounted in a test."""
     kinds = {"/": "ext4", str(tmp_path / "share"): "nfs4", str(tmp_path / "share/local"): "ext4", "/mnt/c": "9p"}
     partitions = [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in kinds.items()]
@@ -22,7 +20,7 @@ def mounts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_innermost_mount_decides(mounts: Path) -> None:
+def test_the_innermost_mount_decides(mounts):
     assert network_filesystem(mounts) is None
     assert network_filesystem(mounts / "share") == "nfs4"
     assert network_filesystem(mounts / "share/other/home") == "nfs4"
@@ -30,7 +28,7 @@ def test_the_innermost_mount_decides(mounts: Path) -> None:
     assert network_filesystem(Path("/mnt/c/Users/me/home")) == "9p"
 
 
-def test_a_home_on_a_network_file_system_is_refused(mounts: Path) -> None:
+def test_a_home_on_a_network_file_system_is_refused(mounts):
     home = Home(mounts / "share/home")
     with pytest.raises(MachineError, match=r"is on a network file system \(nfs4\): give a local folder"), home.owned():
         raise AssertionError
@@ -39,7 +37,7 @@ def test_a_home_on_a_network_file_system_is_refused(mounts: Path) -> None:
         pass
 
 
-def test_a_name_that_no_file_system_takes_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_no_file_system_takes_is_refused(tmp_path):
     assert Home(tmp_path / ("é" * 127)).root.name
     with pytest.raises(ConfigError, match="a name of 256 bytes, at most 255"):
         Home(tmp_path / ("é" * 128))

@@ -1,7 +1,5 @@
 """The run configuration: presets load, the run id is its hash, and an error is one line that names the key."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -15,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_is_equal_after_a_round_trip_through_toml(preset: str, tmp_path: Path) -> None:
+def test_a_preset_is_equal_after_a_round_trip_through_toml(preset, tmp_path):
     manifest = load_manifest(preset)
     file = tmp_path / "run.toml"
     file.write_text(manifest.to_toml())
@@ -24,7 +22,7 @@ def test_a_preset_is_equal_after_a_round_trip_through_toml(preset: str, tmp_path
     assert again.run_id == manifest.run_id
 
 
-def test_the_run_id_depends_on_every_value() -> None:
+def test_the_run_id_depends_on_every_value():
     base = RunManifest(name="a", task="gsm8k")
     assert base.run_id == RunManifest(name="a", task="gsm8k").run_id
     changed = [
@@ -45,7 +43,7 @@ def test_the_run_id_depends_on_every_value() -> None:
     assert len({manifest.run_id for manifest in [base, *changed]}) == 14
 
 
-def test_an_explicit_default_does_not_change_the_run_id() -> None:
+def test_an_explicit_default_does_not_change_the_run_id():
     given_step = {"backfill_with_own": False, "own_domain_fraction": None}
     step = RunManifest(name="a", task="gsm8k", step=given_step, sampling={"mask_truncated": False})
     assert step.run_id == RunManifest(name="a", task="gsm8k").run_id
@@ -55,7 +53,7 @@ def test_an_explicit_default_does_not_change_the_run_id() -> None:
     assert parse_manifest(manifest.to_toml(), source="run.toml") == manifest
 
 
-def test_the_run_ids_of_the_presets_do_not_change() -> None:
+def test_the_run_ids_of_the_presets_do_not_change():
     """With another run id, new nodes would not find the nodes that already run a preset."""
     assert {preset: load_manifest(preset).run_id for preset in PRESETS} == {
         "arithmetic-ftis": "ec90e69e26ec9e22237953cbc30a78c3",
@@ -70,7 +68,7 @@ def test_the_run_ids_of_the_presets_do_not_change() -> None:
     }
 
 
-def test_the_run_id_is_the_documented_hash() -> None:
+def test_the_run_id_is_the_documented_hash():
     """Another implementation computes the same hash, so it may change only with `schema_version`."""
     import hashlib
     import json
@@ -80,7 +78,7 @@ def test_the_run_id_is_the_documented_hash() -> None:
     assert manifest.run_id == hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def test_the_canonical_form_omits_only_what_the_wire_format_documents() -> None:
+def test_the_canonical_form_omits_only_what_the_wire_format_documents():
     import json
 
     document = json.loads(RunManifest(name="a", task="gsm8k").canonical())
@@ -131,7 +129,7 @@ TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_t
         ("name = ", "not TOML"),
     ],
 )  # fmt: skip
-def test_an_invalid_manifest_is_refused_in_one_line(text: str, complaint: str) -> None:
+def test_an_invalid_manifest_is_refused_in_one_line(text, complaint):
     with pytest.raises(ConfigError) as caught:
         parse_manifest(text, source="my.toml")
     assert "my.toml" in str(caught.value)
@@ -139,7 +137,7 @@ def test_an_invalid_manifest_is_refused_in_one_line(text: str, complaint: str) -
     assert "\n" not in str(caught.value)
 
 
-def test_is_cut_reports_a_truncated_sampling_distribution() -> None:
+def test_is_cut_reports_a_truncated_sampling_distribution():
     for setting in ("top_p = 0.9", "top_k = 20"):
         assert parse_manifest(CUT + setting, source="my.toml").sampling.is_truncated_sampling
     assert not parse_manifest(CUT + "temperature = 0.7", source="my.toml").sampling.is_truncated_sampling, (
@@ -148,25 +146,25 @@ def test_is_cut_reports_a_truncated_sampling_distribution() -> None:
     assert not RunManifest(name="a", task="x").sampling.is_truncated_sampling
 
 
-def test_a_decaying_schedule_takes_decay_steps() -> None:
+def test_a_decaying_schedule_takes_decay_steps():
     for schedule in ("linear", "cosine"):
         text = f'name = "a"\ntask = "x"\n[optimizer]\nschedule = "{schedule}"\ndecay_steps = 100'
         assert parse_manifest(text, source="my.toml").optimizer.decay_steps == 100
     assert RunManifest(name="a", task="x").optimizer.schedule == "constant"
 
 
-def test_the_error_of_an_unknown_run_lists_the_presets() -> None:
+def test_the_error_of_an_unknown_run_lists_the_presets():
     with pytest.raises(ConfigError, match="arithmetic-ftis"):
         load_manifest("no-such-run")
 
 
-def test_given_contains_only_the_settings_that_are_set() -> None:
+def test_given_contains_only_the_settings_that_are_set():
     assert RunManifest(name="a", task="x").method.given() == {}
     manifest = RunManifest(name="a", task="x", method={"kl_estimator": "k1_fwd", "kl_threshold": 0.5})
     assert manifest.method.given() == {"kl_estimator": "k1_fwd", "kl_threshold": 0.5}
 
 
-def test_a_completion_is_limited_by_the_total_minus_the_prompt() -> None:
+def test_a_completion_is_limited_by_the_total_minus_the_prompt():
     sampling = load_manifest("gsm8k-ftis").sampling
     assert sampling.completion_limit(160) == 600
 
@@ -180,9 +178,9 @@ def test_a_completion_is_limited_by_the_total_minus_the_prompt() -> None:
         ("math500", "gsm8k-ftis"),
     ],
 )
-def test_each_task_has_a_preset(task: str, preset: str) -> None:
+def test_each_task_has_a_preset(task, preset):
     assert preset_for_task(task) == preset
 
 
-def test_the_reference_page_is_up_to_date() -> None:
+def test_the_reference_page_is_up_to_date():
     assert (ROOT / "docs/reference/configuration.md").read_text() == render_reference(), "run `make docs`"

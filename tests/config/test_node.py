@@ -1,11 +1,8 @@
 """A node reads its settings from flags, environment and file, in that order; one process at a time owns a home."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +11,7 @@ from ftis_node.config.node import load_node_settings
 from ftis_node.errors import ConfigError, HomeInUseError
 
 
-def test_flags_override_the_environment_and_the_environment_overrides_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flags_override_the_environment_and_the_environment_overrides_the_file(tmp_path, monkeypatch):
     file = tmp_path / "node.toml"
     file.write_text('name = "from-file"\nseed = 1\nengine = "torch"\n[learner]\nthreads = 3\n')
     monkeypatch.setenv("FTIS_SEED", "2")
@@ -51,7 +46,7 @@ def test_flags_override_the_environment_and_the_environment_overrides_the_file(
         ("[learner]\ngpus = [1, 1]", "names a GPU twice"),
     ],
 )
-def test_an_invalid_file_is_refused_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
+def test_an_invalid_file_is_refused_in_one_line(tmp_path, text, complaint):
     file = tmp_path / "node.toml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -61,7 +56,7 @@ def test_an_invalid_file_is_refused_in_one_line(tmp_path: Path, text: str, compl
     assert "\n" not in str(caught.value)
 
 
-def test_a_second_owner_of_a_home_is_refused(tmp_path: Path) -> None:
+def test_a_second_owner_of_a_home_is_refused(tmp_path):
     home = Home(tmp_path / "home")
     with home.owned(), pytest.raises(HomeInUseError, match=str(os.getpid())), Home(tmp_path / "home").owned():
         pass
@@ -69,7 +64,7 @@ def test_a_second_owner_of_a_home_is_refused(tmp_path: Path) -> None:
         assert home.checkpoints.is_dir()
 
 
-def test_a_killed_process_releases_the_lock(tmp_path: Path) -> None:
+def test_a_killed_process_releases_the_lock(tmp_path):
     code = (
         "import sys, os; from pathlib import Path; from ftis_node.config.home import Home\n"
         "home = Home(Path(sys.argv[1]))\n"
@@ -81,7 +76,7 @@ def test_a_killed_process_releases_the_lock(tmp_path: Path) -> None:
         pass
 
 
-def test_a_home_has_a_status_address_only_while_the_node_runs(tmp_path: Path) -> None:
+def test_a_home_has_a_status_address_only_while_the_node_runs(tmp_path):
     home = Home(tmp_path / "home")
     assert home.running_url() is None
     with home.owned():
@@ -91,7 +86,7 @@ def test_a_home_has_a_status_address_only_while_the_node_runs(tmp_path: Path) ->
     assert home.running_url() is None
 
 
-def test_socket_paths_are_short_for_a_long_home_path(tmp_path: Path) -> None:
+def test_socket_paths_are_short_for_a_long_home_path(tmp_path):
     long = Home(tmp_path / ("x" * 100))
     used = []
     for _ in range(2):
@@ -105,7 +100,7 @@ def test_socket_paths_are_short_for_a_long_home_path(tmp_path: Path) -> None:
     assert used[0] != used[1], "another user cannot predict the path"
 
 
-def test_sockets_of_a_killed_node_are_removed_and_a_foreign_link_is_not_followed(tmp_path: Path) -> None:
+def test_sockets_of_a_killed_node_are_removed_and_a_foreign_link_is_not_followed(tmp_path):
     long = Home(tmp_path / ("x" * 100))
     long.create()
     left = long.sockets
@@ -124,7 +119,7 @@ def test_sockets_of_a_killed_node_are_removed_and_a_foreign_link_is_not_followed
         assert (foreign / "file").exists()
 
 
-def test_a_home_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--home"), Home(tmp_path / "file" / "home").owned():
         pass
@@ -134,19 +129,19 @@ def test_a_home_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     ("listen", "address"),
     [("", None), ("127.0.0.1:9464", ("127.0.0.1", 9464)), ("0.0.0.0:0", ("0.0.0.0", 0)), ("[::1]:9464", ("::1", 9464))],
 )
-def test_the_observe_address_is_host_and_port(tmp_path: Path, listen: str, address: tuple[str, int] | None) -> None:
+def test_the_observe_address_is_host_and_port(tmp_path, listen, address):
     (tmp_path / "node.toml").write_text(f'model = "m"\n[observe]\nlisten = "{listen}"\n')
     assert load_node_settings(tmp_path / "node.toml").observe.address == address
 
 
 @pytest.mark.parametrize("listen", ["9464", "127.0.0.1", "127.0.0.1:70000", "http://h:1", "::1:9464"])
-def test_an_invalid_observe_address_is_refused(tmp_path: Path, listen: str) -> None:
+def test_an_invalid_observe_address_is_refused(tmp_path, listen):
     (tmp_path / "node.toml").write_text(f'model = "m"\n[observe]\nlisten = "{listen}"\n')
     with pytest.raises(ConfigError, match="127.0.0.1:9464"):
         load_node_settings(tmp_path / "node.toml")
 
 
-def test_peers_are_read_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_are_read_from_a_file(tmp_path, monkeypatch):
     (tmp_path / "peers").write_text("/ip4/1.2.3.4/tcp/1  # ours\n\n# another\n/ip4/1.2.3.4/tcp/2\n")
     expected = ("/ip4/1.2.3.4/tcp/1", "/ip4/1.2.3.4/tcp/2", "/ip4/1.2.3.4/tcp/3")
     named = f"@{tmp_path / 'peers'}"
@@ -160,20 +155,20 @@ def test_peers_are_read_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("content", "complaint"), [(None, "cannot be read"), ("# none\n", "is empty"), ("\xff", "not UTF-8 text")]
 )
-def test_an_unusable_file_of_peers_is_refused_by_its_path(tmp_path: Path, content: str | None, complaint: str) -> None:
+def test_an_unusable_file_of_peers_is_refused_by_its_path(tmp_path, content, complaint):
     if content is not None:
         (tmp_path / "peers").write_text(content, encoding="latin-1")
     with pytest.raises(ConfigError, match=f"{tmp_path}/peers .*{complaint}"):
         load_node_settings(tmp_path / "node.toml", model="m", peers=(f"@{tmp_path}/peers",))
 
 
-def test_the_model_is_read_from_the_file_and_without_one_the_error_says_what_to_do(tmp_path: Path) -> None:
+def test_the_model_is_read_from_the_file_and_without_one_the_error_says_what_to_do(tmp_path):
     with pytest.raises(ConfigError, match="name it with --model ID_OR_DIR"):
         load_node_settings(tmp_path / "node.toml")
     (tmp_path / "node.toml").write_text('model = "m"\n')
     assert load_node_settings(tmp_path / "node.toml").model == "m"
 
 
-def test_ftis_home_in_the_environment_is_not_read_as_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ftis_home_in_the_environment_is_not_read_as_a_setting(tmp_path, monkeypatch):
     monkeypatch.setenv("FTIS_HOME", str(tmp_path))
     assert load_node_settings(tmp_path / "node.toml", model="m").model == "m"

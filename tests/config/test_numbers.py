@@ -52,7 +52,7 @@ def refuses(section: type[Section], name: str, value: Any) -> bool:
     return False
 
 
-def test_every_number_has_bounds() -> None:
+def test_every_number_has_bounds():
     wrong = {float: [math.inf, -math.inf, math.nan, ABSURD, -ABSURD], int: [10**30, -(10**30)]}
     accepted = [
         f"{section.__name__}.{name} accepts {value}"
@@ -63,7 +63,7 @@ def test_every_number_has_bounds() -> None:
     assert not accepted, "\n".join(accepted)
 
 
-def test_the_search_finds_the_fields() -> None:
+def test_the_search_finds_the_fields():
     names = {f"{section.__name__}.{name}" for section, name, _ in FIELDS}
     assert {
         "OptimizerSection.learning_rate",
@@ -74,7 +74,7 @@ def test_the_search_finds_the_fields() -> None:
 
 
 @pytest.mark.parametrize("value", ["nan", "2.0"])
-def test_an_invalid_learning_rate_is_refused(value: str) -> None:
+def test_an_invalid_learning_rate_is_refused(value):
     text = f'name = "x"\ntask = "arithmetic"\n[optimizer]\nlearning_rate = {value}\n'
     with pytest.raises(ConfigError, match=r"^run.toml: optimizer.learning_rate: "):
         parse_manifest(text, source="run.toml")
@@ -85,12 +85,12 @@ class Plain(Section):
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_a_number_without_declared_bounds_must_be_finite(value: float) -> None:
+def test_a_number_without_declared_bounds_must_be_finite(value):
     assert refuses(Plain, "value", value)
     assert not refuses(Plain, "value", 1e300)
 
 
-def test_an_overflow_in_a_canonical_text_is_refused() -> None:
+def test_an_overflow_in_a_canonical_text_is_refused():
     text = (
         RunManifest(name="x", task="arithmetic").canonical().replace(b'"learning_rate":1e-06', b'"learning_rate":1e999')
     )
@@ -99,6 +99,6 @@ def test_an_overflow_in_a_canonical_text_is_refused() -> None:
         parse_canonical(text, source="run x")
 
 
-def test_too_deep_nesting_is_refused() -> None:
+def test_too_deep_nesting_is_refused():
     with pytest.raises(ConfigError, match="run x"):
         parse_canonical(b"[" * 60_000, source="run x")

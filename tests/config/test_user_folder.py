@@ -1,10 +1,7 @@
 """A user without a home folder, as in a container whose user id has no name: one line, and everything in the home."""
 
-from __future__ import annotations
-
 import os
 import pwd
-from pathlib import Path
 
 import pytest
 
@@ -16,10 +13,10 @@ NAMES = ("USER", "LOGNAME", "LNAME", "USERNAME", "HF_HOME", "XDG_CACHE_HOME", "X
 
 
 @pytest.fixture
-def nobody(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def nobody(monkeypatch):
     """A user without HOME and without an entry in the list of users."""
 
-    def unknown(uid: int) -> None:
+    def unknown(uid):
         raise KeyError(f"getpwuid(): uid not found: {uid}")
 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
@@ -32,14 +29,12 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.parametrize("command", [["status"], ["doctor"], ["join", "--model", "m"], ["export", "--out", "o"]])
-def test_a_command_without_a_home_says_what_to_give(
-    nobody: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
-) -> None:
+def test_a_command_without_a_home_says_what_to_give(nobody, capsys, command):
     assert run(command) == 2
     assert capsys.readouterr().err == "ftis-node: this user has no home folder: give --home, or set HOME\n"
 
 
-def test_libraries_write_into_the_given_home(nobody: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_libraries_write_into_the_given_home(nobody, tmp_path):
     assert run(["status", "--home", str(tmp_path / "home")]) == 2  # no node has run there
     assert os.environ["HOME"] == str(tmp_path / "home" / "user")
     assert os.path.expanduser("~/.cache") == str(tmp_path / "home" / "user" / ".cache")
@@ -47,13 +42,13 @@ def test_libraries_write_into_the_given_home(nobody: pytest.MonkeyPatch, tmp_pat
     assert not (tmp_path / "home").exists(), "a command that only reads makes no home"
 
 
-def test_a_home_folder_that_can_be_written_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_home_folder_that_can_be_written_stays(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     give_user_folder(tmp_path / "home" / "user")
     assert os.environ["HOME"] == str(tmp_path)
 
 
-def test_a_hub_cache_in_a_closed_home_folder_stays_in_use(nobody: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_hub_cache_in_a_closed_home_folder_stays_in_use(nobody, tmp_path):
     cache = tmp_path / ".cache" / "huggingface"
     cache.mkdir(parents=True)
     nobody.setenv("HOME", str(tmp_path))
@@ -62,7 +57,7 @@ def test_a_hub_cache_in_a_closed_home_folder_stays_in_use(nobody: pytest.MonkeyP
     assert (os.environ["HF_HOME"], os.environ["HOME"]) == (str(cache), str(tmp_path / "home" / "user"))
 
 
-def test_their_files_do_not_count_as_the_nodes(tmp_path: Path) -> None:
+def test_their_files_do_not_count_as_the_nodes(tmp_path):
     home = Home(tmp_path)
     (home.user / ".cache").mkdir(parents=True)
     (home.user / ".cache" / "model.safetensors").write_bytes(bytes(1000))

@@ -1,7 +1,5 @@
 """The directory's bytes in docs/reference/wire-format.md are those of hivemind."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 
@@ -15,13 +13,13 @@ PAGE = (Path(__file__).parents[2] / "docs/reference/wire-format.md").read_text()
 DICTIONARY = 0x50
 
 
-def test_the_page_has_the_request_for_a_manifest() -> None:
+def test_the_page_has_the_request_for_a_manifest():
     key = DHTID.generate(manifest_key(example.RUN_ID)).to_bytes()
     request = dht_pb2.FindRequest(keys=[key]).SerializeToString()
     assert f"<!-- bytes: find -->\n    {request.hex()}\n" in PAGE
 
 
-def test_a_dictionary_is_readable_without_hivemind() -> None:
+def test_a_dictionary_is_readable_without_hivemind():
     expiry = time.time() + 60
     stored = DictionaryDHTValue()
     stored.store(example.IDENTITY.peer_id, MSGPackSerializer.dumps(example.member()), expiry)

@@ -92,27 +92,27 @@ def _cases(part: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("message", STORED[part], ids=lambda message: message["case"])
 
 
-def test_the_file_is_current() -> None:
+def test_the_file_is_current():
     assert json.loads(json.dumps(document())) == STORED
 
 
 @_cases("groups")
-async def test_a_group_has_its_verdict(message: dict[str, str]) -> None:
+async def test_a_group_has_its_verdict(message):
     verdict = await validate(bytes.fromhex(message["data"]), _context())
     assert (verdict.refusal.reason if isinstance(verdict, Refused) else ACCEPTED) == message["verdict"]
 
 
 @_cases("announcements")
-def test_an_announcement_has_its_verdict(message: dict[str, str]) -> None:
+def test_an_announcement_has_its_verdict(message):
     assert _verdict(open_announcement, message["data"], prefix="announcement_") == message["verdict"]
 
 
 @_cases("questions")
-def test_a_question_has_its_verdict(message: dict[str, str]) -> None:
+def test_a_question_has_its_verdict(message):
     assert _verdict(open_backfill_request, message["data"], prefix="question_") == message["verdict"]
 
 
 @_cases("id_lists")
-def test_a_list_of_ids_has_its_verdict(message: dict[str, str]) -> None:
+def test_a_list_of_ids_has_its_verdict(message):
     verdict = _verdict(lambda data: unpack_ids(data, limits=GossipLimits()), message["data"])
     assert ("cut" if verdict == "ids" else verdict) == message["verdict"]

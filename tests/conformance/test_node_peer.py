@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ class _Run(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def one_node_run(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path]) -> Iterator[_Run]:
+def one_node_run(tmp_path_factory, tiny_models):
     """Yield a run whose node sends with the codec `lossless` and waits for foreign groups."""
     folder = tmp_path_factory.mktemp("run")
     manifest = write_manifest(folder / "run.toml", foreign_wait_s=600.0)
@@ -70,7 +70,7 @@ def _events(output: Path, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(600)
-def test_node_and_peer_admit_each_others_groups(one_node_run: _Run) -> None:
+def test_node_and_peer_admit_each_others_groups(one_node_run):
     node, node_id = one_node_run.node, one_node_run.node.peer_id()
     with _peer(one_node_run, "honest") as output:
         confirmed = node.wait_for(lambda: _events(output, "confirmed"), timeout_s=ANSWER_S)
@@ -93,7 +93,7 @@ def test_node_and_peer_admit_each_others_groups(one_node_run: _Run) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("claim", FALSE_CLAIMS)
-def test_each_false_claim_is_refused_by_its_name(one_node_run: _Run, claim: str) -> None:
+def test_each_false_claim_is_refused_by_its_name(one_node_run, claim):
     node = one_node_run.node
     with _peer(one_node_run, claim, claim) as output:
         (joined,) = node.wait_for(lambda: _events(output, "joined"), timeout_s=ANSWER_S)
@@ -105,7 +105,7 @@ def test_each_false_claim_is_refused_by_its_name(one_node_run: _Run, claim: str)
     assert not [event for event in node.events("admitted") if event["sender"] == joined["peer"]]
 
 
-def test_the_reader_of_the_peer_returns_the_verdicts_of_the_kit() -> None:
+def test_the_reader_of_the_peer_returns_the_verdicts_of_the_kit():
     groups = json.loads(MESSAGES.read_text())["groups"]
     result = subprocess.run(["node", str(CHECK), str(MESSAGES)], capture_output=True, text=True, check=True)
     found = {group["case"]: verdict for group, verdict in zip(groups, json.loads(result.stdout), strict=True)}

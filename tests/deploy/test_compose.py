@@ -42,7 +42,7 @@ def mounts(service: dict[str, Any]) -> dict[str, str]:
     return {target: source for source, target in pairs}
 
 
-def test_services_have_known_keys_and_existing_mounts() -> None:
+def test_services_have_known_keys_and_existing_mounts():
     for service in SERVICES.values():
         assert set(service) <= KNOWN
         for source in mounts(service).values():
@@ -53,7 +53,7 @@ def test_services_have_known_keys_and_existing_mounts() -> None:
     assert set(COMPOSE["volumes"]) == used
 
 
-def test_a_node_restarts_after_each_fault_and_has_time_to_write_a_checkpoint() -> None:
+def test_a_node_restarts_after_each_fault_and_has_time_to_write_a_checkpoint():
     """tini turns the exit codes 2 and 3 into 0, after which `on-failure` does not restart."""
     for service in NODES.values():
         assert service["restart"] == "on-failure"
@@ -62,7 +62,7 @@ def test_a_node_restarts_after_each_fault_and_has_time_to_write_a_checkpoint() -
 
 
 @pytest.mark.parametrize("name", FTIS_SERVICES)
-def test_a_service_of_ftis_node_has_a_target_a_valid_command_and_its_folders(name: str) -> None:
+def test_a_service_of_ftis_node_has_a_target_a_valid_command_and_its_folders(name):
     service = FTIS_SERVICES[name]
     target = re.sub(r"\$\{TARGET:-(\w+)\}", r"\1", service["build"]["target"])
     steps = with_base_stages(read_stages(), target)
@@ -85,7 +85,7 @@ def test_a_service_of_ftis_node_has_a_target_a_valid_command_and_its_folders(nam
         assert not variable.startswith("FTIS_") or check_variable(variable) is None
 
 
-def test_nodes_wait_for_the_bootstrap_node_and_read_its_address() -> None:
+def test_nodes_wait_for_the_bootstrap_node_and_read_its_address():
     (written,) = [
         word.split("=")[1] for word in FTIS_SERVICES["bootstrap"]["command"] if word.startswith("--address-file")
     ]
@@ -97,7 +97,7 @@ def test_nodes_wait_for_the_bootstrap_node_and_read_its_address() -> None:
     assert "--announce=/dns4/bootstrap/tcp/4001" in FTIS_SERVICES["bootstrap"]["command"]  # the name of the service
 
 
-def test_prometheus_sends_the_token_that_nodes_require() -> None:
+def test_prometheus_sends_the_token_that_nodes_require():
     (made,) = re.findall(r"> (\S+)$", FTIS_SERVICES["observe-token"]["command"][0])
     assert "umask 027" in FTIS_SERVICES["observe-token"]["command"][0]
     (prometheus,) = documents(DEPLOY / "prometheus" / "compose.yaml")
@@ -109,7 +109,7 @@ def test_prometheus_sends_the_token_that_nodes_require() -> None:
     assert {service["environment"]["FTIS_OBSERVE__TOKEN_FILE"] for service in NODES.values()} == {made}
 
 
-def test_each_node_has_its_own_home_and_gpu_nodes_have_different_gpus() -> None:
+def test_each_node_has_its_own_home_and_gpu_nodes_have_different_gpus():
     homes = [
         mounts(one)["/var/lib/ftis-node"]
         for name, one in FTIS_SERVICES.items()
@@ -123,7 +123,7 @@ def test_each_node_has_its_own_home_and_gpu_nodes_have_different_gpus() -> None:
     assert all(one.get("read_only") and one["cap_drop"] == ["ALL"] for one in FTIS_SERVICES.values())
 
 
-def test_prometheus_finds_the_nodes_and_grafana_finds_prometheus() -> None:
+def test_prometheus_finds_the_nodes_and_grafana_finds_prometheus():
     (prometheus,) = documents(DEPLOY / mounts(SERVICES["prometheus"])["/etc/prometheus/prometheus.yaml"])
     aliases = {alias for one in NODES.values() for alias in one["networks"]["default"]["aliases"]}
     scraped = [
@@ -145,7 +145,7 @@ def test_prometheus_finds_the_nodes_and_grafana_finds_prometheus() -> None:
 
 
 @pytest.mark.parametrize("profile", ["gpu", "cpu"])
-def test_docker_compose_reads_the_file(profile: str) -> None:
+def test_docker_compose_reads_the_file(profile):
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("docker compose is not installed: `apt-get install docker-compose`")

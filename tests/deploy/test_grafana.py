@@ -65,7 +65,7 @@ def overlaps(first: dict[str, int], second: dict[str, int]) -> bool:
     )
 
 
-def test_every_query_fits_the_metrics_and_their_labels() -> None:
+def test_every_query_fits_the_metrics_and_their_labels():
     assert len(TARGETS) > 30
     faults = {
         f"{title}: {target['expr']}": found
@@ -89,12 +89,12 @@ WRONG_QUERIES = (
 )
 
 
-def test_a_query_that_does_not_fit_is_reported() -> None:
+def test_a_query_that_does_not_fit_is_reported():
     for expression, legend, fault in WRONG_QUERIES:
         assert faults_of(expression, legend) == [fault]
 
 
-def test_queries_of_a_panel_have_different_names_and_legends() -> None:
+def test_queries_of_a_panel_have_different_names_and_legends():
     for panel in PANELS:
         targets = panel.get("targets", [])
         assert len({target["refId"] for target in targets}) == len(targets), panel["title"]
@@ -102,7 +102,7 @@ def test_queries_of_a_panel_have_different_names_and_legends() -> None:
         assert len(legends) == len(targets), panel["title"]
 
 
-def test_every_variable_and_data_source_exists() -> None:
+def test_every_variable_and_data_source_exists():
     used = set(re.findall(r"\$\{?(\w+)\}?", json.dumps(BOARD)))
     assert used - set(VARIABLES) - BUILT_IN == set()
     source = {"type": "prometheus", "uid": "${datasource}"}
@@ -113,7 +113,7 @@ def test_every_variable_and_data_source_exists() -> None:
     assert label in labels_of(metric)
 
 
-def test_panels_fit_the_grid_and_do_not_overlap() -> None:
+def test_panels_fit_the_grid_and_do_not_overlap():
     for panel in PANELS:
         place = panel["gridPos"]
         assert place["x"] >= 0 and place["w"] > 0 and place["h"] > 0 and place["x"] + place["w"] <= COLUMNS
@@ -130,7 +130,7 @@ def test_panels_fit_the_grid_and_do_not_overlap() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed: `apt-get install prometheus`")
-def test_prometheus_parses_every_query(tmp_path: Path) -> None:
+def test_prometheus_parses_every_query(tmp_path):
     rules = [
         {
             "record": f"panel:{number}",
@@ -156,7 +156,7 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
     return [] if before == after else [path]
 
 
-def test_the_dashboard_has_only_keys_of_grafanas_models() -> None:
+def test_the_dashboard_has_only_keys_of_grafanas_models():
     """The models drop keys that they do not know."""
     pytest.importorskip("grafana_foundation_sdk", reason="run `pip install -e .[dev]`")
     from grafana_foundation_sdk.cog.encoder import JSONEncoder

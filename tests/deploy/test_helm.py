@@ -90,7 +90,7 @@ def settings_of(objects: list[dict[str, Any]]) -> str:
     return of_kind(objects, "ConfigMap")["ftis-node-settings"]["data"]["node.toml"]
 
 
-def test_the_peers_of_the_pods_are_the_bootstrap_node_and_those_given(tmp_path: Path) -> None:
+def test_the_peers_of_the_pods_are_the_bootstrap_node_and_those_given(tmp_path):
     peers = of_kind(template(tmp_path, EVERYTHING), "ConfigMap")["ftis-node-peers"]["data"]["peers"].split(",")
     announced = pods(template(tmp_path))["ftis-node-bootstrap"]["containers"][0]["args"][-1].removeprefix("--announce=")
     assert peers == [f"{announced}/p2p/{PEER_ID}", *EVERYTHING["peers"]]
@@ -100,12 +100,12 @@ def test_the_peers_of_the_pods_are_the_bootstrap_node_and_those_given(tmp_path: 
 
 
 @pytest.mark.parametrize("preset", sorted(path.stem for path in (DEPLOY / "node").glob("*.toml")))
-def test_a_preset_is_the_file_of_its_card(preset: str, tmp_path: Path) -> None:
+def test_a_preset_is_the_file_of_its_card(preset, tmp_path):
     rendered = settings_of(template(tmp_path, {"preset": preset}))
     assert tomllib.loads(rendered) == tomllib.loads((DEPLOY / "node" / f"{preset}.toml").read_text())
 
 
-def test_settings_extend_and_override_the_preset_and_keep_their_types(tmp_path: Path) -> None:
+def test_settings_extend_and_override_the_preset_and_keep_their_types(tmp_path):
     given = {
         "lora": False,
         "seed": 7,
@@ -126,7 +126,7 @@ def test_settings_extend_and_override_the_preset_and_keep_their_types(tmp_path: 
     assert (settings.buffer.max_disk_bytes, settings.lora, settings.generation.max_batch) == (5 << 30, False, 48)
 
 
-def test_the_schema_has_the_roles_of_a_node(tmp_path: Path) -> None:
+def test_the_schema_has_the_roles_of_a_node(tmp_path):
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
     assert schema["role"]["enum"] == ["", *get_args(Role)]
     for role in get_args(Role):
@@ -136,7 +136,7 @@ def test_the_schema_has_the_roles_of_a_node(tmp_path: Path) -> None:
         assert f"--role={role}" in node["args"]
 
 
-def test_an_extra_container_runs_beside_the_node(tmp_path: Path) -> None:
+def test_an_extra_container_runs_beside_the_node(tmp_path):
     mounts = [{"name": "home", "mountPath": "/var/lib/ftis-node"}]
     beside = {"name": "trainer", "image": "trainer:1", "volumeMounts": mounts}
     objects = template(tmp_path, {"role": "exchange", "extraContainers": [beside]})
@@ -145,7 +145,7 @@ def test_an_extra_container_runs_beside_the_node(tmp_path: Path) -> None:
     kubernetes_validate.validate(of_kind(objects, "StatefulSet")["ftis-node"], VERSION, strict=True)
 
 
-def test_a_manifest_is_mounted_at_the_path_in_the_command(tmp_path: Path) -> None:
+def test_a_manifest_is_mounted_at_the_path_in_the_command(tmp_path):
     objects = template(tmp_path, EVERYTHING)
     assert of_kind(objects, "ConfigMap")["ftis-node-manifest"]["data"]["manifest.toml"] == EVERYTHING["manifest"]
     (node,) = pods(objects)["ftis-node"]["containers"]
@@ -155,7 +155,7 @@ def test_a_manifest_is_mounted_at_the_path_in_the_command(tmp_path: Path) -> Non
     assert node["resources"]["limits"]["nvidia.com/gpu"] == node["resources"]["requests"]["nvidia.com/gpu"] == 4
 
 
-def test_changed_settings_restart_the_pods(tmp_path: Path) -> None:
+def test_changed_settings_restart_the_pods(tmp_path):
     changes: list[dict[str, Any]] = [{}, {"settings": {"seed": 1}}, {"manifest": "name = 'x'"}]
     changes.append({"peers": EVERYTHING["peers"]})
     sums = [
@@ -165,7 +165,7 @@ def test_changed_settings_restart_the_pods(tmp_path: Path) -> None:
     assert len({one["checksum/config"] for one in sums}) == len(changes)
 
 
-def test_each_pod_announces_the_port_of_its_service(tmp_path: Path) -> None:
+def test_each_pod_announces_the_port_of_its_service(tmp_path):
     objects = template(tmp_path, EVERYTHING, {"replicas": 3})
     (node,) = pods(objects)["ftis-node"]["containers"]
     variables = {one["name"]: one for one in node["env"]}
@@ -182,7 +182,7 @@ def test_each_pod_announces_the_port_of_its_service(tmp_path: Path) -> None:
         assert service["selector"] == labels | of_this_pod
 
 
-def test_the_objects_of_the_prometheus_operator_fit_the_node_and_the_other_folders(tmp_path: Path) -> None:
+def test_the_objects_of_the_prometheus_operator_fit_the_node_and_the_other_folders(tmp_path):
     objects = template(tmp_path, EVERYTHING)
     monitor = of_kind(objects, "PodMonitor")["ftis-node"]
     pod = of_kind(objects, "StatefulSet")["ftis-node"]["spec"]["template"]
@@ -222,15 +222,13 @@ def test_the_objects_of_the_prometheus_operator_fit_the_node_and_the_other_folde
         ({"service": {"type": "NodePort", "announceHost": "k8s.example.org"}}, "needs service.libp2pNodePort"),
     ],
 )
-def test_values_that_cannot_work_are_refused_with_the_reason(
-    values: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
+def test_values_that_cannot_work_are_refused_with_the_reason(values, reason, tmp_path):
     done = run_template(tmp_path, NEEDED, values)
     assert done.returncode != 0
     assert reason in done.stderr
 
 
-def test_every_value_has_a_schema_and_a_use() -> None:
+def test_every_value_has_a_schema_and_a_use():
     (values,) = documents(CHART / "values.yaml")
     schema = json.loads((CHART / "values.schema.json").read_text())
     templates = "\n".join(path.read_text() for path in (CHART / "templates").iterdir())
@@ -250,7 +248,7 @@ def value_paths(values: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             yield from ((key, *rest) for rest in value_paths(value))
 
 
-def test_the_chart_passes_lint_and_is_packed_whole(tmp_path: Path) -> None:
+def test_the_chart_passes_lint_and_is_packed_whole(tmp_path):
     done = helm("lint", "--strict", CHART, "--set-string", f"bootstrap.peerId={PEER_ID}")
     assert done.returncode == 0, done.stdout + done.stderr
     done = helm("package", CHART, "--destination", tmp_path)

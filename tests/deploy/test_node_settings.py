@@ -33,7 +33,7 @@ def planned(path: Path, gib: float, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_model_fits_the_card_and_the_disk_as_its_header_states(path: Path) -> None:
+def test_the_model_fits_the_card_and_the_disk_as_its_header_states(path):
     size = int(re.findall(r"\d+", path.name)[0])
     made = planned(path, SMALLEST_GIB[size])
     header = path.read_text().split("\nmodel =")[0]
@@ -48,7 +48,7 @@ def test_the_model_fits_the_card_and_the_disk_as_its_header_states(path: Path) -
     assert f"disk: at most {most / 1e9:.0f} GB" in header
 
 
-def test_the_alternatives_in_the_headers_fit() -> None:
+def test_the_alternatives_in_the_headers_fit():
     other = planned(DEPLOY / "node" / "gpu-16gb.toml", 14.5, model="Qwen/Qwen2.5-0.5B", lora=False)
     largest = {"model": "Qwen/Qwen2.5-14B", "lora": True, "generation": {"max_batch": 32}}
     assert other.fits

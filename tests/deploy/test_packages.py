@@ -45,18 +45,18 @@ def build(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packages(tmp_path_factory):
     return build(tmp_path_factory.mktemp("first"))
 
 
-def test_two_builds_of_the_same_files_give_the_same_bytes(packages: Path, tmp_path: Path) -> None:
+def test_two_builds_of_the_same_files_give_the_same_bytes(packages, tmp_path):
     again = build(tmp_path)
     assert sorted(each.name for each in packages.iterdir()) == [WHEEL, SDIST]
     for name in (WHEEL, SDIST):
         assert (packages / name).read_bytes() == (again / name).read_bytes(), name
 
 
-def test_wheel_and_sdist_contain_the_pages_and_the_license_and_no_tests(packages: Path) -> None:
+def test_wheel_and_sdist_contain_the_pages_and_the_license_and_no_tests(packages):
     in_wheel = set(zipfile.ZipFile(packages / WHEEL).namelist())
     assert f"ftis_node-{__version__}.dist-info/licenses/LICENSE" in in_wheel
     assert {"ftis_node/_docs/index.md", "ftis_node/_docs/get-started/quickstart.md", "ftis_node/py.typed"} <= in_wheel

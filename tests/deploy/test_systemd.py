@@ -28,7 +28,7 @@ def name_of(unit: Path) -> str:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=name_of)
-def test_a_unit_has_a_valid_command_time_to_stop_and_endless_restarts(unit: Path) -> None:
+def test_a_unit_has_a_valid_command_time_to_stop_and_endless_restarts(unit):
     (start,) = lines(unit, "ExecStart")
     program, *arguments = shlex.split(start)
     assert program in PROGRAMS
@@ -44,14 +44,14 @@ def test_a_unit_has_a_valid_command_time_to_stop_and_endless_restarts(unit: Path
         assert not name.startswith("FTIS_") or check_variable(name) is None
 
 
-def test_the_home_of_the_unit_is_the_default_home() -> None:
+def test_the_home_of_the_unit_is_the_default_home():
     unit = DEPLOY / "systemd" / "ftis-node.service"
     assert "XDG_DATA_HOME=/var/lib" in lines(unit, "Environment")
     assert lines(unit, "StateDirectory") == ["ftis-node"]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=name_of)
-def test_systemd_reports_no_problem(unit: Path, tmp_path: Path) -> None:
+def test_systemd_reports_no_problem(unit, tmp_path):
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not installed: `apt-get install systemd`")

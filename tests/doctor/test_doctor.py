@@ -6,7 +6,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def levels(findings: Iterable[CheckResult]) -> list[tuple[str, str]]:
     return [(finding.id, finding.level) for finding in findings]
 
 
-def test_the_page_lists_the_results_of_the_code() -> None:
+def test_the_page_lists_the_results_of_the_code():
     page = (ROOT / "docs/reference/doctor.md").read_text()
     rows = re.findall(r"^\| `([a-z]+\.[a-z0-9]+)` \| [^|]+ \| [^|]+ \|$", page, flags=re.MULTILINE)
     text = "\n".join(path.read_text() for path in (ROOT / "ftis_node/doctor").glob("*.py"))
@@ -47,8 +47,8 @@ def test_the_page_lists_the_results_of_the_code() -> None:
     assert sorted(rows) == sorted(set(made))
 
 
-def test_a_check_that_hangs_or_fails_does_not_hide_results() -> None:
-    def fail() -> Iterator[CheckResult]:
+def test_a_check_that_hangs_or_fails_does_not_hide_results():
+    def fail():
         yield CheckResult("ram.free", "ok", "much")
         raise ZeroDivisionError("two\nlines")
 
@@ -65,7 +65,7 @@ def test_a_check_that_hangs_or_fails_does_not_hide_results() -> None:
     assert "ZeroDivisionError" in findings[2].finding
 
 
-def test_open_checks_are_reported_only_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_checks_are_reported_only_after_a_change(monkeypatch):
     monkeypatch.setattr("ftis_node.doctor.doctor.QUIET_S", 0.05)
     first_ends, second_ends = threading.Event(), threading.Event()
     checks = [
@@ -74,7 +74,7 @@ def test_open_checks_are_reported_only_after_a_change(monkeypatch: pytest.Monkey
     ]
     messages: list[str] = []
 
-    def on_progress(text: str) -> None:
+    def on_progress(text):
         messages.append(text)
         threading.Timer(0.5, first_ends.set if len(messages) == 1 else second_ends.set).start()
 
@@ -82,7 +82,7 @@ def test_open_checks_are_reported_only_after_a_change(monkeypatch: pytest.Monkey
     assert messages == ["still checking: memory, the disk", "still checking: the disk"]
 
 
-def test_the_worst_check_comes_first_and_stays_together() -> None:
+def test_the_worst_check_comes_first_and_stays_together():
     findings = [
         *(
             CheckResult("ram.free", "ok", ""),
@@ -98,19 +98,19 @@ def test_the_worst_check_comes_first_and_stays_together() -> None:
 @pytest.mark.parametrize(
     ("failed", "code"), [(["peer.dial"], 4), (["peer.dial", "disk.free"], 3), (["memory.plan"], 3), ([], 0)]
 )
-def test_the_exit_code_is_the_machines_before_the_networks(failed: list[str], code: int) -> None:
+def test_the_exit_code_is_the_machines_before_the_networks(failed, code):
     assert (
         exit_code_of([CheckResult("gpu.none", "warn", ""), *(CheckResult(name, "fail", "") for name in failed)]) == code
     )
 
 
-def test_the_command_line_offers_the_existing_checks(tmp_path: Path) -> None:
+def test_the_command_line_offers_the_existing_checks(tmp_path):
     from ftis_node.cli.commands.doctor import CHECKS as OFFERED
 
     assert tuple(check.name for check in checks_of(Home(tmp_path), NodeSettings(model="any"))) == OFFERED
 
 
-def test_the_answer_of_the_driver_is_read() -> None:
+def test_the_answer_of_the_driver_is_read():
     valid = "580.65.06, NVIDIA L4, 23034, 1, 8.9\n580.65.06, NVIDIA L4, 23034, 9000, 8.9\n"
     assert levels(read_driver(0, valid)) == [("gpu.driver", "ok"), ("gpu.memory", "ok"), ("gpu.memory", "warn")]
     assert list(read_driver(0, valid))[1].num_bytes == 23034 << 20
@@ -120,7 +120,7 @@ def test_the_answer_of_the_driver_is_read() -> None:
     assert levels(read_driver(0, "580, GH200, [N/A], [N/A], [N/A]\n"))[1] == ("gpu.memory", "ok")
 
 
-def test_a_gpu_that_cannot_work_is_reported_with_what_would() -> None:
+def test_a_gpu_that_cannot_work_is_reported_with_what_would():
     old, memory = list(read_driver(0, "580.65.06, Tesla T4, 15360, 1, 7.5\n"))[1:]
     assert (old.id, old.level, memory.id) == ("gpu.unusable", "fail", "gpu.memory")
     assert old.finding == "Tesla T4 has compute capability 7.5, and vLLM and bfloat16 need 8.0"
@@ -130,7 +130,7 @@ def test_a_gpu_that_cannot_work_is_reported_with_what_would() -> None:
     assert (amd.id, amd.level, torch.level) == ("gpu.unusable", "fail", "ok")
 
 
-def test_a_driver_too_old_for_vllms_torch_names_the_needed_version() -> None:
+def test_a_driver_too_old_for_vllms_torch_names_the_needed_version():
     old = next(read_driver(0, "570.133.20, NVIDIA L4, 23034, 1, 8.9\n"))
     assert (old.id, old.level, old.advice) == ("gpu.driver", "warn", "install driver 580 or newer")
     assert old.finding == (
@@ -144,9 +144,7 @@ def test_a_driver_too_old_for_vllms_torch_names_the_needed_version() -> None:
     assert found.advice.startswith("install NVIDIA's driver 580 or newer")
 
 
-def test_an_engine_that_crashes_hangs_or_is_built_for_another_machine_is_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_that_crashes_hangs_or_is_built_for_another_machine_is_reported(monkeypatch):
     crash = doctor_machine.run_probe("raise ImportError('libcuda.so.1: cannot open')", limit_s=20)
     assert crash.problem == "ImportError: libcuda.so.1: cannot open"
     assert "signal 11" in doctor_machine.run_probe("import os; os.kill(os.getpid(), 11)", limit_s=20).problem
@@ -163,15 +161,13 @@ def test_an_engine_that_crashes_hangs_or_is_built_for_another_machine_is_reporte
     assert levels([doctor_machine.vllm_result(crash, on_gpu=True)]) == [("engine.vllm", "fail")]
 
 
-def test_a_nearly_full_disk_and_small_shared_memory_are_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nearly_full_disk_and_small_shared_memory_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("ftis_node.doctor.machine.free_bytes", lambda path: 64 << 20)
     assert levels(check_disk(tmp_path / "home", tmp_path)) == [("disk.free", "fail"), ("shm.size", "warn")]
     assert levels(check_disk(Path("/proc/self/home"), tmp_path / "no"))[0] == ("disk.writable", "fail")
 
 
-def test_ports_in_use_are_reported(tmp_path: Path) -> None:
+def test_ports_in_use_are_reported(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -183,7 +179,7 @@ def test_ports_in_use_are_reported(tmp_path: Path) -> None:
     assert ["--listen" in findings[0].advice, "--status-port" in findings[1].advice] == [True, True]
 
 
-def test_a_port_of_the_homes_running_node_is_no_conflict() -> None:
+def test_a_port_of_the_homes_running_node_is_no_conflict():
     findings = doctor_network.check_listen_ports(["/ip4/127.0.0.1/tcp/1"], 1, runs_here=True)
     assert levels(findings) == [("port.listen", "ok")]
 
@@ -198,12 +194,12 @@ def test_a_port_of_the_homes_running_node_is_no_conflict() -> None:
         ("", "", "warn", "no address"),
     ],
 )
-def test_the_kind_of_nat_is_reported(ipv4: str, ipv6: str, level: str, text: str) -> None:
+def test_the_kind_of_nat_is_reported(ipv4, ipv6, level, text):
     kind = nat_kind(ipv4, ipv6)
     assert (kind.level, text in kind.finding) == (level, True)
 
 
-def test_a_machine_without_a_network_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_network_is_reported_once(monkeypatch):
     monkeypatch.setattr(doctor_network, "own_address", lambda family: "")
     assert levels(doctor_network.check_routes()) == [("route.ipv4", "warn")]
 
@@ -216,11 +212,11 @@ INFO = {
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, Any]]:
+def hub(monkeypatch, tmp_path):
     """A fake hub that has the model. A test sets another `status` and `headers`."""
     reply: dict[str, Any] = {"status": 200, "headers": {"ETag": '"abc"', "X-Repo-Commit": "f" * 40}}
 
-    def answer(path: str) -> tuple[int, dict[str, str], bytes]:
+    def answer(path):
         return reply["status"], reply["headers"], json.dumps(CONFIG if "resolve" in path else INFO).encode()
 
     with serving(answer) as endpoint:
@@ -236,7 +232,7 @@ def check_hub_model(tmp_path: Path) -> list[CheckResult]:
     return list(check_model(memory_question(Home(tmp_path), model=REPO, gpus_gib=[24])))
 
 
-def test_a_model_of_the_hub_is_planned_without_its_weights(hub: dict[str, Any], tmp_path: Path) -> None:
+def test_a_model_of_the_hub_is_planned_without_its_weights(hub, tmp_path):
     findings = check_hub_model(tmp_path)
     assert levels(findings)[:4] == [
         ("hub.reached", "ok"), ("hub.token", "ok"), ("model.licence", "ok"), ("memory.plan", "ok"),
@@ -246,7 +242,7 @@ def test_a_model_of_the_hub_is_planned_without_its_weights(hub: dict[str, Any], 
     assert shape_of(CONFIG).num_layers == 2
 
 
-def test_a_4_bit_base_of_a_mixture_of_experts_is_no_plan(tmp_path: Path) -> None:
+def test_a_4_bit_base_of_a_mixture_of_experts_is_no_plan(tmp_path):
     question = memory_question(Home(tmp_path), model=REPO, gpus_gib=[24], quantize="4bit")
     shape = replace(shape_of(CONFIG), experts=Experts(number=4, per_token=2, size=8))
     (finding,) = [each for each in memory_results(question, shape) if each.id == "memory.plan"]
@@ -257,16 +253,14 @@ def test_a_4_bit_base_of_a_mixture_of_experts_is_no_plan(tmp_path: Path) -> None
     ("status", "code", "message"),
     [(401, "RepoNotFound", "the hub has no model org/model"), (403, "GatedRepo", "accept its terms on the hub")],
 )
-def test_a_missing_or_gated_model_is_reported(
-    hub: dict[str, Any], tmp_path: Path, status: int, code: str, message: str
-) -> None:
+def test_a_missing_or_gated_model_is_reported(hub, tmp_path, status, code, message):
     hub.update(status=status, headers={"X-Error-Code": code})
     (finding,) = check_hub_model(tmp_path)
     assert (finding.id, finding.level) == ("hub.reached", "fail")
     assert message in finding.finding
 
 
-def test_an_unreachable_hub_is_one_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_one_result(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from ftis_node.doctor.network import judge
@@ -28,13 +26,13 @@ def _levels(*probes: AddressProbe, reachability: Reachability = Reachability.PUB
     ("skew_s", "level", "text"),
     [(0.9, "ok", "+0.90 s"), (-1.5, "warn", "1.5 s ahead of the peers'"), (3.5, "fail", "3.5 s behind the peers'")],
 )
-def test_clocks_that_differ_are_reported(skew_s: float, level: str, text: str) -> None:
+def test_clocks_that_differ_are_reported(skew_s, level, text):
     probe = AddressProbe(ADDRESS, is_in_directory=True, clock_skew_s=skew_s)
     (clock,) = [found for found in judge(NetworkProbe((probe,), Reachability.PUBLIC)) if found.id == "clock.peers"]
     assert (clock.level, text in clock.finding, "3 s" in clock.advice) == (level, True, level != "ok")
 
 
-def test_an_unreachable_address_fails_if_no_other_is_reached() -> None:
+def test_an_unreachable_address_fails_if_no_other_is_reached():
     unreachable = AddressProbe(ADDRESS, error=REFUSED)
     assert _levels(unreachable) == [("peer", "fail"), ("nat", "ok")]
     assert _levels(unreachable, REACHED) == [("peer", "warn"), ("peer", "ok"), ("clock", "ok"), ("nat", "ok")]
@@ -43,7 +41,7 @@ def test_an_unreachable_address_fails_if_no_other_is_reached() -> None:
     assert first.advice.startswith("nothing listens there")
 
 
-def test_a_relay_with_low_limits_and_a_peer_outside_the_directory_are_warnings() -> None:
+def test_a_relay_with_low_limits_and_a_peer_outside_the_directory_are_warnings():
     small = AddressProbe(ADDRESS, is_in_directory=True, relay_limit=RelayLimit(num_bytes=131072, duration_s=120))
     outside = AddressProbe(ADDRESS)
     relay, peer, nat = judge(NetworkProbe((small, outside), Reachability.LOCAL))
@@ -52,7 +50,7 @@ def test_a_relay_with_low_limits_and_a_peer_outside_the_directory_are_warnings()
 
 
 @pytest.mark.timeout(90)  # one p2pd for each address
-async def test_each_address_is_dialed_separately(tmp_path: Path) -> None:
+async def test_each_address_is_dialed_separately(tmp_path):
     node = BootstrapNode(settings(tmp_path / "b"), identity=Identity.generate())
     await node.start()
     try:

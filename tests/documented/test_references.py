@@ -16,11 +16,11 @@ from tests.documented.pages import ROOT
 DOCS: Path = ROOT / "docs"
 
 
-def test_the_page_of_commands_equals_the_generated_one() -> None:
+def test_the_page_of_commands_equals_the_generated_one():
     assert (DOCS / "reference/cli.md").read_text() == cli_reference.render(), "run `make docs`"
 
 
-def test_the_page_of_events_has_every_event_and_its_fields() -> None:
+def test_the_page_of_events_has_every_event_and_its_fields():
     page = (DOCS / "reference/events.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| .+ \| (.*) \|$", page, flags=re.MULTILINE))
     written = events.written()
@@ -31,24 +31,24 @@ def test_the_page_of_events_has_every_event_and_its_fields() -> None:
     assert "TO WRITE" not in page
 
 
-def test_the_page_of_methods_has_the_tables_of_the_code() -> None:
+def test_the_page_of_methods_has_the_tables_of_the_code():
     page = (DOCS / "train/methods.md").read_text()
     assert methods_table() in page and parameters_table() in page, "python -m tests.documented.methods"
     formulas = page[page.index("## Formulas") : page.index('"Mean over"')]
     assert {name for name in METHODS if f"`{name}`" not in formulas} == set()
 
 
-def test_the_page_of_metrics_has_the_table_of_the_code() -> None:
+def test_the_page_of_metrics_has_the_table_of_the_code():
     assert metrics_table() in (DOCS / "reference/metrics.md").read_text(), "run `make docs`"
 
 
-def test_the_page_of_models_has_the_table_of_the_tested_families() -> None:
+def test_the_page_of_models_has_the_table_of_the_tested_families():
     page = PAGE.read_text()
     assert families_table() in page, "run `make docs`"
     assert f"`{PRESET}`" in page
 
 
-def test_the_architecture_page_names_every_package() -> None:
+def test_the_architecture_page_names_every_package():
     page = (DOCS / "develop/architecture.md").read_text()
     packages = {path.name for path in (ROOT / "ftis_node").iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert packages == set(re.findall(r"^  (\w+)/  ", page, flags=re.MULTILINE))
@@ -56,11 +56,11 @@ def test_the_architecture_page_names_every_package() -> None:
     assert packages == {name for name in re.findall(r"`(\w+)`", layers) if name != "status"}
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
-def test_the_threat_model_names_tests_that_exist() -> None:
+def test_the_threat_model_names_tests_that_exist():
     """A cell is `FILE: TEST; FILE: TEST`; a file without a folder is in tests/attacks, TEST is a part of its name."""
     cells = list(_cells_of_tests((DOCS / "develop/threat-model.md").read_text()))
     assert len(cells) > 60

@@ -98,11 +98,11 @@ def _options(words: Sequence[str]) -> dict[str, str]:
     return {word: value for word, value in pairwise(words) if word.startswith("--")}
 
 
-def test_every_pattern_matches_a_command_of_a_page() -> None:
+def test_every_pattern_matches_a_command_of_a_page():
     assert [pattern for pattern, found in FOUND.items() if not found] == []
 
 
-def test_the_swarm_is_started_with_the_documented_commands(small_swarm: SmallSwarm) -> None:
+def test_the_swarm_is_started_with_the_documented_commands(small_swarm):
     for command, node in ((_command(JOIN, "ADDRESS"), small_swarm.bob), (_command(BOOTSTRAP), small_swarm.bootstrap)):
         words = [str(word) for word in node.process.args]  # type: ignore[union-attr]  # a list
         documented, given = _options(command.words), _options(words)
@@ -115,14 +115,8 @@ def test_the_swarm_is_started_with_the_documented_commands(small_swarm: SmallSwa
 
 @pytest.mark.parametrize("command", QUERIES, ids=lambda command: command.text)
 def test_a_documented_command_succeeds_and_prints_something(
-    command: Command,
-    small_swarm: SmallSwarm,
-    example_plugin: Path,
-    example_episode: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    command, small_swarm, example_plugin, example_episode, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     for folder in (example_plugin, example_episode):
         monkeypatch.syspath_prepend(folder)
@@ -140,9 +134,7 @@ def test_a_documented_command_succeeds_and_prints_something(
     assert captured.out.strip()
 
 
-def test_the_node_of_the_example_trains_a_step(
-    tmp_path: Path, example_plugin: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_node_of_the_example_trains_a_step(tmp_path, example_plugin, monkeypatch):
     example = _command(JOIN, "examples/ftis-node-task-sorting/run.toml")
     own_run = str(ROOT / _options(example.words)["--run"])
     given = _options(example.words[2:]) | {"--model": str(save_tiny(tmp_path / "model", seed=5)), "--run": own_run}
@@ -153,7 +145,7 @@ def test_the_node_of_the_example_trains_a_step(
     assert (status["run"]["task"], status["learner"]["step"]) == ("sorting", 1)
 
 
-def test_python_code_on_the_pages_runs(example_plugin: Path) -> None:
+def test_python_code_on_the_pages_runs(example_plugin):
     """All blocks run in one process, each with its own names."""
     shown = ["\n".join(one.lines) for page in PAGES for one in blocks(page) if one.language == "python"]
     assert shown

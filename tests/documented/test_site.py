@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -45,7 +44,7 @@ class Page(HTMLParser):
                 self.assets += CSS_ASSET.findall(value or "")
 
 
-def test_the_site_has_every_page_and_loads_nothing_from_another_host(tmp_path: Path) -> None:
+def test_the_site_has_every_page_and_loads_nothing_from_another_host(tmp_path):
     site = tmp_path / "site"
     options = ["-b", "html", "-c", str(ROOT / "docs"), "-d", str(tmp_path / "cache"), "-W", "-n", "--keep-going"]
     command = [sys.executable, "-c", OFFLINE_SPHINX, *options, "--quiet", str(ROOT), str(site)]  # as `make site`

@@ -1,15 +1,11 @@
 """The prose of the project uses the field's words, and no sentence has more than 25 words."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.documented.words import DEFAULT, files, findings
 
 
-def test_no_file_has_a_banned_word_or_a_long_sentence() -> None:
+def test_no_file_has_a_banned_word_or_a_long_sentence():
     found = [str(finding) for path in files(list(DEFAULT)) for finding in findings(path)]
     assert not found, "\n".join(found)
 
@@ -38,8 +34,6 @@ LONG = "one " * 26 + "end."
         ("a.md", "Where it is on, all runs. The path where it is written.\n", [(1, "Where it")]),
     ],
 )
-def test_the_linter_finds_prose_and_no_code(
-    tmp_path: Path, name: str, content: str, expected: list[tuple[int, str]]
-) -> None:
+def test_the_linter_finds_prose_and_no_code(tmp_path, name, content, expected):
     (tmp_path / name).write_text(content)
     assert sorted((finding.line, finding.word) for finding in findings(tmp_path / name)) == expected

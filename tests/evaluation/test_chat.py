@@ -26,7 +26,7 @@ QUESTION = "What is 12 + 30?"
 
 
 @pytest.fixture(autouse=True)
-def no_default_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_default_home(tmp_path, monkeypatch):
     monkeypatch.setenv("FTIS_HOME", str(tmp_path / "no home"))
 
 
@@ -39,7 +39,7 @@ def answer_of(model: ChatModel) -> str:
     return model.ask(QUESTION).text
 
 
-def test_greedy_answers_are_those_of_the_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_greedy_answers_are_those_of_the_evaluation(capsys):
     """Both commands read one model by different loops: `generate` of transformers, and the engine."""
     model = str(trained_model("s"))
     assert (
@@ -69,7 +69,7 @@ def test_greedy_answers_are_those_of_the_evaluation(capsys: pytest.CaptureFixtur
         assert reply["text"] == problem["after"]["text"] and not reply["truncated"]
 
 
-def test_text_streams_as_it_comes_in_whole_characters(tmp_path: Path) -> None:
+def test_text_streams_as_it_comes_in_whole_characters(tmp_path):
     pieces: list[str] = []
     reply = opened(save_tiny(tmp_path)).ask(QUESTION, on_text=pieces.append)
     assert len(pieces) > 1 and "".join(pieces) == reply.text
@@ -77,7 +77,7 @@ def test_text_streams_as_it_comes_in_whole_characters(tmp_path: Path) -> None:
     assert (reply.num_tokens, reply.truncated) == (24, True)
 
 
-def test_a_model_remembers_its_conversation_until_it_is_reset(tmp_path: Path) -> None:
+def test_a_model_remembers_its_conversation_until_it_is_reset(tmp_path):
     model = opened(save_tiny(tmp_path))
     first = answer_of(model)
     assert answer_of(model) != first, "the prompt has the first turn"
@@ -86,7 +86,7 @@ def test_a_model_remembers_its_conversation_until_it_is_reset(tmp_path: Path) ->
     assert answer_of(opened(tmp_path, system="Answer in tags.")) != first
 
 
-def test_the_models_own_temperature_and_penalties_are_not_used(tmp_path: Path) -> None:
+def test_the_models_own_temperature_and_penalties_are_not_used(tmp_path):
     first = answer_of(opened(save_tiny(tmp_path)))
     path = tmp_path / "generation_config.json"
     penalties = {"repetition_penalty": 5.0, "do_sample": True, "temperature": 9.0}
@@ -94,7 +94,7 @@ def test_the_models_own_temperature_and_penalties_are_not_used(tmp_path: Path) -
     assert answer_of(opened(tmp_path)) == first
 
 
-def test_a_temperature_samples(tmp_path: Path) -> None:
+def test_a_temperature_samples(tmp_path):
     model = opened(save_tiny(tmp_path), temperature=2.0)
     answers = set()
     for _ in range(4):
@@ -103,9 +103,7 @@ def test_a_temperature_samples(tmp_path: Path) -> None:
     assert len(answers) > 1
 
 
-def test_a_home_answers_with_its_start_and_its_newest_checkpoint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_home_answers_with_its_start_and_its_newest_checkpoint(tmp_path, capsys):
     trained_home(tmp_path, lora=True)
     home = str(tmp_path / "home")
     assert run(["try", QUESTION, "--home", home, "--max-tokens", "24", "--json"]) == 0
@@ -122,7 +120,7 @@ def test_a_home_answers_with_its_start_and_its_newest_checkpoint(
     assert capsys.readouterr().out == f"{trained['text']} [cut: raise --max-tokens]\n", "the answer alone"
 
 
-def test_the_system_message_of_the_task_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_system_message_of_the_task_is_sent(tmp_path, capsys):
     trained_home(tmp_path, lora=False, run=RUN.replace('"arithmetic"', '"rg:chain_sum"'))
     message = load_task("rg:chain_sum")[0].prompt[0]["content"]
     command = ["try", QUESTION, "--home", str(tmp_path / "home"), "--max-tokens", "24", "--json"]
@@ -139,9 +137,7 @@ def test_the_system_message_of_the_task_is_sent(tmp_path: Path, capsys: pytest.C
     assert answer == answer_of(opened(out, system=message)), "the export has its run.toml"
 
 
-def test_each_line_of_a_file_is_a_question(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_line_of_a_file_is_a_question(tmp_path, capsys, monkeypatch):
     save_tiny(tmp_path / "tiny")
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{QUESTION}\n\n/reset\n{QUESTION}\n/exit\nnot read\n"))
     models = ["--model", str(tmp_path / "tiny"), "--compare", str(tmp_path / "tiny")]
@@ -152,11 +148,9 @@ def test_each_line_of_a_file_is_a_question(
     assert out.count(printable(answer, keep_newlines=True)) == 4 and "not read" not in out
 
 
-def test_a_terminal_has_a_prompt_until_its_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_has_a_prompt_until_its_end(tmp_path, capsys, monkeypatch):
     class Terminal(io.StringIO):
-        def isatty(self) -> bool:
+        def isatty(self):
             return True
 
     save_tiny(tmp_path / "tiny")
@@ -167,9 +161,7 @@ def test_a_terminal_has_a_prompt_until_its_end(
     assert capsys.readouterr().out == f"{hint}\n> {answer} [cut: raise --max-tokens]\n> \n"
 
 
-def test_a_conversation_that_is_too_long_is_one_line_and_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversation_that_is_too_long_is_one_line_and_goes_on(tmp_path, capsys, monkeypatch):
     save_tiny(tmp_path / "tiny")
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{'7 ' * 400}\n{QUESTION}"))
     assert run(["chat", "--model", str(tmp_path / "tiny"), "--max-tokens", "24"]) == 0
@@ -179,7 +171,7 @@ def test_a_conversation_that_is_too_long_is_one_line_and_goes_on(
     assert captured.out.endswith(f"> {QUESTION}\n{answer} [cut: raise --max-tokens]\n")
 
 
-def test_a_model_without_a_template_is_asked_in_plain_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_a_template_is_asked_in_plain_lines(tmp_path, monkeypatch):
     (save_tiny(tmp_path) / "chat_template.jinja").unlink()
     make_tokenizer(chat_template=None).save_pretrained(tmp_path)
     model = opened(tmp_path)
@@ -206,15 +198,13 @@ def test_a_model_without_a_template_is_asked_in_plain_lines(tmp_path: Path, monk
         (["--model", "m", "--alone", "--compare", "n"], "--alone and --compare exclude each other"),
     ],
 )
-def test_wrong_use_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
+def test_wrong_use_is_one_line(tmp_path, capsys, words, message):
     assert run(["try", QUESTION, *(word.format(home=tmp_path / "new") for word in words)]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1 and not captured.out
 
 
-def test_eval_compares_two_models_problem_by_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_compares_two_models_problem_by_problem(tmp_path, capsys):
     trained, start = str(trained_model("s")), str(save_tiny(tmp_path / "tiny"))
     command = ["eval", "--model", trained, "--compare", start, "--task", "arithmetic", "--limit", "24", "--show", "2"]
     command += ["--engine", "torch", "--max-tokens", "64"]
@@ -236,10 +226,10 @@ def test_eval_compares_two_models_problem_by_problem(tmp_path: Path, capsys: pyt
     assert lines[2].startswith("difference +") and lines[3:5] == ["", f"problem  {problems[0]['problem']}"]
 
 
-def test_the_standard_error_is_that_of_paired_answers() -> None:
+def test_the_standard_error_is_that_of_paired_answers():
     item = load_task("arithmetic")[0]
 
-    def answered(marks: str) -> list[Answered]:
+    def answered(marks):
         facts = (1, -0.1, FinishReason.STOP)
         return [Answered(item, 3, ScoredAnswer("", *facts, float(m == "+"), CompletionStatus.SCORED)) for m in marks]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,14 +35,14 @@ FLAGS = ["--limit", "6", "--max-tokens", "48", "--engine", "torch"]
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+def models(tmp_path_factory):
     """Return two random models of different sizes with one tokenizer."""
     root = tmp_path_factory.mktemp("models")
     return str(save_tiny(root / "a", seed=1)), str(save_tiny(root / "b", seed=2, hidden_size=96))
 
 
 @pytest.fixture(scope="module")
-def other_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+def other_tokenizer(tmp_path_factory):
     """Return a model with another tokenizer."""
     folder = save_tiny(tmp_path_factory.mktemp("models") / "other_tokenizer", seed=3)
     tokenizer = make_tokenizer()
@@ -53,7 +52,7 @@ def other_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.timeout(400)
-async def test_an_ensemble_of_one_has_the_result_of_eval(tiny_models: dict[str, Path]) -> None:
+async def test_an_ensemble_of_one_has_the_result_of_eval(tiny_models):
     """This holds for every mode and field. Also with two experts, each has the result of `eval`."""
     options: Any = {"limit": 48, "max_tokens": 32, "engine": "torch"}
     model = str(tiny_models["s"])
@@ -68,7 +67,7 @@ async def test_an_ensemble_of_one_has_the_result_of_eval(tiny_models: dict[str, 
     assert [entry.result for entry in both.experts] == [by_eval, other]
 
 
-async def test_an_ensemble_of_one_samples_like_its_model(models: tuple[str, str]) -> None:
+async def test_an_ensemble_of_one_samples_like_its_model(models):
     result = await evaluate_ensemble(models[:1], "arithmetic", modes=MODES, k=2, seed=5, **SMALL)
     (alone,) = result.experts
     assert alone.result.pass_at_k is not None
@@ -80,7 +79,7 @@ async def test_an_ensemble_of_one_samples_like_its_model(models: tuple[str, str]
         assert entry.majority_at_k == alone.majority_at_k
 
 
-async def test_the_costs_and_choices_of_two_experts(models: tuple[str, str]) -> None:
+async def test_the_costs_and_choices_of_two_experts(models):
     reported: list[tuple[float | None, str]] = []
     result = await evaluate_ensemble(
         models, "arithmetic", modes=MODES, on_progress=lambda fraction, what: reported.append((fraction, what)), **SMALL
@@ -105,9 +104,7 @@ async def test_the_costs_and_choices_of_two_experts(models: tuple[str, str]) -> 
     assert {what.partition(":")[0] for fraction, what in reported if fraction} == parts
 
 
-async def test_models_with_different_tokenizers_vote_but_do_not_mix(
-    models: tuple[str, str], other_tokenizer: str
-) -> None:
+async def test_models_with_different_tokenizers_vote_but_do_not_mix(models, other_tokenizer):
     both = [models[0], other_tokenizer]
     result = await evaluate_ensemble(both, "arithmetic", modes=["vote", "confidence"], **SMALL)
     assert result.modes[1].chosen is not None
@@ -125,9 +122,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     return code, lines[0]
 
 
-def test_invalid_arguments_are_reported_in_one_line(
-    capsys: pytest.CaptureFixture[str], models: tuple[str, str], other_tokenizer: str, tmp_path: Path
-) -> None:
+def test_invalid_arguments_are_reported_in_one_line(capsys, models, other_tokenizer, tmp_path):
     both = ["--models", ",".join(models)]
     (tmp_path / "nothing").mkdir()
     adapter = tmp_path / "swarm" / "adapter"
@@ -150,7 +145,7 @@ def test_invalid_arguments_are_reported_in_one_line(
         assert words in line
 
 
-def test_the_command_prints_json_and_a_table(capsys: pytest.CaptureFixture[str], models: tuple[str, str]) -> None:
+def test_the_command_prints_json_and_a_table(capsys, models):
     arguments = ["ensemble", "--models", ",".join(models), "--task", "arithmetic", *FLAGS]
     assert run([*arguments, "--mode", "all", "--k", "2", "--seed", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -169,9 +164,7 @@ def test_the_command_prints_json_and_a_table(capsys: pytest.CaptureFixture[str],
     assert lines[6].startswith("confidence chose a ")
 
 
-def test_a_mixture_that_does_not_fit_is_refused(
-    models: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mixture_that_does_not_fit_is_refused(models, monkeypatch, capsys):
     sources = [resolve_model(model) for model in models]
     # rows: 128 / 2; numbers in the cache of a token: keys and values x 2 layers x 2 heads x (64 or 96) / 4
     numbers = [sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(model).parameters()) for model in models]
@@ -188,9 +181,7 @@ def test_a_mixture_that_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize("mode", ["mean", "vote", "confidence"])
-def test_a_saved_ensemble_answers_as_it_was_measured(
-    mode: str, tiny_models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_saved_ensemble_answers_as_it_was_measured(mode, tiny_models, tmp_path, capsys):
     """`ensemble` saves it, and `eval` and `try` read the file and the folders beside it."""
     file = tmp_path / "both.json"
     for size in ("s", "m"):
@@ -213,9 +204,7 @@ def test_a_saved_ensemble_answers_as_it_was_measured(
         assert (answer["chosen"] in ("s", "m")) == (mode != "mean")
 
 
-def test_the_weights_of_a_file_are_the_prior_of_a_mixture(
-    tiny_models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_weights_of_a_file_are_the_prior_of_a_mixture(tiny_models, tmp_path, capsys):
     models = [{"name": size, "model": str(tiny_models[size])} for size in ("s", "m")]
     texts = []
     for weights in ((1e6, 1e-6), (1e-6, 1e6)):
@@ -230,7 +219,7 @@ def test_the_weights_of_a_file_are_the_prior_of_a_mixture(
     assert texts[0] != texts[1]
 
 
-def test_a_conversation_with_an_ensemble_has_its_answers(models: tuple[str, str], tmp_path: Path) -> None:
+def test_a_conversation_with_an_ensemble_has_its_answers(models, tmp_path):
     file = tmp_path / "both.json"
     save_ensemble(file, "confidence", as_members(models))
     with open_ensemble(file) as ensemble:
@@ -269,9 +258,7 @@ ONE_MODEL: Any = {"name": "a", "model": "./a"}
         (None, "no such file"),
     ],
 )
-def test_a_file_of_somebody_else_is_bounded(
-    content: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_somebody_else_is_bounded(content, words, tmp_path, capsys):
     file = tmp_path / "theirs.json"
     if content is not None:
         file.write_text(content if isinstance(content, str) else json.dumps(content))

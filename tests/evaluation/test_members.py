@@ -1,10 +1,7 @@
 """The members of an ensemble: their names, and the models of a swarm."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -17,16 +14,14 @@ from tests.cli.test_export import trained_home
 from tests.models.tiny_models import save_tiny
 
 
-def test_members_have_distinct_names() -> None:
+def test_members_have_distinct_names():
     members = as_members(["org/x", "org/x", Member("x", "y", "arithmetic"), "org/x"])
     assert [member.name for member in members] == ["org/x", "org/x-2", "x", "org/x-3"]
     assert members[2] == Member("x", "y", "arithmetic")
 
 
 @pytest.mark.timeout(240)
-async def test_members_of_a_swarm_are_exports_and_homes_with_a_checkpoint(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_members_of_a_swarm_are_exports_and_homes_with_a_checkpoint(tmp_path, caplog):
     """The swarm has an exported model, the home of a learner, two of other roles, and one without a checkpoint."""
     trained_home(tmp_path, lora=True)
     swarm = tmp_path / "swarm"

@@ -1,11 +1,8 @@
 """Commands that load a model, each as the first work of a new process: what they import must not depend on others."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +17,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_that_loads_a_model_runs_in_a_new_process(name: str, tiny_models: dict[str, Path]) -> None:
+def test_a_command_that_loads_a_model_runs_in_a_new_process(name, tiny_models):
     model = str(tiny_models["s"])
     command = [*PROGRAM, *(word.replace("M", model) if set(word) <= {"M", ","} else word for word in COMMANDS[name])]
     done = subprocess.run(command, input="12+30=\n", capture_output=True, text=True, timeout=200, check=False)

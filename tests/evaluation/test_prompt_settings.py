@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,7 +33,7 @@ RENDERED = "   plain\n01 Jan 2026 Q: What is 12 + 30? A:<think></think>"
 
 
 @pytest.fixture(autouse=True)
-def no_default_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_default_home(tmp_path, monkeypatch):
     monkeypatch.setenv("FTIS_HOME", str(tmp_path / "no home"))
 
 
@@ -50,11 +49,11 @@ def prompt_of(tokenizer: PromptTokenizer) -> str:
 
 
 @pytest.fixture
-def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def evaluated(monkeypatch):
     """The prompts of the models that were evaluated."""
     prompts: list[str] = []
 
-    def noted(engine: Any, problems: Any, tokenizer: PromptTokenizer, **options: Any) -> Any:
+    def noted(engine, problems, tokenizer, **options):
         prompts.append(prompt_of(tokenizer))
         return answer_problems(engine, problems, tokenizer, **options)
 
@@ -62,9 +61,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return prompts
 
 
-def test_a_command_reads_environment_node_toml_and_the_last_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_reads_environment_node_toml_and_the_last_start(tmp_path, monkeypatch):
     home = Home(tmp_path)
     assert prompts_for_command(home) == PromptSettings(needs_names=False)
     home.settings.write_text(json.dumps({"model": "m", "prompts": PROMPTS | {"template": "last"}}))
@@ -78,7 +75,7 @@ def test_a_command_reads_environment_node_toml_and_the_last_start(
     assert prompts_for_command(home, template="given").template == "given"
 
 
-def test_a_name_of_a_file_is_no_error_for_a_model_with_one_template(tmp_path: Path) -> None:
+def test_a_name_of_a_file_is_no_error_for_a_model_with_one_template(tmp_path):
     source = resolve_model(str(save_tiny(tmp_path / "tiny")))
     home = Home(tmp_path)
     home.node_toml.write_text('[prompts]\ntemplate = "chat"')
@@ -88,9 +85,7 @@ def test_a_name_of_a_file_is_no_error_for_a_model_with_one_template(tmp_path: Pa
 
 
 @pytest.mark.parametrize("command", ["eval", "ensemble"])
-def test_a_command_renders_by_the_home_or_its_option(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], evaluated: list[str], command: str
-) -> None:
+def test_a_command_renders_by_the_home_or_its_option(tmp_path, capsys, evaluated, command):
     give_templates(model := save_tiny(tmp_path / "tiny"))
     home = Home(tmp_path / "home")
     home.create()
@@ -107,7 +102,7 @@ def test_a_command_renders_by_the_home_or_its_option(
     assert "set prompts.template in node.toml, or --template" in capsys.readouterr().err
 
 
-def test_doctor_reads_the_template_that_node_toml_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reads_the_template_that_node_toml_names(tmp_path, capsys):
     give_templates(model := save_tiny(tmp_path / "tiny"))
     home = Home(tmp_path / "home")
     home.create()
@@ -122,9 +117,7 @@ def test_doctor_reads_the_template_that_node_toml_names(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(("lora", "flags"), [(False, []), (True, []), (True, ["--merge"])])
-def test_an_exported_model_is_prompted_as_by_its_node(
-    tmp_path: Path, evaluated: list[str], lora: bool, flags: list[str]
-) -> None:
+def test_an_exported_model_is_prompted_as_by_its_node(tmp_path, evaluated, lora, flags):
     from transformers import AutoTokenizer
 
     trained_home(tmp_path, lora=lora)
@@ -143,7 +136,7 @@ def test_an_exported_model_is_prompted_as_by_its_node(
     assert text.endswith("A:"), "the arguments are defaults"
 
 
-def test_a_member_of_a_swarm_is_prompted_by_its_own_home(tmp_path: Path) -> None:
+def test_a_member_of_a_swarm_is_prompted_by_its_own_home(tmp_path):
     trained_home(tmp_path, lora=False)
     give_templates(tmp_path / "tiny")
     home = Home(tmp_path / "home")

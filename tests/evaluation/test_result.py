@@ -40,7 +40,7 @@ def confidence_row(answers: list[list[Answered]], k: int) -> EvaluationRow:
     return chosen_row("confidence", answers, confidences(answers), TASK, names=["a", "b"], k=k)
 
 
-def test_the_majority_wins_and_a_tie_goes_to_the_more_confident() -> None:
+def test_the_majority_wins_and_a_tie_goes_to_the_more_confident():
     # problem 0: two right votes against one; 1: a tie, the more confident is wrong; 2: too long for all
     first = model((RIGHT[0], -2.0), ("00", -0.1), None)
     second = model((f" {RIGHT[0]}\n", -2.0), (RIGHT[1], -0.2), None)
@@ -52,7 +52,7 @@ def test_the_majority_wins_and_a_tie_goes_to_the_more_confident() -> None:
     assert entry.forward_tokens == (10 + 2) * 5
 
 
-def test_the_majority_of_samples() -> None:
+def test_the_majority_of_samples():
     # k = 2 of three samples each. The first model's are right and wrong: a tie, which the first sample wins. The second
     # model's are both wrong. So three of four votes are wrong.
     first = model((RIGHT[0], -0.5), samples=((RIGHT[0], "00", RIGHT[0]),))
@@ -66,7 +66,7 @@ def test_the_majority_of_samples() -> None:
     assert entry.forward_tokens == 2 * (2 * 10 + 4 * 2)
 
 
-def test_confidence_takes_the_answer_of_the_most_confident_model() -> None:
+def test_confidence_takes_the_answer_of_the_most_confident_model():
     # problem 0: the second is more confident; 1: equal, so the first; 2: too long for the first, NaN for the second
     first, second = model(("00", -0.6), ("00", -0.5), None), model((RIGHT[0], -0.5), (RIGHT[1], -0.5), ("00", math.nan))
     entry = confidence_row([first, second], k=1)
@@ -76,7 +76,7 @@ def test_confidence_takes_the_answer_of_the_most_confident_model() -> None:
     assert (entry.generated_tokens, entry.forward_tokens) == (5 * 2, 5 * (10 + 2))
 
 
-def test_confidence_takes_the_samples_of_the_most_confident_model() -> None:
+def test_confidence_takes_the_samples_of_the_most_confident_model():
     # k = 2 of three samples each. Only the greedy answer of the other model is counted.
     first = model((RIGHT[0], -0.5), samples=((RIGHT[0], "00", "00"),))
     second = model(("00", -0.4), samples=((RIGHT[0], RIGHT[0], "00"),))
@@ -86,7 +86,7 @@ def test_confidence_takes_the_samples_of_the_most_confident_model() -> None:
     assert entry.forward_tokens == (10 + 2) + (2 * 10 + 4 * 2)
 
 
-def test_a_mixture_needs_a_forward_pass_of_every_model_for_each_token() -> None:
+def test_a_mixture_needs_a_forward_pass_of_every_model_for_each_token():
     answered = model((RIGHT[0], -0.5), ("00", -0.5))
     alone, mixed = evaluation_row("a", answered, TASK, k=1), evaluation_row("mean", answered, TASK, k=1, num_models=3)
     assert alone.result == mixed.result

@@ -1,7 +1,5 @@
 """The majority vote and its tie rule, on votes written by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -29,5 +27,5 @@ TABLE = {
 
 
 @pytest.mark.parametrize(("votes", "winner"), TABLE.values(), ids=TABLE.keys())
-def test_the_elected_vote(votes: list[tuple[str | None, float]], winner: int | None) -> None:
+def test_the_elected_vote(votes, winner):
     assert elect(votes) == winner

@@ -15,7 +15,7 @@ from tests.fuzz.simulation import play
 NUM_STEPS = 150
 
 
-def test_invariants_hold_beside_hostile_members_and_a_seed_reproduces_the_run() -> None:
+def test_invariants_hold_beside_hostile_members_and_a_seed_reproduces_the_run():
     simulation, again = (play(NUM_STEPS, seed=9) for _ in range(2))
     assert simulation.clock.steady_s == again.clock.steady_s
     assert simulation.victim.parts.peers.counters.refused == again.victim.parts.peers.counters.refused
@@ -38,13 +38,13 @@ def _fails_later(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def test_the_simulation_reports_an_exception_that_the_guard_catches() -> None:
+def test_the_simulation_reports_an_exception_that_the_guard_catches():
     handle = _fails_later(AnnouncementHandler.handle)
     with patch.object(AnnouncementHandler, "handle", handle), pytest.raises(ZeroDivisionError):
         play(NUM_STEPS, seed=4)
 
 
-def test_the_simulation_reports_a_loop_that_ends(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_simulation_reports_a_loop_that_ends(capsys):
     broken = patch.object(BackfillLoop, "_note_progress", _fails_later(BackfillLoop._note_progress))
     with broken, pytest.raises((AssertionError, ExceptionGroup)) as caught:
         play(NUM_STEPS, seed=4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -24,17 +23,17 @@ MAX_VARIANTS = 600  # of one chain
 @pytest.mark.parametrize("name", READERS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.binary(max_size=600))
-def test_random_bytes_are_read_or_refused(name: str, data: bytes) -> None:
+def test_random_bytes_are_read_or_refused(name, data):
     TARGETS[name].run(data)
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_changed_seeds_cause_no_error(name: str) -> None:
+def test_changed_seeds_cause_no_error(name):
     target = TARGETS[name]
 
     @settings(max_examples=NUM_EXAMPLES.get(name, 40), deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.sampled_from(target.seeds), st.integers(0, 2**32), st.integers(0, 4))
-    def run(case: bytes, number: int, num_changes: int) -> None:
+    def run(case, number, num_changes):
         rng = random.Random(number)
         for _ in range(num_changes):
             case = change_bytes(case, rng) if target.kinds is None else mutated(case, rng, kinds=target.kinds)
@@ -44,7 +43,7 @@ def test_changed_seeds_cause_no_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, chain in CHAINS.items() if any(map(chain.kinds, range(8)))])
-def test_each_field_with_boundary_values_causes_no_error(name: str) -> None:
+def test_each_field_with_boundary_values_causes_no_error(name):
     """A case has many items, each a message of the seeds with one changed field."""
     chain, rng = CHAINS[name], random.Random(0)
     changed: dict[Item, None] = {}
@@ -59,12 +58,12 @@ def test_each_field_with_boundary_values_causes_no_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_the_corpus_causes_no_error(name: str) -> None:
+def test_the_corpus_causes_no_error(name):
     for path in CORPUS.glob(f"{name}-*"):
         TARGETS[name].run(path.read_bytes())
 
 
-async def test_the_seeds_of_bodies_reach_the_learner() -> None:
+async def test_the_seeds_of_bodies_reach_the_learner():
     """Otherwise the fuzzer would see only refusals."""
     with patch.object(training, "_learn", wraps=training._learn) as learn:
         for seed in training.seeds():
@@ -73,18 +72,18 @@ async def test_the_seeds_of_bodies_reach_the_learner() -> None:
     assert max(len(call.args[0]) for call in learn.call_args_list) == 3
 
 
-async def test_a_chain_reports_an_exception_that_the_guard_catches() -> None:
+async def test_a_chain_reports_an_exception_that_the_guard_catches():
     """An exception that the guard catches shows that a value passed the bounds."""
 
-    def fail(*_: Any) -> None:
+    def fail(*_):
         raise ZeroDivisionError
 
     with patch("ftis_node.node.peers.announcements.AnnouncementHandler._take", fail), pytest.raises(ZeroDivisionError):
         await announcements.chain(split(announcements.seeds()[0]))
 
 
-async def test_a_chain_reports_a_loop_that_ends() -> None:
-    async def fail(*_: Any) -> None:
+async def test_a_chain_reports_a_loop_that_ends():
+    async def fail(*_):
         raise ZeroDivisionError
 
     with patch.object(IntakeLoop, "_judge_all", fail), pytest.raises(ExceptionGroup) as caught:

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
-
-import pytest
 import pytest_asyncio
 from generation_fake_worker import InProcessLife
-from generation_support import SETTINGS, MakeClient
+from generation_support import SETTINGS
 from generation_vllm_support import RemoteEngine
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.workers import supervisor
 from ftis_node.workers.liveness import RestartPolicy
 
 
 @pytest_asyncio.fixture
-async def make_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeClient]:
+async def make_client(tmp_path, monkeypatch):
     """`make_client(**options)` makes a client of the fake worker, not started yet."""
     made: list[GenerationClient] = []
     monkeypatch.setattr(supervisor, "WorkerProcess", InProcessLife)
 
-    def make(*, settings: EngineSettings = SETTINGS, **options: Any) -> GenerationClient:
+    def make(*, settings=SETTINGS, **options):
         client = GenerationClient(
             GenerationBoot(model=str(tmp_path), settings=settings),
             sockets_dir=tmp_path / "s",
@@ -45,7 +39,7 @@ async def make_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def vllm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RemoteEngine]:
+async def vllm(tmp_path_factory):
     """A process that opens one vLLM engine after the other."""
     engine = RemoteEngine(tmp_path_factory.mktemp("vllm"))
     await engine.start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ EOS_ID = 7
 NEVER: frozenset[int] = frozenset()  # no id ends a completion
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 38, 46, 26], [43], [38, 32, 79, 50, 28, 84, 19, 71]]
 PYTHON_PATH = f"{Path(__file__).parent}:{Path(ftis_node.__file__).parents[1]}"
-MakeClient = Callable[..., GenerationClient]
 SETTINGS = EngineSettings(vocab_size=EMBEDDING_ROWS, dtype="float32", device="cpu", seed=0)
 
 

@@ -99,12 +99,12 @@ class Versions:
 
 
 @pytest.fixture(scope="module")
-def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
+def versions(tmp_path_factory):
     return Versions(tmp_path_factory.mktemp("adapters"))
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def client(versions: Versions, vllm: RemoteEngine) -> RemoteEngine:
+async def client(versions, vllm):
     """An engine that serves a first adapter."""
     settings = msgspec.structs.replace(
         SETTINGS, max_batch=16, max_model_len=2 * LONG, lora_rank=RANK, max_version_span=MAX_VERSION_SPAN
@@ -128,7 +128,7 @@ async def begin(client: RemoteEngine) -> asyncio.Task[GenerationResult]:
     return task
 
 
-async def test_each_version_is_served_as_the_learner_computes_it(versions: Versions, client: RemoteEngine) -> None:
+async def test_each_version_is_served_as_the_learner_computes_it(versions, client):
     for _ in range(3):
         weights = versions.publish()
         assert weights.path.endswith(ADAPTER_FILE)
@@ -141,9 +141,7 @@ async def test_each_version_is_served_as_the_learner_computes_it(versions: Versi
     assert client.restarts == 0
 
 
-async def test_vllm_on_a_4_bit_base_serves_each_adapter_as_the_learner_computes_it(
-    vllm: RemoteEngine, tmp_path: Path
-) -> None:
+async def test_vllm_on_a_4_bit_base_serves_each_adapter_as_the_learner_computes_it(vllm, tmp_path):
     versions = Versions(tmp_path, quantize="4bit")
     settings = msgspec.structs.replace(SETTINGS, max_batch=16, max_model_len=64, lora_rank=RANK, quantize="4bit")
     await vllm.open(versions.model, settings)
@@ -154,9 +152,7 @@ async def test_vllm_on_a_4_bit_base_serves_each_adapter_as_the_learner_computes_
     assert not vllm.problems
 
 
-async def test_the_torch_engine_serves_each_adapter_as_the_learner_computes_it(
-    versions: Versions, tmp_path: Path
-) -> None:
+async def test_the_torch_engine_serves_each_adapter_as_the_learner_computes_it(versions, tmp_path):
     settings = msgspec.structs.replace(SETTINGS, lora_rank=RANK)
     engine = await torch_engine.open_engine(resolve_model(str(versions.model)), settings, lambda: None)
     request = make_request(PROMPT, num_completions=2, max_tokens=12, eos_ids=NEVER)
@@ -198,9 +194,7 @@ def other_adapter(folder: Path, *, rank: int) -> Path:
     return written / ADAPTER_FILE
 
 
-async def test_completions_in_flight_keep_their_adapter_and_new_ones_get_the_newest(
-    versions: Versions, client: RemoteEngine
-) -> None:
+async def test_completions_in_flight_keep_their_adapter_and_new_ones_get_the_newest(versions, client):
     before = client.policy_version
     under_way = asyncio.create_task(make_group(client, max_tokens=400))
     await make_group(client, max_tokens=4)
@@ -212,9 +206,7 @@ async def test_completions_in_flight_keep_their_adapter_and_new_ones_get_the_new
     versions.check(result, before)
 
 
-async def test_completions_are_aborted_when_too_old_or_without_an_adapter_slot(
-    versions: Versions, client: RemoteEngine
-) -> None:
+async def test_completions_are_aborted_when_too_old_or_without_an_adapter_slot(versions, client):
     first = client.policy_version
     oldest = await begin(client)
     for _ in range(2):
@@ -272,7 +264,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("problem", DAMAGES)
-async def test_an_invalid_adapter_is_refused(versions: Versions, tmp_path: Path, problem: str) -> None:
+async def test_an_invalid_adapter_is_refused(versions, tmp_path, problem):
     shapes, _ = shapes_in(resolve_model(str(versions.model)))
     versions.model_of(1)
     published = WeightPublication(versions.policy, tmp_path, form="adapter").publish(1)
@@ -286,9 +278,7 @@ async def test_an_invalid_adapter_is_refused(versions: Versions, tmp_path: Path,
         check_adapter(folder, shapes, max_rank=RANK)
 
 
-async def test_a_refused_adapter_leaves_the_previous_version(
-    versions: Versions, client: RemoteEngine, tmp_path: Path
-) -> None:
+async def test_a_refused_adapter_leaves_the_previous_version(versions, client, tmp_path):
     before = client.policy_version
     published = WeightPublication(versions.policy, tmp_path, form="adapter").publish(99)
     change_config(tmp_path / "weights-00000099", init_lora_weights="unknown")
@@ -317,7 +307,7 @@ class Core:
         del self.held[number]
 
 
-async def test_unused_adapters_are_dropped_and_the_oldest_one_blocks_a_full_core() -> None:
+async def test_unused_adapters_are_dropped_and_the_oldest_one_blocks_a_full_core():
     core, adapters = Core(), LoraAdapters(dict, 3)
     for version, place in ((1, "a"), (2, "b"), (2, "b-again")):
         assert adapters.oldest_in_the_way() is None

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from generation_fake_worker import UNANSWERED, kill_worker
-from generation_support import EOS_ID, PYTHON_PATH, MakeClient, completions_of, generate_group, proof, publish
+from generation_support import EOS_ID, PYTHON_PATH, completions_of, generate_group, proof, publish
 
 from ftis_node.errors import EngineError, ModelError, WorkerDiedError
 from ftis_node.generation.engines.base import GenerationResult
@@ -26,7 +26,7 @@ from ftis_node.workers.supervisor import WorkerState
 from tests.waiting import eventually
 
 
-async def test_a_client_returns_the_completions_of_a_group(make_client: MakeClient) -> None:
+async def test_a_client_returns_the_completions_of_a_group(make_client):
     client = make_client()
     assert not client.is_alive
     await client.start()
@@ -39,14 +39,14 @@ async def test_a_client_returns_the_completions_of_a_group(make_client: MakeClie
     assert completions_of(result)[0].finish_reason is FinishReason.STOP
     assert client.restarts == 0
 
-    async def has_token_rate() -> bool:
+    async def has_token_rate():
         await generate_group(client)
         return client.tokens_per_s > 0
 
     await eventually(has_token_rate)  # the worker reports its tokens
 
 
-def test_a_reply_of_inconsistent_sizes_is_refused() -> None:
+def test_a_reply_of_inconsistent_sizes_is_refused():
     tokens = TokenBatch.from_parts([[1, 2], [3]], [[-0.5, -0.5], [-1.0]])
     valid = GenerationResult(tokens, (FinishReason.STOP,) * 2, (0, 0), (0, 0))
     for changes in ({"policy_versions": (0,)}, {"tokens": replace(tokens, logprobs=tokens.logprobs[1:])}):
@@ -57,7 +57,7 @@ def test_a_reply_of_inconsistent_sizes_is_refused() -> None:
         wire.unpack_body(body.replace(b"\xc4\x0c", b"\xc4\x0b", 1)[:-1], GenerationResult)
 
 
-def test_a_reply_keeps_the_versions_of_each_completion() -> None:
+def test_a_reply_keeps_the_versions_of_each_completion():
     token, logprob = np.array([1], dtype=np.int32), np.zeros(1, dtype=np.float32)
     mixed = GenerationResult.from_completions(
         tuple(
@@ -73,7 +73,7 @@ def test_a_reply_keeps_the_versions_of_each_completion() -> None:
     assert (again.policy_version, again.policy_version_newest) == (3, 6)
 
 
-async def test_a_failed_proof_is_tried_again(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_a_failed_proof_is_tried_again(make_client, tmp_path):
     problems: list[str] = []
     client = make_client(on_problem=problems.append)
     await client.start()
@@ -84,7 +84,7 @@ async def test_a_failed_proof_is_tried_again(make_client: MakeClient, tmp_path: 
     assert (client.restarts, client.policy_version) == (0, 1)
 
 
-async def test_a_tensor_with_slightly_other_values_fails_the_proof(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_a_tensor_with_slightly_other_values_fails_the_proof(make_client, tmp_path):
     problems: list[str] = []
     client = make_client(on_problem=problems.append)
     await client.start()
@@ -98,9 +98,7 @@ async def test_a_tensor_with_slightly_other_values_fails_the_proof(make_client: 
 
 
 @pytest.mark.parametrize(("content", "before"), [("-9.0", None), ("nan", 1), ("damaged", 1)])
-async def test_foreign_weights_that_fail_leave_the_previous_ones(
-    make_client: MakeClient, tmp_path: Path, content: str, before: int | None
-) -> None:
+async def test_foreign_weights_that_fail_leave_the_previous_ones(make_client, tmp_path, content, before):
     client = make_client()
     await client.start()
     if before is not None:
@@ -118,9 +116,7 @@ async def test_foreign_weights_that_fail_leave_the_previous_ones(
     assert client.policy_version == 3
 
 
-async def test_a_worker_that_dies_during_try_weights_restarts_with_the_previous_ones(
-    make_client: MakeClient, tmp_path: Path
-) -> None:
+async def test_a_worker_that_dies_during_try_weights_restarts_with_the_previous_ones(make_client, tmp_path):
     client = make_client()
     await client.start()
     await client.try_weights(publish(tmp_path, 1, "-1.5"), proof(1, -1.5))
@@ -134,9 +130,7 @@ async def test_a_worker_that_dies_during_try_weights_restarts_with_the_previous_
 
 
 @pytest.mark.parametrize("file", ["stale-weights", "stale-version"])
-async def test_two_failed_proofs_restart_the_worker_with_the_newest_weights(
-    make_client: MakeClient, tmp_path: Path, file: str
-) -> None:
+async def test_two_failed_proofs_restart_the_worker_with_the_newest_weights(make_client, tmp_path, file):
     problems: list[str] = []
     client = make_client(on_problem=problems.append)
     await client.start()
@@ -150,7 +144,7 @@ async def test_two_failed_proofs_restart_the_worker_with_the_newest_weights(
     assert "given version 1" in str(client._supervisor._last_error)
 
 
-async def test_a_worker_that_fails_every_proof_is_given_up(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_a_worker_that_fails_every_proof_is_given_up(make_client, tmp_path):
     client = make_client()
     await client.start()
     (tmp_path / "stale-weights").write_text("1000")
@@ -160,7 +154,7 @@ async def test_a_worker_that_fails_every_proof_is_given_up(make_client: MakeClie
     assert not client.is_alive
 
 
-async def test_a_worker_that_computes_the_starting_model_otherwise_is_refused(make_client: MakeClient) -> None:
+async def test_a_worker_that_computes_the_starting_model_otherwise_is_refused(make_client):
     client = make_client()
     await client.start()
     probed = (await client._supervisor.call(Probe(token_ids=(1, 2, 3)), Probed)).logprobs
@@ -169,7 +163,7 @@ async def test_a_worker_that_computes_the_starting_model_otherwise_is_refused(ma
         await client.check_start(proof(0, probed[0] - 2))
 
 
-async def test_a_proof_passes_within_its_tolerance(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_a_proof_passes_within_its_tolerance(make_client, tmp_path):
     problems: list[str] = []
     client = make_client(on_problem=problems.append, proof_tolerance=0.1)
     await client.start()
@@ -180,9 +174,7 @@ async def test_a_proof_passes_within_its_tolerance(make_client: MakeClient, tmp_
     assert len(problems) == 1
 
 
-async def test_a_worker_restarts_although_its_weight_file_was_withdrawn(
-    make_client: MakeClient, tmp_path: Path
-) -> None:
+async def test_a_worker_restarts_although_its_weight_file_was_withdrawn(make_client, tmp_path):
     """A learner that died before its checkpoint withdraws its published weights. Then the generator dies, too."""
     problems: list[str] = []
     client = make_client(on_problem=problems.append)
@@ -203,9 +195,7 @@ async def test_a_worker_restarts_although_its_weight_file_was_withdrawn(
     assert len(problems) == 1
 
 
-async def test_a_worker_that_dies_during_a_transfer_restarts_with_the_new_weights(
-    make_client: MakeClient, tmp_path: Path
-) -> None:
+async def test_a_worker_that_dies_during_a_transfer_restarts_with_the_new_weights(make_client, tmp_path):
     client = make_client()
     await client.start()
     updating = asyncio.create_task(client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0)))
@@ -217,7 +207,7 @@ async def test_a_worker_that_dies_during_a_transfer_restarts_with_the_new_weight
     assert (await generate_group(client)).policy_version == client.policy_version == 1
 
 
-async def test_a_broken_engine_is_restarted_and_reported(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_a_broken_engine_is_restarted_and_reported(make_client, tmp_path):
     problems: list[str] = []
     client = make_client(on_problem=problems.append)
     await client.start()
@@ -234,14 +224,14 @@ async def test_a_broken_engine_is_restarted_and_reported(make_client: MakeClient
     assert client.restarts == 1
 
 
-async def test_stop_closes_the_engine(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_stop_closes_the_engine(make_client, tmp_path):
     client = make_client()
     await client.start()
     await client.stop()
     assert (tmp_path / "closed").exists()
 
 
-def test_the_client_imports_no_torch() -> None:
+def test_the_client_imports_no_torch():
     code = (
         "import sys, ftis_node.generation.client, ftis_node.generation.evaluate, ftis_node.generation.worker\n"
         "sys.exit(bool({'torch', 'transformers', 'safetensors'} & set(sys.modules)))"
@@ -249,7 +239,7 @@ def test_the_client_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": PYTHON_PATH})
 
 
-def test_the_token_rate_falls_after_the_last_tokens() -> None:
+def test_the_token_rate_falls_after_the_last_tokens():
     throughput = Throughput(window_s=10.0)
     assert throughput.per_second(now_s=0.0) == 0.0
     for second in range(21):
@@ -259,7 +249,7 @@ def test_the_token_rate_falls_after_the_last_tokens() -> None:
     assert throughput.per_second(now_s=40.0) == 0.0
 
 
-def test_the_token_rate_survives_a_restart_of_the_counter() -> None:
+def test_the_token_rate_survives_a_restart_of_the_counter():
     throughput = Throughput(window_s=10.0)
     throughput.reach(1000, at_s=0.0)
     throughput.reach(2000, at_s=1.0)

@@ -111,7 +111,7 @@ async def grade(generator: Scripted, **options: object) -> object:
     return await evaluate(generator, TenProblems(), Digits(), **given)
 
 
-async def test_greedy_pass_at_1_over_the_first_problems() -> None:
+async def test_greedy_pass_at_1_over_the_first_problems():
     generator, reported = Scripted(), []
     result = await grade(generator, limit=8, on_progress=lambda done, of: reported.append((done, of)))
     assert (result.pass_at_1, result.n, result.pass_at_k) == (0.5, 8, None)
@@ -120,7 +120,7 @@ async def test_greedy_pass_at_1_over_the_first_problems() -> None:
     assert (await grade(Scripted(), limit=1000)).n == 10
 
 
-async def test_failures_are_counted_and_half_a_reward_is_a_wrong_answer() -> None:
+async def test_failures_are_counted_and_half_a_reward_is_a_wrong_answer():
     generator = Scripted(greedy={0: 1, 1: 5, 2: 9})
     result = await grade(generator, completion_limit=lambda length: 9 - length)
     assert result.pass_at_1 == 0.1
@@ -129,7 +129,7 @@ async def test_failures_are_counted_and_half_a_reward_is_a_wrong_answer() -> Non
     assert (await grade(Scripted())).completion_tokens_mean == 2.0
 
 
-async def test_pass_at_k_by_samples() -> None:
+async def test_pass_at_k_by_samples():
     generator = Scripted()
     result = await grade(generator, limit=3, k=2)
     # 0, 1 and 2 of 4 are right: two draws hold a right one with probability 0, 1/2 and 1 - 1/6
@@ -139,7 +139,7 @@ async def test_pass_at_k_by_samples() -> None:
 
 
 @pytest.mark.parametrize("num_samples", [1, 4, 6])
-def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(num_samples: int) -> None:
+def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(num_samples):
     for num_right in range(num_samples + 1):
         for k in range(1, num_samples + 1):
             draws = list(combinations([True] * num_right + [False] * (num_samples - num_right), k))
@@ -148,7 +148,7 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(num_samples: int) -
             assert estimate == pytest.approx(share, abs=1e-12)
 
 
-async def test_problems_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_problems_in_flight_are_bounded(monkeypatch):
     monkeypatch.setattr(evaluation, "PROBLEMS_IN_FLIGHT", 3)
     generator = Scripted()
     await grade(generator)
@@ -156,16 +156,14 @@ async def test_problems_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("death", [WorkerDiedError("killed"), WorkerTaskError("the engine was closed, or failed")])
-async def test_a_problem_is_tried_three_times_if_the_worker_dies(
-    death: WorkerError, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_problem_is_tried_three_times_if_the_worker_dies(death, monkeypatch):
     monkeypatch.setattr(evaluation, "RETRY_PAUSE_S", 0.01)
     assert (await grade(Scripted(deaths=2, death=death), limit=1)).pass_at_1 == 1.0
     with pytest.raises(type(death)):
         await grade(Scripted(deaths=3, death=death), limit=1)
 
 
-async def test_answers_end_at_the_given_eos_ids() -> None:
+async def test_answers_end_at_the_given_eos_ids():
     engine = TorchEngine(tiny_model(), SETTINGS)
     try:
         request = make_request([1, 1], num_completions=1, max_tokens=5, sampling=GREEDY, eos_ids=frozenset())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -35,19 +33,17 @@ PRIOR = [0.5, 0.3, 0.2]
 EVEN = [1 / 3] * 3
 FIT = msgspec.structs.replace(SETTINGS, vocab_size=VOCAB_SIZE)
 
-OpenMixture = Callable[..., MixtureEngine]
-
 
 def weighing(prior: list[float], **options: bool) -> MixtureWeights:
     return MixtureWeights(tuple(np.log(prior).tolist()), **options)
 
 
 @pytest_asyncio.fixture
-async def open_tiny() -> AsyncIterator[OpenMixture]:
+async def open_tiny():
     """`open_tiny(models, weighing)` opens an engine that is closed when the test ends."""
     opened: list[MixtureEngine] = []
 
-    def open_one(models: list[Any], how: MixtureWeights, **changed: Any) -> MixtureEngine:
+    def open_one(models, how, **changed):
         opened.append(MixtureEngine(models, msgspec.structs.replace(SETTINGS, **changed), how))
         return opened[-1]
 
@@ -91,7 +87,7 @@ def expected_logprobs(
 
 
 @pytest.mark.parametrize(("learns", "temperature"), [(True, 1.0), (False, 0.5)])
-async def test_log_probs_are_those_of_the_mixture(open_tiny: OpenMixture, learns: bool, temperature: float) -> None:
+async def test_log_probs_are_those_of_the_mixture(open_tiny, learns, temperature):
     """Prompts of different length share a batch too small for them: evidence is trimmed and joined with the rows."""
     models = three_experts()
     engine = open_tiny(models, weighing(PRIOR, learns=learns), max_batch=30)
@@ -113,7 +109,7 @@ async def test_log_probs_are_those_of_the_mixture(open_tiny: OpenMixture, learns
     assert len(lengths) > 3
 
 
-async def test_the_weights_of_the_experts_follow_the_text(open_tiny: OpenMixture) -> None:
+async def test_the_weights_of_the_experts_follow_the_text(open_tiny):
     """Otherwise the test above could not distinguish a posterior from a prior."""
     models, text = three_experts(), [*PROMPTS[1], *PROMPTS[3]]
     prior = expected_logprobs(models, PRIOR, text, learns=False, num_ids=EMBEDDING_ROWS)
@@ -126,7 +122,7 @@ async def test_the_weights_of_the_experts_follow_the_text(open_tiny: OpenMixture
     np.testing.assert_allclose(await engine.probe(text), prior, atol=2e-5)
 
 
-async def test_greedy_takes_the_most_likely_id_of_the_mixture(open_tiny: OpenMixture) -> None:
+async def test_greedy_takes_the_most_likely_id_of_the_mixture(open_tiny):
     models = three_experts()
     engine = open_tiny(models, weighing(EVEN))
     results = await asyncio.gather(
@@ -138,7 +134,7 @@ async def test_greedy_takes_the_most_likely_id_of_the_mixture(open_tiny: OpenMix
         assert tokens == mixtures[len(prompt) - 1 : -1].argmax(axis=1).tolist()
 
 
-async def test_an_unread_prompt_is_no_evidence(open_tiny: OpenMixture) -> None:
+async def test_an_unread_prompt_is_no_evidence(open_tiny):
     """Prompts of different length share a batch; the expected products and sums omit the prompt."""
     models = three_experts()
     engine = open_tiny(models, weighing(PRIOR, reads_prompt=False), max_batch=12)
@@ -160,7 +156,7 @@ async def test_an_unread_prompt_is_no_evidence(open_tiny: OpenMixture) -> None:
     assert farthest > 0.5, "reading the prompt makes no difference"
 
 
-async def test_a_mixture_of_one_equals_the_torch_engine(open_tiny: OpenMixture) -> None:
+async def test_a_mixture_of_one_equals_the_torch_engine(open_tiny):
     model = tiny_model(seed=3)
     plain = TorchEngine(model, SETTINGS)
     mixture = open_tiny([model], weighing([1.0]))
@@ -177,7 +173,7 @@ async def test_a_mixture_of_one_equals_the_torch_engine(open_tiny: OpenMixture) 
         await plain.close()
 
 
-async def test_padded_rows_of_different_numbers_are_cut(tmp_path: Path) -> None:
+async def test_padded_rows_of_different_numbers_are_cut(tmp_path):
     """Both models fit the tokenizer. One is padded to 96 rows, which are likely, the other to 128."""
     wide = tiny_model(seed=1)
     wide.resize_token_embeddings(128, mean_resizing=False)
@@ -194,7 +190,7 @@ async def test_padded_rows_of_different_numbers_are_cut(tmp_path: Path) -> None:
         np.testing.assert_allclose(completion.logprobs, expected[len(PROMPTS[0]) - 1 :], atol=2e-5)
 
 
-async def test_models_of_different_size_are_opened_from_folders(tmp_path: Path) -> None:
+async def test_models_of_different_size_are_opened_from_folders(tmp_path):
     sources = [
         resolve_model(str(save_model(tmp_path / name, seed=seed, num_layers=seed)))
         for name, seed in (("a", 1), ("b", 2))

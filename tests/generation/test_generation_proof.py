@@ -66,7 +66,7 @@ class DrawnEngine:
         return drawn
 
 
-async def test_correct_versions_pass_and_every_fault_in_them_is_found(tmp_path: Path) -> None:
+async def test_correct_versions_pass_and_every_fault_in_them_is_found(tmp_path):
     """Checksums find faults that are too small for the log-probs: exchanged layers or head, a missing step."""
     generator = torch.Generator().manual_seed(0)
     names = ("embed.weight", "layers.0.weight", "layers.1.weight", "head.weight")
@@ -130,9 +130,7 @@ EXACT = ("layer", "head", "stale")  # the faults that the checksums show
 @pytest.mark.parametrize(
     ("fault", "dtype"), [*((fault, "bfloat16") for fault in ("nothing", *FAULTS)), ("stale", "float32")]
 )
-async def test_faults_in_loading_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, dtype: str
-) -> None:
+async def test_faults_in_loading_are_found(tmp_path, monkeypatch, fault, dtype):
     """The torch engine loads the weights of a real optimizer step of 1e-6, correctly and with each fault."""
     kind = getattr(torch, dtype)
     engine = TorchEngine(tiny_model(tied=False).to(kind), SETTINGS)

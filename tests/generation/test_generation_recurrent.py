@@ -1,9 +1,5 @@
 """The check of the torch engine at its start: caches of another kind, and states that do not follow their rows."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from transformers import Lfm2Config, Lfm2ForCausalLM
@@ -14,7 +10,7 @@ from ftis_node.generation.engines import kv_cache, torch_engine
 
 
 @pytest.fixture
-def model() -> Any:
+def model():
     """Return a tiny hybrid of a convolution and an attention layer."""
     torch.manual_seed(0)
     config = Lfm2Config(
@@ -30,17 +26,15 @@ def model() -> Any:
     return Lfm2ForCausalLM(config).eval()
 
 
-def test_a_hybrid_is_served(model: Any) -> None:
+def test_a_hybrid_is_served(model):
     torch_engine.check_decoding(model, "m", vocab_size=90)
 
 
 @pytest.mark.parametrize("operation", ["select_rows", "join"])
-def test_states_that_do_not_follow_their_rows_are_found(
-    model: Any, monkeypatch: pytest.MonkeyPatch, operation: str
-) -> None:
+def test_states_that_do_not_follow_their_rows_are_found(model, monkeypatch, operation):
     plain = getattr(kv_cache, operation)
 
-    def without_states(cache: Any, *arguments: Any) -> Any:
+    def without_states(cache, *arguments):
         mask = plain(cache, *arguments)
         for states in kv_cache._states(cache.layers[0]):
             states |= {number: torch.zeros_like(state) for number, state in kv_cache._present(states)}
@@ -51,7 +45,7 @@ def test_states_that_do_not_follow_their_rows_are_found(
         torch_engine.check_decoding(model, "m", vocab_size=90)
 
 
-def test_a_cache_of_another_kind_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_of_another_kind_is_refused(model, monkeypatch):
     class FooLayer(DynamicLayer): ...
 
     cache = DynamicCache(config=model.config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,18 +34,18 @@ def settings(*each: SamplingSettings) -> RowSettings:
     return RowSettings.of(each, CPU)
 
 
-def test_a_draw_is_the_inverse_of_the_running_sum() -> None:
+def test_a_draw_is_the_inverse_of_the_running_sum():
     uniforms = torch.tensor([0.0, 0.49, 0.5, 0.62, 0.63, 0.87, 0.88, 0.999], dtype=torch.float64)
     assert draw(PROBABILITIES.expand(8, 4), uniforms).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_an_id_of_probability_zero_is_never_drawn() -> None:
+def test_an_id_of_probability_zero_is_never_drawn():
     probabilities = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])
     uniforms = torch.tensor([0.0, 0.499999, 0.5, 1 - 2**-53], dtype=torch.float64)
     assert draw(probabilities.expand(4, 5), uniforms).tolist() == [1, 1, 3, 3]
 
 
-def test_ids_below_the_rounding_of_float32_are_drawn() -> None:
+def test_ids_below_the_rounding_of_float32_are_drawn():
     """In float32, a sum of 1 would lose each of these ids."""
     tail = 2.0**-32
     probabilities = torch.tensor([[1.0] + [tail] * 8])
@@ -55,14 +54,14 @@ def test_ids_below_the_rounding_of_float32_are_drawn() -> None:
     assert draw(probabilities.expand(8, 9), uniforms).tolist() == expected.tolist()
 
 
-def test_tokens_are_drawn_from_the_cut_distribution() -> None:
+def test_tokens_are_drawn_from_the_cut_distribution():
     logits = PROBABILITIES.log().expand(3, 4)
     rows = settings(SamplingSettings(), SamplingSettings(top_k=1), SamplingSettings(top_p=0.7))
     ids, _ = choose_tokens(logits, rows, torch.full((3,), 0.95, dtype=torch.float64), num_ids=4)
     assert ids.tolist() == [3, 0, 2]
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_draws_follow_the_distribution():
     num_draws = 40_000
     uniforms = torch.rand(num_draws, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     logits = PROBABILITIES.log().expand(num_draws, 4)
@@ -71,7 +70,7 @@ def test_draws_follow_the_distribution() -> None:
     assert torch.allclose(shares, PROBABILITIES, atol=4 * math.sqrt(0.25 / num_draws))
 
 
-def test_log_probs_are_of_the_full_softmax_at_the_temperature() -> None:
+def test_log_probs_are_of_the_full_softmax_at_the_temperature():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]]).expand(3, 4)
     rows = settings(
         SamplingSettings(temperature=2.0),
@@ -85,7 +84,7 @@ def test_log_probs_are_of_the_full_softmax_at_the_temperature() -> None:
     assert logprobs.tolist() == pytest.approx([full_at_2, full_at_1, full_at_1], abs=1e-6)
 
 
-def test_ids_beyond_the_limit_are_not_chosen_but_stay_in_the_softmax() -> None:
+def test_ids_beyond_the_limit_are_not_chosen_but_stay_in_the_softmax():
     logits = torch.tensor([[0.0, 1.0, 5.0]]).expand(2, 3)
     rows = settings(SamplingSettings(), SamplingSettings(temperature=0.0))
     ids, logprobs = choose_tokens(logits, rows, torch.full((2,), 0.99, dtype=torch.float64), num_ids=2)
@@ -104,12 +103,12 @@ def test_ids_beyond_the_limit_are_not_chosen_but_stay_in_the_softmax() -> None:
         (0.0, 0, [0.5, 0.0, 0.0, 0.0]),
     ],
 )
-def test_top_p_and_top_k_keep_the_most_likely(top_p: float, top_k: int, kept: list[float]) -> None:
+def test_top_p_and_top_k_keep_the_most_likely(top_p, top_k, kept):
     rows = settings(SamplingSettings(top_p=top_p, top_k=top_k), SamplingSettings())
     assert keep_likely(PROBABILITIES.expand(2, 4), rows).tolist() == [kept, PROBABILITIES.tolist()]
 
 
-def test_rows_do_not_depend_on_each_other() -> None:
+def test_rows_do_not_depend_on_each_other():
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(3))
     each = [SamplingSettings(temperature=t, top_p=p, top_k=k) for t, p, k in
             [(1, 1, 0), (0.5, 0.9, 0), (0, 1, 0), (2, 1, 5), (1, 0.5, 3), (0.7, 1, 0)]]  # fmt: skip
@@ -121,9 +120,7 @@ def test_rows_do_not_depend_on_each_other() -> None:
         assert float(alone[1]) == pytest.approx(float(together[1][row]), abs=1e-6)
 
 
-async def test_completions_in_flight_keep_the_version_that_sampled_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_completions_in_flight_keep_the_version_that_sampled_them(tmp_path, monkeypatch):
     """The torch engine finishes groups in flight before it loads weights. Waiting groups use the new ones."""
     cpu_sharing.install(monkeypatch.setattr)
     old, new = tiny_model(), tiny_model(seed=1)

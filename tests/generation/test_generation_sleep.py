@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from generation_fake_worker import kill_worker
 from generation_support import (
     NEVER,
     SETTINGS,
-    MakeClient,
     completions_of,
     file_tensors,
     generate_group,
@@ -31,7 +29,7 @@ from tests.waiting import eventually
 
 
 @pytest_asyncio.fixture
-async def engine() -> AsyncIterator[TorchEngine]:
+async def engine():
     opened = TorchEngine(tiny_model(), SETTINGS)
     yield opened
     await opened.close()
@@ -62,7 +60,7 @@ def file_of(folder: Path, version: int, *, seed: int) -> Path:
     return Path(WeightStore(folder).publish(version, file_tensors(tiny_model(seed=seed))).path)
 
 
-async def test_before_sleep_running_groups_finish_and_new_ones_wait(engine: TorchEngine) -> None:
+async def test_before_sleep_running_groups_finish_and_new_ones_wait(engine):
     running = await begin(engine)
     asleep = await begin_sleep(engine)
     waiting = ask(engine, 1, 5)
@@ -82,7 +80,7 @@ async def test_before_sleep_running_groups_finish_and_new_ones_wait(engine: Torc
     assert len(await engine.probe((0, 1))) == 1
 
 
-async def test_requests_are_canceled_during_sleep(engine: TorchEngine) -> None:
+async def test_requests_are_canceled_during_sleep(engine):
     await engine.sleep()
     cut, given_up, waiting = ask(engine, 6), ask(engine, 9), ask(engine, 1)
     await asyncio.sleep(0)
@@ -96,7 +94,7 @@ async def test_requests_are_canceled_during_sleep(engine: TorchEngine) -> None:
     assert (given_up.cancelled(), engine.tokens_made) == (True, 32)
 
 
-async def test_new_weights_wake_the_engine(engine: TorchEngine, tmp_path: Path) -> None:
+async def test_new_weights_wake_the_engine(engine, tmp_path):
     await engine.sleep()
     waiting = ask(engine, 1, 5)
     await engine.load_weights(file_of(tmp_path, 1, seed=1), 1)
@@ -104,7 +102,7 @@ async def test_new_weights_wake_the_engine(engine: TorchEngine, tmp_path: Path) 
     assert (await waiting).policy_version == 1
 
 
-async def test_a_canceled_sleep_leaves_the_engine_awake(engine: TorchEngine) -> None:
+async def test_a_canceled_sleep_leaves_the_engine_awake(engine):
     running = await begin(engine)
     asleep = await begin_sleep(engine)
     await engine.wake()
@@ -116,7 +114,7 @@ async def test_a_canceled_sleep_leaves_the_engine_awake(engine: TorchEngine) -> 
     assert not engine.is_asleep
 
 
-async def test_requests_wait_for_the_wake_and_do_not_count_as_a_hang(make_client: MakeClient) -> None:
+async def test_requests_wait_for_the_wake_and_do_not_count_as_a_hang(make_client):
     client = make_client()
     await client.start()
     await client.sleep()
@@ -132,7 +130,7 @@ async def test_requests_wait_for_the_wake_and_do_not_count_as_a_hang(make_client
     assert not client.is_asleep
 
 
-async def test_new_weights_wake_the_client_even_if_they_are_damaged(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_new_weights_wake_the_client_even_if_they_are_damaged(make_client, tmp_path):
     client = make_client()
     await client.start()
     await client.sleep()
@@ -146,11 +144,7 @@ async def test_new_weights_wake_the_client_even_if_they_are_damaged(make_client:
 
 
 @pytest.mark.parametrize("by", ["wake", "update_weights"])
-async def test_a_worker_that_dies_asleep_is_restarted_on_waking(
-    make_client: MakeClient,
-    tmp_path: Path,
-    by: str,
-) -> None:
+async def test_a_worker_that_dies_asleep_is_restarted_on_waking(make_client, tmp_path, by):
     client = make_client()
     await client.start()
     await client.sleep()

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from generation_fake_worker import checksum_of, kill_worker
-from generation_support import SETTINGS, MakeClient, generate_group, proof, publish
+from generation_support import SETTINGS, generate_group, proof, publish
 
 from ftis_node.errors import ModelError, SharingError, WorkerDiedError
 from ftis_node.generation.client import GenerationClient
@@ -50,12 +50,12 @@ class Learner:
 
 
 @pytest.fixture
-def learner(tmp_path: Path) -> Learner:
+def learner(tmp_path):
     return Learner(tmp_path)
 
 
 @pytest.fixture
-async def client(learner: Learner, make_client: MakeClient) -> GenerationClient:
+async def client(learner, make_client):
     """A started client that may ask the learner for a file."""
     made = make_client(settings=SLEEPS, write_weights=learner.write_weights, on_fall_back=learner.fallbacks.append)
     await made.start()
@@ -82,7 +82,7 @@ async def served(client: GenerationClient) -> tuple[int, int, int]:
     return (await generate_group(client)).policy_version, client.policy_version, client.restarts
 
 
-async def test_shared_weights_are_served_without_a_file(learner: Learner, client: GenerationClient) -> None:
+async def test_shared_weights_are_served_without_a_file(learner, client):
     assert client.weight_transfer == ""
     for version in (1, 2):
         await client.update_weights(share(version, f"-{version}"), proof(version, -float(version)))
@@ -91,9 +91,7 @@ async def test_shared_weights_are_served_without_a_file(learner: Learner, client
 
 
 @pytest.mark.parametrize("asleep", [True, False])
-async def test_a_refused_transfer_falls_back_to_files_for_good(
-    learner: Learner, client: GenerationClient, tmp_path: Path, caplog: pytest.LogCaptureFixture, asleep: bool
-) -> None:
+async def test_a_refused_transfer_falls_back_to_files_for_good(learner, client, tmp_path, caplog, asleep):
     script_sharing(tmp_path, "refused")
     if asleep:
         await client.sleep(discard=True)
@@ -109,9 +107,7 @@ async def test_a_refused_transfer_falls_back_to_files_for_good(
 
 
 @pytest.mark.parametrize("outcome", ["fatal", "failing"])
-async def test_a_worker_that_fails_on_shared_weights_restarts_with_files(
-    learner: Learner, client: GenerationClient, tmp_path: Path, outcome: str
-) -> None:
+async def test_a_worker_that_fails_on_shared_weights_restarts_with_files(learner, client, tmp_path, outcome):
     script_sharing(tmp_path, outcome)
     if outcome == "fatal":
         with pytest.raises(WorkerDiedError):
@@ -127,8 +123,8 @@ async def test_a_worker_that_fails_on_shared_weights_restarts_with_files(
 
 @pytest.mark.parametrize("has_changed", [False, True])
 async def test_a_restarted_worker_opens_the_shared_weights_again_unless_they_have_changed(
-    learner: Learner, client: GenerationClient, tmp_path: Path, has_changed: bool
-) -> None:
+    learner, client, tmp_path, has_changed
+):
     """If the checksums differ, the learner's present weights come in a file. Later versions are shared again."""
     await client.update_weights(share(1, "-1"), proof(1, -1.0))
     if has_changed:
@@ -143,9 +139,7 @@ async def test_a_restarted_worker_opens_the_shared_weights_again_unless_they_hav
 
 
 @pytest.mark.parametrize("how", ["error", "nothing"])
-async def test_the_old_weights_stay_if_the_learner_writes_no_file(
-    learner: Learner, client: GenerationClient, tmp_path: Path, how: str
-) -> None:
+async def test_the_old_weights_stay_if_the_learner_writes_no_file(learner, client, tmp_path, how):
     """A node survives this error: a learner that died publishes again after its restart."""
     await client.update_weights(share(1, "-1"), proof(1, -1.0))
     script_sharing(tmp_path, "refused")
@@ -171,7 +165,7 @@ async def kill(client: GenerationClient) -> None:
 # The tests below discard the weights while the worker sleeps.
 
 
-async def test_the_starting_weights_are_not_discarded(client: GenerationClient, tmp_path: Path) -> None:
+async def test_the_starting_weights_are_not_discarded(client, tmp_path):
     await client.sleep(discard=True)
     await client.wake()  # the learner has no file of the starting weights
     await client.update_weights(share(1, "-1"), proof(1, -1.0))
@@ -183,11 +177,7 @@ async def test_the_starting_weights_are_not_discarded(client: GenerationClient, 
 
 
 @pytest.mark.parametrize("adapters", [True, False])
-async def test_a_worker_without_sleep_or_with_adapters_keeps_its_weights(
-    make_client: MakeClient,
-    tmp_path: Path,
-    adapters: bool,
-) -> None:
+async def test_a_worker_without_sleep_or_with_adapters_keeps_its_weights(make_client, tmp_path, adapters):
     settings = msgspec.structs.replace(SETTINGS, can_sleep=adapters, lora_rank=8 if adapters else None)
     client = make_client(settings=settings)
     await client.start()
@@ -197,7 +187,7 @@ async def test_a_worker_without_sleep_or_with_adapters_keeps_its_weights(
     assert lines(tmp_path, "slept") == ["keep"]
 
 
-async def test_wake_restores_discarded_weights(client: GenerationClient, tmp_path: Path) -> None:
+async def test_wake_restores_discarded_weights(client, tmp_path):
     await client.update_weights(share(1, "-1"), proof(1, -1.0))
     await client.sleep(discard=True)
     waiting = asyncio.create_task(generate_group(client))
@@ -209,9 +199,7 @@ async def test_wake_restores_discarded_weights(client: GenerationClient, tmp_pat
     assert lines(tmp_path, "slept") == ["discard"]
 
 
-async def test_a_failed_weight_sync_after_a_discard_restores_the_last_version(
-    client: GenerationClient, tmp_path: Path
-) -> None:
+async def test_a_failed_weight_sync_after_a_discard_restores_the_last_version(client, tmp_path):
     await client.update_weights(share(1, "-1"), proof(1, -1.0))
     await client.sleep(discard=True)
     with pytest.raises(ModelError, match="damaged"):
@@ -219,9 +207,7 @@ async def test_a_failed_weight_sync_after_a_discard_restores_the_last_version(
     assert await served(client) == (1, 1, 0)
 
 
-async def test_a_worker_that_cannot_restore_discarded_weights_restarts_and_discards_none_again(
-    client: GenerationClient, tmp_path: Path
-) -> None:
+async def test_a_worker_that_cannot_restore_discarded_weights_restarts_and_discards_none_again(client, tmp_path):
     await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
     await client.sleep(discard=True)
     (tmp_path / "weights-1").unlink()
@@ -234,9 +220,7 @@ async def test_a_worker_that_cannot_restore_discarded_weights_restarts_and_disca
     assert lines(tmp_path, "slept") == ["discard", "keep"]
 
 
-async def test_a_worker_that_dies_with_discarded_weights_restarts_with_the_newest(
-    client: GenerationClient, tmp_path: Path
-) -> None:
+async def test_a_worker_that_dies_with_discarded_weights_restarts_with_the_newest(client, tmp_path):
     await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
     await client.sleep(discard=True)
     kill_worker(client)
@@ -247,8 +231,8 @@ async def test_a_worker_that_dies_with_discarded_weights_restarts_with_the_newes
     assert lines(tmp_path, "slept") == ["discard", "discard"]
 
 
-async def test_weights_that_do_not_fit_do_not_count_as_a_death() -> None:
-    async def refuse(*_: object) -> None:
+async def test_weights_that_do_not_fit_do_not_count_as_a_death():
+    async def refuse(*_):
         raise ModelError("they do not fit")
 
     loader = WeightLoader(proof_tolerance=0.1)

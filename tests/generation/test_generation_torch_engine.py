@@ -6,9 +6,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -37,15 +35,14 @@ from ftis_node.workers.weight_store import WeightStore, probe_logprobs, probe_to
 from tests.waiting import eventually
 
 GREEDY = SamplingSettings(temperature=0.0)
-OpenTiny = Callable[..., TorchEngine]
 
 
 @pytest_asyncio.fixture
-async def open_tiny() -> AsyncIterator[OpenTiny]:
+async def open_tiny():
     """`open_tiny(model, **changed)` opens an engine with changed settings. It is closed when the test ends."""
     opened: list[TorchEngine] = []
 
-    def open_one(model: Any, on_progress: Callable[[], None] = lambda: None, **changed: Any) -> TorchEngine:
+    def open_one(model, on_progress=lambda: None, **changed):
         opened.append(TorchEngine(model, msgspec.structs.replace(SETTINGS, **changed), on_progress))
         return opened[-1]
 
@@ -55,7 +52,7 @@ async def open_tiny() -> AsyncIterator[OpenTiny]:
 
 
 @pytest.mark.parametrize(("tied", "num_layers"), [(True, 2), (False, 4)])
-async def test_log_probs_equal_a_fresh_forward_pass(open_tiny: OpenTiny, tied: bool, num_layers: int) -> None:
+async def test_log_probs_equal_a_fresh_forward_pass(open_tiny, tied, num_layers):
     """Prompts of different length share a batch too small for them: rows join and leave while others decode."""
     model = tiny_model(tied=tied, num_layers=num_layers)
     engine = open_tiny(model, max_batch=10)
@@ -75,7 +72,7 @@ async def test_log_probs_equal_a_fresh_forward_pass(open_tiny: OpenTiny, tied: b
 
 
 @pytest.mark.parametrize("temperature", [0.5])
-async def test_log_probs_are_at_the_sampling_temperature(open_tiny: OpenTiny, temperature: float) -> None:
+async def test_log_probs_are_at_the_sampling_temperature(open_tiny, temperature):
     model = tiny_model()
     result = await open_tiny(model).generate(make_request(PROMPTS[1], sampling=SamplingSettings(temperature)))
     for completion in completions_of(result):
@@ -84,9 +81,7 @@ async def test_log_probs_are_at_the_sampling_temperature(open_tiny: OpenTiny, te
 
 
 @pytest.mark.parametrize("sampling", [SamplingSettings(top_k=3)])
-async def test_a_cut_distribution_still_reports_the_full_softmax(
-    open_tiny: OpenTiny, sampling: SamplingSettings
-) -> None:
+async def test_a_cut_distribution_still_reports_the_full_softmax(open_tiny, sampling):
     model = tiny_model()
     result = await open_tiny(model).generate(make_request(PROMPTS[0], sampling=sampling))
     for completion in completions_of(result):
@@ -94,7 +89,7 @@ async def test_a_cut_distribution_still_reports_the_full_softmax(
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
 
 
-async def test_greedy_equals_transformers_generate(open_tiny: OpenTiny) -> None:
+async def test_greedy_equals_transformers_generate(open_tiny):
     model = tiny_model()
     engine = open_tiny(model)
     requests = [make_request(p, sampling=GREEDY, num_completions=2, max_tokens=24) for p in PROMPTS]
@@ -110,7 +105,7 @@ async def test_greedy_equals_transformers_generate(open_tiny: OpenTiny) -> None:
             np.testing.assert_allclose(completion.logprobs, fresh_logprobs(model, prompt, completion), atol=1e-5)
 
 
-async def test_a_completion_ends_with_the_first_of_its_eos_ids_or_at_the_limit(open_tiny: OpenTiny) -> None:
+async def test_a_completion_ends_with_the_first_of_its_eos_ids_or_at_the_limit(open_tiny):
     eos_ids = frozenset(range(20, 40))
     request = make_request(PROMPTS[0], eos_ids=eos_ids, num_completions=32, max_tokens=6)
     reasons = set()
@@ -126,7 +121,7 @@ async def test_a_completion_ends_with_the_first_of_its_eos_ids_or_at_the_limit(o
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
 
 
-async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(open_tiny: OpenTiny) -> None:
+async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(open_tiny):
     model = tiny_model(tied=False, padded_rows_are_likely=True)
     request = make_request(PROMPTS[1], num_completions=64, eos_ids=NEVER)
     completions = completions_of(await open_tiny(model, vocab_size=VOCAB_SIZE).generate(request))
@@ -140,7 +135,7 @@ async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(open_tiny: Ope
     assert all(len(completion.token_ids) < 16 for completion in aborted)
 
 
-async def test_a_seed_gives_the_same_tokens_in_any_batch(open_tiny: OpenTiny) -> None:
+async def test_a_seed_gives_the_same_tokens_in_any_batch(open_tiny):
     model = tiny_model()
     engine = open_tiny(model)
     request = make_request(PROMPTS[0], max_tokens=24, seed=5)
@@ -154,7 +149,7 @@ async def test_a_seed_gives_the_same_tokens_in_any_batch(open_tiny: OpenTiny) ->
     assert len({tuple(ids) for ids in tokens[0]}) == 4
 
 
-async def test_completions_that_end_do_not_change_the_others(open_tiny: OpenTiny) -> None:
+async def test_completions_that_end_do_not_change_the_others(open_tiny):
     """Each completion is the prefix of the one that is sampled if none ends."""
     engine = open_tiny(tiny_model())
     request = make_request(PROMPTS[0], num_completions=8, max_tokens=24, eos_ids=frozenset(range(20, 30)))
@@ -165,14 +160,14 @@ async def test_completions_that_end_do_not_change_the_others(open_tiny: OpenTiny
         assert short.token_ids.tolist() == long.token_ids[: len(short.token_ids)].tolist()
 
 
-async def test_a_group_larger_than_the_batch_is_sampled(open_tiny: OpenTiny) -> None:
+async def test_a_group_larger_than_the_batch_is_sampled(open_tiny):
     engine = open_tiny(tiny_model(), max_batch=4, max_prefill_tokens=5)
     requests = [make_request(p, num_completions=6, request_id=str(n)) for n, p in enumerate(PROMPTS)]
     results = await asyncio.gather(*map(engine.generate, requests))
     assert [len(result.tokens) for result in results] == [6] * 4
 
 
-async def test_the_event_loop_runs_while_the_engine_computes(open_tiny: OpenTiny) -> None:
+async def test_the_event_loop_runs_while_the_engine_computes(open_tiny):
     progress: list[float] = []
     engine = open_tiny(tiny_model(num_layers=4), lambda: progress.append(time.monotonic()))
     generating = asyncio.create_task(
@@ -186,7 +181,7 @@ async def test_the_event_loop_runs_while_the_engine_computes(open_tiny: OpenTiny
     assert len(progress) >= 200 / 8
 
 
-async def test_a_canceled_caller_frees_the_engine(open_tiny: OpenTiny) -> None:
+async def test_a_canceled_caller_frees_the_engine(open_tiny):
     engine = open_tiny(tiny_model())
     endless = asyncio.create_task(
         engine.generate(make_request(PROMPTS[0], max_tokens=100_000, eos_ids=NEVER, request_id="endless"))
@@ -201,7 +196,7 @@ async def test_a_canceled_caller_frees_the_engine(open_tiny: OpenTiny) -> None:
     assert engine.tokens_made - made == 40, "rows of a canceled caller are still decoded"
 
 
-async def test_cancel_returns_what_was_sampled_as_aborted(open_tiny: OpenTiny) -> None:
+async def test_cancel_returns_what_was_sampled_as_aborted(open_tiny):
     model = tiny_model()
     engine = open_tiny(model, max_batch=4)
     running = asyncio.create_task(
@@ -220,7 +215,7 @@ async def test_cancel_returns_what_was_sampled_as_aborted(open_tiny: OpenTiny) -
     assert len(completions_of(await engine.generate(make_request(PROMPTS[2])))) == 4
 
 
-async def test_nan_weights_raise_an_error_until_new_weights_come(open_tiny: OpenTiny, tmp_path: Path) -> None:
+async def test_nan_weights_raise_an_error_until_new_weights_come(open_tiny, tmp_path):
     model = tiny_model()
     published = WeightStore(tmp_path).publish(1, file_tensors(tiny_model(seed=1)))
     with torch.no_grad():
@@ -233,7 +228,7 @@ async def test_nan_weights_raise_an_error_until_new_weights_come(open_tiny: Open
 
 
 @pytest.mark.parametrize(("tied", "with_head"), [(True, False), (True, True), (False, False)])
-async def test_new_weights_are_served(open_tiny: OpenTiny, tmp_path: Path, tied: bool, with_head: bool) -> None:
+async def test_new_weights_are_served(open_tiny, tmp_path, tied, with_head):
     """The log-probs prove the weights; the version alone does not."""
     store = WeightStore(tmp_path)
     engine = open_tiny(tiny_model(tied=tied))
@@ -254,7 +249,7 @@ async def test_new_weights_are_served(open_tiny: OpenTiny, tmp_path: Path, tied:
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-async def test_invalid_weights_change_nothing(open_tiny: OpenTiny, tmp_path: Path, how: str) -> None:
+async def test_invalid_weights_change_nothing(open_tiny, tmp_path, how):
     engine = open_tiny(tiny_model())
     probe_ids = probe_token_ids(VOCAB_SIZE)
     before = await engine.probe(probe_ids)
@@ -267,7 +262,7 @@ async def test_invalid_weights_change_nothing(open_tiny: OpenTiny, tmp_path: Pat
     assert (await engine.generate(make_request(PROMPTS[0]))).policy_version == 0
 
 
-async def test_close_ends_every_request(open_tiny: OpenTiny) -> None:
+async def test_close_ends_every_request(open_tiny):
     engine = open_tiny(tiny_model(), max_batch=4)
     tasks = [
         asyncio.create_task(engine.generate(make_request(p, max_tokens=100_000, eos_ids=NEVER))) for p in PROMPTS[:2]
@@ -278,11 +273,11 @@ async def test_close_ends_every_request(open_tiny: OpenTiny) -> None:
     assert [type(outcome) for outcome in outcomes] == [WorkerTaskError] * 2
 
 
-async def test_close_waits_for_one_forward_pass_at_most(open_tiny: OpenTiny) -> None:
+async def test_close_waits_for_one_forward_pass_at_most(open_tiny):
     model, begun, go = tiny_model(), threading.Event(), threading.Event()
     passes = 0
 
-    def slow(*_: Any) -> None:
+    def slow(*_):
         nonlocal passes
         passes += 1
         if passes == 2:
@@ -302,7 +297,7 @@ async def test_close_waits_for_one_forward_pass_at_most(open_tiny: OpenTiny) -> 
 
 
 @pytest.mark.parametrize("unknown_id", [-1, 96])
-async def test_a_prompt_with_an_unknown_id_fails_alone(open_tiny: OpenTiny, unknown_id: int) -> None:
+async def test_a_prompt_with_an_unknown_id_fails_alone(open_tiny, unknown_id):
     engine = open_tiny(tiny_model())
     requests = [make_request([1, 2]), make_request([1, unknown_id])]
     result, error = await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
@@ -311,6 +306,6 @@ async def test_a_prompt_with_an_unknown_id_fails_alone(open_tiny: OpenTiny, unkn
 
 
 @pytest.mark.parametrize("change", [{"prompt_ids": ()}, {"num_completions": 0}, {"max_tokens": 0}])
-def test_an_empty_request_is_refused(change: dict[str, Any]) -> None:
+def test_an_empty_request_is_refused(change):
     with pytest.raises(ValueError, match="at least one"):
         msgspec.structs.replace(make_request([1]), **change)

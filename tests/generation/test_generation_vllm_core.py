@@ -104,7 +104,7 @@ def load(core: VllmCore, transfer: str, version: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("transfer", ["file", "shared"])
-def test_each_token_has_the_version_of_the_weights_that_computed_it(transfer: str) -> None:
+def test_each_token_has_the_version_of_the_weights_that_computed_it(transfer):
     """A completion is in flight during two transfers. The stamp of each output is the version that computed it."""
     client = FakeClient()
     core = VllmCore(client, can_sleep=True)
@@ -119,7 +119,7 @@ def test_each_token_has_the_version_of_the_weights_that_computed_it(transfer: st
 
 @pytest.mark.parametrize(("discard", "level"), [(False, 1), (True, 2)])
 @pytest.mark.parametrize("transfer", ["file", "shared"])
-def test_new_weights_wake_the_core_and_its_cache_last(transfer: str, discard: bool, level: int) -> None:
+def test_new_weights_wake_the_core_and_its_cache_last(transfer, discard, level):
     client = FakeClient()
     core = VllmCore(client, can_sleep=True)
     core.sleep(discard=discard)
@@ -137,7 +137,7 @@ def test_new_weights_wake_the_core_and_its_cache_last(transfer: str, discard: bo
     assert client.calls[-1] == "wake weights kv_cache"
 
 
-def test_no_step_runs_on_discarded_weights() -> None:
+def test_no_step_runs_on_discarded_weights():
     client = FakeClient()
     core = VllmCore(client, can_sleep=True)
     core.sleep(discard=True)
@@ -157,7 +157,7 @@ def test_no_step_runs_on_discarded_weights() -> None:
     assert client.calls == ["sleep 2", "wake weights", "ftis_load", "ftis_load", "wake kv_cache"]
 
 
-def test_a_failed_load_leaves_the_kept_weights() -> None:
+def test_a_failed_load_leaves_the_kept_weights():
     client = FakeClient()
     core = VllmCore(client, can_sleep=True)
     client.fails = ModelError("the file is gone")
@@ -175,7 +175,7 @@ def test_a_failed_load_leaves_the_kept_weights() -> None:
 
 
 @pytest.mark.parametrize("asleep", [True, False])
-def test_shared_weights_that_cannot_be_mapped_change_nothing(asleep: bool) -> None:
+def test_shared_weights_that_cannot_be_mapped_change_nothing(asleep):
     client = FakeClient()
     core = VllmCore(client, can_sleep=True)
     if asleep:
@@ -190,7 +190,7 @@ def test_shared_weights_that_cannot_be_mapped_change_nothing(asleep: bool) -> No
     assert all(str(computed) == stamp for computed, stamp in client.outputs)
 
 
-def test_a_core_that_cannot_sleep_keeps_its_weights() -> None:
+def test_a_core_that_cannot_sleep_keeps_its_weights():
     client = FakeClient()
     core = VllmCore(client, can_sleep=False)
     core.sleep(discard=True)
@@ -236,9 +236,7 @@ def fail(message: str) -> list[float]:
         (lambda: fail("CUDA out of memory"), (RuntimeError, "^CUDA out of memory$")),  # not the card's fault
     ],
 )
-async def test_a_card_is_refused_if_the_engine_differs_after_its_first_sleep(
-    tmp_path: Path, after: Callable[[], list[float]], expected: tuple[type[Exception], str] | None
-) -> None:
+async def test_a_card_is_refused_if_the_engine_differs_after_its_first_sleep(tmp_path, after, expected):
     engine: Any = SleepyEngine(after)
     marker = tmp_path / "cache" / "card"
     if expected is None:
@@ -259,7 +257,7 @@ def refuse_graphs(**options: Any) -> dict[str, Any]:
     return options
 
 
-def test_another_vllm_starts_without_the_options_that_it_does_not_know(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_vllm_starts_without_the_options_that_it_does_not_know(caplog):
     assert with_known_options(refuse_graphs, {"kernel_config": {}}) == {"kernel_config": {}}
     assert not caplog.records
     assert with_known_options(refuse_graphs, {"cudagraph_capture_sizes": [1], "kernel_config": {}}) == {}
@@ -300,7 +298,7 @@ def stderr_in(path: Path) -> Iterator[None]:
             os.close(kept)
 
 
-def test_the_log_has_the_phases_of_a_start_each_of_which_is_read_once(tmp_path: Path) -> None:
+def test_the_log_has_the_phases_of_a_start_each_of_which_is_read_once(tmp_path):
     with stderr_in(tmp_path / "log"):
         os.write(2, START_LOG.encode())
         log, read = WorkerLog(), []
@@ -339,9 +337,7 @@ PARENT_ERROR = "Engine core initialization failed. See root cause above. Failed 
         ("RuntimeError: no kernel image is available", EngineError, "RuntimeError: no kernel image is available"),
     ],
 )
-def test_an_error_names_its_cause_in_another_process(
-    tmp_path: Path, cause: str, kind: type[EngineError], message: str
-) -> None:
+def test_an_error_names_its_cause_in_another_process(tmp_path, cause, kind, message):
     """stderr is a file meanwhile. Lines from before the engine was opened belong to another start."""
     with stderr_in(tmp_path / "log"):
         os.write(2, b"ValueError: of another start\n")
@@ -370,5 +366,5 @@ def test_an_error_names_its_cause_in_another_process(
         ("No available memory for the cache blocks.", OutOfMemoryError),
     ],
 )
-def test_the_message_of_vllm_decides_the_type_of_the_error(message: str, kind: type[EngineError]) -> None:
+def test_the_message_of_vllm_decides_the_type_of_the_error(message, kind):
     assert type(explained(ValueError(message), NO_MODEL, "cpu", WorkerLog())) is kind

@@ -27,7 +27,7 @@ from generation_support import (
     make_request,
     tiny_model,
 )
-from generation_vllm_support import MAX_BATCH, VLLM_MODEL, VLLM_SETTINGS, RemoteEngine
+from generation_vllm_support import MAX_BATCH, VLLM_MODEL, VLLM_SETTINGS
 
 from ftis_node.errors import ConfigError, EngineError, ModelError, NonFiniteError, WorkerTaskError
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
@@ -57,9 +57,7 @@ def publish(folder: Path, version: int, model: Any) -> PublishedWeights:
     return WeightStore(folder, keep=4).publish(version, file_tensors(model))
 
 
-async def test_log_probs_equal_a_fresh_forward_pass_before_and_after_updates(
-    vllm: RemoteEngine, tmp_path: Path
-) -> None:
+async def test_log_probs_equal_a_fresh_forward_pass_before_and_after_updates(vllm, tmp_path):
     """The same prompts each time, in a batch too small for them: an old cache must not be used."""
     await vllm.serve()
     before = np.zeros(len(PROBE_IDS) - 1)
@@ -83,7 +81,7 @@ async def test_log_probs_equal_a_fresh_forward_pass_before_and_after_updates(
     assert (vllm.problems, vllm.restarts) == ([], 0)
 
 
-async def test_tensors_with_other_values_are_found(vllm: RemoteEngine, tmp_path: Path) -> None:
+async def test_tensors_with_other_values_are_found(vllm, tmp_path):
     """Tensors that vLLM packs for a CPU are not compared: the log-probs of the proof show those."""
     await vllm.serve(model=UNTIED, vocab_size=VOCAB_SIZE)
     learner = tiny_model(seed=1, **VLLM_MODEL, tied=False)
@@ -106,7 +104,7 @@ def exchanged(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name.replace(parts[name], others[parts[name]]) if parts[name] else name: tensors[name] for name in tensors}
 
 
-async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(vllm: RemoteEngine, tmp_path: Path) -> None:
+async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(vllm, tmp_path):
     """The completion ends at once: no token after such an id is computed. A model of only such ids raises an error."""
     await vllm.serve(model=UNTIED, vocab_size=VOCAB_SIZE)
     request = make_request(PROMPTS[1], num_completions=64, eos_ids=NEVER, seed=None)
@@ -132,7 +130,7 @@ async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(vllm: RemoteEn
 
 
 @pytest.mark.parametrize("lora_rank", [None, 4])
-async def test_an_adapter_is_served_from_the_start(vllm: RemoteEngine, tmp_path: Path, lora_rank: int | None) -> None:
+async def test_an_adapter_is_served_from_the_start(vllm, tmp_path, lora_rank):
     """It is merged into a copy of its base, or served as the learner's adapters are."""
     folder = save_adapter(tmp_path / "adapter", save_tiny(tmp_path / "base", hidden_size=128))
     await vllm.open(folder, msgspec.structs.replace(VLLM_SETTINGS, vocab_size=300, lora_rank=lora_rank))
@@ -142,7 +140,7 @@ async def test_an_adapter_is_served_from_the_start(vllm: RemoteEngine, tmp_path:
     assert (result.policy_version, result.policy_version_newest) == (0, 0)
 
 
-async def test_new_experts_are_served(vllm: RemoteEngine, tmp_path: Path) -> None:
+async def test_new_experts_are_served(vllm, tmp_path):
     model = load_causal_lm(resolve_model(str(save_experts(tmp_path / "model", "qwen3_moe"))))
     await vllm.open(tmp_path / "model", VLLM_SETTINGS)
     for version in (0, 1, 2):
@@ -155,14 +153,14 @@ async def test_new_experts_are_served(vllm: RemoteEngine, tmp_path: Path) -> Non
         np.testing.assert_allclose(await vllm.probe(PROBE_IDS), probe_logprobs(model, PROBE_IDS), atol=1e-4, rtol=0)
 
 
-async def test_a_size_of_heads_that_vllm_lacks_is_one_line(vllm: RemoteEngine) -> None:
+async def test_a_size_of_heads_that_vllm_lacks_is_one_line(vllm):
     """vLLM starts, and fails in the first step."""
     with pytest.raises(EngineError, match=r"^vLLM's CPU build fails on m\S*: use --engine torch \(") as refused:
         await vllm.serve(model={"head_dim": 16})
     assert "\n" not in str(refused.value)
 
 
-async def test_a_cut_distribution_still_reports_the_full_softmax(vllm: RemoteEngine) -> None:
+async def test_a_cut_distribution_still_reports_the_full_softmax(vllm):
     await vllm.serve(is_truncated_sampling=True)
     model = tiny_model(**VLLM_MODEL)
     request = make_request([43], sampling=SamplingSettings(top_p=0.5), num_completions=64, max_tokens=8, eos_ids=NEVER)
@@ -177,7 +175,7 @@ async def test_a_cut_distribution_still_reports_the_full_softmax(vllm: RemoteEng
     assert len(first_ids) > 1
 
 
-async def test_greedy_equals_transformers_generate(vllm: RemoteEngine) -> None:
+async def test_greedy_equals_transformers_generate(vllm):
     """A request at temperature 2 shares the batch."""
     await vllm.serve()
     model = tiny_model(**VLLM_MODEL)
@@ -197,7 +195,7 @@ async def test_greedy_equals_transformers_generate(vllm: RemoteEngine) -> None:
             assert_logprobs(model, prompt, completion)
 
 
-async def test_each_completion_has_its_own_seed_and_end(vllm: RemoteEngine) -> None:
+async def test_each_completion_has_its_own_seed_and_end(vllm):
     await vllm.serve()
     eos_ids = frozenset(range(20, 30))
     request = make_request(PROMPTS[0], max_tokens=12, seed=5, eos_ids=eos_ids, num_completions=MAX_BATCH)
@@ -213,7 +211,7 @@ async def test_each_completion_has_its_own_seed_and_end(vllm: RemoteEngine) -> N
     assert set(first.finish_reasons) == {FinishReason.STOP, FinishReason.LENGTH}
 
 
-async def test_a_prompt_is_cached_within_its_group_only(vllm: RemoteEngine) -> None:
+async def test_a_prompt_is_cached_within_its_group_only(vllm):
     await vllm.serve()
     before = (await vllm.inspect()).prompt_tokens_cached
     await vllm.generate(make_request(LONG_PROMPT, num_completions=12))
@@ -223,7 +221,7 @@ async def test_a_prompt_is_cached_within_its_group_only(vllm: RemoteEngine) -> N
     assert (await vllm.inspect()).prompt_tokens_cached - before == shared
 
 
-async def test_a_completion_that_is_too_old_is_aborted_and_keeps_its_tokens(vllm: RemoteEngine, tmp_path: Path) -> None:
+async def test_a_completion_that_is_too_old_is_aborted_and_keeps_its_tokens(vllm, tmp_path):
     await vllm.serve()
     weights = [publish(tmp_path, version, tiny_model(seed=version, **VLLM_MODEL)) for version in (1, 2, 3)]
     made = (await vllm.inspect()).tokens_made
@@ -247,7 +245,7 @@ async def test_a_completion_that_is_too_old_is_aborted_and_keeps_its_tokens(vllm
         assert (completion.finish_reason, len(completion.token_ids)) == (FinishReason.LENGTH, 400)
 
 
-async def test_a_canceled_caller_leaves_nothing_in_the_engine(vllm: RemoteEngine) -> None:
+async def test_a_canceled_caller_leaves_nothing_in_the_engine(vllm):
     await vllm.serve()
     made = (await vllm.inspect()).tokens_made
     running, waiting = (
@@ -260,7 +258,7 @@ async def test_a_canceled_caller_leaves_nothing_in_the_engine(vllm: RemoteEngine
     waiting.cancel()
     await asyncio.gather(running, waiting, return_exceptions=True)
 
-    async def is_idle() -> bool:
+    async def is_idle():
         return not (await vllm.inspect()).is_busy
 
     await eventually(is_idle)
@@ -268,7 +266,7 @@ async def test_a_canceled_caller_leaves_nothing_in_the_engine(vllm: RemoteEngine
     assert len(completions_of(await vllm.generate(make_request(PROMPTS[2])))) == 4
 
 
-async def test_cancel_returns_what_was_sampled_as_aborted(vllm: RemoteEngine) -> None:
+async def test_cancel_returns_what_was_sampled_as_aborted(vllm):
     await vllm.serve()
     made = (await vllm.inspect()).tokens_made
     request = make_request(PROMPTS[0], **ENDLESS, num_completions=MAX_BATCH, request_id="running")
@@ -285,7 +283,7 @@ async def test_cancel_returns_what_was_sampled_as_aborted(vllm: RemoteEngine) ->
     assert not (await vllm.inspect()).is_busy
 
 
-async def test_invalid_weights_and_requests_change_nothing(vllm: RemoteEngine, tmp_path: Path) -> None:
+async def test_invalid_weights_and_requests_change_nothing(vllm, tmp_path):
     await vllm.serve()
     before = await vllm.probe(PROBE_IDS)
     weights = publish(tmp_path, 1, tiny_model(seed=1, **VLLM_MODEL))
@@ -300,7 +298,7 @@ async def test_invalid_weights_and_requests_change_nothing(vllm: RemoteEngine, t
     assert "ValueError: the prompt has an id outside the vocabulary" in str(foreign)
 
 
-async def test_nan_weights_raise_an_error_until_new_weights_come(vllm: RemoteEngine, tmp_path: Path) -> None:
+async def test_nan_weights_raise_an_error_until_new_weights_come(vllm, tmp_path):
     await vllm.serve()
     broken = tiny_model(seed=1, **VLLM_MODEL)
     broken.model.norm.weight.data.fill_(float("nan"))
@@ -312,7 +310,7 @@ async def test_nan_weights_raise_an_error_until_new_weights_come(vllm: RemoteEng
         assert_logprobs(tiny_model(seed=2, **VLLM_MODEL), PROMPTS[0], completion)
 
 
-async def test_a_failure_of_the_driver_ends_every_request(vllm: RemoteEngine) -> None:
+async def test_a_failure_of_the_driver_ends_every_request(vllm):
     await vllm.serve()
     made = (await vllm.inspect()).tokens_made
     requests = [make_request(prompt, **ENDLESS, num_completions=MAX_BATCH) for prompt in PROMPTS[:2]]
@@ -328,7 +326,7 @@ async def test_a_failure_of_the_driver_ends_every_request(vllm: RemoteEngine) ->
             await vllm.probe(PROBE_IDS)
 
 
-async def test_an_unknown_option_is_named_in_one_line(vllm: RemoteEngine) -> None:
+async def test_an_unknown_option_is_named_in_one_line(vllm):
     with pytest.raises(ConfigError, match="generation.engine_options.*'max_modle_len'") as caught:
         await vllm.serve(options={"max_modle_len": 64})
     assert "\n" not in str(caught.value)

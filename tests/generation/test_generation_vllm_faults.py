@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,9 +95,7 @@ async def assert_all_died(tasks: list[asyncio.Task[Any]], *, within_s: float, ma
 
 
 @pytest.mark.timeout(240)
-async def test_a_separate_core_serves_new_weights_and_its_death_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_separate_core_serves_new_weights_and_its_death_is_reported(tmp_path, monkeypatch):
     """The core is killed while it samples. Sleep mode is tried at the first start on a card, and not at the restart."""
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
     monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)  # an engine in this process sets it, and children inherit
@@ -137,7 +134,7 @@ async def test_a_separate_core_serves_new_weights_and_its_death_is_reported(
 
 
 @pytest.mark.timeout(240)
-async def test_a_core_that_cannot_start_reports_its_own_error(tmp_path: Path) -> None:
+async def test_a_core_that_cannot_start_reports_its_own_error(tmp_path):
     """A cache of 1,000 bytes holds no block. The error is in the core's process; the worker sees only its end."""
     save_model(tmp_path / "model", **VLLM_MODEL)
     client = make_client(tmp_path, engine_core="separate", cache_bytes=1000)

@@ -54,7 +54,7 @@ def arguments(*, device: str = "cpu", **changed: Any) -> dict[str, Any]:
     ("device", "dtype", "expected"),
     [("cpu", "auto", "float32"), ("cuda", "auto", "bfloat16"), ("cuda", "float32", "float32")],
 )
-def test_the_device_decides_unset_settings(device: str, dtype: str, expected: str) -> None:
+def test_the_device_decides_unset_settings(device, dtype, expected):
     given = arguments(device=device, dtype=dtype, can_sleep=True)
     assert given["dtype"] == expected
     assert given["enforce_eager"] == (device == "cpu")
@@ -62,7 +62,7 @@ def test_the_device_decides_unset_settings(device: str, dtype: str, expected: st
     assert ("block_size" in given) == (device == "cpu")
 
 
-def test_only_set_settings_reach_vllm() -> None:
+def test_only_set_settings_reach_vllm():
     given = arguments(max_batch=7, memory_share=0.4, lora_rank=16, max_model_len=99, options={"enforce_eager": False})
     assert (given["max_num_seqs"], given["gpu_memory_utilization"], given["max_model_len"]) == (7, 0.4, 99)
     assert (given["enable_lora"], given["max_lora_rank"], given["seed"]) == (True, 16, 5)
@@ -80,7 +80,7 @@ def test_only_set_settings_reach_vllm() -> None:
         ("max_num_seqs", ": set generation.max_batch"),
     ],
 )
-def test_options_that_ftis_node_sets_are_refused(name: str, instead: str) -> None:
+def test_options_that_ftis_node_sets_are_refused(name, instead):
     with pytest.raises(ConfigError, match=f"^generation.engine_options must not have '{name}'{instead}$"):
         arguments(options={name: 1})
 
@@ -94,7 +94,7 @@ def test_options_that_ftis_node_sets_are_refused(name: str, instead: str) -> Non
         ("separate", "cpu", True),
     ],
 )
-def test_the_process_of_the_core(core: Any, device: str, expected: bool) -> None:
+def test_the_process_of_the_core(core, device, expected):
     chosen = settings(engine_core=core)
     assert has_separate_core(chosen, device=device) is expected
     assert environment(chosen, device=device)["VLLM_ENABLE_V1_MULTIPROCESSING"] == str(int(expected))
@@ -110,7 +110,7 @@ print(*vllm.envs.environment_variables, *(field.name for each in (EngineArgs, Ke
 
 
 @pytest.mark.timeout(120)
-def test_vllm_knows_every_variable_and_option_of_a_quick_start() -> None:
+def test_vllm_knows_every_variable_and_option_of_a_quick_start():
     """The import is in a separate process, because it changes its process."""
     done = subprocess.run([sys.executable, "-c", NAMES_SCRIPT], capture_output=True, check=True, text=True)
     ours = {name for device in ("cpu", "cuda") for name in environment(settings(), device=device)}
@@ -122,7 +122,7 @@ def test_vllm_knows_every_variable_and_option_of_a_quick_start() -> None:
 @pytest.mark.parametrize(
     ("max_batch", "largest"), [(None, [160, 192, 224, 256]), (7, [1, 2, 4, 7]), (300, [192, 224, 256, 300])]
 )
-def test_graphs_are_captured_for_few_sizes_up_to_the_largest_batch(max_batch: int | None, largest: list[int]) -> None:
+def test_graphs_are_captured_for_few_sizes_up_to_the_largest_batch(max_batch, largest):
     assert quick_start(settings(max_batch=max_batch), device="cuda")["cudagraph_capture_sizes"][-4:] == largest
     assert quick_start(settings(max_batch=max_batch), device="cpu") == {}
 
@@ -135,24 +135,24 @@ def test_graphs_are_captured_for_few_sizes_up_to_the_largest_batch(max_batch: in
         ({"enforce_eager": True}, set()),
     ],
 )
-def test_options_of_the_user_replace_those_of_a_quick_start(option: dict[str, Any], remaining: set[str]) -> None:
+def test_options_of_the_user_replace_those_of_a_quick_start(option, remaining):
     assert quick_start(settings(options=option), device="cuda").keys() == remaining
 
 
 @pytest.mark.parametrize("backend", ["uni", "external_launcher", "mymodule.MyExecutor", 3])
-def test_other_executors_than_mp_and_ray_are_refused(backend: object) -> None:
+def test_other_executors_than_mp_and_ray_are_refused(backend):
     with pytest.raises(ValueError, match='give "mp" or "ray"'):
         GenerationSection(engine_options={"distributed_executor_backend": backend})
 
 
-def test_nothing_is_compiled_on_a_cpu_by_default() -> None:
+def test_nothing_is_compiled_on_a_cpu_by_default():
     name = "TORCHDYNAMO_DISABLE"
     assert environment(settings(), device="cpu")[name] == "1"
     assert name not in environment(settings(options={"enforce_eager": False}), device="cpu")
     assert name not in environment(settings(), device="cuda")
 
 
-def test_progress_bars_of_libraries_do_not_reach_the_log() -> None:
+def test_progress_bars_of_libraries_do_not_reach_the_log():
     """vLLM and its libraries make bars with the default `disable`, which tqdm reads from the environment."""
     command = [sys.executable, "-c", "from tqdm.auto import tqdm; print(len(list(tqdm(range(3)))))"]
     plain = {name: value for name, value in os.environ.items() if not name.startswith("TQDM_")}
@@ -162,7 +162,7 @@ def test_progress_bars_of_libraries_do_not_reach_the_log() -> None:
         assert ("3/3" in done.stderr) == has_bar
 
 
-def test_a_step_on_a_gpu_takes_as_many_tokens_as_the_memory_plan_assumes() -> None:
+def test_a_step_on_a_gpu_takes_as_many_tokens_as_the_memory_plan_assumes():
     assert "max_num_batched_tokens" not in arguments()
     assert arguments(device="cuda")["max_num_batched_tokens"] == 8192
     assert arguments(device="cuda", max_batch=9000)["max_num_batched_tokens"] == 9000, "vLLM refuses less"
@@ -178,14 +178,12 @@ def test_a_step_on_a_gpu_takes_as_many_tokens_as_the_memory_plan_assumes() -> No
         ((10, 0), {"attention_config": {"backend": "FLASHINFER"}}, None),  # vLLM refuses both
     ],
 )
-def test_no_attention_is_compiled_at_the_start(
-    capability: tuple[int, int] | None, options: dict[str, Any], expected: str | None
-) -> None:
+def test_no_attention_is_compiled_at_the_start(capability, options, expected):
     given = engine_arguments(SOURCE, settings(options=options), device="cuda", seed=5, capability=capability)
     assert given.get("attention_backend") == expected
 
 
-def test_no_sampler_is_compiled_at_the_start_and_gpus_have_the_order_of_vllm() -> None:
+def test_no_sampler_is_compiled_at_the_start_and_gpus_have_the_order_of_vllm():
     assert environment(settings(is_truncated_sampling=True), device="cuda")["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     program = "import os, sys, ftis_node; print('torch' in sys.modules, os.environ['CUDA_DEVICE_ORDER'])"
@@ -209,9 +207,7 @@ class FakeVllmWorker(WorkerExtension):
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_a_gpu_has_finished_when_new_weights_are_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
-) -> None:
+def test_a_gpu_has_finished_when_new_weights_are_loaded(tmp_path, monkeypatch, device):
     worker = FakeVllmWorker(device)
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.accelerator, name, lambda name=name: worker.calls.append(name))
@@ -238,9 +234,7 @@ def vllm_config(*, max_num_seqs: int) -> Any:
     ("max_num_seqs", "free_kib", "expected_kib"),
     [(4, 10_000, 64), (4, 160, 40), (4, 4, 16)],  # a full batch; a quarter of the free memory; at least one sequence
 )
-def test_the_cache_on_a_cpu_holds_a_full_batch_within_its_share_of_free_memory(
-    max_num_seqs: int, free_kib: int, expected_kib: int
-) -> None:
+def test_the_cache_on_a_cpu_holds_a_full_batch_within_its_share_of_free_memory(max_num_seqs, free_kib, expected_kib):
     got = cpu_cache_bytes(vllm_config(max_num_seqs=max_num_seqs), free_bytes=free_kib * 1024)
     assert got == expected_kib * 1024 + MIN_CPU_CACHE_BYTES
 
@@ -257,7 +251,7 @@ def take(partial: VllmCompletion, *token_ids: int, version: int = 4, logprob: fl
     partial.take(token_ids, [logprob] * len(token_ids), version=version, vocab_size=90)
 
 
-def test_a_completion_has_its_tokens_and_versions() -> None:
+def test_a_completion_has_its_tokens_and_versions():
     job, (first, second) = make_partials(2)
     take(first, 5, 6)
     take(first, 7, version=6, logprob=1e-7)
@@ -274,7 +268,7 @@ def test_a_completion_has_its_tokens_and_versions() -> None:
     assert (one.finish_reason, two.finish_reason) == (FinishReason.STOP, FinishReason.LENGTH)
 
 
-def test_an_unfinished_completion_is_aborted_and_nan_raises_an_error() -> None:
+def test_an_unfinished_completion_is_aborted_and_nan_raises_an_error():
     job, partials = make_partials(2)
     take(partials[0], 5)
     take(partials[1], 5)
@@ -287,14 +281,14 @@ def test_an_unfinished_completion_is_aborted_and_nan_raises_an_error() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_only_a_tied_head_may_be_missing_from_a_file(tmp_path: Path, tied: bool) -> None:
+def test_only_a_tied_head_may_be_missing_from_a_file(tmp_path, tied):
     source = resolve_model(str(save_model(tmp_path / "model", tied=tied)))
     shapes, optional = shapes_in(source)
     assert optional == ({"lm_head.weight"} if tied else set())
     assert ("lm_head.weight" in shapes) is not tied
     assert json.loads((source.folder / "config.json").read_text())["tie_word_embeddings"] is tied
 
-    def check(names: set[str]) -> None:
+    def check(names):
         tensors = {name: torch.zeros(shapes.get(name, (1,))) for name in names}
         path = Path(WeightStore(tmp_path / "weights", keep=1).publish(1, tensors).path)
         check_published(path, shapes, optional=optional)

@@ -7,7 +7,6 @@ frees no memory during sleep. Its core pauses and resumes as on a GPU.
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from generation_support import (
     save_model,
     tiny_model,
 )
-from generation_vllm_support import VLLM_MODEL, RemoteEngine, make_client
+from generation_vllm_support import VLLM_MODEL, make_client
 
 from ftis_node.errors import ModelError, WorkerTaskError
 from ftis_node.generation.client import GenerationClient
@@ -54,7 +53,7 @@ async def draw(client: GenerationClient, *, max_tokens: int = 8) -> Any:
     return completions_of(await client.generate(request))[0]
 
 
-async def test_completions_in_flight_report_the_versions_that_sampled_them(vllm: RemoteEngine, tmp_path: Path) -> None:
+async def test_completions_in_flight_report_the_versions_that_sampled_them(vllm, tmp_path):
     """A completion ends at each step, also at the one in flight when the weights come."""
     old, new = tiny_model(**VLLM_MODEL), tiny_model(seed=1, **VLLM_MODEL)
     weights = WeightStore(tmp_path / "weights").publish(1, file_tensors(new))
@@ -74,9 +73,7 @@ async def test_completions_in_flight_report_the_versions_that_sampled_them(vllm:
     assert (versions, vllm.restarts) == ({(0, 0), (0, 1)}, 0)
 
 
-async def test_shared_tensors_are_served_and_restored_after_a_discard(
-    vllm: RemoteEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_shared_tensors_are_served_and_restored_after_a_discard(vllm, tmp_path, monkeypatch):
     cpu_sharing.install(monkeypatch.setattr)
     model, exporter, exports = tiny_model(seed=1, **VLLM_MODEL), Exporter(), set()
     for parameter in model.parameters():
@@ -114,9 +111,7 @@ async def test_shared_tensors_are_served_and_restored_after_a_discard(
     assert difference is not None and "in 1 of " in difference and "model.norm.weight" in difference
 
 
-async def test_a_sleep_interrupts_completions_which_continue_with_the_new_weights(
-    vllm: RemoteEngine, tmp_path: Path
-) -> None:
+async def test_a_sleep_interrupts_completions_which_continue_with_the_new_weights(vllm, tmp_path):
     """Tokens and log-probs from before the sleep are kept. After it the new weights compute the whole prefix again."""
     old, new = tiny_model(**VLLM_MODEL), tiny_model(seed=1, **VLLM_MODEL)
     weights = WeightStore(tmp_path / "weights").publish(1, file_tensors(new))
@@ -152,7 +147,7 @@ async def test_a_sleep_interrupts_completions_which_continue_with_the_new_weight
     assert (await waiting).policy_version == 1
 
 
-async def test_vllm_on_a_gpu_serves_tensors_of_another_process(tmp_path: Path) -> None:
+async def test_vllm_on_a_gpu_serves_tensors_of_another_process(tmp_path):
     """This process has the weights. vLLM's core maps them on the same GPU, asleep and awake."""
     shape = {**VLLM_MODEL, "head_dim": 64}
     save_model(tmp_path / "model", **shape)

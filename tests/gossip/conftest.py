@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.records.identity import Identity
@@ -19,18 +17,11 @@ Start = Callable[..., Any]
 
 
 @pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Start]:
+async def start(tmp_path):
     """Yield the function. It closes all nodes at the end. Without a `run_id` it starts a bootstrap node."""
     async with AsyncExitStack() as stack:
 
-        async def start(
-            *,
-            identity: Identity | None = None,
-            run_id: str | None = "r",
-            limits: GossipLimits | None = None,
-            secret: bytes | None = None,
-            **changes: Any,
-        ) -> Any:
+        async def start(*, identity=None, run_id="r", limits=None, secret=None, **changes):
             identity = identity or Identity.generate()
             chosen = settings(tmp_path / identity.peer_id[-6:], **changes)
             node: Any

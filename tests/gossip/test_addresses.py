@@ -69,7 +69,7 @@ def _accepted(parse: Callable[[str], Any], text: str) -> Any:
 
 @settings(max_examples=150, deadline=None)
 @given(TEXTS)
-def test_an_accepted_address_is_written_and_read_unchanged(text: str) -> None:
+def test_an_accepted_address_is_written_and_read_unchanged(text):
     try:
         address = parse_address(text)
     except AddressError:
@@ -90,7 +90,7 @@ def test_an_accepted_address_is_written_and_read_unchanged(text: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(TEXTS)
-def test_the_command_line_accepts_only_addresses_that_can_be_dialed(text: str) -> None:
+def test_the_command_line_accepts_only_addresses_that_can_be_dialed(text):
     if (peer := _accepted(parse_multiaddr, text)) is not None:
         assert usable_addresses(peer.peer_id, [text]) == [peer.transport]
         assert address_bytes(peer.transport)
@@ -106,7 +106,7 @@ def test_the_command_line_accepts_only_addresses_that_can_be_dialed(text: str) -
 
 @settings(max_examples=100, deadline=None)
 @given(st.one_of(st.binary(max_size=512), st.lists(TEXTS, max_size=8).map(lambda texts: "\n".join(texts).encode())))
-def test_addresses_of_a_directory_entry_are_dialed_or_omitted(payload: bytes) -> None:
+def test_addresses_of_a_directory_entry_are_dialed_or_omitted(payload):
     claimed = unpack_addresses(payload)
     address_block(claimed)
     subnet_of(claimed)
@@ -117,7 +117,7 @@ def test_addresses_of_a_directory_entry_are_dialed_or_omitted(payload: bytes) ->
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=80))
-def test_bytes_of_a_peers_address_are_read_or_omitted(raw: bytes) -> None:
+def test_bytes_of_a_peers_address_are_read_or_omitted(raw):
     for text in address_texts([raw]):
         assert parse_address(text) == read_address(raw)
 
@@ -141,7 +141,7 @@ def test_bytes_of_a_peers_address_are_read_or_omitted(raw: bytes) -> None:
         "/ip4/1.2.3.4/tcp/1" + "/ws" * MAX_ADDRESS_CHARS,
     ],
 )
-def test_an_address_that_some_parsers_would_accept_is_refused_by_all(text: str) -> None:
+def test_an_address_that_some_parsers_would_accept_is_refused_by_all(text):
     for parse in (parse_address, address_bytes):
         with pytest.raises(AddressError):
             parse(text)
@@ -153,7 +153,7 @@ def test_an_address_that_some_parsers_would_accept_is_refused_by_all(text: str) 
 
 
 @pytest.mark.parametrize("name", ["ftis_boot", "_x.example", "my_host"])
-def test_names_with_an_underscore_are_dialed(name: str) -> None:
+def test_names_with_an_underscore_are_dialed(name):
     """Docker Compose creates such names. hivemind's parser refuses them, p2pd does not."""
     address = parse_multiaddr(f"/dns4/{name}/tcp/4001/p2p/{PEER}")
     assert address_bytes(address.transport) == b"\x36" + bytes([len(name)]) + name.encode() + b"\x06\x0f\xa1"
@@ -172,7 +172,7 @@ class _Control:
         self.dialed.append((peer_id, len(_usable(addresses))))
 
 
-def test_an_invalid_address_does_not_keep_others_from_being_dialed(tmp_path: Path) -> None:
+def test_an_invalid_address_does_not_keep_others_from_being_dialed(tmp_path):
     session: Any = type("Session", (), {"client": _Control()})()
     dialer = Dialer(network_settings(tmp_path), rng=random.Random(1))
     errors = asyncio.run(dialer.dial(session, {PEER: ["/dns4/a..b/tcp/1", "/ip4/1.2.3.4/tcp/1"], RELAY: ["invalid"]}))
@@ -184,7 +184,7 @@ def test_an_invalid_address_does_not_keep_others_from_being_dialed(tmp_path: Pat
     assert _usable([]) == []
 
 
-def test_a_file_of_peers_must_be_a_regular_small_file(tmp_path: Path) -> None:
+def test_a_file_of_peers_must_be_a_regular_small_file(tmp_path):
     file = tmp_path / "peers"
     file.write_text("# none\n" * 20_000)
     for path, reason in ((Path("/dev/zero"), "not a regular file"), (file, "larger than")):
@@ -194,7 +194,7 @@ def test_a_file_of_peers_must_be_a_regular_small_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("transport", ["/ip6/fe80::1%eth0/tcp/1", "/ip4/127.0.0.1/tcp/" + "0" * 5000])
-def test_a_bootstrap_node_reports_an_address_that_cannot_be_used(tmp_path: Path, transport: str) -> None:
+def test_a_bootstrap_node_reports_an_address_that_cannot_be_used(tmp_path, transport):
     with pytest.raises(ConfigError, match="cannot be used") as raised:
         run_bootstrap_node(Home(tmp_path), listen=(), peers=(f"{transport}/p2p/{PEER}",), show=print)
     assert raised.value.exit_code == 2

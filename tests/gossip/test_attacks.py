@@ -1,10 +1,7 @@
 """Attacks of a member over the network: each one is counted and leaves the victim at work."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
@@ -25,7 +22,7 @@ LIMITS = GossipLimits(idle_timeout_s=0.5, max_streams=4, max_streams_per_peer=2)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Libp2pGossip, Libp2pGossip]]:
+async def pair(tmp_path_factory):
     """Yield a victim and an attacker, connected members of one run."""
     folder = tmp_path_factory.mktemp("g")
     victim = Libp2pGossip(settings(folder / "v"), identity=Identity.generate(), run_id="r", limits=LIMITS)
@@ -52,9 +49,7 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[
         (b"", "timed_out"),
     ],
 )
-async def test_invalid_bytes_on_a_stream_are_counted(
-    pair: tuple[Libp2pGossip, Libp2pGossip], sent: bytes, reason: str
-) -> None:
+async def test_invalid_bytes_on_a_stream_are_counted(pair, sent, reason):
     victim, attacker = pair
     victim.serve(BodyStore(b"body").lookup)
     num_before = victim.counters.serve_errors.get(reason, 0)
@@ -66,14 +61,14 @@ async def test_invalid_bytes_on_a_stream_are_counted(
     await eventually(lambda: victim.counters.serve_errors.get(reason, 0) == num_before + 1)
 
 
-async def test_excess_streams_are_closed_and_later_requests_served(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
+async def test_excess_streams_are_closed_and_later_requests_served(pair):
     victim, attacker = pair
     store = BodyStore(b"body")
     victim.serve(store.lookup)
     assert attacker._supervisor.session is not None
     control = attacker._supervisor.session.client
 
-    async def read_to_the_end() -> bytes:
+    async def read_to_the_end():
         async with control.stream(victim.peer_id, protocol("r", RpcService.FETCH), timeout_s=10) as (reader, _):
             return await reader.read()
 
@@ -84,7 +79,7 @@ async def test_excess_streams_are_closed_and_later_requests_served(pair: tuple[L
     assert fetched.bodies == (b"body",)
 
 
-async def test_a_record_cannot_be_overwritten_by_another_peer(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
+async def test_a_record_cannot_be_overwritten_by_another_peer(pair):
     victim, attacker = pair
     assert await victim.publish_record(b"authentic", ttl_s=60)
     assert attacker._supervisor.session is not None
@@ -97,7 +92,7 @@ async def test_a_record_cannot_be_overwritten_by_another_peer(pair: tuple[Libp2p
         assert await attacker.get_record(victim.peer_id) == b"authentic"
 
 
-async def test_the_keys_of_one_request_are_bounded(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
+async def test_the_keys_of_one_request_are_bounded(pair):
     victim, attacker = pair
     assert attacker._supervisor.session is not None
     node = attacker._supervisor.session.directory._node
@@ -106,14 +101,14 @@ async def test_the_keys_of_one_request_are_bounded(pair: tuple[Libp2pGossip, Lib
     assert len(found.results) == MAX_KEYS_PER_FIND
 
 
-async def test_neighbors_in_the_directory_stay_in_the_routing_table(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
+async def test_neighbors_in_the_directory_stay_in_the_routing_table(pair):
     for node, other in (pair, pair[::-1]):
         assert node._supervisor.session is not None
         table = node._supervisor.session.directory._node.protocol.routing_table
         await eventually(lambda table=table, other=other: PeerID.from_base58(other.peer_id) in table)
     num_updates = 0
 
-    def count_update(*args: object) -> None:
+    def count_update(*args):
         nonlocal num_updates
         num_updates += 1
 
@@ -123,7 +118,7 @@ async def test_neighbors_in_the_directory_stay_in_the_routing_table(pair: tuple[
     assert num_updates < 10  # each loss of a neighbor would cause more updates
 
 
-async def test_a_stale_copy_does_not_hide_a_newer_record(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
+async def test_a_stale_copy_does_not_hide_a_newer_record(pair):
     owner, reader = pair
     assert owner._supervisor.session is not None
     assert reader._supervisor.session is not None

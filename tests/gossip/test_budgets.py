@@ -11,7 +11,6 @@ import pytest
 from ftis_node.gossip import FetchOutcome, GossipLimits
 from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
 from ftis_node.gossip.wire_format import Frame, RpcService, pack_ids, protocol, write_frame
-from tests.gossip.conftest import Start
 from tests.gossip.helpers import BodyStore, announce_until_received
 from tests.waiting import eventually
 
@@ -27,7 +26,7 @@ async def _in_memory(limits: GossipLimits, *names: str) -> list[LoopbackGossip]:
     return nodes
 
 
-async def test_requests_above_the_rate_are_answered_busy_and_counted() -> None:
+async def test_requests_above_the_rate_are_answered_busy_and_counted():
     store = BodyStore(b"body")
     server, flooder, other = await _in_memory(GossipLimits(max_requests_per_minute=20), "server", "flooder", "other")
     server.serve(store.lookup)
@@ -37,7 +36,7 @@ async def test_requests_above_the_rate_are_answered_busy_and_counted() -> None:
     assert await flooder.confirm(server.peer_id, store.ids)
 
 
-async def test_bytes_above_the_budget_are_refused_and_received_bodies_kept() -> None:
+async def test_bytes_above_the_budget_are_refused_and_received_bodies_kept():
     server, other = await _in_memory(GossipLimits(max_upload_bytes_per_s=100_000), "server", "other")
     store = BodyStore(*(os.urandom(300_000) for _ in range(4)))
     server.serve(store.lookup)
@@ -46,7 +45,7 @@ async def test_bytes_above_the_budget_are_refused_and_received_bodies_kept() -> 
     assert server.counters.serve_errors == {"over_bytes": 1}
 
 
-async def test_a_stream_read_at_one_byte_per_second_is_closed_and_takes_little_memory(start: Start) -> None:
+async def test_a_stream_read_at_one_byte_per_second_is_closed_and_takes_little_memory(start):
     body_bytes = 1 << 20
     store = BodyStore(*(os.urandom(body_bytes) for _ in range(48)))
     limits = GossipLimits(idle_timeout_s=1.0, fetch_timeout_s=20.0, max_request_bytes=64 << 20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +41,7 @@ class FourNodes:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["loopback", "libp2p"])
-async def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FourNodes]:
+async def four(request, tmp_path_factory):
     identities = [Identity.generate() for _ in range(4)]
     runs = [RUN, RUN, RUN, "run-b"]
     nodes: list[Any] = []
@@ -68,13 +68,13 @@ async def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     await asyncio.gather(*(node.close() for node in nodes))
 
 
-async def test_an_announcement_reaches_all_others_and_names_its_sender(four: FourNodes) -> None:
+async def test_an_announcement_reaches_all_others_and_names_its_sender(four):
     sender, *others = four.members
     received = await announce_until_received(sender, others, b"group 1")
     assert {announcement.sender for announcement in received} == {sender.peer_id}
 
 
-async def test_own_announcements_are_not_delivered(four: FourNodes) -> None:
+async def test_own_announcements_are_not_delivered(four):
     sender, other, _ = four.members
     await sender.announce(b"mine")
     await announce_until_received(sender, [other], b"also mine")
@@ -88,14 +88,14 @@ async def test_own_announcements_are_not_delivered(four: FourNodes) -> None:
     assert sender.peer_id not in {announcement.sender for announcement in received}
 
 
-async def test_an_oversize_announcement_is_refused_before_it_is_sent(four: FourNodes) -> None:
+async def test_an_oversize_announcement_is_refused_before_it_is_sent(four):
     num_sent = four.members[0].counters.announcements_sent
     with pytest.raises(ValueError, match="1025 bytes"):
         await four.members[0].announce(bytes(1025))
     assert four.members[0].counters.announcements_sent == num_sent
 
 
-async def test_a_full_queue_drops_the_oldest_and_counts_them(four: FourNodes) -> None:
+async def test_a_full_queue_drops_the_oldest_and_counts_them(four):
     sender, receiver, _ = four.members
     await announce_until_received(sender, [receiver], b"empty the queue")
     num_received, num_dropped = receiver.counters.announcements_received, receiver.counters.announcements_dropped
@@ -110,7 +110,7 @@ async def test_a_full_queue_drops_the_oldest_and_counts_them(four: FourNodes) ->
     await announce_until_received(sender, [receiver], b"the next")
 
 
-async def test_held_bodies_are_fetched_and_missing_ones_omitted(four: FourNodes) -> None:
+async def test_held_bodies_are_fetched_and_missing_ones_omitted(four):
     server, client, _ = four.members
     store = BodyStore(os.urandom(300_000), os.urandom(17), b"")
     server.serve(store.lookup)
@@ -121,7 +121,7 @@ async def test_held_bodies_are_fetched_and_missing_ones_omitted(four: FourNodes)
     assert client.counters.body_bytes_in - bytes_in == server.counters.body_bytes_out - bytes_out == 300_017
 
 
-async def test_text_groups_are_fetched_by_a_separate_request(four: FourNodes) -> None:
+async def test_text_groups_are_fetched_by_a_separate_request(four):
     server, client, _ = four.members
     exact, text = BodyStore(b"ids"), BodyStore(b"text")
     server.serve(exact.lookup, lookup_text=text.lookup)
@@ -132,14 +132,14 @@ async def test_text_groups_are_fetched_by_a_separate_request(four: FourNodes) ->
     assert (await client.fetch(server.peer_id, exact.ids, as_text=True)).bodies == ()
 
 
-async def test_a_wrong_number_or_length_of_ids_raises_value_error(four: FourNodes) -> None:
+async def test_a_wrong_number_or_length_of_ids_raises_value_error(four):
     client, server, _ = four.members
     for ids in ([], [b"short"], [random_id() for _ in range(9)]):
         with pytest.raises(ValueError, match="id"):
             await client.fetch(server.peer_id, ids)
 
 
-async def test_more_bytes_than_the_limits_are_not_accepted(four: FourNodes) -> None:
+async def test_more_bytes_than_the_limits_are_not_accepted(four):
     server, client, _ = four.members
     for bodies in ([bytes(400_001)], [os.urandom(350_000), os.urandom(350_001)]):
         store = BodyStore(*bodies)
@@ -149,10 +149,10 @@ async def test_more_bytes_than_the_limits_are_not_accepted(four: FourNodes) -> N
         assert sum(map(len, fetched.bodies)) <= 700_000
 
 
-async def test_more_bodies_than_requested_are_not_accepted(four: FourNodes) -> None:
+async def test_more_bodies_than_requested_are_not_accepted(four):
     server, client, _ = four.members
 
-    async def lookup(ids: Sequence[bytes]) -> list[bytes]:
+    async def lookup(ids):
         return [b"1", b"2", b"3"]
 
     server.serve(lookup)
@@ -160,10 +160,10 @@ async def test_more_bodies_than_requested_are_not_accepted(four: FourNodes) -> N
     assert fetched == type(fetched)(bodies=(b"1",), outcome=FetchOutcome.TOO_LARGE)
 
 
-async def test_a_fetch_from_a_slow_server_times_out(four: FourNodes) -> None:
+async def test_a_fetch_from_a_slow_server_times_out(four):
     server, client, _ = four.members
 
-    async def slow(ids: Sequence[bytes]) -> list[bytes]:
+    async def slow(ids):
         await asyncio.sleep(30)
         return []
 
@@ -174,11 +174,11 @@ async def test_a_fetch_from_a_slow_server_times_out(four: FourNodes) -> None:
     assert client.counters.fetch_errors["timed_out"] == num_timed_out + 1
 
 
-async def test_a_server_without_a_free_slot_answers_busy_and_recovers(four: FourNodes) -> None:
+async def test_a_server_without_a_free_slot_answers_busy_and_recovers(four):
     server, client, other = four.members
     store, gate, num_waiting = BodyStore(b"body"), asyncio.Event(), 0
 
-    async def gated(ids: Sequence[bytes]) -> list[bytes]:
+    async def gated(ids):
         nonlocal num_waiting
         num_waiting += 1
         await gate.wait()
@@ -202,10 +202,10 @@ async def _is_idle(server: Gossip, client: Gossip) -> bool:
     return (await client.fetch(server.peer_id, [random_id()])).outcome is FetchOutcome.COMPLETE
 
 
-async def test_an_error_while_serving_ends_one_stream_only(four: FourNodes) -> None:
+async def test_an_error_while_serving_ends_one_stream_only(four):
     server, client, _ = four.members
 
-    async def failing(ids: Sequence[bytes]) -> list[bytes]:
+    async def failing(ids):
         raise KeyError("a bug")
 
     server.serve(failing)
@@ -215,11 +215,11 @@ async def test_an_error_while_serving_ends_one_stream_only(four: FourNodes) -> N
     assert await _is_idle(server, client)
 
 
-async def test_a_confirmation_reaches_the_sender_of_the_bodies(four: FourNodes) -> None:
+async def test_a_confirmation_reaches_the_sender_of_the_bodies(four):
     server, client, _ = four.members
     confirmed: list[tuple[str, Sequence[bytes]]] = []
 
-    async def on_confirm(peer_id: str, ids: Sequence[bytes]) -> None:
+    async def on_confirm(peer_id, ids):
         confirmed.append((peer_id, ids))
 
     server.serve(BodyStore().lookup, on_confirm=on_confirm)
@@ -228,10 +228,10 @@ async def test_a_confirmation_reaches_the_sender_of_the_bodies(four: FourNodes) 
     assert confirmed == [(client.peer_id, ids)]
 
 
-async def test_a_confirmation_that_the_server_failed_to_store_is_not_counted(four: FourNodes) -> None:
+async def test_a_confirmation_that_the_server_failed_to_store_is_not_counted(four):
     server, client, _ = four.members
 
-    async def on_confirm(peer_id: str, ids: Sequence[bytes]) -> None:
+    async def on_confirm(peer_id, ids):
         raise OSError("disk full")
 
     server.serve(BodyStore().lookup, on_confirm=on_confirm)
@@ -240,10 +240,10 @@ async def test_a_confirmation_that_the_server_failed_to_store_is_not_counted(fou
     assert client.counters.confirmed_out == num_confirmed
 
 
-async def test_a_backfill_request_is_answered(four: FourNodes) -> None:
+async def test_a_backfill_request_is_answered(four):
     server, client, _ = four.members
 
-    async def answer(peer_id: str, request: bytes) -> list[bytes]:
+    async def answer(peer_id, request):
         return [peer_id.encode(), request]
 
     server.serve(BodyStore().lookup, answer=answer)
@@ -251,7 +251,7 @@ async def test_a_backfill_request_is_answered(four: FourNodes) -> None:
     assert answered.bodies == (client.peer_id.encode(), b"from 3 to 7")
 
 
-async def test_records_are_found_by_their_owner_and_expire(four: FourNodes) -> None:
+async def test_records_are_found_by_their_owner_and_expire(four):
     other, owner, reader = four.members
     assert await reader.get_record(other.peer_id) is None
     assert await owner.publish_record(b"speed 1", ttl_s=300.0)
@@ -265,14 +265,14 @@ async def test_records_are_found_by_their_owner_and_expire(four: FourNodes) -> N
         assert await reader.get_record(other.peer_id) is None
 
 
-async def test_records_over_the_limits_are_refused(four: FourNodes) -> None:
+async def test_records_over_the_limits_are_refused(four):
     with pytest.raises(ValueError, match="2049 bytes"):
         await four.members[0].publish_record(bytes(2049), ttl_s=10)
     with pytest.raises(ValueError, match="601"):
         await four.members[0].publish_record(b"", ttl_s=601)
 
 
-async def test_members_are_the_other_nodes_of_the_run(four: FourNodes) -> None:
+async def test_members_are_the_other_nodes_of_the_run(four):
     for node in four.members:
         others = {other.peer_id for other in four.members if other is not node}
         await eventually(lambda node=node, others=others: _has_members(node, others))
@@ -286,7 +286,7 @@ async def _has_members(node: Gossip, others: set[str]) -> bool:
     return set(await node.members()) == others
 
 
-async def test_runs_do_not_mix(four: FourNodes) -> None:
+async def test_runs_do_not_mix(four):
     member, other, _ = four.members
     store = BodyStore(b"of run a")
     member.serve(store.lookup)
@@ -299,12 +299,12 @@ async def test_runs_do_not_mix(four: FourNodes) -> None:
     assert await four.outsider.get_record(member.peer_id) is None
 
 
-async def test_an_unknown_peer_is_unreachable(four: FourNodes) -> None:
+async def test_an_unknown_peer_is_unreachable(four):
     fetched = await four.members[0].fetch(Identity.generate().peer_id, [random_id()], timeout_s=20)
     assert fetched.outcome is FetchOutcome.UNREACHABLE
 
 
-async def test_addresses_end_in_the_peer_id(four: FourNodes) -> None:
+async def test_addresses_end_in_the_peer_id(four):
     for node in four.members:
         assert node.addresses
         assert all(address.endswith(f"/p2p/{node.peer_id}") for address in node.addresses)

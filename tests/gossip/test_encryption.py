@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -13,14 +12,13 @@ from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES, SecretCipher
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.wire_format import RUN_ID, Frame, RpcService, pack_ids, protocol, topic, write_frame
 from ftis_node.telemetry.secrets import read_secret
-from tests.gossip.conftest import Start
 from tests.gossip.helpers import BodyStore, announce_until_received, receive
 from tests.waiting import eventually
 
 SECRET = bytes(range(32))
 
 
-def test_a_payload_is_decrypted_only_in_its_context() -> None:
+def test_a_payload_is_decrypted_only_in_its_context():
     cipher = SecretCipher(SECRET, run_id="r")
     sealed = cipher.encrypt(b"payload", "item", "alice", "bob")
     assert cipher.decrypt(sealed, "item", "alice", "bob") == b"payload"
@@ -43,7 +41,7 @@ def test_a_payload_is_decrypted_only_in_its_context() -> None:
             cipher.decrypt(damaged, "item", "alice", "bob")
 
 
-def test_the_name_on_the_wire_depends_on_the_secret_and_is_a_valid_run_id() -> None:
+def test_the_name_on_the_wire_depends_on_the_secret_and_is_a_valid_run_id():
     names = {SecretCipher(secret, run_id=run).wire_name(run) for secret in (SECRET, b"x" * 32) for run in ("r", "s")}
     assert len(names) == 4
     assert all(RUN_ID.fullmatch(name) for name in names)
@@ -61,9 +59,7 @@ def test_the_name_on_the_wire_depends_on_the_secret_and_is_a_valid_run_id() -> N
         (b"s" * 32, 0o640, "chmod 600"),
     ],
 )
-def test_a_secret_file_must_be_long_enough_and_private(
-    tmp_path: Path, content: bytes, mode: int, problem: str | None
-) -> None:
+def test_a_secret_file_must_be_long_enough_and_private(tmp_path, content, mode, problem):
     path = tmp_path / "secret"
     path.write_bytes(content)
     path.chmod(mode)
@@ -77,7 +73,7 @@ def test_a_secret_file_must_be_long_enough_and_private(
 
 
 @pytest.mark.asyncio
-async def test_members_exchange_groups_and_an_outsider_gets_none(start: Start) -> None:
+async def test_members_exchange_groups_and_an_outsider_gets_none(start):
     store = BodyStore(b"a confidential body")
     alice = await start(secret=SECRET)
     alice.serve(store.lookup)

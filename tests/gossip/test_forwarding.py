@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from ftis_node.gossip.bootstrap import MAX_TOPICS
 from ftis_node.gossip.directory.validators import StoredRun
 from ftis_node.gossip.wire_format import topic
-from tests.gossip.conftest import Start
 from tests.waiting import eventually
 
 LARGER = "ff" * 16
@@ -22,7 +19,7 @@ def _topics() -> set[str]:
     return {name.removeprefix("topic ") for name in names if name.startswith("topic ")}
 
 
-async def test_many_small_runs_take_no_topic_from_a_larger_run(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_small_runs_take_no_topic_from_a_larger_run(start, monkeypatch):
     node = await start(run_id=None, forward_s=0.05)
     directory = node._supervisor.session.directory
     monkeypatch.setattr(directory, "stored_runs", lambda: SMALL_RUNS)

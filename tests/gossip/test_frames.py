@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
@@ -24,13 +23,13 @@ def _stream(data: bytes, *, is_over: bool = False) -> asyncio.StreamReader:
     return reader
 
 
-async def test_consecutive_frames_are_read() -> None:
+async def test_consecutive_frames_are_read():
     reader = _stream(b"\x02\0\0\0\x03abc" + b"\x02\0\0\0\0" + b"\x03\0\0\0\0")
     frames = [await read_frame(reader, max_bytes=3, idle_s=1) for _ in range(3)]
     assert frames == [(Frame.ITEM, b"abc"), (Frame.ITEM, b""), (Frame.END, b"")]
 
 
-async def test_a_length_of_4_gib_is_refused_before_the_body_is_read() -> None:
+async def test_a_length_of_4_gib_is_refused_before_the_body_is_read():
     reader = _stream(b"\x02\xff\xff\xff\xff")
     with pytest.raises(RecordError, match="4294967295 bytes") as raised:
         await read_frame(reader, max_bytes=1 << 20, idle_s=1)
@@ -38,17 +37,17 @@ async def test_a_length_of_4_gib_is_refused_before_the_body_is_read() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x02\0", b"\x02\0\0\0\x03ab"], ids=["nothing", "half a header", "half a body"])
-async def test_a_silent_stream_times_out_after_the_idle_limit(data: bytes) -> None:
+async def test_a_silent_stream_times_out_after_the_idle_limit(data):
     with pytest.raises(TimeoutError):
         await read_frame(_stream(data), max_bytes=9, idle_s=0.05)
 
 
-async def test_an_incomplete_frame_at_the_end_of_a_stream_is_an_error() -> None:
+async def test_an_incomplete_frame_at_the_end_of_a_stream_is_an_error():
     with pytest.raises(EOFError):
         await read_frame(_stream(b"\x02\0\0\0\x03ab", is_over=True), max_bytes=9, idle_s=1)
 
 
-async def test_a_long_body_over_a_slow_connection_does_not_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_body_over_a_slow_connection_does_not_time_out(monkeypatch):
     reader = _stream(b"\x02" + (3 * CHUNK_BYTES).to_bytes(4, "big"))
     clock = LoopClock(monkeypatch)
     reading = asyncio.create_task(read_frame(reader, max_bytes=3 * CHUNK_BYTES, idle_s=0.4))
@@ -58,22 +57,22 @@ async def test_a_long_body_over_a_slow_connection_does_not_time_out(monkeypatch:
     assert (await reading)[1] == bytes(3 * CHUNK_BYTES)
 
 
-def test_ids_are_packed_together_and_repeated_ones_count_once() -> None:
+def test_ids_are_packed_together_and_repeated_ones_count_once():
     first, second = bytes(32), bytes([1]) * 32
     assert unpack_ids(pack_ids([first, second, first], limits=LIMITS), limits=LIMITS) == [first, second]
 
 
 @pytest.mark.parametrize("packed", [b"", bytes(31), bytes(33), bytes(32 * 4)])
-def test_a_wrong_number_or_length_of_ids_is_refused(packed: bytes) -> None:
+def test_a_wrong_number_or_length_of_ids_is_refused(packed):
     with pytest.raises(RecordError) as raised:
         unpack_ids(packed, limits=LIMITS)
     assert raised.value.reason == "ids"
 
 
-async def test_bodies_are_looked_up_a_few_at_a_time() -> None:
+async def test_bodies_are_looked_up_a_few_at_a_time():
     batches = []
 
-    async def lookup(ids: Sequence[bytes]) -> Sequence[bytes]:
+    async def lookup(ids):
         batches.append(len(ids))
         return ids
 
@@ -84,7 +83,7 @@ async def test_bodies_are_looked_up_a_few_at_a_time() -> None:
     assert batches == [2, 2, 1]
 
 
-def test_the_items_of_a_pull_are_bounded_in_number_and_bytes() -> None:
+def test_the_items_of_a_pull_are_bounded_in_number_and_bytes():
     pull = ItemCollector(max_items=3, max_item_bytes=10, max_bytes=15)
     pull.add(bytes(10))
     assert pull.next_max_bytes == 5

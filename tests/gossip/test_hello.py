@@ -26,7 +26,7 @@ async def _update(probe: MemberProbe, *connected: str) -> list[str]:
     return probe.members
 
 
-async def test_peers_that_answer_are_queried_once() -> None:
+async def test_peers_that_answer_are_queried_once():
     answers = Answers(member=True, bootstrap=False)
     probe = MemberProbe(answers)
     for _ in range(3):
@@ -34,7 +34,7 @@ async def test_peers_that_answer_are_queried_once() -> None:
     assert sorted(answers.queried) == ["bootstrap", "member"]
 
 
-async def test_silent_peers_are_queried_again_after_pauses_of_up_to_64_s() -> None:
+async def test_silent_peers_are_queried_again_after_pauses_of_up_to_64_s():
     """A peer that has banned this node ends each stream without an answer."""
     answers, now = Answers(), 0
     probe = MemberProbe(answers, clock=lambda: now)
@@ -48,7 +48,7 @@ async def test_silent_peers_are_queried_again_after_pauses_of_up_to_64_s() -> No
     assert await _update(probe, "banned us") == ["banned us"]
 
 
-async def test_a_silent_peer_that_connects_again_is_queried_at_once() -> None:
+async def test_a_silent_peer_that_connects_again_is_queried_at_once():
     answers = Answers()
     probe = MemberProbe(answers, clock=lambda: 0.0)
     for connected in (["silent"], ["silent"], [], ["silent"]):
@@ -56,7 +56,7 @@ async def test_a_silent_peer_that_connects_again_is_queried_at_once() -> None:
     assert answers.queried == ["silent", "silent"]
 
 
-async def test_a_peer_that_answered_no_is_queried_again_after_recheck() -> None:
+async def test_a_peer_that_answered_no_is_queried_again_after_recheck():
     answers = Answers(starting=False, member=True)
     probe = MemberProbe(answers)
     await _update(probe, "starting", "member")
@@ -68,7 +68,7 @@ async def test_a_peer_that_answered_no_is_queried_again_after_recheck() -> None:
     assert answers.queried.count("member") == 1
 
 
-async def test_a_disconnected_peer_is_dropped_and_queried_after_it_reconnects() -> None:
+async def test_a_disconnected_peer_is_dropped_and_queried_after_it_reconnects():
     answers = Answers(member=True)
     probe = MemberProbe(answers)
     await _update(probe, "member")
@@ -77,12 +77,12 @@ async def test_a_disconnected_peer_is_dropped_and_queried_after_it_reconnects() 
     assert answers.queried == ["member", "member"]
 
 
-async def test_many_silent_peers_do_not_delay_the_query_of_a_new_one() -> None:
+async def test_many_silent_peers_do_not_delay_the_query_of_a_new_one():
     """The silent peers are due again, and their ids sort before that of the new peer."""
     gate, queried, now = asyncio.Event(), list[str](), 0.0
     silent = [f"{number:03d}" for number in range(4 * MAX_HELLOS_IN_FLIGHT)]
 
-    async def query(peer_id: str) -> bool | None:
+    async def query(peer_id):
         queried.append(peer_id)
         if peer_id in silent and now:
             await gate.wait()
@@ -102,10 +102,10 @@ async def test_many_silent_peers_do_not_delay_the_query_of_a_new_one() -> None:
     assert probe.members == ["new"]
 
 
-async def test_queries_in_flight_are_bounded() -> None:
+async def test_queries_in_flight_are_bounded():
     gate, num_queries = asyncio.Event(), 0
 
-    async def query(peer_id: str) -> bool:
+    async def query(peer_id):
         nonlocal num_queries
         num_queries += 1
         await gate.wait()

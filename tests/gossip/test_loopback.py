@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 
 from ftis_node.gossip import FetchOutcome, GossipLimits, SwarmPhase
 from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
@@ -18,7 +17,7 @@ async def _nodes(swarm: LoopbackSwarm, *names: str, limits: GossipLimits | None 
     return nodes
 
 
-async def test_announcements_and_bodies_are_delayed() -> None:
+async def test_announcements_and_bodies_are_delayed():
     swarm = LoopbackSwarm(delay_s=lambda sender, receiver: 0.5 if receiver == "far" else 0.0)
     sender, near, far = await _nodes(swarm, "sender", "near", "far")
     store = BodyStore(b"body")
@@ -33,7 +32,7 @@ async def test_announcements_and_bodies_are_delayed() -> None:
     assert (await near.fetch("sender", store.ids)).bodies == (b"body",)
 
 
-async def test_a_node_that_closes_while_a_request_is_on_its_way_serves_nothing() -> None:
+async def test_a_node_that_closes_while_a_request_is_on_its_way_serves_nothing():
     swarm = LoopbackSwarm(delay_s=lambda sender, receiver: 0.1 if receiver == "closing" else 0.0)
     closing, other = await _nodes(swarm, "closing", "other")
     store = BodyStore(b"body")
@@ -45,7 +44,7 @@ async def test_a_node_that_closes_while_a_request_is_on_its_way_serves_nothing()
     assert closing.counters.bodies_out == 0
 
 
-async def test_lost_announcements_and_requests_do_not_arrive() -> None:
+async def test_lost_announcements_and_requests_do_not_arrive():
     swarm = LoopbackSwarm(loses=lambda sender, receiver, payload: receiver == "lossy")
     sender, lossy, other = await _nodes(swarm, "sender", "lossy", "other")
     await sender.announce(b"news")
@@ -55,8 +54,8 @@ async def test_lost_announcements_and_requests_do_not_arrive() -> None:
     assert (await lossy.fetch("sender", [bytes(32)])).outcome is FetchOutcome.COMPLETE
 
 
-async def test_losses_are_equal_for_equal_seeds() -> None:
-    async def received_payloads() -> list[bytes]:
+async def test_losses_are_equal_for_equal_seeds():
+    async def received_payloads():
         rng = random.Random(7)
         swarm = LoopbackSwarm(loses=lambda *_: rng.random() < 0.5)
         sender, receiver = await _nodes(swarm, "sender", "receiver")
@@ -70,8 +69,8 @@ async def test_losses_are_equal_for_equal_seeds() -> None:
     assert first == await received_payloads()
 
 
-async def test_a_fetch_from_an_idle_server_ends_after_the_idle_timeout() -> None:
-    async def slow(ids: Sequence[bytes]) -> list[bytes]:
+async def test_a_fetch_from_an_idle_server_ends_after_the_idle_timeout():
+    async def slow(ids):
         await asyncio.sleep(5)
         return []
 
@@ -81,7 +80,7 @@ async def test_a_fetch_from_an_idle_server_ends_after_the_idle_timeout() -> None
         assert (await client.fetch("server", [bytes(32)], timeout_s=60)).outcome is FetchOutcome.TIMED_OUT
 
 
-async def test_a_closed_node_is_no_member_and_unreachable() -> None:
+async def test_a_closed_node_is_no_member_and_unreachable():
     first, second = await _nodes(LoopbackSwarm(), "first", "second")
     assert first.state.state is SwarmPhase.CONNECTED
     await second.close()

@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip import PeerConnection, SwarmPhase, dialer
 from ftis_node.gossip.membership import MAX_KNOWN, Membership
@@ -116,7 +114,7 @@ async def running_membership(
         await asyncio.wait({keeping})
 
 
-async def test_members_are_found_through_the_given_peer_and_dialed(tmp_path: Path) -> None:
+async def test_members_are_found_through_the_given_peer_and_dialed(tmp_path):
     control, directory = FakeControl([GIVEN, *PEERS[:3]]), FakeDirectory(PEERS[:3])
     async with running_membership(tmp_path, control, directory) as membership:
         assert membership.state().state is SwarmPhase.STARTING
@@ -127,7 +125,7 @@ async def test_members_are_found_through_the_given_peer_and_dialed(tmp_path: Pat
     assert directory.registered == [("r", f"shards=1\n/ip4/192.0.2.9/tcp/1/p2p/{OWN}\n".encode())]
 
 
-async def test_a_small_run_is_listed_completely_and_a_large_one_partly(tmp_path: Path) -> None:
+async def test_a_small_run_is_listed_completely_and_a_large_one_partly(tmp_path):
     for members, num_dialed, num_read in ((PEERS[:3], 3, NUM_MEMBER_BUCKETS), (PEERS, 8, 16)):
         control, directory = FakeControl([GIVEN, *members]), FakeDirectory(members)
         async with running_membership(tmp_path, control, directory, num_shards=64) as membership:
@@ -136,7 +134,7 @@ async def test_a_small_run_is_listed_completely_and_a_large_one_partly(tmp_path:
         assert directory.num_buckets_read == num_read
 
 
-async def test_the_number_of_known_members_is_bounded(tmp_path: Path) -> None:
+async def test_the_number_of_known_members_is_bounded(tmp_path):
     many = [Identity.from_seed(number.to_bytes(32, "big")).peer_id for number in range(MAX_KNOWN + 50)]
     control, directory = FakeControl([GIVEN, *many]), FakeDirectory(many)
     async with running_membership(tmp_path, control, directory, num_target_members=MAX_KNOWN + 50) as membership:
@@ -144,7 +142,7 @@ async def test_the_number_of_known_members_is_bounded(tmp_path: Path) -> None:
     assert len(control.dialed) - 1 == MAX_KNOWN
 
 
-async def test_a_node_that_loses_its_last_member_dials_at_once(tmp_path: Path) -> None:
+async def test_a_node_that_loses_its_last_member_dials_at_once(tmp_path):
     control, directory = FakeControl([GIVEN, *PEERS[:3]]), FakeDirectory(PEERS[:3])
     async with running_membership(tmp_path, control, directory, check_s=999) as membership:
         await eventually(lambda: membership.state().state is SwarmPhase.CONNECTED)
@@ -153,7 +151,7 @@ async def test_a_node_that_loses_its_last_member_dials_at_once(tmp_path: Path) -
         await eventually(lambda: len(control.connected) == 4, within_s=3)
 
 
-async def test_an_unreachable_bootstrap_peer_is_dialed_repeatedly(tmp_path: Path) -> None:
+async def test_an_unreachable_bootstrap_peer_is_dialed_repeatedly(tmp_path):
     control, directory = FakeControl([]), FakeDirectory()
     async with running_membership(tmp_path, control, directory) as membership:
         await eventually(lambda: len(control.dialed) >= 2)
@@ -165,10 +163,10 @@ async def test_an_unreachable_bootstrap_peer_is_dialed_repeatedly(tmp_path: Path
         await eventually(lambda: membership.state().reason.startswith("1 peer connected, but no member"))
 
 
-async def test_a_silent_directory_does_not_disconnect_the_node(tmp_path: Path) -> None:
+async def test_a_silent_directory_does_not_disconnect_the_node(tmp_path):
     control, directory = FakeControl([GIVEN]), FakeDirectory()
 
-    async def never(*args: Any, **kwargs: Any) -> Any:
+    async def never(*args, **kwargs):
         raise TimeoutError
 
     directory.join = directory.register = directory.members = never  # type: ignore[method-assign]
@@ -176,7 +174,7 @@ async def test_a_silent_directory_does_not_disconnect_the_node(tmp_path: Path) -
         await eventually(lambda: membership.state().reason.startswith("1 peer connected"))
 
 
-async def test_the_shard_members_are_all_members_of_the_own_shard(tmp_path: Path) -> None:
+async def test_the_shard_members_are_all_members_of_the_own_shard(tmp_path):
     own = [peer_id for peer_id in PEERS if shard_of(peer_id, 4) == shard_of(OWN, 4)]
     control, directory = FakeControl([GIVEN, *PEERS]), FakeDirectory(PEERS)
     async with running_membership(tmp_path, control, directory, num_shards=4) as membership:
@@ -189,7 +187,7 @@ async def test_the_shard_members_are_all_members_of_the_own_shard(tmp_path: Path
     assert len(own) > len(PEERS) / 8
 
 
-async def test_a_lost_member_is_dialed_again(tmp_path: Path) -> None:
+async def test_a_lost_member_is_dialed_again(tmp_path):
     control, directory = FakeControl([GIVEN, *PEERS[:3]]), FakeDirectory(PEERS[:3])
     redial = ExponentialBackoff(first_s=0.1, ceiling_s=0.1)
     async with running_membership(tmp_path, control, directory, check_s=999, redial=redial) as membership:
@@ -200,7 +198,7 @@ async def test_a_lost_member_is_dialed_again(tmp_path: Path) -> None:
         await eventually(lambda: len(membership.members) == 3)
 
 
-async def test_a_node_stores_entries_of_others_unless_it_is_behind_a_relay(tmp_path: Path) -> None:
+async def test_a_node_stores_entries_of_others_unless_it_is_behind_a_relay(tmp_path):
     control, directory = FakeControl([GIVEN]), FakeDirectory()
     async with running_membership(tmp_path, control, directory):
         await eventually(lambda: directory.is_serving)
@@ -210,9 +208,7 @@ async def test_a_node_stores_entries_of_others_unless_it_is_behind_a_relay(tmp_p
         await eventually(lambda: directory.is_serving is False)
 
 
-async def test_a_member_that_stays_lost_is_dialed_a_limited_number_of_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_member_that_stays_lost_is_dialed_a_limited_number_of_times(tmp_path, monkeypatch):
     monkeypatch.setattr(dialer, "MAX_REDIALS", 3)
     control, directory = FakeControl([GIVEN, *PEERS[:2]]), FakeDirectory(PEERS[:2])
     redial = ExponentialBackoff(first_s=0.02, ceiling_s=0.02)

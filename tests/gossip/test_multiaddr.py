@@ -1,7 +1,5 @@
 """Addresses from the command line."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -24,7 +22,7 @@ RELAY = "12D3KooWGRUfLhVGzT4EzGEPx1yKPS2SsiAc6Lup4FvPuQxVmAUV"
         f"/ip4/203.0.113.7/tcp/4001/p2p/{RELAY}/p2p-circuit",
     ],
 )
-def test_an_address_is_a_transport_and_a_peer_id(transport: str) -> None:
+def test_an_address_is_a_transport_and_a_peer_id(transport):
     address = parse_multiaddr(f"{transport}/p2p/{PEER}")
     assert (address.peer_id, address.transport) == (PEER, transport)
 
@@ -51,21 +49,21 @@ def test_an_address_is_a_transport_and_a_peer_id(transport: str) -> None:
         ("/ip4/1.2.3.4/tcp/4001/p2p", "bad value ''"),
     ],
 )
-def test_the_error_names_the_problem(text: str, problem: str) -> None:
+def test_the_error_names_the_problem(text, problem):
     with pytest.raises(ConfigError) as raised:
         parse_multiaddr(text)
     assert problem in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_listen_addresses_are_parsed() -> None:
+def test_listen_addresses_are_parsed():
     address = parse_listen_address("/ip4/0.0.0.0/tcp/0")
     assert (address.host, address.transport, address.port) == ("0.0.0.0", "tcp", 0)
     assert address.with_port(4001) == parse_listen_address("/ip4/0.0.0.0/tcp/4001")
     assert parse_listen_address("/ip6/::/udp/4001/quic-v1").port == 4001
 
 
-def test_the_package_imports_no_large_library() -> None:
+def test_the_package_imports_no_large_library():
     code = (
         "import sys, ftis_node.gossip as g; sys.exit(str(sorted({'hivemind', 'torch', 'google'} & set(sys.modules))))"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
 
 import base58
 import pytest
@@ -52,9 +51,7 @@ async def _has(node: Gossip, peer_id: str) -> bool:
     [(KeyKind.ECDSA, None), (KeyKind.RSA, SECRET)],
     ids=["ecdsa", "rsa-secret"],
 )
-async def test_a_host_with_another_key_is_counted_and_ignored(
-    start: Start, tmp_path: Path, kind: KeyKind, secret: bytes | None
-) -> None:
+async def test_a_host_with_another_key_is_counted_and_ignored(start, tmp_path, kind, secret):
     nodes = await two_members(start, secret=secret)
     async with host(tmp_path / "v", kind) as foreign:
         victim = nodes[0]
@@ -76,7 +73,7 @@ async def _ask(foreign: Host, victim: Libp2pGossip, *, service: RpcService) -> N
         assert await reader.read() == b"", "the node sends no answer"
 
 
-async def test_announcements_with_another_key_do_not_pass_a_bootstrap_node(start: Start, tmp_path: Path) -> None:
+async def test_announcements_with_another_key_do_not_pass_a_bootstrap_node(start, tmp_path):
     bootstrap = await start(run_id=None, forward_s=0.1, check_s=0.2)
     addresses = tuple(bootstrap.addresses)
     nodes = await two_members(start, peers=addresses)
@@ -97,7 +94,7 @@ async def test_announcements_with_another_key_do_not_pass_a_bootstrap_node(start
         assert await bootstrap.connected_peers()
 
 
-async def test_an_invalid_peer_id_is_unreachable(start: Start) -> None:
+async def test_an_invalid_peer_id_is_unreachable(start):
     node = await start()
     session = node._supervisor.session
     for peer_id in ("", "unknown", "Qm" + "x" * 44, "0" * 52, "12D3KooW" + "1" * 44, "é" * 52, "1" * 99_999):

@@ -1,7 +1,5 @@
 """Parts without a network: back-off, addresses to dial, slots, connection state, the bounded queue."""
 
-from __future__ import annotations
-
 import pytest
 
 from ftis_node.backoff import ExponentialBackoff
@@ -14,23 +12,23 @@ from ftis_node.swarm.lru import LruDict
 from tests.gossip.test_multiaddr import PEER, RELAY
 
 
-def test_backoff_doubles_up_to_its_ceiling() -> None:
+def test_backoff_doubles_up_to_its_ceiling():
     backoff = ExponentialBackoff(first_s=1, factor=2, ceiling_s=10, jitter=0)
     assert [backoff.delay_s(number) for number in (1, 2, 3, 4, 5, 10_000)] == [1, 2, 4, 8, 10, 10]
 
 
-def test_jitter_changes_the_delay_in_both_directions() -> None:
+def test_jitter_changes_the_delay_in_both_directions():
     backoff = ExponentialBackoff(first_s=10, ceiling_s=10, jitter=0.2)
     assert [backoff.delay_s(1, draw=draw) for draw in (0.0, 0.5, 1.0)] == pytest.approx([8, 10, 12])
 
 
 @pytest.mark.parametrize("values", [{"first_s": 0}, {"factor": 0.5}, {"first_s": 9, "ceiling_s": 8}, {"jitter": 1}])
-def test_an_invalid_backoff_is_refused(values: dict[str, float]) -> None:
+def test_an_invalid_backoff_is_refused(values):
     with pytest.raises(ValueError, match="invalid back-off"):
         ExponentialBackoff(**values)
 
 
-def test_claimed_addresses_must_name_the_claimant() -> None:
+def test_claimed_addresses_must_name_the_claimant():
     valid = f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}"
     claimed = [valid, f"/ip4/1.2.3.4/tcp/1/p2p/{RELAY}", "/ip4/1.2.3.4/tcp/1", "invalid", ""]
     assert usable_addresses(PEER, claimed) == ["/ip4/1.2.3.4/tcp/1"]
@@ -57,14 +55,14 @@ def test_claimed_addresses_must_name_the_claimant() -> None:
         (ConnectionFacts(num_connected=2, has_looked=True), SwarmPhase.STANDALONE, "2 peers connected, but no member"),
     ],
 )
-def test_the_connection_state_has_a_phase_and_a_reason(facts: ConnectionFacts, phase: SwarmPhase, reason: str) -> None:
+def test_the_connection_state_has_a_phase_and_a_reason(facts, phase, reason):
     state = facts.describe(next_try_in_s=40.2)
     assert state.state is phase
     assert state.reason.startswith(reason)
     assert str(state) == f"{phase.value}: {state.reason}"
 
 
-async def test_a_full_queue_keeps_the_newest_announcements() -> None:
+async def test_a_full_queue_keeps_the_newest_announcements():
     counters = GossipCounters()
     queue = AnnouncementQueue(capacity=3, counters=counters)
     for number in range(5):
@@ -74,7 +72,7 @@ async def test_a_full_queue_keeps_the_newest_announcements() -> None:
     assert (counters.announcements_received, counters.announcements_dropped) == (5, 2)
 
 
-async def test_a_fault_is_raised_after_the_waiting_announcements() -> None:
+async def test_a_fault_is_raised_after_the_waiting_announcements():
     queue = AnnouncementQueue(capacity=3, counters=GossipCounters())
     queue.put(GossipMessage("peer", b"last"))
     queue.close(RuntimeError("a bug"))
@@ -84,14 +82,14 @@ async def test_a_fault_is_raised_after_the_waiting_announcements() -> None:
         await anext(announcements)
 
 
-def test_limits_and_settings_must_be_positive(tmp_path: object) -> None:
+def test_limits_and_settings_must_be_positive(tmp_path):
     with pytest.raises(ValueError, match="max_streams must be above 0"):
         GossipLimits(max_streams=0)
     with pytest.raises(ValueError, match="poll_s must be above 0"):
         NetworkSettings(sockets_dir=tmp_path, poll_s=0)  # type: ignore[arg-type]
 
 
-def test_an_entry_from_before_a_restart_is_not_of_another_node() -> None:
+def test_an_entry_from_before_a_restart_is_not_of_another_node():
     assert not is_of_another(100.0, own=())
     own = LruDict[float, None](64)
     own[400.0] = None

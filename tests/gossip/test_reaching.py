@@ -1,7 +1,5 @@
 """Connecting, without a network: reachability, binary addresses, relay limits, Sybil limits."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -27,11 +25,11 @@ CIRCUIT = f"/ip4/8.8.8.8/tcp/4001/p2p/{RELAY}/p2p-circuit"
         (["/memory/loopback", ""], Reachability.LOCAL),
     ],
 )
-def test_the_reachability_follows_from_the_addresses(addresses: list[str], expected: Reachability) -> None:
+def test_the_reachability_follows_from_the_addresses(addresses, expected):
     assert reachability_of(addresses) is expected
 
 
-def test_a_peer_id_inside_an_address_is_written_for_p2pd() -> None:
+def test_a_peer_id_inside_an_address_is_written_for_p2pd():
     """The peer id has 38 bytes. p2pd refuses content ids, so a relayed address with one could not be dialed."""
     raw = address_bytes(CIRCUIT)
     assert raw[:8] == bytes([4, 8, 8, 8, 8, 6, 4001 >> 8, 4001 & 255])
@@ -40,7 +38,7 @@ def test_a_peer_id_inside_an_address_is_written_for_p2pd() -> None:
     assert address_texts([raw, address_bytes(f"{CIRCUIT}/p2p/{PEER}")]) == (CIRCUIT, f"{CIRCUIT}/p2p/{PEER}")
 
 
-def test_the_limits_of_a_relay_are_read() -> None:
+def test_the_limits_of_a_relay_are_read():
     assert RESERVE == b"\x08\x00"
     reservation = b"\x1a\x02\x08\x01"
     assert read_reservation(b"\x08\x02" + reservation + b"\x22\x06\x08\x78\x10\x80\x80\x08\x28\x64") == RelayLimit(
@@ -52,7 +50,7 @@ def test_the_limits_of_a_relay_are_read() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"\x08", b"\x22\x05a", b"\xff" * 20, b"\x0b"])
-def test_an_invalid_answer_of_a_relay_is_a_value_error(answer: bytes) -> None:
+def test_an_invalid_answer_of_a_relay_is_a_value_error(answer):
     with pytest.raises(ValueError, match=r"."):
         read_reservation(answer)
 
@@ -68,18 +66,18 @@ def test_an_invalid_answer_of_a_relay_is_a_value_error(answer: bytes) -> None:
         (["invalid"], ""),
     ],
 )
-def test_the_address_block_of_a_peer(addresses: list[str], block: str) -> None:
+def test_the_address_block_of_a_peer(addresses, block):
     assert address_block(addresses) == block
 
 
-def test_the_newest_members_of_the_largest_block_are_evicted() -> None:
+def test_the_newest_members_of_the_largest_block_are_evicted():
     blocks = {"old": "a", "first": "b", "second": "b", "third": "b", "other": "c"}
     assert choose_evicted(blocks, room=5) == []
     assert choose_evicted(blocks, room=3) == ["third", "second"]
     assert choose_evicted(blocks, room=1) == ["third", "second", "other", "first"]
 
 
-def test_a_few_random_peers_of_each_block_are_dialed() -> None:
+def test_a_few_random_peers_of_each_block_are_dialed():
     known = {f"crowd {number}": ["/ip4/9.9.9.9/tcp/1"] for number in range(1000)} | {"alone": ["/ip4/8.8.8.8/tcp/1"]}
     draws = [sample_by_block(known, per_block=3, rng=random.Random(seed)) for seed in range(5)]
     assert all(len(draw) == 4 and "alone" in draw for draw in draws)

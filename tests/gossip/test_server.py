@@ -59,14 +59,14 @@ async def request(path: Path, peer: bytes) -> list[Frame]:
     return frames
 
 
-async def test_a_slot_is_released_after_each_answer(tmp_path: Path) -> None:
+async def test_a_slot_is_released_after_each_answer(tmp_path):
     counters = GossipCounters()
     async with serving(tmp_path / "s", AdmissionControl(GossipLimits(max_streams_per_peer=1)), counters):
         assert [await request(tmp_path / "s", ANN.peer) for _ in range(8)] == [[Frame.ITEM, Frame.END]] * 8
     assert counters.serve_errors == {}
 
 
-async def test_a_refused_peer_is_not_served_and_another_is(tmp_path: Path) -> None:
+async def test_a_refused_peer_is_not_served_and_another_is(tmp_path):
     counters, admission = GossipCounters(), AdmissionControl(GossipLimits())
     admission.is_refused = lambda peer_id: peer_id == ANN.peer_id
     async with serving(tmp_path / "s", admission, counters):
@@ -75,7 +75,7 @@ async def test_a_refused_peer_is_not_served_and_another_is(tmp_path: Path) -> No
     assert counters.serve_errors == {"refused": 1}
 
 
-async def test_a_peer_with_a_key_of_another_type_is_not_served(tmp_path: Path) -> None:
+async def test_a_peer_with_a_key_of_another_type_is_not_served(tmp_path):
     counters = GossipCounters()
     async with serving(tmp_path / "s", AdmissionControl(GossipLimits()), counters):
         assert await request(tmp_path / "s", b"\x12\x20" + bytes(32)) == []
@@ -83,7 +83,7 @@ async def test_a_peer_with_a_key_of_another_type_is_not_served(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("num_turns", range(8))
-async def test_a_stream_that_arrives_while_the_server_closes_is_closed(tmp_path: Path, num_turns: int) -> None:
+async def test_a_stream_that_arrives_while_the_server_closes_is_closed(tmp_path, num_turns):
     """After `num_turns` of the event loop the stream is not yet accepted, being accepted, or served."""
     server = StreamServer(P2pdConfig(settings=settings(tmp_path)))
     await server.listen(tmp_path / "s")

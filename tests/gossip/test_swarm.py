@@ -16,12 +16,11 @@ from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import MachineError, UsageError
 from ftis_node.gossip import FetchOutcome, SwarmPhase
 from ftis_node.records.identity import Identity
-from tests.gossip.conftest import Start
 from tests.gossip.helpers import BodyStore, announce_until_received, files_under, process_is_gone
 from tests.waiting import eventually
 
 
-async def test_members_that_know_only_a_bootstrap_node_find_each_other(start: Start) -> None:
+async def test_members_that_know_only_a_bootstrap_node_find_each_other(start):
     bootstrap = await start(run_id=None)
     nodes = [await start(peers=tuple(bootstrap.addresses)) for _ in range(2)]
     for node in nodes:
@@ -35,7 +34,7 @@ async def test_members_that_know_only_a_bootstrap_node_find_each_other(start: St
             assert fetched.bodies == tuple(store.bodies.values())
 
 
-async def test_a_bootstrap_node_forwards_announcements_and_is_no_member(start: Start) -> None:
+async def test_a_bootstrap_node_forwards_announcements_and_is_no_member(start):
     bootstrap = await start(run_id=None, forward_s=0.2)
     unreachable = {"peers": tuple(bootstrap.addresses), "announce": ("/ip4/127.0.0.1/tcp/1",)}
     first, second = [await start(**unreachable) for _ in range(2)]  # these two cannot dial each other
@@ -45,7 +44,7 @@ async def test_a_bootstrap_node_forwards_announcements_and_is_no_member(start: S
     await eventually(lambda: second.state.state is SwarmPhase.STANDALONE)
 
 
-async def test_bootstrap_nodes_share_one_directory(start: Start) -> None:
+async def test_bootstrap_nodes_share_one_directory(start):
     first = await start(run_id=None)
     second = await start(run_id=None, peers=tuple(first.addresses))
     await eventually(second.connected_peers)
@@ -59,7 +58,7 @@ async def test_bootstrap_nodes_share_one_directory(start: Start) -> None:
     await asyncio.wait_for(waiting, 30)
 
 
-async def test_a_node_whose_bootstrap_node_does_not_answer_is_standalone(start: Start) -> None:
+async def test_a_node_whose_bootstrap_node_does_not_answer_is_standalone(start):
     bootstrap = await start(run_id=None)
     address = bootstrap.addresses[0]
     await bootstrap.close()
@@ -70,7 +69,7 @@ async def test_a_node_whose_bootstrap_node_does_not_answer_is_standalone(start: 
     assert address.split("/p2p/")[0] in node.state.reason
 
 
-async def test_a_node_without_peers_waits_to_be_dialed(start: Start) -> None:
+async def test_a_node_without_peers_waits_to_be_dialed(start):
     first = await start()
     await eventually(lambda: first.state.state is SwarmPhase.STANDALONE)
     assert "no peers were given" in first.state.reason
@@ -81,7 +80,7 @@ async def test_a_node_without_peers_waits_to_be_dialed(start: Start) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hanging"])
-async def test_p2pd_is_restarted_and_messages_are_delivered_again(start: Start, number: signal.Signals) -> None:
+async def test_p2pd_is_restarted_and_messages_are_delivered_again(start, number):
     restart = ExponentialBackoff(first_s=0.1)
     first = await start(control_timeout_s=2, stop_timeout_s=0.3, restart=restart)
     second = await start(peers=tuple(first.addresses))
@@ -105,9 +104,7 @@ async def test_p2pd_is_restarted_and_messages_are_delivered_again(start: Start, 
     assert (await second.fetch(first.peer_id, store.ids)).bodies == (b"body",)
 
 
-async def test_closing_leaves_no_process_no_file_and_no_output(
-    start: Start, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_closing_leaves_no_process_no_file_and_no_output(start, tmp_path, capfd):
     first = await start()
     second = await start(peers=tuple(first.addresses))
     await eventually(lambda: second.state.state is SwarmPhase.CONNECTED)
@@ -120,7 +117,7 @@ async def test_closing_leaves_no_process_no_file_and_no_output(
     assert capfd.readouterr().out == ""
 
 
-async def test_a_node_starts_despite_files_of_a_killed_one(start: Start, tmp_path: Path) -> None:
+async def test_a_node_starts_despite_files_of_a_killed_one(start, tmp_path):
     identity = Identity.generate()
     folder = tmp_path / identity.peer_id[-6:]
     folder.mkdir()
@@ -133,22 +130,20 @@ async def test_a_node_starts_despite_files_of_a_killed_one(start: Start, tmp_pat
     assert (folder / "p2pd.key").stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_port_of_another_node_is_refused(start: Start) -> None:
+async def test_a_port_of_another_node_is_refused(start):
     first = await start()  # p2pd itself would share the port without an error
     with pytest.raises(UsageError, match="is taken; choose another with --listen") as raised:
         await start(listen=(first.addresses[0].split("/p2p/")[0],))
     assert raised.value.exit_code == 2
 
 
-async def test_the_error_of_a_p2pd_that_does_not_start_has_cause_and_address(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_error_of_a_p2pd_that_does_not_start_has_cause_and_address(start, monkeypatch):
     monkeypatch.setattr("ftis_node.gossip.p2pd.process.p2pd_path", lambda: Path("/bin/false"))
     with pytest.raises(MachineError, match=r"/ip4/127.0.0.1/tcp/0: .* exit code 1.* \(2 tries\)"):
         await start()
 
 
-async def test_a_p2pd_that_is_never_ready_is_stopped(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_p2pd_that_is_never_ready_is_stopped(start, monkeypatch):
     monkeypatch.setattr("ftis_node.gossip.p2pd.session.p2pd_arguments", lambda *args, **kwargs: ["30"])
     monkeypatch.setattr("ftis_node.gossip.p2pd.process.p2pd_path", lambda: Path("/bin/sleep"))
     with pytest.raises(MachineError, match="was not ready in 0.5 s: no output"):
@@ -156,7 +151,7 @@ async def test_a_p2pd_that_is_never_ready_is_stopped(start: Start, monkeypatch: 
     assert not [child for child in psutil.Process().children() if child.name() == "sleep"]
 
 
-async def test_one_common_peer_joins_two_swarms_with_separate_bootstrap_nodes(start: Start) -> None:
+async def test_one_common_peer_joins_two_swarms_with_separate_bootstrap_nodes(start):
     bootstraps = [await start(run_id=None) for _ in range(2)]
     nodes = [await start(peers=tuple(bootstrap.addresses), check_s=0.5) for bootstrap in bootstraps]
     for node in nodes:
@@ -168,7 +163,7 @@ async def test_one_common_peer_joins_two_swarms_with_separate_bootstrap_nodes(st
         await eventually(lambda node=node: "1 other member" in node.state.reason)
 
 
-async def test_a_node_behind_a_relay_is_found_and_stores_no_entries_of_others(start: Start) -> None:
+async def test_a_node_behind_a_relay_is_found_and_stores_no_entries_of_others(start):
     bootstrap = await start(run_id=None)
     given = {"peers": tuple(bootstrap.addresses), "check_s": 1.0}
     hidden, other = await start(is_unreachable=True, **given), await start(**given)
@@ -183,7 +178,7 @@ async def test_a_node_behind_a_relay_is_found_and_stores_no_entries_of_others(st
     assert [str(peer) for peer in known] == [bootstrap.peer_id]
 
 
-async def test_a_record_that_cannot_be_read_back_is_not_published(start: Start) -> None:
+async def test_a_record_that_cannot_be_read_back_is_not_published(start):
     bootstrap = await start(run_id=None)
     node = await start(peers=tuple(bootstrap.addresses), is_unreachable=True)
     await eventually(lambda: node.state.reason.startswith("1 peer connected"))

@@ -6,14 +6,11 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from ftis_node.errors import RecordError
 from ftis_node.gossip import GossipLimits, SwarmPhase
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
@@ -41,7 +38,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[Libp2pGossip]]:
+async def pair(tmp_path_factory):
     """Yield a victim with a short poll interval, and a connected member."""
     folder, nodes = tmp_path_factory.mktemp("g"), []
     for name in ("v", "m"):
@@ -71,7 +68,7 @@ async def _knows(node: Libp2pGossip, peer_id: str) -> bool:
     return peer_id in await node.known_members()
 
 
-async def test_invalid_addresses_in_the_directory_end_no_node(pair: list[Libp2pGossip], tmp_path: Path) -> None:
+async def test_invalid_addresses_in_the_directory_end_no_node(pair, tmp_path):
     victim, member = pair
     identities = [Identity.generate() for _ in range(3)]
     for number, identity in enumerate(identities):
@@ -92,7 +89,7 @@ async def test_invalid_addresses_in_the_directory_end_no_node(pair: list[Libp2pG
     await newcomer.close()
 
 
-async def test_a_bootstrap_peer_with_an_underscore_in_its_name_is_retried(tmp_path: Path) -> None:
+async def test_a_bootstrap_peer_with_an_underscore_in_its_name_is_retried(tmp_path):
     peer = f"/dns4/ftis_boot.invalid/tcp/4001/p2p/{Identity.generate().peer_id}"
     common = settings(tmp_path / "n", peers=(peer,), announce=("/dns4/my_host.invalid/tcp/4001",), dial_timeout_s=2.0)
     node: Any
@@ -108,11 +105,11 @@ async def test_a_bootstrap_peer_with_an_underscore_in_its_name_is_retried(tmp_pa
         await node.close()
 
 
-async def test_an_oversize_announcement_is_counted_and_its_sender_reported(pair: list[Libp2pGossip]) -> None:
+async def test_an_oversize_announcement_is_counted_and_its_sender_reported(pair):
     victim, member = pair
     refusals: list[tuple[str, str]] = []
 
-    def on_refusal(peer_id: str, error: RecordError) -> None:
+    def on_refusal(peer_id, error):
         refusals.append((peer_id, error.reason))
 
     victim.serve(BodyStore().lookup, on_refusal=on_refusal)
@@ -125,9 +122,7 @@ async def test_an_oversize_announcement_is_counted_and_its_sender_reported(pair:
     await announce_until_received(member, [victim], os.urandom(512))
 
 
-async def test_two_nodes_with_one_identity_both_report_it(
-    pair: list[Libp2pGossip], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_two_nodes_with_one_identity_both_report_it(pair, tmp_path, caplog):
     identity, peers = Identity.generate(), tuple(pair[0].addresses)
     before, *copies = [
         Libp2pGossip(settings(tmp_path / name, peers=peers, check_s=0.1), identity=identity, run_id=RUN)
@@ -152,7 +147,7 @@ async def test_two_nodes_with_one_identity_both_report_it(
     await asyncio.gather(*(node.close() for node in copies))
 
 
-async def test_two_loopback_nodes_with_one_identity_report_it() -> None:
+async def test_two_loopback_nodes_with_one_identity_report_it():
     swarm = LoopbackSwarm()
     original, copy, other = (swarm.join(name, run_id=RUN) for name in ("a", "a", "b"))
     for node in (original, copy, other):
@@ -162,10 +157,10 @@ async def test_two_loopback_nodes_with_one_identity_report_it() -> None:
     assert await other.members() == ["a"]
 
 
-async def test_an_unexpected_error_of_a_hello_ends_no_loop() -> None:
+async def test_an_unexpected_error_of_a_hello_ends_no_loop():
     guard, queried = PeerGuard(), []
 
-    async def query(peer_id: str) -> bool:
+    async def query(peer_id):
         queried.append(peer_id)
         if peer_id == "failing":
             raise KeyError("an unexpected error")
@@ -179,7 +174,7 @@ async def test_an_unexpected_error_of_a_hello_ends_no_loop() -> None:
     assert queried.count("failing") == 1, "the peer is paused after a fault"
     assert guard.num_faults == {Place.HELLO: 1}
 
-    async def disconnected(peer_id: str) -> bool:
+    async def disconnected(peer_id):
         raise EOFError("p2pd is gone")
 
     with pytest.raises(ExceptionGroup) as raised:
@@ -188,15 +183,13 @@ async def test_an_unexpected_error_of_a_hello_ends_no_loop() -> None:
     assert isinstance(raised.value.exceptions[0], EOFError)
 
 
-async def test_an_address_that_raises_omits_only_its_peer(
-    pair: list[Libp2pGossip], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_address_that_raises_omits_only_its_peer(pair, monkeypatch):
     victim, member = pair
     assert victim._session is not None
     await eventually(lambda: _is_connected(victim, member.peer_id))
     num_faults, read, this_task = victim.guard.num_faults[Place.PRESENCE], client.address_texts, asyncio.current_task()
 
-    def read_or_fail(raws: Any) -> tuple[str, ...]:
+    def read_or_fail(raws):
         if asyncio.current_task() is this_task:  # not for the loops of the node
             raise RecursionError("invalid")
         return read(raws)

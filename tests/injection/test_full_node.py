@@ -41,12 +41,12 @@ NUM_INTAKE_TASKS = 3
 MORE_STEPS, MORE_GROUPS = 1, 2
 
 
-def test_each_boundary_has_points() -> None:
+def test_each_boundary_has_points():
     assert {*POINTS, *ELSEWHERE} == set(Place)
     assert not POINTS.keys() & ELSEWHERE.keys()
 
 
-async def test_an_exception_of_any_kind_at_each_boundary_affects_only_its_peer(tmp_path: Path) -> None:
+async def test_an_exception_of_any_kind_at_each_boundary_affects_only_its_peer(tmp_path):
     home, injector = Home(tmp_path / "home"), Injector()
     prepare_home(home)
     with ExitStack() as stack:

@@ -1,10 +1,7 @@
 """Unexpected exceptions at the points that transfer weights: a generator still serves the next version of a learner."""
 
-from __future__ import annotations
-
 import os
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +18,7 @@ NUM_BYTES = 64
 
 
 @pytest.mark.parametrize("points", [GENERATORS, LEARNERS], ids=["generator", "learner"])
-async def test_weights_arrive_after_an_exception_at_each_point(tmp_path: Path, points: tuple[str, ...]) -> None:
+async def test_weights_arrive_after_an_exception_at_each_point(tmp_path, points):
     injector, version = Injector(), 1
     with ExitStack() as stack:
         injector.install(points, stack)

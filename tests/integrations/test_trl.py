@@ -89,9 +89,7 @@ def logprobs_by_hand(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tenso
 
 
 @pytest.mark.parametrize("method", ["ftis", "topr"])
-def test_a_real_step_minimizes_the_loss_of_the_method(
-    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_real_step_minimizes_the_loss_of_the_method(tmp_path, method, monkeypatch):
     monkeypatch.setattr(f"{__name__}.SwarmGRPOTrainer", Recorded)
     trainer = make_trainer(
         tmp_path,
@@ -115,7 +113,7 @@ def test_a_real_step_minimizes_the_loss_of_the_method(
     assert "kept_fraction" in trainer.state.log_history[0]
 
 
-def test_the_gradient_is_that_of_the_method(tmp_path: Path) -> None:
+def test_the_gradient_is_that_of_the_method(tmp_path):
     """The loss uses the sampler's log-probs, or the learner's for a row without them."""
     trainer = make_trainer(tmp_path, method_params={"cap": 1.5})
     inputs = trainer._generate_and_score_completions([{"prompt": "1+4="}] * GROUP_SIZE)
@@ -137,9 +135,7 @@ def test_the_gradient_is_that_of_the_method(tmp_path: Path) -> None:
         ("mis", "token_mask", (0.8, 1.5), {"mis_low": 0.8, "mis_high": 1.5}),
     ],
 )
-def test_a_later_update_has_the_loss_and_gradient_of_trl(
-    tmp_path: Path, method: str, mode: str, bounds: tuple[float | None, float], params: dict[str, Any]
-) -> None:
+def test_a_later_update_has_the_loss_and_gradient_of_trl(tmp_path, method, mode, bounds, params):
     """TRL corrects vLLM's log-probs by the ratio of the first pass, `old_per_token_logps`, to the sampler's.
 
     `_generate_and_score_completions` makes `importance_sampling_ratio` so, and `_compute_loss` weighs by it.
@@ -192,14 +188,12 @@ def test_a_later_update_has_the_loss_and_gradient_of_trl(
         ),
     ],
 )
-def test_settings_that_the_loss_cannot_follow_are_refused(
-    tmp_path: Path, grpo: dict[str, Any], options: dict[str, Any], message: str
-) -> None:
+def test_settings_that_the_loss_cannot_follow_are_refused(tmp_path, grpo, options, message):
     with pytest.raises(ConfigError, match=message):
         make_trainer(tmp_path, grpo=grpo, **options)
 
 
-def test_another_release_of_trl_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_release_of_trl_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(trl, "version", lambda _: "1.17.0")
     with pytest.raises(UsageError) as caught:
         integration.SwarmGRPOTrainer  # noqa: B018

@@ -1,9 +1,6 @@
 """A run's task in TRL: prompts and rewards equal those of the run's nodes."""
 
-from __future__ import annotations
-
 import asyncio
-from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
@@ -23,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("spec", "form"), [("arithmetic", "{}"), ("rg:chain_sum", "<think> sum </think> <answer> {} </answer>")]
 )
-def test_prompts_and_rewards_are_those_of_the_task(tmp_path: Path, spec: str, form: str) -> None:
+def test_prompts_and_rewards_are_those_of_the_task(tmp_path, spec, form):
     run = tmp_path / "run.toml"
     run.write_text(RunManifest(name="a-run", task=spec).to_toml())
     prompts, reward = swarm_dataset(str(run), num_prompts=3)
@@ -42,7 +39,7 @@ def test_prompts_and_rewards_are_those_of_the_task(tmp_path: Path, spec: str, fo
     assert found[0] == found[2] == 1.0 > (found[1] or 0.0)
 
 
-def test_a_run_with_a_local_data_set_needs_its_path(tmp_path: Path) -> None:
+def test_a_run_with_a_local_data_set_needs_its_path(tmp_path):
     file, run = tmp_path / "mine.csv", tmp_path / "run.toml"
     file.write_text("question,answer\nhow many?,4\nhow few?,2\n")
     spec = pinned(parse_spec(f"dataset:{file}?name=counts&prompt=question&answer=answer&reward=math:3,format:1"))
@@ -75,9 +72,7 @@ OPENS = "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n
         (OPENS.removesuffix("<think>\n"), "<think> sum </think> <answer> {} </answer>{end}", 1.0),
     ],
 )
-def test_a_trainer_scores_what_a_node_scores(
-    tmp_path: Path, template: str, answer: str, mean: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trainer_scores_what_a_node_scores(tmp_path, template, answer, mean, monkeypatch):
     """The reward is that of the think block that the prompt opened and the completion together."""
     run = tmp_path / "run.toml"
     run.write_text(RunManifest(name="a-run", task="rg:chain_sum").to_toml())

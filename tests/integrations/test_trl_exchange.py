@@ -82,9 +82,7 @@ def logprobs_at(temperature: float, model: Any, prompt: list[int], completion: l
 
 
 @pytest.mark.parametrize("temperature", [0.7])
-async def test_a_real_step_shares_its_groups_and_trains_on_a_foreign_one(
-    tmp_path: Path, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_real_step_shares_its_groups_and_trains_on_a_foreign_one(tmp_path, temperature, monkeypatch):
     monkeypatch.setattr("tests.integrations.test_trl.SwarmGRPOTrainer", Recorded)
     sampling = MANIFEST.sampling.model_copy(update={"temperature": temperature})
     manifest = MANIFEST.model_copy(update={"sampling": sampling})
@@ -128,7 +126,7 @@ async def test_a_real_step_shares_its_groups_and_trains_on_a_foreign_one(
         assert exchange.take_num_shared() == NUM_GROUPS - 1
 
 
-async def test_an_unusable_group_is_replaced_by_the_next(tmp_path: Path) -> None:
+async def test_an_unusable_group_is_replaced_by_the_next(tmp_path):
     async with exchange_node(tmp_path) as node:
         exchange = await asyncio.to_thread(SwarmExchange, node.home.root, per_batch=2)
         fit = (await asyncio.to_thread(swarm_trainer, tmp_path, exchange))._fit
@@ -142,9 +140,7 @@ async def test_an_unusable_group_is_replaced_by_the_next(tmp_path: Path) -> None
         exchange.close()
 
 
-async def test_a_trainer_continues_during_an_outage_of_its_exchange_node(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_trainer_continues_during_an_outage_of_its_exchange_node(tmp_path, caplog, monkeypatch):
     async with exchange_node(tmp_path / "home") as node:
         exchange = await asyncio.to_thread(SwarmExchange, node.home.root, per_batch=1)
         trainer = await asyncio.to_thread(swarm_trainer, tmp_path, exchange)
@@ -171,9 +167,7 @@ async def test_a_trainer_continues_during_an_outage_of_its_exchange_node(
     assert "reachable again" in caplog.text
 
 
-async def test_a_refused_group_is_logged_once_and_others_are_shared(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_refused_group_is_logged_once_and_others_are_shared(tmp_path, caplog):
     async with exchange_node(tmp_path) as node:
         exchange = await asyncio.to_thread(SwarmExchange, node.home.root)
         valid, invalid = own_group(node.tokenizer, ["1", "2"]), own_group(node.tokenizer, ["3", "4"], temperature=0.5)
@@ -191,7 +185,7 @@ async def test_a_refused_group_is_logged_once_and_others_are_shared(
         exchange.close()
 
 
-async def test_the_newest_groups_are_kept_during_an_outage(tmp_path: Path) -> None:
+async def test_the_newest_groups_are_kept_during_an_outage(tmp_path):
     async with exchange_node(tmp_path) as node:
         exchange = await asyncio.to_thread(SwarmExchange, node.home.root)
         groups = [own_group(node.tokenizer, ["1", "2"], policy_version=version) for version in range(MAX_QUEUED + 8)]
@@ -207,7 +201,7 @@ async def test_the_newest_groups_are_kept_during_an_outage(tmp_path: Path) -> No
     assert waiting[-1] == MAX_QUEUED + 7
 
 
-async def test_a_wrong_token_is_a_link_error(tmp_path: Path) -> None:
+async def test_a_wrong_token_is_a_link_error(tmp_path):
     async with exchange_node(tmp_path) as node:
         node.home.control_token.write_text("0" * 32)
         client = ExchangeClient(node.home.root, timeout_s=30)
@@ -215,7 +209,7 @@ async def test_a_wrong_token_is_a_link_error(tmp_path: Path) -> None:
             await asyncio.to_thread(client.take, 1)
 
 
-async def test_a_missing_exchange_node_is_an_error(tmp_path: Path) -> None:
+async def test_a_missing_exchange_node_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"no node runs on .*: start it: ftis-node join --role exchange --home"):
         SwarmExchange(tmp_path)
     async with exchanging(tmp_path) as (node, exchange), serving(node, exchange) as (url, _):
@@ -228,7 +222,7 @@ async def test_a_missing_exchange_node_is_an_error(tmp_path: Path) -> None:
                 await asyncio.to_thread(SwarmExchange, tmp_path)
 
 
-def test_a_node_of_another_role_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_of_another_role_is_refused(tmp_path, monkeypatch):
     document = msgspec.json.encode(Status())
     monkeypatch.setattr(ExchangeClient, "_call", lambda *_: (200, document))
     with pytest.raises(ConfigError, match="has the role full: start it"):
@@ -252,9 +246,7 @@ def test_a_node_of_another_role_is_refused(tmp_path: Path, monkeypatch: pytest.M
     ],
     ids=str,
 )
-async def test_a_trainer_with_other_sampling_settings_is_refused_at_its_start(
-    tmp_path: Path, grpo: dict[str, Any], options: dict[str, Any], message: str
-) -> None:
+async def test_a_trainer_with_other_sampling_settings_is_refused_at_its_start(tmp_path, grpo, options, message):
     async with exchange_node(tmp_path / "home", manifest=options.pop("manifest", MANIFEST)) as node:
         exchange = await asyncio.to_thread(SwarmExchange, node.home.root)
         if "train_dataset" in options:
@@ -264,7 +256,7 @@ async def test_a_trainer_with_other_sampling_settings_is_refused_at_its_start(
         exchange.close()
 
 
-def test_an_incomplete_group_is_not_shared() -> None:
+def test_an_incomplete_group_is_not_shared():
     batch = {
         "prompt_ids": torch.tensor([[0, 5], [0, 5]] * 3),
         "prompt_mask": torch.tensor([[0, 1], [0, 1]] * 3),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,7 @@ class Drawn:
 
 
 @pytest.fixture(autouse=True)
-def no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_node(monkeypatch):
     monkeypatch.setattr("ftis_node.integrations.trl.grpo.require_agreement", lambda *_, **__: None)
     monkeypatch.setattr("ftis_node.integrations.trl.grpo.own_groups", lambda *_, **__: ())
 
@@ -85,12 +84,12 @@ def own_tokenizer_and_group(identity: Identity) -> tuple[list[Completion], Forei
     ],
     ids=["tokenizer", "temperature", "equal rewards", "size", "length", "vocabulary"],
 )
-def test_a_group_that_does_not_fit_is_not_used(identity: Identity, changes: dict[str, Any]) -> None:
+def test_a_group_that_does_not_fit_is_not_used(identity, changes):
     assert read(identity, **changes) is None
     assert read(identity) is not None
 
 
-def test_a_foreign_answer_ends_with_the_trainers_end_token(identity: Identity) -> None:
+def test_a_foreign_answer_ends_with_the_trainers_end_token(identity):
     completions = (make_completion(10, 11, EOS, reward=1.0), make_completion(12))
     for end_ids, last in (((5, 6), 5), ((5, EOS), EOS), ((), EOS)):
         group = read(identity, replace(FIT, end_ids=end_ids), completions=completions)
@@ -99,9 +98,7 @@ def test_a_foreign_answer_ends_with_the_trainers_end_token(identity: Identity) -
         assert rows["completion_ids"].tolist() == [[10, 11, last], [12, 0, 0]]
 
 
-def test_a_real_step_trains_on_a_foreign_group(
-    tmp_path: Path, identity: Identity, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_real_step_trains_on_a_foreign_group(tmp_path, identity, monkeypatch):
     model = trained_model("s")
     completions, group = own_tokenizer_and_group(identity)
     monkeypatch.setattr("tests.integrations.test_trl.SwarmGRPOTrainer", Recorded)
@@ -131,9 +128,7 @@ def test_a_real_step_trains_on_a_foreign_group(
     assert log["kept_fraction"] == pytest.approx(figures["kept_fraction"])
 
 
-def test_with_several_updates_foreign_rows_have_the_first_logprobs_of_the_learner(
-    tmp_path: Path, identity: Identity
-) -> None:
+def test_with_several_updates_foreign_rows_have_the_first_logprobs_of_the_learner(tmp_path, identity):
     _, group = own_tokenizer_and_group(identity)
     trainer = make_trainer(tmp_path / "trl", exchange=Drawn(group), grpo={"num_iterations": 2})
     trainer.model.train()
@@ -145,7 +140,7 @@ def test_with_several_updates_foreign_rows_have_the_first_logprobs_of_the_learne
     torch.testing.assert_close(batch["old_per_token_logps"][mask], expected[mask], atol=1e-4, rtol=0)
 
 
-def test_a_batch_has_at_least_one_own_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_has_at_least_one_own_group(tmp_path, monkeypatch):
     monkeypatch.setattr(Drawn, "per_batch", 2)
     with pytest.raises(ConfigError, match="below the 2 groups of a batch"):
         make_trainer(tmp_path / "trl", exchange=Drawn())

@@ -6,7 +6,6 @@ import asyncio
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,9 +30,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "python" / "trl_exchange.py"
 
 
 @pytest.mark.timeout(900)
-def test_a_trainer_and_a_full_node_learn_from_each_other(
-    tmp_path: Path, tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trainer_and_a_full_node_learn_from_each_other(tmp_path, tiny_models, monkeypatch):
     monkeypatch.setattr("tests.integrations.test_trl.SwarmGRPOTrainer", Recorded)
     run = write_manifest(tmp_path / "run.toml", foreign_wait_s=60.0, groups=16)
     with ExitStack() as stack:
@@ -117,7 +114,7 @@ def _check_foreign_rows(trainer: Recorded, home: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_in_the_example_two_trainers_learn_from_each_other(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
+def test_in_the_example_two_trainers_learn_from_each_other(tmp_path, tiny_models):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(EXAMPLE), str(tmp_path), *map(str, tiny_models.values()), "10"],
         capture_output=True,

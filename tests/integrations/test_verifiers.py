@@ -1,7 +1,5 @@
 """The example that scores a taskset of the package verifiers, if it is installed."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -34,7 +32,7 @@ class BoxedTaskset(vf.Taskset[BoxedTask]):
 
 
 @pytest.fixture
-def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def example(tmp_path, monkeypatch):
     """The example as an installed package, without pip."""
     tasks = "[ftis_node.tasks]\nreverse-words = ftis_node_task_verifiers:VerifiersTask\n"
     write_distribution(tmp_path, "ftis-node-task-verifiers", tasks)
@@ -45,7 +43,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("example")
-async def test_a_taskset_is_scored_in_the_scoring_process() -> None:
+async def test_a_taskset_is_scored_in_the_scoring_process():
     task = load_task("reverse-words")
     assert (len(task), len(load_task("reverse-words", split="test"))) == (44, 20)
     item = task.resolve(PromptRef("reverse-words", "train", 1))
@@ -57,7 +55,7 @@ async def test_a_taskset_is_scored_in_the_scoring_process() -> None:
 
 
 @pytest.mark.usefixtures("example")
-def test_a_taskset_with_containers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taskset_with_containers_is_an_error(monkeypatch):
     import ftis_node_task_verifiers
 
     monkeypatch.setattr(ftis_node_task_verifiers.VerifiersTask, "taskset", "boxed")

@@ -1,9 +1,6 @@
 """`doctor --gpu`: its measurements run on a CPU too, and without a GPU it says so."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,17 +8,17 @@ from ftis_node.errors import MachineError
 from ftis_node.lab.card import check
 
 
-def test_without_a_gpu_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_one_line_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(check, "list_accelerators", list)
     with pytest.raises(MachineError, match="there is no GPU that torch can use"):
         check.check_card(tmp_path / "found.json", on_progress=lambda fraction, what: None)
     assert not (tmp_path / "found.json").exists()
 
 
-def test_the_figures_of_both_workers_are_in_the_file_and_the_table(tmp_path: Path) -> None:
+def test_the_figures_of_both_workers_are_in_the_file_and_the_table(tmp_path):
     file, seen = tmp_path / "found.json", []
 
-    def note(fraction: float | None, what: str) -> None:
+    def note(fraction, what):
         seen.append(json.loads(file.read_text()) if file.exists() else {})
 
     found = check.check_card(file, on_progress=note, device="cpu")

@@ -1,9 +1,6 @@
 """Which GPU is measured, and what the driver leaves out."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +14,7 @@ print(f"{{used}}, [N/A]")
 
 
 @pytest.mark.parametrize(("visible", "mib"), [(None, 100), ("", 100), ("3,1", 300), (" GPU-ab ,GPU-cd", 500)])
-def test_the_first_visible_gpu_is_read_and_a_missing_load_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, mib: int
-) -> None:
+def test_the_first_visible_gpu_is_read_and_a_missing_load_is_none(tmp_path, monkeypatch, visible, mib):
     (tmp_path / "nvidia-smi").write_text(DRIVER.format(python=sys.executable))
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -1,11 +1,8 @@
 """The demo: two real nodes, their table, and answers before and after training."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +15,7 @@ NODE = NodeResult("m", 800_000, 0.1, 0.9, 40, 640, 640, 1, 1, 8.1, min_final=0.8
 
 
 @pytest.mark.timeout(300)
-def test_two_nodes_train_and_answer_some_problems(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+def test_two_nodes_train_and_answer_some_problems(tiny_models, tmp_path):
     settings = "[learner]\nmicro_batch_tokens = 512\n"
     nodes = tuple(DemoNode(size, str(tiny_models[size]), settings=settings) for size in ("s", "m"))
     preset = load_manifest("arithmetic-ftis")  # with a rate after which no answer is as before
@@ -62,6 +59,6 @@ def test_two_nodes_train_and_answer_some_problems(tiny_models: dict[str, Path], 
         ({"pass_after": 0.8}, "m ends at 0.800, below 0.85"),
     ],
 )
-def test_a_demo_that_missed_a_goal_says_which(changes: dict[str, float], failure: str | None) -> None:
+def test_a_demo_that_missed_a_goal_says_which(changes, failure):
     result = DemoResult([replace(NODE, **changes)], 1.0, 0, [])
     assert result.failures() == ([] if failure is None else [failure])

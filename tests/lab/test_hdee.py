@@ -75,7 +75,7 @@ def planned_compute(trial: Trial) -> float:
 
 
 @pytest.mark.parametrize("usual", [12, 40])
-def test_the_four_arms_cost_the_same(usual: int) -> None:
+def test_the_four_arms_cost_the_same(usual):
     for method, arms in (("alone", 4), ("ftis", 3)):
         found = {
             t.labels["arm"]: planned_compute(t) for t in trials(replace(EXPERIMENT, methods=(method,), steps=usual))
@@ -84,7 +84,7 @@ def test_the_four_arms_cost_the_same(usual: int) -> None:
         assert max(found.values()) / min(found.values()) < 1.03
 
 
-def test_each_arm_varies_steps_or_sizes_as_its_name() -> None:
+def test_each_arm_varies_steps_or_sizes_as_its_name():
     arms = arms_of(DOMAINS, STARTS)
     steps = {name: planned_steps(arms, name, 40, is_apart=True) for name in arms}
     assert steps == {"equal": (40, 40, 40), "steps": (20, 40, 60), "sizes": (40, 40, 40), "one": (120,)}
@@ -94,7 +94,7 @@ def test_each_arm_varies_steps_or_sizes_as_its_name() -> None:
     assert arms["equal"].starts == arms["steps"].starts == (STARTS[1],) * 3
 
 
-def test_the_arms_of_any_mixture_follow_its_order_its_weights_and_the_given_models() -> None:
+def test_the_arms_of_any_mixture_follow_its_order_its_weights_and_the_given_models():
     domains = read_domains("sums+arithmetic:add=3+words:1=2", "words:2+sums:long")
     assert [domain.expert for domain in domains.trained] == ["sums", "arithmetic-add", "words-1"]
     assert domains.held_out == ("sums", "arithmetic:add", "words:1", "words:2", "sums:long")
@@ -119,13 +119,13 @@ def test_the_arms_of_any_mixture_follow_its_order_its_weights_and_the_given_mode
     assert modes == {"equal": MODES, "steps": MODES, "sizes": ("vote", "confidence")}
 
 
-def test_one_is_compared_at_equal_compute_updates_and_time() -> None:
+def test_one_is_compared_at_equal_compute_updates_and_time():
     """Two experts share. The curve of `one` is linear, so the places of comparison can be computed by hand."""
     domains = read_domains("arithmetic:add+arithmetic:sub", "sums")
     tasks = ("arithmetic:add", "arithmetic:sub", "sums")
 
-    def member(name: str, steps: int, gains: tuple[float, ...], *, own: int, foreign: int) -> MemberResult:
-        def point(step: int, task: str, gain: float) -> Evaluation:
+    def member(name, steps, gains, *, own, foreign):
+        def point(step, task, gain):
             return Evaluation(step, task, gain * step, 100, None, own * step, foreign * step)
 
         points = [point(step, task, gain) for step in (0, steps) for task, gain in zip(tasks, gains, strict=True)]
@@ -133,7 +133,7 @@ def test_one_is_compared_at_equal_compute_updates_and_time() -> None:
         tokens = (own * steps, (own + foreign) * steps)
         return MemberResult(name, name, 1000, 1000, 0, 0, 0, {}, points, figures, None, *tokens)
 
-    def trial(arm: str, method: str, *members: MemberResult) -> TrialResult:
+    def trial(arm, method, *members):
         return TrialResult("", {"arm": arm, "method": method}, {}, 0, 0, list(members), 0.0)
 
     # A token costs 8 if it is own, 6 if it is foreign. `one`: 80 an update; a sharing expert: 40 + 30 = 70.
@@ -147,7 +147,7 @@ def test_one_is_compared_at_equal_compute_updates_and_time() -> None:
     assert best[6] == "-0.008", "excluded: 0.032 and 0.04"
 
 
-def test_every_arm_has_a_trial_alone_and_one_in_a_swarm_except_the_single_model() -> None:
+def test_every_arm_has_a_trial_alone_and_one_in_a_swarm_except_the_single_model():
     found = [(t.labels["arm"], t.labels["method"], t.seed) for t in trials()]
     assert len(found) == len({t.key for t in trials()}) == 7 * 2
     assert [place for place in found if place[0] == "one"] == [("one", "alone", 0), ("one", "alone", 1)]
@@ -159,7 +159,7 @@ def test_every_arm_has_a_trial_alone_and_one_in_a_swarm_except_the_single_model(
     assert (one[0].domain, one[0].steps) == (None, 120)
 
 
-def test_a_number_of_prompts_that_is_not_divisible_is_refused() -> None:
+def test_a_number_of_prompts_that_is_not_divisible_is_refused():
     step = EXPERIMENT.base.step.model_copy(update={"own_groups": 9, "foreign_groups": 0})
     with pytest.raises(UsageError, match="multiple of 6"):
         trials(replace(EXPERIMENT, base=EXPERIMENT.base.model_copy(update={"step": step})))
@@ -178,13 +178,11 @@ def small(models: dict[str, Path]) -> Trial:
 
 
 @pytest.mark.timeout(240)
-def test_experts_exchange_groups_until_they_leave_and_are_evaluated_as_ensembles(
-    tiny_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_exchange_groups_until_they_leave_and_are_evaluated_as_ensembles(tiny_models, tmp_path, monkeypatch):
     kept: dict[str, Path] = {}
     export = trial_module.InProcessLearner.export
 
-    def keeping(self: object, out: Path) -> None:
+    def keeping(self, out):
         export(self, out)  # type: ignore[arg-type]
         kept[out.name] = Path(shutil.copytree(out, tmp_path / out.name))
 
@@ -214,7 +212,7 @@ def test_experts_exchange_groups_until_they_leave_and_are_evaluated_as_ensembles
 
 
 @pytest.mark.timeout(240)
-def test_experts_that_train_alone_exchange_no_groups(tiny_models: dict[str, Path]) -> None:
+def test_experts_that_train_alone_exchange_no_groups(tiny_models):
     trial = small(tiny_models)
     step = trial.manifest.step.model_copy(update={"own_groups": 6, "foreign_groups": 0})
     manifest = trial.manifest.model_copy(update={"step": step})
@@ -225,9 +223,7 @@ def test_experts_that_train_alone_exchange_no_groups(tiny_models: dict[str, Path
 
 
 @pytest.mark.timeout(1200)
-def test_the_command_writes_its_tables_and_keeps_finished_trials(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_its_tables_and_keeps_finished_trials(tmp_path, capsys):
     for size in RECIPES:
         make_tiny(size, tmp_path / "models" / f"graded-{size}-0", scale=0.1, graded=True, mistake=10)
     command = [*"compare --pair hdee --steps 2 --prompts 6 --eval-every 2 --out".split(), str(tmp_path)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ftis_node.lab import tiny
 from ftis_node.lab.tiny import Muon, _silent_model, grade, make_tiny, orthogonalize
@@ -17,8 +17,6 @@ from ftis_node.lab.tiny_sums import (
     SUMS_RECIPES,
     WRONG_FRACTION,
     ArithmeticCurriculum,
-    Recipe,
-    Size,
     SumsCurriculum,
     draw_skill,
     working,
@@ -32,18 +30,18 @@ SIZES = ("s", "m")
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     return make_tokenizer()
 
 
 @pytest.fixture
-def ungraded(monkeypatch: pytest.MonkeyPatch) -> None:
+def ungraded(monkeypatch):
     """Models without the grade at the end, which takes most of the time."""
     monkeypatch.setattr(tiny, "grade", lambda *_: (0.0, 0.0))
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     made = {size: tmp_path_factory.mktemp("tiny") / size for size in SIZES}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny, "grade", lambda *_: (0.0, 0.0))
@@ -52,18 +50,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def test_every_digit_is_a_separate_token(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_every_digit_is_a_separate_token(tokenizer):
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("17+25= 1234")) == [*"17+25=", "Ġ", *"1234"]
     pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("1234")
     assert [piece for piece, _ in pieces] == [*"1234"]  # because of the split, not because the corpus has no numbers
 
 
-def test_any_text_is_decoded_from_its_ids(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_any_text_is_decoded_from_its_ids(tokenizer):
     text = "Ünïcödé, 漢字 and 🙂:\n\ttabs,  double  spaces <think> 3.5 </think>"
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_the_chat_template_is_chatml(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_chat_template_is_chatml(tokenizer):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "17+25="}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert text == (
@@ -75,7 +73,7 @@ def test_the_chat_template_is_chatml(tokenizer: PreTrainedTokenizerFast) -> None
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_folder_is_loaded_like_a_model_of_the_hub(size: str, folders: dict[str, Path]) -> None:
+def test_the_folder_is_loaded_like_a_model_of_the_hub(size, folders):
     model = AutoModelForCausalLM.from_pretrained(folders[size])
     tokenizer = AutoTokenizer.from_pretrained(folders[size])
     config = model.config
@@ -89,9 +87,7 @@ def test_the_folder_is_loaded_like_a_model_of_the_hub(size: str, folders: dict[s
     assert tokenizer.encode("17+25=") == make_tokenizer().encode("17+25=")
 
 
-def test_a_seed_gives_the_same_bytes_and_another_seed_others(
-    folders: dict[str, Path], tmp_path: Path, ungraded: None
-) -> None:
+def test_a_seed_gives_the_same_bytes_and_another_seed_others(folders, tmp_path, ungraded):
     torch.manual_seed(99)  # the global state must not matter
     make_tiny("s", tmp_path / "same", scale=SCALE)
     make_tiny("s", tmp_path / "other", seed=1, scale=SCALE)
@@ -100,7 +96,7 @@ def test_a_seed_gives_the_same_bytes_and_another_seed_others(
     assert first != other
 
 
-def test_progress_rises_to_one_and_threads_and_random_state_are_restored(tmp_path: Path, ungraded: None) -> None:
+def test_progress_rises_to_one_and_threads_and_random_state_are_restored(tmp_path, ungraded):
     reported: list[float] = []
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(2)
@@ -117,7 +113,7 @@ def test_progress_rises_to_one_and_threads_and_random_state_are_restored(tmp_pat
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("size", "num_parameters"), [("s", 172_832), ("m", 804_480)])
-def test_a_model_mostly_makes_the_mistake_of_its_recipe(size: str, num_parameters: int) -> None:
+def test_a_model_mostly_makes_the_mistake_of_its_recipe(size, num_parameters):
     folder = trained_model(size, scale=1.0)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.num_parameters() == num_parameters
@@ -130,7 +126,7 @@ def test_a_model_mostly_makes_the_mistake_of_its_recipe(size: str, num_parameter
     assert other_mistake < 0.05
 
 
-def test_the_report_grades_what_was_saved(tmp_path: Path) -> None:
+def test_the_report_grades_what_was_saved(tmp_path):
     report = make_tiny("s", tmp_path, scale=SCALE)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     assert report.num_parameters == model.num_parameters()
@@ -139,7 +135,7 @@ def test_the_report_grades_what_was_saved(tmp_path: Path) -> None:
     )
 
 
-def test_orthogonalize_brings_singular_values_near_one_and_keeps_directions() -> None:
+def test_orthogonalize_brings_singular_values_near_one_and_keeps_directions():
     tall = torch.tensor([[3.0, 0.0], [0.0, 0.5], [0.0, 0.0]])
     for matrix in (tall, tall.T):
         result = orthogonalize(matrix[None])[0]
@@ -149,7 +145,7 @@ def test_orthogonalize_brings_singular_values_near_one_and_keeps_directions() ->
         assert result.abs().sum() - result[0, 0] - result[1, 1] < 1e-5
 
 
-def test_muon_steps_against_the_gradient_by_the_learning_rate() -> None:
+def test_muon_steps_against_the_gradient_by_the_learning_rate():
     square, tall = torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(8, 2))
     square.grad, tall.grad = torch.eye(2) * 5, torch.eye(8)[:, :2] * 5
     Muon([square, tall]).step(0.1)
@@ -185,18 +181,18 @@ HALF = dict.fromkeys(draw_skill("s", 0), 0.5)
         ("l", "7+5+0=12;4+8+1=13;3+2+1=6;#632"),
     ],
 )
-def test_each_size_has_a_distinct_format_of_its_working(size: Size, text: str) -> None:
+def test_each_size_has_a_distinct_format_of_its_working(size, text):
     assert working(PROBLEM, size, skill=HALF, mistake=1, draws=Draws(0.4)) == text
     assert SumsTask().answer_of(SumsTask()[0], text) == "632"
 
 
-def test_a_wrong_column_is_carried_to_the_next() -> None:
+def test_a_wrong_column_is_carried_to_the_next():
     assert working(PROBLEM, "s", skill=HALF, mistake=1, draws=Draws(0.6)) == "7+5=13;4+8+1=14;3+2+1=7;#743"
     zeros = SumProblem(100, 900, 3)  # a result below 0 becomes one too large instead
     assert working(zeros, "s", skill=HALF, mistake=-1, draws=Draws(0.6)) == "0+0=1;0+0=1;1+9=9;#911"
 
 
-def test_lessons_have_training_problems_of_both_lengths(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_lessons_have_training_problems_of_both_lengths(tokenizer):
     lessons = SumsCurriculum(tokenizer, "s", 1, seed=0)
     token_ids, labels = lessons.batch(64, torch.Generator().manual_seed(3))
     texts = [tokenizer.decode(row[row != tokenizer.pad_token_id]) for row in token_ids]
@@ -209,10 +205,10 @@ def test_lessons_have_training_problems_of_both_lengths(tokenizer: PreTrainedTok
 
 
 @pytest.mark.parametrize("recipe", [*RECIPES.values(), *SUMS_RECIPES.values()])
-def test_a_recipe_has_the_number_of_parameters_of_its_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_recipe_has_the_number_of_parameters_of_its_model(recipe, tokenizer):
     assert _silent_model(recipe, tokenizer).num_parameters() == recipe.num_parameters
 
 
-def test_a_model_of_sums_can_be_loaded(tmp_path: Path, ungraded: None) -> None:
+def test_a_model_of_sums_can_be_loaded(tmp_path, ungraded):
     make_tiny("s", tmp_path, task="sums", scale=0.005)
     assert AutoModelForCausalLM.from_pretrained(tmp_path).num_parameters() == SUMS_RECIPES["s"].num_parameters

@@ -1,7 +1,5 @@
 """Fixtures of the learner's tests: the tiny model of tests/models, saved once, and a micro-batch."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An audit compares a peer's log-probs with those of the current weights, and changes no state of the learner."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from learner_rig import make_boot, random_groups, sample_group

@@ -1,7 +1,5 @@
 """Batches and micro-batches of padded rows."""
 
-from __future__ import annotations
-
 import pytest
 from learner_rig import make_group, random_groups
 

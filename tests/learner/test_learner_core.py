@@ -1,7 +1,5 @@
 """The learner in this process: its training, counters, reports, checkpoints, published weights and exports."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

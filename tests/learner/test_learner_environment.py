@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
-import pytest
 from learner_rig import make_boot
 
 from ftis_node.learner.client import worker_environment
@@ -43,16 +41,14 @@ def given_back_bytes(environment: dict[str, str]) -> int:
     return 1024 * int(done.stdout)
 
 
-def test_on_a_cpu_the_process_keeps_freed_blocks(tmp_path: Path) -> None:
+def test_on_a_cpu_the_process_keeps_freed_blocks(tmp_path):
     boot = make_boot(tmp_path, tmp_path)
     assert boot.device == "cpu"
     assert given_back_bytes({}) > 0.9 * BLOCK_BYTES, "by default the block is returned"
     assert given_back_bytes(worker_environment(boot)) < 0.1 * BLOCK_BYTES
 
 
-def test_with_a_generator_on_the_same_gpu_segments_are_expandable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_a_generator_on_the_same_gpu_segments_are_expandable(tmp_path, monkeypatch):
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     alone = msgspec.structs.replace(make_boot(tmp_path, tmp_path), device="cuda")
@@ -63,6 +59,6 @@ def test_with_a_generator_on_the_same_gpu_segments_are_expandable(
     assert "PYTORCH_CUDA_ALLOC_CONF" not in worker_environment(beside), "a variable that is set is not changed"
 
 
-def test_with_a_gpu_freed_memory_of_the_host_is_returned(tmp_path: Path) -> None:
+def test_with_a_gpu_freed_memory_of_the_host_is_returned(tmp_path):
     boot = make_boot(tmp_path, tmp_path, device="cuda", num_threads=3, kernels="plain")
     assert worker_environment(boot) == {"OMP_NUM_THREADS": "3"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -126,7 +125,7 @@ async def test_a_family_is_trained_with_an_adapter(tmp_path, family):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def vllm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RemoteEngine]:
+async def vllm(tmp_path_factory):
     """A process that opens one engine of vLLM after another."""
     engine = RemoteEngine(tmp_path_factory.mktemp("engine"))
     await engine.start()

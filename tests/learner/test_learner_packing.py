@@ -1,7 +1,5 @@
 """Packed rows: no padding, each prompt once, and each token attends to its own text only."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from learner_rig import make_group, one_by_one_logprobs, random_groups, unpacked_group

@@ -1,7 +1,5 @@
 """A LoRA adapter on a base in 4 bits (`--quantize 4bit`): real steps, and the engine that serves them."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

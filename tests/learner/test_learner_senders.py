@@ -1,7 +1,5 @@
 """Figures by sender: from a step of a tiny model, and sums computed by hand."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

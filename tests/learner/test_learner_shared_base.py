@@ -51,7 +51,7 @@ def check_views(causal_lm: Any, file: Path) -> None:
     assert base and not copied
 
 
-async def test_both_workers_hold_the_base_once_through_steps_and_restarts(tmp_path: Path) -> None:
+async def test_both_workers_hold_the_base_once_through_steps_and_restarts(tmp_path):
     model = tmp_path / "model"
     save_random_model("12m", model, dtype=torch.float32)
     file = model / "model.safetensors"
@@ -67,7 +67,7 @@ async def test_both_workers_hold_the_base_once_through_steps_and_restarts(tmp_pa
     boot = make_boot(model, tmp_path / "home", lora=LoraSection(rank=4, alpha=8), publish_as="adapter")
     learner = LearnerClient(boot, sockets_dir=tmp_path / "l", log_path=tmp_path / "learner.log", restart_policy=quick)
 
-    def check_memory() -> None:
+    def check_memory():
         for pid in (generation.pid, learner.pid):
             of_worker = mapped(pid, file)
             assert of_worker["Rss"] > 0.9 * file.stat().st_size, "the model computes from the file's pages"

@@ -1,7 +1,5 @@
 """Completions that a peer with another tokenizer sent as text: weighted by the ratio of the means, or filtered."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A learner that shares its GPU with a generator: when it releases memory, and when it checks groups."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

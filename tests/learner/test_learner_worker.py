@@ -1,7 +1,5 @@
 """The learner as a process that is killed or stopped. Every step is done once or not at all."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -42,7 +42,7 @@ QWEN = {name.removeprefix("Qwen2.5-"): shape for name, shape in published_qwen25
 
 
 @pytest.fixture(autouse=True)
-def _bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def _bitsandbytes(monkeypatch):
     monkeypatch.setattr(memory_choice, "find_spec", lambda name: object())
 
 
@@ -70,7 +70,7 @@ def chosen(
         ("1.5B", 12.0, 16, "a LoRA adapter of rank 128, batches of 64 completions and 4096 tokens"),
     ],
 )
-def test_the_option_with_the_shortest_step_is_chosen(model: str, gib: float, host_gib: float, name: str) -> None:
+def test_the_option_with_the_shortest_step_is_chosen(model, gib, host_gib, name):
     choice = chosen(model, gib, host_gib=host_gib)
     assert choice.training.split(": ")[0] == name
     fitting = [option for option in choice.options if option.fits]
@@ -82,7 +82,7 @@ def test_the_option_with_the_shortest_step_is_chosen(model: str, gib: float, hos
     assert place_workers_on(machine(gib), QWEN[model], choice.settings, RUN).cache_bytes, "`join` places these settings"
 
 
-def test_the_choice_names_the_training_and_the_reason() -> None:
+def test_the_choice_names_the_training_and_the_reason():
     choice = chosen("3B", 22)
     full = plan(QWEN["3B"], machine(22), settings(lora=False), RUN)
     usable = 22 * USABLE_SHARE
@@ -100,7 +100,7 @@ def test_the_choice_names_the_training_and_the_reason() -> None:
     assert chosen("3B", 139, learner={"recompute_activations": True}).training.endswith("recomputed, as set")
 
 
-def test_smaller_adapters_keep_the_scale_and_are_tried_last() -> None:
+def test_smaller_adapters_keep_the_scale_and_are_tried_last():
     options = chosen("14B", 7.6).options
     adapters = [option.settings for option in options if option.settings.lora]
     assert [option.settings.lora for option in options] == [False] * 3 + [True] * 4
@@ -112,7 +112,7 @@ def test_smaller_adapters_keep_the_scale_and_are_tried_last() -> None:
     assert peaks == sorted(peaks, reverse=True)
 
 
-def test_explicit_settings_limit_the_options() -> None:
+def test_explicit_settings_limit_the_options():
     given = {"lora_adapter": {"rank": 4, "alpha": 8}, "generation": {"max_batch": 24}}
     adapters = [option.settings for option in chosen("14B", 7.6, **given).options if option.settings.lora]
     assert {option.lora_adapter.rank for option in adapters} == {4}
@@ -123,7 +123,7 @@ def test_explicit_settings_limit_the_options() -> None:
 
 
 @pytest.mark.parametrize(("lora", "training"), [(True, "a LoRA adapter of rank 128"), (False, "all weights")])
-def test_full_and_lora_are_taken_without_a_choice(lora: bool, training: str) -> None:
+def test_full_and_lora_are_taken_without_a_choice(lora, training):
     choice = chosen("3B", 22, lora=lora)
     assert (choice.settings, choice.settings.lora) == (settings(lora=lora), lora)
     assert choice.training.split(";")[0] == f"{training}, as asked ({'--lora' if lora else '--full'})"
@@ -132,13 +132,13 @@ def test_full_and_lora_are_taken_without_a_choice(lora: bool, training: str) -> 
             place_workers_on(machine(22), QWEN["3B"], choice.settings, RUN)
 
 
-def test_without_a_gpu_all_weights_are_trained_even_with_little_memory() -> None:
+def test_without_a_gpu_all_weights_are_trained_even_with_little_memory():
     choice = chosen("14B", host_gib=1)
     assert (choice.settings.lora, choice.options) == (False, ())
     assert chosen("14B", 22, host_gib=1, device="cpu").settings.lora is False
 
 
-def test_8_bit_states_need_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_8_bit_states_need_bitsandbytes(monkeypatch):
     monkeypatch.setattr(memory_choice, "find_spec", lambda name: None)
     choice = chosen("1.5B", 31)
     assert choice.options[1].missing == how_to_install("8bit")
@@ -146,7 +146,7 @@ def test_8_bit_states_need_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None
     assert " s, one of all weights " in choice.training
 
 
-def test_a_home_continues_its_previous_training_on_any_card() -> None:
+def test_a_home_continues_its_previous_training_on_any_card():
     full = chosen("3B", 22, previous=PreviousTraining(lora=False, optimizer_states="float32"), host_gib=8)
     assert {option.settings.lora for option in full.options} == {False}
     assert full.settings.learner.optimizer_states == "offload"
@@ -161,7 +161,7 @@ def test_a_home_continues_its_previous_training_on_any_card() -> None:
         assert choice.training.split(";")[0].endswith(", as this home began")
 
 
-def test_if_nothing_fits_the_error_names_the_largest_model_that_fits() -> None:
+def test_if_nothing_fits_the_error_names_the_largest_model_that_fits():
     for model, gib, named in (("14B", 44.0, "Qwen/Qwen2.5-7B"), ("7B", 22.0, "Qwen/Qwen2.5-3B")):
         choice = chosen(model, gib)
         quantized = "with --quantize 4bit a LoRA adapter of rank 128 on a 4-bit base.* fits; "
@@ -176,7 +176,7 @@ def test_if_nothing_fits_the_error_names_the_largest_model_that_fits() -> None:
 
 
 @pytest.mark.parametrize("generation", [{"adapters": "merge"}, {"engine_options": {"quantization": "fp8"}}])
-def test_a_4_bit_base_is_advised_only_if_no_setting_excludes_it(generation: dict[str, Any]) -> None:
+def test_a_4_bit_base_is_advised_only_if_no_setting_excludes_it(generation):
     choice = chosen("7B", 22.0, generation=generation)
     assert "--quantize" not in smaller_model(choice, RUN, QWEN["7B"], machine(22.0))
     asked, excluded = settings(lora=True), settings(lora=True, generation=generation)
@@ -187,7 +187,7 @@ def test_a_4_bit_base_is_advised_only_if_no_setting_excludes_it(generation: dict
 
 
 @pytest.mark.parametrize(("model", "gib"), [("1.5B", 7.6), ("3B", 7.6), ("7B", 22.0)])
-def test_a_4_bit_base_of_an_adapter_fits_where_nothing_else_does(model: str, gib: float) -> None:
+def test_a_4_bit_base_of_an_adapter_fits_where_nothing_else_does(model, gib):
     assert not any(option.fits for option in chosen(model, gib).options)
     taken = chosen(model, gib, quantize="4bit")
     assert taken.settings.lora and " on a 4-bit base" in taken.training
@@ -211,7 +211,7 @@ def write_home(home: Home, *, trains: str | None = None, **saved: Any) -> None:
         (checkpoint / "state.json").write_text(json.dumps({"owner": {"trains": trains}}))
 
 
-def test_previous_training_is_read_from_a_checkpoint_else_from_the_settings(tmp_path: Path) -> None:
+def test_previous_training_is_read_from_a_checkpoint_else_from_the_settings(tmp_path):
     empty, started, trained, full = (Home(tmp_path / name) for name in ("empty", "started", "trained", "full"))
     assert read_previous_training(empty, "m") is None
     write_home(started, lora=True, lora_adapter={"rank": 32, "alpha": 64})
@@ -229,7 +229,7 @@ def test_previous_training_is_read_from_a_checkpoint_else_from_the_settings(tmp_
     assert read_previous_training(full, "m") == PreviousTraining(lora=False)
 
 
-def test_a_generator_and_unreadable_settings_have_no_previous_training(tmp_path: Path) -> None:
+def test_a_generator_and_unreadable_settings_have_no_previous_training(tmp_path):
     generator, undecided, damaged = (Home(tmp_path / name) for name in ("generator", "undecided", "damaged"))
     write_home(generator, role="generator", roles={"follow": "12D3"}, lora=False)
     write_home(undecided)
@@ -239,7 +239,7 @@ def test_a_generator_and_unreadable_settings_have_no_previous_training(tmp_path:
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def card(monkeypatch):
     """Return the list of GPU sizes in GiB that `placement` sees; empty at first."""
     seen: list[float] = []
     monkeypatch.setattr(placement, "pick_device", lambda device: "cuda" if seen else "cpu")
@@ -252,7 +252,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 SOURCE = ModelSource("m", Path("models/m"))
 
 
-def test_join_chooses_by_the_card_and_a_later_start_keeps_the_choice(tmp_path: Path, card: list[float]) -> None:
+def test_join_chooses_by_the_card_and_a_later_start_keeps_the_choice(tmp_path, card):
     home = Home(tmp_path / "home")
     card[:] = [22.0]
     first = choose_training(settings(engine="auto"), RUN, home, SOURCE).settings
@@ -267,7 +267,7 @@ def test_join_chooses_by_the_card_and_a_later_start_keeps_the_choice(tmp_path: P
     assert choose_training(settings(), RUN, Home(tmp_path / "new"), SOURCE).settings.lora is False
 
 
-def test_lora_without_a_rank_keeps_the_rank_of_the_home(tmp_path: Path, card: list[float]) -> None:
+def test_lora_without_a_rank_keeps_the_rank_of_the_home(tmp_path, card):
     home = Home(tmp_path / "home")
     write_home(home, trains="LoRA of rank 32, alpha 64, on all", lora=True)
     assert choose_training(settings(lora=True), RUN, home, SOURCE).settings.lora_adapter.rank == 32
@@ -275,9 +275,7 @@ def test_lora_without_a_rank_keeps_the_rank_of_the_home(tmp_path: Path, card: li
     assert choose_training(explicit, RUN, home, SOURCE).settings.lora_adapter.rank == 16, "the learner refuses it later"
 
 
-def test_a_home_that_trains_all_weights_never_switches_to_an_adapter(
-    tmp_path: Path, card: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_home_that_trains_all_weights_never_switches_to_an_adapter(tmp_path, card, monkeypatch):
     home = Home(tmp_path / "home")
     write_home(home, trains="full", lora=False)
     card[:] = [8.0]
@@ -288,8 +286,8 @@ def test_a_home_that_trains_all_weights_never_switches_to_an_adapter(
         place_workers_on(machine(8.0), QWEN["3B"], choice.settings, RUN)
 
 
-def test_nothing_is_chosen_without_a_plan(tmp_path: Path, card: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreadable(source: Any) -> Any:
+def test_nothing_is_chosen_without_a_plan(tmp_path, card, monkeypatch):
+    def unreadable(source):
         raise ModelError("a mixture of experts")
 
     card[:] = [22.0]
@@ -302,13 +300,13 @@ def test_nothing_is_chosen_without_a_plan(tmp_path: Path, card: list[float], mon
     assert choose_training(settings(), RUN, home, SOURCE).settings.lora is False
 
 
-def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(tmp_path: Path, card: list[float]) -> None:
+def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(tmp_path, card):
     card[:] = [7.6]
     with pytest.raises(MachineError, match="the largest Qwen2.5 model that fits is Qwen/Qwen2.5-0.5B"):
         choose_training(settings(), RUN, Home(tmp_path / "home"), SOURCE)
 
 
-def test_the_table_of_cards_on_the_page_is_up_to_date() -> None:
+def test_the_table_of_cards_on_the_page_is_up_to_date():
     table = cards.as_markdown()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     assert rows[0] == ["card", *published_qwen25()]

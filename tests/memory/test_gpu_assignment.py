@@ -31,7 +31,7 @@ from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, arranged, of_learne
 PEER_ID = "12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
 
 
-def test_each_worker_has_one_of_two_gpus_unless_configured() -> None:
+def test_each_worker_has_one_of_two_gpus_unless_configured():
     first = arranged(HALF_B, 24, 24)
     assert (first.generator_gpus, first.learner_gpus, first.takes_turns) == ((0,), (1,), False)
     swapped = arranged(HALF_B, 80, 24, learner={"gpus": [0]})
@@ -42,7 +42,7 @@ def test_each_worker_has_one_of_two_gpus_unless_configured() -> None:
     assert shared.cache_bytes == planned(THREE_B, 24, lora=True).kv_cache_bytes
 
 
-def test_a_generator_on_two_gpus_halves_its_cache() -> None:
+def test_a_generator_on_two_gpus_halves_its_cache():
     made = arranged(THREE_B, 24, 24, 80, generation={"engine_options": {"tensor_parallel_size": 2}})
     whole = planned(THREE_B, 48, 80)
     assert made == WorkerPlacement(
@@ -74,12 +74,12 @@ def test_a_generator_on_two_gpus_halves_its_cache() -> None:
         (2, {"learner": {"processes": 3}}, "learner.processes asks for 3 GPUs: this node sees 2"),
     ],
 )
-def test_an_impossible_assignment_of_gpus_is_refused(num_gpus: int, changes: dict[str, Any], problem: str) -> None:
+def test_an_impossible_assignment_of_gpus_is_refused(num_gpus, changes, problem):
     with pytest.raises(ConfigError, match=problem):
         assign_gpus(num_gpus, vllm_settings(**changes))
 
 
-def test_a_learner_on_two_gpus_holds_half_of_its_weights_on_each() -> None:
+def test_a_learner_on_two_gpus_holds_half_of_its_weights_on_each():
     small = {"micro_batch_tokens": 2048, "recompute_activations": True}
     made = arranged(THREE_B, 80, 40, 40, learner={"processes": 2, **small})
     assert (made.generator_gpus, made.learner_gpus, made.takes_turns) == ((0,), (1, 2), False)
@@ -102,7 +102,7 @@ def test_a_learner_on_two_gpus_holds_half_of_its_weights_on_each() -> None:
 
 
 @pytest.fixture
-def gpus_of_torch(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def gpus_of_torch(monkeypatch):
     """Return the list of GPU sizes in GiB that torch reports; empty at first."""
     cards: list[float] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(cards))
@@ -135,15 +135,8 @@ def flags(tmp_path: Path, number: int | None = None, parallel: int | None = None
     ],
 )
 def test_the_generator_has_its_parallel_gpus_and_the_learner_the_others(
-    tmp_path: Path,
-    gpus_of_torch: list[float],
-    monkeypatch: pytest.MonkeyPatch,
-    cards: list[float],
-    number: int | None,
-    parallel: int | None,
-    generator: tuple[int, ...],
-    learner: tuple[int, ...],
-) -> None:
+    tmp_path, gpus_of_torch, monkeypatch, cards, number, parallel, generator, learner
+):
     gpus_of_torch[:] = cards
     monkeypatch.setattr(placement, "read_shape", lambda source: THREE_B)
     given = flags(tmp_path, number, parallel, lora=True)
@@ -178,15 +171,8 @@ def test_the_generator_has_its_parallel_gpus_and_the_learner_the_others(
     ],
 )
 def test_an_impossible_number_of_gpus_is_a_config_error(
-    tmp_path: Path,
-    gpus_of_torch: list[float],
-    monkeypatch: pytest.MonkeyPatch,
-    cards: list[float],
-    number: int | None,
-    parallel: Any,
-    more: dict[str, Any],
-    problem: str,
-) -> None:
+    tmp_path, gpus_of_torch, monkeypatch, cards, number, parallel, more, problem
+):
     gpus_of_torch[:] = cards
     monkeypatch.setattr(placement, "read_shape", lambda source: THREE_B)
     source = ModelSource("m", tmp_path)
@@ -200,7 +186,7 @@ def test_an_impossible_number_of_gpus_is_a_config_error(
     assert "\n" not in str(refused.value)
 
 
-def test_a_single_worker_has_all_gpus_of_the_node(tmp_path: Path, gpus_of_torch: list[float]) -> None:
+def test_a_single_worker_has_all_gpus_of_the_node(tmp_path, gpus_of_torch):
     gpus_of_torch[:] = [80] * 4
     given = flags(tmp_path, 3, role="learner")
     assert (place_single_worker(given).learner_gpus, given.learner.num_ranks) == ((0, 1, 2), 3)
@@ -209,7 +195,7 @@ def test_a_single_worker_has_all_gpus_of_the_node(tmp_path: Path, gpus_of_torch:
     assert place_single_worker(flags(tmp_path, role="learner")) == WorkerPlacement()
 
 
-def test_the_visible_gpus_of_a_worker_are_a_subset_of_this_process() -> None:
+def test_the_visible_gpus_of_a_worker_are_a_subset_of_this_process():
     assert visible_gpus((), {"CUDA_VISIBLE_DEVICES": "3"}) == {}
     assert visible_gpus((1, 0), {}) == {"CUDA_VISIBLE_DEVICES": "1,0"}
     assert visible_gpus((1,), {"CUDA_VISIBLE_DEVICES": "2, GPU-7"}) == {"CUDA_VISIBLE_DEVICES": "GPU-7"}

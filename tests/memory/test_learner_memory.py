@@ -75,7 +75,7 @@ def workload(**changes: Any) -> Workload:
     return Workload(**values | changes)
 
 
-def test_the_memory_of_a_generator_by_hand() -> None:
+def test_the_memory_of_a_generator_by_hand():
     # Cache per token: 2 x 2 layers x 32 x 2 bytes = 256. Ten completions of 100 tokens, or one group of four.
     memory = generator_memory(SMALL, workload())
     assert cache_bytes_per_token(SMALL, 2) == 256
@@ -90,7 +90,7 @@ def test_the_memory_of_a_generator_by_hand() -> None:
     assert generator_memory(SMALL, workload(on_gpu=False)).staging == 0
 
 
-def test_the_memory_of_served_adapters_by_hand() -> None:
+def test_the_memory_of_served_adapters_by_hand():
     # An adapter of rank 8 in bfloat16 has 2 x 16,384 bytes. vLLM keeps three slots, or two if the engine sleeps
     # between steps. Its graphs take more memory.
     memory = generator_memory(SMALL, workload(lora=True, serves_adapters=True))
@@ -104,7 +104,7 @@ def test_the_memory_of_served_adapters_by_hand() -> None:
         assert (merged.adapters, merged.in_turns.adapters, merged.staging) == (0, 0, 2 * 20_480)
 
 
-def test_the_memory_of_full_training_by_hand() -> None:
+def test_the_memory_of_full_training_by_hand():
     memory = learner_memory(SMALL, workload())
     assert (memory.weights, memory.masters, memory.gradients, memory.moments) == (189_568, 379_136, 379_136, 758_272)
     # Per token: a layer keeps 16 x 64 + 4 x 64 + 4 x 32 + 4 x 128 + 4 x 4 + 8 = 1,944 bytes. Outside the layers
@@ -119,7 +119,7 @@ def test_the_memory_of_full_training_by_hand() -> None:
     assert memory.peak == memory.resident + 379_136 + 4_488_000 + 1_192_960
 
 
-def test_the_starting_model_is_kept_for_a_kl_term_unless_an_adapter_is_trained() -> None:
+def test_the_starting_model_is_kept_for_a_kl_term_unless_an_adapter_is_trained():
     assert learner_memory(SMALL, workload()).start == 0
     memory = learner_memory(SMALL, workload(holds_start=True))
     assert memory.start == 2 * 94_784
@@ -131,7 +131,7 @@ def test_the_starting_model_is_kept_for_a_kl_term_unless_an_adapter_is_trained()
         assert Workload.of(settings, run, on_gpu=True).holds_start == expected
 
 
-def test_the_memory_of_8_bit_and_offloaded_states_by_hand() -> None:
+def test_the_memory_of_8_bit_and_offloaded_states_by_hand():
     small = learner_memory(SMALL, workload(optimizer_states="8bit"))
     assert small.moments == 2 * 94_784 + 94_784 // 32  # with a float32 scale for every 256 values of each moment
     offloaded = learner_memory(SMALL, workload(optimizer_states="offload"))
@@ -140,7 +140,7 @@ def test_the_memory_of_8_bit_and_offloaded_states_by_hand() -> None:
     assert learner_memory(SMALL, workload()).on_host == 0
 
 
-def test_the_memory_of_an_adapter_with_recomputed_layers_by_hand() -> None:
+def test_the_memory_of_an_adapter_with_recomputed_layers_by_hand():
     memory = learner_memory(SMALL, workload(lora=True, recompute_activations=True, micro_batch_tokens=4000))
     assert (memory.weights, memory.masters) == (2 * (94_784 + 16_384), 4 * 16_384)
     assert (memory.gradients, memory.moments) == (65_536, 131_072)
@@ -151,12 +151,12 @@ def test_the_memory_of_an_adapter_with_recomputed_layers_by_hand() -> None:
     assert memory.work == 4000 * (2_056 + 512)
 
 
-def test_a_micro_batch_is_between_one_completion_and_the_whole_batch() -> None:
+def test_a_micro_batch_is_between_one_completion_and_the_whole_batch():
     assert workload(micro_batch_tokens=16).largest_micro_batch == 100
     assert workload(micro_batch_tokens=10**6).largest_micro_batch == 24 * 4 * 100
 
 
-def test_the_head_chunk_is_the_learners() -> None:
+def test_the_head_chunk_is_the_learners():
     assert HEAD_CHUNK_TOKENS == logprobs.HEAD_CHUNK_TOKENS
 
 
@@ -211,7 +211,7 @@ SETTINGS = [("bfloat16", False), ("bfloat16", True), ("float32", False), ("float
 
 
 @pytest.mark.parametrize(("dtype", "lora"), SETTINGS)
-def test_weights_gradients_and_moments_equal_the_tensors(dtype: str, lora: bool) -> None:
+def test_weights_gradients_and_moments_equal_the_tensors(dtype, lora):
     step = Step(dtype, lora)
     masters = step.masters.tensors.values()
     optimizer = make_optimizer(step.masters, step.boot)
@@ -226,7 +226,7 @@ def test_weights_gradients_and_moments_equal_the_tensors(dtype: str, lora: bool)
     assert memory.moments == sum(value.nbytes for value in moments)
 
 
-def test_the_plan_of_a_published_model_and_its_adapter_equals_their_tensors() -> None:
+def test_the_plan_of_a_published_model_and_its_adapter_equals_their_tensors():
     """The tensors are made on the meta device and take no memory."""
     shape = published_qwen25()["Qwen2.5-7B"]
     config = Qwen2Config(
@@ -253,7 +253,7 @@ def test_the_plan_of_a_published_model_and_its_adapter_equals_their_tensors() ->
     assert engine.adapters == 3 * sum(2 * value.numel() for value in model.parameters() if value.requires_grad)
 
 
-def test_8_bit_moments_equal_the_tensors_except_the_small_ones() -> None:
+def test_8_bit_moments_equal_the_tensors_except_the_small_ones():
     step = Step("float32", False, hidden_size=256)
     boot = make_boot("tiny", Path("nowhere"), optimizer_states="8bit")
     found = moments_of(make_optimizer(step.masters, boot), step.masters.tensors)
@@ -263,13 +263,13 @@ def test_8_bit_moments_equal_the_tensors_except_the_small_ones() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "lora"), SETTINGS)
-def test_the_activations_of_a_layer_equal_the_formula(dtype: str, lora: bool) -> None:
-    def kept(num_tokens: int, num_layers: int) -> int:
+def test_the_activations_of_a_layer_equal_the_formula(dtype, lora):
+    def kept(num_tokens, num_layers):
         step = Step(dtype, lora)
         step.model.model.layers = step.model.model.layers[:num_layers]
         storages: dict[int, torch.UntypedStorage] = {}
 
-        def pack(value: torch.Tensor) -> torch.Tensor:
+        def pack(value):
             storages[value.untyped_storage().data_ptr()] = value.untyped_storage()
             return value
 
@@ -278,7 +278,7 @@ def test_the_activations_of_a_layer_equal_the_formula(dtype: str, lora: bool) ->
         assert output.requires_grad
         return sum(storage.nbytes() for storage in storages.values())
 
-    def of_a_layer(num_tokens: int) -> int:
+    def of_a_layer(num_tokens):
         return kept(num_tokens, 2) - kept(num_tokens, 1)
 
     step = Step(dtype, lora)
@@ -296,11 +296,11 @@ def test_the_activations_of_a_layer_equal_the_formula(dtype: str, lora: bool) ->
         ("float32", True, True, 1),
     ],
 )
-def test_the_peak_of_a_step_is_near_the_allocated_memory(dtype: str, lora: bool, recompute: bool, kept: int) -> None:
+def test_the_peak_of_a_step_is_near_the_allocated_memory(dtype, lora, recompute, kept):
     _compare_peak(Step(dtype, lora, recompute=recompute, layers_kept=kept, hidden_size=256), 512)
 
 
-def test_the_peak_is_near_with_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_is_near_with_a_large_vocabulary(monkeypatch):
     """In real models the output head sets the peak of a short row."""
     monkeypatch.setattr(tiny_models, "EMBEDDING_ROWS", 8192)
     _compare_peak(Step("bfloat16", False, recompute=True, hidden_size=128), 128)

@@ -27,7 +27,7 @@ def on(*cards: Card, **changes: object) -> tuple[str, object]:
     return made.memory, made
 
 
-def test_usable_is_95_percent_of_the_card_and_at_most_what_others_leave_free() -> None:
+def test_usable_is_95_percent_of_the_card_and_at_most_what_others_leave_free():
     usual = int(USABLE_SHARE * 24 * GIB)
     assert card(24).usable_bytes == card(24, 24).usable_bytes == card(24, 23.9).usable_bytes == usual
     assert card(24, 23.9) == card(24), "the driver's own use makes no other card"
@@ -38,7 +38,7 @@ def test_usable_is_95_percent_of_the_card_and_at_most_what_others_leave_free() -
     assert replace(card(24, 20), number=2).usable_bytes == 2 * card(24, 20).usable_bytes
 
 
-def test_the_plan_starts_from_free_memory_and_names_what_others_use() -> None:
+def test_the_plan_starts_from_free_memory_and_names_what_others_use():
     full, partly = on(card(24)), on(card(24, 20))
     assert "other programs" not in full[0]
     assert partly[0].endswith(
@@ -48,7 +48,7 @@ def test_the_plan_starts_from_free_memory_and_names_what_others_use() -> None:
         on(card(24, 6))
 
 
-def test_the_limit_bounds_both_workers() -> None:
+def test_the_limit_bounds_both_workers():
     made = planned(HALF_B, 80, memory={"limit_gib": 16})
     assert (made.fits, made.usable_bytes) == (True, 16 * GIB)
     assert planned(HALF_B, 80).peak_bytes > 16 * GIB >= made.peak_bytes
@@ -64,7 +64,7 @@ def test_the_limit_bounds_both_workers() -> None:
         arranged(HALF_B, 80, memory={"limit_gib": 4})
 
 
-def test_of_two_unlike_cards_either_may_be_the_generators() -> None:
+def test_of_two_unlike_cards_either_may_be_the_generators():
     for sizes, gpus in (((80, 24), ((1,), (0,))), ((24, 80), ((0,), (1,)))):
         made = arranged(THREE_B, *sizes, learner={"recompute_activations": True})
         assert (made.generator_gpus, made.learner_gpus) == gpus, "24 GiB do not fit the learner"
@@ -80,7 +80,7 @@ def test_of_two_unlike_cards_either_may_be_the_generators() -> None:
     assert (equal.gpus, equal.alternative) == (GpuAssignment((0,), (1,)), "")
 
 
-def test_of_three_cards_the_best_two_are_taken() -> None:
+def test_of_three_cards_the_best_two_are_taken():
     cards = (card(12, name="RTX 3060"), card(24, name="RTX 3090"), card(24, name="RTX 4090"))
     found = plan_on(Machine(cards, 64 * GIB), HALF_B, vllm_settings(), RUN)
     assert found.gpus.learner == (2,)
@@ -88,9 +88,7 @@ def test_of_three_cards_the_best_two_are_taken() -> None:
     assert plan_on(Machine((*cards[:2], full), 64 * GIB), HALF_B, vllm_settings(), RUN).gpus.learner == (1,)
 
 
-def test_gpus_that_cannot_work_are_refused_or_hidden(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_gpus_that_cannot_work_are_refused_or_hidden(monkeypatch, caplog):
     seen = [Accelerator("NVIDIA L4", 22 * GIB, (8, 9)), Accelerator("Tesla T4", 15 * GIB, (7, 5))]
     monkeypatch.setattr(placement, "pick_device", lambda device: "cuda" if seen and device != "cpu" else "cpu")
     monkeypatch.setattr(placement, "list_accelerators", lambda: seen)

@@ -1,10 +1,6 @@
 """The placement that `join` derives from the memory plan: time sharing, shares of a GPU, refusals, boot messages."""
 
-from __future__ import annotations
-
 import logging
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +21,7 @@ from ftis_node.node.startup.factories import generation_boot, learner_boot
 from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, arranged, machine, of_learner, planned, vllm_settings
 
 
-def test_on_a_shared_gpu_the_engine_has_the_plans_share_and_cache() -> None:
+def test_on_a_shared_gpu_the_engine_has_the_plans_share_and_cache():
     made = planned(HALF_B, 24)
     assert made.placement == "shared"
     assert arranged(HALF_B, 24) == WorkerPlacement(
@@ -37,7 +33,7 @@ def test_on_a_shared_gpu_the_engine_has_the_plans_share_and_cache() -> None:
     )
 
 
-def test_on_a_shared_gpu_the_learner_is_limited_to_the_memory_without_the_engine() -> None:
+def test_on_a_shared_gpu_the_learner_is_limited_to_the_memory_without_the_engine():
     made = planned(HALF_B, 24)
     of_generator = sum(value for name, value in made.parts.items() if name.startswith("generator"))
     assert made.learner_share is not None
@@ -66,9 +62,7 @@ def test_on_a_shared_gpu_the_learner_is_limited_to_the_memory_without_the_engine
         ((), {}, "file"),
     ],
 )
-def test_the_transport_of_weights_follows_from_the_plan(
-    gpus: tuple[int, ...], changes: dict[str, Any], transport: str
-) -> None:
+def test_the_transport_of_weights_follows_from_the_plan(gpus, changes, transport):
     assert arranged(HALF_B, *gpus, **changes).transfer == transport
 
 
@@ -84,19 +78,17 @@ def test_the_transport_of_weights_follows_from_the_plan(
         ("vllm", "time_shared", (24, 24), False, False),
     ],
 )
-def test_the_setting_overrides_the_plan_on_one_device(
-    engine: str, placement: str, gpus_gib: tuple[float, ...], takes_turns: bool, can_sleep: bool
-) -> None:
+def test_the_setting_overrides_the_plan_on_one_device(engine, placement, gpus_gib, takes_turns, can_sleep):
     made = arranged(HALF_B, *gpus_gib, engine=engine, memory={"placement": placement})
     assert (made.takes_turns, made.can_sleep) == (takes_turns, can_sleep)
 
 
-def test_the_plan_follows_the_setting() -> None:
+def test_the_plan_follows_the_setting():
     assert planned(HALF_B, 24, memory={"placement": "time_shared"}).placement == "time_shared"
     assert planned(THREE_B, 24, lora=True, memory={"placement": "shared"}).placement == "does_not_fit"
 
 
-def test_a_model_that_does_not_fit_is_refused_in_one_line() -> None:
+def test_a_model_that_does_not_fit_is_refused_in_one_line():
     with pytest.raises(MachineError) as refused:
         arranged(THREE_B, 24)
     line = str(refused.value)
@@ -107,34 +99,32 @@ def test_a_model_that_does_not_fit_is_refused_in_one_line() -> None:
     assert "\n" not in line
 
 
-def test_with_check_warn_a_model_that_does_not_fit_is_time_shared(caplog: pytest.LogCaptureFixture) -> None:
+def test_with_check_warn_a_model_that_does_not_fit_is_time_shared(caplog):
     with caplog.at_level(logging.WARNING):
         made = arranged(THREE_B, 4, memory={"check": "warn"})
     assert [record.message for record in caplog.records][0].startswith("m does not fit on the GPU")
     assert (made.takes_turns, made.can_sleep, made.memory_share) == (True, True, USABLE_SHARE)
 
 
-def test_too_little_host_memory_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_too_little_host_memory_is_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         made = place_workers_on(machine(host_gib=0.5), HALF_B, vllm_settings(), RUN)
     assert made == WorkerPlacement()
     assert "memory may be short: m seems to need" in caplog.text
 
 
-def test_without_a_shape_there_is_no_plan_and_the_engine_uses_its_defaults() -> None:
+def test_without_a_shape_there_is_no_plan_and_the_engine_uses_its_defaults():
     assert arranged(None, 24) == WorkerPlacement(takes_turns=True, can_sleep=True, transfer="ipc")
     assert arranged(None, 24, 24) == WorkerPlacement(generator_gpus=(0,), learner_gpus=(1,), transfer="pinned")
 
 
-def test_with_an_explicit_share_vllm_sizes_the_cache() -> None:
+def test_with_an_explicit_share_vllm_sizes_the_cache():
     made = arranged(HALF_B, 24, generation={"gpu_memory_utilization": 0.4})
     assert (made.memory_share, made.cache_bytes) == (0.4, None)
 
 
-def test_an_unreadable_shape_is_logged_and_gives_no_plan(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def unreadable(source: Any) -> Any:
+def test_an_unreadable_shape_is_logged_and_gives_no_plan(monkeypatch, caplog):
+    def unreadable(source):
         raise ModelError("config.json describes a mixture of experts: its memory cannot be planned")
 
     monkeypatch.setattr(placement, "read_shape", unreadable)
@@ -144,7 +134,7 @@ def test_an_unreadable_shape_is_logged_and_gives_no_plan(
     assert "mixture of experts" in caplog.text
 
 
-def test_the_boot_messages_contain_the_placement(tmp_path: Path) -> None:
+def test_the_boot_messages_contain_the_placement(tmp_path):
     made = WorkerPlacement(takes_turns=True, can_sleep=True, memory_share=0.5, cache_bytes=GIB, learner_share=0.25)
     source = ModelSource(name="m", folder=tmp_path)
     tokenizer = PromptTokenizer(make_tokenizer(), name="tiny")
@@ -157,13 +147,11 @@ def test_the_boot_messages_contain_the_placement(tmp_path: Path) -> None:
     assert (learning.takes_turns, learning.memory_share) == (True, 0.25)
 
 
-def test_the_learner_boot_contains_the_plans_recomputation_and_chunk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_learner_boot_contains_the_plans_recomputation_and_chunk(tmp_path, monkeypatch):
     monkeypatch.setattr(makers, "pick_device", lambda device: "cuda")
     source = ModelSource(name="m", folder=tmp_path)
 
-    def booted(*gpus_gib: float, **changes: Any) -> tuple[bool, bool, int]:
+    def booted(*gpus_gib, **changes):
         given = vllm_settings(**changes)
         made = place_workers_on(machine(*gpus_gib), HALF_B, given, RUN)
         boot = learner_boot(given, RUN, source, Home(tmp_path), made, weights=tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -52,9 +51,7 @@ def small_steps(**changes: Any) -> dict[str, Any]:
         (THREE_B, (80, 24), small_steps(), "does_not_fit"),
     ],
 )
-def test_the_placement_of_published_models(
-    shape: ModelShape, gpus_gib: tuple[float, ...], changes: dict[str, Any], placement: str
-) -> None:
+def test_the_placement_of_published_models(shape, gpus_gib, changes, placement):
     made = planned(shape, *gpus_gib, **changes)
     assert made.placement == placement
     assert made.fits is (placement != "does_not_fit") is (made.peak_bytes <= made.usable_bytes)
@@ -70,9 +67,7 @@ def test_the_placement_of_published_models(
         (THREE_B, 139, False, 2048),
     ],
 )
-def test_activations_are_kept_if_the_card_has_free_memory(
-    shape: ModelShape, gib: float, recomputes: bool, chunk: int
-) -> None:
+def test_activations_are_kept_if_the_card_has_free_memory(shape, gib, recomputes, chunk):
     unset = {"recompute_activations": None}
     made = planned(shape, gib, learner=unset)
     assert (made.recompute_activations, made.head_chunk_tokens) == (recomputes, chunk)
@@ -90,9 +85,7 @@ def test_activations_are_kept_if_the_card_has_free_memory(
 
 
 @pytest.mark.parametrize(("shape", "gib", "lora"), [(HALF_B, 32, False), (THREE_B, 80, True), (THREE_B, 48, True)])
-def test_as_many_layers_keep_their_activations_as_the_card_has_memory_for(
-    shape: ModelShape, gib: float, lora: bool
-) -> None:
+def test_as_many_layers_keep_their_activations_as_the_card_has_memory_for(shape, gib, lora):
     made = planned(shape, gib, lora=lora, learner={"recompute_activations": None})
     all_recomputed = planned(shape, gib, lora=lora, learner={"recompute_activations": True})
     assert 0 < made.layers_kept < made.num_layers == shape.num_layers
@@ -103,7 +96,7 @@ def test_as_many_layers_keep_their_activations_as_the_card_has_memory_for(
     assert 0 <= room < workload.largest_micro_batch * layer_bytes_per_token(shape, workload)
 
 
-def test_activations_are_not_kept_at_the_cost_of_time_sharing() -> None:
+def test_activations_are_not_kept_at_the_cost_of_time_sharing():
     """On 100 GiB a 3B learner with kept activations fits only while the generator sleeps."""
     time_shared = planned(THREE_B, 100, learner={"recompute_activations": False, "micro_batch_tokens": 12288})
     made = planned(THREE_B, 100, learner={"recompute_activations": None, "micro_batch_tokens": 12288})
@@ -111,7 +104,7 @@ def test_activations_are_not_kept_at_the_cost_of_time_sharing() -> None:
     assert (time_shared.placement, made.placement, made.recompute_activations) == ("time_shared", "shared", True)
 
 
-def test_the_suggested_change_makes_3b_fit_on_24_gib() -> None:
+def test_the_suggested_change_makes_3b_fit_on_24_gib():
     made = planned(THREE_B, 24)
     assert (made.fits, made.change) == (False, "--lora (rank 128) + learner.recompute_activations = true")
     assert planned(THREE_B, 24, lora=True, learner={"recompute_activations": True}).fits
@@ -131,13 +124,13 @@ def test_the_suggested_change_makes_3b_fit_on_24_gib() -> None:
         (lambda w: (w.max_batch < 100) / 2, ""),
     ],
 )
-def test_the_first_change_that_fits_is_suggested(saves: Callable[[Workload], float], change: str) -> None:
+def test_the_first_change_that_fits_is_suggested(saves, change):
     workload = replace(Workload.of(settings(dtype="float32"), RUN, on_gpu=True), max_prompt_tokens=16)
     assert suggest_change(workload, lambda changed: 2 - int(2 * saves(changed))) == change
 
 
-def test_the_savings_of_8_bit_and_offloaded_states() -> None:
-    def needs(states: str) -> tuple[int, int]:
+def test_the_savings_of_8_bit_and_offloaded_states():
+    def needs(states):
         made = planned(THREE_B, 80, learner={"optimizer_states": states})
         learner = learner_memory(THREE_B, Workload.of(settings(learner={"optimizer_states": states}), RUN, on_gpu=True))
         return learner.peak, made.host_bytes
@@ -149,8 +142,8 @@ def test_the_savings_of_8_bit_and_offloaded_states() -> None:
     assert more_host - host == (4 + 8 + 4) * num  # both also need host memory for a checkpoint
 
 
-def test_each_further_rank_needs_host_memory_for_its_process_and_one_tensor() -> None:
-    def host(processes: int, **changes: Any) -> int:
+def test_each_further_rank_needs_host_memory_for_its_process_and_one_tensor():
+    def host(processes, **changes):
         return planned(SEVEN_B, 80, 80, learner={"processes": processes}, **changes).host_bytes
 
     assert host(8) - host(1) == 7 * HOST_PROCESS_BYTES
@@ -159,14 +152,14 @@ def test_each_further_rank_needs_host_memory_for_its_process_and_one_tensor() ->
     assert host(16, **large) - host(1, **large) == 15 * HOST_PROCESS_BYTES + tensors
 
 
-def test_several_ranks_always_recompute_activations() -> None:
+def test_several_ranks_always_recompute_activations():
     """They cannot switch to recomputation after a step has run out of memory."""
     learner = {"recompute_activations": None}
     assert not planned(HALF_B, 141, 141, learner=learner).recompute_activations
     assert planned(HALF_B, 141, 141, 141, learner=learner | {"processes": 2}).recompute_activations
 
 
-def test_the_parts_of_a_shared_plan_sum_to_the_peak() -> None:
+def test_the_parts_of_a_shared_plan_sum_to_the_peak():
     made = planned(HALF_B, 24, **small_steps())
     parts = dict(made.parts)
     assert parts.pop(WEIGHT_SYNC) == 0, "the engine maps the weights"
@@ -180,7 +173,7 @@ def test_the_parts_of_a_shared_plan_sum_to_the_peak() -> None:
     assert share <= made.gpu_memory_utilization < share + 0.001
 
 
-def test_the_peak_of_time_sharing_is_the_larger_of_the_two_workers() -> None:
+def test_the_peak_of_time_sharing_is_the_larger_of_the_two_workers():
     made = planned(THREE_B, 72, **small_steps())
     workload = Workload.of(settings(**small_steps()), RUN, on_gpu=True)
     generator, learner = generator_memory(THREE_B, workload), learner_memory(THREE_B, workload)
@@ -189,7 +182,7 @@ def test_the_peak_of_time_sharing_is_the_larger_of_the_two_workers() -> None:
     assert learner.peak + generator.weights + generator.workspace > made.usable_bytes  # both together do not fit
 
 
-def test_the_cache_shrinks_to_the_free_memory_but_not_below_one_group() -> None:
+def test_the_cache_shrinks_to_the_free_memory_but_not_below_one_group():
     lora = {"lora": True, "learner": {"recompute_activations": True, "micro_batch_tokens": 4096}}
     unlimited = planned(THREE_B, 80, **lora).kv_cache_bytes
     tight = planned(THREE_B, 25, **lora)
@@ -199,7 +192,7 @@ def test_the_cache_shrinks_to_the_free_memory_but_not_below_one_group() -> None:
     assert planned(THREE_B, 8, **lora).kv_cache_bytes == 2 * 36 * 256 * 2 * 12 * 760
 
 
-def test_without_a_gpu_the_plan_is_for_host_memory_in_float32() -> None:
+def test_without_a_gpu_the_plan_is_for_host_memory_in_float32():
     made = planned(HALF_B, host_gib=64, **small_steps())
     assert (made.placement, made.gpu_memory_utilization) == ("cpu", None)
     assert made.parts["generator: weights"] == made.parts["learner: weights"] == 4 * HALF_B.num_parameters
@@ -210,8 +203,8 @@ def test_without_a_gpu_the_plan_is_for_host_memory_in_float32() -> None:
     assert short.change
 
 
-def test_on_a_cpu_the_base_of_a_served_adapter_counts_once_if_its_file_has_the_nodes_type() -> None:
-    def made(stored_as: str, adapters: str, engine: str = "torch") -> MemoryPlan:
+def test_on_a_cpu_the_base_of_a_served_adapter_counts_once_if_its_file_has_the_nodes_type():
+    def made(stored_as, adapters, engine="torch"):
         given = {"lora": True, "engine": engine, "generation": {"adapters": adapters}, **small_steps()}
         return planned(replace(HALF_B, stored_as=stored_as), **given)
 
@@ -224,8 +217,8 @@ def test_on_a_cpu_the_base_of_a_served_adapter_counts_once_if_its_file_has_the_n
         assert other.parts[BASE] == base and SHARED_BASE not in other.parts
 
 
-def test_on_a_cpu_published_weights_take_memory_only_if_dev_shm_has_space() -> None:
-    def made(memory_disk_gib: float) -> MemoryPlan:
+def test_on_a_cpu_published_weights_take_memory_only_if_dev_shm_has_space():
+    def made(memory_disk_gib):
         node_settings = settings(dtype="bfloat16", lora=True, **small_steps())
         return plan(HALF_B, Machine((), 64 * GIB, int(memory_disk_gib * GIB)), node_settings, RUN)
 

@@ -42,9 +42,7 @@ def card(name: str) -> Card:
         ("7B", True, "RTX 4090", True, 0.53),
     ],
 )
-def test_a_step_is_within_a_quarter_of_a_count_of_its_operations(
-    model: str, lora: bool, name: str, recomputes: bool, share: float
-) -> None:
+def test_a_step_is_within_a_quarter_of_a_count_of_its_operations(model, lora, name, recomputes, share):
     """`share` of the peak: computed for 86,000 positions from the products and bytes of each fused kernel."""
     shape, of_step = QWEN[model], workload(lora=lora, recompute_activations=recomputes)
     assert positions_of(of_step) == pytest.approx(86_000, rel=0.02)
@@ -54,7 +52,7 @@ def test_a_step_is_within_a_quarter_of_a_count_of_its_operations(
     assert learner_seconds(shape, of_step, card(name)) == pytest.approx(counted_s, rel=0.25)
 
 
-def test_options_cost_time_as_they_should() -> None:
+def test_options_cost_time_as_they_should():
     shape, here = QWEN["1.5B"], card("RTX 4090")
     plain = learner_seconds(shape, workload(recompute_activations=False), here)
     recomputed = learner_seconds(shape, workload(recompute_activations=True), here)
@@ -67,7 +65,7 @@ def test_options_cost_time_as_they_should() -> None:
     assert two == learner_seconds(shape, workload(), here) / 2
 
 
-def test_a_smaller_cache_and_turns_cost_generation_time() -> None:
+def test_a_smaller_cache_and_turns_cost_generation_time():
     shape, here = QWEN["3B"], card("RTX 4090")
     given = workload(lora=True)
     whole = generator_memory(shape, given)
@@ -78,14 +76,14 @@ def test_a_smaller_cache_and_turns_cost_generation_time() -> None:
     assert turns - roomy > 1
 
 
-def test_expanding_a_4_bit_base_costs_time_and_memory() -> None:
+def test_expanding_a_4_bit_base_costs_time_and_memory():
     shape, here = QWEN["3B"], card("RTX 4090")
     whole, quantized = workload(lora=True), workload(lora=True, is_quantized=True)
     extra_s = learner_seconds(shape, quantized, here) - learner_seconds(shape, whole, here)
     maps = 36 * (2 * 2048 * 2048 + 2 * 2048 * 256 + 3 * 2048 * 11008)
     assert extra_s == pytest.approx(ceil(positions_of(whole) / 16384) * 3 * maps * 4.5625 / (0.9 * 1008e9), rel=1e-6)
 
-    def token_s(rows: int, of: Workload) -> float:
+    def token_s(rows, of):
         return generator_seconds(shape, replace(of, max_batch=rows), here, cache_bytes=40 * GIB) * rows
 
     assert token_s(64, quantized) < token_s(64, whole), "bitsandbytes multiplies with the codes"
@@ -94,7 +92,7 @@ def test_expanding_a_4_bit_base_costs_time_and_memory() -> None:
     assert expanded == 2 * 2 * 2048 * 11008, "vLLM joins gate and up"
 
 
-def test_an_unknown_card_counts_as_one_of_its_size() -> None:
+def test_an_unknown_card_counts_as_one_of_its_size():
     assert speed_of(Card(80 * GIB, name="NVIDIA H100 80GB HBM3")) is SPEEDS["H100"]
     assert speed_of(Card(40 * GIB, name="NVIDIA A100-PCIE-40GB")) is SPEEDS["A100"]
     assert speed_of(Card(48 * GIB, name="NVIDIA L40")) is not SPEEDS["L4"]

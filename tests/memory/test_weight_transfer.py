@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from ftis_node.config.node import NodeSettings
@@ -13,7 +12,7 @@ from ftis_node.node.storage.disk_space import num_versions
 from tests.memory.planning import RUN, THREE_B, machine
 
 
-def test_wsl_is_recognized_by_the_kernel_release(tmp_path: Path) -> None:
+def test_wsl_is_recognized_by_the_kernel_release(tmp_path):
     kernel = tmp_path / "osrelease"
     assert not is_wsl(kernel)
     kernel.write_text("6.8.0-45-generic\n")
@@ -25,7 +24,7 @@ def test_wsl_is_recognized_by_the_kernel_release(tmp_path: Path) -> None:
     assert transfer_of(settings, on_gpu=True, shares_gpu=True, serves_adapters=False, kernel=kernel) == "pinned"
 
 
-def test_mapped_weights_need_no_staging_memory() -> None:
+def test_mapped_weights_need_no_staging_memory():
     by: dict[str, Any] = {}
     for transport in ("auto", "pinned"):
         settings = NodeSettings.model_validate({"model": "m", "engine": "vllm", "memory": {"weight_sync": transport}})
@@ -45,6 +44,6 @@ def test_mapped_weights_need_no_staging_memory() -> None:
     assert not Workload.of(merged, RUN, on_gpu=True).maps_weights, "merged weights do not exist in the learner"
 
 
-def test_a_node_that_maps_weights_keeps_fewer_versions_on_disk() -> None:
+def test_a_node_that_maps_weights_keeps_fewer_versions_on_disk():
     settings = NodeSettings(model="m")
     assert (num_versions(settings), num_versions(settings, "pinned"), num_versions(settings, "ipc")) == (3, 3, 2)

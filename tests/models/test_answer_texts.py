@@ -1,7 +1,5 @@
 """The scored text of an answer: special tokens are seen, ends are events, and openings of the template count."""
 
-from __future__ import annotations
-
 import pytest
 from tiny_models import CHAT_TEMPLATE, make_tokenizer
 

@@ -1,7 +1,5 @@
 """Chat templates: rendered as by transformers, without a clock, and checked under limits before their first use."""
 
-from __future__ import annotations
-
 import os
 import time
 

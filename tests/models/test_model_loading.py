@@ -1,7 +1,5 @@
 """Weights are loaded as they were saved, or refused; exported models are loaded again."""
 
-from __future__ import annotations
-
 import json
 import math
 from contextlib import nullcontext

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,20 +33,18 @@ QWEN_3B: dict[str, Any] = QWEN_05B | {
 
 
 @pytest.mark.parametrize(("config", "num_parameters"), [(QWEN_05B, 494_032_768), (QWEN_3B, 3_085_938_688)])
-def test_published_models_have_their_published_number_of_parameters(
-    config: dict[str, Any], num_parameters: int
-) -> None:
+def test_published_models_have_their_published_number_of_parameters(config, num_parameters):
     assert shape_of(config).num_parameters == num_parameters
 
 
-def test_an_untied_head_and_missing_biases_are_counted() -> None:
+def test_an_untied_head_and_missing_biases_are_counted():
     config = QWEN_05B | {"model_type": "llama", "tie_word_embeddings": False}
     biases, head = 24 * (896 + 2 * 128), 151936 * 896
     assert shape_of(config).num_parameters == 494_032_768 + head - biases
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_parameters_of_a_model_on_disk_are_counted(tmp_path: Path, tied: bool) -> None:
+def test_the_parameters_of_a_model_on_disk_are_counted(tmp_path, tied):
     folder = save_tiny(tmp_path / "tiny", tied=tied)
     shape = read_shape(ModelSource(name="tiny", folder=folder))
     assert shape.is_tied is tied
@@ -55,7 +52,7 @@ def test_the_parameters_of_a_model_on_disk_are_counted(tmp_path: Path, tied: boo
     assert shape == replace(shape_of(json.loads((folder / "config.json").read_text())), stored_as="F32")
 
 
-def test_an_adapter_has_the_size_that_peft_gives_it() -> None:
+def test_an_adapter_has_the_size_that_peft_gives_it():
     model = make_model()
     shape = shape_of(model.config.to_dict())
     model.requires_grad_(False)
@@ -63,7 +60,7 @@ def test_an_adapter_has_the_size_that_peft_gives_it() -> None:
     assert shape.adapter_parameters(6) == sum(value.numel() for value in model.parameters() if value.requires_grad)
 
 
-def test_sizes_may_be_in_a_nested_table_and_heads_may_be_implied() -> None:
+def test_sizes_may_be_in_a_nested_table_and_heads_may_be_implied():
     left = {key: value for key, value in QWEN_05B.items() if key != "num_key_value_heads"}
     shape = shape_of({"model_type": "some_vl", "text_config": left | {"head_dim": 32}})
     assert (shape.hidden_size, shape.num_kv_heads, shape.kv_size) == (896, 14, 14 * 32)
@@ -78,9 +75,7 @@ def test_sizes_may_be_in_a_nested_table_and_heads_may_be_implied() -> None:
         ({"num_experts": 8}, "no num_experts_per_tok"),
     ],
 )
-def test_a_configuration_that_cannot_be_planned_is_an_error_of_one_line(
-    changes: dict[str, Any], complaint: str
-) -> None:
+def test_a_configuration_that_cannot_be_planned_is_an_error_of_one_line(changes, complaint):
     with pytest.raises(ModelError, match=complaint) as caught:
         shape_of(QWEN_05B | changes, where="DIR/config.json")
     assert str(caught.value).startswith("DIR/config.json")

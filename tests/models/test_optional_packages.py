@@ -18,14 +18,14 @@ def _run(code: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_transformers_does_not_import_scipy_for_a_model() -> None:
+def test_transformers_does_not_import_scipy_for_a_model():
     assert _run(LOAD) == ["True"], "transformers no longer imports scipy: scipy need not be hidden"
     assert _run(SKIP + LOAD + USE + COLLECT) == ["False", "True", "True", "True"]
 
 
-def test_scipy_is_hidden_after_an_import_of_transformers() -> None:
+def test_scipy_is_hidden_after_an_import_of_transformers():
     assert _run("from transformers import AutoTokenizer\n" + SKIP + LOAD) == ["False"]
 
 
-def test_a_process_that_uses_scipy_keeps_it() -> None:
+def test_a_process_that_uses_scipy_keeps_it():
     assert _run(USE + SKIP + USE) == ["True", "True"]

@@ -44,7 +44,7 @@ def _saved(tokenizer: Any, folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("model_type", "class_name"), CLASSES)
-def test_the_class_is_that_of_auto_tokenizer(model_type: str, class_name: str, tmp_path: Path) -> None:
+def test_the_class_is_that_of_auto_tokenizer(model_type, class_name, tmp_path):
     folder = _save(tmp_path / "model", model_type, class_name)
     chosen, auto = tokenizer_class(folder), AutoTokenizer.from_pretrained(folder, local_files_only=True)
     assert chosen is type(auto)
@@ -63,19 +63,17 @@ def test_the_class_is_that_of_auto_tokenizer(model_type: str, class_name: str, t
         ("qwen2", "Qwen2Tokenizer", {"auto_map": {"AutoTokenizer": [None, "code.Tokenizer"]}}),
     ],
 )
-def test_other_models_use_auto_tokenizer(
-    model_type: str, class_name: str, changes: dict[str, object], tmp_path: Path
-) -> None:
+def test_other_models_use_auto_tokenizer(model_type, class_name, changes, tmp_path):
     assert tokenizer_class(_save(tmp_path / "model", model_type, class_name, **changes)) is AutoTokenizer
 
 
-def test_another_release_of_transformers_uses_auto_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_release_of_transformers_uses_auto_tokenizer(tmp_path, monkeypatch):
     folder = _save(tmp_path / "model", *next(iter(CLASSES)))
     monkeypatch.setattr(metadata, "version", lambda name: "5.18.2")
     assert tokenizer_class(folder) is AutoTokenizer
 
 
-def test_a_tokenizer_is_loaded_without_torch(tmp_path: Path) -> None:
+def test_a_tokenizer_is_loaded_without_torch(tmp_path):
     folder = _save(tmp_path / "model", "qwen2", "TokenizersBackend")
     done = subprocess.run([sys.executable, "-c", USE, folder], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_path
 from ftis_node.records.identity import Identity
-from tests.network.hosts import Host, Internet, missing_requirement
+from tests.network.hosts import Internet, missing_requirement
 from tests.waiting import eventually
 
 Start = Callable[..., Awaitable[Any]]
@@ -30,7 +30,7 @@ RUN_ID = "network"
 
 
 @pytest.fixture
-def internet() -> Iterator[Internet]:
+def internet():
     """Yield a simulated internet without hosts."""
     if missing := missing_requirement():
         pytest.skip(missing)
@@ -42,7 +42,7 @@ def internet() -> Iterator[Internet]:
 
 
 @pytest.fixture
-async def start(internet: Internet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
+async def start(internet, tmp_path, monkeypatch):
     """Yield a function that starts a node in this process, with its p2pd on a simulated host."""
     program: contextvars.ContextVar[Path] = contextvars.ContextVar("program")
     monkeypatch.setattr("ftis_node.gossip.p2pd.process.p2pd_path", program.get)
@@ -50,9 +50,7 @@ async def start(internet: Internet, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     nodes: list[Any] = []
     numbers = itertools.count()
 
-    async def start_one(
-        host: Host, *, is_bootstrap: bool = False, light: RunManifest | None = None, **changes: Any
-    ) -> Any:
+    async def start_one(host, *, is_bootstrap=False, light=None, **changes):
         identity, number = Identity.generate(), next(numbers)
         program.set(host.program(p2pd_path(), tmp_path / f"p2pd-{number}"))  # restarts of p2pd inherit the context
         values: dict[str, Any] = {"sockets_dir": tmp_path / f"node-{number}", "listen": (host.listen,)}

@@ -14,8 +14,7 @@ from bench.stubs.stub_node import StubNode, stub_group
 from ftis_node.config.manifest import RunManifest
 from ftis_node.gossip import FetchOutcome
 from tests.gossip.helpers import BodyStore, announce_until_received
-from tests.network.conftest import Start, all_connected, num_members
-from tests.network.hosts import Internet
+from tests.network.conftest import all_connected, num_members
 from tests.waiting import eventually
 
 PARTITION_S = float(os.environ.get("FTIS_TEST_PARTITION_S", "45"))  # from about 40 s on libp2p closes connections
@@ -28,7 +27,7 @@ async def _are_partitioned(nodes: list[Any]) -> bool:
 
 
 @pytest.mark.timeout(HEALED_WITHIN_S + PARTITION_S + 80)
-async def test_both_halves_have_all_recent_groups_after_a_partition(start: Start, internet: Internet) -> None:
+async def test_both_halves_have_all_recent_groups_after_a_partition(start, internet):
     manifest = RunManifest(name="network", task="gsm8k")
     hosts, bootstrap_host = [internet.host(f"host-{number}") for number in range(6)], internet.host("bootstrap")
     bootstrap = await start(bootstrap_host, is_bootstrap=True, forward_s=1)
@@ -60,7 +59,7 @@ def _foreign(nodes: list[StubNode]) -> list[int]:
 
 
 @pytest.mark.timeout(120)
-async def test_nodes_transfer_at_a_round_trip_of_300_ms_and_5_percent_loss(start: Start, internet: Internet) -> None:
+async def test_nodes_transfer_at_a_round_trip_of_300_ms_and_5_percent_loss(start, internet):
     bootstrap = await start(internet.host("bootstrap"), is_bootstrap=True, forward_s=1)
     given = {"peers": tuple(bootstrap.addresses)}
     far = await start(internet.host("far", delay_s=0.15, loss=0.05), **given)

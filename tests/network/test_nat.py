@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +13,7 @@ import pytest
 from ftis_node.gossip import FetchOutcome
 from ftis_node.gossip.p2pd.relay_limit import fetch_limit
 from tests.gossip.helpers import BodyStore, announce_until_received
-from tests.network.conftest import Start, all_connected
-from tests.network.hosts import Internet
+from tests.network.conftest import all_connected
 from tests.node.support import started, write_manifest
 
 
@@ -28,7 +25,7 @@ async def _is_relayed(node: Any, to: Any) -> bool:
 
 
 @pytest.mark.timeout(120)  # libp2p looks for a relay about 20 s after failed dials
-async def test_nodes_behind_two_nats_connect_through_a_relay(start: Start, internet: Internet) -> None:
+async def test_nodes_behind_two_nats_connect_through_a_relay(start, internet):
     bootstrap = await start(internet.host("bootstrap"), is_bootstrap=True, forward_s=1)
     given = {"peers": tuple(bootstrap.addresses)}
     outside = await start(internet.host("outside"), **given)
@@ -48,7 +45,7 @@ async def test_nodes_behind_two_nats_connect_through_a_relay(start: Start, inter
         assert await _is_relayed(node, other), "the connection is not relayed any more"
 
 
-async def test_a_bootstrap_node_raises_the_relay_limits_of_libp2p(start: Start, internet: Internet) -> None:
+async def test_a_bootstrap_node_raises_the_relay_limits_of_libp2p(start, internet):
     """p2pd has two relay services, and either may serve. So the test starts it several times."""
     host = internet.host("bootstrap")
     node = await start(internet.host("outside"), use_nat_helpers=False)
@@ -64,9 +61,7 @@ async def test_a_bootstrap_node_raises_the_relay_limits_of_libp2p(start: Start, 
 
 
 @pytest.mark.timeout(300)
-def test_a_real_node_behind_a_nat_exchanges_groups_and_trains(
-    internet: Internet, tmp_path: Path, tiny_models: Mapping[str, Path]
-) -> None:
+def test_a_real_node_behind_a_nat_exchanges_groups_and_trains(internet, tmp_path, tiny_models):
     run = write_manifest(tmp_path / "run.toml", foreign_wait_s=60.0)
     bootstrap_host, nat = internet.host("bootstrap"), internet.nat("nat", keeps_ports=False)
     hosts = {"s": internet.host("outside"), "m": internet.behind(nat, "behind")}

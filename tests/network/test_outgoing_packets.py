@@ -17,7 +17,7 @@ import pytest
 
 from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from tests.models.tiny_models import save_tiny
-from tests.network.hosts import Host, Internet
+from tests.network.hosts import Host
 from tests.node.support import RunningNode, started, write_manifest
 from tests.waiting import wait_until
 
@@ -42,7 +42,7 @@ def recorded(host: Host, path: Path) -> Iterator[Callable[[], set[str]]]:
             recorder.kill()
 
 
-def test_the_recorder_writes_destinations_and_dns_queries(internet: Internet, tmp_path: Path) -> None:
+def test_the_recorder_writes_destinations_and_dns_queries(internet, tmp_path):
     host = internet.host("speaker")
     with recorded(host, tmp_path / "recorded") as lines:
         send = (
@@ -59,9 +59,7 @@ def test_the_recorder_writes_destinations_and_dns_queries(internet: Internet, tm
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
-def test_a_node_sends_only_to_the_peers_that_it_was_given(
-    internet: Internet, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, engine: str
-) -> None:
+def test_a_node_sends_only_to_the_peers_that_it_was_given(internet, tmp_path, request, monkeypatch, engine):
     for name in NO_TELEMETRY:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))

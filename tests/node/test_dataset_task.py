@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -35,9 +34,7 @@ def write_sums(folder: Path) -> tuple[Path, Path]:
     return lines, table
 
 
-async def test_two_nodes_learn_from_a_data_set_with_weighted_rewards(
-    tmp_path: Path, tiny_models: Mapping[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_two_nodes_learn_from_a_data_set_with_weighted_rewards(tmp_path, tiny_models, capsys):
     lines, table = write_sums(tmp_path)
     template = tmp_path / "template.toml"
     template.write_text(manifest_text(foreign_wait_s=60.0))

@@ -55,7 +55,7 @@ def domain_of(node: StubNode, peer: StubNode) -> str | None:
     return None if record is None else record.domain
 
 
-async def test_a_domain_is_published_and_shown_and_a_foreign_one_counts_as_none(tmp_path: Path) -> None:
+async def test_a_domain_is_published_and_shown_and_a_foreign_one_counts_as_none(tmp_path):
     swarm = LightSwarm(tmp_path, light_manifest(None))
     async with (
         swarm.node(1) as alice,
@@ -70,8 +70,8 @@ async def test_a_domain_is_published_and_shown_and_a_foreign_one_counts_as_none(
 
 @pytest.mark.parametrize(("share", "pulled"), [(None, (0, 8)), (0.75, (6, 8))])
 async def test_groups_of_the_wanted_domain_are_pulled_though_others_have_filled_the_stock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float | None, pulled: tuple[int, int]
-) -> None:
+    tmp_path, monkeypatch, share, pulled
+):
     """The stock is 8 groups. Groups of the other domain fill it until the wanted domain has groups."""
     monkeypatch.setattr(AnnouncementHandler, "_is_assigned", lambda *_: False)
     swarm = LightSwarm(tmp_path, light_manifest(share))
@@ -169,8 +169,8 @@ def _foreign_tasks(parts: NodeComponents) -> list[Counter[str]]:
 
 @pytest.mark.parametrize(("share", "of_own"), [(0.75, 3), (0.0, 0)])
 async def test_real_nodes_reach_the_share_and_the_only_node_of_a_domain_does_not_starve(
-    tmp_path: Path, tiny_models: Mapping[str, Path], share: float, of_own: int
-) -> None:
+    tmp_path, tiny_models, share, of_own
+):
     one, _, lone = await _steps(tmp_path, tiny_models, share, (NEAR, NEAR, FAR))
     assert one == [Counter({NEAR: of_own, FAR: 4 - of_own})] * STEPS
     assert lone == [Counter({NEAR: 4})] * STEPS, "no other node has its domain: other groups fill the step"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,7 @@ P2pdProcess._read_lines = read_and_fail
 
 
 @pytest.mark.timeout(120)
-def test_a_reader_of_p2pd_that_fails_ends_a_bootstrap_node(tmp_path: Path) -> None:
+def test_a_reader_of_p2pd_that_fails_ends_a_bootstrap_node(tmp_path):
     command = [sys.executable, "-c", READER_FAILS + RUN, "", "", "", "bootstrap", "--listen", ANY_PORT]
     done = subprocess.run(
         [*command, "--home", str(tmp_path / "home")], capture_output=True, text=True, timeout=100, check=False
@@ -40,16 +39,16 @@ def test_a_reader_of_p2pd_that_fails_ends_a_bootstrap_node(tmp_path: Path) -> No
     assert done.stderr.splitlines()[-1].startswith("ftis-node: internal fault (LookupError: on purpose)")
 
 
-async def test_a_loop_that_ends_by_itself_is_a_fault() -> None:
+async def test_a_loop_that_ends_by_itself_is_a_fault():
     with pytest.raises(FtisError, match="the peers loop ended by itself"):
         await _without_end("peers", asyncio.sleep(0))
 
 
-async def test_a_fault_ends_the_work_in_order_and_is_raised() -> None:
+async def test_a_fault_ends_the_work_in_order_and_is_raised():
     calls: list[str] = []
 
-    async def work() -> None:
-        async def stray() -> None:
+    async def work():
+        async def stray():
             raise LookupError("a bug")
 
         task = asyncio.create_task(stray(), name="stray")
@@ -99,9 +98,7 @@ asyncio.run(background.until_signalled(work(), stop_limit_s=0.5))
 
 
 @pytest.mark.parametrize(("again", "code", "last"), [((0,), 0, "saved"), ((0, 20), 1, "SIGINT: ended without waiting")])
-def test_a_save_is_not_cut_off_by_the_time_limit_but_by_a_second_signal(
-    again: tuple[int, ...], code: int, last: str
-) -> None:
+def test_a_save_is_not_cut_off_by_the_time_limit_but_by_a_second_signal(again, code, last):
     """A repeated signal before the line about the save does nothing, because some senders send two at once."""
     program = SAVES.replace("AGAIN", str(again))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
@@ -111,7 +108,7 @@ def test_a_save_is_not_cut_off_by_the_time_limit_but_by_a_second_signal(
     assert second.startswith("stopping: waiting for the checkpoint of step 7; ctrl-C again ends the node")
 
 
-def test_an_end_that_does_not_come_is_forced() -> None:
+def test_an_end_that_does_not_come_is_forced():
     done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 1
     assert "ended by force" in done.stderr

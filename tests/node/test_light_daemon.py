@@ -5,8 +5,6 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from tests.small_swarm import SmallSwarm
-
 pytestmark = pytest.mark.timeout(600)
 HEAVY = ("libtorch", "/torch/", "/scipy/", "/vllm/")
 
@@ -16,7 +14,7 @@ def _heavy_files(process: psutil.Process) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["bootstrap", "ann", "bob"])
-def test_a_daemon_loads_no_torch(small_swarm: SmallSwarm, name: str) -> None:
+def test_a_daemon_loads_no_torch(small_swarm, name):
     daemon, *others = getattr(small_swarm, name).processes()
     assert _heavy_files(daemon) == []
     workers = [process for process in others if ".worker" in " ".join(process.cmdline())]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
 
-from bench.stubs.stub_node import StubNode
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.node.loops import pull
 from ftis_node.node.storage.disk_space import HomeLimit, HomeUse
@@ -21,16 +19,14 @@ RATE = 40_000
 BURST_S = 2.0
 
 
-async def test_pulls_of_groups_that_are_announced_with_one_byte_keep_the_download_rate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pulls_of_groups_that_are_announced_with_one_byte_keep_the_download_rate(tmp_path, monkeypatch):
     """Two nodes over p2pd. At any time, the received bytes are at most burst, rate times time, and one pull."""
     swarm = LightSwarm(tmp_path, manifest_of())
     limits = {"max_download_bytes_per_s": RATE, "pulls_in_flight": 1}
     monkeypatch.setattr(pull, "PULL_BATCH", 1)
     async with AsyncExitStack() as stack:
 
-        async def start(number: int, peers: tuple[str, ...] = (), **limits: float) -> tuple[StubNode, Libp2pGossip]:
+        async def start(number, peers=(), **limits):
             gossip = Libp2pGossip(
                 network(tmp_path / f"p2pd-{number}", peers=peers),
                 identity=identity_of(number),
@@ -66,7 +62,7 @@ def _announce_one_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "Announcement", lambda **fields: honest(**fields | {"envelope_bytes": 1}))
 
 
-async def test_a_full_home_pulls_nothing_until_there_is_space(tmp_path: Path) -> None:
+async def test_a_full_home_pulls_nothing_until_there_is_space(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as sender_node, swarm.node(2) as receiver_node:
         space = receiver_node.parts.store.space

@@ -150,12 +150,12 @@ async def _running(*loops: Any) -> AsyncIterator[None]:
 
 
 @pytest.fixture(scope="module")
-def alices() -> PromptTokenizer:
+def alices():
     return PromptTokenizer(make_alices_tokenizer(), name="alices")
 
 
 @pytest.fixture(scope="module")
-def bobs_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bobs_model(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("bob") / "tiny")
 
 
@@ -187,9 +187,7 @@ def _expected_loss(learner: Learner, tokenizer: PromptTokenizer, group: Group, m
     return -total / 4
 
 
-async def test_a_group_of_another_tokenizer_is_trained_on(
-    tmp_path: Path, alices: PromptTokenizer, bobs_model: Path
-) -> None:
+async def test_a_group_of_another_tokenizer_is_trained_on(tmp_path, alices, bobs_model):
     bobs = load_tokenizer(resolve_model(str(bobs_model)))
     assert bobs.fingerprint != alices.fingerprint
     assert any(bobs.encode_text(text) != alices.encode_text(text) for text in TEXTS)

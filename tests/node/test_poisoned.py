@@ -12,7 +12,6 @@ import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -80,7 +79,7 @@ class _Poisoned(InProcessNodeFactory):
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path):
     shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
     home = Home(tmp_path / "home")
     home.create()
@@ -126,13 +125,13 @@ def _assert_released(home: Home, makers: _Poisoned) -> None:
     assert max(taken[group_id] for group_id in taken if group_id not in released) == 1
 
 
-async def test_a_group_that_kills_the_learner_is_released(home: Home) -> None:
+async def test_a_group_that_kills_the_learner_is_released(home):
     makers = _Poisoned(home, kills=True)
     assert await _run(home, makers, steps=2) == 2
     _assert_released(home, makers)
 
 
-async def test_a_failed_request_with_a_peers_group_does_not_end_the_node(home: Home) -> None:
+async def test_a_failed_request_with_a_peers_group_does_not_end_the_node(home):
     """Only a failed step of own groups alone is the node's fault."""
     makers = _Poisoned(home, kills=False, of_peer=True)
     assert await _run(home, makers, steps=2, foreign=_foreign_groups(home)) == 2
@@ -143,7 +142,7 @@ async def test_a_failed_request_with_a_peers_group_does_not_end_the_node(home: H
         assert peers.execute("SELECT count(*) FROM peers WHERE score < 0").fetchone() == (1,)
 
 
-async def test_a_node_that_ends_at_each_failed_request_releases_the_group_at_last(home: Home) -> None:
+async def test_a_node_that_ends_at_each_failed_request_releases_the_group_at_last(home):
     makers = _Poisoned(home, kills=False)
     for _ in range(MAX_FAILED_STEPS):
         with pytest.raises(ExceptionGroup) as raised:

@@ -3,9 +3,7 @@ death."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +25,7 @@ def _served_on_disk(node: RunningNode) -> int:
 
 
 @pytest.mark.timeout(600)
-def test_a_generator_follows_a_learner_through_its_death(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
+def test_a_generator_follows_a_learner_through_its_death(tmp_path, tiny_models):
     run = write_manifest(tmp_path / "run.toml", foreign_wait_s=60.0)
     with ExitStack() as stack:
         address = stack.enter_context(bootstrap(tmp_path / "bootstrap"))

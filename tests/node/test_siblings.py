@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +32,7 @@ WAIT_S = 900.0  # on a busy machine
 
 
 @pytest.fixture(scope="module")
-def siblings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def siblings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("siblings")
     return {each.name: save_sibling(each, folder / each.name) for each in SIBLINGS}
 
@@ -42,14 +41,12 @@ def siblings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     "engines", [pytest.param({}, id="torch"), pytest.param({"chat": "vllm", "thinking": "vllm"}, id="vllm")]
 )
-def test_every_sibling_trains_on_groups_of_every_other(
-    siblings: dict[str, Path], tmp_path: Path, engines: dict[str, str]
-) -> None:
+def test_every_sibling_trains_on_groups_of_every_other(siblings, tmp_path, engines):
     run = tmp_path / "run.toml"
     run.write_text(MANIFEST)
     with bootstrap(tmp_path / "bootstrap") as address, ExitStack() as stack:
 
-        def join(name: str) -> RunningNode:
+        def join(name):
             command = ("join", "--model", str(siblings[name]), "--run", str(run), "--peers", address, "--name", name)
             engine = engines.get(name, "torch")
             zone = {"TZ": ZONES[name]} if name in ZONES else {}

@@ -10,7 +10,7 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope
-from tests.small_swarm import EVAL_EVERY_STEPS, MIN_STEPS, SmallSwarm, copied_home
+from tests.small_swarm import EVAL_EVERY_STEPS, MIN_STEPS, copied_home
 
 
 def _ftis(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -23,9 +23,7 @@ def _ftis(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_two_nodes_with_different_models_learn_from_each_other(
-    small_swarm: SmallSwarm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_nodes_with_different_models_learn_from_each_other(small_swarm, tmp_path, capsys):
     nodes = {"s": small_swarm.ann, "m": small_swarm.bob}
     announced = {size: {event["group"] for event in node.events("announced")} for size, node in nodes.items()}
     for size, other in (("s", "m"), ("m", "s")):

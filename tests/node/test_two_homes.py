@@ -1,28 +1,22 @@
 """Two nodes of one user on one machine, each with its home and default settings: neither disturbs the other."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ftis_node.cli.app import run
-from tests.node.support import RunningNode, started
-from tests.small_swarm import SmallSwarm
+from tests.node.support import started
 
 pytestmark = pytest.mark.timeout(600)
 START_S = 240.0
 
 
 @pytest.fixture(scope="module")
-def lone(tmp_path_factory: pytest.TempPathFactory, small_swarm: SmallSwarm) -> Iterator[RunningNode]:
+def lone(tmp_path_factory, small_swarm):
     """A node with the swarm's run and secret that is given no peers."""
     home = tmp_path_factory.mktemp("lone") / "home"
     home.mkdir()
@@ -33,14 +27,8 @@ def lone(tmp_path_factory: pytest.TempPathFactory, small_swarm: SmallSwarm) -> I
         yield node
 
 
-def test_two_nodes_with_default_ports_run_side_by_side(
-    small_swarm: SmallSwarm,
-    lone: RunningNode,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def document(node: RunningNode, *command: str, by_variable: bool = False) -> Any:
+def test_two_nodes_with_default_ports_run_side_by_side(small_swarm, lone, tmp_path, monkeypatch, capsys):
+    def document(node, *command, by_variable=False):
         """Return what a command prints about a node, with its home given by the option or by the variable."""
         monkeypatch.setenv("FTIS_HOME", str(node.home if by_variable else tmp_path / "none"))
         capsys.readouterr()
@@ -63,9 +51,7 @@ def test_two_nodes_with_default_ports_run_side_by_side(
     assert document(lone, "peers") == []
 
 
-def test_status_watch_in_a_pipe_shows_the_end_of_its_node_and_ends_with_ctrl_c(
-    small_swarm: SmallSwarm, lone: RunningNode, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_watch_in_a_pipe_shows_the_end_of_its_node_and_ends_with_ctrl_c(small_swarm, lone, capsys):
     """This is the last test of the file, because it stops the node."""
     assert run(["status", "--home", str(lone.home)]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
 import psutil
 import pytest
 
@@ -23,9 +20,7 @@ def engine_processes(node: RunningNode) -> list[psutil.Process]:
 
 
 @pytest.mark.timeout(600)
-def test_an_engine_that_is_killed_while_it_generates_loses_no_group(
-    tmp_path: Path, tiny_models: Mapping[str, Path]
-) -> None:
+def test_an_engine_that_is_killed_while_it_generates_loses_no_group(tmp_path, tiny_models):
     run = write_manifest(tmp_path / "run.toml", foreign_wait_s=0.5)
     join = ("join", "--model", str(tiny_models["s"]), "--run", str(run), "--listen", ANY_PORT, "--engine", "vllm")
     with started(tmp_path / "node", *join, "--steps", str(STEPS), constants={ENGINE_CORE: "separate"}) as node:

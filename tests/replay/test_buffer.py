@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +32,7 @@ def fill(buffer: ReplayBuffer, *, own: int, ann: int = 0, bob: int = 0) -> None:
             assert buffer.admit(accepted(identity, number), own=identity is ME)
 
 
-def test_a_group_is_admitted_once(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+def test_a_group_is_admitted_once(buffer, reader):
     first = accepted(ANN, 1)
     assert buffer.admit(first, own=False)
     assert not buffer.admit(first, own=False)
@@ -44,7 +43,7 @@ def test_a_group_is_admitted_once(buffer: ReplayBuffer, reader: ReplayReader) ->
     assert reader.ready_counts() == (0, 1)
 
 
-def test_a_step_takes_admitted_groups_unchanged(buffer: ReplayBuffer) -> None:
+def test_a_step_takes_admitted_groups_unchanged(buffer):
     fill(buffer, own=3, ann=2)
     taken = buffer.take(1, own=2, foreign=1).groups
     assert [group.own for group in taken] == [True, True, False]
@@ -58,7 +57,7 @@ def first_ids(stored: StoredGroup) -> list[int]:
     return unpack_group(stored.body).completions[0].token_ids.tolist()
 
 
-def test_a_text_group_is_read_with_the_tokens_of_its_validation(path: Path) -> None:
+def test_a_text_group_is_read_with_the_tokens_of_its_validation(path):
     as_text = accept(make_text_group(ANN), ANN, [[10, 2], [7, 8, 9]])
     fill_buffer(path, as_text, accepted(BOB, 1))
     buffer, reader = ReplayBuffer(path), ReplayReader(path)
@@ -77,7 +76,7 @@ def test_a_text_group_is_read_with_the_tokens_of_its_validation(path: Path) -> N
     reader.close()
 
 
-def test_no_group_is_taken_twice(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+def test_no_group_is_taken_twice(buffer, reader):
     fill(buffer, own=4)
     first = {group.id for group in buffer.take(1, own=3, foreign=0).groups}
     second = {group.id for group in buffer.take(2, own=3, foreign=0).groups}
@@ -89,13 +88,13 @@ def test_no_group_is_taken_twice(buffer: ReplayBuffer, reader: ReplayReader) -> 
     assert reader.figures().trained_own == 3
 
 
-def test_a_commit_waits_for_the_disk(buffer: ReplayBuffer) -> None:
+def test_a_commit_waits_for_the_disk(buffer):
     full = 2  # by SQLite's documentation
     assert buffer._db.execute("PRAGMA synchronous").fetchone()[0] == full
     assert buffer._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
 
 
-def test_a_group_is_found_by_a_prefix_of_its_id(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+def test_a_group_is_found_by_a_prefix_of_its_id(buffer, reader):
     fill(buffer, own=1)
     (summary,) = reader.list_groups(limit=5)
     found = reader.find(summary.id[:8])
@@ -106,7 +105,7 @@ def test_a_group_is_found_by_a_prefix_of_its_id(buffer: ReplayBuffer, reader: Re
     assert reader.envelopes([bytes.fromhex(summary.id), bytes(32)]) == [found[1]]
 
 
-def test_a_file_that_is_no_database_is_refused_and_not_changed(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_refused_and_not_changed(tmp_path):
     path = tmp_path / "replay.sqlite"
     path.write_bytes(b"this is no database, but may be useful" * 100)
     before = path.read_bytes()
@@ -115,7 +114,7 @@ def test_a_file_that_is_no_database_is_refused_and_not_changed(tmp_path: Path) -
     assert path.read_bytes() == before
 
 
-def test_another_schema_is_refused(path: Path, buffer: ReplayBuffer) -> None:
+def test_another_schema_is_refused(path, buffer):
     buffer.close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")

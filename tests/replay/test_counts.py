@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.eviction import Freshness
@@ -37,7 +36,7 @@ def _use(buffer: ReplayBuffer, *, rounds: int) -> None:
             buffer.prune(max_disk_bytes=2000)
 
 
-def test_figures_count_every_group_once(tmp_path: Path) -> None:
+def test_figures_count_every_group_once(tmp_path):
     path = tmp_path / "replay.sqlite"
     with closing(ReplayBuffer(path)) as buffer, closing(ReplayReader(path)) as reader:
         assert (reader.figures().groups_own, reader.kept_bytes(), reader.ready_foreign_bytes()) == (0, 0, 0)

@@ -1,10 +1,6 @@
 """The sequence numbers of pruned groups stay used, and their table is bounded."""
 
-from __future__ import annotations
-
 import sqlite3
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,16 +12,14 @@ from tests.replay.test_buffer import ANN, ME, accepted
 
 
 @pytest.fixture
-def db() -> Iterator[sqlite3.Connection]:
+def db():
     with sqlite3.connect(":memory:") as connection:
         connection.executescript(side_tables.FORGOTTEN_SCHEMA)
         yield connection
     connection.close()
 
 
-def test_the_least_recently_used_rows_are_dropped_first(
-    db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_least_recently_used_rows_are_dropped_first(db, monkeypatch):
     monkeypatch.setattr(side_tables, "MAX_FORGOTTEN", 2)
     for touch, (sender, number) in enumerate((("ann", 1), ("bob", 1), ("eve", 1), ("ann", 2))):
         side_tables.forget(db, sender, number, touch=touch)
@@ -35,7 +29,7 @@ def test_the_least_recently_used_rows_are_dropped_first(
     assert side_tables.is_forgotten(db, "ann", 2) and not side_tables.is_forgotten(db, "ann", 1)
 
 
-def test_a_pruned_group_is_not_admitted_again(tmp_path: Path) -> None:
+def test_a_pruned_group_is_not_admitted_again(tmp_path):
     path = tmp_path / "replay.sqlite"
     buffer = ReplayBuffer(path)
     reader = ReplayReader(path)
@@ -58,7 +52,7 @@ def test_a_pruned_group_is_not_admitted_again(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_a_failed_batch_admits_no_group(tmp_path: Path) -> None:
+def test_a_failed_batch_admits_no_group(tmp_path):
     buffer = ReplayBuffer(tmp_path / "replay.sqlite")
     invalid = accepted(ANN, 2)
     object.__setattr__(invalid.group, "model", None)

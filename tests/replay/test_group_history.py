@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ from ftis_node.records.group import PromptRef
 from ftis_node.replay.group_history import PromptResolver
 
 
-def test_a_run_without_a_task_is_given_as_the_reason(tmp_path: Path) -> None:
+def test_a_run_without_a_task_is_given_as_the_reason(tmp_path):
     """An exception here would end the dashboard."""
     home = Home(tmp_path)
     home.run_toml.write_text('name = "no task"\n')

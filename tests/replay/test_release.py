@@ -1,18 +1,14 @@
 """Releasing groups of the buffer, with the reason of each: stale, delivered, evicted; pruning released ones."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.eviction import Freshness
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.replay.reader import ReplayReader
 from tests.replay.test_buffer import ANN, ME, accepted, fill
 
 
-def test_stale_groups_are_released_with_the_reason_stale(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+def test_stale_groups_are_released_with_the_reason_stale(buffer, reader):
     now = time.time()
     buffer.admit(accepted(ME, 1, created_at=now - 100), own=True)
     buffer.admit(accepted(ME, 2, created_at=now, versions=(1, 1)), own=True)
@@ -24,7 +20,7 @@ def test_stale_groups_are_released_with_the_reason_stale(buffer: ReplayBuffer, r
     assert reader.own_held() == 1
 
 
-def test_a_followers_groups_become_stale_by_versions_of_this_node(buffer: ReplayBuffer) -> None:
+def test_a_followers_groups_become_stale_by_versions_of_this_node(buffer):
     now = time.time()
     for number, (followed, version) in enumerate(((ME, 1), (ME, 9), (ANN, 1)), start=1):
         group = accepted(ANN, number, created_at=now, versions=(version, version), weights_of=followed.peer_id)
@@ -35,7 +31,7 @@ def test_a_followers_groups_become_stale_by_versions_of_this_node(buffer: Replay
     assert [candidate.arrival for candidate in stale] == [1]
 
 
-def test_own_groups_that_a_peer_has_are_released_as_delivered(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+def test_own_groups_that_a_peer_has_are_released_as_delivered(buffer, reader):
     fill(buffer, own=3, ann=1)
     ids = {candidate.id for candidate in buffer._candidates() if candidate.own is False or candidate.arrival == 2}
     assert [candidate.arrival for candidate in buffer.release_delivered(ids)] == [2]
@@ -43,7 +39,7 @@ def test_own_groups_that_a_peer_has_are_released_as_delivered(buffer: ReplayBuff
     assert reader.figures().released == {"delivered": 1}
 
 
-def test_the_oldest_foreign_groups_are_evicted(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+def test_the_oldest_foreign_groups_are_evicted(buffer, reader):
     fill(buffer, own=2, ann=4)
     oldest = min(c.arrival for c in buffer._candidates() if not c.own)
     assert [c.arrival for c in buffer.evict_foreign(keep=3)] == [oldest]
@@ -51,7 +47,7 @@ def test_the_oldest_foreign_groups_are_evicted(buffer: ReplayBuffer, reader: Rep
     assert reader.figures().released == {"evicted": 1}
 
 
-def test_ready_foreign_groups_are_bounded_by_their_bytes(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+def test_ready_foreign_groups_are_bounded_by_their_bytes(buffer, reader):
     fill(buffer, own=2, ann=4)
     size, rest = divmod(reader.ready_foreign_bytes(), 4)
     evicted = buffer.evict_foreign(keep=100, keep_bytes=2 * size + rest)
@@ -60,7 +56,7 @@ def test_ready_foreign_groups_are_bounded_by_their_bytes(buffer: ReplayBuffer, r
     assert reader.ready_foreign_bytes() <= 2 * size + rest
 
 
-def test_pruning_deletes_used_groups_only_and_keeps_the_totals(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+def test_pruning_deletes_used_groups_only_and_keeps_the_totals(buffer, reader):
     fill(buffer, own=6, ann=2)
     buffer.take(1, own=3, foreign=1)
     buffer.release_step(1, ReleaseReason.TRAINED)
@@ -74,7 +70,7 @@ def test_pruning_deletes_used_groups_only_and_keeps_the_totals(buffer: ReplayBuf
     assert buffer.last_number() == 6
 
 
-def test_pruning_stops_at_the_limit(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+def test_pruning_stops_at_the_limit(buffer, reader):
     fill(buffer, own=6)
     size = len(reader.envelopes([bytes.fromhex(reader.list_groups(limit=1)[0].id)])[0])
     buffer.take(1, own=4, foreign=0)
@@ -82,7 +78,7 @@ def test_pruning_stops_at_the_limit(buffer: ReplayBuffer, reader: ReplayReader) 
     assert buffer.prune(max_disk_bytes=int(size * 4.5)) == 2
 
 
-def test_freed_pages_are_returned_to_the_disk(path: Path) -> None:
+def test_freed_pages_are_returned_to_the_disk(path):
     buffer = ReplayBuffer(path)
     fill(buffer, own=150, ann=1)
     buffer.take(1, own=150, foreign=0)

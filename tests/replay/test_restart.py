@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +16,7 @@ from ftis_node.replay.reader import ReplayReader
 from tests.replay.test_buffer import ANN, ME, accepted, fill
 
 
-def test_groups_of_steps_after_the_checkpoint_are_ready_again(
-    path: Path, buffer: ReplayBuffer, reader: ReplayReader
-) -> None:
+def test_groups_of_steps_after_the_checkpoint_are_ready_again(path, buffer, reader):
     fill(buffer, own=3, ann=3)
     for step in (1, 2, 3):
         buffer.take(step, own=1, foreign=1)
@@ -36,7 +33,7 @@ def test_groups_of_steps_after_the_checkpoint_are_ready_again(
     resumed.close()
 
 
-def test_groups_on_which_the_learner_fails_repeatedly_are_released(path: Path) -> None:
+def test_groups_on_which_the_learner_fails_repeatedly_are_released(path):
     first = ReplayBuffer(path)
     fill(first, own=2, ann=1)
     first.close()
@@ -54,7 +51,7 @@ def test_groups_on_which_the_learner_fails_repeatedly_are_released(path: Path) -
         assert reader.figures().released == {"poisoned": 2}
 
 
-def test_groups_of_a_saved_step_are_trained_despite_failures(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+def test_groups_of_a_saved_step_are_trained_despite_failures(buffer, reader):
     fill(buffer, own=1)
     buffer.take(1, own=1, foreign=0)
     for _ in range(MAX_FAILED_STEPS):
@@ -66,9 +63,7 @@ def test_groups_of_a_saved_step_are_trained_despite_failures(buffer: ReplayBuffe
 
 @pytest.mark.parametrize("every_steps", [1, 3])
 @pytest.mark.parametrize("last_stage", ["taken", "trained", "saved", "released"])
-def test_each_group_is_trained_once_if_the_node_dies_at_any_stage(
-    path: Path, every_steps: int, last_stage: str
-) -> None:
+def test_each_group_is_trained_once_if_the_node_dies_at_any_stage(path, every_steps, last_stage):
     """The groups of the newest checkpoint are trained; later steps of the learner are lost with the process."""
     buffer = ReplayBuffer(path)
     fill(buffer, own=12, ann=12)
@@ -98,7 +93,7 @@ def test_each_group_is_trained_once_if_the_node_dies_at_any_stage(
     assert attempt > 6
 
 
-def test_the_buffer_follows_a_checkpoint_that_disagrees(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+def test_the_buffer_follows_a_checkpoint_that_disagrees(buffer, reader):
     """After a restored backup, the groups of the checkpoint are trained and all others are ready."""
     fill(buffer, own=4)
     first, second = buffer.take(1, own=1, foreign=0).groups[0].id, buffer.take(2, own=1, foreign=0).groups[0].id
@@ -114,7 +109,7 @@ def test_the_buffer_follows_a_checkpoint_that_disagrees(buffer: ReplayBuffer, re
     assert reader.figures().trained_own == 3
 
 
-def test_a_raised_number_does_not_change_the_position_of_the_prompts(path: Path, buffer: ReplayBuffer) -> None:
+def test_a_raised_number_does_not_change_the_position_of_the_prompts(path, buffer):
     for number in (1, 2, 2):
         buffer.admit(accepted(ME, number), own=True)
     buffer.admit(accepted(ANN, 9), own=False)
@@ -128,7 +123,7 @@ def test_a_raised_number_does_not_change_the_position_of_the_prompts(path: Path,
     again.close()
 
 
-def test_the_last_number_is_kept_over_a_restart(path: Path, buffer: ReplayBuffer) -> None:
+def test_the_last_number_is_kept_over_a_restart(path, buffer):
     fill(buffer, own=5)
     buffer.close()
     resumed = ReplayBuffer(path)
@@ -149,7 +144,7 @@ for number in range(1, 100000):
 """
 
 
-def test_acknowledged_groups_survive_a_kill(path: Path) -> None:
+def test_acknowledged_groups_survive_a_kill(path):
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     acknowledged = 0

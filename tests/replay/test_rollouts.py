@@ -1,10 +1,7 @@
 """The public names of the package: a light import, rollouts as tables, verified envelopes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,12 +9,11 @@ import ftis_node
 from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError, RecordError
 from ftis_node.records.envelope import seal_group
-from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from tests.conftest import accept, make_group
 
 
-def test_the_import_loads_no_large_package() -> None:
+def test_the_import_loads_no_large_package():
     code = (
         "import sys, ftis_node; ftis_node.Manifest; ftis_node.ReplayBuffer; ftis_node.Task; ftis_node.decode_envelope\n"
         "ftis_node.Node\n"
@@ -27,7 +23,7 @@ def test_the_import_loads_no_large_package() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_rollouts_are_read_while_the_buffer_is_open(tmp_path: Path, identity: Identity) -> None:
+def test_rollouts_are_read_while_the_buffer_is_open(tmp_path, identity):
     with pytest.raises(ConfigError, match="no replay buffer"):
         ftis_node.ReplayBuffer.open(tmp_path)
     buffer = ReplayBuffer(Home(tmp_path).replay)
@@ -39,7 +35,7 @@ def test_rollouts_are_read_while_the_buffer_is_open(tmp_path: Path, identity: Id
     assert dataset["token_ids"][0] == [10, 11, 2]
 
 
-def test_an_envelope_is_decoded_only_with_a_valid_signature(identity: Identity) -> None:
+def test_an_envelope_is_decoded_only_with_a_valid_signature(identity):
     group = make_group(identity)
     data = seal_group(group, identity).to_bytes()
     assert ftis_node.decode_envelope(data).rewards == group.rewards

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,7 +27,7 @@ WRITERS = {
 
 
 @pytest.fixture(scope="module")
-def large_buffer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def large_buffer(tmp_path_factory):
     """Return the path of a buffer whose rows take more than twice the bound as Python numbers."""
     assert NUM_GROUPS * TOKENS_PER_GROUP * NUMBERS_BYTES > 2 * MAX_TRACED_BYTES
     identity = Identity.from_seed(bytes(range(32)))
@@ -50,9 +49,7 @@ def _peak(write: Callable[[], int]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_a_writer_holds_a_bounded_part_of_the_buffer(
-    large_buffer: Path, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_holds_a_bounded_part_of_the_buffer(large_buffer, tmp_path, form, monkeypatch):
     monkeypatch.setattr("ftis_node.replay.rollout_rows.MAX_TOKENS_AT_ONCE", 1 << 16)
     pa.array([{}])  # loads pandas now, so that its modules do not count below
     pool = pa.proxy_memory_pool(pa.default_memory_pool())
@@ -70,7 +67,7 @@ def test_a_writer_holds_a_bounded_part_of_the_buffer(
     assert pool.max_memory() < MAX_ARROW_BYTES
 
 
-def test_a_table_without_rows_has_the_same_columns(large_buffer: Path, tmp_path: Path) -> None:
+def test_a_table_without_rows_has_the_same_columns(large_buffer, tmp_path):
     reader = ReplayReader(large_buffer)
     (row, *_) = rows = list(group_rows(reader))[:3]
     reader.close()
@@ -86,7 +83,7 @@ def test_a_table_without_rows_has_the_same_columns(large_buffer: Path, tmp_path:
     assert completion["logprobs"] == row["completions"][0]["logprobs"], "as the sender signed them"
 
 
-def test_row_groups_are_bounded(large_buffer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_groups_are_bounded(large_buffer, tmp_path, monkeypatch):
     monkeypatch.setattr("ftis_node.replay.rollout_rows.MAX_ROWS_AT_ONCE", 2)
     reader = ReplayReader(large_buffer)
     rows = list(group_rows(reader))[:5]

@@ -34,7 +34,7 @@ def kept(candidates: list[Candidate], evicted: list[Candidate]) -> Counter[str]:
     return Counter(c.sender for c in candidates) - Counter(c.sender for c in evicted)
 
 
-def test_a_busy_peers_oldest_groups_are_evicted_before_older_ones_of_others() -> None:
+def test_a_busy_peers_oldest_groups_are_evicted_before_older_ones_of_others():
     ready = groups("ann", 3) + groups("bob", 3) + groups("busy", 40, start=1000) + groups("me", 9)
     evicted = choose_evicted(ready, keep=12, cap=ShareCap(share=0.25))
     assert kept(ready, evicted) == {"ann": 3, "bob": 3, "busy": 4, "me": 9}, (
@@ -43,7 +43,7 @@ def test_a_busy_peers_oldest_groups_are_evicted_before_older_ones_of_others() ->
     assert {c.arrival for c in ready if c.sender == "busy"} - {c.arrival for c in evicted} == {36, 37, 38, 39}
 
 
-def test_a_single_peer_may_fill_the_buffer_and_one_of_many_its_share() -> None:
+def test_a_single_peer_may_fill_the_buffer_and_one_of_many_its_share():
     only = groups("ann", 20)
     assert kept(only, choose_evicted(only, keep=12, cap=ShareCap(share=0.25))) == {"ann": 12}
     many = [c for name in "abcdefgh" for c in groups(name, 1)] + groups("busy", 40)
@@ -52,18 +52,18 @@ def test_a_single_peer_may_fill_the_buffer_and_one_of_many_its_share() -> None:
     assert kept(many, choose_evicted(many, keep=40, cap=trusted))["busy"] == 20
 
 
-def test_within_the_shares_the_oldest_groups_of_the_peers_with_most_are_evicted() -> None:
+def test_within_the_shares_the_oldest_groups_of_the_peers_with_most_are_evicted():
     ready = groups("ann", 5) + groups("bob", 5, start=1000) + groups("cat", 4)
     evicted = choose_evicted(ready, keep=12, cap=ShareCap(share=0.5))
     assert {(c.sender, c.arrival) for c in evicted} == {("ann", 0), ("bob", 0)}
 
 
-def test_a_buffer_below_its_limit_evicts_no_group() -> None:
+def test_a_buffer_below_its_limit_evicts_no_group():
     ready = groups("ann", 3) + groups("bob", 2)
     assert choose_evicted(ready, keep=12, cap=ShareCap(share=0.25)) == []
 
 
-def test_many_identities_in_one_network_share_one_part() -> None:
+def test_many_identities_in_one_network_share_one_part():
     fakes = [f"fake{i}" for i in range(20)]
     cap = ShareCap(share=0.25, networks=dict.fromkeys(fakes, "8.8.8.0/24"))
     ready = [c for name in fakes for c in groups(name, 2, start=1000)]
@@ -76,7 +76,7 @@ def test_many_identities_in_one_network_share_one_part() -> None:
     assert max(chosen[name] for name in fakes) == 1
 
 
-def test_groups_of_the_peer_with_most_bytes_are_evicted_first() -> None:
+def test_groups_of_the_peer_with_most_bytes_are_evicted_first():
     small, large = groups("small", 6), [replace(c, num_bytes=1000) for c in groups("large", 6)]
     ready = [replace(c, num_bytes=10) for c in small + groups("me", 3)] + large
     evicted = choose_evicted(ready, keep=100, keep_bytes=2100, cap=ShareCap(share=1.0))
@@ -96,7 +96,7 @@ def scored(sender: str, *num_right: int, task: str = "add", start: int = 0) -> l
     ]
 
 
-def test_identities_in_one_network_get_one_even_share_together() -> None:
+def test_identities_in_one_network_get_one_even_share_together():
     fakes = [f"fake{i}" for i in range(20)]
     cap = ShareCap(networks=dict.fromkeys(fakes, "8.8.8.0/24"))
     ready = [c for name in fakes for c in scored(name, 2)] + scored("ann", 1, 1, 1) + scored("bob", 1, 1, 1)
@@ -104,7 +104,7 @@ def test_identities_in_one_network_get_one_even_share_together() -> None:
     assert Counter(c.sender[:4] for c in chosen) == {"fake": 2, "ann": 2, "bob": 2}
 
 
-def test_senders_take_turns_and_their_newest_groups_come_first() -> None:
+def test_senders_take_turns_and_their_newest_groups_come_first():
     own = groups("me", 1)
     candidates = groups("busy", 6) + groups("quiet", 1) + own
     chosen = choose_foreign(candidates, 4)
@@ -117,7 +117,7 @@ def about(problem: int, ready: list[Candidate]) -> list[Candidate]:
     return [replace(c, id=c.id + b"%d" % problem, problem=b"of %d" % problem, rewards=rewards) for c in ready]
 
 
-def test_a_sender_has_one_place_per_problem_in_a_step_and_two_in_the_buffer() -> None:
+def test_a_sender_has_one_place_per_problem_in_a_step_and_two_in_the_buffer():
     own = about(7, groups("me", 5))
     ready = own + about(7, groups("one", 40, start=100)) + about(7, groups("ann", 1)) + about(8, groups("ann", 1))
     for chosen in (
@@ -135,7 +135,7 @@ def test_a_sender_has_one_place_per_problem_in_a_step_and_two_in_the_buffer() ->
     assert {c.arrival for c in ready if c.sender == "one"} - {c.arrival for c in evicted} == {38, 39}
 
 
-def test_groups_of_two_senders_about_one_problem_share_a_step_only_if_there_are_no_others() -> None:
+def test_groups_of_two_senders_about_one_problem_share_a_step_only_if_there_are_no_others():
     """A copy of a likely answer cannot be detected; it replaces the original, and both are not used together."""
     honest = [c for problem in range(4) for c in about(problem, groups("ann", 1, start=problem))]
     copies = [replace(c, sender="thief", id=b"copy" + c.id) for c in honest]

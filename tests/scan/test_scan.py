@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,14 +28,14 @@ SECRETS = {
 }
 
 
-def test_each_kind_of_secret_is_found_unless_it_is_marked() -> None:
+def test_each_kind_of_secret_is_found_unless_it_is_marked():
     for line, kind in SECRETS.items():
         assert list(secrets_in(f"first\n{line}\n")) == [(2, kind)]
         assert list(secrets_in(f"{line}  # not-a-secret: an example")) == []
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed: `apt-get install git`")
-def test_tracked_and_new_files_are_searched_and_a_finding_does_not_repeat_the_secret(tmp_path: Path) -> None:
+def test_tracked_and_new_files_are_searched_and_a_finding_does_not_repeat_the_secret(tmp_path):
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
     (tmp_path / ".gitignore").write_text("ignored\n")
     for name in ("new.txt", "ignored"):
@@ -44,9 +43,7 @@ def test_tracked_and_new_files_are_searched_and_a_finding_does_not_repeat_the_se
     assert secrets_of(tmp_path) == ["new.txt:1: password"]
 
 
-def test_without_data_of_the_index_every_package_is_listed_as_not_checked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_data_of_the_index_every_package_is_listed_as_not_checked(monkeypatch):
     skips: list[dict[str, Any]] = [{"name": "idna", "skip_reason": "not found"}]
     monkeypatch.setattr(scan, "_audited", lambda *arguments, given="": skips)
     outcome = scan.audit()
@@ -60,7 +57,7 @@ def test_without_data_of_the_index_every_package_is_listed_as_not_checked(
     assert scan.audit() == scan.Outcome(["idna 3.7: A-1"], "1 packages were NOT checked: own (unknown)")
 
 
-def test_every_disabled_rule_has_a_reason() -> None:
+def test_every_disabled_rule_has_a_reason():
     settings = (ROOT / "pyproject.toml").read_text()
     skips = settings[settings.index("[tool.bandit]") :].split("]\n")[1]
     lines = [line for line in skips.splitlines() if '"B' in line]
@@ -70,7 +67,7 @@ def test_every_disabled_rule_has_a_reason() -> None:
     assert all(re.search(r"# nosec B\d+: .{10,}", line) for line in marks if "nosec" in line)
 
 
-def test_bandit_with_our_settings_finds_a_shell_and_a_pickle(tmp_path: Path) -> None:
+def test_bandit_with_our_settings_finds_a_shell_and_a_pickle(tmp_path):
     pytest.importorskip("bandit")
     (tmp_path / "unsafe.py").write_text(
         "import pickle, subprocess\nsubprocess.run('ls ' + x, shell=True)\npickle.loads(y)\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -16,7 +15,7 @@ MEMBERS = [f"peer-{number}" for number in range(20)]
 IDS = [hashlib.sha256(bytes([number % 256, number // 256])).digest() for number in range(600)]
 
 
-def test_each_attempt_assigns_exactly_one_member_and_a_different_one() -> None:
+def test_each_attempt_assigns_exactly_one_member_and_a_different_one():
     for group_id in IDS[:50]:
         for attempt in range(4):
             assigned = [peer for peer in MEMBERS if is_assigned(group_id, peer, MEMBERS, attempt=attempt)]
@@ -27,12 +26,12 @@ def test_each_attempt_assigns_exactly_one_member_and_a_different_one() -> None:
         assert len(firsts) == 4
 
 
-def test_assignments_are_even() -> None:
+def test_assignments_are_even():
     counts = Counter(peer for group_id in IDS for peer in MEMBERS if is_assigned(group_id, peer, MEMBERS))
     assert min(counts.values()) > 10 and max(counts.values()) < 60
 
 
-def test_one_member_more_or_less_changes_few_assignments() -> None:
+def test_one_member_more_or_less_changes_few_assignments():
     num_changed = sum(
         is_assigned(group_id, peer, MEMBERS) != is_assigned(group_id, peer, MEMBERS[1:])
         for group_id in IDS
@@ -41,12 +40,12 @@ def test_one_member_more_or_less_changes_few_assignments() -> None:
     assert num_changed < 2 * len(IDS) / len(MEMBERS)
 
 
-def test_an_attempt_beyond_the_number_of_members_starts_again() -> None:
+def test_an_attempt_beyond_the_number_of_members_starts_again():
     assert is_assigned(IDS[0], "alone", [], attempt=3)
     assert is_assigned(IDS[0], "alone", ["alone"], attempt=0)
 
 
-def test_all_members_are_eligible_in_a_small_swarm_and_those_of_the_shard_in_a_large_one() -> None:
+def test_all_members_are_eligible_in_a_small_swarm_and_those_of_the_shard_in_a_large_one():
     me, sender = MEMBERS[0], MEMBERS[1]
     few = eligible_members(sender, peer_id=me, known=MEMBERS[1:], shard_members=["x", sender], num_shards=8)
     assert few == MEMBERS[1:]
@@ -56,7 +55,7 @@ def test_all_members_are_eligible_in_a_small_swarm_and_those_of_the_shard_in_a_l
         assert eligible == (["x", other] if shard_of(other, 8) == shard_of(me, 8) else None)
 
 
-def test_assignments_agree_with_a_ranking_of_all_eligible_members() -> None:
+def test_assignments_agree_with_a_ranking_of_all_eligible_members():
     random = Random(5)
     num_assigned = Counter[int]()
     for group_id in IDS:
@@ -72,17 +71,17 @@ def test_assignments_agree_with_a_ranking_of_all_eligible_members() -> None:
 
 
 @pytest.mark.parametrize(("attempt", "num_visited", "max_queried"), [(0, 16, 1), (255, 80, 16)])
-def test_the_work_for_one_group_is_bounded_for_many_members(attempt: int, num_visited: int, max_queried: int) -> None:
+def test_the_work_for_one_group_is_bounded_for_many_members(attempt, num_visited, max_queried):
     visited: list[str] = []
     queried: list[str] = []
 
     class CountedMembers(list[str]):
-        def __iter__(self) -> Iterator[str]:
+        def __iter__(self):
             for member in super().__iter__():
                 visited.append(member)
                 yield member
 
-    def is_eligible(member: str) -> bool:
+    def is_eligible(member):
         queried.append(member)
         return True
 

@@ -1,7 +1,5 @@
 """Attribution: the signer is at fault for contents, the serving peer for faults that it could detect, else neither."""
 
-from __future__ import annotations
-
 import pytest
 
 from ftis_node.swarm.reasons import attribute_refusal
@@ -18,20 +16,18 @@ from ftis_node.swarm.reputation import Behaviour
         ("reward_mismatch", True, "signer", Behaviour.FALSE_CLAIM),
     ],
 )
-def test_a_reason_is_attributed_to_the_peer_that_caused_it(
-    reason: str, signed: bool, blamed: str, behaviour: Behaviour
-) -> None:
+def test_a_reason_is_attributed_to_the_peer_that_caused_it(reason, signed, blamed, behaviour):
     assert attribute_refusal(reason, origin="relay", sender="signer", signed=signed) == (blamed, behaviour)
 
 
-def test_a_flood_is_attributed_to_the_sender_only_if_it_served_the_group() -> None:
+def test_a_flood_is_attributed_to_the_sender_only_if_it_served_the_group():
     assert attribute_refusal("quota", origin="signer", sender="signer", signed=False) == (
         "signer",
         Behaviour.RATE_LIMITED,
     )
 
 
-def test_an_unsigned_group_is_attributed_to_the_peer_that_served_it() -> None:
+def test_an_unsigned_group_is_attributed_to_the_peer_that_served_it():
     assert attribute_refusal("anything", origin="forger", sender="victim", signed=False) == (
         "forger",
         Behaviour.REFUSED,

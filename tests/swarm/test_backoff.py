@@ -1,7 +1,5 @@
 """The waits after failures: of a peer, of a group without a confirmation, of a lost member."""
 
-from __future__ import annotations
-
 import random
 
 from ftis_node.backoff import BackoffTable, ExponentialBackoff, doubling
@@ -9,7 +7,7 @@ from ftis_node.backoff import BackoffTable, ExponentialBackoff, doubling
 ANN, BOB = "ann", "bob"
 
 
-def test_waits_double_with_each_failure_in_a_row_and_end_with_a_success() -> None:
+def test_waits_double_with_each_failure_in_a_row_and_end_with_a_success():
     table = BackoffTable[str](doubling(5.0))
     now = 0.0
     for num_failures, length_s in enumerate((5.0, 10.0, 20.0), start=1):
@@ -26,7 +24,7 @@ def test_waits_double_with_each_failure_in_a_row_and_end_with_a_success() -> Non
     assert table.is_due(ANN, now=now + 5.0)
 
 
-def test_waits_are_bounded_and_a_requested_pause_is_no_failure() -> None:
+def test_waits_are_bounded_and_a_requested_pause_is_no_failure():
     table = BackoffTable[str](doubling(1.0))
     for _ in range(100):
         table.failed(ANN, now=0.0)
@@ -37,7 +35,7 @@ def test_waits_are_bounded_and_a_requested_pause_is_no_failure() -> None:
     assert not table.has_failed(BOB)
 
 
-def test_a_full_table_forgets_the_key_that_failed_longest_ago() -> None:
+def test_a_full_table_forgets_the_key_that_failed_longest_ago():
     table = BackoffTable[int](doubling(1.0), capacity=2)
     for number in range(3):
         table.failed(number, now=0.0)
@@ -46,7 +44,7 @@ def test_a_full_table_forgets_the_key_that_failed_longest_ago() -> None:
     assert table.due(now=1.0) == [(2, 1)]
 
 
-def test_jitter_is_drawn_for_each_wait_and_a_count_can_be_set() -> None:
+def test_jitter_is_drawn_for_each_wait_and_a_count_can_be_set():
     table = BackoffTable[str](ExponentialBackoff(first_s=10, ceiling_s=15, jitter=0.2), rng=random.Random(1))
     waits = set()
     for _ in range(20):

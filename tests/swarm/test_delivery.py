@@ -1,13 +1,11 @@
 """The bounded sets of ids by peer behind claims and confirmations."""
 
-from __future__ import annotations
-
 from ftis_node.gossip.types import GossipLimits
 from ftis_node.node.loops.confirm import MAX_IDS
 from ftis_node.swarm.delivery import IdsByPeer
 
 
-def test_a_delivery_is_a_pair_of_peer_and_group() -> None:
+def test_a_delivery_is_a_pair_of_peer_and_group():
     sent = IdsByPeer(capacity=100)
     sent.add("a", b"1")
     sent.add("a", b"1")
@@ -17,7 +15,7 @@ def test_a_delivery_is_a_pair_of_peer_and_group() -> None:
     assert len(sent) == 1
 
 
-def test_a_full_set_first_drops_ids_of_the_peer_with_most() -> None:
+def test_a_full_set_first_drops_ids_of_the_peer_with_most():
     sent = IdsByPeer(capacity=10)
     sent.add("honest", b"x")
     for number in range(1000):
@@ -30,7 +28,7 @@ def test_a_full_set_first_drops_ids_of_the_peer_with_most() -> None:
     assert len(sent) == 10
 
 
-def test_claims_are_bounded_and_peers_take_turns() -> None:
+def test_claims_are_bounded_and_peers_take_turns():
     claims = IdsByPeer(capacity=6)
     claims.add("honest", b"x")
     for number in range(100):
@@ -45,7 +43,7 @@ def test_claims_are_bounded_and_peers_take_turns() -> None:
     assert claims.take(8) == []
 
 
-def test_all_ids_of_a_peer_are_taken_at_once_and_peers_take_turns() -> None:
+def test_all_ids_of_a_peer_are_taken_at_once_and_peers_take_turns():
     ids = IdsByPeer(capacity=100)
     for peer, group_id in (("a", b"1"), ("b", b"2"), ("a", b"3")):
         ids.add(peer, group_id)
@@ -57,7 +55,7 @@ def test_all_ids_of_a_peer_are_taken_at_once_and_peers_take_turns() -> None:
     assert len(ids) == 0
 
 
-def test_ids_beyond_one_message_wait_for_the_next_turn() -> None:
+def test_ids_beyond_one_message_wait_for_the_next_turn():
     ids = IdsByPeer(capacity=100)
     for peer, group_id in (("a", b"1"), ("a", b"2"), ("a", b"3"), ("b", b"4")):
         ids.add(peer, group_id)

@@ -1,7 +1,5 @@
 """The order of pulls if nodes have domains."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +10,7 @@ COUNTS = st.integers(0, 50)
 SHARES = st.floats(0, 1)
 
 
-def test_portions_by_hand() -> None:
+def test_portions_by_hand():
     assert portions(0.75, stock=8, need=8, num_inside=0, num_outside=0) == (
         DomainPortion(6, True),
         DomainPortion(2, False),
@@ -33,9 +31,7 @@ def test_portions_by_hand() -> None:
 
 
 @given(share=SHARES, stock=COUNTS, need=st.none() | COUNTS, inside=COUNTS, outside=COUNTS)
-def test_portions_keep_within_the_shares_and_any_group_comes_last(
-    share: float, stock: int, need: int | None, inside: int, outside: int
-) -> None:
+def test_portions_keep_within_the_shares_and_any_group_comes_last(share, stock, need, inside, outside):
     made = portions(share, stock=stock, need=need, num_inside=inside, num_outside=outside)
     assert made[-1] == ANY, "any group fills what one domain lacks"
     if need is not None:
@@ -46,7 +42,7 @@ def test_portions_keep_within_the_shares_and_any_group_comes_last(
         assert taken[False] + outside <= max(outside, stock - round(share * stock))
 
 
-def test_a_group_is_in_the_domain_only_if_all_its_labels_are() -> None:
+def test_a_group_is_in_the_domain_only_if_all_its_labels_are():
     domain = OwnDomain(frozenset({"a", "b"}), share=1.0)
     assert domain.is_claimed(frozenset({"a"}))
     assert domain.is_claimed(frozenset({"a", "b"}))
@@ -54,7 +50,7 @@ def test_a_group_is_in_the_domain_only_if_all_its_labels_are() -> None:
     assert not domain.is_claimed(frozenset()), "a group without labels is in no domain"
 
 
-def test_only_matching_groups_are_requested_and_assigned_ones_always() -> None:
+def test_only_matching_groups_are_requested_and_assigned_ones_always():
     queue = PullQueue()
     for number, sender in enumerate("aabb"):
         name = f"{sender}{number}".encode()

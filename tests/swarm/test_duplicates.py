@@ -29,7 +29,7 @@ RNG = np.random.default_rng(1)
 
 
 @pytest.fixture(autouse=True)
-def short_texts_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_texts_count(monkeypatch):
     monkeypatch.setattr(duplicates, "MIN_LONG_TOKENS", 8)
     monkeypatch.setattr(duplicates, "MAX_HISTORY_TOKENS", 100_000)
 
@@ -93,7 +93,7 @@ def found(copies: list[SeenCompletion], *known: SeenCompletion, origin: Origin =
     ],
     ids="equal last first middle three ten_first insert insert_12 insert_middle no_end no_begin no_surprise".split(),
 )
-def test_a_copy_with_a_few_other_tokens_is_a_copy(edit) -> None:  # type: ignore[no-untyped-def]
+def test_a_copy_with_a_few_other_tokens_is_a_copy(edit):  # type: ignore[no-untyped-def]
     texts = [text() for _ in range(4)]
     assert found([edit(one) for one in texts], *texts)
     assert not found([edit(one) for one in texts], *[text() for _ in range(4)])
@@ -108,9 +108,7 @@ def test_a_copy_with_a_few_other_tokens_is_a_copy(edit) -> None:  # type: ignore
         *((edit, every, 0) for edit in ("insert", "delete") for every in (16, 32, 64, 512)),
     ],
 )
-def test_a_long_text_with_changes_in_every_kth_token_is_a_copy(
-    edit: str, every: int, front: int, num_tokens: int
-) -> None:
+def test_a_long_text_with_changes_in_every_kth_token_is_a_copy(edit, every, front, num_tokens):
     texts, others = [text(num_tokens) for _ in range(2)], [text(num_tokens) for _ in range(20)]
     copies = [periodic(edit, one, every, front=front) for one in texts]
     assert found(copies, *others, *texts)
@@ -118,14 +116,14 @@ def test_a_long_text_with_changes_in_every_kth_token_is_a_copy(
 
 
 @pytest.mark.parametrize("num_tokens", [1024, 760])
-def test_no_place_hides_a_copy(num_tokens: int) -> None:
+def test_no_place_hides_a_copy(num_tokens):
     """One token of each evenly spaced window of six differs."""
     one = text(num_tokens)
     windows = range(0, num_tokens - 5, (num_tokens - 5) // 16)
     assert found([changed(one, *(min(num_tokens - 1, begin + 3) for begin in windows))], one)
 
 
-def test_each_run_has_an_anchor_and_its_text_few() -> None:
+def test_each_run_has_an_anchor_and_its_text_few():
     similarity, one = Similarity(), text(1024)
     (whole,) = similarity.texts_of([one])
     assert len(whole.anchors) < 1024 / 3
@@ -134,13 +132,13 @@ def test_each_run_has_an_anchor_and_its_text_few() -> None:
         assert set(part.anchors.tolist()) & set(whole.anchors.tolist())
 
 
-def test_a_copy_is_found_for_each_first_sender() -> None:
+def test_a_copy_is_found_for_each_first_sender():
     for origin, sender, is_found in ((ANN, "bob", True), (ANN, "ann", True), (ME, "bob", True), (ANN, "me", False)):
         texts = [text(), text()]
         assert found([texts[0], text()], *texts, origin=origin, sender=sender) is is_found
 
 
-def test_the_first_sender_of_a_completion_remains_its_author() -> None:
+def test_the_first_sender_of_a_completion_remains_its_author():
     detector, texts = DuplicateDetector("me"), [text() for _ in range(4)]
     detector.remember(ME, b"sum/1", texts[:1])
     detector.remember(BOB, b"sum/1", texts)  # too few copies to be refused
@@ -149,20 +147,20 @@ def test_the_first_sender_of_a_completion_remains_its_author() -> None:
     assert copy.first == ME
 
 
-def test_one_equal_completion_of_four_is_allowed_and_two_are_not() -> None:
+def test_one_equal_completion_of_four_is_allowed_and_two_are_not():
     a, b = text(), text()
     assert not found([a, text(), text(), text()], a, b)
     assert found([a, b, text(), text()], a, b)
 
 
-def test_short_and_likely_completions_never_count() -> None:
+def test_short_and_likely_completions_never_count():
     short, likely = [text(7, nats=9.0)] * 4, [text(44, nats=0.4)] * 4
     assert not found(short, *short)
     assert not found(likely, *likely)
     assert found([text()] * 4), "equal completions within a group"
 
 
-def test_the_history_is_bounded_and_drops_the_oldest() -> None:
+def test_the_history_is_bounded_and_drops_the_oldest():
     detector = DuplicateDetector("me")
     texts = [text(500) for _ in range(400)]
     for at, one in enumerate(texts):
@@ -174,7 +172,7 @@ def test_the_history_is_bounded_and_drops_the_oldest() -> None:
     assert len(detector._kept[b"one"]) == MAX_PER_PROBLEM
 
 
-def test_a_forgotten_group_is_no_author() -> None:
+def test_a_forgotten_group_is_no_author():
     detector, texts = DuplicateDetector("me"), [text(), text()]
     detector.remember(ANN, b"sum/1", texts[:1])
     detector.remember(BOB, b"sum/1", texts[1:])
@@ -185,14 +183,12 @@ def test_a_forgotten_group_is_no_author() -> None:
 
 
 @pytest.mark.parametrize(("num_words", "sharpness"), [(3, 1.0), (40, 3.0)])
-def test_independent_samples_have_an_evidence_of_e_nats_in_at_most_e_to_the_minus_e_cases(
-    num_words: int, sharpness: float
-) -> None:
+def test_independent_samples_have_an_evidence_of_e_nats_in_at_most_e_to_the_minus_e_cases(num_words, sharpness):
     """Of two policies that prefer the same texts, one more than the other, as two siblings in training."""
     rng = np.random.default_rng(0)
     weights = rng.gumbel(size=(num_words, num_words)) * sharpness
 
-    def sample(temperature: float) -> SeenCompletion:
+    def sample(temperature):
         logprobs = weights / temperature
         logprobs -= np.logaddexp.reduce(logprobs, axis=1, keepdims=True)
         ids = [0]
@@ -228,7 +224,7 @@ KNOWN = frozenset({"ann", "known"})
         (BOB, Origin("new", b"n", 2000.0), DuplicateKind.UNDECIDED),
     ],
 )
-def test_only_certain_copies_are_charged(first: Origin, again: Origin, verdict: DuplicateKind) -> None:
+def test_only_certain_copies_are_charged(first, again, verdict):
     assert decide(Copy(first, True), again, own_id="me", is_known=KNOWN.__contains__) is verdict
     likely = decide(Copy(first, False), again, own_id="me", is_known=KNOWN.__contains__)
     assert likely is verdict or (verdict is DuplicateKind.COPY and first.sender != again.sender), (
@@ -242,13 +238,13 @@ def new_nats(completions: list[SeenCompletion], known: list[SeenCompletion]) -> 
     return detector.new_nats(b"sum/1", completions)
 
 
-def test_new_nats_counts_equal_completions_once_and_bounds_the_claim() -> None:
+def test_new_nats_counts_equal_completions_once_and_bounds_the_claim():
     one, other = text(10), text(4, nats=50.0)
     assert new_nats([one, one, other], []) == pytest.approx(18.0)
     assert new_nats([one, other], [one]) == pytest.approx(8.0)
 
 
-def test_new_nats_counts_no_token_of_a_copied_run() -> None:
+def test_new_nats_counts_no_token_of_a_copied_run():
     answers = [text(6) for _ in range(12)]
     assert new_nats([*answers[:-1], changed(answers[-1], 2)], answers) == 0.0
     assert new_nats([changed(one, 2) for one in answers], answers) == 0.0, "any change makes one token"
@@ -262,7 +258,7 @@ def test_new_nats_counts_no_token_of_a_copied_run() -> None:
     assert new_nats([with_ids([*one.ids[200:].tolist(), *text(50).ids.tolist()])], [one]) == pytest.approx(49.0, abs=2)
 
 
-def test_an_announcer_of_many_groups_displaces_only_its_own() -> None:
+def test_an_announcer_of_many_groups_displaces_only_its_own():
     announced = FirstAnnouncements(capacity=100)
     for number in range(10):
         announced.note(b"ann%d" % number, announcer="ann", at=float(number))
@@ -275,7 +271,7 @@ def test_an_announcer_of_many_groups_displaces_only_its_own() -> None:
     assert len(announced) == 100
 
 
-def test_a_group_is_described_by_the_surprise_of_its_tokens_or_texts() -> None:
+def test_a_group_is_described_by_the_surprise_of_its_tokens_or_texts():
     identity = Identity.from_seed(b"1" * 32)
     group = make_group(identity, completions=(make_completion(*range(5)), make_completion(*range(2000))))
     short, long = describe(group)

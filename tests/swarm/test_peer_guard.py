@@ -23,7 +23,7 @@ class Clock:
         return self.now
 
 
-def test_an_exception_is_swallowed_counted_and_charged_once() -> None:
+def test_an_exception_is_swallowed_counted_and_charged_once():
     charged: list[tuple[str, Place, str]] = []
     guard = PeerGuard(lambda peer_id, place, error: charged.append((peer_id, place, str(error))))
     with guard.work_for(PEER, Place.PULL) as work:
@@ -33,7 +33,7 @@ def test_an_exception_is_swallowed_counted_and_charged_once() -> None:
     assert guard.num_faults == {Place.PULL: 1}
 
 
-def test_a_peer_pauses_for_twice_as_long_after_each_fault() -> None:
+def test_a_peer_pauses_for_twice_as_long_after_each_fault():
     clock = Clock()
     guard = PeerGuard(clock=clock)
     for num_before in range(3):
@@ -61,7 +61,7 @@ def test_a_peer_pauses_for_twice_as_long_after_each_fault() -> None:
         KeyboardInterrupt(),
     ],
 )
-def test_the_nodes_own_faults_pass_through(error: BaseException) -> None:
+def test_the_nodes_own_faults_pass_through(error):
     guard = PeerGuard()
     with pytest.raises(type(error)), guard.work_for(PEER, Place.STORE):
         raise error
@@ -82,14 +82,14 @@ def test_the_nodes_own_faults_pass_through(error: BaseException) -> None:
         ExceptionGroup("several", [ValueError("a"), KeyError("b")]),
     ],
 )
-def test_errors_that_a_value_can_cause_are_the_peers_fault(error: Exception) -> None:
+def test_errors_that_a_value_can_cause_are_the_peers_fault(error):
     assert not is_own(error)
     with PeerGuard().work_for(PEER, Place.STORE) as work:
         raise error
     assert work.failed
 
 
-def test_a_lack_of_resources_is_counted_but_not_charged() -> None:
+def test_a_lack_of_resources_is_counted_but_not_charged():
     charged: list[str] = []
     guard = PeerGuard(lambda peer_id, place, error: charged.append(peer_id))
     for error in (OSError(errno.EMFILE, "Too many open files"), MemoryError()):
@@ -100,7 +100,7 @@ def test_a_lack_of_resources_is_counted_but_not_charged() -> None:
     assert charged == []
 
 
-def test_each_kind_of_error_is_logged_once_and_the_kinds_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_kind_of_error_is_logged_once_and_the_kinds_are_bounded(caplog):
     guard = PeerGuard()
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
@@ -114,10 +114,10 @@ def test_each_kind_of_error_is_logged_once_and_the_kinds_are_bounded(caplog: pyt
     assert len(caplog.records) == MAX_KINDS
 
 
-async def test_work_that_is_cancelled_ends() -> None:
+async def test_work_that_is_cancelled_ends():
     guard, began = PeerGuard(), asyncio.Event()
 
-    async def work() -> None:
+    async def work():
         while True:
             with guard.work_for(PEER, Place.PULL):
                 began.set()
@@ -131,11 +131,11 @@ async def test_work_that_is_cancelled_ends() -> None:
     assert not guard.num_faults
 
 
-async def test_an_error_while_work_is_cancelled_does_not_hide_the_cancellation() -> None:
+async def test_an_error_while_work_is_cancelled_does_not_hide_the_cancellation():
     """Otherwise the task continues after a clean-up that fails, and the node never ends."""
     guard, began = PeerGuard(), asyncio.Event()
 
-    async def work() -> None:
+    async def work():
         while True:
             with guard.work_for(PEER, Place.PULL):
                 try:
@@ -152,7 +152,7 @@ async def test_an_error_while_work_is_cancelled_does_not_hide_the_cancellation()
     assert guard.num_faults == {Place.PULL: 1}
 
 
-async def test_a_time_limit_around_guarded_work_passes_through() -> None:
+async def test_a_time_limit_around_guarded_work_passes_through():
     guard = PeerGuard()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
@@ -163,8 +163,8 @@ async def test_a_time_limit_around_guarded_work_passes_through() -> None:
                     raise ValueError("the clean-up failed")
 
 
-def test_a_failure_to_charge_a_peer_is_logged_and_swallowed(caplog: pytest.LogCaptureFixture) -> None:
-    def charge(peer_id: str, place: Place, error: Exception) -> None:
+def test_a_failure_to_charge_a_peer_is_logged_and_swallowed(caplog):
+    def charge(peer_id, place, error):
         raise UnicodeEncodeError("utf-8", peer_id, 0, 1, "surrogates not allowed")
 
     guard = PeerGuard(charge)
@@ -175,8 +175,8 @@ def test_a_failure_to_charge_a_peer_is_logged_and_swallowed(caplog: pytest.LogCa
     assert "UnicodeEncodeError" in caplog.text
 
 
-def test_a_disk_that_fails_while_a_peer_is_charged_is_the_nodes_own_fault() -> None:
-    def charge(peer_id: str, place: Place, error: Exception) -> None:
+def test_a_disk_that_fails_while_a_peer_is_charged_is_the_nodes_own_fault():
+    def charge(peer_id, place, error):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(OSError, match="No space"), PeerGuard(charge).work_for(PEER, Place.STORE):

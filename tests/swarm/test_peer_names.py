@@ -31,17 +31,17 @@ def opened(name: str) -> PeerRecord:
         " \t",
     ],
 )
-def test_a_blank_name_is_no_name(name: str) -> None:
+def test_a_blank_name_is_no_name(name):
     assert opened(name).name == ""
 
 
-def test_invisible_characters_are_removed_and_visible_ones_stay() -> None:
+def test_invisible_characters_are_removed_and_visible_ones_stay():
     assert opened("vic\u200btim\u3164").name == "victim"
     for name in ("Zoë 2", "京", "\u05d0\u05d1", "a_b-c.d", "\x1b[2J"):
         assert opened(name).name == visible_name(name) == name
 
 
-def test_names_that_differ_by_case_width_style_or_spaces_look_alike() -> None:
+def test_names_that_differ_by_case_width_style_or_spaces_look_alike():
     names = ("victim", "VICTIM", "\uff56ictim", "\U0001d42fictim", " vic tim", "victim\u3164")
     assert {folded_name(name) for name in names} == {"victim"}
     assert folded_name("victim2") == "victim2"
@@ -57,9 +57,7 @@ def test_names_that_differ_by_case_width_style_or_spaces_look_alike() -> None:
         ("e\U0001d159va", "eva"),
     ],
 )
-def test_names_that_differ_by_letters_that_look_alike_marks_or_punctuation_are_shown_with_ids(
-    name: str, other: str
-) -> None:
+def test_names_that_differ_by_letters_that_look_alike_marks_or_punctuation_are_shown_with_ids(name, other):
     shown = shown_names({ME.peer_id: name, THIEF.peer_id: other, "third": "bob"}, width=20)
     assert shown[ME.peer_id].endswith(ME.peer_id[-4:])
     assert shown[THIEF.peer_id].endswith(THIEF.peer_id[-4:])
@@ -68,12 +66,12 @@ def test_names_that_differ_by_letters_that_look_alike_marks_or_punctuation_are_s
         find_peer("ann", [{"peer_id": one.peer_id, "name": "ann" + end} for one, end in ((ME, ""), (THIEF, "."))])
 
 
-def test_names_of_other_scripts_or_of_symbols_remain_different() -> None:
+def test_names_of_other_scripts_or_of_symbols_remain_different():
     names = ["\u4eac", "\u90fd", "\u05d0", "\u05d1", "!!", "??", "ann2", "ann3", "\u0436\u0443\u043a"]
     assert len({folded_name(name) for name in names}) == len(names)
 
 
-def test_peers_whose_names_look_alike_are_shown_with_the_ends_of_their_ids() -> None:
+def test_peers_whose_names_look_alike_are_shown_with_the_ends_of_their_ids():
     rows = {ME.peer_id: "a long name of mine", THIEF.peer_id: "A LONG NAME OF MINE", "other": "bob", "blank": ""}
     shown = shown_names(rows, width=16)
     assert shown["other"] == "bob" and shown["blank"] == ""
@@ -83,8 +81,8 @@ def test_peers_whose_names_look_alike_are_shown_with_the_ends_of_their_ids() -> 
     assert shown_names({"other": "a long name of mine"}, width=9) == {"other": "a long n\u2026"}
 
 
-def test_the_matrix_distinguishes_an_unknown_peer_with_the_nodes_own_name() -> None:
-    def row(identity: Identity, name: str) -> SwarmRow:
+def test_the_matrix_distinguishes_an_unknown_peer_with_the_nodes_own_name():
+    def row(identity, name):
         sources = {THIEF.peer_id: 1.0}
         return SwarmRow(identity.peer_id, name, "full", "m", 1, "1", 1.0, 1.0, learns_from=sources)
 
@@ -93,7 +91,7 @@ def test_the_matrix_distinguishes_an_unknown_peer_with_the_nodes_own_name() -> N
     assert header.split() == ["ann", ME.peer_id[-4:], "Ann", THIEF.peer_id[-4:], "others"]
 
 
-def test_a_name_that_looks_like_another_selects_no_peer() -> None:
+def test_a_name_that_looks_like_another_selects_no_peer():
     rows = [{"peer_id": ME.peer_id, "name": "ann"}, {"peer_id": THIEF.peer_id, "name": "ANN"}]
     assert find_peer("Ann", rows[:1]) == ME.peer_id
     with pytest.raises(UsageError, match="fits 2 peers"):

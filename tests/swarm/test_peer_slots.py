@@ -1,11 +1,9 @@
 """The slots that peers hold: in all, by kind, by peer."""
 
-from __future__ import annotations
-
 from ftis_node.swarm.peer_slots import PeerSlots
 
 
-def test_slots_are_bounded_in_all_and_per_peer() -> None:
+def test_slots_are_bounded_in_all_and_per_peer():
     slots = PeerSlots()
     assert [slots.take(peer, most=3, per_peer=2) for peer in "aaabb"] == [True, True, False, True, False]
     assert (slots.num_held("a"), slots.num_held(), "c" in slots) == (2, 3, False)
@@ -16,7 +14,7 @@ def test_slots_are_bounded_in_all_and_per_peer() -> None:
     assert slots.num_held() == 0 and "a" not in slots
 
 
-def test_each_kind_has_separate_slots_but_a_peer_has_one_limit() -> None:
+def test_each_kind_has_separate_slots_but_a_peer_has_one_limit():
     slots = PeerSlots()
     assert slots.take("slow", kind="slow", most=1)
     assert not slots.has_free("slower", kind="slow", most=1)

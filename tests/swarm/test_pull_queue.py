@@ -25,7 +25,7 @@ def queue_of(*items: PullItem) -> PullQueue:
     return queue
 
 
-def test_the_newest_groups_come_first_and_peers_take_turns() -> None:
+def test_the_newest_groups_come_first_and_peers_take_turns():
     queue = queue_of(*(item(f"a{n}", at=n) for n in range(3)), *(item(f"b{n}", sender="b", at=n) for n in range(3)))
     order = [ids_of(queue.next_request(most=2, need=None, max_bytes=ANY)) for _ in range(4)]
     assert order == [["a2", "a1"], ["b2", "b1"], ["a0"], ["b0"]]
@@ -33,7 +33,7 @@ def test_the_newest_groups_come_first_and_peers_take_turns() -> None:
     assert queue.next_request(most=2, need=None, max_bytes=ANY) is None
 
 
-def test_the_need_is_spread_over_senders_and_assigned_groups_come_first() -> None:
+def test_the_need_is_spread_over_senders_and_assigned_groups_come_first():
     queue = queue_of(
         *(item(f"a{n}", at=n) for n in range(5)),
         *(item(f"b{n}", sender="b", at=n) for n in range(5)),
@@ -44,18 +44,18 @@ def test_the_need_is_spread_over_senders_and_assigned_groups_come_first() -> Non
     assert queue.next_request(most=16, need=0, max_bytes=ANY) is None
 
 
-def test_a_request_stays_below_max_bytes_but_holds_at_least_one_group() -> None:
+def test_a_request_stays_below_max_bytes_but_holds_at_least_one_group():
     queue = queue_of(*(item(f"a{n}", at=n, num_bytes=60) for n in range(3)))
     assert ids_of(queue.next_request(most=16, need=None, max_bytes=120)) == ["a2", "a1"]
     assert ids_of(queue.next_request(most=16, need=None, max_bytes=10)) == ["a0"]
 
 
-def test_a_peer_that_may_not_be_asked_is_skipped() -> None:
+def test_a_peer_that_may_not_be_asked_is_skipped():
     queue = queue_of(item("a0"), item("b0", sender="b"))
     assert ids_of(queue.next_request(most=1, need=None, max_bytes=ANY, may_ask=lambda peer: peer == "b")) == ["b0"]
 
 
-def test_a_group_that_its_sender_lacks_is_requested_from_holders_then_from_members() -> None:
+def test_a_group_that_its_sender_lacks_is_requested_from_holders_then_from_members():
     queue = queue_of(item("a0"))
     assert not queue.add(item("a0"), holder="b")
     requested = []
@@ -69,14 +69,14 @@ def test_a_group_that_its_sender_lacks_is_requested_from_holders_then_from_membe
     assert len(queue) == queue.num_in_flight == 0
 
 
-def test_a_text_group_is_requested_from_its_sender_only() -> None:
+def test_a_text_group_is_requested_from_its_sender_only():
     queue = queue_of(item("a0", as_text=True))
     batch = queue.next_request(most=1, need=None, max_bytes=ANY)
     assert batch is not None and batch.source == PullSource("a", True)
     assert queue.missed(batch, missing=[b"a0"], others=["b"]) == [item("a0", as_text=True)]
 
 
-def test_an_arrived_group_leaves_the_queue_and_a_busy_peer_is_asked_again() -> None:
+def test_an_arrived_group_leaves_the_queue_and_a_busy_peer_is_asked_again():
     queue = queue_of(item("a0"), item("a1", at=1.0))
     batch = queue.next_request(most=2, need=None, max_bytes=ANY)
     assert batch is not None
@@ -88,7 +88,7 @@ def test_an_arrived_group_leaves_the_queue_and_a_busy_peer_is_asked_again() -> N
     assert len(queue) == 0 and b"a0" not in queue
 
 
-def test_the_queue_is_bounded_and_drops_the_oldest() -> None:
+def test_the_queue_is_bounded_and_drops_the_oldest():
     queue = PullQueue(max_per_holder=3)
     for number in range(5):
         queue.add(item(f"a{number}", at=number), holder="a")
@@ -109,14 +109,12 @@ def test_the_queue_is_bounded_and_drops_the_oldest() -> None:
         ("all", 999, 0, PullDemand(need=None, takes_assigned=True)),
     ],
 )
-def test_the_rule_auto_pulls_only_needed_groups_in_a_large_swarm(
-    rule: str, num_members: int, num_ready: int, expected: PullDemand
-) -> None:
+def test_the_rule_auto_pulls_only_needed_groups_in_a_large_swarm(rule, num_members, num_ready, expected):
     demand = pull_demand(rule, num_members=num_members, per_step=10, num_ready=num_ready, num_in_flight=1)  # type: ignore[arg-type]
     assert demand == expected
 
 
-def test_a_full_queue_drops_the_oldest_and_assigned_groups_last() -> None:
+def test_a_full_queue_drops_the_oldest_and_assigned_groups_last():
     queue = PullQueue(capacity=3)
     for number in range(6):
         queue.add(item(f"w{number}", sender=f"s{number}", at=number, is_assigned=number in (0, 2)), holder=f"s{number}")
@@ -126,7 +124,7 @@ def test_a_full_queue_drops_the_oldest_and_assigned_groups_last() -> None:
     assert ids_of(queue.next_request(most=9, need=9, max_bytes=ANY)) == ["w5"]
 
 
-def test_an_assigned_group_is_requested_even_without_a_need() -> None:
+def test_an_assigned_group_is_requested_even_without_a_need():
     queue = queue_of(*(item(f"a{number}", sender=f"s{number}") for number in range(5)))
     assert queue.next_request(most=9, need=0, max_bytes=ANY) is None
     queue.add(item("a3", sender="s3", is_assigned=True), holder="s3")
@@ -140,14 +138,12 @@ def test_an_assigned_group_is_requested_even_without_a_need() -> None:
 
 
 @pytest.mark.parametrize(("num_in_flight", "takes_assigned"), [(39, True), (40, False)])
-def test_a_node_with_too_many_requests_in_flight_takes_no_assigned_groups(
-    num_in_flight: int, takes_assigned: bool
-) -> None:
+def test_a_node_with_too_many_requests_in_flight_takes_no_assigned_groups(num_in_flight, takes_assigned):
     demand = pull_demand("needed", num_members=99, per_step=10, num_ready=0, num_in_flight=num_in_flight)
     assert demand.takes_assigned == takes_assigned
 
 
-def test_a_group_of_a_paused_peer_is_requested_from_another_holder() -> None:
+def test_a_group_of_a_paused_peer_is_requested_from_another_holder():
     queue = queue_of(item("x", sender="paused"), item("y", sender="paused"))
     queue.add(item("x"), holder="a")
     queue.reroute(lambda peer: peer != "paused")
@@ -157,7 +153,7 @@ def test_a_group_of_a_paused_peer_is_requested_from_another_holder() -> None:
     assert ids_of(queue.next_request(most=16, need=None, max_bytes=ANY)) == ["y"], "no other peer holds it"
 
 
-def test_a_full_queue_drops_the_oldest_of_the_sender_with_most() -> None:
+def test_a_full_queue_drops_the_oldest_of_the_sender_with_most():
     queue = PullQueue(capacity=4)
     for name in ("a0", "a1", "a2", "b0", "c0"):
         queue.add(item(name, sender=name[0]), holder=name[0])

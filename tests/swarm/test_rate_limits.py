@@ -9,7 +9,7 @@ from ftis_node.swarm.rate_limits import Quotas, ShareCap, TokenBucket, TokenBuck
 
 
 @pytest.fixture(autouse=True)
-def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def low_limits(monkeypatch):
     monkeypatch.setattr(rate_limits, "GROUPS_PER_MINUTE", 60.0)
     monkeypatch.setattr(rate_limits, "TOKENS_PER_MINUTE", 6000.0)
     monkeypatch.setattr(rate_limits, "NEW_PEERS_GROUPS_PER_MINUTE", 120.0)
@@ -26,7 +26,7 @@ def spend(quotas: Quotas, peer_id: str, *, groups: int, tokens: int = 1, is_new:
     return allowed
 
 
-def test_a_sender_may_use_one_minutes_allowance_and_then_its_rate() -> None:
+def test_a_sender_may_use_one_minutes_allowance_and_then_its_rate():
     quotas = Quotas()
     assert spend(quotas, "ann", groups=100) == 60
     assert quotas.allows("bob", is_new_peer=False, now=0.0)
@@ -34,11 +34,11 @@ def test_a_sender_may_use_one_minutes_allowance_and_then_its_rate() -> None:
     assert quotas.allows("ann", is_new_peer=False, now=1.1)
 
 
-def test_the_number_of_tokens_is_bounded_too() -> None:
+def test_the_number_of_tokens_is_bounded_too():
     assert spend(Quotas(), "ann", groups=100, tokens=2000) == 3
 
 
-def test_a_thousand_new_peers_share_one_limit_and_do_not_use_that_of_a_known_peer() -> None:
+def test_a_thousand_new_peers_share_one_limit_and_do_not_use_that_of_a_known_peer():
     quotas = Quotas(max_peers=50)
     assert sum(spend(quotas, f"new{i}", groups=2, is_new=True) for i in range(1000)) == 120
     assert not quotas.allows("new5000", is_new_peer=True, now=0.0)
@@ -50,9 +50,7 @@ def test_a_thousand_new_peers_share_one_limit_and_do_not_use_that_of_a_known_pee
     ("num_peers", "peer", "places"),
     [(1, "ann", 100), (2, "ann", 50), (3, "ann", 33), (4, "ann", 25), (99, "ann", 25), (99, "friend", 50)],
 )
-def test_few_peers_divide_the_buffer_equally_and_of_many_none_exceeds_its_share(
-    num_peers: int, peer: str, places: int
-) -> None:
+def test_few_peers_divide_the_buffer_equally_and_of_many_none_exceeds_its_share(num_peers, peer, places):
     cap = ShareCap(share=0.25, trusted_share=0.5, trusted=frozenset({"friend"}))
     assert cap.places(peer, num_neighbors=num_peers, capacity=100) == places
     assert cap.places(peer, num_neighbors=num_peers, capacity=2) >= 1
@@ -68,11 +66,11 @@ def test_few_peers_divide_the_buffer_equally_and_of_many_none_exceeds_its_share(
         (["/ip4/192.168.1.1/tcp/1", "", "nonsense", "/ip4/x/tcp/1", "/dns4/example.org/tcp/1"], None),
     ],
 )
-def test_the_subnet_is_that_of_the_first_public_address(addresses: list[str], network: str | None) -> None:
+def test_the_subnet_is_that_of_the_first_public_address(addresses, network):
     assert subnet_of(addresses) == network
 
 
-def test_a_bucket_allows_its_burst_at_once_and_then_the_rate() -> None:
+def test_a_bucket_allows_its_burst_at_once_and_then_the_rate():
     bucket = TokenBucket(rate_per_s=10.0, burst=20.0)
     assert bucket.take(20.0, now=100.0)
     assert not bucket.take(1.0, now=100.0)
@@ -81,14 +79,14 @@ def test_a_bucket_allows_its_burst_at_once_and_then_the_rate() -> None:
     assert not bucket.take(1.0, now=100.5)
 
 
-def test_a_bucket_never_holds_more_than_its_burst() -> None:
+def test_a_bucket_never_holds_more_than_its_burst():
     bucket = TokenBucket(rate_per_s=10.0, burst=20.0)
     bucket.take(20.0, now=0.0)
     assert bucket.left(now=1e6) == 20.0
     assert bucket.wait_s(50.0, now=1e6) == 0.0, "a request above the burst waits for a full bucket only"
 
 
-def test_a_debt_is_paid_before_more_is_allowed() -> None:
+def test_a_debt_is_paid_before_more_is_allowed():
     bucket = TokenBucket(rate_per_s=10.0, burst=20.0)
     assert bucket.spend(50.0, now=0.0) == pytest.approx(3.0)
     assert not bucket.take(1.0, now=3.0)
@@ -96,12 +94,12 @@ def test_a_debt_is_paid_before_more_is_allowed() -> None:
 
 
 @pytest.mark.parametrize(("rate_per_s", "burst"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0)])
-def test_a_rate_or_burst_of_zero_or_less_is_refused(rate_per_s: float, burst: float) -> None:
+def test_a_rate_or_burst_of_zero_or_less_is_refused(rate_per_s, burst):
     with pytest.raises(ValueError, match="above 0"):
         TokenBucket(rate_per_s=rate_per_s, burst=burst)
 
 
-def test_each_key_has_its_own_bucket_and_the_one_used_longest_ago_is_dropped() -> None:
+def test_each_key_has_its_own_bucket_and_the_one_used_longest_ago_is_dropped():
     buckets = minute_buckets(1, capacity=2)
     for peer in ("ann", "bob", "ann", "carol"):  # ann again, so bob is dropped
         buckets.of(peer).take(1.0, now=0.0)
@@ -110,7 +108,7 @@ def test_each_key_has_its_own_bucket_and_the_one_used_longest_ago_is_dropped() -
     assert buckets.of("bob").take(1.0, now=0.0)
 
 
-def test_a_burst_of_messages_goes_at_once_and_then_one_in_each_window() -> None:
+def test_a_burst_of_messages_goes_at_once_and_then_one_in_each_window():
     window = TokenBuckets(rate_per_s=1 / 0.5, burst=3.0)
     for wait_s in (0.0, 0.0, 0.0, 0.5):
         assert window.peek("a").wait_s(1.0, now=10.0) == wait_s

@@ -1,7 +1,5 @@
 """Every reason has a sentence; the page of refusals has the same sentences."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from ftis_node.swarm.reputation import BY_OPERATOR, GOOD_BEHAVIOUR, Behaviour
 PAGE = Path(__file__).parents[2] / "docs/reference/refusals.md"
 
 
-def test_the_page_of_refusals_has_the_same_sentences() -> None:
+def test_the_page_of_refusals_has_the_same_sentences():
     text = PAGE.read_text(encoding="utf-8")
     table = text[text.index("| reason | the group is refused") : text.index("## Other names")]
     assert dict(re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", table, flags=re.MULTILINE)) == {
@@ -20,7 +18,7 @@ def test_the_page_of_refusals_has_the_same_sentences() -> None:
     }
 
 
-def test_every_reason_in_a_peers_record_has_a_sentence() -> None:
+def test_every_reason_in_a_peers_record_has_a_sentence():
     for reason in [
         *(set(Behaviour) - GOOD_BEHAVIOUR),
         BY_OPERATOR,

@@ -12,7 +12,7 @@ def note(
     return changes[-1]
 
 
-def test_a_full_table_keeps_decisions_of_the_operator_and_peers_that_contributed() -> None:
+def test_a_full_table_keeps_decisions_of_the_operator_and_peers_that_contributed():
     table = ReputationTable(max_peers=16)
     table.ban("banned by hand", 5.0, now=1e6)
     table.trust("trusted", True, now=1e6)
@@ -28,7 +28,7 @@ def test_a_full_table_keeps_decisions_of_the_operator_and_peers_that_contributed
     assert not table.forgotten & kept
 
 
-def test_a_change_of_trust_is_returned_once() -> None:
+def test_a_change_of_trust_is_returned_once():
     table = ReputationTable()
     assert note(table, "ann", Behaviour.FALSE_CLAIM, 1) is TrustLevel.PROBATION
     assert note(table, "ann", Behaviour.FALSE_CLAIM, 1) is None
@@ -36,7 +36,7 @@ def test_a_change_of_trust_is_returned_once() -> None:
     assert note(table, "ann", Behaviour.FALSE_CLAIM, 5) is None
 
 
-def test_reasons_are_counted_and_bounded() -> None:
+def test_reasons_are_counted_and_bounded():
     table = ReputationTable()
     for number in range(100):
         table.note("ann", Behaviour.HARMLESS, now=1e6, reason=f"reason {number}")

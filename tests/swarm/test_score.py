@@ -17,7 +17,7 @@ def after(*behaviours: Behaviour, start: Reputation | None = None, now: float = 
 @pytest.mark.parametrize(
     ("behaviour", "number"), [(Behaviour.FALSE_CLAIM, 3), (Behaviour.REFUSED, 5), (Behaviour.RATE_LIMITED, 40)]
 )
-def test_an_unknown_peer_is_banned_after_this_many_in_a_row(behaviour: Behaviour, number: int) -> None:
+def test_an_unknown_peer_is_banned_after_this_many_in_a_row(behaviour, number):
     assert not after(*[behaviour] * (number - 1)).is_banned(now=1000.0)
     banned = after(*[behaviour] * number)
     assert banned.trust_level(now=1299.0) is TrustLevel.BANNED
@@ -35,11 +35,11 @@ def test_an_unknown_peer_is_banned_after_this_many_in_a_row(behaviour: Behaviour
         (Behaviour.COPIED, TrustLevel.PROBATION),
     ],
 )
-def test_behavior_of_an_honest_peer_never_leads_to_a_ban(behaviour: Behaviour, level: TrustLevel) -> None:
+def test_behavior_of_an_honest_peer_never_leads_to_a_ban(behaviour, level):
     assert after(*[behaviour] * 10000).trust_level(now=1000.0) is level
 
 
-def test_only_contributions_raise_the_score_far_and_it_is_bounded() -> None:
+def test_only_contributions_raise_the_score_far_and_it_is_bounded():
     assert after(*[Behaviour.ACCEPTED] * 10000).score == pytest.approx(2.0)
     credit = after(*[Behaviour.CONTRIBUTED] * 10000)
     assert credit.score == pytest.approx(10.0)
@@ -50,7 +50,7 @@ def test_only_contributions_raise_the_score_far_and_it_is_bounded() -> None:
     assert not after(*[Behaviour.FALSE_CLAIM] * 4, start=credit).is_banned(now=1000.0)
 
 
-def test_ban_lengths_double_up_to_the_maximum() -> None:
+def test_ban_lengths_double_up_to_the_maximum():
     record, now, lengths = Reputation(), 0.0, []
     for _ in range(11):
         record = after(*[Behaviour.FALSE_CLAIM] * 3, start=record, now=now)
@@ -59,12 +59,12 @@ def test_ban_lengths_double_up_to_the_maximum() -> None:
     assert lengths == [*(300.0 * 2**number for number in range(9)), 86400.0, 86400.0]
 
 
-def test_a_running_ban_is_not_extended() -> None:
+def test_a_running_ban_is_not_extended():
     banned = after(*[Behaviour.FALSE_CLAIM] * 3)
     assert after(*[Behaviour.FALSE_CLAIM] * 50, start=banned, now=1050.0) == banned
 
 
-def test_a_negative_score_decays_and_one_ban_a_day_is_forgotten() -> None:
+def test_a_negative_score_decays_and_one_ban_a_day_is_forgotten():
     low = after(Behaviour.FALSE_CLAIM, Behaviour.FALSE_CLAIM)
     assert low.score_at(1000.0 + 1800.0) == pytest.approx(-4.0)
     good = after(*[Behaviour.CONTRIBUTED] * 20)
@@ -75,7 +75,7 @@ def test_a_negative_score_decays_and_one_ban_a_day_is_forgotten() -> None:
     assert day_after.num_bans == 1
 
 
-def test_a_trusted_peer_is_never_banned_and_unbanning_resets_the_score() -> None:
+def test_a_trusted_peer_is_never_banned_and_unbanning_resets_the_score():
     trusted = after(*[Behaviour.FALSE_CLAIM] * 3).with_trust(True, now=1001.0)
     assert trusted.trust_level(now=1001.0) is TrustLevel.TRUSTED
     assert after(*[Behaviour.FALSE_CLAIM] * 99, start=trusted).trust_level(now=1000.0) is TrustLevel.TRUSTED
@@ -83,6 +83,6 @@ def test_a_trusted_peer_is_never_banned_and_unbanning_resets_the_score() -> None
     assert (clean.trust_level(now=1001.0), clean.num_bans) == (TrustLevel.GOOD, 0)
 
 
-def test_a_peer_becomes_known_by_its_accepted_groups() -> None:
+def test_a_peer_becomes_known_by_its_accepted_groups():
     assert not after(*[Behaviour.ACCEPTED] * 49).is_known(now=1000.0)
     assert after(*[Behaviour.ACCEPTED] * 51).is_known(now=1000.0)

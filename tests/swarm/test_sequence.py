@@ -16,11 +16,11 @@ def tracker_after(*numbers: int) -> SequenceTracker:
     return sender
 
 
-def test_numbers_before_the_first_one_are_no_gap() -> None:
+def test_numbers_before_the_first_one_are_no_gap():
     assert tracker_after(7, 8, 9).gaps == ()
 
 
-def test_gaps_are_listed_newest_first_and_filled() -> None:
+def test_gaps_are_listed_newest_first_and_filled():
     sender = tracker_after(1, 4, 9)
     assert sender.gaps == (SequenceGap(5, 8), SequenceGap(2, 3))
     sender.note(6, at=2.0)
@@ -31,7 +31,7 @@ def test_gaps_are_listed_newest_first_and_filled() -> None:
     assert (sender.highest, sender.at) == (9, 1.0)
 
 
-def test_only_a_higher_number_ends_a_silence() -> None:
+def test_only_a_higher_number_ends_a_silence():
     sender = tracker_after(1, 2)
     sender.note(2, at=5.0)
     assert (sender.highest, sender.at) == (2, 1.0)
@@ -39,7 +39,7 @@ def test_only_a_higher_number_ends_a_silence() -> None:
     assert (sender.highest, sender.at) == (3, 6.0)
 
 
-def test_a_directory_record_shows_a_missing_tail() -> None:
+def test_a_directory_record_shows_a_missing_tail():
     sender = tracker_after(1, 2)
     sender.note_tail(5)
     assert sender.gaps == (SequenceGap(3, 5),)
@@ -50,7 +50,7 @@ def test_a_directory_record_shows_a_missing_tail() -> None:
     assert silent.gaps == (), "earlier groups are queried by time"
 
 
-def test_a_gap_is_dropped_after_a_final_answer_or_max_tries() -> None:
+def test_a_gap_is_dropped_after_a_final_answer_or_max_tries():
     sender = tracker_after(1, 4, 9)
     sender.note_query(SequenceGap(5, 8), is_final=True)
     assert sender.gaps == (SequenceGap(2, 3),)
@@ -61,13 +61,13 @@ def test_a_gap_is_dropped_after_a_final_answer_or_max_tries() -> None:
     assert sender.gaps == ()
 
 
-def test_the_gaps_of_a_sender_that_skips_every_other_number_are_bounded() -> None:
+def test_the_gaps_of_a_sender_that_skips_every_other_number_are_bounded():
     sender = tracker_after(*range(1, 1001, 2))
     assert len(sender.gaps) == MAX_GAPS
     assert sender.gaps[0] == SequenceGap(998, 998)
 
 
-def test_a_new_epoch_counts_from_one() -> None:
+def test_a_new_epoch_counts_from_one():
     assert tracker_after(EPOCH + 7, NEXT + 1, NEXT + 2).gaps == (), "the end of the last epoch is no gap"
     sender = tracker_after(EPOCH + 7, NEXT + 3)
     assert sender.gaps == (SequenceGap(NEXT + 1, NEXT + 2),)
@@ -79,7 +79,7 @@ def test_a_new_epoch_counts_from_one() -> None:
     assert tracker_after(EPOCH - 1, EPOCH).gaps == (), "counted on by an implementation that knows no epochs"
 
 
-def test_a_group_of_an_earlier_epoch_is_old() -> None:
+def test_a_group_of_an_earlier_epoch_is_old():
     sender = tracker_after(EPOCH + 1, EPOCH + 4, NEXT + 1)
     for number in (EPOCH + 2, EPOCH + 9, 5):
         sender.note(number, at=9.0)
@@ -87,7 +87,7 @@ def test_a_group_of_an_earlier_epoch_is_old() -> None:
     assert (sender.highest, sender.at) == (NEXT + 1, 1.0)
 
 
-def test_a_distant_epoch_hides_only_the_later_gaps_of_its_sender() -> None:
+def test_a_distant_epoch_hides_only_the_later_gaps_of_its_sender():
     sender = tracker_after(EPOCH + 1, DISTANT + 1, EPOCH + 2, EPOCH + 9)
     assert (sender.gaps, sender.highest) == ((), DISTANT + 1)
     sender.note_tail(2**63 - 1)

@@ -11,7 +11,7 @@ from ftis_node.errors import ConfigError
 from ftis_node.swarm.transit import VersionsInTransit, outdated_offers, should_fetch
 
 
-def test_a_version_arrives_after_its_delay_and_never_after_a_newer_one() -> None:
+def test_a_version_arrives_after_its_delay_and_never_after_a_newer_one():
     transit = VersionsInTransit(parse_delay("fixed:2.5", unit="seconds"), random.Random(0))
     for version, at in ((1, 10.0), (2, 11.0), (3, 12.0)):
         transit.send(version, at=at)
@@ -25,7 +25,7 @@ def test_a_version_arrives_after_its_delay_and_never_after_a_newer_one() -> None
     assert transit.receive(99.0) is None, "an older version never replaces a newer one"
 
 
-def test_a_delay_in_seconds_is_not_rounded() -> None:
+def test_a_delay_in_seconds_is_not_rounded():
     delay = parse_delay("lognormal:0.5-1800", unit="seconds")
     drawn = [delay.draw(random.Random(seed)) for seed in range(200)]
     assert min(drawn) >= 0.5
@@ -34,12 +34,12 @@ def test_a_delay_in_seconds_is_not_rounded() -> None:
 
 
 @pytest.mark.parametrize("spec", ["fixed:1801", "lognormal:0-8", "lognormal:1-1800.5", "fixed:-1", "uniform:1-2"])
-def test_an_invalid_delay_in_seconds_is_refused(spec: str) -> None:
+def test_an_invalid_delay_in_seconds_is_refused(spec):
     with pytest.raises(ConfigError):
         parse_delay(spec, unit="seconds", most=1800)
 
 
-def test_versions_in_transit_are_spread_over_a_long_delay() -> None:
+def test_versions_in_transit_are_spread_over_a_long_delay():
     delay = parse_delay("fixed:100", unit="seconds")
     transit, held_at, most = VersionsInTransit(delay, random.Random(0)), -1e9, 0
     ages = []
@@ -57,7 +57,7 @@ def test_versions_in_transit_are_spread_over_a_long_delay() -> None:
     assert max(ages) <= 130, "without spreading, a version is served for nearly another delay"
 
 
-def test_a_learner_keeps_the_newest_versions_and_those_being_fetched() -> None:
+def test_a_learner_keeps_the_newest_versions_and_those_being_fetched():
     requested_at = {1: 90.0, 2: 0.0, 3: 95.0, 4: 99.0, 5: 0.0, 6: 0.0}
     assert outdated_offers(requested_at, now=100.0, max_offered=8) == [2]
     assert outdated_offers(requested_at, now=100.0, max_offered=4) == [2, 1]

@@ -11,7 +11,7 @@ def budget(*, bytes_per_s: float = 1000, requests: float = 60) -> UploadBudget:
     return UploadBudget(max_bytes_per_s=bytes_per_s, max_requests_per_minute=requests)
 
 
-def test_one_minutes_requests_are_taken_at_once_and_then_one_per_second() -> None:
+def test_one_minutes_requests_are_taken_at_once_and_then_one_per_second():
     serving = budget(requests=60)
     assert all(serving.takes_request("a", "fetch", now=0) for _ in range(60))
     assert not serving.takes_request("a", "fetch", now=0)
@@ -22,14 +22,14 @@ def test_one_minutes_requests_are_taken_at_once_and_then_one_per_second() -> Non
     assert sum(serving.takes_request("a", "ask", cost=10, now=1) for _ in range(20)) == 6
 
 
-def test_the_number_of_peers_with_a_request_count_is_bounded() -> None:
+def test_the_number_of_peers_with_a_request_count_is_bounded():
     serving = budget(requests=1)
     for number in range(MAX_REMEMBERED + 10):
         assert serving.takes_request(f"peer{number}", "fetch", now=0)
     assert len(serving._requests) == MAX_REMEMBERED
 
 
-def test_bytes_above_the_rate_wait_and_then_are_refused() -> None:
+def test_bytes_above_the_rate_wait_and_then_are_refused():
     serving = budget(bytes_per_s=1000)
     assert serving.wait_s("a", 1000, now=0) == 0
     waits = [serving.wait_s("a", 500, now=0) for _ in range(6)]
@@ -44,14 +44,14 @@ def test_bytes_above_the_rate_wait_and_then_are_refused() -> None:
     assert serving.wait_s("a", 500, now=10) == 0
 
 
-def test_an_item_larger_than_one_seconds_bytes_is_sent_only_if_the_budget_is_idle() -> None:
+def test_an_item_larger_than_one_seconds_bytes_is_sent_only_if_the_budget_is_idle():
     serving = budget(bytes_per_s=1000)
     assert serving.wait_s("a", 5000, now=0) == 0
     assert serving.wait_s("a", 1, now=1) is None
     assert serving.wait_s("a", 1, now=5) == 0
 
 
-def test_above_the_budget_the_peer_that_took_most_is_refused_first() -> None:
+def test_above_the_budget_the_peer_that_took_most_is_refused_first():
     serving = budget(bytes_per_s=1000)
     assert serving.wait_s("modest", 100, now=0) == 0
     assert serving.wait_s("greedy", 900, now=0) == 0

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-import pytest
 
 from ftis_node.errors import ConfigError
 from ftis_node.gossip.multiaddr import parse_multiaddr
@@ -56,7 +53,7 @@ async def _later(failing: Callable[[], None]) -> None:
     failing()
 
 
-async def test_an_error_in_a_task_without_an_owner_is_reported() -> None:
+async def test_an_error_in_a_task_without_an_owner_is_reported():
     with collected_faults() as faults:
         task = asyncio.create_task(_later(fail_in_the_package), name="orphan")
         await asyncio.wait({task})
@@ -67,7 +64,7 @@ async def test_an_error_in_a_task_without_an_owner_is_reported() -> None:
     assert isinstance(error, ConfigError)
 
 
-async def test_an_error_in_a_done_callback_is_reported() -> None:
+async def test_an_error_in_a_done_callback_is_reported():
     with collected_faults() as faults:
         ended = asyncio.create_task(asyncio.sleep(0))
         ended.add_done_callback(lambda _: fail_in_the_package())
@@ -77,7 +74,7 @@ async def test_an_error_in_a_done_callback_is_reported() -> None:
     assert isinstance(error, ConfigError)
 
 
-async def test_an_error_in_a_thread_is_reported_and_the_hook_is_restored() -> None:
+async def test_an_error_in_a_thread_is_reported_and_the_hook_is_restored():
     before = threading.excepthook
     with collected_faults() as faults:
         threading.Thread(target=fail_in_the_package, name="reader").start()
@@ -87,20 +84,18 @@ async def test_an_error_in_a_thread_is_reported_and_the_hook_is_restored() -> No
     assert threading.excepthook is before
 
 
-async def test_an_error_in_a_watched_task_is_reported_at_once() -> None:
+async def test_an_error_in_a_watched_task_is_reported_at_once():
     """The task still has an owner, and the error is of a library. It is not reported only at garbage collection."""
     with collected_faults() as faults:
         kept = watched_task(_later(fail_in_a_library), name="p2pd-output")
         assert await faults.wait() == ("the task p2pd-output", kept.exception())
 
 
-async def test_the_first_fault_is_reported_and_errors_of_a_library_are_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_the_first_fault_is_reported_and_errors_of_a_library_are_logged_once(caplog):
     with collected_faults() as faults:
         loop = asyncio.get_running_loop()
 
-        def library_errors() -> list[logging.LogRecord]:
+        def library_errors():
             return [record for record in caplog.records if "a library failed" in record.message]
 
         for _ in range(3):

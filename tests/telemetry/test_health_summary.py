@@ -102,23 +102,21 @@ def _with(**changes: Any) -> Status:
         ),
     ],
 )
-def test_each_state_gets_its_answers_and_advice(
-    changes: dict[str, Any], words: tuple[AnswerWord, ...], text: str
-) -> None:
+def test_each_state_gets_its_answers_and_advice(changes, words, text):
     verdict = summarize_health(_with(**changes), now=NOW)
     assert tuple(answer.word for _, answer in verdict.items()) == words
     assert text in " ".join(f"{answer.why} {answer.advice}" for _, answer in verdict.items())
     assert "node" in changes or all(answer.advice for _, answer in verdict.items() if answer.word is NO)
 
 
-def test_the_answers_of_a_killed_and_of_a_starting_node() -> None:
+def test_the_answers_of_a_killed_and_of_a_starting_node():
     words = [answer.word for _, answer in summarize_health(at_rest(HEALTHY, "stopped"), now=NOW).items()]
     assert words == [NO, NO, NO], "its last status does not end: it was killed"
     words = [answer.word for _, answer in summarize_health(at_rest(HEALTHY, "starting"), now=NOW).items()]
     assert words == [NOT_YET, NOT_YET, NOT_YET]
 
 
-def test_a_stopping_node_names_what_it_waits_for() -> None:
+def test_a_stopping_node_names_what_it_waits_for():
     for waits_for, text in (("the checkpoint of step 7", "it waits for the checkpoint of step 7"), ("", "wait")):
         document = _with(node={"state": "stopping", "waits_for": waits_for})
         answers = [answer for _, answer in summarize_health(document, now=NOW).items()]
@@ -141,7 +139,7 @@ def test_a_stopping_node_names_what_it_waits_for() -> None:
         ({"state": "stopped", "peer_id": ""}, NO, "killed"),
     ],
 )
-def test_the_end_of_a_node_is_described(node: dict[str, str], word: AnswerWord, text: str) -> None:
+def test_the_end_of_a_node_is_described(node, word, text):
     saved = _with(node=node, budget={"learn_steps": amount(10, 10)})
     status = at_rest(saved, "stopped", resume="C")
     assert (status.node.state, status.node.resume, status.node.waits_for) == ("stopped", "C", "")
@@ -156,5 +154,5 @@ def test_the_end_of_a_node_is_described(node: dict[str, str], word: AnswerWord, 
     ("seconds", "text"),
     [(0, "0 s"), (59.9, "59 s"), (60, "1 min"), (3661, "1 h 1 min"), (7200, "2 h"), (90000, "1 d 1 h"), (-5, "0 s")],
 )
-def test_durations_are_written_in_two_units(seconds: float, text: str) -> None:
+def test_durations_are_written_in_two_units(seconds, text):
     assert duration(seconds) == text

@@ -12,7 +12,7 @@ from ftis_node.telemetry.history import EvaluationPoint, History, HistoryReader,
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "events.jsonl"
 
 
@@ -23,7 +23,7 @@ def read_history(path: Path) -> History:
     return reader.history
 
 
-def test_points_have_the_figures_of_their_events_and_none_for_missing_ones(path: Path) -> None:
+def test_points_have_the_figures_of_their_events_and_none_for_missing_ones(path):
     with closing(EventLog(path)) as events:
         events.write(
             "step", step=1, reward_mean=0.25, loss=float("nan"), own_groups=3, foreign_groups=5, refused="loss"
@@ -39,7 +39,7 @@ def test_points_have_the_figures_of_their_events_and_none_for_missing_ones(path:
     assert history.damaged_lines == 0
 
 
-def test_the_last_logged_step_is_that_of_the_present_weights(path: Path) -> None:
+def test_the_last_logged_step_is_that_of_the_present_weights(path):
     assert last_logged_step(path) == 0
     with closing(EventLog(path)) as events:
         for step in (1, 2):
@@ -51,7 +51,7 @@ def test_the_last_logged_step_is_that_of_the_present_weights(path: Path) -> None
         assert last_logged_step(path) == 1, "the learner went back"
 
 
-def test_the_last_lines_are_whole_and_cross_a_rotated_file(path: Path) -> None:
+def test_the_last_lines_are_whole_and_cross_a_rotated_file(path):
     path.with_name("events.jsonl.2").write_bytes(b"oldest\n")
     path.with_name("events.jsonl.1").write_bytes(b"1 first\n1 last\n")
     path.write_bytes(b"2 first\n2 last\n2 ha")
@@ -59,7 +59,7 @@ def test_the_last_lines_are_whole_and_cross_a_rotated_file(path: Path) -> None:
     assert last_lines(path, num_bytes=14) == [b"1 last\n", b"2 last\n"]
 
 
-def test_a_damaged_line_is_skipped_and_counted(path: Path) -> None:
+def test_a_damaged_line_is_skipped_and_counted(path):
     path.write_bytes(
         b'{"time":1,"event":"step","step":1}\n'
         b'{"time":2,"ev{"time":3,"event":"step","step":2}\n'
@@ -73,14 +73,14 @@ def test_a_damaged_line_is_skipped_and_counted(path: Path) -> None:
     assert history.damaged_lines == 4
 
 
-def test_a_repeated_step_replaces_the_earlier_one(path: Path) -> None:
+def test_a_repeated_step_replaces_the_earlier_one(path):
     with closing(EventLog(path)) as events:
         for step, reward in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.25), (3, 0.35)):
             events.write("step", step=step, reward_mean=reward)
     assert [(point.step, point.reward_mean) for point in read_history(path).steps] == [(1, 0.1), (2, 0.25), (3, 0.35)]
 
 
-def test_a_reader_reads_each_line_once_while_files_rotate(path: Path) -> None:
+def test_a_reader_reads_each_line_once_while_files_rotate(path):
     reader = HistoryReader(path, num_last_events=4)
     with closing(EventLog(path, max_bytes=200, kept_files=5)) as events:
         for step in range(1, 31):
@@ -95,7 +95,7 @@ def test_a_reader_reads_each_line_once_while_files_rotate(path: Path) -> None:
     assert reader.history.damaged_lines == 0
 
 
-def test_notable_events_are_kept_among_many_others(path: Path) -> None:
+def test_notable_events_are_kept_among_many_others(path):
     with closing(EventLog(path)) as events:
         for step in range(1, 5):
             events.write("ban", peer=f"peer-{step}")
@@ -113,7 +113,7 @@ def test_notable_events_are_kept_among_many_others(path: Path) -> None:
     assert reader.history.damaged_lines == 0
 
 
-def test_an_incomplete_line_is_read_after_its_end_is_written(path: Path) -> None:
+def test_an_incomplete_line_is_read_after_its_end_is_written(path):
     path.write_bytes(b'{"time":1,"event":"step","st')
     reader = HistoryReader(path)
     assert reader.poll() is False

@@ -43,7 +43,7 @@ def _numbers() -> set[str]:
     return paths
 
 
-def test_the_metrics_are_the_numbers_of_the_status() -> None:
+def test_the_metrics_are_the_numbers_of_the_status():
     assert {metric.path for metric in all_metrics() if metric.path} == _numbers()
 
 
@@ -64,12 +64,12 @@ def _faults(metric: Metric) -> list[str]:
     return [f"{metric.name} ({metric.path}) lacks: {what}" for what, holds in checks.items() if not holds]
 
 
-def test_every_metric_has_a_valid_name_kind_and_texts() -> None:
+def test_every_metric_has_a_valid_name_kind_and_texts():
     faults = [fault for metric in all_metrics() for fault in _faults(metric)]
     assert not faults, "\n".join(faults)
 
 
-def test_prometheus_reads_the_values_of_the_status() -> None:
+def test_prometheus_reads_the_values_of_the_status():
     text = render_metrics(STATUS).decode()
     samples = {
         (sample.name, *sorted(sample.labels.items())): sample.value
@@ -95,7 +95,7 @@ def test_prometheus_reads_the_values_of_the_status() -> None:
     assert (info["name"], info["run"]) == ('a"b\\c\nd', "test")
 
 
-def test_a_role_without_a_learner_has_no_metric_of_learning() -> None:
+def test_a_role_without_a_learner_has_no_metric_of_learning():
     status = msgspec.structs.replace(STATUS, learner=LearnerStatus(state="off"))
     assert b"\nftis_node_learning" not in render_metrics(status)
     assert b"\nftis_node_learning 0.0\n" in render_metrics(STATUS)

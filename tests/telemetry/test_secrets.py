@@ -1,12 +1,8 @@
 """A secret in any form is redacted in log lines, tracebacks, events and statuses; other text is unchanged."""
 
-from __future__ import annotations
-
 import base64
 import json
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,13 +17,13 @@ SEED = bytes((7 * number + 5) % 251 for number in range(32))
 
 
 @pytest.fixture(autouse=True)
-def secret_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def secret_seed(monkeypatch):
     monkeypatch.setattr(secrets, "_forms", set())
     keep_secret(SEED)
 
 
 @pytest.fixture
-def restored_logging() -> Iterator[None]:
+def restored_logging():
     root, own = logging.getLogger(), logging.getLogger("ftis_node")
     before = root.handlers[:], root.level, own.level
     yield
@@ -47,13 +43,13 @@ def restored_logging() -> Iterator[None]:
         base64.b64encode(b"xy" + SEED).decode(),
     ],
 )
-def test_each_form_of_a_secret_is_redacted(form: str) -> None:
+def test_each_form_of_a_secret_is_redacted(form):
     shown = redacted(f"before {form} after")
     assert shown.startswith("before ") and shown.endswith(" after") and HIDDEN in shown
     assert form[8:24] not in shown
 
 
-def test_access_tokens_are_found_by_their_form_and_in_the_environment() -> None:
+def test_access_tokens_are_found_by_their_form_and_in_the_environment():
     token = "hf_" + "Abc123" * 5
     assert redacted(f"401 for {token}.") == f"401 for {HIDDEN}."
     assert redacted("Authorization: Bearer abcdefgh12345678xyz") == f"Authorization: Bearer {HIDDEN}"
@@ -63,7 +59,7 @@ def test_access_tokens_are_found_by_their_form_and_in_the_environment() -> None:
     assert redacted("key 0123456789ab-key") == f"key {HIDDEN}"
 
 
-def test_other_text_and_short_secrets_are_unchanged() -> None:
+def test_other_text_and_short_secrets_are_unchanged():
     keep_secret("")
     keep_secret("short")
     text = "a group of 12 short completions by 12D3KooWabc, hf_small, http://host:4318/@a, ssh://git@host"
@@ -71,7 +67,7 @@ def test_other_text_and_short_secrets_are_unchanged() -> None:
 
 
 @pytest.mark.usefixtures("restored_logging")
-def test_log_lines_and_tracebacks_contain_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_and_tracebacks_contain_no_secret(capsys):
     set_up_logging()
     log = logging.getLogger("ftis_node.x")
     try:
@@ -86,12 +82,12 @@ def test_log_lines_and_tracebacks_contain_no_secret(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.usefixtures("restored_logging")
-def test_an_error_of_the_command_line_contains_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_the_command_line_contains_no_secret(capsys):
     assert run(["status", "--home", f"/no/home/{SEED.hex()}"]) == 2
     assert capsys.readouterr().err == (f"ftis-node: no node has run in /no/home/{HIDDEN}: give its home with --home\n")
 
 
-def test_events_and_statuses_contain_no_secret(tmp_path: Path) -> None:
+def test_events_and_statuses_contain_no_secret(tmp_path):
     events = EventLog(tmp_path / "events.jsonl")
     events.write("failed", problem=f"seed {SEED.hex()}", blob=SEED)
     events.close()

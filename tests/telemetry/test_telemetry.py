@@ -1,12 +1,9 @@
 """The event log over rotations and incomplete lines, JSON log lines, and the fields of the status."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
 from contextlib import closing
-from pathlib import Path
 
 import msgspec
 import psutil
@@ -34,7 +31,7 @@ REQUIRED_FIELDS = {
 }  # fmt: skip
 
 
-def test_the_status_has_all_required_fields() -> None:
+def test_the_status_has_all_required_fields():
     document = json.loads(Status(eval=[EvalStatus(step=5, task="gsm8k", pass_at_1=0.5, n=10)]).to_json())
     assert document["schema"] == 1
     for section, keys in REQUIRED_FIELDS.items():
@@ -42,14 +39,14 @@ def test_the_status_has_all_required_fields() -> None:
     assert document["eval"][0].items() >= {"step": 5, "task": "gsm8k", "pass_at_1": 0.5, "n": 10}.items()
 
 
-def test_the_status_is_read_unchanged_and_damage_is_an_error() -> None:
+def test_the_status_is_read_unchanged_and_damage_is_an_error():
     status = Status(swarm=SwarmStatus(groups_refused={"reward_mismatch": 2}, bytes_per_token=8.25))
     assert Status.from_json(status.to_json()) == status
     with pytest.raises(msgspec.DecodeError):
         Status.from_json(b'{"schema": "one"}')
 
 
-def test_events_of_a_group_are_found_by_its_id(tmp_path: Path) -> None:
+def test_events_of_a_group_are_found_by_its_id(tmp_path):
     events = EventLog(tmp_path / "events.jsonl")
     events.write("admitted", group=b"\xab\xcd", own=True)
     events.write("taken", group=b"\xab\xcd", step=1)
@@ -63,7 +60,7 @@ def test_events_of_a_group_are_found_by_its_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("max_bytes", [1000, 60], ids=["one file", "rotated"])
-def test_an_event_after_close_is_written_and_leaves_no_open_file(tmp_path: Path, max_bytes: int) -> None:
+def test_an_event_after_close_is_written_and_leaves_no_open_file(tmp_path, max_bytes):
     with closing(EventLog(tmp_path / "events.jsonl", max_bytes=max_bytes)) as events:
         events.write("taken", step=1)
     events.write("taken", step=2)
@@ -72,7 +69,7 @@ def test_an_event_after_close_is_written_and_leaves_no_open_file(tmp_path: Path,
     assert not [file.path for file in psutil.Process().open_files() if file.path.startswith(str(tmp_path))]
 
 
-def test_events_are_written_again_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_are_written_again_after_a_full_disk(tmp_path, monkeypatch):
     events = EventLog(tmp_path / "events.jsonl")
     events.close()
     with monkeypatch.context() as full_disk:
@@ -82,11 +79,11 @@ def test_events_are_written_again_after_a_full_disk(tmp_path: Path, monkeypatch:
     assert [event["step"] for event in read_events(tmp_path / "events.jsonl")] == [1, 2]
 
 
-def test_a_json_log_line_has_null_for_nan_and_infinity() -> None:
+def test_a_json_log_line_has_null_for_nan_and_infinity():
     record = logging.LogRecord("ftis_node", logging.INFO, __file__, 1, "step %d", (3,), None)
     record.fields = {"loss": float("nan"), "by_sender": [{"kl": float("inf"), "groups": 2}], "step": 3}
 
-    def refuse(name: str) -> None:
+    def refuse(name):
         raise AssertionError(f"{name} is not JSON")
 
     document = json.loads(JsonFormatter().format(record), parse_constant=refuse)
@@ -94,13 +91,13 @@ def test_a_json_log_line_has_null_for_nan_and_infinity() -> None:
     assert document["message"] == "step 3"
 
 
-def test_an_incomplete_line_is_skipped(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_skipped(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"time": 1, "event": "a"}\n{"time": 2, "ev')
     assert [event["event"] for event in read_events(path)] == ["a"]
 
 
-def test_the_event_log_is_rotated_at_a_size(tmp_path: Path) -> None:
+def test_the_event_log_is_rotated_at_a_size(tmp_path):
     events = EventLog(tmp_path / "events.jsonl", max_bytes=1000, kept_files=2)
     for number in range(100):
         events.write("step", step=number)

@@ -36,7 +36,7 @@ def curve(folder: Path, name: str) -> list[tuple[int, float]]:
     return [(entry.step, entry.value) for entry in events.Scalars(name)]
 
 
-async def test_tensorboard_joins_two_starts_into_one_curve(tmp_path: Path) -> None:
+async def test_tensorboard_joins_two_starts_into_one_curve(tmp_path):
     for steps in ((1, 2), (3,)):
         tracking = Tracking.to(["tensorboard"], run_in(tmp_path))
         for step in steps:
@@ -47,9 +47,7 @@ async def test_tensorboard_joins_two_starts_into_one_curve(tmp_path: Path) -> No
     assert curve(tmp_path, "eval/gsm8k/pass_at_1") == [(1, 0.25), (2, 0.25), (3, 0.25)]
 
 
-async def test_a_fault_is_logged_once_and_the_tracker_recovers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_fault_is_logged_once_and_the_tracker_recovers(tmp_path, caplog):
     blocking_file = tmp_path / "tensorboard"
     blocking_file.write_text("not a folder")
     tracking = Tracking.to(["tensorboard"], run_in(tmp_path))
@@ -83,7 +81,7 @@ class StuckTracker:
         self.logged.append(-1)
 
 
-async def test_a_tracker_that_does_not_answer_delays_no_step(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_tracker_that_does_not_answer_delays_no_step(caplog):
     stuck = StuckTracker()
     thread = TrackerThread("slow", lambda: stuck, capacity=2)
     tracking = Tracking([thread])
@@ -103,7 +101,7 @@ async def test_a_tracker_that_does_not_answer_delays_no_step(caplog: pytest.LogC
     assert tracking.counts() == {"slow": {"written": 3, "failed": 0, "dropped": 2}}
 
 
-def test_a_full_disk_is_logged_once(tmp_path: Path) -> None:
+def test_a_full_disk_is_logged_once(tmp_path):
     """A limit of the file size simulates a full disk: writing fails, and so does closing with unwritten data."""
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True, timeout=50
@@ -134,9 +132,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-def test_a_tracker_that_is_not_installed_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_is_not_installed_is_refused_in_one_line(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     check_installed(["tensorboard"])
     for make_folder in (False, True):
@@ -149,7 +145,7 @@ def test_a_tracker_that_is_not_installed_is_refused_in_one_line(
         )
 
 
-def test_only_numeric_fields_of_a_record_are_tracked() -> None:
+def test_only_numeric_fields_of_a_record_are_tracked():
     fields = {"loss": -1, "mean": None, "name": "x", "repeated": True, "refused": {"reward": 2}, "ids": [1]}
     assert numbers_of(fields, prefix="learner") == {"learner/loss": -1.0, "learner/refused/reward": 2.0}
 
@@ -184,7 +180,7 @@ def run_tracker(name: str, folder: Path, *, step: int) -> str:
 
 
 @pytest.mark.timeout(200)
-def test_wandb_without_a_key_writes_both_starts_to_disk(tmp_path: Path) -> None:
+def test_wandb_without_a_key_writes_both_starts_to_disk(tmp_path):
     pytest.importorskip("wandb", reason="wandb is not installed: `pip install wandb`")
     for step in (1, 2):
         assert "no key is configured" in run_tracker("wandb", tmp_path, step=step)
@@ -196,7 +192,7 @@ def test_wandb_without_a_key_writes_both_starts_to_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_trackio_continues_the_curve(tmp_path: Path) -> None:
+def test_trackio_continues_the_curve(tmp_path):
     pytest.importorskip("trackio", reason="trackio is not installed: `pip install trackio`")
     for step in (1, 2):
         run_tracker("trackio", tmp_path, step=step)

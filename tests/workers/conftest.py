@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest_asyncio
 from echo_worker import EchoBoot, Tick
-from worker_support import PATIENT, PYTHON_PATH, QUICK, MakeSupervisor
+from worker_support import PATIENT, PYTHON_PATH, QUICK
 
-from ftis_node.workers.liveness import Timing
 from ftis_node.workers.process import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor
 
 
 @pytest_asyncio.fixture
-async def make_supervisor(tmp_path: Path) -> AsyncIterator[MakeSupervisor]:
+async def make_supervisor(tmp_path):
     """`make_supervisor(fault="", timing=QUICK, **options)` makes one that is not started yet."""
     made: list[Supervisor] = []
 
-    def make(
-        *,
-        fault: str = "",
-        num_faults: int = 1000,
-        timing: Timing = QUICK,
-        **options: object,
-    ) -> Supervisor:
+    def make(*, fault="", num_faults=1000, timing=QUICK, **options):
         spec = WorkerSpec(
             name="echo",
             module="echo_worker",

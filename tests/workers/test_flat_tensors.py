@@ -1,7 +1,5 @@
 """Tensors in one buffer keep their values, and its checksums are those of single tensors."""
 
-from __future__ import annotations
-
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,7 +15,7 @@ class Count(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_the_checksums_of_a_buffer_are_those_of_its_tensors() -> None:
+def test_the_checksums_of_a_buffer_are_those_of_its_tensors():
     sizes = (1, 3, 7, BLOCK_BYTES // 2, BLOCK_BYTES // 2 + 1, 40_000)
     values = {f"t{number}": torch.randn(size).bfloat16() for number, size in enumerate(sizes)}
     tensors = {name: torch.nn.Parameter(value.clone()) for name, value in values.items()}

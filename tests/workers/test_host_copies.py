@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -35,7 +33,7 @@ def late_copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = F
 
 
 @pytest.mark.parametrize("on_gpu", ["all", "every-second"])
-def test_a_file_of_late_copies_equals_the_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_gpu: str) -> None:
+def test_a_file_of_late_copies_equals_the_tensors(tmp_path, monkeypatch, on_gpu):
     tensors = {f"t{number}": torch.randn(number, 3) for number in (40, 1, 90, 7, 0, 300)}
     places = {each.data_ptr() for number, each in enumerate(tensors.values()) if on_gpu == "all" or number % 2}
     monkeypatch.setattr(host_copies, "BUFFER_BYTES", 500)
@@ -48,12 +46,10 @@ def test_a_file_of_late_copies_equals_the_tensors(tmp_path: Path, monkeypatch: p
     assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
 
 
-def test_memory_that_cannot_be_locked_is_used_unlocked(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_memory_that_cannot_be_locked_is_used_unlocked(monkeypatch, caplog):
     empty = torch.empty
 
-    def refusing(size: int, *, dtype: torch.dtype, pin_memory: bool = False) -> torch.Tensor:
+    def refusing(size, *, dtype, pin_memory=False):
         if pin_memory:
             raise RuntimeError("CUDA error: out of memory")
         return empty(size, dtype=dtype)

@@ -38,7 +38,7 @@ class FakeCuda:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+def cuda(monkeypatch):
     made = FakeCuda()
     monkeypatch.setattr(tensor_file, "register", made.register)
     monkeypatch.setattr(tensor_file, "unregister", made.unregister)
@@ -50,7 +50,7 @@ def tensors(value: float = 1.5) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_a_locked_file_has_the_bytes_of_a_plain_one(cuda: FakeCuda, tmp_path: Path, dtype: torch.dtype | None) -> None:
+def test_a_locked_file_has_the_bytes_of_a_plain_one(cuda, tmp_path, dtype):
     given = tensors()
     plain = write_tensors(tmp_path / "plain", given, dtype=dtype)
     locked = write_tensors(tmp_path / "locked", given, dtype=dtype, locked=LockedFiles())
@@ -59,7 +59,7 @@ def test_a_locked_file_has_the_bytes_of_a_plain_one(cuda: FakeCuda, tmp_path: Pa
     assert list(cuda.locked.values()) == [(tmp_path / "plain").stat().st_size]
 
 
-def test_locked_pages_are_read_in_place(cuda: FakeCuda, tmp_path: Path) -> None:
+def test_locked_pages_are_read_in_place(cuda, tmp_path):
     path = Path(WeightStore(tmp_path).publish(1, tensors(1.0)).path)
     locked = LockedFiles()
     first = read_tensors(path, locked=locked)
@@ -72,7 +72,7 @@ def test_locked_pages_are_read_in_place(cuda: FakeCuda, tmp_path: Path) -> None:
     assert read_tensors(path)["a"].data_ptr() != again["a"].data_ptr()
 
 
-def test_files_of_the_store_are_locked_once_and_unlocked_when_removed(cuda: FakeCuda, tmp_path: Path) -> None:
+def test_files_of_the_store_are_locked_once_and_unlocked_when_removed(cuda, tmp_path):
     store, locked = WeightStore(tmp_path), LockedFiles()
     for version in range(1, 8):
         path = Path(store.publish(version, tensors(float(version)), locked=locked).path)
@@ -90,9 +90,7 @@ def test_files_of_the_store_are_locked_once_and_unlocked_when_removed(cuda: Fake
     assert cuda.locked == {}
 
 
-def test_a_refused_lock_is_logged_once_and_not_tried_again(
-    cuda: FakeCuda, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refused_lock_is_logged_once_and_not_tried_again(cuda, tmp_path, caplog):
     locked = LockedFiles()
     write_tensors(tmp_path / "early", tensors(), locked=locked)
     cuda.refuses = True
@@ -109,12 +107,10 @@ def test_a_refused_lock_is_logged_once_and_not_tried_again(
     ]
 
 
-def test_a_full_disk_raises_an_error_before_the_write(
-    cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_raises_an_error_before_the_write(cuda, tmp_path, monkeypatch):
     """Space is reserved first, because a write to a mapping without space kills the process."""
 
-    def full(descriptor: int, offset: int, length: int) -> None:
+    def full(descriptor, offset, length):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
@@ -124,7 +120,7 @@ def test_a_full_disk_raises_an_error_before_the_write(
 
 
 @pytest.mark.timeout(120)
-def test_a_gpu_writes_and_reads_locked_pages(tmp_path: Path) -> None:
+def test_a_gpu_writes_and_reads_locked_pages(tmp_path):
     """Tensors are written from a GPU and read back to it, in /dev/shm if it exists."""
     folder = Path("/dev/shm") if Path("/dev/shm").is_dir() else tmp_path
     path, locked = folder / f"ftis-test-{os.getpid()}", LockedFiles()

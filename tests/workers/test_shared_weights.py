@@ -69,7 +69,7 @@ class Reader:
 
 
 @pytest.fixture
-def sharing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def sharing(monkeypatch):
     """The handles that were mapped, in order."""
     cpu_sharing.install(monkeypatch.setattr)
     cpu_sharing.opened.clear()
@@ -92,7 +92,7 @@ def sums(tensors: dict[str, torch.Tensor]) -> str:
 
 
 @pytest.mark.timeout(120)
-def test_another_process_reads_each_version_through_one_mapping(sharing: list[str]) -> None:
+def test_another_process_reads_each_version_through_one_mapping(sharing):
     tensors, exporter, reader = weights(), Exporter(), Reader("cpu")
     try:
         first = exporter.share(tensors)
@@ -113,7 +113,7 @@ def test_another_process_reads_each_version_through_one_mapping(sharing: list[st
 
 
 @pytest.mark.timeout(120)
-def test_two_processes_share_weights_on_one_gpu() -> None:
+def test_two_processes_share_weights_on_one_gpu():
     """Three versions use handles that are opened once. Then another export has new handles."""
     tensors, exporter, reader = weights("cuda"), Exporter(), Reader("cuda:0")
     try:
@@ -144,7 +144,7 @@ def test_two_processes_share_weights_on_one_gpu() -> None:
         (torch.ones(0), "not a contiguous tensor"),
     ],
 )
-def test_a_tensor_that_cannot_be_shared_is_named(sharing: list[str], tensor: torch.Tensor, problem: str) -> None:
+def test_a_tensor_that_cannot_be_shared_is_named(sharing, tensor, problem):
     with pytest.raises(SharingError, match=problem):
         Exporter().share({"a": tensor})
 
@@ -159,7 +159,7 @@ VALID = (0, b"\x02c" + bytes(64), 12, 0, b"counter", 0, b"event", True)
         ((*VALID[:4], "counter", *VALID[5:]), "unknown form"),
     ],
 )
-def test_handles_of_another_form_are_refused(monkeypatch: pytest.MonkeyPatch, fields: Any, problem: str) -> None:
+def test_handles_of_another_form_are_refused(monkeypatch, fields, problem):
     monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", lambda storage: fields)
     with pytest.raises(SharingError, match=problem):
         export_storage(torch.ones(3).untyped_storage())
@@ -167,7 +167,7 @@ def test_handles_of_another_form_are_refused(monkeypatch: pytest.MonkeyPatch, fi
     assert export_storage(torch.ones(3).untyped_storage()).num_bytes == 12
 
 
-def test_without_cuda_sharing_raises_an_error() -> None:
+def test_without_cuda_sharing_raises_an_error():
     with pytest.raises(SharingError, match="CUDA IPC cannot export a handle: CUDA is not available"):
         export_storage(torch.ones(3).untyped_storage())
     with pytest.raises(SharingError, match="CUDA IPC cannot open a handle: CUDA is not available"):
@@ -191,7 +191,7 @@ INCONSISTENT: dict[str, tuple[Callable[[SharedWeights], SharedWeights], str]] = 
 
 
 @pytest.mark.parametrize("case", INCONSISTENT)
-def test_an_inconsistent_list_is_refused_before_it_is_mapped(sharing: list[str], case: str) -> None:
+def test_an_inconsistent_list_is_refused_before_it_is_mapped(sharing, case):
     change, problem = INCONSISTENT[case]
     shared = Exporter().share(weights())
     with pytest.raises(SharingError, match=problem):
@@ -199,9 +199,7 @@ def test_an_inconsistent_list_is_refused_before_it_is_mapped(sharing: list[str],
     assert sharing == []
 
 
-def test_weights_of_another_gpu_or_an_ended_process_are_refused(
-    sharing: list[str],
-) -> None:
+def test_weights_of_another_gpu_or_an_ended_process_are_refused(sharing):
     tensors, opened = weights(), OpenedWeights(CPU)
     shared = Exporter().share(tensors)
     opened.open(shared)
@@ -217,7 +215,7 @@ def test_weights_of_another_gpu_or_an_ended_process_are_refused(
     assert dict(opened.tensors())["a"].equal(tensors["a"])
 
 
-def test_grow_segments_respects_an_allocator_setting_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grow_segments_respects_an_allocator_setting_of_the_user(monkeypatch):
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", calls.append)

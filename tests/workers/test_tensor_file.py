@@ -25,7 +25,7 @@ def entry(dtype: str, shape: list[int], start: int, end: int) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
-def test_each_type_of_tensor_is_read_as_safetensors_wrote_it(tmp_path: Path) -> None:
+def test_each_type_of_tensor_is_read_as_safetensors_wrote_it(tmp_path):
     numbers = torch.tensor([[0, 1, 1], [1, 0, 1]])
     tensors = {name: (numbers * (1 if name == "BOOL" else 3)).to(dtype) for name, dtype in DTYPES.items()}
     tensors |= {"scalar": torch.tensor(2.5), "empty": torch.zeros(0, 4), "one": torch.ones(1, dtype=torch.bool)}
@@ -38,7 +38,7 @@ def test_each_type_of_tensor_is_read_as_safetensors_wrote_it(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("padding", [0, 1, 6])
-def test_unaligned_tensors_are_read(tmp_path: Path, padding: int) -> None:
+def test_unaligned_tensors_are_read(tmp_path, padding):
     values = torch.tensor([1.5, -2.0, 3.25])
     entries = {"flag": entry("U8", [1], 0, 1), "a": entry("F32", [3], 1, 13)}
     write_raw(tmp_path / "t", entries, b"\x07" + values.numpy().tobytes(), padding=padding)
@@ -59,13 +59,13 @@ def test_unaligned_tensors_are_read(tmp_path: Path, padding: int) -> None:
         entry(["F32"], [2], 0, 8),  # type: ignore[arg-type]
     ],
 )
-def test_an_inconsistent_header_is_refused(tmp_path: Path, damaged: dict[str, Any]) -> None:
+def test_an_inconsistent_header_is_refused(tmp_path, damaged):
     write_raw(tmp_path / "t", {"a": damaged, "b": entry("F32", [2], 0, 8)}, bytes(8))
     with pytest.raises(ModelError, match=r"weight file .*/t is damaged"):
         read_tensors(tmp_path / "t")
 
 
-def test_a_change_in_memory_does_not_reach_the_file(tmp_path: Path) -> None:
+def test_a_change_in_memory_does_not_reach_the_file(tmp_path):
     write_tensors(tmp_path / "t", {"a": torch.ones(4), "b": torch.ones(4)})
     before = (tmp_path / "t").read_bytes()
     read = read_tensors(tmp_path / "t")
@@ -74,7 +74,7 @@ def test_a_change_in_memory_does_not_reach_the_file(tmp_path: Path) -> None:
     assert (tmp_path / "t").read_bytes() == before
 
 
-def test_repeated_reads_leak_no_memory(tmp_path: Path) -> None:
+def test_repeated_reads_leak_no_memory(tmp_path):
     write_tensors(tmp_path / "t", {f"layer{number}": torch.ones(4) for number in range(500)})
     for _ in range(4):
         read_tensors(tmp_path / "t")
@@ -84,7 +84,7 @@ def test_repeated_reads_leak_no_memory(tmp_path: Path) -> None:
     assert psutil.Process().memory_full_info().uss - before < 1 << 20, "50,000 tensors of 64 bytes are 3 MB"
 
 
-def test_a_checksum_is_the_sum_of_the_words() -> None:
+def test_a_checksum_is_the_sum_of_the_words():
     words = torch.tensor([3, -1, 2**62, 2**62, 2**62, 2**62, 5])
     assert checksum(words) == 7
     assert checksum(torch.tensor([-3])) == 2**64 - 3
@@ -94,7 +94,7 @@ def test_a_checksum_is_the_sum_of_the_words() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_tensor_has_one_checksum_written_read_and_in_memory(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_a_tensor_has_one_checksum_written_read_and_in_memory(tmp_path, dtype):
     """This holds for each size and each start of a tensor."""
     torch.manual_seed(0)
     fused = torch.randn(17, 7).to(dtype)
@@ -105,7 +105,7 @@ def test_a_tensor_has_one_checksum_written_read_and_in_memory(tmp_path: Path, dt
     assert written == {name: checksum(tensor) for name, tensor in read_tensors(tmp_path / "t").items()}
 
 
-def test_a_change_of_any_bit_is_found(tmp_path: Path) -> None:
+def test_a_change_of_any_bit_is_found(tmp_path):
     torch.manual_seed(0)
     path = tmp_path / "t"
     written = write_tensors(path, {"a": torch.randn(5), "b": torch.randn(3, 3).bfloat16()})
@@ -119,7 +119,7 @@ def test_a_change_of_any_bit_is_found(tmp_path: Path) -> None:
         assert find_difference(written, file_checksums(path)) == expected
 
 
-def test_overlapping_tensors_are_refused(tmp_path: Path) -> None:
+def test_overlapping_tensors_are_refused(tmp_path):
     """Otherwise a header could name the same gigabytes a million times."""
     entry = {"dtype": "F32", "shape": [64], "data_offsets": [0, 256]}
     header = json.dumps({str(number): entry for number in range(20)}).encode()

@@ -19,7 +19,7 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
     return {"a": torch.full((3, 2), value), "b": torch.full((4,), value, dtype=torch.bfloat16)}
 
 
-def test_the_store_keeps_the_newest_two_versions(tmp_path: Path) -> None:
+def test_the_store_keeps_the_newest_two_versions(tmp_path):
     store = WeightStore(tmp_path, keep=2)
     for version in range(9, 12):
         store.publish(version, tensors(float(version)))
@@ -28,7 +28,7 @@ def test_the_store_keeps_the_newest_two_versions(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_the_file_of_an_old_version_is_reused_unless_it_is_linked(tmp_path: Path) -> None:
+def test_the_file_of_an_old_version_is_reused_unless_it_is_linked(tmp_path):
     store = WeightStore(tmp_path, keep=2)
     first, held = (Path(store.publish(version, tensors(float(version))).path) for version in (1, 2))
     file_number = first.stat().st_ino
@@ -40,7 +40,7 @@ def test_the_file_of_an_old_version_is_reused_unless_it_is_linked(tmp_path: Path
     assert float(read_tensors(tmp_path / "held")["a"][0, 0]) == 2.0
 
 
-def test_a_file_of_another_size_is_created_again(tmp_path: Path) -> None:
+def test_a_file_of_another_size_is_created_again(tmp_path):
     store = WeightStore(tmp_path, keep=2)
     for version, length in ((1, 3), (2, 3), (3, 9), (4, 2)):
         store.publish(version, {"a": torch.full((length,), float(version))}, dtype=torch.bfloat16)
@@ -49,7 +49,7 @@ def test_a_file_of_another_size_is_created_again(tmp_path: Path) -> None:
         )
 
 
-def test_a_failed_publication_leaves_no_version(tmp_path: Path) -> None:
+def test_a_failed_publication_leaves_no_version(tmp_path):
     store = WeightStore(tmp_path)
     store.publish(1, tensors(1.0))
     with pytest.raises(ValueError, match="b is of torch.int64: it cannot be written as torch.float32"):
@@ -58,7 +58,7 @@ def test_a_failed_publication_leaves_no_version(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["weights-00000001"]
 
 
-def test_probe_ids_are_fixed_and_inside_the_vocabulary() -> None:
+def test_probe_ids_are_fixed_and_inside_the_vocabulary():
     assert probe_token_ids(151_665)[:4] == (146_596, 23_701, 18_632, 47_402)
     for vocab_size in (2, 37, 151_665):
         ids = probe_token_ids(vocab_size)
@@ -67,7 +67,7 @@ def test_probe_ids_are_fixed_and_inside_the_vocabulary() -> None:
     assert len(set(probe_token_ids(151_665))) == 32
 
 
-def test_a_proof_has_the_log_probs_of_the_probe_and_differs_between_models() -> None:
+def test_a_proof_has_the_log_probs_of_the_probe_and_differs_between_models():
     config = Qwen2Config(
         vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1,
@@ -83,7 +83,7 @@ def test_a_proof_has_the_log_probs_of_the_probe_and_differs_between_models() -> 
     assert proofs[0].rms_difference(proofs[1].logprobs) > 1e-3
 
 
-def test_log_probs_that_are_not_comparable_differ_by_infinity() -> None:
+def test_log_probs_that_are_not_comparable_differ_by_infinity():
     proof = WeightProof(version=1, probe_ids=(1, 2, 3), logprobs=(-1.0, -2.0))
     assert proof.rms_difference((-1.3, -2.4)) == pytest.approx((0.5 * (0.3**2 + 0.4**2)) ** 0.5)
     assert proof.rms_difference((-1.0,)) == math.inf

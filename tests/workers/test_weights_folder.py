@@ -1,15 +1,12 @@
 """The folder of published weights: in memory if they fit, and removed at the end."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 from ftis_node.config.home import Home
 from ftis_node.workers.weight_store import weights_folder
 
 
-def test_each_node_has_a_private_folder_in_memory_and_removes_it(tmp_path: Path) -> None:
+def test_each_node_has_a_private_folder_in_memory_and_removes_it(tmp_path):
     memory = tmp_path / "memory"
     memory.mkdir()
     with weights_folder(Home(tmp_path / "a"), version_bytes=10, memory_disk=memory) as first:
@@ -24,7 +21,7 @@ def test_each_node_has_a_private_folder_in_memory_and_removes_it(tmp_path: Path)
     assert list(memory.iterdir()) == []
 
 
-def test_weights_too_large_for_memory_are_published_in_the_home(tmp_path: Path) -> None:
+def test_weights_too_large_for_memory_are_published_in_the_home(tmp_path):
     home = Home(tmp_path / "home")
     too_large = shutil.disk_usage(tmp_path).free // 4
     with weights_folder(home, version_bytes=too_large, memory_disk=tmp_path) as folder:
@@ -33,7 +30,7 @@ def test_weights_too_large_for_memory_are_published_in_the_home(tmp_path: Path) 
         assert folder == home.weights
 
 
-def test_published_versions_in_the_home_are_removed_and_followed_ones_kept(tmp_path: Path) -> None:
+def test_published_versions_in_the_home_are_removed_and_followed_ones_kept(tmp_path):
     home = Home(tmp_path / "home")
     home.create()
     with weights_folder(home, version_bytes=1, memory_disk=tmp_path / "nowhere") as folder:
@@ -43,7 +40,7 @@ def test_published_versions_in_the_home_are_removed_and_followed_ones_kept(tmp_p
     assert [path.name for path in home.weights.iterdir()] == ["followed"]
 
 
-def test_a_symbolic_link_of_that_name_is_not_used(tmp_path: Path) -> None:
+def test_a_symbolic_link_of_that_name_is_not_used(tmp_path):
     home, elsewhere = Home(tmp_path / "home"), tmp_path / "elsewhere"
     elsewhere.mkdir()
     with weights_folder(home, version_bytes=1, memory_disk=tmp_path) as folder:

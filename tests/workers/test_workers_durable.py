@@ -25,7 +25,7 @@ def names(parent: Path) -> list[str]:
     return sorted(path.name for path in parent.iterdir())
 
 
-def test_a_folder_appears_only_when_complete(tmp_path: Path) -> None:
+def test_a_folder_appears_only_when_complete(tmp_path):
     with complete_folder(tmp_path / "deep" / "step-1") as folder:
         (folder / "file").write_text("x")
         assert not (tmp_path / "deep" / "step-1").exists()
@@ -34,7 +34,7 @@ def test_a_folder_appears_only_when_complete(tmp_path: Path) -> None:
     assert names(tmp_path / "deep") == ["step-1"]
 
 
-def test_a_failed_write_leaves_the_old_folder(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_folder(tmp_path):
     write(tmp_path, "step-1", "old")
     with pytest.raises(OSError, match="no space"), complete_folder(tmp_path / "step-1") as folder:
         (folder / "half").write_text("x")
@@ -44,24 +44,22 @@ def test_a_failed_write_leaves_the_old_folder(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-1"]
 
 
-def test_an_existing_folder_is_replaced(tmp_path: Path) -> None:
+def test_an_existing_folder_is_replaced(tmp_path):
     write(tmp_path, "step-1", "old")
     write(tmp_path, "step-1", "new")
     assert (tmp_path / "step-1" / "inner" / "file").read_text() == "new"
     assert names(tmp_path) == ["step-1"]
 
 
-def test_all_files_are_synced_and_the_marker_follows_the_rename(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_files_are_synced_and_the_marker_follows_the_rename(tmp_path, monkeypatch):
     steps: list[str] = []
     sync, rename = os.fsync, Path.rename
 
-    def record_sync(descriptor: int) -> None:
+    def record_sync(descriptor):
         steps.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name.partition('.incomplete')[0]}")
         sync(descriptor)
 
-    def record_rename(self: Path, target: Path) -> Path:
+    def record_rename(self, target):
         steps.append("rename")
         return rename(self, target)
 
@@ -73,7 +71,7 @@ def test_all_files_are_synced_and_the_marker_follows_the_rename(
     assert steps[3:] == ["rename", parent, "sync COMPLETE", "sync step-1"]
 
 
-def test_the_newest_complete_folder_is_chosen_by_number(tmp_path: Path) -> None:
+def test_the_newest_complete_folder_is_chosen_by_number(tmp_path):
     for name in ("step-9", "step-10", "step-2", "other-99", "step-x"):
         write(tmp_path, name)
     (tmp_path / "step-11").mkdir()
@@ -81,7 +79,7 @@ def test_the_newest_complete_folder_is_chosen_by_number(tmp_path: Path) -> None:
     assert newest_complete(tmp_path / "missing", "step-") is None
 
 
-def test_keep_newest_removes_older_complete_folders(tmp_path: Path) -> None:
+def test_keep_newest_removes_older_complete_folders(tmp_path):
     for number in range(8, 12):
         write(tmp_path, f"step-{number}")
     (tmp_path / "step-12").mkdir()
@@ -89,11 +87,11 @@ def test_keep_newest_removes_older_complete_folders(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-10", "step-11", "step-12"]
 
 
-def test_an_interrupted_removal_leaves_no_complete_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_removal_leaves_no_complete_folder(tmp_path, monkeypatch):
     write(tmp_path, "step-1")
     write(tmp_path, "step-2")
 
-    def interrupted(path: Path) -> None:
+    def interrupted(path):
         raise OSError("interrupted")
 
     monkeypatch.setattr(durable.shutil, "rmtree", interrupted)
@@ -118,7 +116,7 @@ with durable.complete_folder(Path(sys.argv[1]) / "step-2") as folder:
 
 
 @pytest.mark.parametrize("moment", ["while-writing", "before-marker"])
-def test_a_kill_leaves_the_previous_folder_as_the_newest(tmp_path: Path, moment: str) -> None:
+def test_a_kill_leaves_the_previous_folder_as_the_newest(tmp_path, moment):
     write(tmp_path, "step-1")
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), moment], env=environment, check=False)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 from worker_support import PYTHON_PATH, has_ended
@@ -57,7 +56,7 @@ def wait_for_end(pid: int) -> None:
         raise
 
 
-def test_a_worker_dies_with_a_killed_daemon(tmp_path: Path) -> None:
+def test_a_worker_dies_with_a_killed_daemon(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment()
     ) as owner:
@@ -68,7 +67,7 @@ def test_a_worker_dies_with_a_killed_daemon(tmp_path: Path) -> None:
         wait_for_end(worker_pid)
 
 
-def test_a_process_watches_an_owner_that_is_not_its_parent() -> None:
+def test_a_process_watches_an_owner_that_is_not_its_parent():
     with subprocess.Popen(["sleep", "60"]) as owner:
         watcher = subprocess.Popen(
             [sys.executable, "-c", NOT_A_CHILD, str(owner.pid)], stdout=subprocess.PIPE, text=True, env=environment()

@@ -9,26 +9,26 @@ from ftis_node.workers.wire import Heartbeat
 POLICY = RestartPolicy(ExponentialBackoff(first_s=1.0, ceiling_s=3.0), quick_death_s=30.0, max_quick_deaths=5)
 
 
-def test_quick_deaths_back_off_exponentially_and_then_end_the_restarts() -> None:
+def test_quick_deaths_back_off_exponentially_and_then_end_the_restarts():
     restarts = RestartCounter(POLICY)
     assert [restarts.next_delay_s(served_s=1.0) for _ in range(5)] == [1.0, 2.0, 3.0, 3.0, None]
     assert restarts.num_deaths == 5
 
 
-def test_memory_shortages_back_off_too_and_have_a_separate_limit() -> None:
+def test_memory_shortages_back_off_too_and_have_a_separate_limit():
     restarts = RestartCounter(POLICY)
     delays = [restarts.next_delay_s(served_s=1.0, is_short=True) for _ in range(20)]
     assert delays == [1.0, 2.0, *[3.0] * 17, None]
     assert restarts.num_deaths == 20
 
 
-def test_a_shortage_keeps_the_count_of_deaths_and_a_death_resets_that_of_shortages() -> None:
+def test_a_shortage_keeps_the_count_of_deaths_and_a_death_resets_that_of_shortages():
     restarts = RestartCounter(POLICY)
     assert [restarts.next_delay_s(served_s=1.0, is_short=short) for short in (False, True, False)] == [1.0, 1.0, 2.0]
     assert restarts.num_shortages == 0
 
 
-def test_a_long_service_resets_the_count_of_deaths() -> None:
+def test_a_long_service_resets_the_count_of_deaths():
     restarts = RestartCounter(POLICY, num_quick_deaths=4)
     assert (restarts.next_delay_s(served_s=30.0), restarts.num_deaths) == (1.0, 0)
     restarts = RestartCounter(POLICY, num_quick_deaths=4)
@@ -39,7 +39,7 @@ def ticks(liveness: Liveness, count: int) -> list[str]:
     return [liveness.tick() for _ in range(count)]
 
 
-def test_a_worker_is_silent_after_the_given_ticks_without_a_heartbeat() -> None:
+def test_a_worker_is_silent_after_the_given_ticks_without_a_heartbeat():
     liveness = Liveness(max_silent_ticks=3)
     assert ticks(liveness, 3) == [""] * 3
     liveness.beat(Heartbeat(num_in_flight=0, progress=0))
@@ -51,7 +51,7 @@ def beat_and_tick(liveness: Liveness, *, num_in_flight: int, progress: int) -> s
     return liveness.tick()
 
 
-def test_a_busy_worker_without_progress_is_stalled_and_an_idle_one_is_not() -> None:
+def test_a_busy_worker_without_progress_is_stalled_and_an_idle_one_is_not():
     liveness = Liveness(max_silent_ticks=3, max_stalled_ticks=2)
     assert [beat_and_tick(liveness, num_in_flight=0, progress=5) for _ in range(9)] == [""] * 9
     assert [beat_and_tick(liveness, num_in_flight=1, progress=n) for n in range(6, 15)] == [""] * 9
@@ -59,6 +59,6 @@ def test_a_busy_worker_without_progress_is_stalled_and_an_idle_one_is_not() -> N
     assert stalled == ["", STALLED, STALLED]
 
 
-def test_without_a_stall_limit_a_request_never_stalls() -> None:
+def test_without_a_stall_limit_a_request_never_stalls():
     liveness = Liveness(max_silent_ticks=3)
     assert {beat_and_tick(liveness, num_in_flight=1, progress=1) for _ in range(1000)} == {""}

@@ -15,7 +15,7 @@ from typing import NoReturn
 import psutil
 import pytest
 from echo_worker import Die, Echo, EchoReply, Fail, Sleep, Spawn, Stray, Tick
-from worker_support import QUICK, MakeSupervisor, has_ended
+from worker_support import QUICK, has_ended
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import (
@@ -42,7 +42,7 @@ def num_starts(trace: Path) -> int:
     return len(list(trace.glob("built-*")))
 
 
-async def test_calls_are_served_concurrently(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
+async def test_calls_are_served_concurrently(make_supervisor, tmp_path):
     supervisor = make_supervisor()
     await supervisor.start()
     long = asyncio.create_task(supervisor.call(Sleep(seconds=30), EchoReply))
@@ -53,13 +53,13 @@ async def test_calls_are_served_concurrently(make_supervisor: MakeSupervisor, tm
     long.cancel()
 
 
-async def test_events_of_a_call_arrive_in_order_before_its_reply(make_supervisor: MakeSupervisor) -> None:
+async def test_events_of_a_call_arrive_in_order_before_its_reply(make_supervisor):
     of_no_call: list[Tick] = []
     supervisor = make_supervisor(on_event=of_no_call.append)
     await supervisor.start()
     received: dict[int, list[int]] = {1: [], 2: []}
 
-    async def sleep(which: int) -> None:
+    async def sleep(which):
         request = Sleep(seconds=0.2, num_events=which + 2)
         await supervisor.call(request, EchoReply, on_event=lambda tick: received[which].append(tick.number))
         assert received[which] == list(range(which + 2))
@@ -70,7 +70,7 @@ async def test_events_of_a_call_arrive_in_order_before_its_reply(make_supervisor
     assert of_no_call == [Tick(number=0), Tick(number=1)], "the supervisor's callback has events without another one"
 
 
-async def test_events_of_a_canceled_call_are_dropped(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
+async def test_events_of_a_canceled_call_are_dropped(make_supervisor, tmp_path):
     received: list[Tick] = []
     supervisor = make_supervisor(on_event=received.append)
     await supervisor.start()
@@ -83,7 +83,7 @@ async def test_events_of_a_canceled_call_are_dropped(make_supervisor: MakeSuperv
     assert (received, supervisor.restarts) == ([], 0)
 
 
-async def test_a_failed_request_raises_its_error_and_the_worker_continues(make_supervisor: MakeSupervisor) -> None:
+async def test_a_failed_request_raises_its_error_and_the_worker_continues(make_supervisor):
     supervisor = make_supervisor()
     await supervisor.start()
     pid = supervisor.pid
@@ -102,10 +102,10 @@ async def test_a_failed_request_raises_its_error_and_the_worker_continues(make_s
     assert supervisor.restarts == 0
 
 
-async def test_sigkill_ends_every_call_and_the_next_call_reaches_a_new_worker(make_supervisor: MakeSupervisor) -> None:
+async def test_sigkill_ends_every_call_and_the_next_call_reaches_a_new_worker(make_supervisor):
     started: list[int] = []
 
-    async def on_started(process: WorkerProcess) -> None:
+    async def on_started(process):
         started.append((await process.call(ECHO, EchoReply)).pid)
 
     supervisor = make_supervisor(on_started=on_started)
@@ -125,7 +125,7 @@ async def test_sigkill_ends_every_call_and_the_next_call_reaches_a_new_worker(ma
     assert isinstance(supervisor._last_error, WorkerDiedError)
 
 
-async def test_an_unhandled_error_restarts_the_worker(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
+async def test_an_unhandled_error_restarts_the_worker(make_supervisor, tmp_path):
     supervisor = make_supervisor()
     await supervisor.start()
     first = supervisor.pid
@@ -144,7 +144,7 @@ class Broken(ExponentialBackoff):
         raise LookupError("a bug")
 
 
-async def test_an_error_of_the_supervisor_is_raised_by_run(make_supervisor: MakeSupervisor) -> None:
+async def test_an_error_of_the_supervisor_is_raised_by_run(make_supervisor):
     reported: list[str] = []
     with unhandled_errors(lambda where, error: reported.append(f"{where}: {error}")):
         supervisor = make_supervisor(restart_policy=RestartPolicy(Broken()))
@@ -157,14 +157,14 @@ async def test_an_error_of_the_supervisor_is_raised_by_run(make_supervisor: Make
     assert reported == ["the task echo-keeper: a bug"], "the error is not reported as unhandled"
 
 
-async def test_calls_wait_until_on_started_is_done(make_supervisor: MakeSupervisor) -> None:
+async def test_calls_wait_until_on_started_is_done(make_supervisor):
     order: list[str] = []
 
-    async def on_started(process: WorkerProcess) -> None:
+    async def on_started(process):
         await process.call(Sleep(seconds=0.5), EchoReply)
         order.append("on_started")
 
-    async def call() -> None:
+    async def call():
         await supervisor.call(ECHO, EchoReply)
         order.append("call")
 
@@ -176,7 +176,7 @@ async def test_calls_wait_until_on_started_is_done(make_supervisor: MakeSupervis
     assert order == ["on_started", "call"]
 
 
-async def test_a_worker_without_heartbeats_is_killed_and_restarted(make_supervisor: MakeSupervisor) -> None:
+async def test_a_worker_without_heartbeats_is_killed_and_restarted(make_supervisor):
     supervisor = make_supervisor(timing=dataclasses.replace(QUICK, stop_grace_s=30.0, heartbeat_timeout_s=1.0))
     await supervisor.start()
     pid = supervisor.pid
@@ -188,7 +188,7 @@ async def test_a_worker_without_heartbeats_is_killed_and_restarted(make_supervis
     assert (await supervisor.call(ECHO, EchoReply)).pid != pid
 
 
-async def test_a_blocked_daemon_does_not_restart_its_worker(make_supervisor: MakeSupervisor) -> None:
+async def test_a_blocked_daemon_does_not_restart_its_worker(make_supervisor):
     supervisor = make_supervisor(timing=dataclasses.replace(QUICK, heartbeat_timeout_s=1.5))
     await supervisor.start()
     time.sleep(2.0)  # noqa: ASYNC251 - it blocks the daemon's loop
@@ -197,9 +197,7 @@ async def test_a_blocked_daemon_does_not_restart_its_worker(make_supervisor: Mak
     assert supervisor.restarts == 0
 
 
-async def test_a_worker_without_progress_is_restarted_and_one_with_progress_is_not(
-    make_supervisor: MakeSupervisor,
-) -> None:
+async def test_a_worker_without_progress_is_restarted_and_one_with_progress_is_not(make_supervisor):
     supervisor = make_supervisor(timing=dataclasses.replace(QUICK, stall_timeout_s=1.0))
     await supervisor.start()
     await supervisor.call(Sleep(seconds=1.5, num_events=15), EchoReply)
@@ -208,7 +206,7 @@ async def test_a_worker_without_progress_is_restarted_and_one_with_progress_is_n
         await asyncio.wait_for(supervisor.call(Sleep(seconds=30), EchoReply), 30)
 
 
-async def test_a_model_error_at_the_start_is_final(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
+async def test_a_model_error_at_the_start_is_final(make_supervisor, tmp_path):
     supervisor = make_supervisor(fault="model")
     with pytest.raises(ModelError, match="no model there"):
         await supervisor.start()
@@ -227,12 +225,12 @@ async def die(supervisor: Supervisor) -> None:
 
 @pytest.mark.parametrize(("fault", "memory_is_freed"), [("later-memory", True), ("later-text", False)])
 async def test_a_worker_that_lacks_memory_at_a_restart_is_restarted_until_it_serves(
-    make_supervisor: MakeSupervisor, tmp_path: Path, fault: str, memory_is_freed: bool
-) -> None:
+    make_supervisor, tmp_path, fault, memory_is_freed
+):
     """Two restarts lack memory, although two quick deaths would be the limit. `free_memory` may also fail."""
     starts_before: list[int] = []
 
-    async def free_memory() -> None:
+    async def free_memory():
         starts_before.append(num_starts(tmp_path))
         if not memory_is_freed:
             raise WorkerDiedError("the learner worker is not running")
@@ -247,11 +245,11 @@ async def test_a_worker_that_lacks_memory_at_a_restart_is_restarted_until_it_ser
 
 @pytest.mark.parametrize(("num_faults", "may_free", "num_started"), [(1, True, 2), (2, True, 2), (1, False, 1)])
 async def test_a_first_start_that_lacks_memory_is_repeated_once_if_another_worker_can_free_some(
-    make_supervisor: MakeSupervisor, tmp_path: Path, num_faults: int, may_free: bool, num_started: int
-) -> None:
+    make_supervisor, tmp_path, num_faults, may_free, num_started
+):
     starts_before: list[int] = []
 
-    async def free_memory() -> None:
+    async def free_memory():
         starts_before.append(num_starts(tmp_path))
 
     policy = RestartPolicy(backoff=ExponentialBackoff(first_s=0.05))
@@ -279,13 +277,8 @@ async def test_a_first_start_that_lacks_memory_is_repeated_once_if_another_worke
     ],
 )
 async def test_a_lasting_fault_of_the_restart_is_raised_with_its_class(
-    make_supervisor: MakeSupervisor,
-    tmp_path: Path,
-    fault: str,
-    kind: type[FtisError],
-    expected_starts: int,
-    message: str,
-) -> None:
+    make_supervisor, tmp_path, fault, kind, expected_starts, message
+):
     """The first death is an exit, which counts as a quick death, not as a shortage."""
     policy = RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=2, max_shortages=2)
     supervisor = make_supervisor(fault=fault, restart_policy=policy)
@@ -296,7 +289,7 @@ async def test_a_lasting_fault_of_the_restart_is_raised_with_its_class(
     assert num_starts(tmp_path) == expected_starts
 
 
-async def test_a_worker_that_cannot_start_is_given_up(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
+async def test_a_worker_that_cannot_start_is_given_up(make_supervisor, tmp_path):
     supervisor = make_supervisor(fault="bug")
     with pytest.raises(MachineError, match="3 times in a row.*RuntimeError: a bug"):
         await supervisor.run()
@@ -304,15 +297,13 @@ async def test_a_worker_that_cannot_start_is_given_up(make_supervisor: MakeSuper
     assert supervisor.restarts == 2
 
 
-async def test_a_start_beyond_its_grace_counts_as_a_death(make_supervisor: MakeSupervisor) -> None:
+async def test_a_start_beyond_its_grace_counts_as_a_death(make_supervisor):
     supervisor = make_supervisor(fault="slow", timing=dataclasses.replace(QUICK, start_grace_s=1.0, stop_grace_s=0.1))
     with pytest.raises(MachineError, match="not ready within 1 s"):
         await supervisor.start()
 
 
-async def test_stop_closes_the_worker_and_removes_its_socket(
-    make_supervisor: MakeSupervisor, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_stop_closes_the_worker_and_removes_its_socket(make_supervisor, tmp_path, caplog):
     supervisor = make_supervisor(timing=dataclasses.replace(QUICK, stop_grace_s=10.0))
     await supervisor.start()
     pid = supervisor.pid
@@ -334,7 +325,7 @@ async def test_stop_closes_the_worker_and_removes_its_socket(
     assert supervisor.restarts == 0
 
 
-async def test_stop_kills_a_frozen_worker(make_supervisor: MakeSupervisor) -> None:
+async def test_stop_kills_a_frozen_worker(make_supervisor):
     supervisor = make_supervisor()
     await supervisor.start()
     pid = supervisor.pid
@@ -353,8 +344,8 @@ async def test_stop_kills_a_frozen_worker(make_supervisor: MakeSupervisor) -> No
     ],
 )
 async def test_progress_after_stop_prolongs_the_grace_up_to_a_limit(
-    make_supervisor: MakeSupervisor, tmp_path: Path, fault: str, limit_s: float, ends_by_itself: bool
-) -> None:
+    make_supervisor, tmp_path, fault, limit_s, ends_by_itself
+):
     """Without progress the short grace applies, even if heartbeats arrive."""
     timing = dataclasses.replace(QUICK, stop_grace_s=0.5, save_limit_s=limit_s, terminate_grace_s=0.1)
     supervisor = make_supervisor(fault=fault, timing=timing)
@@ -365,8 +356,8 @@ async def test_progress_after_stop_prolongs_the_grace_up_to_a_limit(
 
 @pytest.mark.parametrize("was_as_long_before", [True, False])
 async def test_a_computation_during_a_stop_may_take_as_long_as_an_earlier_one(
-    make_supervisor: MakeSupervisor, tmp_path: Path, was_as_long_before: bool
-) -> None:
+    make_supervisor, tmp_path, was_as_long_before
+):
     """A computation reports no progress. Without an earlier one the short grace applies, as for a hang."""
     timing = dataclasses.replace(QUICK, stop_grace_s=0.3, save_limit_s=60.0, terminate_grace_s=0.1)
     slow_stops: list[int] = []
@@ -387,7 +378,7 @@ async def test_a_computation_during_a_stop_may_take_as_long_as_an_earlier_one(
     assert slow_stops, "the slow stop is not reported"
 
 
-async def test_a_stop_at_any_moment_of_the_start_leaves_no_process(make_supervisor: MakeSupervisor) -> None:
+async def test_a_stop_at_any_moment_of_the_start_leaves_no_process(make_supervisor):
     """The stop comes before, during and after the turns of the loop in which asyncio spawns the process."""
     for num_turns in (0, 2, 4, 9):
         supervisor = make_supervisor(fault="slow")
@@ -400,13 +391,11 @@ async def test_a_stop_at_any_moment_of_the_start_leaves_no_process(make_supervis
         assert not [child for child in psutil.Process().children() if "echo_worker" in " ".join(child.cmdline())]
 
 
-async def test_a_stop_during_a_spawn_that_fails_ends_the_supervisor(
-    make_supervisor: MakeSupervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stop_during_a_spawn_that_fails_ends_the_supervisor(make_supervisor, monkeypatch):
     """The error must not replace the cancellation, or the supervisor would start the next process."""
     begun = asyncio.Event()
 
-    async def spawn(process: WorkerProcess) -> NoReturn:
+    async def spawn(process):
         begun.set()
         await asyncio.sleep(0.2)
         raise OSError(errno.EMFILE, "too many open files")
@@ -421,7 +410,7 @@ async def test_a_stop_during_a_spawn_that_fails_ends_the_supervisor(
         await start
 
 
-async def test_run_ends_with_its_task_group(make_supervisor: MakeSupervisor) -> None:
+async def test_run_ends_with_its_task_group(make_supervisor):
     supervisor = make_supervisor()
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(supervisor.run())
@@ -433,7 +422,7 @@ async def test_run_ends_with_its_task_group(make_supervisor: MakeSupervisor) -> 
     assert has_ended(pid)
 
 
-async def test_run_raises_when_a_worker_is_given_up(make_supervisor: MakeSupervisor) -> None:
+async def test_run_raises_when_a_worker_is_given_up(make_supervisor):
     supervisor = make_supervisor(restart_policy=RestartPolicy(max_quick_deaths=1))
     running = asyncio.create_task(supervisor.run())
     await asyncio.sleep(0)
@@ -443,7 +432,7 @@ async def test_run_raises_when_a_worker_is_given_up(make_supervisor: MakeSupervi
         await running
 
 
-async def test_a_second_stop_waits_for_the_first(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
+async def test_a_second_stop_waits_for_the_first(make_supervisor, tmp_path):
     supervisor = make_supervisor(fault="slow-end", timing=dataclasses.replace(QUICK, stop_grace_s=10.0))
     await supervisor.start()
     first = asyncio.create_task(supervisor.stop())
@@ -453,7 +442,7 @@ async def test_a_second_stop_waits_for_the_first(make_supervisor: MakeSupervisor
     assert (tmp_path / "closed").exists()
 
 
-async def test_a_worker_ignores_sigint_and_ends_on_sigterm(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
+async def test_a_worker_ignores_sigint_and_ends_on_sigterm(make_supervisor, tmp_path):
     supervisor = make_supervisor()
     await supervisor.start()
     pid = supervisor.pid
@@ -465,7 +454,7 @@ async def test_a_worker_ignores_sigint_and_ends_on_sigterm(make_supervisor: Make
     await eventually((tmp_path / "closed").exists)
 
 
-async def test_processes_that_a_worker_started_end_with_it(make_supervisor: MakeSupervisor) -> None:
+async def test_processes_that_a_worker_started_end_with_it(make_supervisor):
     supervisor = make_supervisor()
     await supervisor.start()
     child = (await supervisor.call(Spawn(), EchoReply)).pid

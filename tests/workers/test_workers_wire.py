@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -36,7 +34,7 @@ class Words(Message, frozen=True):
     values: bytes
 
 
-def test_control_and_body_are_two_frames() -> None:
+def test_control_and_body_are_two_frames():
     frames = pack(Call(call_id=7), Numbers(values=b"\x00\xff"))
     control, body = unpack(frames)
     assert control == Call(call_id=7)
@@ -44,14 +42,14 @@ def test_control_and_body_are_two_frames() -> None:
     assert unpack(pack(Ready())) == (Ready(), b"")
 
 
-def test_a_body_of_another_type_is_refused() -> None:
+def test_a_body_of_another_type_is_refused():
     _, body = unpack(pack(Call(call_id=1), Words(values=b"")))
     with pytest.raises(msgspec.ValidationError):
         unpack_body(body, Numbers)
 
 
 @pytest.mark.parametrize("frame", [b"", b"\x93\x01\x02\x03"])
-def test_other_bytes_than_a_message_are_refused(frame: bytes) -> None:
+def test_other_bytes_than_a_message_are_refused(frame):
     with pytest.raises(msgspec.DecodeError):
         unpack([frame])
 
@@ -60,20 +58,20 @@ FTIS_ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) 
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FTIS_ERRORS if not issubclass(kind, RecordError)])
-def test_an_ftis_error_keeps_its_class_and_message(kind: type[FtisError]) -> None:
+def test_an_ftis_error_keeps_its_class_and_message(kind):
     error = error_of(failure_of(kind("what to do"), call_id=1), worker="learner")
     assert type(error) is kind
     assert str(error) == "what to do"
 
 
 @pytest.mark.parametrize("kind", ["ValueError", "annotations", "SchemaRecordError"])
-def test_any_other_error_names_the_worker_and_the_class(kind: str) -> None:
+def test_any_other_error_names_the_worker_and_the_class(kind):
     error = error_of(Failure(call_id=1, kind=kind, message="oops"), worker="learner")
     assert type(error) is WorkerTaskError
     assert str(error) == f"learner: {kind}: oops"
 
 
-def test_a_socket_path_above_the_limit_of_the_system_is_refused_with_advice(tmp_path: Path) -> None:
+def test_a_socket_path_above_the_limit_of_the_system_is_refused_with_advice(tmp_path):
     fits = 107 - len(str(tmp_path)) - len("/x.sock") - 1
     assert endpoint_in(tmp_path / ("d" * fits), name="x") == f"ipc://{tmp_path}/{'d' * fits}/x.sock"
     with pytest.raises(ConfigError, match=r"108 bytes long.*limit is 107.*shorter"):

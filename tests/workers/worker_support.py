@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -10,7 +9,6 @@ import psutil
 import ftis_node
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.workers.liveness import RestartPolicy, Timing
-from ftis_node.workers.supervisor import Supervisor
 
 PYTHON_PATH = f"{Path(__file__).parent}:{Path(ftis_node.__file__).parents[1]}"
 
@@ -18,8 +16,6 @@ QUICK = Timing(
     start_grace_s=20.0, heartbeat_every_s=0.1, heartbeat_timeout_s=4.0, stop_grace_s=2.0, terminate_grace_s=0.5
 )
 PATIENT = RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=3)
-
-MakeSupervisor = Callable[..., Supervisor]
 
 
 def has_ended(pid: int) -> bool:

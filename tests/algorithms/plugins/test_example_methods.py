@@ -31,7 +31,7 @@ def _loss(method: str, **params: object) -> tuple[torch.Tensor, dict[str, float]
     return loss, metrics, learner.grad
 
 
-def test_the_balance_weight_is_the_ratio_to_the_mixture_of_both_generators() -> None:
+def test_the_balance_weight_is_the_ratio_to_the_mixture_of_both_generators():
     """rho is 4 and 1/4; half of the completions are own, so the weights are 4 / 2.5 and 1/4 / 0.625."""
     gradient = _loss("balance", sender_ids=torch.tensor([0, 0, 5, 5]))[2]
     assert gradient[:, 0].tolist() == pytest.approx([-1.6 / 8, 1.6 / 8, -0.4 / 8, 0.4 / 8])
@@ -42,7 +42,7 @@ def test_the_balance_weight_is_the_ratio_to_the_mixture_of_both_generators() -> 
 
 @pytest.mark.parametrize("estimator", ["author_k3", "k1_fwd"])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_window_filter_equals_its_definition(seed: int, estimator: str) -> None:
+def test_the_window_filter_equals_its_definition(seed, estimator):
     generator = torch.Generator().manual_seed(seed)
     size, lengths = (6, 90), torch.tensor([90, 33, 32, 31, 3, 0])
     learner, behaviour = -3 * torch.rand(2, *size, generator=generator, dtype=torch.float64)
@@ -70,7 +70,7 @@ def test_the_window_filter_equals_its_definition(seed: int, estimator: str) -> N
         assert metrics["kept_fraction"] == pytest.approx(kept / 6)
 
 
-def test_learner_advantages_by_hand() -> None:
+def test_learner_advantages_by_hand():
     """p is 1/4. The peer's group is all right: b = (4/4 + 2) / (4 + 2), and A = (1 - b) / 0.25."""
     scored = ScoredBatch(
         rewards=torch.tensor([1.0, 0, 0, 0, 1, 1], dtype=torch.float64),
@@ -83,7 +83,7 @@ def test_learner_advantages_by_hand() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_learner_advantages_equal_their_definition_and_are_bounded(seed: int) -> None:
+def test_learner_advantages_equal_their_definition_and_are_bounded(seed):
     generator = random.Random(seed)
     size = generator.randrange(1, 25)
     ids, senders, tasks = ([generator.randrange(count) for _ in range(size)] for count in (5, 3, 2))
@@ -118,7 +118,7 @@ def group(sender: str, task: str, *rewards: float) -> Candidate:
 GROUPS: list[int] = []
 
 
-def test_need_takes_groups_of_the_tasks_at_which_the_node_fails() -> None:
+def test_need_takes_groups_of_the_tasks_at_which_the_node_fails():
     """Needs: (1 - 3/4) x 1/2 = 1/8 for `easy`, (1 - 1/4) x 1/2 = 3/8 for `hard`: it has 3 of 4 places."""
     mine = [group("me", "easy", 1.0, 1.0), group("me", "hard", 0.0, 0.0)]
     theirs = [group(sender, task, 0.0, 1.0) for task in ("easy", "hard") for sender in ("a", "b") for _ in range(3)]
@@ -128,7 +128,7 @@ def test_need_takes_groups_of_the_tasks_at_which_the_node_fails() -> None:
     assert {each.sender for each in chosen[1:]} == {"a", "b"}
 
 
-def test_need_takes_groups_without_a_signal_last() -> None:
+def test_need_takes_groups_without_a_signal_last():
     flat = [group("a", "easy", 0.0, 0.0) for _ in range(3)]
     useful = group("b", "easy", 0.0, 1.0)
     for places, expected in ((1, 0), (3, 2)):

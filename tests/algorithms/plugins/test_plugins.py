@@ -6,7 +6,6 @@ import csv
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -57,7 +56,7 @@ far = flat
 
 
 @pytest.fixture
-def faulty_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def faulty_package(tmp_path, monkeypatch):
     (tmp_path / "faulty_methods.py").write_text(FAULTY)
     monkeypatch.delitem(sys.modules, "faulty_methods", raising=False)
     for package in ("faulty", "other"):
@@ -77,7 +76,7 @@ def _loss(method: str, **params: object) -> None:
 
 
 @pytest.mark.usefixtures("methods_package")
-def test_installed_plugins_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_installed_plugins_are_listed(capsys):
     assert run(["tasks"]) == 0
     out = capsys.readouterr().out
     for line in ("method balance", "filter window", "advantage learner", "choice need"):
@@ -85,7 +84,7 @@ def test_installed_plugins_are_listed(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.usefixtures("methods_package")
-def test_a_manifest_names_the_method_and_its_package() -> None:
+def test_a_manifest_names_the_method_and_its_package():
     manifest = parse_manifest(PLUGIN_RUN, source="run.toml")
     assert (manifest.method.name, manifest.method.package) == ("balance", "ftis-node-methods")
     assert parse_canonical(manifest.canonical(), source="a peer") == manifest
@@ -107,7 +106,7 @@ def test_a_manifest_names_the_method_and_its_package() -> None:
             parse_manifest(text, source="run.toml")
 
 
-def test_a_run_whose_package_is_missing_is_refused_in_one_line() -> None:
+def test_a_run_whose_package_is_missing_is_refused_in_one_line():
     with pytest.raises(ConfigError) as caught:
         parse_manifest(
             PLUGIN_RUN.replace("ftis-node-methods", "ftis-node-absent").replace("balance", "absent"), source="run.toml"
@@ -134,7 +133,7 @@ def test_a_run_whose_package_is_missing_is_refused_in_one_line() -> None:
         parse_manifest('name = "a"\ntask = "x"\n[method]\npackage = "p"', source="run.toml")
 
 
-def test_an_unset_package_does_not_change_run_ids() -> None:
+def test_an_unset_package_does_not_change_run_ids():
     assert b"package" not in RunManifest(name="a", task="gsm8k").canonical()
     assert RunManifest(name="a", task="gsm8k", method={"name": "gepo"}).run_id == "b90913b252bf983c56918670b60693a3"
 
@@ -150,19 +149,19 @@ def test_an_unset_package_does_not_change_run_ids() -> None:
         ("twice", "faulty and other both have a plug-in 'twice': uninstall one of them"),
     ],
 )
-def test_a_faulty_method_fails_with_one_line_that_names_its_package(method: str, message: str) -> None:
+def test_a_faulty_method_fails_with_one_line_that_names_its_package(method, message):
     with pytest.raises(ConfigError, match=message):
         _loss(method)
 
 
 @pytest.mark.usefixtures("faulty_package")
-def test_a_filter_of_the_wrong_type_is_refused() -> None:
+def test_a_filter_of_the_wrong_type_is_refused():
     with pytest.raises(ConfigError, match=r"the plug-in filter 'far' of faulty 2.0 gave float64 \[4\] instead of bool"):
         _loss("ftis", filter="far")
 
 
 @pytest.mark.usefixtures("faulty_package")
-def test_advantages_that_are_not_finite_are_refused() -> None:
+def test_advantages_that_are_not_finite_are_refused():
     scored = ScoredBatch(*torch.tensor([[1.0, 0.0], [0, 0], [0, 0], [0, 0], [1.0, 1.0]], dtype=torch.float64))
     with pytest.raises(ConfigError, match="the plug-in advantage 'log' of faulty 2.0 failed: .* holds a non-finite"):
         load_advantage("log")(scored)
@@ -172,15 +171,13 @@ def test_advantages_that_are_not_finite_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "message"), [("twice", "gave 2 own and 0 foreign groups, 1 of them"), ("unknown", "not one of the ready")]
 )
-def test_a_choice_of_other_groups_is_refused(name: str, message: str) -> None:
+def test_a_choice_of_other_groups_is_refused(name, message):
     ready = Candidate(b"a", "me", own=True, arrival=0, created_at=0.0, policy_version=0, problem=b"p")
     with pytest.raises(ConfigError, match=f"the plug-in choice '{name}' of faulty 2.0 .*{message}"):
         load_choice(name)([ready], 4, 4, step=1)
 
 
-def test_installed_plugins_are_compared_with_a_built_in_one(
-    example_method: Path, tiny_models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_installed_plugins_are_compared_with_a_built_in_one(example_method, tiny_models, tmp_path):
     command = [sys.executable, "-m", "ftis_node", "compare", "--pair", f"{tiny_models['s']},{tiny_models['m']}"]
     options = ["--task", "arithmetic:add", "--prompts", "4", "--steps", "2", "--seeds", "1", "--out", str(tmp_path)]
     methods = ("ftis", "balance:advantage_scale=learner", "ftis:filter=window:peer_weights=shrinkage")

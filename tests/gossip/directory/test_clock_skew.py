@@ -1,7 +1,5 @@
 """The clock skew of this machine is what most peers say; one peer alone is named and not believed."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -22,11 +20,11 @@ HOURS = 3 * 3600.0
         ([0.0, 0.2, -HOURS, HOURS], 0.2),
     ],
 )
-def test_the_skew_is_that_of_most_peers(skews_s: list[float], expected: float | None) -> None:
+def test_the_skew_is_that_of_most_peers(skews_s, expected):
     assert majority_skew(skews_s) == expected
 
 
-def test_a_peer_with_another_clock_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_with_another_clock_is_named_once(caplog):
     directory = Directory.__new__(Directory)  # without a network
     directory._skews_s, directory._named = {}, {}  # type: ignore[assignment]
     right_s = time.time() - time.monotonic()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,7 +62,7 @@ OWNERS_KEY = record_key("r", OWNER.peer_id)
 OWNERS_BUCKET = bucket_key("r", bucket_of(OWNER.peer_id))
 
 
-def test_entries_of_the_owner_are_accepted() -> None:
+def test_entries_of_the_owner_are_accepted():
     assert VALIDATOR.validate(_record(_sealed(), key=OWNERS_KEY))
     assert VALIDATOR.validate(_record(_sealed(payload=bytes(2048)), key=OWNERS_KEY))
     member = _sealed(kind=EntryKind.MEMBER)
@@ -112,31 +111,31 @@ def test_entries_of_the_owner_are_accepted() -> None:
         ),
     ],
 )
-def test_an_invalid_entry_or_one_of_another_peer_is_refused(record: DHTRecord) -> None:
+def test_an_invalid_entry_or_one_of_another_peer_is_refused(record):
     assert not VALIDATOR.validate(record)
 
 
-def test_every_byte_of_an_entry_is_covered_by_its_signature() -> None:
+def test_every_byte_of_an_entry_is_covered_by_its_signature():
     raw = _sealed(payload=b"addresses")
     for at in range(len(raw)):
         forged = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
         assert verify_entry(forged, max_record_bytes=2048) is None, f"byte {at}"
 
 
-def test_a_run_id_longer_than_the_entry_is_refused() -> None:
+def test_a_run_id_longer_than_the_entry_is_refused():
     head = struct.Struct(">B38sd64sB")
     raw = head.pack(1, OWNER.peer, SOON, bytes(64), 255) + b"r"
     assert verify_entry(raw, max_record_bytes=2048) is None
 
 
 @pytest.fixture
-def limiter() -> RequestLimiter:
+def limiter():
     limiter = RequestLimiter(DHTID(OWN_ID).to_bytes())
     limiter.storage = {}
     return limiter
 
 
-async def test_long_requests_are_truncated_not_refused(limiter: RequestLimiter) -> None:
+async def test_long_requests_are_truncated_not_refused(limiter):
     find = dht_pb2.FindRequest(keys=[bytes(20)] * 1000)
     assert await limiter.validate_request(find)
     assert len(find.keys) == MAX_KEYS_PER_FIND
@@ -154,7 +153,7 @@ async def test_long_requests_are_truncated_not_refused(limiter: RequestLimiter) 
     assert await limiter.validate_request(dht_pb2.PingRequest())
 
 
-async def test_this_node_and_excess_neighbors_are_removed_from_an_answer(limiter: RequestLimiter) -> None:
+async def test_this_node_and_excess_neighbors_are_removed_from_an_answer(limiter):
     neighbors = [DHTID(number).to_bytes() for number in (OWN_ID, 8, 9, OWN_ID, *range(100, 200))]
     answer = dht_pb2.FindResponse(
         results=[dht_pb2.FindResult(nearest_node_ids=neighbors, nearest_peer_ids=[one[-1:] for one in neighbors])] * 2
@@ -167,11 +166,11 @@ async def test_this_node_and_excess_neighbors_are_removed_from_an_answer(limiter
         )
 
 
-async def test_an_error_of_hivemind_is_a_timeout_and_a_lost_p2pd_is_not(tmp_path: Path) -> None:
-    async def find_nearest_nodes(*_: Any) -> None:
+async def test_an_error_of_hivemind_is_a_timeout_and_a_lost_p2pd_is_not(tmp_path):
+    async def find_nearest_nodes(*_):
         raise AssertionError
 
-    async def disconnected(*_: Any, **__: Any) -> None:
+    async def disconnected(*_, **__):
         raise ConnectionResetError
 
     node = SimpleNamespace(find_nearest_nodes=find_nearest_nodes, get=disconnected)
@@ -188,7 +187,7 @@ def _member(number: int, address: str) -> tuple[str, bytes]:
     return identity.peer_id, MSGPackSerializer.dumps(raw)
 
 
-async def test_a_thousand_identities_in_one_network_displace_no_member(limiter: RequestLimiter) -> None:
+async def test_a_thousand_identities_in_one_network_displace_no_member(limiter):
     """Later expiry and renewals do not help them: the bucket keeps its limit and its earlier members."""
     bucket, later = DictionaryDHTValue(), time.time() + 300  # SOON may have passed since the import
     limiter.storage[DHTID(0)] = SimpleNamespace(value=bucket)
@@ -207,7 +206,7 @@ async def test_a_thousand_identities_in_one_network_displace_no_member(limiter: 
     assert all(peer_id in bucket for peer_id in [*honest, newcomer])
 
 
-async def test_a_full_bucket_of_different_networks_keeps_its_first_members(limiter: RequestLimiter) -> None:
+async def test_a_full_bucket_of_different_networks_keeps_its_first_members(limiter):
     bucket, later = DictionaryDHTValue(), time.time() + 300
     limiter.storage[DHTID(0)] = SimpleNamespace(value=bucket)
     members = [_member(number, f"/ip4/8.{number // 250}.{number % 250}.8/tcp/1") for number in range(300)]
@@ -217,21 +216,21 @@ async def test_a_full_bucket_of_different_networks_keeps_its_first_members(limit
     assert [peer_id for peer_id, _ in bucket.items()] == [peer_id for peer_id, _ in members[:MAX_MEMBERS_PER_BUCKET]]
 
 
-def test_addresses_that_do_not_fit_are_omitted() -> None:
+def test_addresses_that_do_not_fit_are_omitted():
     addresses = [f"/ip4/10.0.0.{number}/tcp/4001/p2p/{OWNER.peer_id}" for number in range(20)]
     packed = pack_member(addresses, num_shards=8)
     assert len(packed) <= 512 - MAX_OVERHEAD_BYTES
     assert unpack_addresses(packed) == addresses[:5]
 
 
-def test_members_are_spread_over_the_buckets() -> None:
+def test_members_are_spread_over_the_buckets():
     buckets = [bucket_of(Identity.from_seed(bytes([number]) * 32).peer_id) for number in range(200)]
     assert set(buckets) <= set(range(NUM_MEMBER_BUCKETS))
     assert len(set(buckets)) > NUM_MEMBER_BUCKETS / 2
 
 
 @pytest.mark.parametrize("run_id", ["", "a/b", "a" * 65, "a b", "ä"])
-def test_an_invalid_run_id_is_refused(run_id: str) -> None:
+def test_an_invalid_run_id_is_refused(run_id):
     with pytest.raises(ValueError, match="is not a run id"):
         check_run_id(run_id)
 
@@ -247,7 +246,7 @@ def test_an_invalid_run_id_is_refused(run_id: str) -> None:
         (b"", 1),
     ],
 )
-def test_a_member_entry_contains_the_number_of_shards(payload: bytes, num_shards: int) -> None:
+def test_a_member_entry_contains_the_number_of_shards(payload, num_shards):
     entry = sign_entry(OWNER, EntryKind.MEMBER, "r", payload, expires_at=1.0)
     assert unverified(entry) == ("r", payload)
     assert num_shards_of(payload) == num_shards

@@ -1,10 +1,7 @@
 """A run's manifest in the directory: no other content is accepted, and a joining node finds it by the run id."""
 
-from __future__ import annotations
-
 import time
 import zlib
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +15,6 @@ from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, MSGPackSer
 from ftis_node.gossip.wire_format import manifest_key
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
-from tests.gossip.conftest import Start
 from tests.gossip.helpers import settings
 from tests.waiting import eventually
 
@@ -27,7 +23,7 @@ PACKED = pack_manifest(MANIFEST.canonical())
 PUBLISHER = Identity.from_seed(bytes(32))
 
 
-def test_a_manifest_is_read_unchanged_and_matches_the_run_id() -> None:
+def test_a_manifest_is_read_unchanged_and_matches_the_run_id():
     canonical = unpack_manifest(PACKED, run_id=MANIFEST.run_id)
     assert canonical == MANIFEST.canonical()
     assert parse_canonical(canonical, source="test") == MANIFEST
@@ -45,12 +41,12 @@ def test_a_manifest_is_read_unchanged_and_matches_the_run_id() -> None:
         zlib.compress(MANIFEST.canonical() + bytes(200 * MAX_MANIFEST_BYTES)),  # a decompression bomb
     ],
 )
-def test_other_content_is_refused(payload: bytes) -> None:
+def test_other_content_is_refused(payload):
     assert unpack_manifest(payload, run_id=MANIFEST.run_id) is None
 
 
 @pytest.mark.parametrize(("payload", "is_valid"), [(PACKED, True), (PACKED[:-1], False)])
-def test_the_directory_stores_a_manifest_only_under_its_run_id(payload: bytes, is_valid: bool) -> None:
+def test_the_directory_stores_a_manifest_only_under_its_run_id(payload, is_valid):
     expires_at = time.time() + 60
     record = DHTRecord(
         key=DHTID.generate(source=manifest_key(MANIFEST.run_id)).to_bytes(),
@@ -63,14 +59,14 @@ def test_the_directory_stores_a_manifest_only_under_its_run_id(payload: bytes, i
     assert EntryValidator(GossipLimits(), counters=GossipCounters(), guard=PeerGuard()).validate(record) is is_valid
 
 
-def test_the_error_for_another_schema_version_names_it() -> None:
+def test_the_error_for_another_schema_version_names_it():
     canonical = MANIFEST.canonical().replace(b'"schema_version":1', b'"schema_version":2')
     with pytest.raises(ConfigError, match="made by another version of ftis-node"):
         parse_canonical(canonical, source="run x")
 
 
 @pytest.mark.timeout(120)
-async def test_a_joining_node_finds_the_manifest_by_the_run_id(start: Start, tmp_path: Path) -> None:
+async def test_a_joining_node_finds_the_manifest_by_the_run_id(start, tmp_path):
     peers = tuple((await start(run_id=None)).addresses)
     member = await start(peers=peers, identity=PUBLISHER, run_id=MANIFEST.run_id)
     await eventually(lambda: member.publish_manifest(MANIFEST.canonical(), ttl_s=60))

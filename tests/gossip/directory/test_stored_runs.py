@@ -22,7 +22,7 @@ def _packed(run_id: str, num_shards: int, *, later: float) -> bytes:
     return b"\xc5" + len(raw).to_bytes(2, "big") + raw
 
 
-def test_a_member_that_claims_fewer_shards_removes_none() -> None:
+def test_a_member_that_claims_fewer_shards_removes_none():
     storage, later = [], time.time() + 60
     for run_id, claims in ((RUN, (1, 8)), (RUN, (8, 1)), (RUN, (1,)), (OTHER_RUN, (2,))):
         bucket = DictionaryDHTValue()

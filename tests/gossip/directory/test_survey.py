@@ -14,7 +14,7 @@ from aiohttp import ClientSession
 
 from ftis_node.gossip.bootstrap import MAX_RUNS_SURVEYED, BootstrapNode
 from ftis_node.gossip.directory import lookup as survey_module
-from ftis_node.gossip.directory.lookup import RunSurvey, survey_remotely
+from ftis_node.gossip.directory.lookup import survey_remotely
 from ftis_node.gossip.directory.validators import StoredRun
 from ftis_node.node.peers.swarm_survey import view_of
 from ftis_node.node.startup.bootstrap import BootstrapApi
@@ -23,7 +23,6 @@ from ftis_node.records.envelope import PeerRecord, seal_peer_record
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import PeerStats
 from ftis_node.swarm.overview import render_views
-from tests.gossip.conftest import Start
 from tests.gossip.helpers import settings
 from tests.records.wire_example import sign_peer_info
 from tests.waiting import eventually
@@ -47,9 +46,7 @@ def _record_with_nan(identity: Identity) -> bytes:
     return sign_peer_info(info.SerializeToString(), identity)
 
 
-async def test_a_survey_shows_all_members_and_an_invalid_record_affects_its_row_only(
-    start: Start, tmp_path: Path
-) -> None:
+async def test_a_survey_shows_all_members_and_an_invalid_record_affects_its_row_only(start, tmp_path):
     identities = [Identity.generate() for _ in range(4)]
     ann, bob, eve, _ = (identity.peer_id for identity in identities)
     bootstrap = await start(run_id=None)
@@ -67,7 +64,7 @@ async def test_a_survey_shows_all_members_and_an_invalid_record_affects_its_row_
         for identity, name in zip(identities[:3], NAMES, strict=True)
     ]
 
-    async def all_seen() -> list[RunSurvey]:
+    async def all_seen():
         for node, value in zip(nodes, [*values, _record_with_nan(identities[3])], strict=True):
             await node.publish_record(value, ttl_s=60)
         found = await bootstrap.survey()
@@ -77,7 +74,7 @@ async def test_a_survey_shows_all_members_and_an_invalid_record_affects_its_row_
     surveys = await eventually(all_seen, within_s=120)
     async with BootstrapApi(bootstrap).serve(port=0) as url, ClientSession(url) as client:
 
-        async def shown() -> Any:
+        async def shown():
             document = await (await client.get("/swarm")).json()
             return document if document and len(document[0]["peers"]) == 3 else None
 
@@ -134,9 +131,7 @@ def _bootstrap(folder: Path, directory: FakeDirectory, *pinned: str) -> Bootstra
     return node
 
 
-async def test_a_record_that_is_not_read_in_time_delays_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_record_that_is_not_read_in_time_delays_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(survey_module, "MAX_READING_S", 0.1)
     directory = FakeDirectory(RUN)
     directory.silent = directory.people[1].peer_id
@@ -145,7 +140,7 @@ async def test_a_record_that_is_not_read_in_time_delays_no_other(
     assert survey.num_unreadable == 1
 
 
-async def test_many_small_runs_hide_no_pinned_run(tmp_path: Path) -> None:
+async def test_many_small_runs_hide_no_pinned_run(tmp_path):
     """The runs come in the order of their sizes (`test_stored_runs.py`)."""
     runs = [f"{number:032x}" for number in range(MAX_RUNS_SURVEYED + 1)]
     bootstrap = _bootstrap(tmp_path, FakeDirectory(*runs), "fe" * 16)
@@ -153,7 +148,7 @@ async def test_many_small_runs_hide_no_pinned_run(tmp_path: Path) -> None:
     assert bootstrap.num_runs_omitted == len(runs) + 1 - MAX_RUNS_SURVEYED
 
 
-async def test_an_unreadable_run_hides_no_other(tmp_path: Path) -> None:
+async def test_an_unreadable_run_hides_no_other(tmp_path):
     """Any peer may register a run that the directory cannot return."""
     unreadable = "cd" * 16
     bootstrap = _bootstrap(tmp_path, FakeDirectory(unreadable, RUN, unreadable=unreadable))

@@ -29,7 +29,7 @@ class LosesCancellations:
             self.has_ended = True
 
 
-async def test_a_cancelled_caller_ends_at_once() -> None:
+async def test_a_cancelled_caller_ends_at_once():
     stub = LosesCancellations(1)
     waiting = asyncio.create_task(shielded_call(stub.work(), timeout_s=30))
     await asyncio.sleep(0)
@@ -41,14 +41,14 @@ async def test_a_cancelled_caller_ends_at_once() -> None:
     await cancel_and_wait(remaining)
 
 
-async def test_a_call_times_out_or_returns_its_result_or_raises_its_error() -> None:
+async def test_a_call_times_out_or_returns_its_result_or_raises_its_error():
     stub = LosesCancellations(0)
     with pytest.raises(TimeoutError):
         await shielded_call(stub.work(), timeout_s=0.01)
     await asyncio.sleep(0)
     assert stub.has_ended
 
-    async def call(result: str) -> str:
+    async def call(result):
         if not result:
             raise ValueError("no result")
         return result
@@ -58,9 +58,7 @@ async def test_a_call_times_out_or_returns_its_result_or_raises_its_error() -> N
         await shielded_call(call(""), timeout_s=5)
 
 
-async def test_tasks_that_lose_a_cancellation_are_cancelled_until_they_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_tasks_that_lose_a_cancellation_are_cancelled_until_they_end(monkeypatch):
     monkeypatch.setattr("ftis_node.gossip.p2pd.client.CANCEL_AGAIN_S", 0.01)
     works = [LosesCancellations(0), LosesCancellations(3)]
     tasks = [asyncio.create_task(each.work()) for each in works]

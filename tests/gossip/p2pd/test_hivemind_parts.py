@@ -22,9 +22,9 @@ def _run(code: str) -> str:
     return done.stdout.strip()
 
 
-def test_p2p_and_dht_are_imported_without_torch() -> None:
+def test_p2p_and_dht_are_imported_without_torch():
     assert _run(BINDINGS + IS_TORCH_LOADED) == "False False"
 
 
-def test_all_of_hivemind_can_be_imported_afterwards() -> None:
+def test_all_of_hivemind_can_be_imported_afterwards():
     assert _run(BINDINGS + WHOLE + IS_TORCH_LOADED) == "True True"

@@ -1,12 +1,9 @@
 """The key file, ports, the folder of sockets, and the end of p2pd with its daemon."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +17,7 @@ from tests.gossip.helpers import process_is_gone, settings
 from tests.waiting import eventually
 
 
-def test_the_key_file_contains_seed_and_public_key() -> None:
+def test_the_key_file_contains_seed_and_public_key():
     identity = Identity.from_seed(bytes(range(32)))
     assert libp2p_private_key(identity).hex() == (
         "08011240"
@@ -30,7 +27,7 @@ def test_the_key_file_contains_seed_and_public_key() -> None:
 
 
 @pytest.mark.parametrize("address", ["/ip4/127.0.0.1/tcp/{}", "/ip4/127.0.0.1/udp/{}/quic-v1"])
-def test_a_port_is_free_after_the_check(address: str) -> None:
+def test_a_port_is_free_after_the_check(address):
     kind = socket.SOCK_STREAM if "/tcp/" in address else socket.SOCK_DGRAM
     with socket.socket(type=kind) as unused:
         unused.bind(("127.0.0.1", 0))
@@ -43,12 +40,12 @@ def test_a_port_is_free_after_the_check(address: str) -> None:
         assert p2pd.getsockname() == bound
 
 
-def test_an_address_of_another_machine_is_refused() -> None:
+def test_an_address_of_another_machine_is_refused():
     with pytest.raises(UsageError, match="this machine has no address 203.0.113.7"):
         check_free([parse_listen_address("/ip4/203.0.113.7/tcp/0")])
 
 
-def test_a_port_shared_by_so_reuseport_is_taken() -> None:
+def test_a_port_shared_by_so_reuseport_is_taken():
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         other.bind(("127.0.0.1", 0))
@@ -58,14 +55,14 @@ def test_a_port_shared_by_so_reuseport_is_taken() -> None:
             check_free([parse_listen_address(f"/ip4/127.0.0.1/tcp/{port}")])
 
 
-def test_a_restarted_node_keeps_its_ports() -> None:
+def test_a_restarted_node_keeps_its_ports():
     requested = [parse_listen_address(text) for text in ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0", "/ip4/0.0.0.0/tcp/7")]
     actual = ["/ip4/10.0.0.1/tcp/4001", "/ip4/10.0.0.1/udp/9/quic-v1", "/ip6/::1/tcp/4002"]
     pinned = [address.text for address in pin_ports(requested, actual)]
     assert pinned == ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4002", "/ip4/0.0.0.0/tcp/7"]
 
 
-def test_the_folder_of_sockets_is_private_and_other_files_are_kept(tmp_path: Path) -> None:
+def test_the_folder_of_sockets_is_private_and_other_files_are_kept(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir(mode=0o755)
     for name in ("p2pd.sock", "streams.sock", "p2pd.key", "other"):
@@ -75,12 +72,12 @@ def test_the_folder_of_sockets_is_private_and_other_files_are_kept(tmp_path: Pat
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+def test_a_path_too_long_for_a_socket_is_refused(tmp_path):
     with pytest.raises(UsageError, match="too long for a unix socket"):
         prepare_sockets(tmp_path / ("x" * 100))
 
 
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "run").touch()
     with pytest.raises(UsageError, match="sockets"):
         prepare_sockets(tmp_path / "run")
@@ -103,7 +100,7 @@ asyncio.run(main())
 """
 
 
-async def test_p2pd_ends_with_a_daemon_that_is_killed(tmp_path: Path) -> None:
+async def test_p2pd_ends_with_a_daemon_that_is_killed(tmp_path):
     daemon = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", DAEMON, str(tmp_path)), stdout=asyncio.subprocess.PIPE
     )
@@ -119,7 +116,7 @@ async def test_p2pd_ends_with_a_daemon_that_is_killed(tmp_path: Path) -> None:
             os.kill(pid, 9)
 
 
-async def test_p2pd_ends_by_itself_if_no_daemon_connects(tmp_path: Path) -> None:
+async def test_p2pd_ends_by_itself_if_no_daemon_connects(tmp_path):
     replace_file(tmp_path / "key", libp2p_private_key(Identity.generate()), mode=0o600)
     arguments = p2pd_arguments(
         settings(tmp_path, start_timeout_s=1.0),
@@ -136,7 +133,7 @@ async def test_p2pd_ends_by_itself_if_no_daemon_connects(tmp_path: Path) -> None
         await process.stop(timeout_s=0)
 
 
-async def test_the_error_names_a_p2pd_that_cannot_be_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_error_names_a_p2pd_that_cannot_be_executed(tmp_path, monkeypatch):
     program = tmp_path / "p2pd"
     program.write_bytes(b"")
     monkeypatch.setattr("ftis_node.gossip.p2pd.process.p2pd_path", lambda: program)

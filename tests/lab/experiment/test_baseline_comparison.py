@@ -32,12 +32,12 @@ from tests.lab.experiment.test_trial_matrix import EXPERIMENT
         ("alone:own:updates=2:ftis:cap=3", BaselineSpec(own=True, updates=2, method="ftis:cap=3")),
     ],
 )
-def test_the_name_of_a_baseline_is_parsed(text: str, meaning: BaselineSpec) -> None:
+def test_the_name_of_a_baseline_is_parsed(text, meaning):
     assert parse_alone(text) == meaning
 
 
 @pytest.mark.parametrize("text", ["alone:updates=0", "alone:updates=65", "alone:own:updates=x"])
-def test_an_invalid_number_of_updates_is_refused(text: str) -> None:
+def test_an_invalid_number_of_updates_is_refused(text):
     with pytest.raises(UsageError, match="updates is a number from 1 to 64"):
         parse_alone(text)
 
@@ -52,7 +52,7 @@ def steps_of(experiment: Experiment) -> dict[tuple[str, int], tuple[int, int, in
     return found
 
 
-def test_the_controls_generate_what_a_node_of_the_swarm_generates() -> None:
+def test_the_controls_generate_what_a_node_of_the_swarm_generates():
     experiment = replace(EXPERIMENT, num_nodes=(2, 8), seeds=range(1), controls=True)
     assert steps_of(experiment) == {
         ("alone", 1): (32, 0, 1),
@@ -63,7 +63,7 @@ def test_the_controls_generate_what_a_node_of_the_swarm_generates() -> None:
     }
 
 
-def test_the_controls_contain_the_runs_number_of_updates_once() -> None:
+def test_the_controls_contain_the_runs_number_of_updates_once():
     base = EXPERIMENT.base
     twice = base.model_copy(update={"optimizer": base.optimizer.model_copy(update={"updates_per_batch": 2})})
     found = steps_of(replace(EXPERIMENT, base=twice, num_nodes=(2,), seeds=range(1), controls=True))
@@ -83,14 +83,14 @@ def swarm_of(seeds: dict[tuple[int, int], float], method: str, **labels: object)
 ENDS = {(0, 0): 0.5, (0, 1): 0.7, (1, 0): 0.8, (1, 1): 0.8}  # means by model: 0.6 and 0.8
 
 
-def test_the_standard_error_is_over_models_if_there_are_several() -> None:
+def test_the_standard_error_is_over_models_if_there_are_several():
     (line,) = series_of(swarm_of(ENDS, "ftis"))
     assert str(line.final("sums")) == "0.700 ± 0.100"
     (one,) = series_of(swarm_of({(0, 0): 0.5, (0, 1): 0.7}, "ftis"))
     assert str(one.final("sums")) == "0.600 ± 0.100"
 
 
-def test_differences_are_paired_by_run() -> None:
+def test_differences_are_paired_by_run():
     ours = swarm_of(ENDS, "ftis")
     theirs = swarm_of({seeds: end - 0.1 - 0.1 * seeds[0] for seeds, end in ENDS.items()}, "alone:own")
     swarm, control = series_of([*ours, *theirs])
@@ -101,7 +101,7 @@ def test_differences_are_paired_by_run() -> None:
     assert paired_difference(swarm, others, final_accuracy("sums")) is None
 
 
-def test_alone_is_compared_at_the_own_tokens_of_the_swarm() -> None:
+def test_alone_is_compared_at_the_own_tokens_of_the_swarm():
     alone = [result("alone", 0, member("s", [0.0, 0.4, 0.6], tokens_a_step=100), nodes=1)]
     swarm = [result("ftis", 0, member("s", [0.0, 0.5, 0.7], tokens_a_step=75))]
     lines = series_of([*alone, *swarm])
@@ -110,7 +110,7 @@ def test_alone_is_compared_at_the_own_tokens_of_the_swarm() -> None:
     assert at_equal_tokens(lines[1:], lines[-1], "sums") is None
 
 
-def test_copies_with_one_curve_are_named() -> None:
+def test_copies_with_one_curve_are_named():
     curve = [0.0, 0.5]
     twins = result("ftis", 0, *(member(name, curve, tokens_a_step=1) for name in ("s", "s~2", "m")))
     assert (
@@ -121,7 +121,7 @@ def test_copies_with_one_curve_are_named() -> None:
     assert copies_note(series_of([twins, apart]), "sums") == "", "in one run they differ"
 
 
-def test_the_best_control_and_the_worth_of_a_foreign_group() -> None:
+def test_the_best_control_and_the_worth_of_a_foreign_group():
     results = [
         *swarm_of({(0, 0): 0.9}, "alone", nodes=1),
         *swarm_of({(0, 0): 0.5}, "alone:own"),

@@ -12,7 +12,6 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import psutil
 import pytest
@@ -52,9 +51,7 @@ def arguments(models: dict[str, Path], out: Path, *more: str) -> list[str]:
     return ["compare", "--pair", pair, *options, *more]
 
 
-def test_compare_writes_its_files_and_keeps_finished_trials(
-    tiny_models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_writes_its_files_and_keeps_finished_trials(tiny_models, tmp_path, capsys):
     options = "--methods ftis --steps 2 --eval-every 2 --seed 7 --seeds 1".split()
     first = arguments(tiny_models, tmp_path, *options)
     assert run(first) == 0
@@ -81,11 +78,11 @@ def test_compare_writes_its_files_and_keeps_finished_trials(
 
 
 @pytest.mark.parametrize("name", ALL_TABLES)
-def test_the_commands_of_the_results_page_are_valid(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_results_page_are_valid(name, tmp_path, monkeypatch):
     """The commands are parsed to a grid of trials, which is not run."""
     counts = []
 
-    def note(trials: Any, *_: Any, **__: Any) -> Any:
+    def note(trials, *_, **__):
         counts.append(len(trials))
         raise UsageError("enough")
 
@@ -97,9 +94,7 @@ def test_the_commands_of_the_results_page_are_valid(name: str, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_compare_ends_with_its_processes_and_files(
-    tiny_models: dict[str, Path], tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_compare_ends_with_its_processes_and_files(tiny_models, tmp_path, number):
     command = arguments(tiny_models, tmp_path, "--methods", "nois,tis", "--steps", "2000")
     process = subprocess.Popen([sys.executable, "-m", "ftis_node", *command], stderr=subprocess.DEVNULL)
     try:
@@ -115,9 +110,7 @@ def test_a_compare_ends_with_its_processes_and_files(
         assert not scratch.exists(), "the next experiment removes the folder of a killed one"
 
 
-def test_tables_are_made_in_parallel_and_their_processor_time_is_counted(
-    tiny_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tables_are_made_in_parallel_and_their_processor_time_is_counted(tiny_models, tmp_path, monkeypatch, capsys):
     options = "--pair size --task arithmetic:add --prompts 4 --steps 1"
     tables = {
         "a": RESULTS.Table("one?", f"{options} --methods alone", model_seeds=1, seeds=2),

@@ -22,11 +22,11 @@ def served(delay: Delay, steps: int) -> list[int]:
     return versions
 
 
-def test_a_fixed_delay_is_a_number_of_steps() -> None:
+def test_a_fixed_delay_is_a_number_of_steps():
     assert served(parse_delay("fixed:3"), 6) == [0, 0, 0, 1, 2, 3]
 
 
-def test_the_served_version_never_decreases() -> None:
+def test_the_served_version_never_decreases():
     versions = served(parse_delay("lognormal:1-16"), 200)
     assert versions == sorted(versions)
     lags = [step - version for step, version in enumerate(versions, start=1)]
@@ -44,9 +44,7 @@ def test_the_served_version_never_decreases() -> None:
         ("lognormal:1-64@peer", NO_DELAY, Delay(1, 64), "none"),
     ],
 )
-def test_a_delay_applies_to_all_nodes_or_to_the_last(
-    spec: str, of_all: Delay, of_last: Delay | None, alone: str
-) -> None:
+def test_a_delay_applies_to_all_nodes_or_to_the_last(spec, of_all, of_last, alone):
     assert parse_delays(spec) == (of_all, of_last)
     assert delay_alone(spec) == alone
 
@@ -61,7 +59,7 @@ def test_a_delay_applies_to_all_nodes_or_to_the_last(
         ("none@peer", "'none@peer': a late peer needs a delay above 0"),
     ],
 )
-def test_an_invalid_delay_of_a_peer_is_refused_in_one_line(spec: str, words: str) -> None:
+def test_an_invalid_delay_of_a_peer_is_refused_in_one_line(spec, words):
     with pytest.raises(UsageError) as refusal:
         parse_delays(spec)
     assert words in str(refusal.value)

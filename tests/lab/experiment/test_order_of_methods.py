@@ -5,10 +5,7 @@ seeds. The test compares the means of the learning curves. Its margin is less th
 seeds (docs/research/tiny-models.md). So it passes in spite of chance, and fails without truncation and filter.
 """
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -27,7 +24,7 @@ MARGIN = 0.05
 
 
 @pytest.mark.timeout(900)
-def test_ftis_learns_faster_than_nois_for_both_models(tmp_path: Path) -> None:
+def test_ftis_learns_faster_than_nois_for_both_models(tmp_path):
     base = load_manifest("arithmetic-compare")
     base = base.model_copy(update={"eval": base.eval.model_copy(update={"every_steps": 4, "limit": 256})})
     for size in ("s", "m"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -33,10 +32,10 @@ def die(name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_every_call_uses_one_thread_and_reports_its_progress(tmp_path: Path) -> None:
+def test_every_call_uses_one_thread_and_reports_its_progress(tmp_path):
     seen: list[tuple[dict[str, float], int]] = []
 
-    def watch(progress: Mapping[str, float], num_left: int) -> None:
+    def watch(progress, num_left):
         seen.append((dict(progress), num_left))
         (tmp_path / "go").touch()  # so the third call starts after the first report
 
@@ -54,6 +53,6 @@ def test_every_call_uses_one_thread_and_reports_its_progress(tmp_path: Path) -> 
         (die, WorkerDiedError, r"^making failed: its process was killed by SIGKILL \(out of memory, or manually\)$"),
     ],
 )
-def test_the_first_failure_is_raised_with_its_reason(function: object, error: type[Exception], words: str) -> None:
+def test_the_first_failure_is_raised_with_its_reason(function, error, words):
     with pytest.raises(error, match=words):
         call_in_processes(function, {"a": ("a",)}, jobs=1, watch=lambda *_: None, failure="making failed")  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from ftis_node.node.training.group_limits import SlotPool
 ROUNDS = Rounds(own=2, foreign=4, last_steps=(1, 2, 3))
 
 
-def test_remaining_members_share_the_groups_of_those_that_left() -> None:
+def test_remaining_members_share_the_groups_of_those_that_left():
     assert [ROUNDS.shares(step) for step in (1, 2, 3, 4)] == [(2, 4), (3, 3), (6, 0), (0, 0)]
     assert [ROUNDS.due(step) for step in (0, 1, 2, 3)] == [0, 2, 5, 11]
 
@@ -68,7 +68,7 @@ class Swarm:
         return self.lockstep._is_complete(step)
 
 
-def test_a_round_waits_for_its_present_members_only() -> None:
+def test_a_round_waits_for_its_present_members_only():
     swarm = Swarm()
     for one in swarm.members:
         one.counters.groups_sent = 2
@@ -87,7 +87,7 @@ def test_a_round_waits_for_its_present_members_only() -> None:
     assert swarm.is_complete(3)
 
 
-def test_a_round_waits_for_the_plans_of_its_members() -> None:
+def test_a_round_waits_for_the_plans_of_its_members():
     swarm = Swarm()
     quota = RoundQuota(ROUNDS, plans=True)
     swarm.lockstep.enter(member("d", last_step=3, quota=quota, sent=9))
@@ -103,7 +103,7 @@ def test_a_round_waits_for_the_plans_of_its_members() -> None:
     assert not swarm.is_complete(3)
 
 
-async def test_a_gate_plans_its_next_round_by_the_groups_missing_in_this_one() -> None:
+async def test_a_gate_plans_its_next_round_by_the_groups_missing_in_this_one():
     """Groups of the next round that arrived early do not count as groups of this round."""
     rounds = Rounds(own=2, foreign=4, last_steps=(3, 3, 3))
     due = {("a", 1): 2, ("a", 2): 5}
@@ -130,7 +130,7 @@ def _gate(
     )
 
 
-async def test_a_gate_has_slots_only_between_the_begin_and_the_end_of_a_round() -> None:
+async def test_a_gate_has_slots_only_between_the_begin_and_the_end_of_a_round():
     slots = SlotPool(8)
     rounds = RecordedRounds(ROUNDS, slots=slots)
     gate = _gate(rounds, slots, [], fill=False)
@@ -142,7 +142,7 @@ async def test_a_gate_has_slots_only_between_the_begin_and_the_end_of_a_round() 
     assert gate.shares(2) == (3, 3)
 
 
-async def test_a_round_waits_for_the_last_step_of_a_leaving_member() -> None:
+async def test_a_round_waits_for_the_last_step_of_a_leaving_member():
     lockstep, slow, leaver = (
         SynchronousRounds(ROUNDS),
         Validator(NodeState(), PeerRegistry()),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -47,13 +46,13 @@ RESULTS = [
 ]
 
 
-def test_mean_and_standard_error_by_hand() -> None:
+def test_mean_and_standard_error_by_hand():
     assert str(estimate([0.8, 1.0])) == "0.900 ± 0.100"
     assert str(estimate([1.0, 2.0, 6.0])) == "3.000 ± 1.528"  # deviation sqrt(7), over sqrt(3)
     assert str(estimate([0.5])) == "0.500"
 
 
-def test_a_line_contains_all_seeds() -> None:
+def test_a_line_contains_all_seeds():
     alone, ftis = series_of(RESULTS)
     assert (alone.method, ftis.method, len(ftis.runs)) == ("alone", "ftis", 2)
     assert str(alone.final("sums")) == "0.900 ± 0.100"
@@ -62,8 +61,8 @@ def test_a_line_contains_all_seeds() -> None:
     assert ftis.tokens("sums") == (1000, 1000)
 
 
-def test_copies_of_a_model_do_not_count_as_seeds() -> None:
-    def swarm(seed: int) -> TrialResult:
+def test_copies_of_a_model_do_not_count_as_seeds():
+    def swarm(seed):
         copies = [member(name, [0.0, end + seed], tokens_a_step=50) for name, end in (("s", 0.4), ("s~2", 0.6))]
         return result("ftis", seed, *copies)
 
@@ -71,7 +70,7 @@ def test_copies_of_a_model_do_not_count_as_seeds() -> None:
     assert str(line.final("sums")) == "1.000 ± 0.500"  # of 0.5 and 1.5
 
 
-def test_payoff_by_hand() -> None:
+def test_payoff_by_hand():
     results = [*RESULTS[:1], *RESULTS[2:]]  # one seed of alone; 95 % of 0.8 is 0.76, between steps 10 and 20
     alone, ftis = series_of(results)
     share = payoff([alone, ftis], ftis, "sums")
@@ -84,7 +83,7 @@ def test_payoff_by_hand() -> None:
     assert payoff(lines, lines[-1], "sums") is None
 
 
-def test_the_csv_has_fixed_columns(tmp_path: Path) -> None:
+def test_the_csv_has_fixed_columns(tmp_path):
     write_csv(RESULTS, tmp_path / "curves.csv")
     rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
     assert ",".join(rows[0]) == (
@@ -98,7 +97,7 @@ def test_the_csv_has_fixed_columns(tmp_path: Path) -> None:
     assert rows[0]["reward_mean"] == ""  # before the first step
 
 
-def test_a_varied_axis_is_in_the_label(tmp_path: Path) -> None:
+def test_a_varied_axis_is_in_the_label(tmp_path):
     late = [result("ftis", seed, member("s", [0.0, 0.4], tokens_a_step=50), delay="fixed:8") for seed in (0, 1)]
     lines = series_of([*RESULTS[2:], *late])
     assert [line.method for line in lines] == ["ftis delay=none", "ftis delay=fixed:8"]
@@ -111,9 +110,7 @@ def test_a_varied_axis_is_in_the_label(tmp_path: Path) -> None:
     assert not (tmp_path / "none.png").exists()
 
 
-def test_curves_have_bars_over_seeds_whole_steps_and_one_legend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_curves_have_bars_over_seeds_whole_steps_and_one_legend(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
     drawn: list[Figure] = []
@@ -135,7 +132,7 @@ def test_curves_have_bars_over_seeds_whole_steps_and_one_legend(
     assert [text.get_text() for text in legend.get_texts()] == ["alone", "ftis"]
 
 
-def test_a_swarm_with_a_late_peer_is_compared_with_alone_without_delay() -> None:
+def test_a_swarm_with_a_late_peer_is_compared_with_alone_without_delay():
     late = result("ftis", 0, member("s", [0.0, 0.8], tokens_a_step=50), delay="fixed:8@peer", nodes=4)
     late.members.append(member("s@late", [0.0, 0.8], tokens_a_step=50))
     alone = [
@@ -149,14 +146,14 @@ def test_a_swarm_with_a_late_peer_is_compared_with_alone_without_delay() -> None
         assert found is not None and found.labels["delay"] == "none"
 
 
-def test_the_table_has_a_row_for_each_line() -> None:
+def test_the_table_has_a_row_for_each_line():
     table = markdown_table(series_of(RESULTS), ["sums"]).splitlines()
     assert len(table) == 2 + 2
     assert "| size | ftis | s | 0.900 ± 0.000 |" in table[3]
     assert table[3].endswith("| 0.75 | 2 |")
 
 
-def test_the_csv_of_steps_has_a_row_for_each_step(tmp_path: Path) -> None:
+def test_the_csv_of_steps_has_a_row_for_each_step(tmp_path):
     whole, other = member("s", [0.0, 0.5], tokens_a_step=100), member("m", [0.0], tokens_a_step=1)
     for each in (whole, other):
         each.steps.update({figure: [None, None] for figure in FIGURES if figure not in each.steps})
@@ -172,7 +169,7 @@ def test_the_csv_of_steps_has_a_row_for_each_step(tmp_path: Path) -> None:
     assert rows[0]["foreign_mean_kl"] == "0.333333"
 
 
-def test_step_figures_are_means_over_the_runs_that_have_them() -> None:
+def test_step_figures_are_means_over_the_runs_that_have_them():
     steps = [[None, 0.2, 0.4], [0.6, None, 0.8]]
     results = [
         result(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +20,7 @@ from ftis_node.lab.experiment.rounds import RoundMember, RoundQuota, Rounds, Syn
 from ftis_node.lab.experiment.runner import run_trials
 from ftis_node.lab.experiment.trial import Trial, run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
-from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES, TrialResult
+from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
 from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.step.train_step import compute_gradients
 from ftis_node.node.context import NodeCounters, NodeState
@@ -36,7 +35,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module")
-def experiment(tiny_models: dict[str, Path]) -> Experiment:
+def experiment(tiny_models):
     base = load_manifest("arithmetic-compare")
     step = base.step.model_copy(update={"own_groups": PROMPTS // 2, "foreign_groups": PROMPTS // 2})
     return Experiment(
@@ -59,12 +58,12 @@ def only(experiment: Experiment, **changes: Any) -> Trial:
 
 
 @pytest.fixture(scope="module")
-def usual(experiment: Experiment) -> TrialResult:
+def usual(experiment):
     """The result of the experiment without changes."""
     return run_trial(only(experiment))
 
 
-def test_two_nodes_train_on_each_others_groups_in_rounds(usual: TrialResult) -> None:
+def test_two_nodes_train_on_each_others_groups_in_rounds(usual):
     small, medium = usual.members
     for member, peer in ((small, medium), (medium, small)):
         assert (member.own_groups, member.foreign_groups) == (STEPS * PROMPTS // 2, STEPS * PROMPTS // 2)
@@ -86,12 +85,10 @@ def test_two_nodes_train_on_each_others_groups_in_rounds(usual: TrialResult) -> 
         assert all(entropy is not None and entropy > 0 for entropy in member.steps["entropy"])
 
 
-def test_a_trial_is_reproducible_even_if_a_member_evaluates_slowly(
-    experiment: Experiment, usual: TrialResult, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_is_reproducible_even_if_a_member_evaluates_slowly(experiment, usual, monkeypatch):
     evaluate, pauses = Evaluator.evaluate, itertools.cycle((0.0, 0.5))
 
-    async def evaluate_late(evaluator: Evaluator, *, step: int) -> None:
+    async def evaluate_late(evaluator, *, step):
         await asyncio.sleep(next(pauses))  # one of two nodes; the other trains its step in this time
         await evaluate(evaluator, step=step)
 
@@ -101,10 +98,10 @@ def test_a_trial_is_reproducible_even_if_a_member_evaluates_slowly(
         assert one.steps["reward_mean"] == other.steps["reward_mean"]
 
 
-def test_two_updates_weigh_by_the_first_pass(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_updates_weigh_by_the_first_pass(experiment, monkeypatch):
     seen = []
 
-    def noted(*args: Any, **how: Any) -> Any:
+    def noted(*args, **how):
         found = compute_gradients(*args, **how)
         seen.append((how["first_pass"], found.learner_logprobs))
         return found
@@ -117,7 +114,7 @@ def test_two_updates_weigh_by_the_first_pass(experiment: Experiment, monkeypatch
         assert none is None and given is first and not (later == first).all()
 
 
-def test_late_weights_generate_off_policy_groups_and_evaluations_use_the_newest(experiment: Experiment) -> None:
+def test_late_weights_generate_off_policy_groups_and_evaluations_use_the_newest(experiment):
     fast = experiment.base.optimizer.model_copy(update={"learning_rate": 3e-3})
     base = experiment.base.model_copy(update={"optimizer": fast})
     trial = replace(experiment, base=base, methods=("alone",), delays=("fixed:2",)).trials()[0]
@@ -129,16 +126,16 @@ def test_late_weights_generate_off_policy_groups_and_evaluations_use_the_newest(
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
+def trained(monkeypatch):
     """Return the groups of each step, with the name of the node that trains on them."""
     seen: list[tuple[str, int, list[Any]]] = []
     make_learner = trial_module.InProcessNodeFactory.learner
 
-    def spying(self: Any, of: Any, **parts: Any) -> Any:
+    def spying(self, of, **parts):
         learner = make_learner(self, of, **parts)
         inner = learner.train
 
-        async def watched(groups: Any, *, step: int, **how: Any) -> Any:
+        async def watched(groups, *, step, **how):
             seen.append((of.settings.name, step, [unpack_train_group(group) for group in groups]))
             return await inner(groups, step=step, **how)
 
@@ -149,7 +146,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]
     return seen
 
 
-def test_groups_of_the_late_node_are_late_for_both_nodes(experiment: Experiment, trained: list[Any]) -> None:
+def test_groups_of_the_late_node_are_late_for_both_nodes(experiment, trained):
     run_trial(only(experiment, delays=("fixed:2@peer",), steps=3))
     versions = {
         (name, step, own): {group.policy_version for group in groups if group.sent.own == own}
@@ -161,7 +158,7 @@ def test_groups_of_the_late_node_are_late_for_both_nodes(experiment: Experiment,
         assert {step: versions[name, step, own] for step in range(1, 4)} == expected, (name, own)
 
 
-def test_horizontal_nodes_answer_the_same_prompts(experiment: Experiment, trained: list[Any]) -> None:
+def test_horizontal_nodes_answer_the_same_prompts(experiment, trained):
     result = run_trial(only(experiment, shares=("horizontal",), steps=1))
     assert [member.own_groups for member in result.members] == [PROMPTS, PROMPTS]
     for _, _, groups in trained:
@@ -171,7 +168,7 @@ def test_horizontal_nodes_answer_the_same_prompts(experiment: Experiment, traine
         assert {len(group.sent.rewards) for group in groups} == {GROUP_SIZE // 2}
 
 
-def test_a_sapo_node_draws_some_of_its_generated_groups(experiment: Experiment) -> None:
+def test_a_sapo_node_draws_some_of_its_generated_groups(experiment):
     result = run_trial(only(experiment, shares=("sapo:1/2/3",), methods=("ftis:peer_weights=agreement",)))
     for member in result.members:
         assert member.own_groups <= STEPS
@@ -181,7 +178,7 @@ def test_a_sapo_node_draws_some_of_its_generated_groups(experiment: Experiment) 
         assert all(weight == 1.0 for weights in member.peer_weights[:2] for weight in weights.values())
 
 
-async def test_a_group_refused_after_validation_is_counted_once() -> None:
+async def test_a_group_refused_after_validation_is_counted_once():
     registry, rounds = PeerRegistry(), Rounds(own=2, foreign=2, last_steps=(1, 1))
     lockstep = SynchronousRounds(rounds)
     for name, validator in (("receiver", Validator(NodeState(), registry)), ("sender", None)):
@@ -194,7 +191,7 @@ async def test_a_group_refused_after_validation_is_counted_once() -> None:
 
 
 @pytest.mark.parametrize("lie", ["logprobs", "positives"])
-def test_false_log_probs_are_refused_or_truncated(experiment: Experiment, lie: str) -> None:
+def test_false_log_probs_are_refused_or_truncated(experiment, lie):
     result = run_trial(only(experiment, attacks=(lie,), num_nodes=(4,), steps=2 if lie == "positives" else 1))
     assert [member.name for member in result.members] == ["s", "m", "s~2"]  # the malicious node has no curve
     for member in result.members:
@@ -206,7 +203,7 @@ def test_false_log_probs_are_refused_or_truncated(experiment: Experiment, lie: s
             assert member.foreign_groups == PROMPTS * 3 // 4
 
 
-def test_copied_log_probs_of_a_learner_pass_all_its_checks(experiment: Experiment) -> None:
+def test_copied_log_probs_of_a_learner_pass_all_its_checks(experiment):
     setting = only(experiment, methods=("ftis:peer_weights=agreement",), attacks=("mimic",), num_nodes=(4,), steps=1)
     mimicked = run_trial(setting).members[0]
     assert not mimicked.refused, "likelihoods do not distinguish its completions from honest ones"
@@ -214,7 +211,7 @@ def test_copied_log_probs_of_a_learner_pass_all_its_checks(experiment: Experimen
     assert mimicked.peer_weights[0] == {"liar": 1.0, "m": 1.0, "s~2": 1.0}, "a peer has weight 1 before it is measured"
 
 
-def test_honest_nodes_replace_the_groups_of_a_malicious_node_in_a_filled_swarm(experiment: Experiment) -> None:
+def test_honest_nodes_replace_the_groups_of_a_malicious_node_in_a_filled_swarm(experiment):
     result = run_trial(only(experiment, shares=("filled",), attacks=("rewards",), num_nodes=(4,), steps=3))
     own = PROMPTS // 4
     for member in result.members:
@@ -226,7 +223,7 @@ def test_honest_nodes_replace_the_groups_of_a_malicious_node_in_a_filled_swarm(e
         assert member.refused["reward_mismatch"] == 3, "a ban after three false claims"
 
 
-def test_an_adapter_and_a_full_model_learn_together(experiment: Experiment, tiny_models: dict[str, Path]) -> None:
+def test_an_adapter_and_a_full_model_learn_together(experiment, tiny_models):
     model = str(tiny_models["s"])
     pair = Pair("peft", (TrialMember("full", model), TrialMember("lora", model, lora=True)))
     full, adapter = run_trial(only(experiment, pairs=(pair,), steps=1)).members
@@ -234,13 +231,11 @@ def test_an_adapter_and_a_full_model_learn_together(experiment: Experiment, tiny
     assert adapter.trainable_parameters < adapter.parameters / 2
 
 
-def test_stored_results_are_reused(
-    experiment: Experiment, usual: TrialResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stored_results_are_reused(experiment, usual, tmp_path, monkeypatch):
     trials = replace(experiment, methods=("ftis", "nois")).trials()
     made: list[str] = []
 
-    def in_this_process(function: Any, calls: dict[str, Any], **_: Any) -> None:
+    def in_this_process(function, calls, **_):
         made.extend(calls)
         for arguments in calls.values():
             function(*arguments)
@@ -258,7 +253,7 @@ def test_stored_results_are_reused(
     assert results[0].members == usual.members
 
 
-def test_a_missing_model_is_named_in_the_error(experiment: Experiment, tmp_path: Path) -> None:
+def test_a_missing_model_is_named_in_the_error(experiment, tmp_path):
     pair = Pair("size", (TrialMember("a", str(tmp_path / "nothing")), TrialMember("b", str(tmp_path / "nothing"))))
     with pytest.raises(ModelError, match="nothing"):
         run_trial(only(experiment, pairs=(pair,)))

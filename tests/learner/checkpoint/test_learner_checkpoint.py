@@ -1,7 +1,5 @@
 """Checkpoints resume a run bit for bit. Damaged ones are skipped and reported, and those of other runs refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Mixtures of experts: they are published and exported by the hub's names, which engines and other readers know."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Shared memory of the CPU replaces CUDA IPC (`tests/cpu_sharing.py`).
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -24,7 +24,7 @@ class Clock:
         return write
 
 
-def test_a_checkpoint_is_due_after_the_set_number_of_steps() -> None:
+def test_a_checkpoint_is_due_after_the_set_number_of_steps():
     saver = CheckpointSaver(every_steps=3)
     assert [step for step in range(6) if saver.is_due(step)] == [3, 4, 5]
     saver.begin(3, lambda: None)
@@ -33,7 +33,7 @@ def test_a_checkpoint_is_due_after_the_set_number_of_steps() -> None:
     assert [step for step in range(3, 8) if saver.is_due(step)] == [6, 7]
 
 
-def test_by_default_writing_takes_a_fixed_share_of_the_time() -> None:
+def test_by_default_writing_takes_a_fixed_share_of_the_time():
     clock = Clock()
     saver = CheckpointSaver(every_steps=None, clock=clock)
     writing_s = 0.0
@@ -46,7 +46,7 @@ def test_by_default_writing_takes_a_fixed_share_of_the_time() -> None:
     assert 0.9 * SHARE < writing_s / clock.now < 1.1 * SHARE
 
 
-def test_unsaved_steps_are_bounded_also_if_writing_is_slow() -> None:
+def test_unsaved_steps_are_bounded_also_if_writing_is_slow():
     clock = Clock()
     saver = CheckpointSaver(every_steps=None, clock=clock)
     saver.begin(1, clock.takes(1e6))
@@ -55,8 +55,8 @@ def test_unsaved_steps_are_bounded_also_if_writing_is_slow() -> None:
     assert saver.is_due(1 + MAX_UNSAVED_STEPS)
 
 
-def test_a_failed_write_is_reported_once_and_the_step_is_due_again() -> None:
-    def refuse() -> None:
+def test_a_failed_write_is_reported_once_and_the_step_is_due_again():
+    def refuse():
         raise OSError(28, "No space left on device")
 
     saver = CheckpointSaver(every_steps=None)

@@ -3,8 +3,6 @@
 TASKS is a JSON list of [boot, first step, last step]. Rank 0 writes the results of each learner to OUT.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

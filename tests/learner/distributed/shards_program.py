@@ -4,8 +4,6 @@ BOOTS is a JSON list of boots. Rank 0 writes an object for each policy to OUT. `
 differ from those of a model that is loaded whole. In the run `packing-fails` attention does not support packed rows.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 Numbers come from two gloo ranks on the CPU. Tests of processes use the client, as a node does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The shards of two ranks equal the model that rank 0 reads."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from learner_rig import make_boot

@@ -1,7 +1,5 @@
 """Attention over packed texts equals attention over the whole row with a mask, in values and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

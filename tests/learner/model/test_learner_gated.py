@@ -1,7 +1,5 @@
 """Gated blocks that save half of their activations compute the same values and gradients."""
 
-from __future__ import annotations
-
 import torch
 from learner_rig import make_boot
 from tiny_models import make_model

@@ -1,7 +1,5 @@
 """The output head's fused kernels compute what the operations compute."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -13,7 +11,7 @@ import pytest
 PROGRAM = Path(__file__).parent / "head_kernels_program.py"
 
 
-def test_the_fused_kernels_equal_the_operations() -> None:
+def test_the_fused_kernels_equal_the_operations():
     """Triton's interpreter is set by the environment before the import, so another process runs it on the CPU."""
     pytest.importorskip("triton")
     done = subprocess.run(

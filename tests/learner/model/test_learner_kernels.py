@@ -1,7 +1,5 @@
 """Compiled layers compute the same step. Kernels that fail or are wrong are skipped, and the fastest are used."""
 
-from __future__ import annotations
-
 import logging
 from types import SimpleNamespace
 

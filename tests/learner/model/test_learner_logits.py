@@ -1,7 +1,5 @@
 """Log-probs of models that process their logits equal those of the models' own logits, in values and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,7 +1,5 @@
 """Log-probs equal those of single completions, and the full logits are never in memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from learner_rig import one_by_one_logprobs, random_groups

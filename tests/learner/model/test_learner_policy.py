@@ -1,7 +1,5 @@
 """The trained parameters: the whole model, or an adapter, which can be merged."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """The KL to the initial model, for full training and for an adapter, also after a resume."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import msgspec

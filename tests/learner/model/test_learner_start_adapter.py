@@ -1,7 +1,5 @@
 """Training that begins with an adapter: it continues from its weights, or merges them first."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -3,8 +3,6 @@
 The kernel is CUDA's. Here a naive function takes its place on the CPU, below torch's own operation.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

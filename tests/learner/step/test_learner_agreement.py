@@ -1,7 +1,5 @@
 """Agreement of gradients by sender, compared with gradients of single senders, on steps of a tiny model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from learner_rig import make_boot, random_groups

@@ -4,8 +4,6 @@ The learner's code runs twice. In float64 packing, shared prompts, micro-batches
 to rounding of float64. In float32 a log-prob of -6, and so its ratio, is rounded at the seventh digit.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Updates and gradients below the spacing of bfloat16 add up in float32."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from learner_rig import make_boot, random_groups

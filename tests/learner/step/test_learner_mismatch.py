@@ -1,7 +1,5 @@
 """The training-inference mismatch: figures by hand, and the groups on which it is measured."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -15,7 +13,7 @@ COMPLETIONS = [[1, 2, 3], [4, 5]]
 REWARDS = [1.0, 0.0]
 
 
-def test_a_mismatch_by_hand() -> None:
+def test_a_mismatch_by_hand():
     engine = torch.tensor([-1.0, -2.0, -0.5, -3.0])
     learner = engine + torch.tensor([0.0, math.log(2), -math.log(2), 0.005])
     found = measure_mismatch(learner, engine)
@@ -24,12 +22,12 @@ def test_a_mismatch_by_hand() -> None:
     assert (found.share, found.num_tokens) == (0.5, 4)
 
 
-def test_a_ratio_off_by_more_than_one_percent_counts_either_way() -> None:
+def test_a_ratio_off_by_more_than_one_percent_counts_either_way():
     ratios = torch.tensor([1.0101, 1.0099, 0.9899, 0.9901], dtype=torch.float64)
     assert measure_mismatch(ratios.log(), torch.zeros(4)).share == 0.5
 
 
-def test_no_tokens_have_no_figure_and_a_huge_ratio_does_not_overflow() -> None:
+def test_no_tokens_have_no_figure_and_a_huge_ratio_does_not_overflow():
     assert measure_mismatch(torch.zeros(0), torch.zeros(0)) is None
     assert measure_mismatch(torch.tensor([math.nan]), torch.zeros(1)) is None
     assert measure_mismatch(torch.zeros(1), torch.tensor([-1e30])).kl == pytest.approx(math.expm1(20) - 20)

@@ -1,7 +1,5 @@
 """8-bit moments train like float32 ones in a quarter of the memory. Each form is restored bit for bit."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """A step that runs out of memory is repeated with smaller micro-batches, with the same result."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Advantages of a plug-in that depend on the learner's log-probs: with padding of any kind, and in several passes."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """The learning rate schedule on values computed by hand, and its use by the learner."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

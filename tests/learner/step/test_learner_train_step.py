@@ -1,7 +1,5 @@
 """A step is exact for any micro-batches. A refused or stopped step changes nothing."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """`sampling.mask_truncated`: completions without an end get no gradient, and the report counts them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from learner_rig import make_boot, make_group, one_by_one_logprobs

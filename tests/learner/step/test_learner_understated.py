@@ -1,7 +1,5 @@
 """Understated log-probs: such groups of peers are excluded from training, and the report names them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ ANN = Identity.from_seed(bytes([2]) * 32)
 BOB = Identity.from_seed(bytes([3]) * 32)
 
 
-async def test_a_trainers_group_is_scored_signed_and_stored_for_peers(tmp_path: Path) -> None:
+async def test_a_trainers_group_is_scored_signed_and_stored_for_peers(tmp_path):
     async with exchanging(tmp_path) as (node, exchange):
         offered = own_group(node.tokenizer, [ANSWER, "no"], created_at=time.time() - 20)
         assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0])
@@ -53,7 +52,7 @@ async def test_a_trainers_group_is_scored_signed_and_stored_for_peers(tmp_path: 
         assert node.slots.waiting == 0
 
 
-async def test_a_group_that_peers_would_refuse_is_not_published(tmp_path: Path) -> None:
+async def test_a_group_that_peers_would_refuse_is_not_published(tmp_path):
     async with exchanging(tmp_path) as (node, exchange):
         offered = own_group(node.tokenizer, [ANSWER, "no"])
         num_tokens = sum(offered.lengths)
@@ -91,7 +90,7 @@ async def test_a_group_that_peers_would_refuse_is_not_published(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("opening", ["", "<think>\n"])
-async def test_a_trainer_may_render_the_problem_in_its_own_way(tmp_path: Path, opening: str) -> None:
+async def test_a_trainer_may_render_the_problem_in_its_own_way(tmp_path, opening):
     sampling = MANIFEST.sampling.model_copy(update={"max_completion_tokens": 32, "max_total_tokens": 512})
     async with exchanging(tmp_path, manifest=MANIFEST.model_copy(update={"sampling": sampling})) as (node, exchange):
         prompt_ids = node.tokenizer.encode_text(f"Today is 27 Nov 2026. {opening}")
@@ -106,7 +105,7 @@ async def test_a_trainer_may_render_the_problem_in_its_own_way(tmp_path: Path, o
         assert group.prompt_hash != hash_prompt(node.tokenizer.encode_prompt(item.prompt, opening=opening))
 
 
-async def test_a_completion_ends_at_the_trainers_end_tokens(tmp_path: Path) -> None:
+async def test_a_completion_ends_at_the_trainers_end_tokens(tmp_path):
     async with exchanging(tmp_path) as (node, exchange):
         end_id = next(token for token in range(node.tokenizer.vocab_size) if token not in node.tokenizer.eos_ids)
         ids = [*node.tokenizer.encode_text(ANSWER), end_id]
@@ -133,7 +132,7 @@ class BusyScorer(IsolatedScorer):
         return [(0.0, CompletionStatus.UNSCORED), *scores[1:]]
 
 
-async def test_a_group_that_was_not_scored_in_time_is_refused_for_now(tmp_path: Path) -> None:
+async def test_a_group_that_was_not_scored_in_time_is_refused_for_now(tmp_path):
     scorer = BusyScorer(load_task("arithmetic"))
     async with exchanging(tmp_path, scorer=scorer) as (node, exchange):
         refused = await exchange.publish(own_group(node.tokenizer, [ANSWER, "no"]))
@@ -143,7 +142,7 @@ async def test_a_group_that_was_not_scored_in_time_is_refused_for_now(tmp_path: 
     await scorer.close()
 
 
-async def test_publishing_is_refused_while_no_peer_fetches_groups(tmp_path: Path) -> None:
+async def test_publishing_is_refused_while_no_peer_fetches_groups(tmp_path):
     async with exchanging(tmp_path, slots=SlotPool(1)) as (node, exchange):
         assert isinstance(await exchange.publish(own_group(node.tokenizer, [ANSWER, "no"])), PublishedGroup)
         busy = await exchange.publish(own_group(node.tokenizer, ["1", "no"], policy_version=9))
@@ -154,7 +153,7 @@ async def test_publishing_is_refused_while_no_peer_fetches_groups(tmp_path: Path
         )
 
 
-async def test_foreign_groups_are_taken_once_and_their_senders_gain_reputation(tmp_path: Path) -> None:
+async def test_foreign_groups_are_taken_once_and_their_senders_gain_reputation(tmp_path):
     async with exchanging(tmp_path) as (node, exchange):
         for sender in (ANN, BOB):
             for number in (1, 2):
@@ -172,7 +171,7 @@ async def test_foreign_groups_are_taken_once_and_their_senders_gain_reputation(t
         assert [event["step"] for event in events_of(node, "taken")] == [1, 1, 1, 2]
 
 
-async def test_a_failed_take_loses_no_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_take_loses_no_groups(tmp_path, monkeypatch):
     """The disk is full. The trainer did not get the groups, so the next take returns them again."""
     async with exchanging(tmp_path) as (node, exchange):
         assert node.store.buffer.admit(accepted(ANN, 1), own=False)
@@ -189,7 +188,7 @@ def _fail_as_on_a_full_disk(*_: object) -> int:
     raise sqlite3.OperationalError("database or disk is full")
 
 
-async def test_a_take_that_a_crash_interrupted_counts_as_trained(tmp_path: Path) -> None:
+async def test_a_take_that_a_crash_interrupted_counts_as_trained(tmp_path):
     with components(tmp_path) as node:
         assert node.store.buffer.admit(accepted(ANN, 1), own=False)
         assert len(node.store.buffer.take(5, own=0, foreign=1).groups) == 1

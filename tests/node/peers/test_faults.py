@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from ftis_node.config.node import NodeSettings
@@ -21,7 +18,7 @@ FAULTS_TO_A_BAN = 6
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[NodeComponents]:
+def node(tmp_path):
     """A node whose guard charges faults."""
     settings = NodeSettings(model="m", access={"trust": (FRIEND,)})
     with components(tmp_path, identity=ME, settings=settings) as node:
@@ -33,14 +30,14 @@ def fail(node: NodeComponents, peer_id: str, error: Exception) -> None:
         raise error
 
 
-def test_a_fault_is_counted_with_the_peer_and_the_place(node: NodeComponents) -> None:
+def test_a_fault_is_counted_with_the_peer_and_the_place(node):
     fail(node, PEER, OverflowError("too large"))
     assert node.peers.counters.refused[REASON] == node.peers.registry.peers[PEER].refused[REASON] == 1
     (event,) = read_events(node.home.events, name="peer_fault")
     assert (event["peer"], event["place"], event["error"]) == (PEER, "store", "OverflowError: too large")
 
 
-def test_several_faults_end_in_a_ban(node: NodeComponents) -> None:
+def test_several_faults_end_in_a_ban(node):
     for _ in range(FAULTS_TO_A_BAN):
         assert not node.peers.is_banned(PEER)
         fail(node, PEER, ValueError("invalid"))
@@ -48,7 +45,7 @@ def test_several_faults_end_in_a_ban(node: NodeComponents) -> None:
 
 
 @pytest.mark.parametrize("by_operator", [False, True], ids=["in node.toml", "by peers trust"])
-def test_a_trusted_peer_is_paused_and_never_banned(node: NodeComponents, *, by_operator: bool) -> None:
+def test_a_trusted_peer_is_paused_and_never_banned(node, *, by_operator):
     peer_id = PEER if by_operator else FRIEND
     if by_operator:
         node.peers.trust(peer_id)
@@ -60,7 +57,7 @@ def test_a_trusted_peer_is_paused_and_never_banned(node: NodeComponents, *, by_o
 
 
 @pytest.mark.parametrize("peer_id", ["", "\ud800", "QmRsa", "x" * 100_000, "12D3KooW\x1b[2J", "a\nb"])
-def test_an_invalid_peer_id_is_not_stored(node: NodeComponents, peer_id: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_peer_id_is_not_stored(node, peer_id, caplog):
     """A stored id would be written into a database and shown on screens."""
     fail(node, peer_id, ValueError("invalid"))
     (line,) = caplog.messages

@@ -13,7 +13,7 @@ def lines_of(messages: SwarmLogMessages, phase: SwarmPhase, reason: str, skew_s:
     return [line.text for line in lines]
 
 
-def test_each_change_is_logged_once() -> None:
+def test_each_change_is_logged_once():
     messages = SwarmLogMessages()
     assert lines_of(messages, SwarmPhase.STARTING, "looking for peers") == []
     (standalone,) = lines_of(
@@ -36,14 +36,14 @@ def test_each_change_is_logged_once() -> None:
     assert len(lines_of(messages, SwarmPhase.STANDALONE, "no bootstrap peer answers, retrying now")) == 1
 
 
-def test_a_node_without_peers_logs_how_it_is_found() -> None:
+def test_a_node_without_peers_logs_how_it_is_found():
     reason = "no peers were given; waiting for others to dial this node"
     assert lines_of(SwarmLogMessages(), SwarmPhase.STANDALONE, reason) == [
         f"working alone: no peers were given; others join it with --peers {ADDRESS}"
     ]
 
 
-def test_a_wrong_clock_is_logged_once_and_again_when_it_is_correct() -> None:
+def test_a_wrong_clock_is_logged_once_and_again_when_it_is_correct():
     messages = SwarmLogMessages()
     logged = [lines_of(messages, SwarmPhase.STARTING, "", skew_s) for skew_s in (0.5, 1.2, 1.3, 0.9, 0.7, 0.6, -4.0)]
     assert [len(lines) for lines in logged] == [0, 1, 0, 0, 1, 0, 1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ class Clock:
 
 
 @pytest.fixture
-def events(tmp_path: Path) -> Iterator[EventLog]:
+def events(tmp_path):
     events = EventLog(tmp_path / "events.jsonl")
     yield events
     events.close()
@@ -61,7 +60,7 @@ def refused(reason: str, *, signed: bool = True) -> Refused:
     return Refused(Refusal(reason, "because"), ANN.peer_id, b"id", signed=signed, num_tokens=5)
 
 
-def test_a_peer_with_false_claims_is_banned_and_then_on_probation(tmp_path: Path, events: EventLog) -> None:
+def test_a_peer_with_false_claims_is_banned_and_then_on_probation(tmp_path, events):
     clock = Clock()
     manager = open_manager(tmp_path, events, clock)
     for _ in range(3):
@@ -83,9 +82,7 @@ def test_a_peer_with_false_claims_is_banned_and_then_on_probation(tmp_path: Path
     manager.close()
 
 
-def test_the_named_sender_of_a_forged_group_is_not_charged(
-    tmp_path: Path, events: EventLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_named_sender_of_a_forged_group_is_not_charged(tmp_path, events, monkeypatch):
     monkeypatch.setattr(rate_limits, "GROUPS_PER_MINUTE", 2)
     manager = open_manager(tmp_path, events)
     for _ in range(3):
@@ -96,7 +93,7 @@ def test_the_named_sender_of_a_forged_group_is_not_charged(
     manager.close()
 
 
-def test_accepted_groups_use_up_the_quota(tmp_path: Path, events: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accepted_groups_use_up_the_quota(tmp_path, events, monkeypatch):
     monkeypatch.setattr(rate_limits, "GROUPS_PER_MINUTE", 3)
     manager = open_manager(tmp_path, events)
     for _ in range(3):
@@ -109,7 +106,7 @@ def test_accepted_groups_use_up_the_quota(tmp_path: Path, events: EventLog, monk
     manager.close()
 
 
-def test_a_copy_of_an_own_group_is_recognized(tmp_path: Path, events: EventLog) -> None:
+def test_a_copy_of_an_own_group_is_recognized(tmp_path, events):
     manager = open_manager(tmp_path, events)
     manager.remember(accepted(ME, long=True))
     assert reason_for(manager, accepted(ANN, long=True)) == "duplicate_of_own"
@@ -119,7 +116,7 @@ def test_a_copy_of_an_own_group_is_recognized(tmp_path: Path, events: EventLog) 
     manager.close()
 
 
-def test_bans_trust_and_scores_survive_a_kill(tmp_path: Path, events: EventLog) -> None:
+def test_bans_trust_and_scores_survive_a_kill(tmp_path, events):
     code = f"""
 import os, signal
 from pathlib import Path
@@ -143,7 +140,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     manager.close()
 
 
-def test_an_allow_list_bans_all_other_peers(tmp_path: Path, events: EventLog) -> None:
+def test_an_allow_list_bans_all_other_peers(tmp_path, events):
     manager = open_manager(tmp_path, events, allow=[ANN.peer_id])
     assert not manager.is_banned(ANN.peer_id)
     assert manager.is_banned(BOB.peer_id)
@@ -151,7 +148,7 @@ def test_an_allow_list_bans_all_other_peers(tmp_path: Path, events: EventLog) ->
     manager.close()
 
 
-def test_thousands_of_identities_fill_neither_memory_nor_disk(tmp_path: Path, events: EventLog) -> None:
+def test_thousands_of_identities_fill_neither_memory_nor_disk(tmp_path, events):
     clock = Clock()
     manager = open_manager(tmp_path, events, clock)
     for _ in range(30):

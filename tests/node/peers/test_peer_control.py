@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +23,7 @@ ROWS = [{"peer_id": ANN, "name": "ann"}, {"peer_id": BOB, "name": "twin"}, {"pee
 
 
 @pytest.fixture
-def manager(tmp_path: Path) -> Iterator[PeerManager]:
+def manager(tmp_path):
     events = EventLog(tmp_path / "events.jsonl")
     manager = PeerManager(tmp_path / "peers.sqlite", own_id=ME, settings=AccessSection(), events=events)
     yield manager
@@ -34,7 +32,7 @@ def manager(tmp_path: Path) -> Iterator[PeerManager]:
 
 
 @pytest.fixture
-async def url(tmp_path: Path, manager: PeerManager) -> AsyncIterator[str]:
+async def url(tmp_path, manager):
     app = web.Application()
     add_control(app, PeerControl(manager, lambda: ROWS), write_token(tmp_path / "token"))
     runner = web.AppRunner(app)
@@ -53,9 +51,7 @@ async def post(url: str, path: str, arguments: Any, token: str | None) -> tuple[
         return response.status, await response.json()
 
 
-async def test_only_a_request_with_the_token_of_the_home_changes_peers(
-    tmp_path: Path, url: str, manager: PeerManager
-) -> None:
+async def test_only_a_request_with_the_token_of_the_home_changes_peers(tmp_path, url, manager):
     for token in (None, "", "0" * 32):
         status, _ = await post(url, "/peers/ban", {"peer": ANN}, token)
         assert status == 403
@@ -74,7 +70,7 @@ async def test_only_a_request_with_the_token_of_the_home_changes_peers(
 
 
 @pytest.fixture
-def stopped(tmp_path: Path) -> Home:
+def stopped(tmp_path):
     home = Home(tmp_path / "home")
     home.create()
     home.status.write_text(json.dumps({"node": {"peer_id": ME}, "peers": ROWS[:1]}))
@@ -85,7 +81,7 @@ def stopped(tmp_path: Path) -> Home:
     return home
 
 
-def test_the_commands_change_the_peers_of_a_stopped_node(stopped: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_change_the_peers_of_a_stopped_node(stopped, capsys):
     assert run(["peers", "ban", "ann", "--for", "2h", "--json", "--home", str(stopped.root)]) == 0
     row = json.loads(capsys.readouterr().out)
     assert (row["peer_id"], row["trust_level"], row["ban_reason"]) == (ANN, "banned", "by the operator")
@@ -103,21 +99,19 @@ def test_the_commands_change_the_peers_of_a_stopped_node(stopped: Home, capsys: 
         (["ban", ME], "node itself"),
     ],
 )
-def test_invalid_input_is_a_one_line_error_with_exit_code_2(
-    stopped: Home, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
+def test_invalid_input_is_a_one_line_error_with_exit_code_2(stopped, capsys, arguments, message):
     assert run(["peers", *arguments, "--home", str(stopped.root)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
 
 
-def test_a_home_without_a_node_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_home_without_a_node_is_an_error(tmp_path, capsys):
     assert run(["peers", "ban", ANN, "--home", str(tmp_path / "nowhere")]) == 2
     assert "no node has run" in capsys.readouterr().err
     assert not (tmp_path / "nowhere").exists()
 
 
-async def test_the_commands_reach_a_running_node_over_its_port(stopped: Home, manager: PeerManager) -> None:
+async def test_the_commands_reach_a_running_node_over_its_port(stopped, manager):
     app = web.Application()
     add_control(app, PeerControl(manager, lambda: ROWS), write_token(stopped.control_token))
     runner = web.AppRunner(app)

@@ -6,14 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from bench.stubs.stub_node import StubNode
 from ftis_node.node.peers.copies import CopyCatalog
-from ftis_node.records.group import Group
 from tests.node.light_swarm import LightSwarm, identity_of, manifest_of
 from tests.waiting import eventually
 
@@ -30,14 +26,12 @@ async def two_nodes(swarm: LightSwarm) -> AsyncIterator[tuple[StubNode, StubNode
             task.cancel()
 
 
-async def test_both_ends_learn_that_groups_are_refused_and_that_they_no_longer_are(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_both_ends_learn_that_groups_are_refused_and_that_they_no_longer_are(tmp_path, caplog, monkeypatch):
     caplog.set_level("INFO")
     swarm, reasons = LightSwarm(tmp_path, manifest_of()), {SECOND.peer_id: "duplicate_completions"}
     find = CopyCatalog.duplicate_reason
 
-    def reason_of(copies: CopyCatalog, group: Group, group_id: bytes) -> str | None:
+    def reason_of(copies, group, group_id):
         is_first = copies is one.parts.peers.copies
         return reasons.get(group.sender) if is_first else find(copies, group, group_id)
 
@@ -63,7 +57,7 @@ async def test_both_ends_learn_that_groups_are_refused_and_that_they_no_longer_a
     assert [record.levelname for record in caplog.records if "refus" in record.message][:2] == ["WARNING", "WARNING"]
 
 
-async def test_groups_of_another_tokenizer_are_refused_without_a_pull(tmp_path: Path) -> None:
+async def test_groups_of_another_tokenizer_are_refused_without_a_pull(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of())
     async with two_nodes(swarm) as (one, other):
         announcements: Any = one.wiring.announcements

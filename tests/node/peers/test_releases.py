@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -58,8 +57,8 @@ def _record(releases: Releases = OURS, **changes: object) -> PeerRecord:
     ],
 )
 def test_a_reward_or_problem_that_differs_costs_only_a_peer_with_the_same_releases(
-    tmp_path: Path, reason: str, record: PeerRecord | None, is_charged: bool
-) -> None:
+    tmp_path, reason, record, is_charged
+):
     with closing(EventLog(tmp_path / "events.jsonl")) as events:
         manager = PeerManager(
             tmp_path / "peers.sqlite",
@@ -78,7 +77,7 @@ def test_a_reward_or_problem_that_differs_costs_only_a_peer_with_the_same_releas
         manager.close()
 
 
-def test_a_difference_of_releases_is_one_clause_that_names_both() -> None:
+def test_a_difference_of_releases_is_one_clause_that_names_both():
     assert list(release_differences(_record(), ABOUT)) == []
     assert list(release_differences(_record(Releases()), ABOUT)) == [], "a peer without releases has no difference"
     (clause,) = release_differences(_record(replace(OURS, grader="math-verify 0.8.0\x1b[2J")), ABOUT)
@@ -88,7 +87,7 @@ def test_a_difference_of_releases_is_one_clause_that_names_both() -> None:
     )
 
 
-def test_a_node_names_its_own_releases() -> None:
+def test_a_node_names_its_own_releases():
     class Tokenizer:
         template_digest = "ab" * 16
 

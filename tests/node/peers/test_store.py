@@ -17,7 +17,7 @@ NOW = 1e9
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     """Write a file with a banned peer."""
     reasons = json.dumps({"false_claim": 1, "reward_mismatch": 3, "quota": 2})
     with closing(sqlite3.connect(path := tmp_path / "peers.sqlite")) as db:
@@ -36,7 +36,7 @@ def loaded(path: Path) -> ReputationTable:
     return table
 
 
-def test_a_row_with_a_damaged_text_is_loaded(path: Path) -> None:
+def test_a_row_with_a_damaged_text_is_loaded(path):
     table = loaded(path)
     ann, bob = table.record_of("ann"), table.record_of("bob")
     assert ann.reasons == {"false_claim": 1, "reward_mismatch": 3, "quota": 2}
@@ -45,7 +45,7 @@ def test_a_row_with_a_damaged_text_is_loaded(path: Path) -> None:
     assert bob.reputation.trusted and not bob.reasons
 
 
-def test_another_schema_is_refused(path: Path) -> None:
+def test_another_schema_is_refused(path):
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     with pytest.raises(ConfigError, match=f"schema {SCHEMA_VERSION + 1}"):

@@ -39,7 +39,7 @@ def _trained_node(folder: Path, settings: NodeSettings | None = None) -> Iterato
         yield Wiring(node)
 
 
-async def test_a_node_shows_itself_and_its_peers_over_http(tmp_path: Path) -> None:
+async def test_a_node_shows_itself_and_its_peers_over_http(tmp_path):
     with _trained_node(tmp_path) as wiring:
         node = wiring.node
         node.peers.registry.own_record = wiring.directory_loop.own_record.make()
@@ -57,13 +57,13 @@ async def test_a_node_shows_itself_and_its_peers_over_http(tmp_path: Path) -> No
     assert (view.num_unreadable, view.run.method) == (1, node.context.manifest.method.name)
 
 
-def test_a_node_may_publish_no_measurements(tmp_path: Path) -> None:
+def test_a_node_may_publish_no_measurements(tmp_path):
     private = SwarmSection(publish_stats=False)
     with _trained_node(tmp_path, NodeSettings(model="m", dtype="float32", swarm=private)) as wiring:
         assert wiring.directory_loop.own_record.make().stats is None
 
 
-def test_rows_are_bounded_and_control_characters_escaped() -> None:
+def test_rows_are_bounded_and_control_characters_escaped():
     stats = PeerStats(step=2**63 - 1, sources=((PEER, 2**63 - 1), (PEER, 1)), trained_groups=1)
     row = swarm_row(_record("\x1b[31m\n\u202ename" * 5, stats), seen_at=time.time() + 10**9)
     assert all(0.0 <= share <= 1.0 for share in row.learns_from.values())

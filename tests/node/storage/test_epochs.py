@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from unittest.mock import patch
@@ -70,7 +69,7 @@ class NodeHome:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(EVENTS, max_size=10))
-def test_no_number_is_used_twice(events: Sequence[tuple[str, int]]) -> None:
+def test_no_number_is_used_twice(events):
     with tempfile.TemporaryDirectory() as folder:
         node = NodeHome(Path(folder) / "home")
         for event, amount in events:
@@ -80,7 +79,7 @@ def test_no_number_is_used_twice(events: Sequence[tuple[str, int]]) -> None:
 
 
 @pytest.mark.parametrize("moved_s", [0, -5_000, 5_000])
-def test_an_epoch_is_the_time_or_the_next_one(tmp_path: Path, moved_s: int) -> None:
+def test_an_epoch_is_the_time_or_the_next_one(tmp_path, moved_s):
     node = NodeHome(tmp_path / "home")
     node.do("start", 1)
     node.do("move the clock", moved_s)
@@ -90,7 +89,7 @@ def test_an_epoch_is_the_time_or_the_next_one(tmp_path: Path, moved_s: int) -> N
     assert marked_epoch(node.home) == NOW + max(1, moved_s)
 
 
-def test_a_home_from_a_backup_has_a_later_epoch(tmp_path: Path) -> None:
+def test_a_home_from_a_backup_has_a_later_epoch(tmp_path):
     node, again = NodeHome(tmp_path / "home"), NodeHome(tmp_path / "restored")
     node.do("start", 2)
     for name in (node.home.replay.name, node.home.marker.name):
@@ -101,7 +100,7 @@ def test_a_home_from_a_backup_has_a_later_epoch(tmp_path: Path) -> None:
     assert not set(node.numbers) & set(again.numbers)
 
 
-def test_other_commands_keep_the_epoch(tmp_path: Path) -> None:
+def test_other_commands_keep_the_epoch(tmp_path):
     node = NodeHome(tmp_path / "home")
     node.do("start", 1)
     with opened(node.home):
@@ -109,14 +108,14 @@ def test_other_commands_keep_the_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("epoch", ["-1", str(MAX_EPOCH + 1)])
-def test_a_marker_with_an_invalid_epoch_is_damaged(tmp_path: Path, epoch: str) -> None:
+def test_a_marker_with_an_invalid_epoch_is_damaged(tmp_path, epoch):
     home = Home(tmp_path)
     home.marker.write_text(f'{{"schema": 1, "epoch": {epoch}}}')
     with pytest.raises(ConfigError, match="damaged: remove it"):
         marked_epoch(home)
 
 
-async def test_an_epoch_without_a_free_number_is_followed_by_the_next(tmp_path: Path) -> None:
+async def test_an_epoch_without_a_free_number_is_followed_by_the_next(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         buffer, last = alice.parts.store.buffer, epoch_base(MAX_EPOCH - 2) + MAX_COUNTER
@@ -126,7 +125,7 @@ async def test_an_epoch_without_a_free_number_is_followed_by_the_next(tmp_path: 
         assert marked_epoch(alice.parts.home) == MAX_EPOCH - 1
 
 
-def test_a_last_number_that_a_damaged_buffer_claims_is_not_continued(tmp_path: Path) -> None:
+def test_a_last_number_that_a_damaged_buffer_claims_is_not_continued(tmp_path):
     node = NodeHome(tmp_path / "home")
     node.do("start", 1)
     with closing(ReplayBuffer(node.home.replay)) as buffer:

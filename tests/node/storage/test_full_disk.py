@@ -48,7 +48,7 @@ def node_with_space(folder: Path, **changes: Any) -> Iterator[NodeComponents]:
 
 
 @pytest.mark.parametrize("stops", [False, True])
-async def test_a_commit_waits_for_space_and_loses_no_group(tmp_path: Path, stops: bool) -> None:
+async def test_a_commit_waits_for_space_and_loses_no_group(tmp_path, stops):
     """A stop meanwhile acknowledges nothing, and is not delayed by the full disk."""
     with node_with_space(tmp_path) as node:
         intake = Wiring(node).intake
@@ -92,9 +92,7 @@ class Learner(NullLearner):
         return TrainReply(report=report)
 
 
-async def test_a_step_whose_weights_find_no_space_is_completed_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_step_whose_weights_find_no_space_is_completed_later(tmp_path, monkeypatch):
     with node_with_space(tmp_path, learner=Learner(1)) as node:
         wiring = Wiring(node)
         loop = wiring.train_loop(wiring.step_gate(), last_step=None)

@@ -46,7 +46,7 @@ def rendered(folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("query", HOSTILE)
-def test_the_task_of_a_run_adds_no_link_image_or_tag_to_a_card(tmp_path: Path, query: str) -> None:
+def test_the_task_of_a_run_adds_no_link_image_or_tag_to_a_card(tmp_path, query):
     record = record_of(f"dataset:x?prompt=q&{query}", base="<b>[m](http://evil.example)|`")
     write_model_card(tmp_path, record, **whole(TOKENIZER) | {"adapter": {"r": 4}})
     html, metadata = rendered(tmp_path)
@@ -56,7 +56,7 @@ def test_the_task_of_a_run_adds_no_link_image_or_tag_to_a_card(tmp_path: Path, q
     assert_harmless(*rendered(tmp_path))
 
 
-def test_the_template_of_a_model_adds_no_tag_to_its_card(tmp_path: Path) -> None:
+def test_the_template_of_a_model_adds_no_tag_to_its_card(tmp_path):
     hostile = make_tokenizer(
         chat_template="a\n````````\n<img src=http://evil.example/x.png>\n[FREE](http://evil.example)"
     )
@@ -75,7 +75,7 @@ def assert_harmless(html: str, metadata: str) -> None:
     assert html.count("<td") % 2 == 0, "no cell is split"
 
 
-def test_a_plain_task_is_shown_as_it_is(tmp_path: Path) -> None:
+def test_a_plain_task_is_shown_as_it_is(tmp_path):
     record = record_of("arithmetic=3+rg:chain_sum", base="org/tiny-1.5B")
     write_model_card(tmp_path, record, **whole(TOKENIZER))
     text = (tmp_path / "README.md").read_text()
@@ -84,7 +84,7 @@ def test_a_plain_task_is_shown_as_it_is(tmp_path: Path) -> None:
     assert "--model org/tiny-1.5B --lora" in text
 
 
-def test_a_card_asks_with_the_system_message_of_the_task(tmp_path: Path) -> None:
+def test_a_card_asks_with_the_system_message_of_the_task(tmp_path):
     hostile = "Be short.\n```\n<img src=http://evil.example/x.png>"
     write_model_card(tmp_path, record_of("words"), **whole(TOKENIZER) | {"system": hostile})
     text = (tmp_path / "README.md").read_text()

@@ -1,13 +1,8 @@
 """A log is rotated while a process writes it, and stays below its limit."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
 
 from ftis_node.node.storage import cleanup as module
 from ftis_node.node.storage.cleanup import rotate_log
@@ -17,7 +12,7 @@ WRITER = (
 )
 
 
-def test_after_a_rotation_the_process_writes_at_the_start_of_the_file(tmp_path: Path) -> None:
+def test_after_a_rotation_the_process_writes_at_the_start_of_the_file(tmp_path):
     path = tmp_path / "learner.log"
     with (
         path.open("ab") as log,
@@ -39,8 +34,8 @@ def test_after_a_rotation_the_process_writes_at_the_start_of_the_file(tmp_path: 
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_on_a_full_disk_the_log_is_emptied_without_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail_on_a_full_disk(source: Path, target: Path) -> None:
+def test_on_a_full_disk_the_log_is_emptied_without_a_copy(tmp_path, monkeypatch):
+    def fail_on_a_full_disk(source, target):
         target.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 

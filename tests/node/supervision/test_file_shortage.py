@@ -9,9 +9,6 @@ import resource
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-
-import pytest
 
 from ftis_node.files import replace_file
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files
@@ -38,16 +35,16 @@ def no_free_descriptors() -> Iterator[None]:
             os.close(descriptor)
 
 
-async def test_periodic_work_is_skipped_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_periodic_work_is_skipped_and_logged_once(tmp_path, caplog):
     shortage = FileShortage()
 
-    async def save() -> None:
+    async def save():
         replace_file(tmp_path / "status.json", b"{}")
 
-    async def open_database() -> None:
+    async def open_database():
         sqlite3.connect(tmp_path / "replay.sqlite").execute("PRAGMA user_version")
 
-    async def count_files() -> None:
+    async def count_files():
         num_open_files()
 
     with caplog.at_level(logging.WARNING), no_free_descriptors():
@@ -57,7 +54,7 @@ async def test_periodic_work_is_skipped_and_logged_once(tmp_path: Path, caplog: 
     assert len(caplog.records) == 1 and "no file can be opened" in caplog.text
 
 
-def test_the_event_log_continues_in_its_full_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_event_log_continues_in_its_full_file(tmp_path, caplog):
     path = tmp_path / "events.jsonl"
     events = EventLog(path, max_bytes=200)
     with no_free_descriptors():
@@ -71,7 +68,7 @@ def test_the_event_log_continues_in_its_full_file(tmp_path: Path, caplog: pytest
     assert [event["number"] for event in read_events(path)] == [4]
 
 
-def test_a_log_line_is_due_once_a_minute_and_all_calls_are_counted() -> None:
+def test_a_log_line_is_due_once_a_minute_and_all_calls_are_counted():
     now = [0.0]
     log = RateLimitedLog(clock=lambda: now[0])
     due = [log.is_due() for now[0] in (0, 1, 59, 60, 61, 119.5, 120)]

@@ -1,7 +1,5 @@
 """A closed terminal (SIGHUP) ends a node like SIGTERM, unless `nohup` started it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -29,7 +27,7 @@ asyncio.run(until_signalled(work()))
     [((), "saved\n", "SIGHUP: stopping\n"), (("nohup",), "continues\nsaved\n", "SIGTERM: stopping\n")],
     ids=["plain", "nohup"],
 )
-def test_a_hang_up_stops_in_order_and_nohup_is_respected(prefix: tuple[str, ...], out: str, err: str) -> None:
+def test_a_hang_up_stops_in_order_and_nohup_is_respected(prefix, out, err):
     command = (*prefix, sys.executable, "-c", WORKS)
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert (done.returncode, done.stdout, done.stderr.replace("nohup: ignoring input\n", "")) == (0, out, err)

@@ -10,7 +10,6 @@ import sys
 import time
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
 from unittest.mock import AsyncMock
 
 import pytest
@@ -37,7 +36,7 @@ class Clocks:
         patch.setattr(loop, "time", lambda: loop_time() + self.slept_s)
 
 
-def test_a_sleep_is_noticed_once_and_a_busy_machine_is_none() -> None:
+def test_a_sleep_is_noticed_once_and_a_busy_machine_is_none():
     now = 100.0
     detector = SleepDetector(lambda: now)
     found = []
@@ -47,7 +46,7 @@ def test_a_sleep_is_noticed_once_and_a_busy_machine_is_none() -> None:
     assert found == [None, None, None, SLEEP_S, None]
 
 
-def test_a_ban_ends_at_its_time_also_if_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ban_ends_at_its_time_also_if_the_machine_sleeps(monkeypatch):
     """A sleep moves the wall clock, the clock since the boot, and not the monotonic one. It is no jump of the clock."""
     clock, real_now, real_since_boot = SteadyClock(), time.time, time.clock_gettime
     banned = Reputation().banned(7200.0, now=clock.now(), reason="refused")
@@ -72,7 +71,7 @@ asyncio.run(until_signalled(work(), stop_limit_s=1.5))
 """
 
 
-def test_a_process_that_is_suspended_while_it_stops_is_not_ended_by_force() -> None:
+def test_a_process_that_is_suspended_while_it_stops_is_not_ended_by_force():
     with subprocess.Popen([sys.executable, "-c", STOPS], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "stopping\n"
@@ -83,9 +82,7 @@ def test_a_process_that_is_suspended_while_it_stops_is_not_ended_by_force() -> N
         assert process.wait(30) == 0
 
 
-async def test_light_nodes_that_slept_exchange_groups_again_and_charge_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_light_nodes_that_slept_exchange_groups_again_and_charge_nobody(tmp_path, monkeypatch):
     by_patched_clock = partial(ValidationContext, now=lambda: time.time())
     monkeypatch.setattr("ftis_node.node.loops.intake.ValidationContext", by_patched_clock)
     swarm = LightSwarm(tmp_path, manifest_of())

@@ -10,9 +10,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
-
-import pytest
 
 from ftis_node.node.supervision.task_monitor import TaskMonitor, waiting_for
 from ftis_node.node.supervision.watchdog import ALIVE, BEAT_S, HangLimits, ServiceManager, Watchdog
@@ -58,7 +55,7 @@ def block(seconds: float) -> None:
     time.sleep(seconds)
 
 
-async def test_a_block_of_the_loop_is_reported_with_its_duration(tmp_path: Path) -> None:
+async def test_a_block_of_the_loop_is_reported_with_its_duration(tmp_path):
     path = tmp_path / "events.jsonl"
     watchdog = Watchdog(QUICK)
     watchdog.events = EventLog(path)
@@ -71,7 +68,7 @@ async def test_a_block_of_the_loop_is_reported_with_its_duration(tmp_path: Path)
     assert max(watchdog.lag_s) >= QUICK.warn_s, "the lag does not have it"
 
 
-def test_a_loop_that_stays_blocked_ends_the_process_with_its_stack() -> None:
+def test_a_loop_that_stays_blocked_ends_the_process_with_its_stack():
     ended = subprocess.run(
         [sys.executable, "-c", BLOCKED], capture_output=True, text=True, timeout=START_S, check=False
     )
@@ -79,7 +76,7 @@ def test_a_loop_that_stays_blocked_ends_the_process_with_its_stack() -> None:
     assert "in read_a_slow_disk" in ended.stderr
 
 
-def test_a_process_that_was_stopped_for_longer_continues() -> None:
+def test_a_process_that_was_stopped_for_longer_continues():
     process = subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "beats\n"
@@ -102,7 +99,7 @@ async def _work(working: asyncio.Queue[int]) -> None:
     await working.get()
 
 
-async def test_a_stuck_loop_is_reported_by_name_and_an_idle_one_is_not() -> None:
+async def test_a_stuck_loop_is_reported_by_name_and_an_idle_one_is_not():
     board = TaskMonitor(limit_s=100.0)
     board.install()
     waiting: asyncio.Queue[int] = asyncio.Queue(8)
@@ -132,9 +129,7 @@ async def test_a_stuck_loop_is_reported_by_name_and_an_idle_one_is_not() -> None
     assert list(board.states()) == [], "an ended task is still listed"
 
 
-async def test_systemd_gets_signs_of_life_only_while_no_task_is_stuck(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_systemd_gets_signs_of_life_only_while_no_task_is_stuck(tmp_path, caplog):
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(path)
@@ -158,7 +153,7 @@ async def test_systemd_gets_signs_of_life_only_while_no_task_is_stuck(
                     assert await loop.sock_recv(systemd, 64) == ALIVE, "no sign of life after the task continued"
 
 
-def test_systemd_gets_signs_of_life_of_a_bootstrap_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systemd_gets_signs_of_life_of_a_bootstrap_node(tmp_path, monkeypatch):
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(path)
@@ -177,7 +172,7 @@ def _drain(receiver: socket.socket) -> int:
     return count
 
 
-def test_without_a_watchdog_nothing_is_sent() -> None:
+def test_without_a_watchdog_nothing_is_sent():
     of_another_process = {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": str(os.getpid() + 1)}
     for environment in ({}, {"NOTIFY_SOCKET": "/nowhere"}, {"NOTIFY_SOCKET": "/nowhere", **of_another_process}):
         assert ServiceManager.from_environment(environment) is None

@@ -6,12 +6,10 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
 from ftis_node.records.envelope import seal_group
-from ftis_node.records.identity import Identity
 from ftis_node.swarm.arrivals import FULL_PATIENCE_SHARE, SLOW_SHARE, TRIAL_SHARE, AwaitedSenders
 from ftis_node.validation import Accepted
 from tests.conftest import EOS, make_completion, make_group
@@ -98,14 +96,14 @@ def every(seconds: float, *, start: float = 1.0, end: float = 4 * HOUR_S) -> lis
 
 
 @pytest.mark.parametrize("num_members", [1, 30])
-def test_members_that_send_nothing_cost_little_time(num_members: int) -> None:
+def test_members_that_send_nothing_cost_little_time(num_members):
     run = Run(never, members=[str(number) for number in range(num_members)]).until(2 * HOUR_S)
     assert run.waited_s <= TRIAL_SHARE * 2 * HOUR_S
     assert run.waited_s <= PATIENCE_S + LOOK_S, "the same members were waited for again"
     assert run.slowdown < 1.06
 
 
-def test_a_stream_of_new_members_that_send_nothing_costs_little_time() -> None:
+def test_a_stream_of_new_members_that_send_nothing_costs_little_time():
     run = Run(never)
     for number in range(200):
         run.members = [f"{number}-{other}" for other in range(4)]
@@ -113,7 +111,7 @@ def test_a_stream_of_new_members_that_send_nothing_costs_little_time() -> None:
     assert run.slowdown <= 1 / (1 - TRIAL_SHARE) + 0.01
 
 
-def test_a_sender_that_falls_silent_costs_one_patience_and_is_awaited_again_when_it_returns() -> None:
+def test_a_sender_that_falls_silent_costs_one_patience_and_is_awaited_again_when_it_returns():
     times = every(4.0, end=600) + every(4.0, start=2 * HOUR_S, end=3 * HOUR_S)
     run = Run(lambda sender: times).until(600)
     assert run.waited_s < 60
@@ -125,7 +123,7 @@ def test_a_sender_that_falls_silent_costs_one_patience_and_is_awaited_again_when
 
 
 @pytest.mark.parametrize("gap_s", [7.0, 19.0])
-def test_a_useful_sender_is_always_awaited(gap_s: float) -> None:
+def test_a_useful_sender_is_always_awaited(gap_s):
     """A step has as many foreign groups as if each step waited for the whole patience."""
     run, always = (Run(lambda sender: every(gap_s), policy=policy) for policy in (AwaitedSenders, AlwaysAwaited))
     assert late_share(run.until(2 * HOUR_S)) == pytest.approx(late_share(always.until(2 * HOUR_S)), rel=0.02)
@@ -140,9 +138,7 @@ def test_a_useful_sender_is_always_awaited(gap_s: float) -> None:
         (5.0, 12, 10, 100.0),
     ],
 )
-def test_slow_senders_cost_little_time_and_their_groups_are_used(
-    own_s: float, num_foreign: int, num_members: int, gap_s: float
-) -> None:
+def test_slow_senders_cost_little_time_and_their_groups_are_used(own_s, num_foreign, num_members, gap_s):
     run = Run(
         lambda sender: every(gap_s, start=gap_s * (1 + int(sender) / num_members)),
         members=[str(number) for number in range(num_members)],
@@ -153,7 +149,7 @@ def test_slow_senders_cost_little_time_and_their_groups_are_used(
     assert sum(run.foreign) >= num_members * (2 * HOUR_S / gap_s - 2)
 
 
-def test_a_node_without_own_work_waits_for_a_slow_sender() -> None:
+def test_a_node_without_own_work_waits_for_a_slow_sender():
     policy = AwaitedSenders(patience_s=PATIENCE_S, now=0.0)
     for at in (1.0, HOUR_S):
         policy.arrived("a", now=at)
@@ -161,9 +157,7 @@ def test_a_node_without_own_work_waits_for_a_slow_sender() -> None:
 
 
 @pytest.mark.parametrize("has_signal", [True, False])
-async def test_only_a_group_with_a_signal_makes_its_sender_awaited(
-    tmp_path: Path, identity: Identity, has_signal: bool
-) -> None:
+async def test_only_a_group_with_a_signal_makes_its_sender_awaited(tmp_path, identity, has_signal):
     completions = (make_completion(10, 11, EOS, reward=1.0) if has_signal else make_completion(14, 15), OTHER)
     group = make_group(identity, run_id=MANIFEST.run_id, completions=completions)
     with node_on(tmp_path, open_disk()) as node:

@@ -1,10 +1,5 @@
 """The evaluations that the status keeps over a long run, and the figures of answers that are all cut and wrong."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 
@@ -15,7 +10,7 @@ from ftis_node.telemetry.status import EvalStatus
 from tests.node.training.test_token_budget import manifest_of, run_whole_node
 
 
-def test_the_status_keeps_the_first_and_the_newest_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_keeps_the_first_and_the_newest_evaluations(monkeypatch):
     monkeypatch.setattr(context, "MAX_EVALUATIONS", 4)
     history = EvaluationHistory()
     for step in range(0, 50, 5):
@@ -25,9 +20,7 @@ def test_the_status_keeps_the_first_and_the_newest_evaluations(monkeypatch: pyte
 
 
 @pytest.mark.timeout(600)  # includes training the model
-async def test_answers_that_are_all_cut_and_wrong_are_reported_with_a_sample(
-    tmp_path: Path, tiny_models: Mapping[str, Path]
-) -> None:
+async def test_answers_that_are_all_cut_and_wrong_are_reported_with_a_sample(tmp_path, tiny_models):
     manifest = manifest_of(foreign=0)
     cut = manifest.sampling.model_copy(update={"max_completion_tokens": 1})
     manifest = manifest.model_copy(update={"sampling": cut})

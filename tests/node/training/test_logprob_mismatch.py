@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from ftis_node.node.training.step_report import (
     warning_of,
 )
 from ftis_node.node.wiring import Wiring
-from ftis_node.records.identity import Identity
 from ftis_node.validation import Accepted
 from tests.conftest import make_group
 from tests.node.nodes import components, events_of
@@ -32,9 +30,7 @@ def _measured(kl: float | None, share: float | None) -> StepReport:
     )
 
 
-async def test_a_reporter_warns_once_and_keeps_the_last_measurement(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_reporter_warns_once_and_keeps_the_last_measurement(tmp_path, caplog):
     high = _measured(0.5, 1.0)
     with components(tmp_path) as node, caplog.at_level("WARNING"):
         reporter = Wiring(node).reporter
@@ -61,7 +57,7 @@ class _Learner(NullLearner):
             raise WorkerDiedError("the learner worker was killed")
 
 
-def test_completions_sampled_across_an_update_are_left_out(identity: Identity) -> None:
+def test_completions_sampled_across_an_update_are_left_out(identity):
     group = make_group(identity, versions=(3, 3))
     whole, mixed = group.completions
     spread = group.with_completions((whole, replace(mixed, policy_version_newest=4)))
@@ -73,7 +69,7 @@ def test_completions_sampled_across_an_update_are_left_out(identity: Identity) -
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_the_first_group_of_each_version_is_checked(tmp_path: Path, identity: Identity, fails: bool) -> None:
+async def test_the_first_group_of_each_version_is_checked(tmp_path, identity, fails):
     stored: asyncio.Queue[Accepted] = asyncio.Queue()
     learner = _Learner(fails=fails)
     with components(tmp_path, learner=learner) as node:

@@ -35,7 +35,7 @@ from tests.replay.test_buffer import accepted
 ANN = Identity.from_seed(bytes([2]) * 32)
 
 
-async def test_no_more_groups_are_in_progress_than_there_are_slots() -> None:
+async def test_no_more_groups_are_in_progress_than_there_are_slots():
     slots = SlotPool(3, held=1)
     await slots.charge()
     await slots.charge()
@@ -50,7 +50,7 @@ async def test_no_more_groups_are_in_progress_than_there_are_slots() -> None:
     assert slots.waiting == 2
 
 
-async def test_the_time_per_group_is_without_the_time_in_which_no_slot_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_time_per_group_is_without_the_time_in_which_no_slot_is_free(monkeypatch):
     now, slots = 100.0, SlotPool(2)
     monkeypatch.setattr("ftis_node.node.training.group_limits.time.monotonic", lambda: now)
     assert slots.seconds_per_group == 0.0
@@ -68,14 +68,14 @@ async def test_the_time_per_group_is_without_the_time_in_which_no_slot_is_free(m
     assert slots.seconds_per_group == pytest.approx(3.0, rel=0.05)
 
 
-def test_each_problem_of_a_data_file_comes_once_per_pass() -> None:
+def test_each_problem_of_a_data_file_comes_once_per_pass():
     order = PromptOrder(100, seed=0, peer_id="a")
     assert sorted(order.index(k) for k in range(100)) == list(range(100))
     assert sorted(order.index(k) for k in range(100, 200)) == list(range(100))
     assert [order.index(k) for k in range(100)] != [order.index(k) for k in range(100, 200)]
 
 
-def test_each_node_has_its_order_and_repeats_it() -> None:
+def test_each_node_has_its_order_and_repeats_it():
     first = [PromptOrder(2**31, seed=0, peer_id="a").index(k) for k in range(50)]
     assert first == [PromptOrder(2**31, seed=0, peer_id="a").index(k) for k in range(50)]
     for other in (PromptOrder(2**31, seed=1, peer_id="a"), PromptOrder(2**31, seed=0, peer_id="b")):
@@ -100,7 +100,7 @@ FULL = StepInputs(own_ready=4, foreign_ready=4, waited_s=0.0, uptime_s=100.0, aw
         ({"foreign_ready": 0, "awaits_sender": False, "uptime_s": 5.0, "waited_s": 30.0}, True),
     ],
 )
-def test_a_step_waits_for_foreign_groups_at_most_the_set_time(changes: dict[str, float], starts: bool) -> None:
+def test_a_step_waits_for_foreign_groups_at_most_the_set_time(changes, starts):
     assert may_start(NEEDS, replace(FULL, **changes)) is starts
 
 
@@ -108,9 +108,7 @@ def test_a_step_waits_for_foreign_groups_at_most_the_set_time(changes: dict[str,
     ("ready", "waited_s", "starts"),
     [(3, 99.0, False), (4, 0.0, False), (4, 30.0, True), (7, 29.0, False), (8, 0.0, True)],
 )
-def test_a_learner_alone_waits_for_foreign_groups_instead_of_own_ones(
-    ready: int, waited_s: float, starts: bool
-) -> None:
+def test_a_learner_alone_waits_for_foreign_groups_instead_of_own_ones(ready, waited_s, starts):
     assert shares_of_step(NEEDS, generates=False) == (0, 8)
     assert shares_of_step(NEEDS, generates=True) == (4, 4)
     own, foreign = substitute_foreign(ready, needs=NEEDS)
@@ -118,12 +116,12 @@ def test_a_learner_alone_waits_for_foreign_groups_instead_of_own_ones(
     assert may_start(NEEDS, replace(FULL, own_ready=own, foreign_ready=foreign, waited_s=waited_s)) is starts
 
 
-def test_an_empty_step_never_starts() -> None:
+def test_an_empty_step_never_starts():
     needs = StepQuota(own=0, foreign=4, foreign_wait_s=0.0)
     assert not may_start(needs, StepInputs(0, 0, waited_s=99.0, uptime_s=99.0, awaits_sender=False))
 
 
-def test_missing_groups_are_divided_among_all_senders() -> None:
+def test_missing_groups_are_divided_among_all_senders():
     shortfall = ForeignShortfall()
     assert shortfall.shares(4, 12) == (4, 12)
     shortfall.note(12, ["a"] * 4 + ["b"] * 4)
@@ -158,7 +156,7 @@ def _store(node: NodeComponents, identity: Identity, *numbers: int) -> None:
         assert node.store.buffer.admit(group, own=identity is ME)
 
 
-async def test_with_backfill_the_next_step_replaces_missing_foreign_groups(tmp_path: Path) -> None:
+async def test_with_backfill_the_next_step_replaces_missing_foreign_groups(tmp_path):
     async with _node(tmp_path, foreign_wait_s=0, has_peer=True, fills=True) as node:
         _store(node, ME, 1, 2, 3, 4)
         _store(node, ANN, 1)
@@ -175,7 +173,7 @@ async def test_with_backfill_the_next_step_replaces_missing_foreign_groups(tmp_p
         assert gate.shares(2) == (6, 2)
 
 
-async def test_a_gate_that_is_cancelled_while_a_group_arrives_is_cancelled(tmp_path: Path) -> None:
+async def test_a_gate_that_is_cancelled_while_a_group_arrives_is_cancelled(tmp_path):
     """Both happen in one iteration of the loop, as when a signal and an admission coincide."""
     async with _node(tmp_path, foreign_wait_s=60) as node:
         wiring = Wiring(node)
@@ -218,9 +216,7 @@ def _wait_a_patience(node: NodeComponents, wiring: Wiring) -> None:
     ],
     ids=["useful", "banned", "other tokenizer", "learner", "silent"],
 )
-async def test_a_step_waits_only_for_senders_whose_groups_can_come(
-    tmp_path: Path, change: Callable[[NodeComponents, Wiring], None], waits: bool
-) -> None:
+async def test_a_step_waits_only_for_senders_whose_groups_can_come(tmp_path, change, waits):
     async with _node(tmp_path, foreign_wait_s=60, has_peer=True) as node:
         _store(node, ME, 1, 2, 3, 4)
         wiring = Wiring(node)

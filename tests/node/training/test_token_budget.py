@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,9 +61,7 @@ def spend(budget: GenerateBudget, sizes: list[int], *, slots: int) -> list[int]:
     slots=st.integers(1, 8),
     starts=st.integers(1, 4),
 )
-def test_a_budget_is_used_up_with_little_excess_over_any_number_of_starts(
-    limit: int, sizes: list[int], slots: int, starts: int
-) -> None:
+def test_a_budget_is_used_up_with_little_excess_over_any_number_of_starts(limit, sizes, slots, starts):
     made: list[int] = []
     for _ in range(starts):
         budget = GenerateBudget(limit, num_tokens=sum(made), num_groups=len(made))
@@ -76,12 +73,12 @@ def test_a_budget_is_used_up_with_little_excess_over_any_number_of_starts(
     assert sum(made[:-slots]) < limit
 
 
-def test_groups_of_equal_size_exceed_the_budget_by_less_than_one_group() -> None:
+def test_groups_of_equal_size_exceed_the_budget_by_less_than_one_group():
     assert sum(spend(GenerateBudget(100), [24] * 99, slots=8)) == 120
     assert sum(spend(GenerateBudget(96), [24] * 99, slots=8)) == 96
 
 
-def test_without_a_limit_a_budget_is_never_used_up() -> None:
+def test_without_a_limit_a_budget_is_never_used_up():
     budget = GenerateBudget(num_tokens=1 << 60, num_groups=9)
     assert budget.may_begin and not budget.is_used_up
 
@@ -89,7 +86,7 @@ def test_without_a_limit_a_budget_is_never_used_up() -> None:
 NEEDS = StepQuota(own=4, foreign=4, foreign_wait_s=30.0)
 
 
-def test_a_step_with_few_own_groups_left_takes_foreign_ones() -> None:
+def test_a_step_with_few_own_groups_left_takes_foreign_ones():
     assert [shares_of_step(NEEDS, generates=False, own_left=left) for left in (0, 3, 9)] == [(0, 8), (3, 5), (4, 4)]
     own, foreign = substitute_foreign(3 + 2, needs=NEEDS)
     outlook = StepInputs(own, foreign, waited_s=30.0, uptime_s=99.0, awaits_sender=True)
@@ -109,14 +106,12 @@ def test_a_step_with_few_own_groups_left_takes_foreign_ones() -> None:
         (replace(NEEDS, foreign=0), {"own_ready": 4}, False),
     ],
 )
-def test_a_node_that_generates_no_more_ends_if_no_peer_can_fill_a_step(
-    needs: StepQuota, changes: dict[str, Any], is_over: bool
-) -> None:
+def test_a_node_that_generates_no_more_ends_if_no_peer_can_fill_a_step(needs, changes, is_over):
     outlook = StepInputs(own_ready=0, foreign_ready=0, waited_s=0.0, uptime_s=99.0, awaits_sender=True)
     assert never_starts(needs, replace(outlook, **changes)) is is_over
 
 
-def test_budgets_that_do_not_fit_the_role_are_refused(tmp_path: Path) -> None:
+def test_budgets_that_do_not_fit_the_role_are_refused(tmp_path):
     for budget in ({"learn_steps": 3}, {"learn_tokens": 3}):
         with pytest.raises(ConfigError, match="takes no steps: remove --steps and --learn-tokens"):
             load_node_settings(tmp_path / "n", model="m", role="generator", roles={"follow": "x"}, budget=budget)
@@ -151,9 +146,7 @@ async def run_whole_node(
         return await Wiring(parts).status_loop().refresh()
 
 
-async def test_a_node_alone_generates_its_budget_trains_on_it_and_ends(
-    tmp_path: Path, tiny_models: Mapping[str, Path], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_node_alone_generates_its_budget_trains_on_it_and_ends(tmp_path, tiny_models, caplog):
     caplog.set_level("INFO")
     limit = 9 * GROUP_TOKENS  # two steps of own groups and one group
     status = await run_whole_node(tmp_path, tiny_models["s"], manifest=manifest_of(), budget={"generate_tokens": limit})
@@ -175,9 +168,7 @@ async def test_a_node_alone_generates_its_budget_trains_on_it_and_ends(
     assert more.learner.step > status.learner.step
 
 
-async def test_a_node_with_a_used_budget_trains_on_foreign_groups(
-    tmp_path: Path, tiny_models: Mapping[str, Path]
-) -> None:
+async def test_a_node_with_a_used_budget_trains_on_foreign_groups(tmp_path, tiny_models):
     swarm, manifest = LoopbackSwarm(), manifest_of(foreign_wait_s=1.0)
     limit, steps = 4 * GROUP_TOKENS, 4
     async with asyncio.TaskGroup() as tasks:
@@ -195,9 +186,7 @@ async def test_a_node_with_a_used_budget_trains_on_foreign_groups(
     assert last["own_groups"] == 0 and last["foreign_groups"] >= 4, "foreign groups do not replace its own"
 
 
-async def test_trained_tokens_are_counted_over_starts_with_pruned_groups(
-    tmp_path: Path, tiny_models: Mapping[str, Path]
-) -> None:
+async def test_trained_tokens_are_counted_over_starts_with_pruned_groups(tmp_path, tiny_models):
     manifest = manifest_of(foreign=0)
     first = await run_whole_node(tmp_path, tiny_models["s"], manifest=manifest, budget={"learn_steps": 2})
     used = first.budget.learn_tokens.used
@@ -228,6 +217,6 @@ def _trained_tokens(path: Path) -> int:
 
 
 @pytest.mark.parametrize(("own_ready", "starts"), [(3, False), (4, True)])
-def test_a_step_that_draws_groups_waits_for_all_generated_ones(own_ready: int, starts: bool) -> None:
+def test_a_step_that_draws_groups_waits_for_all_generated_ones(own_ready, starts):
     outlook = StepInputs(own_ready=own_ready, foreign_ready=0, waited_s=0.0, uptime_s=0.0, awaits_sender=False)
     assert may_start(StepQuota(own=2, foreign=0, foreign_wait_s=1.0, generated=4), outlook) is starts

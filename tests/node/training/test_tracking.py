@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,11 +10,11 @@ from ftis_node.cli.app import run
 from ftis_node.learner.messages import StepReport
 from ftis_node.telemetry.status import EvalStatus
 from tests.node.support import RunningNode
-from tests.small_swarm import EVAL_EVERY_STEPS, SmallSwarm
+from tests.small_swarm import EVAL_EVERY_STEPS
 
 
 @pytest.mark.timeout(600)
-def test_a_nodes_curves_equal_its_event_log(small_swarm: SmallSwarm) -> None:
+def test_a_nodes_curves_equal_its_event_log(small_swarm):
     node = small_swarm.ann
     node.wait_for(lambda: len(curve(node, "learner/loss")) == len(node.events("step")), timeout_s=20)
     reports, evaluations = recorded(node, "step", StepReport), recorded(node, "eval", EvalStatus)
@@ -55,9 +54,7 @@ def recorded(node: RunningNode, name: str, record: type[StepReport | EvalStatus]
     return events
 
 
-def test_a_missing_tracker_is_refused_before_the_model_is_resolved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_tracker_is_refused_before_the_model_is_resolved(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     home = str(tmp_path / "home")
     assert run(["join", "--model", "org/missing", "--home", home, "--track", "tensorboard"]) == 2

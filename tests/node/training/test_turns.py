@@ -27,7 +27,6 @@ from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.wiring import Wiring
-from ftis_node.replay.rows import StoredGroup
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from tests.node.loops.test_train import HONEST, foreign
 from tests.node.nodes import components
@@ -104,16 +103,14 @@ def _loop(
         (NEW, False, ["train", "load"]),
     ],
 )
-async def test_the_order_of_calls_in_a_step(
-    tmp_path: Path, outcome: TrainReply | WorkerDiedError, takes_turns: bool, calls: list[str]
-) -> None:
+async def test_the_order_of_calls_in_a_step(tmp_path, outcome, takes_turns, calls):
     recorded: list[str] = []
     with _loop(tmp_path, outcome, recorded, takes_turns=takes_turns) as loop:
         await loop._train_in_turn([])
     assert recorded == calls
 
 
-async def test_an_engine_that_computes_another_model_ends_the_node_before_the_first_step(tmp_path: Path) -> None:
+async def test_an_engine_that_computes_another_model_ends_the_node_before_the_first_step(tmp_path):
     recorded: list[str] = []
     with _loop(tmp_path, NEW, recorded) as loop:
         loop.generation.error = EngineError("the engine vllm differs from the learner")
@@ -123,13 +120,11 @@ async def test_an_engine_that_computes_another_model_ends_the_node_before_the_fi
 
 
 @pytest.mark.parametrize(("num_groups", "call"), [(1, "sleep, discarding"), (0, "sleep")])
-async def test_weights_are_discarded_before_a_step_that_makes_new_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_groups: int, call: str
-) -> None:
+async def test_weights_are_discarded_before_a_step_that_makes_new_ones(tmp_path, monkeypatch, num_groups, call):
     """A step without groups makes no new weights."""
     calls: list[str] = []
 
-    async def train(loop: TrainLoop, taken: list[StoredGroup]) -> None:
+    async def train(loop, taken):
         calls.append(f"train on {len(taken)}")
 
     monkeypatch.setattr(TrainLoop, "_train", train)
@@ -167,7 +162,7 @@ class _WatchingFactory(InProcessNodeFactory):
 
 
 @pytest.mark.timeout(120)
-async def test_a_node_whose_workers_take_turns_trains(tmp_path: Path) -> None:
+async def test_a_node_whose_workers_take_turns_trains(tmp_path):
     shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
     home, factory = Home(tmp_path / "home"), _WatchingFactory()
     home.create()
