@@ -39,6 +39,7 @@ PRESETS = (
     "words-ftis",
     "guess-ftis",
     "calculator-ftis",
+    "countdown-ftis",
     "gsm8k-ftis",
     "rg-swarm",
 )
@@ -255,8 +256,8 @@ def preset_for_task(task: str) -> str:
         return "sums-ftis"
     if task.startswith("words"):
         return "words-ftis"
-    if task in ("guess", "calculator"):
-        return f"{task}-ftis"
+    if (family := task.partition(":")[0]) in ("guess", "calculator", "countdown"):
+        return f"{family}-ftis"
     if "rg:" in task:
         return "rg-swarm"
     return "gsm8k-ftis"

@@ -27,7 +27,8 @@ from transformers import PreTrainedTokenizerFast
 
 from ftis_node.lab.tiny_tokenizer import IGNORED, VOCABULARY_SIZE, encode_completions, encode_prompts, fill
 from ftis_node.tasks.arithmetic import PARTS, ArithmeticProblem, ArithmeticTask, Kind, held_out_set
-from ftis_node.tasks.sums import ANSWER_MARK, NUM_TRAIN, SumProblem, SumsTask
+from ftis_node.tasks.problems import NUM_TRAIN
+from ftis_node.tasks.sums import ANSWER_MARK, SumProblem, SumsTask
 
 SKILLS: Final = (0.15, 0.4, 0.8)  # fraction of examples with a right column; each pair of digits draws one
 LONG_SHARE: Final = 0.3

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import count
+from typing import Final, Protocol, TypeVar
 
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks.base import ChatMessage, TaskItem
 
 Prompt = tuple[ChatMessage, ...]
+NUM_TRAIN: Final = 2**31
+HELD_OUT_ONE_IN: Final = 16
 
 
 class IndexedTask(ABC):
@@ -47,3 +52,28 @@ class Problem:
 def stable_hash(text: str) -> int:
     """Return 64 bits that are equal on every machine."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+class _Drawn(Protocol):
+    @property
+    def is_held_out(self) -> bool: ...
+
+
+Drawn = TypeVar("Drawn", bound=_Drawn)
+
+
+def training_draw(draw: Callable[[str], Drawn | None], seed: str) -> Drawn:
+    """Return the first draw of the seeds `SEED/0`, `SEED/1`, ... that is a problem and not held out."""
+    draws = (draw(f"{seed}/{attempt}") for attempt in count())
+    return next(one for one in draws if one is not None and not one.is_held_out)
+
+
+def held_out_draws(draw: Callable[[str], Drawn | None], seed: str, num: int) -> tuple[Drawn, ...]:
+    """Return the first `num` different draws of these seeds that are held out."""
+    found: dict[Drawn, None] = {}
+    draws = (draw(f"{seed}/{attempt}") for attempt in count())
+    while len(found) < num:
+        one = next(draws)
+        if one is not None and one.is_held_out:
+            found.setdefault(one)
+    return tuple(found)

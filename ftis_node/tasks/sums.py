@@ -18,16 +18,21 @@ The test split has the first `NUM_TEST` held-out draws. Hashes are blake2b: ever
 from __future__ import annotations
 
 from functools import cache
-from itertools import count
 from typing import ClassVar, Final, NamedTuple
 
 from ftis_node.errors import TaskError
 from ftis_node.tasks.base import TaskItem
-from ftis_node.tasks.problems import IndexedTask, Prompt, stable_hash
+from ftis_node.tasks.problems import (
+    HELD_OUT_ONE_IN,
+    NUM_TRAIN,
+    IndexedTask,
+    Prompt,
+    held_out_draws,
+    stable_hash,
+    training_draw,
+)
 
-NUM_TRAIN: Final = 2**31
 NUM_TEST: Final = 1024
-HELD_OUT_ONE_IN: Final = 16
 ANSWER_MARK: Final = "#"
 DIGITS: Final = {"sums": 3, "sums:long": 4}
 
@@ -78,8 +83,7 @@ class SumsTask(IndexedTask):
     def problem(self, index: int) -> SumProblem:
         if self.split == "test":
             return _test_split(self._num_digits)[index]
-        draws = (_draw(f"train/{index}/{attempt}", self._num_digits) for attempt in count())
-        return next(draw for draw in draws if not draw.is_held_out)
+        return training_draw(lambda seed: _draw(seed, self._num_digits), f"train/{index}")
 
     def score(self, item: TaskItem, completion_text: str) -> float:
         return 1.0 if self.answer_of(item, completion_text) == item.answer else 0.0
@@ -92,14 +96,7 @@ class SumsTask(IndexedTask):
 
 @cache
 def _test_split(num_digits: int) -> tuple[SumProblem, ...]:
-    found: dict[SumProblem, None] = {}
-    for attempt in count():
-        draw = _draw(f"test/{attempt}", num_digits)
-        if draw.is_held_out:
-            found.setdefault(draw)
-        if len(found) == NUM_TEST:
-            break
-    return tuple(found)
+    return held_out_draws(lambda seed: _draw(seed, num_digits), "test", NUM_TEST)
 
 
 def _draw(seed: str, num_digits: int) -> SumProblem:

@@ -13,29 +13,32 @@ An index is a seed, and problems whose hash is 0 modulo `HELD_OUT_ONE_IN` are he
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import cache
-from itertools import count
 from typing import Final, NamedTuple
 
 from ftis_node.errors import TaskError
 from ftis_node.records.think_block import after_thinking
 from ftis_node.tasks.base import ChatMessage, TaskItem
-from ftis_node.tasks.episodes.expression import ExpressionError, value_of
-from ftis_node.tasks.problems import IndexedTask, Prompt, stable_hash
+from ftis_node.tasks.episodes.expression import EXPRESSION, ExpressionError, value_of
+from ftis_node.tasks.problems import (
+    HELD_OUT_ONE_IN,
+    NUM_TRAIN,
+    IndexedTask,
+    Prompt,
+    held_out_draws,
+    stable_hash,
+    training_draw,
+)
 from ftis_node.tasks.words import last_number
 
-NUM_TRAIN: Final = 2**31
 NUM_TEST: Final = 256
-HELD_OUT_ONE_IN: Final = 16
 OPERANDS: Final = range(11, 100)
 SYSTEM_PROMPT: Final = (
     "You have a calculator. Write an expression, such as 12 * 34, and you get its value. "
     "Then answer in one short sentence."
 )
 MAX_CHARS_READ: Final = 2000  # of a text
-_EXPRESSION = re.compile(r"[0-9(][0-9 .()]{0,40}[-+*/][0-9 .()*/+-]{0,60}[0-9)]")
 
 
 class Product(NamedTuple):
@@ -64,7 +67,9 @@ class CalculatorEpisode(IndexedTask):
         return NUM_TRAIN if self.split == "train" else NUM_TEST
 
     def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
-        left, right = _test_split()[index] if self.split == "test" else _train_problem(index)
+        left, right = (
+            _test_split()[index] if self.split == "test" else training_draw(_draw, f"calculator/train/{index}")
+        )
         system: ChatMessage = {"role": "system", "content": SYSTEM_PROMPT}
         return (system, {"role": "user", "content": f"What is {left} times {right}?"}), str(left * right)
 
@@ -91,24 +96,13 @@ class CalculatorEpisode(IndexedTask):
 
 def _expression_in(text: str) -> str | None:
     """Return the first expression in a text; None if there is none."""
-    found = _EXPRESSION.search(text[:MAX_CHARS_READ])
+    found = EXPRESSION.search(text[:MAX_CHARS_READ])
     return found[0] if found else None
-
-
-def _train_problem(index: int) -> Product:
-    draws = (_draw(f"calculator/train/{index}/{attempt}") for attempt in count())
-    return next(draw for draw in draws if not draw.is_held_out)
 
 
 @cache
 def _test_split() -> tuple[Product, ...]:
-    """Return the first `NUM_TEST` held-out draws, each problem once."""
-    found: dict[Product, None] = {}
-    draws = (_draw(f"calculator/test/{attempt}") for attempt in count())
-    while len(found) < NUM_TEST:
-        if (draw := next(draws)).is_held_out:
-            found.setdefault(draw)
-    return tuple(found)
+    return held_out_draws(_draw, "calculator/test", NUM_TEST)
 
 
 def _draw(seed: str) -> Product:

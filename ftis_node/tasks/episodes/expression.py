@@ -16,6 +16,8 @@ MAX_DEPTH: Final = 16
 MAX_DIGITS: Final = 40  # of a number's numerator or denominator
 NUM_DECIMALS: Final = 6
 SCALE: Final = 1_000_000
+EXPRESSION: Final = re.compile(r"[0-9(][0-9 .()]{0,40}[-+*/][0-9 .()*/+-]{0,60}[0-9)]")
+"""An expression in a text. Its length is bounded, so a search takes linear time."""
 _TOKEN = re.compile(r"\s*(?:(\d{1,40}(?:\.\d{1,40})?)|(.))", re.DOTALL)
 
 
@@ -28,12 +30,18 @@ def value_of(text: str) -> str:
 
     Raises ExpressionError.
     """
+    return decimal(exact_value(text))
+
+
+def exact_value(text: str) -> Fraction:
+    """Return the value of an expression. Raises ExpressionError."""
     if len(text) > MAX_CHARS:
         raise ExpressionError("too long")
-    return _decimal(_Parser(text).value())
+    return _Parser(text).value()
 
 
-def _decimal(value: Fraction) -> str:
+def decimal(value: Fraction) -> str:
+    """Return a value with up to `NUM_DECIMALS` decimals."""
     whole, decimals = divmod(round(abs(value) * SCALE), SCALE)  # exact, half to even
     digits = str(decimals).rjust(NUM_DECIMALS, "0").rstrip("0")
     sign = "-" if value < 0 and (whole or decimals) else ""
