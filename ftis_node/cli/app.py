@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
 from typing import NoReturn
 
 import typer
@@ -42,6 +43,7 @@ from ftis_node.cli.commands import (
     tasks,
     tiny,
 )
+from ftis_node.cli.completion import complete_in_bash
 from ftis_node.config.no_network_env import NO_TELEMETRY
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.log import (
@@ -123,6 +125,8 @@ def main() -> None:
     open_closed_files()
     if _is_lasting(sys.argv[1:]):
         drop_what_cannot_be_written()
+    if os.environ.get("_FTIS_NODE_COMPLETE") == "complete_bash":
+        complete_in_bash(partial(run, []))
     code = run(sys.argv[1:])
     if _is_lasting(sys.argv[1:]):
         _end_at_once(code)

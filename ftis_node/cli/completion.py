@@ -7,9 +7,12 @@ peers only ids of letters and digits are suggested.
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from pathlib import Path
 from typing import get_args
 
@@ -28,6 +31,26 @@ NUM_GROUPS = 200
 NUM_ID_CHARACTERS = 12  # length of ids in lists
 NODE_ANSWERS_S = 0.5
 PLAIN = re.compile(r"[A-Za-z0-9]+")
+
+
+def complete_in_bash(complete: Callable[[], object]) -> None:
+    """Print what `complete` prints, for bash, which breaks words at colons as in `arithmetic:add`.
+
+    Bash replaces only the text after the last colon. So the words are joined again, and the suggestions lose that part.
+    """
+    words, at = os.environ["COMP_WORDS"].split("\n"), int(os.environ["COMP_CWORD"])
+    joined = [*words[: at + 1], *([""] if at >= len(words) else [])]
+    while ":" in joined[2:]:
+        place = joined.index(":", 2)
+        joined[place - 1 : place + 2] = ["".join(joined[place - 1 : place + 2])]
+    os.environ |= {"COMP_WORDS": "\n".join(joined), "COMP_CWORD": str(len(joined) - 1)}
+    before = joined[-1][: joined[-1].rfind(":") + 1]
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            complete()
+    finally:
+        sys.stdout.writelines(f"{one.removeprefix(before)}\n" for one in printed.getvalue().splitlines())
 
 
 def one_of(*choices: str) -> Callable[[str], list[str]]:

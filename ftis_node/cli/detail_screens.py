@@ -35,6 +35,8 @@ def group_document(history: GroupHistory) -> dict[str, Any]:
 def _completion_row(completion: CompletionDetails) -> dict[str, Any]:
     row = dataclasses.asdict(completion)
     del row["versions"], row["pieces"]
+    if not completion.turns:
+        del row["turns"], row["observations"]
     if not completion.token_ids:
         del row["token_ids"], row["logprobs"], row["lowest_logprob"]
         row["sender_tokens"] = row.pop("num_tokens")

@@ -26,7 +26,7 @@ def screen(status: Status, *, now: float, width: int = WIDTH) -> list[str]:
     health = summarize_health(status, now=now)
     explanations = refusal_texts(snapshot, limit=MAX_REFUSALS)
     if health.healthy.word in ENDED_WELL:
-        texts = [f"{health.healthy.word}: {health.healthy.why}", f"- {health.healthy.advice}"]
+        texts = [f"{health.healthy.word}: {health.healthy.why}", health.healthy.advice]
     else:
         texts = ["   ".join(f"{question}: {answer.word}" for question, answer in health.items())]
         explanations = [*answer_texts(snapshot), *explanations]

@@ -2,7 +2,7 @@
 
     the node's local port --.                                             .--> Overview, MetricsPanel
     status.json, lock -------+-> Watcher --NodeSnapshot--> DashboardApp --+--> Plot (two)
-    events.jsonl ------------'   (a thread)  once a second                `--> PeersTable, EventLines
+    events.jsonl ------------'   (a thread)  every two seconds                `--> PeersTable, EventLines
     replay.sqlite --> Page.load (a thread, on request) --Loaded--------------> GroupsScreen, GroupScreen
 
 Threads read files, SQLite and HTTP, and send the results as messages, so that nothing blocks the drawing loop.

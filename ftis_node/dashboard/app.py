@@ -11,7 +11,7 @@ from ftis_node.config.home import Home
 from ftis_node.dashboard.context import DashboardContext, NodeSeen
 from ftis_node.dashboard.screens.main import MainScreen
 
-PERIOD_S = 1.0
+PERIOD_S = 2.0
 
 
 class DashboardApp(DashboardContext):

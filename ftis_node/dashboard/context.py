@@ -64,7 +64,11 @@ class Page(Screen[None]):
     """Screen above the main one."""
 
     app: DashboardContext
-    BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "back"), ("q", "app.quit", "quit")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("escape", "back", "back"),
+        ("question_mark", "app.show_help", "help"),
+        ("q", "app.quit", "quit"),
+    ]
 
     def load(self, read: Callable[[], Any]) -> None:
         """Call `read` in a thread, which then sends this page a Loaded."""

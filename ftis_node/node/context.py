@@ -52,6 +52,7 @@ class NodeCounters:
     tokens_received: int = 0
     envelope_bytes_received: int = 0
     refused: Counter[str] = field(default_factory=Counter)
+    turns_made: Counter[str] = field(default_factory=Counter)  # `num_turns` and `num_observations` of own episodes
     confirmations_unproven: int = 0  # by peers that did not get the group from here and could not return it
     groups_trained_own: int = 0
     groups_trained_foreign: int = 0

@@ -10,9 +10,10 @@ Text of peers is returned unchanged: the code that prints it must escape it (`te
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from ftis_node.records.codec import hash_messages, unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion, FinishReason, Group, TextCompletion, TextGroup, interleave
 from ftis_node.replay.reader import MIN_ID_PREFIX, GroupSummary, ReplayReader
-from ftis_node.tasks.base import ChatMessage, Task
+from ftis_node.tasks.base import ChatMessage, Task, leaves
+from ftis_node.tasks.episodes.episode import EpisodeTask
 from ftis_node.telemetry.events import EventReader
 from ftis_node.telemetry.history import event_or_none
 
@@ -84,6 +86,19 @@ class PromptResolver:
             return ResolvedPrompt(missing="the problem reads otherwise now")
         return ResolvedPrompt(item.prompt, item.answer)
 
+    def observations(self, group: Group | TextGroup, texts: Sequence[str]) -> Sequence[str] | None:
+        """Return what the environment answers to the turns of an episode, except the last.
+
+        None for a plug-in, whose code must not run here, and for an unknown problem.
+        """
+        task, ref = self._task(group.prompt_ref.split), group.prompt_ref
+        parts = () if isinstance(task, FtisError) else leaves(task)
+        for episode in parts:
+            if isinstance(episode, EpisodeTask) and episode.name == ref.task:
+                with suppress(KeyError):
+                    return episode.play(episode.resolve(ref), texts).observations[: len(texts) - 1]
+        return None
+
     def _task(self, split: str) -> Task | FtisError:
         if split not in self._tasks:
             try:
@@ -124,7 +139,7 @@ class CompletionDetails:
 
     `text` is None without a tokenizer. `pieces` are the tokens one by one as text, also special ones.
     `claimed_reward` is the sender's score, `reward` is this node's. `versions` are the policy versions of the first and
-    the last token, None if it was sent as text.
+    the last token, None if it was sent as text. `turns` are the texts of an episode, with `observations` between them.
     """
 
     text: str | None
@@ -138,6 +153,8 @@ class CompletionDetails:
     lowest_logprob: float | None
     logprobs: list[float]
     versions: tuple[int, int] | None = None
+    turns: tuple[str, ...] = ()
+    observations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,14 +188,13 @@ def read_group_history(
     with closing(ReplayReader(home.replay)) as reader:
         found = reader.find(id_prefix)
         prompt_ids = reader.prompt_ids(bytes.fromhex(found[0].id)) if found else ()
-        observations = iter(reader.observation_ids(bytes.fromhex(found[0].id)) if found else ())
+        observations = reader.observation_ids(bytes.fromhex(found[0].id)) if found else ()
     if found is None:
         return _refused_history(home, id_prefix)
     summary, data = found
     group = unpack_any(open_envelope(data).body)
-    completions: Sequence[Completion | TextCompletion] = group.completions
-    decoder = decoder or Decoder(home)
-    ref, prompt = group.prompt_ref, (prompts or PromptResolver(home)).resolve(group)
+    decoder, prompts = decoder or Decoder(home), prompts or PromptResolver(home)
+    ref, prompt = group.prompt_ref, prompts.resolve(group)
     text = prompt.text or decoder.text(prompt_ids)
     events = tuple(group_events(home.events, summary.id))
     return GroupHistory(
@@ -188,10 +204,7 @@ def read_group_history(
         tokenizer=group.tokenizer,
         temperature=group.sampling.temperature,
         prompt=PromptDetails(ref.task, ref.split, ref.index, text, prompt.answer, prompt.missing),
-        completions=tuple(
-            read_completion(completion, reward, decoder, observations=observations)
-            for completion, reward in zip(completions, summary.rewards, strict=True)
-        ),
+        completions=read_completions(group, summary.rewards, decoder, prompts, observations),
         texts_missing=decoder.missing if isinstance(group, Group) else "",
         verdict="admitted",
         used=_used(summary),
@@ -244,24 +257,47 @@ def _used(summary: GroupSummary) -> str:
     return f"not used: {summary.reason} ({UNUSED.get(str(summary.reason), 'unknown here')})"
 
 
+def read_completions(
+    group: Group | TextGroup,
+    rewards: Sequence[float],
+    decoder: Decoder,
+    prompts: PromptResolver,
+    observations: Sequence[Sequence[int]],
+) -> tuple[CompletionDetails, ...]:
+    """Return the completions of a stored group for users. `observations` are those of all completions, in order."""
+    completions: Sequence[Completion | TextCompletion] = group.completions
+    play, unread = partial(prompts.observations, group), iter(observations)
+    return tuple(
+        read_completion(completion, reward, decoder, observations=unread, play=play)
+        for completion, reward in zip(completions, rewards, strict=True)
+    )
+
+
 def read_completion(
     completion: Completion | TextCompletion,
     reward: float,
     decoder: Decoder,
     *,
     observations: Iterable[Sequence[int]] = (),
+    play: Callable[[Sequence[str]], Sequence[str] | None] = lambda texts: None,
 ) -> CompletionDetails:
     """Return a stored completion for users, with this node's reward.
 
     The text of an episode has its observations as the chat template renders them. They are the next of `observations`.
+    `play` returns the observations without the template, if it can.
     """
     ids, logprobs, versions = [], [], None
+    turns: tuple[str, ...] = ()
+    observed: tuple[str, ...] = ()
     if isinstance(completion, Completion):
         ids, logprobs = completion.token_ids.tolist(), completion.logprobs.tolist()
         has_stopped = completion.finish_reason is FinishReason.STOP
         between = list(itertools.islice(observations, max(0, len(completion.turn_lengths) - 1)))
         whole = interleave(completion.token_ids, completion.turn_lengths, between)[0].tolist() if between else ids
         text, num_tokens = decoder.answer(whole, has_stopped=has_stopped), len(ids)
+        if text is not None and completion.turn_lengths:
+            turns = _turns(ids, completion.turn_lengths, decoder, has_stopped=has_stopped)
+            observed = tuple(play(turns) or ((decoder.text(one) or "").strip() for one in between))
         mean_logprob = float(completion.logprobs.mean(dtype="float64"))
         versions = (completion.policy_version, completion.policy_version_newest)
     else:
@@ -278,4 +314,14 @@ def read_completion(
         lowest_logprob=min(logprobs, default=None),
         logprobs=logprobs,
         versions=versions,
+        turns=turns,
+        observations=observed,
+    )
+
+
+def _turns(ids: Sequence[int], lengths: Sequence[int], decoder: Decoder, *, has_stopped: bool) -> tuple[str, ...]:
+    """Return the text of each turn. Each but the last ends with an end token."""
+    bounds = list(itertools.pairwise((0, *itertools.accumulate(lengths))))
+    return tuple(
+        decoder.answer(ids[begin:end], has_stopped=has_stopped or end < len(ids)) or "" for begin, end in bounds
     )

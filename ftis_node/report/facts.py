@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ from ftis_node.files import read_text
 from ftis_node.models.decoder import Decoder
 from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
-from ftis_node.records.group import Completion, TextCompletion
-from ftis_node.replay.group_history import read_completion
+from ftis_node.replay.group_history import CompletionDetails, PromptResolver, read_completions
 from ftis_node.replay.reader import GroupSummary, ReplayReader
 from ftis_node.report.formatting import clean
 from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
@@ -37,8 +37,10 @@ LINES_PER_PROGRESS = 20_000
 MAX_MANIFEST = 32_768
 NUM_CANDIDATES = 2000
 MAX_TEXT = 1200
+MAX_TURNS = 12
 MAX_COMPLETIONS = 6
 MAX_REASONS = 64
+MAX_COUNTED_PEERS = 4096
 NUM_BUCKETS = 120
 COUNTED = {"announced", "confirmed", "refused"}
 
@@ -70,7 +72,10 @@ class EventTotals:
     def __init__(self) -> None:
         self.traffic = EventTimes()
         self.refused: Counter[str] = Counter()
+        self.accepted_of: Counter[str] = Counter()  # groups by the peer's id, as the next one
+        self.refused_of: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter()  # completion tokens by "made" and "received"
+        self.turns = self.observations = 0  # of episodes, made and received
         self.num_events = 0
         self.began_at: float | None = None
         self.ended_at: float | None = None
@@ -85,13 +90,23 @@ class EventTotals:
             kind = "made" if head.own else "received"
             self.traffic.add(kind, head.time)
             self.tokens[kind] += head.num_tokens
+            if not head.own:
+                self._count_peer(self.accepted_of, head.sender)
+            self.turns += head.num_turns
+            self.observations += head.num_observations
         elif name in COUNTED:
             self.traffic.add(name, head.time)
         reason = head.reason
-        if name == "refused" and (reason in self.refused or len(self.refused) < MAX_REASONS):
-            self.refused[reason] += 1
+        if name == "refused":
+            self._count_peer(self.refused_of, head.origin or "")
+            if reason in self.refused or len(self.refused) < MAX_REASONS:
+                self.refused[reason] += 1
         if name not in ROUTINE:
             self._timeline.add(read_event(line))
+
+    def _count_peer(self, counts: Counter[str], peer_id: str) -> None:
+        if peer_id in counts or len(counts) < MAX_COUNTED_PEERS:
+            counts[peer_id] += 1
 
     def timeline(self) -> tuple[list[TimelineEntry], int]:
         """Return the notable events and the number of omitted ones. Call it once, at the end."""
@@ -100,7 +115,10 @@ class EventTotals:
 
 @dataclass(frozen=True, slots=True)
 class SampleCompletion:
+    """One completion. `chat` has the turns of an episode, each with the observation after it, "" after the last."""
+
     text: str
+    chat: tuple[tuple[str, str], ...]
     reward: float
     num_tokens: int
     finish_reason: str
@@ -127,8 +145,8 @@ def read_samples(home: Home) -> list[Sample]:
     except ConfigError:
         return []
     with closing(reader):
-        decoder = Decoder(home)
-        return [_sample(reader, title, summary, decoder) for title, summary in _choose(reader)]
+        decoder, prompts = Decoder(home), PromptResolver(home)
+        return [_sample(reader, title, summary, decoder, prompts) for title, summary in _choose(reader)]
 
 
 def _choose(reader: ReplayReader) -> list[tuple[str, GroupSummary]]:
@@ -142,16 +160,16 @@ def _choose(reader: ReplayReader) -> list[tuple[str, GroupSummary]]:
     return list(chosen.values())
 
 
-def _sample(reader: ReplayReader, title: str, summary: GroupSummary, decoder: Decoder) -> Sample:
+def _sample(
+    reader: ReplayReader, title: str, summary: GroupSummary, decoder: Decoder, prompts: PromptResolver
+) -> Sample:
     found = reader.find(summary.id)
-    completions: Sequence[Completion | TextCompletion] = ()
+    completions: Sequence[CompletionDetails] = ()
     if found is not None:
-        completions = unpack_any(open_envelope(found[1]).body).completions
-    observations = iter(reader.observation_ids(bytes.fromhex(summary.id)))
-    shown_once = Counter(
-        _shown(completion, reward, decoder, observations)
-        for reward, completion in zip(summary.rewards, completions, strict=False)
-    )
+        group = unpack_any(open_envelope(found[1]).body)
+        observations = reader.observation_ids(bytes.fromhex(summary.id))
+        completions = read_completions(group, summary.rewards, decoder, prompts, observations)
+    shown_once = Counter(map(_shown, completions))
     ranked = sorted(shown_once.items(), key=lambda pair: (-pair[0].reward, -pair[1]))
     half = MAX_COMPLETIONS // 2
     shown = ranked if len(ranked) <= MAX_COMPLETIONS else [*ranked[:half], *ranked[-half:]]
@@ -165,12 +183,11 @@ def _sample(reader: ReplayReader, title: str, summary: GroupSummary, decoder: De
     )
 
 
-def _shown(
-    completion: Completion | TextCompletion, reward: float, decoder: Decoder, observations: Iterator[Sequence[int]]
-) -> SampleCompletion:
-    read = read_completion(completion, reward, decoder, observations=observations)
+def _shown(read: CompletionDetails) -> SampleCompletion:
     text = f"token ids {' '.join(map(str, read.token_ids))}" if read.text is None else read.text
-    return SampleCompletion(clean(text.strip(), limit=MAX_TEXT), reward, read.num_tokens, read.finish_reason)
+    pairs = islice(zip_longest(read.turns, read.observations, fillvalue=""), MAX_TURNS)
+    chat = tuple((clean(turn.strip(), limit=MAX_TEXT), clean(seen, limit=MAX_TEXT)) for turn, seen in pairs)
+    return SampleCompletion(clean(text.strip(), limit=MAX_TEXT), chat, read.reward, read.num_tokens, read.finish_reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ def tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
         share = foreign / (own + foreign)
         shown.append(("Learned from peers", percent(share), f"{foreign:,} of {own + foreign:,} groups used"))
     shown.append(("Tokens generated", count(tokens["made"]), f"{count(tokens['received'])} more came from peers"))
+    if turns := facts.event_totals.turns:
+        shown.append(("Turns", count(turns), f"{plural(facts.event_totals.observations, 'observation')} between them"))
     accepted = facts.event_totals.traffic.total("received")
     return [*shown, ("Groups refused", f"{refused:,}", f"{accepted:,} accepted from peers")]
 
@@ -125,7 +127,7 @@ def render_page(facts: RunFacts) -> str:
 
 def _values(facts: RunFacts) -> dict[str, Any]:
     status, history, event_totals = facts.status, facts.history, facts.event_totals
-    peers = sorted(facts.peers, key=lambda row: -int(row.get("groups_accepted") or 0))
+    peers = sorted(facts.peers, key=lambda row: -event_totals.accepted_of[str(row.get("peer_id"))])
     evaluations = list(history.evaluations)
     learning, traffic = run_charts(history, event_totals)
     return {

@@ -11,6 +11,7 @@ import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -130,7 +131,7 @@ class HistoryReader:
     def build(self) -> History:
         begin = self._num_events - len(self._last_lines)
         lines = [*(line for number, line in self._notable_lines if number < begin), *self._last_lines]
-        events = [event for line in lines if (event := event_or_none(line)) is not None]
+        events = [event for line in lines if (event := _kept_event(line)) is not None]
         return History(
             steps=tuple(self._steps),
             evaluations=tuple(self._evaluations.values()),
@@ -148,8 +149,11 @@ class EventHead(msgspec.Struct):
     step: int | None = None
     own: bool = False
     sender: str = ""
+    origin: str | None = None
     number: int = 0
     num_tokens: int = 0
+    num_turns: int = 0
+    num_observations: int = 0
     file: str = ""
     reason: str = ""
 
@@ -189,6 +193,9 @@ def event_or_none(line: bytes) -> dict[str, Any] | None:
         return read_event(line)
     except ValueError:
         return None
+
+
+_kept_event = lru_cache(maxsize=4096)(event_or_none)  # a poll builds mostly the events of the one before
 
 
 def read_event(line: bytes) -> dict[str, Any]:

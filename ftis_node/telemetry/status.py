@@ -74,6 +74,7 @@ class GenerationStatus(msgspec.Struct, frozen=True):
     `weight_transfer` is the method of the last weight sync: `CUDA IPC`, `page-locked file` or `file`. Brackets hold
     the reason if a faster method was planned and failed. It is empty before the first sync. `groups_without_reward`
     counts the newest groups in a row in which no completion had a reward; `sample` is a completion of the last one.
+    Turns, and the environment's observations between them, are those of own episodes since the node started.
     """
 
     engine: str = ""
@@ -88,6 +89,8 @@ class GenerationStatus(msgspec.Struct, frozen=True):
     groups_without_reward: int = 0
     sample: str = ""
     last_group_at: float | None = None
+    turns_made: int = 0
+    observations_made: int = 0
 
 
 class StepFigures(msgspec.Struct, frozen=True):

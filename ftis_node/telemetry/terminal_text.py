@@ -56,10 +56,11 @@ def one_line(text: str) -> str:
 
 
 def _ends_of(text: str, length: int) -> str:
-    """Return a long text without its middle, because both ends carry information."""
+    """Return a long text without its middle, between words, because both ends carry information."""
     if len(text) <= length:
         return text
-    return f"{text[: length // 2]}{ELLIPSIS}{text[-(length // 2) + 1 :]}"
+    head, tail = text[: length // 2], text[-(length // 2) + 1 :]
+    return f"{head[: head.rfind(' ') + 1] or head}{ELLIPSIS}{tail[max(0, tail.find(' ')) :]}"
 
 
 def cells(text: str) -> int:

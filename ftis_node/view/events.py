@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ftis_node.telemetry.health_summary import plural
 from ftis_node.telemetry.history import ROUTINE
 from ftis_node.telemetry.terminal_text import clipped
 from ftis_node.view.spans import Line, Span, Tone, clock, line, number, short_id
@@ -18,7 +19,7 @@ TONES = {
     **dict.fromkeys("audit_failed failed loop_blocked loop_stuck".split(), Tone.BAD),
 }
 MAX_DETAIL = 240
-WORD_WIDTH = 14
+WORD_WIDTH = 11
 GROUP_WIDTH = 12
 
 
@@ -43,17 +44,25 @@ def _detail(name: str, event: Mapping[str, Any]) -> str:
     if name == "eval":
         figures = f"pass@1 {number(event.get('pass_at_1'))} ({event.get('n')} of {_of(event, 'task')})"
         return f"step {event.get('step')}: {figures}"
+    if name == "admitted":
+        turns = f", {plural(event['num_turns'], 'turn')}" if event.get("num_turns") else ""
+        whose = "own group" if event.get("own") else f"from {short_id(_of(event, 'sender'))}"
+        return f"{whose}, {_of(event, 'num_tokens')} tokens{turns}, reward {number(event.get('reward_mean'))}"
+    if name == "taken":
+        return f"by step {_of(event, 'step')}"
     if name == "refused":
         return f"{_of(event, 'reason')}: {_of(event, 'detail')} (from {short_id(str(event.get('origin') or '-'))})"
     fields = {key: value for key, value in event.items() if key not in ("time", "event") and value is not None}
-    return "  ".join(f"{key} {_value(key, value)}" for key, value in fields.items())
+    return "  ".join(
+        f"{key.removeprefix('num_').replace('_', ' ')} {_value(key, value)}" for key, value in fields.items()
+    )
 
 
 def _step(event: Mapping[str, Any]) -> str:
     if problem := event.get("refused") or event.get("skipped"):
         return f"{event.get('step')} had no effect: {problem}"
     return (
-        f"{event.get('step')}  reward {number(event.get('reward_mean'), digits=3)}, "
+        f"{event.get('step')}  reward {number(event.get('reward_mean'), digits=2)}, "
         f"loss {number(event.get('loss'), digits=2)}, {event.get('own_groups', 0)} own, "
         f"{event.get('foreign_groups', 0)} foreign, {number(event.get('duration_s'), digits=2)} s"
     )
@@ -64,7 +73,7 @@ def _of(event: Mapping[str, Any], key: str) -> str:
 
 
 def _value(key: str, value: Any) -> str:
-    text = str(value)
+    text = {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
     if key == "group":
         return text[:GROUP_WIDTH]
     if key in ("peer", "sender", "origin", "source"):

@@ -14,6 +14,7 @@ from ftis_node.telemetry.health_summary import (
     OFF,
     START_KL,
     duration,
+    plural,
 )
 from ftis_node.telemetry.status import EvalStatus, GenerationStatus, LearnerStatus, Status, SwarmStatus
 from ftis_node.telemetry.terminal_text import size
@@ -67,6 +68,10 @@ def node_facts(snapshot: NodeSnapshot) -> Iterator[Fact]:
         yield "trainer", line(f"step {step}, groups in all: {shared} shared, {given} foreign given to it")
     else:
         yield "generation", _generation(status.generation)
+        if status.generation.turns_made:
+            made = status.generation
+            turns, observed = plural(made.turns_made, "turn"), plural(made.observations_made, "observation")
+            yield "episodes", line(f"{turns} and {observed} since the start")
         yield "learner", _learner(status.learner, snapshot.taken_at)
         if answers := _answers(status.learner):
             yield "answers", answers

@@ -57,8 +57,10 @@ def text_lines(lines: Iterable[Line], width: int) -> list[str]:
     texts: list[str] = []
     for shown in lines:
         head, rest = (shown[0].text, text_of(shown[1:])) if len(shown) > 1 else ("", text_of(shown))
-        if head == MARGIN:
-            texts += [head + piece for piece in cut(rest, width - len(head))]
+        if head.endswith(MARGIN[-2:]):
+            margin = " " * (len(head) - 2) + MARGIN[-2:]
+            pieces = cut(rest, width - len(head))
+            texts += [(margin if place else head) + piece for place, piece in enumerate(pieces)]
         else:
             pieces = wrapped(rest, width - len(head)) or [""]
             texts += [(" " * len(head) if place else head) + piece for place, piece in enumerate(pieces)]

@@ -99,6 +99,25 @@ def test_a_shell_has_a_script() -> None:
     assert "_FTIS_NODE_COMPLETE=complete_zsh" in done.stdout
 
 
+def test_bash_completes_a_value_with_a_colon() -> None:
+    """Bash breaks the word at the colon and replaces what follows it."""
+    program = Path(sys.executable).with_name("ftis-node")
+    script = f"""
+        eval "$({program} --show-completion bash)"
+        for words in 'arithmetic : ad' 'arithmetic :' 'words : 1+arithmetic : b' 'arith'; do
+            COMP_WORDS=(ftis-node eval --task $words)
+            COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+            "$(complete -p ftis-node | sed 's/.*-F //; s/ .*//')" {program}
+            echo "${{COMPREPLY[*]}}"
+        done
+    """
+    environment = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env=environment)
+    added, every, second, whole = done.stdout.splitlines()
+    assert (added, second) == ("add", "borrow")
+    assert every.split()[:3] == ["add", "sub", "easy"] and whole.startswith("arithmetic arithmetic:add ")
+
+
 def test_the_names_equal_those_of_the_code() -> None:
     from ftis_node.algorithms.methods import METHODS
     from ftis_node.config.node import NodeSettings

@@ -145,7 +145,7 @@ def test_the_last_lines_summarize_the_run_and_name_further_commands(starts: Star
 def test_status_dashboard_and_metrics_agree_on_a_finished_home(starts: Starts) -> None:
     assert (starts.status["node"]["state"], starts.status["node"]["end"]) == ("stopped", "finished")
     assert starts.status["node"]["resume"] == f"ftis-node join --home {starts.home.root} --steps 4"
-    assert starts.screen.startswith("finished: 2 of 2 steps\n- go on with ftis-node join")
+    assert starts.screen.startswith("finished: 2 of 2 steps\ngo on with ftis-node join")
     assert [line.split()[1] for line in starts.answers] == ["finished"] * 3
     assert "2 of 2 steps, " in starts.answers[2]
     text = render_metrics(msgspec.convert(starts.status, Status)).decode()

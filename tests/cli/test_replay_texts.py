@@ -17,6 +17,7 @@ from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.models.decoder import Decoder
+from ftis_node.records.codec import hash_messages
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.group_history import read_completion, read_group_history
@@ -69,7 +70,8 @@ def test_list_and_show_print_both_forms(home: Path, capsys: pytest.CaptureFixtur
     assert "5 tokens, length, log-prob mean -2\n  | naïve 京\n" in shown
     assert max(map(cells, shown.splitlines())) <= 80
     shown = _printed(capsys, home, "show", exact["id"])
-    assert "3 tokens, stop, log-prob mean -1.05, least -2.00\n  | ids 10 11 2\n" in shown
+    assert "reward 1, advantage +0.50  3 tokens, stop, log-prob mean -1.05," in shown
+    assert "least -2.00\n  | ids 10 11 2\n" in shown
 
 
 def test_the_use_of_a_group_is_reported(home: Path) -> None:
@@ -146,6 +148,28 @@ def test_special_tokens_inside_an_answer_are_shown_and_its_end_is_not(home_with_
     shown = read_completion(hidden, 0.0, decoder).text
     assert shown is not None and shown.count("<|endoftext|>") == 2
     assert shown.replace("<|endoftext|>", "") == read_completion(whole, 0.0, decoder).text == decoder.text([10, 11])
+
+
+def test_an_episode_is_shown_as_a_chat(home_with_run: Path, identity: Identity, capsys: Any) -> None:
+    """The observations are the environment's. Without the task they are decoded from the stored tokens."""
+    home, item = Home(home_with_run), load_task("guess")[5]
+    turns = (make_completion(10, EOS, 11, EOS), (2, 2)), (make_completion(10, EOS, 12), (2, 1))
+    completions = [replace(one, turn_lengths=lengths) for one, lengths in turns]
+    group = make_group(identity, number=9, completions=completions, prompt_ref=item.ref)
+    group = replace(group, problem_hash=hash_messages(item.prompt), observation_hash=bytes(16))
+    fill_buffer(home.replay, replace(accept(group, identity), observation_ids=((13,), (14,))))
+    first, second, third, decoded = (Decoder(home).text([one]) for one in (10, 11, 12, 13))
+    home.run_toml.write_text(load_manifest("guess-ftis").to_toml())
+    (shown_group,) = (one for one in json.loads(_printed(capsys, home.root, "list", "--json")) if one["number"] == 9)
+    shown = _printed(capsys, home.root, "show", shown_group["id"])
+    chat = f"  turn 1   | {first}\n  observed | ?\n  turn 2   | {second}\n"
+    assert "completion 1  reward 0  2 turns, 4 tokens, stop" in shown and chat in shown
+    assert f"\n  1 turn as above\n  turn 2   | {third}\n" in shown
+    document = json.loads(_printed(capsys, home.root, "show", shown_group["id"], "--json"))
+    assert document["completions"][0]["turns"] == [first, second]
+    assert document["completions"][1]["observations"] == ["?"]
+    home.run_toml.unlink()
+    assert f"  observed | {decoded}\n" in _printed(capsys, home.root, "show", shown_group["id"])
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])

@@ -92,7 +92,7 @@ def test_a_stopped_node_shows_who_refused_its_groups() -> None:
     lines = screen(msgspec.structs.replace(LONG, node=node, swarm=swarm), now=NOW)
     assert lines[:3] == [
         "stopped: as asked",
-        "- go on with JOIN",
+        "go on with JOIN",
         "! its groups are refused by ann (..p): stale, 3 groups in 1 min: wait",
     ]
 
@@ -120,7 +120,7 @@ def test_states_before_a_start_while_starting_and_after_the_end(
     home.status.write_bytes(msgspec.structs.replace(LONG, node=ended, budget=USED_UP).to_json())
     run(["status", "--home", str(tmp_path)])
     first, second = capsys.readouterr().out.splitlines()[:2]
-    assert (first, second[:30]) == ("finished: 10 of 10 steps", "- go on with ftis-node join --")
+    assert (first, second[:28]) == ("finished: 10 of 10 steps", "go on with ftis-node join --")
     run(["status", "--home", str(tmp_path), "--json"])
     node = json.loads(capsys.readouterr().out)["node"]
     assert (node["state"], node["end"]) == ("stopped", "finished")

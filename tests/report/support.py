@@ -55,6 +55,7 @@ def _events() -> list[dict[str, Any]]:
         at(200 + n, "refused", group="ab", origin=PEER_ID, reason="reward_mismatch", detail=ATTACK) for n in range(37)
     ]
     admitted = [at(5 + n, "admitted", own=n % 3 == 0, num_tokens=10, sender=PEER_ID) for n in range(90)]
+    admitted[0] |= {"num_turns": 5, "num_observations": 3}
     others = [
         at(0, "start", model="tiny"),
         at(1, "peer_joined", peer=PEER_ID),

@@ -100,8 +100,11 @@ def test_the_figures_are_those_of_the_event_log(page: Page) -> None:
     last_ten = sum(event["reward_mean"] for event in step_events()[-10:]) / 10
     assert strong[:3] == [str(NUM_STEPS), "75 %", f"{last_ten:.3g}"]
     assert "62.5 %" in strong, "300 of 480 groups are foreign"
-    assert strong[5] == "38", "38 groups were refused"
+    assert strong[5:7] == ["5", "38"], "turns of an episode, and 38 refused groups"
+    assert "<small>3 observations between them</small>" in page.source
     rows = page.rows()
+    (peer,) = [row for row in rows if row[0].startswith("&lt;script") and len(row) == 8]
+    assert peer[5:7] == ["60", "38"], "the peer's groups are counted as those of the whole log"
     assert [f"reward_mismatch {full_sentence('reward_mismatch')}", "37"] in rows
     assert [row[:4] for row in rows if row[1:2] == ["arithmetic"]] == [
         [str(step), "arithmetic", f"{step / 80:.3f}", "64"] for step in (0, 20, 40, 60)

@@ -246,13 +246,20 @@ def test_curves_are_thinned_and_fit_their_area() -> None:
 def test_a_group_is_shown_with_its_history() -> None:
     shown = _texts(group_lines(GROUP))
     assert "| user: What is 6 x 7?\nanswer      42\n" in shown and "| ids 12 13 14" in shown
-    assert "reward 1  3 tokens, stop, log-prob mean -1.1, least -2.90" in shown
+    assert "reward 1, advantage +0.50  3 tokens, stop, log-prob mean -1.1, least -2.90" in shown
     assert "log-prob mean -0.5, least -0.50, version 88 to 89" in shown
-    assert "trained in step 100" in shown and "taken          step 100" in shown
+    assert "trained in step 100" in shown and "taken       by step 100" in shown
     assert "2 -2.90" not in shown and "2 -2.90" in _texts(group_lines(GROUP, with_tokens=True))
     assert Span("trained in step 100", Tone.GOOD) in [span for shown in group_lines(GROUP) for span in shown]
     refused = replace(GROUP, summary=None, verdict="refused", reason=HOSTILE, detail=HOSTILE, completions=())
     assert f"refused ({printable(HOSTILE)})" in _texts(group_lines(refused))
+
+
+def test_equal_completions_of_a_group_are_one() -> None:
+    right, wrong = GROUP.completions
+    shown = _texts(group_lines(replace(GROUP, completions=(right, wrong, right, right))))
+    assert "completions 1, 3, 4  reward 1, advantage +0.25" in shown and "completion 2  reward 0, adv" in shown
+    assert shown.count("  | 42\n") == 1
 
 
 @pytest.mark.parametrize("order", PEER_COLUMNS)

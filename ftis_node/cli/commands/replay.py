@@ -87,8 +87,9 @@ def show(
 
     JSON shape: the row of `list`, and completions: [{token_ids, logprobs, text, num_tokens, mean_logprob,
     lowest_logprob, finish_reason, reward, claimed_reward}] (of a group that came as text: text, mean_logprob,
-    sender_tokens, ...), prompt: {task, split, index, text, answer, missing}, verdict, refusal, detail, used,
-    weights_of, tokenizer, temperature, texts_missing, events: [..]. A refused group has id, verdict and events only.
+    sender_tokens, ...; of an episode also turns and observations), prompt: {task, split, index, text, answer, missing},
+    verdict, refusal, detail, used, weights_of, tokenizer, temperature, texts_missing, events: [..]. A refused group has
+    id, verdict and events only.
     """
     from ftis_node.cli.detail_screens import WIDTH, group_document
     from ftis_node.replay.group_history import read_group_history

@@ -6,8 +6,10 @@ screen on a terminal, and appends one line per update elsewhere.
 
 from __future__ import annotations
 
+import sys
 import time
 from functools import partial
+from shutil import get_terminal_size
 from typing import Annotated
 
 import typer
@@ -35,10 +37,11 @@ def status(
     if as_json and not watch:
         print_json(read_document(where, "/status"))
         return
-    from ftis_node.cli.status_screen import WIDEST, log_line, screen
+    from ftis_node.cli.status_screen import WIDEST, WIDTH, log_line, screen
 
     if not watch:
-        typer.echo("\n".join(screen(read_status(where), now=time.time())))
+        width = min(get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else WIDTH
+        typer.echo("\n".join(screen(read_status(where), now=time.time(), width=width)))
         return
     from ftis_node.cli.watch import watch as show_until_interrupt
 

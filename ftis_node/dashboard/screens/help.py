@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from textual.binding import BindingType
+
 from ftis_node.dashboard.context import TextPage
 from ftis_node.view.health_answers import answer_texts, problems, refusal_texts
 from ftis_node.view.snapshot import NodeSnapshot
@@ -12,11 +16,13 @@ KEYS = (
     ("Enter", "open the peer, or the group"),
     ("g", "the newest groups of the buffer; Enter opens one"),
     ("l", "in a group: every token with its log-prob"),
+    ("r", "in a list of groups: read the buffer again"),
     ("e", "the event log; a shows routine events too"),
     ("w", "the whole swarm: all peers of the run, and who learns from whom"),
     ("/", "search in peers or events; Enter keeps the filter, Esc clears it"),
-    ("s", "sort: the next column of the peers, or the newest event first"),
+    ("s", "sort: the next column of the peers or nodes, or the newest event first"),
     ("mouse", "select, open, scroll; a click on a column sorts by it"),
+    ("?", "this help, from every screen"),
     ("Esc", "back"),
     ("q", "quit; the node keeps running"),
 )
@@ -27,6 +33,7 @@ TERMS = (
     ("trained on", "groups used in steps since the home was created"),
     ("groups", "sent, confirmed by a peer, received, refused; since the start"),
     ("kept", "share of completions that the filter kept"),
+    ("advantage", "reward minus the mean of its group, before the method scales it"),
     ("trust", "good, probation (all its groups are audited), banned, trusted"),
     ("score", "0 for a new peer, at most 10; below -3 probation, at -10 banned"),
     ("accepted", "groups of that peer that passed validation"),
@@ -35,6 +42,8 @@ TERMS = (
 
 
 class HelpScreen(TextPage):
+    BINDINGS: ClassVar[list[BindingType]] = [("question_mark", "back", "back")]
+
     def on_mount(self) -> None:
         self.write(help_lines(self.app.snapshot))
 

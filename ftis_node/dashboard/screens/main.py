@@ -118,8 +118,8 @@ class MainScreen(Screen[None]):
     DEFAULT_CSS = """
     #curves { height: 6; }
     #lists { height: 1fr; layout: vertical; }
-    #peers { height: 4fr; min-height: 3; }
-    #events { height: 3fr; min-height: 2; }
+    #peers { height: auto; min-height: 3; max-height: 60%; }
+    #events { height: 1fr; min-height: 2; }
     MainScreen.-low #curves { height: 5; }
     MainScreen.-tall #curves { height: 28%; max-height: 18; }
     MainScreen.-tall Overview, MainScreen.-tall MetricsPanel, MainScreen.-tall Plot, MainScreen.-tall PeersTable,
@@ -130,7 +130,7 @@ class MainScreen(Screen[None]):
     MainScreen.-tall Overview.-waits { border: round ansi_yellow; }
     MainScreen.-tall Overview.-bad { border: round ansi_red; }
     MainScreen.-wide #lists { layout: horizontal; }
-    MainScreen.-wide #peers { width: 84; height: 1fr; }
+    MainScreen.-wide #peers { width: 84; height: 1fr; max-height: 100%; }
     MainScreen.-wide #events { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -212,6 +212,8 @@ class StatusLoop:
                 groups_without_reward=self.context.state.groups_without_reward,
                 sample=self.context.state.sample,
                 last_group_at=self._last_group.at,
+                turns_made=self.swarm.peers.counters.turns_made["num_turns"],
+                observations_made=self.swarm.peers.counters.turns_made["num_observations"],
             ),
             learner=self._learner_status(counts),
             swarm=self.swarm.status(members=self._members),

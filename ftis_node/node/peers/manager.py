@@ -169,6 +169,12 @@ class PeerManager:
             self.counters.tokens_received += group.num_tokens
             self.counters.envelope_bytes_received += num_bytes
             self.registry.seen(group.sender).accepted += 1
+        turns = {}
+        if group.turn_lengths:
+            num_turns = sum(map(len, group.turn_lengths))
+            turns = {"num_turns": num_turns, "num_observations": num_turns - len(group.turn_lengths)}
+            if is_own:
+                self.counters.turns_made.update(turns)
         self._events.write(
             "admitted",
             group=accepted.envelope.id,
@@ -180,6 +186,7 @@ class PeerManager:
             num_tokens=group.num_tokens,
             reward_mean=round(group.reward_mean, 4),
             policy_version=group.policy_version,
+            **turns,
         )
 
     def _settle_refused(self, refused: Refused, *, origin: str) -> None:
