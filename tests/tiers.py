@@ -101,7 +101,6 @@ SHARED: Final[dict[str, tuple[str, ...]]] = {
         "tests/documented/test_running.py",
         "tests/node/http_api/test_observe.py",
         "tests/node/training/test_tracking.py",
-        "tests/node/test_light_daemon.py",
         "tests/node/test_swarm.py",
         "tests/node/test_two_homes.py",
     ),

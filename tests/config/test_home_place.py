@@ -1,13 +1,17 @@
-"""A home that cannot be used is refused in one sentence before anything is written."""
+"""A home that cannot be used is refused in one sentence; a user without a home folder gets all files in the home."""
 
+import os
+import pwd
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from ftis_node.config.home import Home, network_filesystem
+from ftis_node.cli.app import run
+from ftis_node.config.home import Home, give_user_folder, network_filesystem
 from ftis_node.errors import ConfigError, MachineError
+from ftis_node.node.storage.disk_space import measure_usage
 
 
 @pytest.fixture
@@ -41,3 +45,59 @@ def test_a_name_that_no_file_system_takes_is_refused(tmp_path):
     assert Home(tmp_path / ("é" * 127)).root.name
     with pytest.raises(ConfigError, match="a name of 256 bytes, at most 255"):
         Home(tmp_path / ("é" * 128))
+
+
+NAMES = ("USER", "LOGNAME", "LNAME", "USERNAME", "HF_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
+
+
+@pytest.fixture
+def nobody(monkeypatch):
+    """A user without HOME and without an entry in the list of users."""
+
+    def unknown(uid):
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setenv("HOME", "")  # so that its value is restored, whatever a test sets
+    for name in NAMES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("HOME")
+    return monkeypatch
+
+
+@pytest.mark.parametrize("command", [["status"], ["doctor"], ["join", "--model", "m"], ["export", "--out", "o"]])
+def test_a_command_without_a_home_says_what_to_give(nobody, capsys, command):
+    assert run(command) == 2
+    assert capsys.readouterr().err == "ftis-node: this user has no home folder: give --home, or set HOME\n"
+
+
+def test_libraries_write_into_the_given_home(nobody, tmp_path):
+    assert run(["status", "--home", str(tmp_path / "home")]) == 2  # no node has run there
+    assert os.environ["HOME"] == str(tmp_path / "home" / "user")
+    assert os.path.expanduser("~/.cache") == str(tmp_path / "home" / "user" / ".cache")
+    assert os.environ["USER"] == f"uid-{os.getuid()}"
+    assert not (tmp_path / "home").exists(), "a command that only reads makes no home"
+
+
+def test_a_home_folder_that_can_be_written_stays(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    give_user_folder(tmp_path / "home" / "user")
+    assert os.environ["HOME"] == str(tmp_path)
+
+
+def test_a_hub_cache_in_a_closed_home_folder_stays_in_use(nobody, tmp_path):
+    cache = tmp_path / ".cache" / "huggingface"
+    cache.mkdir(parents=True)
+    nobody.setenv("HOME", str(tmp_path))
+    nobody.setattr(os, "access", lambda path, mode: False)
+    give_user_folder(tmp_path / "home" / "user")
+    assert (os.environ["HF_HOME"], os.environ["HOME"]) == (str(cache), str(tmp_path / "home" / "user"))
+
+
+def test_their_files_do_not_count_as_the_nodes(tmp_path):
+    home = Home(tmp_path)
+    (home.user / ".cache").mkdir(parents=True)
+    (home.user / ".cache" / "model.safetensors").write_bytes(bytes(1000))
+    home.settings.write_bytes(bytes(10))
+    assert measure_usage(home, keep_checkpoints=1).used_bytes == 10

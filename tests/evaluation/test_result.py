@@ -1,4 +1,4 @@
-"""Results and costs of vote and confidence, on answers written by hand."""
+"""Results and costs of votes and confidence, on answers and votes written by hand."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ftis_node.evaluation.result import (
     EvaluationRow,
     chosen_row,
     confidences,
+    elect,
     evaluation_row,
     vote_row,
 )
@@ -92,3 +93,28 @@ def test_a_mixture_needs_a_forward_pass_of_every_model_for_each_token():
     assert alone.result == mixed.result
     assert alone.generated_tokens == mixed.generated_tokens == 4
     assert (alone.forward_tokens, mixed.forward_tokens) == (24, 72)
+
+
+TABLE = {
+    "the majority wins in spite of low log-probs": ([("7", -0.1), ("8", -9.0), ("8", -9.0)], 1),
+    "the winner is the first vote for the elected answer": ([("9", 0.0), ("8", -1.0), ("7", 0.0), ("8", -0.5)], 1),
+    "two against two: the higher sum of mean log-probs": (
+        # 7: -0.6 - 0.6 = -1.2; 8: -0.2 - 1.1 = -1.3, although its first vote has the highest log-prob
+        [("8", -0.2), ("7", -0.6), ("8", -1.1), ("7", -0.6)],
+        1,
+    ),
+    "one against one: the higher log-prob": ([("7", -0.8), ("8", -0.7)], 1),
+    "equal in both: the first model": ([("7", -0.5), ("8", -0.5)], 0),
+    "three of equal count and log-prob: the first": ([("c", -0.5), ("a", -0.5), ("b", -0.5)], 0),
+    "a model without an answer does not vote": ([(None, -0.1), (None, -0.1), ("8", -5.0)], 2),
+    "no model has an answer: the first": ([(None, -3.0), (None, -0.1)], 0),
+    "no votes": ([], None),
+    "a log-prob of NaN is the lowest": ([("7", math.nan), ("8", -50.0)], 1),
+    "a log-prob of minus infinity is the lowest": ([("7", -math.inf), ("8", -50.0)], 1),
+    "one model": ([("7", -0.5)], 0),
+}
+
+
+@pytest.mark.parametrize(("votes", "winner"), TABLE.values(), ids=TABLE.keys())
+def test_the_elected_vote(votes, winner):
+    assert elect(votes) == winner

@@ -1,23 +1,31 @@
 """The placement that `join` derives from the memory plan: time sharing, shares of a GPU, refusals, boot messages."""
 
+from __future__ import annotations
+
 import logging
+from typing import Any
 
 import pytest
 
 from ftis_node.config.home import Home
+from ftis_node.config.node import NodeSettings
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.generation.engines.vllm_options import engine_arguments
 from ftis_node.lab.tiny_tokenizer import make_tokenizer
 from ftis_node.memory import placement
+from ftis_node.memory.learner_memory import Workload, learner_memory
 from ftis_node.memory.machine import USABLE_SHARE
 from ftis_node.memory.placement import (
     WorkerPlacement,
     arrange,
     place_workers_on,
 )
+from ftis_node.memory.plan import plan
+from ftis_node.memory.weight_transfer import is_wsl, transfer_of
 from ftis_node.models import ModelSource, PromptTokenizer
 from ftis_node.node.startup import factories as makers
 from ftis_node.node.startup.factories import generation_boot, learner_boot
+from ftis_node.node.storage.disk_space import num_versions
 from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, arranged, machine, of_learner, planned, vllm_settings
 
 
@@ -165,3 +173,40 @@ def test_the_learner_boot_contains_the_plans_recomputation_and_chunk(tmp_path, m
     assert learner_boot(
         vllm_settings(), RUN, source, Home(tmp_path), WorkerPlacement(), weights=tmp_path
     ).recompute_activations, "without a plan activations are recomputed"
+
+
+def test_wsl_is_recognized_by_the_kernel_release(tmp_path):
+    kernel = tmp_path / "osrelease"
+    assert not is_wsl(kernel)
+    kernel.write_text("6.8.0-45-generic\n")
+    assert not is_wsl(kernel)
+    settings = NodeSettings(model="m")
+    assert transfer_of(settings, on_gpu=True, shares_gpu=True, serves_adapters=False, kernel=kernel) == "ipc"
+    kernel.write_text("5.15.153.1-microsoft-standard-WSL2\n")
+    assert is_wsl(kernel)
+    assert transfer_of(settings, on_gpu=True, shares_gpu=True, serves_adapters=False, kernel=kernel) == "pinned"
+
+
+def test_mapped_weights_need_no_staging_memory():
+    by: dict[str, Any] = {}
+    for transport in ("auto", "pinned"):
+        settings = NodeSettings.model_validate({"model": "m", "engine": "vllm", "memory": {"weight_sync": transport}})
+        workload = Workload.of(settings, RUN, on_gpu=True)
+        sizes = (141,), (80, 80)
+        plans = [plan(THREE_B, machine(*size, host_gib=200), settings, RUN) for size in sizes]
+        by[transport] = learner_memory(THREE_B, workload).weight_sync, *plans
+    staged, one_gpu, two_gpus = by["auto"]
+    assert staged == 0
+    assert by["pinned"][0] == 2 * THREE_B.embedding_parameters
+    assert two_gpus == by["pinned"][2], "weights are mapped on one GPU only"
+    assert one_gpu.placement == "shared"
+    assert one_gpu.peak_bytes <= by["pinned"][1].peak_bytes
+    merged = NodeSettings.model_validate(
+        {"model": "m", "engine": "vllm", "lora": True, "generation": {"adapters": "merge"}}
+    )
+    assert not Workload.of(merged, RUN, on_gpu=True).maps_weights, "merged weights do not exist in the learner"
+
+
+def test_a_node_that_maps_weights_keeps_fewer_versions_on_disk():
+    settings = NodeSettings(model="m")
+    assert (num_versions(settings), num_versions(settings, "pinned"), num_versions(settings, "ipc")) == (3, 3, 2)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope
 from tests.small_swarm import EVAL_EVERY_STEPS, MIN_STEPS, copied_home
+
+pytestmark = pytest.mark.timeout(600)  # of the start of the swarm
 
 
 def _ftis(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -22,7 +25,6 @@ def _ftis(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return captured.out
 
 
-@pytest.mark.timeout(600)
 def test_two_nodes_with_different_models_learn_from_each_other(small_swarm, tmp_path, capsys):
     nodes = {"s": small_swarm.ann, "m": small_swarm.bob}
     announced = {size: {event["group"] for event in node.events("announced")} for size, node in nodes.items()}
@@ -82,3 +84,19 @@ def _check_exports(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     on_problems = ("--task", "arithmetic", "--limit", "32", "--max-tokens", "48", "--json")
     figures = json.loads(_ftis(capsys, "eval", "--model", str(tmp_path / "trained"), *on_problems))
     assert figures["n"] == 32 and 0 <= figures["pass_at_1"] <= 1
+
+
+HEAVY = ("libtorch", "/torch/", "/scipy/", "/vllm/")
+
+
+def _heavy_files(process: psutil.Process) -> list[str]:
+    return [file.path for file in process.memory_maps() if any(part in file.path for part in HEAVY)]
+
+
+@pytest.mark.parametrize("name", ["bootstrap", "ann", "bob"])
+def test_a_daemon_loads_no_torch(small_swarm, name):
+    daemon, *others = getattr(small_swarm, name).processes()
+    assert _heavy_files(daemon) == []
+    workers = [process for process in others if ".worker" in " ".join(process.cmdline())]
+    assert len(workers) == (0 if name == "bootstrap" else 2)
+    assert all(_heavy_files(worker) for worker in workers), "the check does not see torch in a worker"

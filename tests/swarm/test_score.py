@@ -1,10 +1,23 @@
-"""The reputation score: which behavior lowers it, lengths of bans, decay."""
+"""The reputation: reasons, who is at fault, the score, lengths of bans, and which peers a full table drops."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from ftis_node.swarm.reputation import Behaviour, Reputation, TrustLevel
+from ftis_node.gossip import FetchOutcome
+from ftis_node.swarm.reasons import BEHAVIOUR, REFUSALS, UNKNOWN, attribute_refusal, sentence
+from ftis_node.swarm.reputation import (
+    BY_OPERATOR,
+    GOOD_BEHAVIOUR,
+    MAX_REASONS,
+    Behaviour,
+    Reputation,
+    ReputationTable,
+    TrustLevel,
+)
 
 
 def after(*behaviours: Behaviour, start: Reputation | None = None, now: float = 1000.0) -> Reputation:
@@ -86,3 +99,98 @@ def test_a_trusted_peer_is_never_banned_and_unbanning_resets_the_score():
 def test_a_peer_becomes_known_by_its_accepted_groups():
     assert not after(*[Behaviour.ACCEPTED] * 49).is_known(now=1000.0)
     assert after(*[Behaviour.ACCEPTED] * 51).is_known(now=1000.0)
+
+
+PAGE = Path(__file__).parents[2] / "docs/reference/refusals.md"
+
+
+def test_the_page_of_refusals_has_the_same_sentences():
+    text = PAGE.read_text(encoding="utf-8")
+    table = text[text.index("| reason | the group is refused") : text.index("## Other names")]
+    assert dict(re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", table, flags=re.MULTILINE)) == {
+        name: reason.meaning for name, reason in REFUSALS.items()
+    }
+
+
+def test_every_reason_in_a_peers_record_has_a_sentence():
+    for reason in [
+        *(set(Behaviour) - GOOD_BEHAVIOUR),
+        BY_OPERATOR,
+        "logprob_mismatch",
+        "announcement_flood",
+        "announcement_malformed",
+    ]:
+        assert sentence(reason) != UNKNOWN, reason
+    for outcome in FetchOutcome:
+        assert outcome.value.replace("_", " ") in sentence(f"pull_{outcome.value}")
+    assert sentence("nonsense") == UNKNOWN
+    assert not set(REFUSALS) & set(BEHAVIOUR)
+
+
+@pytest.mark.parametrize(
+    ("reason", "signed", "blamed", "behaviour"),
+    [
+        ("signature", False, "relay", Behaviour.FALSE_CLAIM),
+        ("run", False, "relay", Behaviour.REFUSED),
+        ("quota", False, "relay", Behaviour.HARMLESS),
+        ("scoring_failed", True, "relay", Behaviour.HARMLESS),
+        ("reward_mismatch", True, "signer", Behaviour.FALSE_CLAIM),
+    ],
+)
+def test_a_reason_is_attributed_to_the_peer_that_caused_it(reason, signed, blamed, behaviour):
+    assert attribute_refusal(reason, origin="relay", sender="signer", signed=signed) == (blamed, behaviour)
+
+
+def test_a_flood_is_attributed_to_the_sender_only_if_it_served_the_group():
+    assert attribute_refusal("quota", origin="signer", sender="signer", signed=False) == (
+        "signer",
+        Behaviour.RATE_LIMITED,
+    )
+
+
+def test_an_unsigned_group_is_attributed_to_the_peer_that_served_it():
+    assert attribute_refusal("anything", origin="forger", sender="victim", signed=False) == (
+        "forger",
+        Behaviour.REFUSED,
+    )
+
+
+def note(
+    table: ReputationTable, peer_id: str, behaviour: Behaviour, times: int, *, now: float = 1e6
+) -> TrustLevel | None:
+    changes = [table.note(peer_id, behaviour, now=now) for _ in range(times)]
+    return changes[-1]
+
+
+def test_a_full_table_keeps_decisions_of_the_operator_and_peers_that_contributed():
+    table = ReputationTable(max_peers=16)
+    table.ban("banned by hand", 5.0, now=1e6)
+    table.trust("trusted", True, now=1e6)
+    note(table, "contributor", Behaviour.CONTRIBUTED, 12)
+    for number in range(100):
+        note(table, f"malicious{number}", Behaviour.FALSE_CLAIM, 3)
+        note(table, f"unknown{number}", Behaviour.HARMLESS, 1)
+    kept = {peer_id for peer_id, _ in table}
+    assert len(kept) <= 16
+    assert {"banned by hand", "trusted", "contributor", "malicious99"} <= kept
+    assert table.reputation("unknown0").trust_level(now=1e6) is TrustLevel.GOOD
+    assert table.forgotten >= {"unknown0"}
+    assert not table.forgotten & kept
+
+
+def test_a_change_of_trust_is_returned_once():
+    table = ReputationTable()
+    assert note(table, "ann", Behaviour.FALSE_CLAIM, 1) is TrustLevel.PROBATION
+    assert note(table, "ann", Behaviour.FALSE_CLAIM, 1) is None
+    assert note(table, "ann", Behaviour.FALSE_CLAIM, 1) is TrustLevel.BANNED
+    assert note(table, "ann", Behaviour.FALSE_CLAIM, 5) is None
+
+
+def test_reasons_are_counted_and_bounded():
+    table = ReputationTable()
+    for number in range(100):
+        table.note("ann", Behaviour.HARMLESS, now=1e6, reason=f"reason {number}")
+        table.note("ann", Behaviour.HARMLESS, now=1e6, reason="reason 0")
+        table.note("ann", Behaviour.ACCEPTED, now=1e6)
+    reasons = table.record_of("ann").reasons
+    assert (len(reasons), reasons["reason 0"]) == (MAX_REASONS, 101)

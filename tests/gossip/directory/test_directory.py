@@ -1,4 +1,4 @@
-"""Validation of directory entries: nodes store and read only entries signed by their owner."""
+"""Validation of directory entries, the clock skew that records show, and the runs that a bootstrap node stores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ftis_node.gossip import GossipCounters, GossipLimits
-from ftis_node.gossip.directory.dht import Directory
+from ftis_node.gossip.directory.dht import Directory, majority_skew
 from ftis_node.gossip.directory.entries import (
     EntryKind,
     num_shards_of,
@@ -27,6 +27,7 @@ from ftis_node.gossip.directory.validators import (
     MAX_MEMBERS_PER_BUCKET,
     EntryValidator,
     RequestLimiter,
+    StoredRun,
 )
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.gossip.p2pd.config import P2pdConfig
@@ -250,3 +251,58 @@ def test_a_member_entry_contains_the_number_of_shards(payload, num_shards):
     entry = sign_entry(OWNER, EntryKind.MEMBER, "r", payload, expires_at=1.0)
     assert unverified(entry) == ("r", payload)
     assert num_shards_of(payload) == num_shards
+
+
+HOURS = 3 * 3600.0
+
+
+@pytest.mark.parametrize(
+    ("skews_s", "expected"),
+    [
+        ([], None),
+        ([-HOURS], None),
+        ([0.1, -HOURS], 0.1),
+        ([-HOURS, -HOURS + 1], -HOURS + 1),
+        ([0.0, -HOURS, -HOURS], -HOURS),
+        ([0.0, 0.2, -HOURS, HOURS], 0.2),
+    ],
+)
+def test_the_skew_is_that_of_most_peers(skews_s, expected):
+    assert majority_skew(skews_s) == expected
+
+
+def test_a_peer_with_another_clock_is_named_once(caplog):
+    directory = Directory.__new__(Directory)  # without a network
+    directory._skews_s, directory._named = {}, {}  # type: ignore[assignment]
+    right_s = time.time() - time.monotonic()
+    directory._note_clock("late", right_s - HOURS)
+    directory._note_clock("late", right_s - HOURS)
+    directory._note_clock("right", right_s)
+    directory._note_clock("later", right_s - 2 * HOURS)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the clock of peer late is -10800 s off this machine's: one of the two is wrong",
+        "the clock of peer later is -21600 s off this machine's: most peers disagree with it",
+    ]
+
+
+RUN, OTHER_RUN = "ab" * 16, "cd" * 16
+
+
+def _packed(run_id: str, num_shards: int, *, later: float) -> bytes:
+    raw = sign_entry(
+        Identity.generate(), EntryKind.MEMBER, run_id, pack_member([], num_shards=num_shards), expires_at=later
+    )
+    return b"\xc5" + len(raw).to_bytes(2, "big") + raw
+
+
+def test_a_member_that_claims_fewer_shards_removes_none():
+    storage, later = [], time.time() + 60
+    for run_id, claims in ((RUN, (1, 8)), (RUN, (8, 1)), (RUN, (1,)), (OTHER_RUN, (2,))):
+        bucket = DictionaryDHTValue()
+        for number, num_shards in enumerate(claims):
+            bucket.store(f"member-{number}", _packed(run_id, num_shards, later=later), later)
+        storage.append((DHTID.generate(), SimpleNamespace(value=bucket)))
+    directory = object.__new__(Directory)
+    directory._guard = PeerGuard()
+    directory._node = SimpleNamespace(protocol=SimpleNamespace(storage=dict(storage)))
+    assert directory.stored_runs() == {RUN: StoredRun(8, 5), OTHER_RUN: StoredRun(2, 1)}

@@ -141,7 +141,7 @@ async def test_a_record_that_is_not_read_in_time_delays_no_other(tmp_path, monke
 
 
 async def test_many_small_runs_hide_no_pinned_run(tmp_path):
-    """The runs come in the order of their sizes (`test_stored_runs.py`)."""
+    """The runs come in the order of their sizes (`test_directory.py`)."""
     runs = [f"{number:032x}" for number in range(MAX_RUNS_SURVEYED + 1)]
     bootstrap = _bootstrap(tmp_path, FakeDirectory(*runs), "fe" * 16)
     assert [survey.run_id for survey in await bootstrap.survey()] == ["fe" * 16, *runs[: MAX_RUNS_SURVEYED - 1]]

@@ -1,6 +1,11 @@
 """Compiled layers compute the same step. Kernels that fail or are wrong are skipped, and the fastest are used."""
 
+import json
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -120,3 +125,26 @@ def test_on_a_gpu_the_faster_correct_kernels_are_used_and_measured_once(
 def test_compile_is_refused_where_it_cannot_work(model_folder, tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         Learner(make_boot(model_folder, tmp_path, kernels="compile", **changes))
+
+
+PROGRAM = Path(__file__).parent / "head_kernels_program.py"
+
+
+def test_the_fused_kernels_equal_the_operations():
+    """Triton's interpreter is set by the environment before the import, so another process runs it on the CPU."""
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, PROGRAM], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert len(found["cases"]) == 4
+    for case in found["cases"]:
+        assert case["chosen"] == case["wrong_zeros"] == case["wrong_signs"] == case["dtype"] == 0
+        assert case["log_prob"] < 1e-6
+    *exact, rounded, large = [case["gradient"] for case in found["cases"]]
+    assert max(*exact, large) < 1e-6
+    assert rounded <= 2**-7, "one unit in the last place of bfloat16"
+    assert 0 < found["head"] < 1e-5
+    right, wrong = found["trials"]
+    assert right == "" and "they are off by " in wrong

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from ftis_node.node.exchange.group_exchange import PASSING
+from ftis_node.node.exchange.group_exchange import PASSING, REQUEST_REASONS, RequestReason
 from ftis_node.node.exchange.messages import PublishedGroup
+from ftis_node.node.http_api.exchange_api import BODY_S, MAX_PENDING
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.records.codec import hash_messages, hash_prompt, unpack_group
 from ftis_node.records.envelope import open_envelope
@@ -195,3 +198,14 @@ async def test_a_take_that_a_crash_interrupted_counts_as_trained(tmp_path):
     async with exchanging(tmp_path) as (node, exchange):
         assert node.store.reader.figures().released == {"trained": 1}
         assert await exchange.take(1) == []
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_page_has_each_reason_of_a_request():
+    page = (ROOT / "docs/train/trl.md").read_text("utf-8")
+    table = page[page.index("| reason | the request is refused") :].partition("\n\n")[0]
+    assert dict(re.findall(r"^\| `(\w+)` \| (.+?) \|$", table, flags=re.MULTILINE)) == REQUEST_REASONS
+    assert set(REQUEST_REASONS) == set(get_args(RequestReason))
+    assert f"{MAX_PENDING} groups" in REQUEST_REASONS["busy"] and f"{BODY_S:.0f} s" in REQUEST_REASONS["slow"]
