@@ -1,7 +1,5 @@
 """Shared helpers and fixtures: hand-made groups, trained tiny models, installed example packages; pytest hooks."""
 
-from __future__ import annotations
-
 import multiprocessing.util
 import os
 import shutil

@@ -4,8 +4,6 @@
 A handle names an open file of the process that made it. As in CUDA, it is valid while that process lives.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

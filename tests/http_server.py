@@ -1,7 +1,5 @@
 """An HTTP server on loopback whose answers a test gives."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 It records the files of each commit and every byte that a client sent. It never contacts the real hub.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

@@ -1,7 +1,5 @@
 """A manual clock of an event loop: timeouts and sleeps depend on it alone, not on the load of the machine."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Functions that read published weights, for assertions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """How pytest-xdist divides the tests: a file runs on one worker, and files that share running nodes on the same one."""
 
-from __future__ import annotations
-
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 

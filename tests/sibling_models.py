@@ -4,8 +4,6 @@ Each is trained for a moment to answer after its own prompt, about half of the t
 signal.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ The swarm starts for the first test that uses it. It takes more than 2 GB of mem
 of another group (tests/tiers.py). A later user starts a new swarm.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 `docs/develop/architecture.md` has the same layers. A package that is missing in the table fails a test.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 The tests read the source, so a new queue without a bound fails. `UNBOUNDED` has the exceptions with their reasons.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

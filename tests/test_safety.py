@@ -4,8 +4,6 @@ The first tests search the syntax trees for imports and calls by name. The other
 telemetry switches. tests/models/test_model_loading.py tests models.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """The division, the schedule and the report of a test run."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 Paths are folders, files or test functions. A path marks all tests below it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterable

@@ -3,8 +3,6 @@
 The folder's name has a hash of everything that determines the weights, so a changed recipe makes new models.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

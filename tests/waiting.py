@@ -1,7 +1,5 @@
 """Wait for a condition that another task, thread or process makes true without setting an event."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import time

@@ -4,8 +4,6 @@ Rows contain probabilities, because their ratios are easy to see: `rows([[0.5, 0
 rho = 1. Rows may differ in length. The rest is padding of NaN, so a method that reads padding fails.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Hypothesis chooses the shape of a case and a seed. The numbers come from the see
 where rounding of the last digit would decide.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ change of a formula, and read the difference:
     python -m tests.algorithms.make_golden
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

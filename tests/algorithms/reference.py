@@ -7,8 +7,6 @@ gradient is compared with mathematics, not with another use of autograd.
 Quantities of a group or batch are stored in each `Row` first.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """An independent reference of advantages: plain Python floats and loops, from the formulas."""
 
-from __future__ import annotations
-
 import math
 
 

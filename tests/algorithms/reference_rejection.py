@@ -1,7 +1,5 @@
 """An independent reference of the filter `obrs`: Jackpot's acceptance, and its random numbers in Python integers."""
 
-from __future__ import annotations
-
 import math
 import struct
 

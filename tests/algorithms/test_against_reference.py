@@ -1,7 +1,5 @@
 """`policy_loss` against the plain Python reference: on ragged batches and on that of `golden.json`."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

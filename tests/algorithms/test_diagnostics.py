@@ -1,7 +1,5 @@
 """Diagnostics by sender: sums by hand, weights equal to those of the gradient, finite values for any log-prob."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

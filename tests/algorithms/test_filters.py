@@ -1,7 +1,5 @@
 """KL estimators against exact enumeration, the completions that each filter keeps, and M2PO's mask."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Methods for other models' completions, and for completions sent as text, by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

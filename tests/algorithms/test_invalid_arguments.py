@@ -1,7 +1,5 @@
 """Invalid arguments of `policy_loss`: each error names the argument and its valid values."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Properties of every method."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every method on batches small enough to compute by hand. Values are maximized: minus the loss."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

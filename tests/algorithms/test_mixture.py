@@ -17,8 +17,6 @@ The mixture's next token:
 The text: 3/8 * 5/12 = 15/96 = 5/32, which is 1/2 * 1/4 + 1/2 * 1/16.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -4,8 +4,6 @@ A fault is applied to a copy of the working tree, and its tests run there. The t
 them. The exit code is 1 if a fault is not found, or if a test fails without its fault. It is 2 for an unknown name.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -4,8 +4,6 @@ A fault replaces the text `old` of one file with `new`. `old` occurs exactly onc
 its effect for a user in one sentence. `tests` are paths for pytest; one of these tests finds the fault.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass

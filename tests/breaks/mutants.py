@@ -4,8 +4,6 @@ mutmut runs the tests of `tests/PACKAGE` with each change, in a copy of the tree
 `python -m mutmut show NAME` prints a change, and `python -m mutmut browse` all of them.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

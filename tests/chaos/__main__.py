@@ -5,8 +5,6 @@ with a violation stays in `chaos-out/SEED-TIME/` with homes, logs and records (e
 of tests/chaos/README.md instead.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What is kept of a run with a violation: `violations/001-a/` has a report, and the home and log of the node then."""
 
-from __future__ import annotations
-
 import pprint
 import shutil
 import threading

@@ -12,8 +12,6 @@ as it would be after a cut at any of these instants, for each of three model dis
 A real disk behaves between these models. The syncs of SQLite happen in C and are not recorded.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

@@ -7,8 +7,6 @@
 So the neighbors of a recovering node have faults at the same time.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import random

@@ -4,8 +4,6 @@ Faults come in shuffled rounds. Each round contains every fault once, so that a 
 has two faults in a row only if no other node fits.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Afterwards errors are made up in the home of a node, which the invariants must find.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import socket

@@ -1,7 +1,5 @@
 """Each invariant finds a made-up violation, and a correct history with a crash has none."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

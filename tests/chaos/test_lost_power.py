@@ -4,8 +4,6 @@ A `DurableWrite` has the state before, the write, and the state that a start rea
 the old or the new state, and the new one after the write has returned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A broken promise and a violated invariant are violations, and the tables of the README are current. No node runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice, pairwise

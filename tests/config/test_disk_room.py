@@ -1,7 +1,5 @@
 """A write that fails on a full disk leaves the old file complete, and the error names the full disk."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

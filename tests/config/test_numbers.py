@@ -1,7 +1,5 @@
 """Every numeric setting of the run configuration and of node.toml refuses infinity, NaN and absurd numbers."""
 
-from __future__ import annotations
-
 import math
 import types
 from typing import Any, Union, get_args, get_origin

@@ -6,8 +6,6 @@ of a node. Run it again only after a change of the wire format or of a rule:
     python -m tests.conformance.make_messages
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

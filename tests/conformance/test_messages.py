@@ -1,7 +1,5 @@
 """The verdicts in `messages.json`, with which other implementations compare theirs, are those of this reader."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

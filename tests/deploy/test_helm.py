@@ -1,7 +1,5 @@
 """deploy/helm: Helm renders valid objects, whose references and commands are valid, and each value has its effect."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

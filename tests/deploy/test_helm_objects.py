@@ -1,7 +1,5 @@
 """The objects that the chart makes: references, rights, commands, variables and probes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import kubernetes_validate

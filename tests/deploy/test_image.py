@@ -3,8 +3,6 @@
 `test_image_runs.py` executes its steps.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from fnmatch import fnmatch

@@ -7,8 +7,6 @@ pyproject.toml. Then the entry point starts like a container: with the variables
     COPY and RUN of `wheel` --> /dist --> RUN of `cpu` --> /opt/venv --> ENTRYPOINT, HEALTHCHECK, SIGTERM
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

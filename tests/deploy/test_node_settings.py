@@ -1,7 +1,5 @@
 """deploy/node: a node reads each example, and the model fits the card by the memory plan."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The wheel and the sdist: equal files give equal bytes, and the wheel works without the repository."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

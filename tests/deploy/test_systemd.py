@@ -1,7 +1,5 @@
 """deploy/systemd: its commands and variables are valid, and systemd finds no problem if it is installed."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

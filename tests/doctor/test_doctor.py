@@ -1,7 +1,5 @@
 """The checks of `doctor` with the findings of machines that have faults."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """`doctor --peers` reports how each address fails, clocks that differ, and whether peers reach this machine."""
 
-from __future__ import annotations
-
 import pytest
 
 from ftis_node.doctor.network import judge

@@ -6,8 +6,6 @@ Both are the plan's. A card's memory is what CUDA reports for the smallest one o
 is that of a card that is sold with it.
 """
 
-from __future__ import annotations
-
 import sys
 
 from ftis_node.config.manifest import load_manifest

@@ -3,8 +3,6 @@
 python -m tests.documented.cli_reference > docs/reference/cli.md
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

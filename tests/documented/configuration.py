@@ -3,8 +3,6 @@
 python -m tests.documented.configuration      print the page
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from inspect import cleandoc

@@ -3,8 +3,6 @@
 python -m tests.documented.events       print them as table rows
 """
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

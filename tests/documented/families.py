@@ -3,8 +3,6 @@
 python -m tests.documented.families     write it into the page
 """
 
-from __future__ import annotations
-
 from ftis_node.config.manifest import load_manifest
 from ftis_node.learner.model.policy_loading import padded_share
 from tests.documented.pages import ROOT, write_table

@@ -3,8 +3,6 @@
 python -m tests.documented.methods      print them
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 from ftis_node.algorithms.methods import METHODS, method_parameters

@@ -3,8 +3,6 @@
 python -m tests.documented.metrics      write it into the page
 """
 
-from __future__ import annotations
-
 from ftis_node.documentation import as_links
 from ftis_node.telemetry.metrics import Metric, all_metrics
 from tests.documented.pages import ROOT, write_table

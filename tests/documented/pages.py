@@ -4,8 +4,6 @@ A command is a line of a code block that begins with a program of `PROGRAMS`, or
 Code blocks are fenced, or indented after an empty line. Inline code that begins with `ftis-node` is a command too.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The program accepts every command in README and docs/; `test_running.py` runs those that take seconds."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tomllib

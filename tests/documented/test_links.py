@@ -1,7 +1,5 @@
 """Links, anchors and paths on the pages exist, the index links every page, and shown code equals the files."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every page that a message, a help text, a setting, a metric, an alert or a deployment file names exists."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The pictures of docs/assets have only words that the program has, and load nothing from a network."""
 
-from __future__ import annotations
-
 import html
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """The reference pages that are generated from the code, or list its parts, are up to date."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

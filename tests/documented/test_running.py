@@ -3,8 +3,6 @@
 `_filled` replaces placeholders by addresses, homes and models of this swarm, and reduces the number of problems.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

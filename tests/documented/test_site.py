@@ -1,7 +1,5 @@
 """The site builds strictly and without a network, has every page, and loads nothing from other hosts."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -7,8 +7,6 @@ prose of Markdown pages. It ignores code blocks and inline code. Each finding is
 Without PATH it reads the folders and files of `DEFAULT`.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import re

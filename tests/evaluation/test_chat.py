@@ -1,7 +1,5 @@
 """`chat`, `try` and `eval --compare` with real tiny models: the answers are those of the engine, and of the home."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """`ensemble` over small models: its results against `eval`, and the command."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

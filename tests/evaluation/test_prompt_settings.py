@@ -1,7 +1,5 @@
 """`eval`, `ensemble`, `doctor` and `export` render prompts as the node of the home does, and so does the export."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

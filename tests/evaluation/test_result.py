@@ -1,7 +1,5 @@
 """Results and costs of votes and confidence, on answers and votes written by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The rules of a simulation: actions of a hostile member in one step, with values from a given random source."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace

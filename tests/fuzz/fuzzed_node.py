@@ -3,8 +3,6 @@
 Its folder is in memory, it has no disk thread, and Unix time is frozen, so a case is reproducible.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

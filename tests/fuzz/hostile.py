@@ -1,7 +1,5 @@
 """A hostile member of a loopback swarm: it answers wrongly, claims any address, and signs any body."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import random

@@ -4,8 +4,6 @@ A case is a sequence of items, each with a tag and bytes. The chain defines the 
 breaks the lengths in a message, but this mutation reaches each field of a signed message.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 import struct

@@ -6,8 +6,6 @@ writes the smallest and its traceback to `fuzz-out`. The exit code is then 1. To
 `fuzz-out/cases/TARGET` to `tests/fuzz/corpus/TARGET-...`.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os

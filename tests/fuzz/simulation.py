@@ -6,8 +6,6 @@ A step runs one rule of `actions.py` for a hostile member. Rules and values come
 same seed repeats a failure.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import random

@@ -3,8 +3,6 @@
 A reader returns a value or refuses the bytes with a known reason. A chain passes the items of a case through a node.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import cache

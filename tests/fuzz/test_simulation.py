@@ -1,7 +1,5 @@
 """Hostile members against a real node's loops: some hundred steps here, 10,000 by `python -m tests.fuzz.simulation`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch

@@ -1,7 +1,5 @@
 """Readers return a value or refuse the bytes with a known reason, and the loops behind them raise no error."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from unittest.mock import patch

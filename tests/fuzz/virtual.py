@@ -1,7 +1,5 @@
 """An event loop with simulated time, which passes when each task waits. Hours of a node's loops take seconds."""
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Coroutine

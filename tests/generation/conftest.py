@@ -1,7 +1,5 @@
 """Clients of the fake worker, stopped at the end of a test, and one process for all tests of vLLM."""
 
-from __future__ import annotations
-
 import pytest_asyncio
 from generation_fake_worker import InProcessLife
 from generation_support import SETTINGS

@@ -1,7 +1,5 @@
 """Tiny random Qwen2 models for the tests of `generation`, and log-probs of plain forward passes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ file has both sides. `RemoteEngine` is for the tests. `python -m generation_vllm
 one after the other. `make_client` starts the worker of real nodes instead.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator, Iterable, Sequence

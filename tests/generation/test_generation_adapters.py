@@ -3,8 +3,6 @@
 A learner publishes the adapters, with weights drawn by version. The reference is its own forward pass.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The client with a fake worker, which fails on request: transfer, proofs, deaths, the token rate."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

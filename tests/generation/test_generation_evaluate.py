@@ -1,7 +1,5 @@
 """pass@1 and pass@k of a scripted generator."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The mixture engine against plain forward passes of every expert and the explicit formulas."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -4,8 +4,6 @@ A `WeightLoader` calls a real `Service` in the same process. One engine draws lo
 do. The other is the torch engine with faults in its loading.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

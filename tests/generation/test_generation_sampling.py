@@ -1,7 +1,5 @@
 """The choice of a token, on distributions checked by hand; after a transfer, the version that sampled it."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 

@@ -1,7 +1,5 @@
 """Sleep and wake of the torch engine and of the client."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

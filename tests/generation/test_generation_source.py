@@ -3,8 +3,6 @@
 The worker is scripted (`generation_fake_worker`), and the learner writes files on request.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path

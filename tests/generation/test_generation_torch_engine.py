@@ -1,7 +1,5 @@
 """The torch engine against plain forward passes and `generate` of transformers."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading

@@ -4,8 +4,6 @@
 `EngineCore._attach_weight_version` does. It refuses what `Executor.wake_up` and `GPUWorker.sleep` of vLLM 0.32 refuse.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

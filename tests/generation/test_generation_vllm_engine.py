@@ -3,8 +3,6 @@
 All tests of vLLM share one process (`generation_vllm_support`), most of them one engine.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path

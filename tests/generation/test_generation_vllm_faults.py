@@ -1,7 +1,5 @@
 """Client, worker process and vLLM's own processes together, when one of them starts, dies, hangs or cannot start."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

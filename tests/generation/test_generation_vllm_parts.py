@@ -1,7 +1,5 @@
 """Parts of the vLLM engine that need no vLLM: its arguments, completions in progress, checks of files."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

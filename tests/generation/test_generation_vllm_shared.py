@@ -4,8 +4,6 @@ Shared memory of the CPU replaces CUDA IPC (`tests/cpu_sharing.py`). The last te
 frees no memory during sleep. Its core pauses and resumes as on a GPU.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

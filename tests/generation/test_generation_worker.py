@@ -1,7 +1,5 @@
 """Client, worker process and torch engine together, with a model folder like one of the hub."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """A function that starts real nodes, each in a separate folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any

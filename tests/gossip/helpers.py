@@ -1,7 +1,5 @@
 """Helpers of network tests: settings, receiving and announcing, bodies to serve."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Addresses: all parsers agree, each accepted one has a binary form, and reachability follows from them."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Upload and request budgets: excess requests get BUSY or are closed, other peers are served."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 

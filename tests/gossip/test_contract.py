@@ -1,7 +1,5 @@
 """The behavior of the interface `Gossip`, over libp2p and in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Sequence

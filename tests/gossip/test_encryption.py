@@ -1,7 +1,5 @@
 """A swarm with a shared secret: the cipher, and an outsider that knows everything except the secret."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

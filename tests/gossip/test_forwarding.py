@@ -1,7 +1,5 @@
 """A bootstrap node forwards the topics of the largest runs, even if an unknown peer registers many small ones."""
 
-from __future__ import annotations
-
 import asyncio
 
 from ftis_node.gossip.bootstrap import MAX_TOPICS

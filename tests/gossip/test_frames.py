@@ -1,7 +1,5 @@
 """Frames: the limits of size and time, with input made by hand."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Hello requests: each peer is queried once, and again if its answer may change."""
 
-from __future__ import annotations
-
 import asyncio
 
 from ftis_node.gossip.membership import MAX_HELLOS_IN_FLIGHT, MemberProbe

@@ -1,7 +1,5 @@
 """The in-memory implementation: delay and loss from functions, repeatable with a seed."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

@@ -1,7 +1,5 @@
 """Rounds of dialing with a fake p2pd and directory: which peers are dialed, when, and after how many reads."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterable

@@ -1,7 +1,5 @@
 """Peers with RSA, secp256k1 or ECDSA keys over real p2pd: counted and otherwise ignored."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 

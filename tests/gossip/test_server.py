@@ -1,7 +1,5 @@
 """The stream server: admission, slots, and streams that are open or accepted while it closes."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator

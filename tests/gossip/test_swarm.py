@@ -1,7 +1,5 @@
 """Real p2pd processes on this machine: connecting, losing peers, crashes, and clean-up."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Values from unknown peers that could end a node: directory entries, answers, announcements, a duplicate identity."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """Points inside each boundary at which an item of a peer enters a node, and the kinds of exceptions raised there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ftis_node.swarm.peer_guard import Place

@@ -4,8 +4,6 @@ The workers are in this process too, so a step takes a fraction of a second. Pat
 node: members run in a context in which `in_member` is set.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable

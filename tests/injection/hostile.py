@@ -1,7 +1,5 @@
 """A hostile member that repeats all actions of a member."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence

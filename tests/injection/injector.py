@@ -4,8 +4,6 @@ It wraps the functions of all points before the node starts. A wrapper raises if
 run in the same process as the node; the injector skips them by `in_member`.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -4,8 +4,6 @@ For each kind all points are armed at once. Each raises once, for the values of 
 it. An honest peer sends groups meanwhile.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections import defaultdict

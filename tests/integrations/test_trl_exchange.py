@@ -1,7 +1,5 @@
 """A real GRPO step with an exchange node: own groups go to its buffer, and a foreign group comes into the batch."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """Foreign groups in TRL's batches: which ones fit, and the loss of a real step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

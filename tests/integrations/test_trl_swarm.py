@@ -1,7 +1,5 @@
 """TRL trainers in a real swarm: exchange nodes in processes on real libp2p, with a full node or each other."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import subprocess

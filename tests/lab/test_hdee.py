@@ -1,7 +1,5 @@
 """Domain experts at equal compute: the arms, a small experiment with models, its tables, and its continuation."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import json

@@ -1,7 +1,5 @@
 """The tiny models: one tokenizer, the hub's format, the same bytes for a seed, and a distinct mistake."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -3,8 +3,6 @@
 `test_learner_families.py` tests every row. `python -m tests.documented.families` writes them into docs/train/models.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

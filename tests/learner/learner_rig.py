@@ -1,7 +1,5 @@
 """Helpers of the learner's tests: boots, groups of given or sampled tokens, short steps, and checkpoints."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The end of an answer is an event: a learner with other end ids than the sender scores its own end in that place."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import msgspec

@@ -1,7 +1,5 @@
 """The environment of the learner's process: how its allocators keep or return memory, and its threads."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every family of models in `families.py` is trained, served, updated and exported, as its row says."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The frozen base of an adapter node without a GPU: both workers map the model's file, so it is in memory once."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """Models, machines and settings that the memory tests plan for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ftis_node.config.manifest import load_manifest

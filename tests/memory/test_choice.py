@@ -1,7 +1,5 @@
 """What `join` trains without `--full` and `--lora`: by card, in a home with previous training, and if no plan fits."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The GPUs that each worker of a node has, by the settings and the number of GPUs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -9,8 +9,6 @@ its query width 64, its key/value width 32, and its intermediate size 128.
     adapter, r 8  2 x 8 x (128 + 96 + 96 + 128 + 3 x 192)                                        16,384
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

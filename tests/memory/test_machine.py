@@ -1,7 +1,5 @@
 """What of a GPU's memory the plan may use: less what other programs use, at most the node's limit."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from types import SimpleNamespace

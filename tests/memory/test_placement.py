@@ -1,7 +1,5 @@
 """The placement that `join` derives from the memory plan: time sharing, shares of a GPU, refusals, boot messages."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

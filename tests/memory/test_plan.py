@@ -1,7 +1,5 @@
 """The placement of workers by model and card, and the changes that the plan suggests if they do not fit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The estimate of a step's time: against a count of the operations of each layer, and what it changes in a plan."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import ceil
 

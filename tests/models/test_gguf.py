@@ -1,7 +1,5 @@
 """A model written as GGUF and read back is the same model; what cannot be read or written is refused in one line."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import shutil

@@ -1,7 +1,5 @@
 """The shape of a model by its configuration: published models, a model on disk, and invalid configurations."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

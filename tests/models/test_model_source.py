@@ -1,7 +1,5 @@
 """A wrong `--model` is an error of one line before torch or transformers are imported."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

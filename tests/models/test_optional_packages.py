@@ -1,7 +1,5 @@
 """transformers imports models without scipy, and other libraries of the process still import it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

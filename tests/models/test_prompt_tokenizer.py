@@ -1,7 +1,5 @@
 """Prompt ids, text, and the fingerprint that is equal if two tokenizers encode equally."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

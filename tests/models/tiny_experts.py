@@ -1,7 +1,5 @@
 """Random mixtures of experts of two layers, with the tokenizer of `tiny_models`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 The libraries are imported with this file, so that their import does not count toward the time limit of a test.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Fixtures: simulated hosts, and nodes on them. A machine without network namespaces skips the tests."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import itertools

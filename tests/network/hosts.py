@@ -10,8 +10,6 @@ The outer hosts have public addresses, because p2pd handles private ones differe
 The names of all namespaces contain the id of this process, and `close` removes them.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

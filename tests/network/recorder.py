@@ -6,8 +6,6 @@ the loopback interface. It writes `dns NAME` for each DNS query, also for one to
 It prints `ready` when it records, and ends with its owner. It imports only the standard library, so it starts at once.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -8,8 +8,6 @@ link is a separate program with only the standard library, so a busy test does n
 It prints a line when both devices exist, and ends with its parent.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

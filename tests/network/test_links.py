@@ -1,7 +1,5 @@
 """Links that are slow, lossy or interrupted."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -1,7 +1,5 @@
 """Nodes behind NATs connect through a bootstrap node that relays their traffic."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -4,8 +4,6 @@ node --- wan --- router --- wan --- bootstrap node
   `- recorder: packets of all processes of the node
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

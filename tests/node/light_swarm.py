@@ -1,7 +1,5 @@
 """Light nodes in one process for tests: whole loops over the loopback swarm, without models or workers."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Tests replace single components by subclasses of the real ones that record calls or return fixed results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The module is both the node and the learner worker that the node starts.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

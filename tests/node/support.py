@@ -1,7 +1,5 @@
 """Real nodes for tests: `ftis-node` as a process, its home and its log."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

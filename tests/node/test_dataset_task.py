@@ -1,7 +1,5 @@
 """Two nodes learn from two files with the same problems: weighted rewards from sampling to gradient."""
 
-from __future__ import annotations
-
 import json
 from contextlib import AsyncExitStack
 from pathlib import Path

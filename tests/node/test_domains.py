@@ -1,7 +1,5 @@
 """Nodes with different domains in one swarm: their directory records, their pulls, the groups of their steps."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A fault in a background task ends the node: exit code 1, one line with the reason, work that ends in order."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

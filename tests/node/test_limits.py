@@ -1,7 +1,5 @@
 """A real node keeps its limits: a full home pauses it, free space resumes it, and it keeps the download rate."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from contextlib import AsyncExitStack

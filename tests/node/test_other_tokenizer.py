@@ -4,8 +4,6 @@ Alice publishes a group as her generator would make it. Bob's learner has anothe
 loopback swarm. Bob's generator only accepts new weights; all other parts are real.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -3,8 +3,6 @@
 Generator and network are in this process. A learner that dies is the worker of `ftis-node join`.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,8 +1,6 @@
 """A learner and a generator as real processes: weights go one way, groups the other, and each side survives the other's
 death."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import pytest

@@ -1,7 +1,5 @@
 """Four siblings train together in one real swarm, with other chat templates, end tokens and time zones."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import pytest

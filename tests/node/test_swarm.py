@@ -1,7 +1,5 @@
 """The whole path: two real nodes with different models over loopback, from prompts to each other's gradients."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A node that generates with vLLM: it trains, and it continues after the engine was killed."""
 
-from __future__ import annotations
-
 import psutil
 import pytest
 

@@ -1,7 +1,5 @@
 """The buffer on disk: admission, taking groups for a step, reading."""
 
-from __future__ import annotations
-
 import sqlite3
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The totals of the buffer count every group once, pruned or not, and in a file of an older version."""
 
-from __future__ import annotations
-
 import random
 import sqlite3
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The prompt of a stored group, rebuilt from the run in the home."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The buffer after a restart: the checkpoint decides which groups are trained, and no acknowledged group is lost."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Files of rows: each writer holds a bounded part of a large buffer, and every table has the same columns."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Callable
 from functools import partial

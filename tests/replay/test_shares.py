@@ -1,7 +1,5 @@
 """Which groups a full buffer evicts, and which a step takes: a peer with many groups displaces only its own."""
 
-from __future__ import annotations
-
 import itertools
 import sqlite3
 from collections import Counter

@@ -4,8 +4,6 @@ The three scanners run in parallel. Each prints its findings and its seconds. Th
 index. Without that data it lists the packages that it did not check, and the scan passes; with `--strict` it fails.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 The mark `not-a-secret` excludes a line that a person has reviewed.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`make scan` finds secrets, vulnerable dependencies and unsafe code, and lists what it did not check."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """One member is assigned to each group."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from random import Random

@@ -1,7 +1,5 @@
 """Equal and nearly equal completions count as copies only if chance is ruled out, and the first announcement counts."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The guard counts and charges exceptions that a peer's values cause; the node's own faults pass through."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

@@ -1,7 +1,5 @@
 """Names that peers choose: empty looks and equal looks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

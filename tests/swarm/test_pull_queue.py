@@ -1,7 +1,5 @@
 """The queue of wanted groups: which to request next, and from which peer."""
 
-from __future__ import annotations
-
 import pytest
 
 from ftis_node.swarm.demand import PullDemand, pull_demand

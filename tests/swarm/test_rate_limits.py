@@ -1,7 +1,5 @@
 """Limits of peers: token bucket, rates of known and new senders, slots, upload budget, shares of the buffer."""
 
-from __future__ import annotations
-
 import pytest
 
 from ftis_node.swarm import rate_limits

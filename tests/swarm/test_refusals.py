@@ -1,7 +1,5 @@
 """Which senders count as refused, and what is logged about them. All times are simulated."""
 
-from __future__ import annotations
-
 from ftis_node.swarm.refusals import (
     FORGET_S,
     HOUR_S,

@@ -1,7 +1,5 @@
 """The reputation: reasons, who is at fault, the score, lengths of bans, and which peers a full table drops."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

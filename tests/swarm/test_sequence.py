@@ -1,7 +1,5 @@
 """Gaps in a sender's sequence numbers."""
 
-from __future__ import annotations
-
 from ftis_node.swarm.sequence import MAX_GAPS, MAX_TRIES, SequenceGap, SequenceTracker, epoch_base
 
 EPOCH = epoch_base(1_800_000_000)

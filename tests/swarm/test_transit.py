@@ -1,7 +1,5 @@
 """Weight versions in transit, and which of them a generator fetches and a learner keeps."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Errors that no code awaits: one that passed through this package is reported as a fault, once."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

@@ -1,7 +1,5 @@
 """The answers of a status document, contributing, learning and healthy, with their causes and advice."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

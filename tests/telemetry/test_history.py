@@ -1,7 +1,5 @@
 """The history read from an event log: rotated files, a concurrent writer, damaged lines, repeated steps."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every number of the status is a metric with a name by the conventions of Prometheus."""
 
-from __future__ import annotations
-
 import re
 from typing import get_args, get_type_hints
 

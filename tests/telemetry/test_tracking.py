@@ -1,7 +1,5 @@
 """Trackers write complete curves over several starts; a failing, slow or missing tracker does not stop the node."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

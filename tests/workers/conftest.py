@@ -1,7 +1,5 @@
 """Supervisors of the echo worker with short time limits, stopped at the end of a test."""
 
-from __future__ import annotations
-
 import pytest_asyncio
 from echo_worker import EchoBoot, Tick
 from worker_support import PATIENT, PYTHON_PATH, QUICK

@@ -1,7 +1,5 @@
 """A worker for the tests of `workers`: it echoes, fails, sleeps, hangs and dies on request."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

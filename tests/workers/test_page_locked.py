@@ -3,8 +3,6 @@
 CUDA's two calls are replaced, except in the last test, which needs a GPU.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

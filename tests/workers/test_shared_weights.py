@@ -4,8 +4,6 @@ Shared memory of the CPU replaces torch's two functions for CUDA IPC (`tests/cpu
 processes on one GPU.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Weight files: tensors are read as safetensors wrote them, and damaged files are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Published weights and their proof."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Folders that are either complete or absent."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

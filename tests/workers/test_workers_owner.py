@@ -1,7 +1,5 @@
 """A worker ends with its owner, even if the owner is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The decisions on restarts and liveness, without processes or waiting."""
 
-from __future__ import annotations
-
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.workers.liveness import SILENT, STALLED, Liveness, RestartCounter, RestartPolicy
 from ftis_node.workers.wire import Heartbeat

@@ -1,7 +1,5 @@
 """A supervisor and a worker in real processes: calls, faults, deaths, stops."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import errno

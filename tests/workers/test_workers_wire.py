@@ -1,7 +1,5 @@
 """The encoding of messages and of errors."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

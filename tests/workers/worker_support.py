@@ -1,7 +1,5 @@
 """Shared parts of the tests of `workers`: short time limits, and the import path of the echo worker."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil

@@ -1,7 +1,5 @@
 """The four plug-ins of the example package against their definitions."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """Methods and filters of other packages: a valid package, installed by pip, and faulty ones."""
 
-from __future__ import annotations
-
 import csv
 import os
 import subprocess

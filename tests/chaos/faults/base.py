@@ -4,8 +4,6 @@ Each kind has a file (`processes.py`, `links.py`, ...) with a tuple `FAULTS`. A 
 the promise and does not know how the fault was injected.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from contextlib import ExitStack

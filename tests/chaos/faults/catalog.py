@@ -1,7 +1,5 @@
 """All faults, and the selection that this machine and swarm allow."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 from tests.chaos.faults import clock, files, links, members, power, processes

@@ -1,7 +1,5 @@
 """Faults of the wall clock: one node's clock moves ahead or back by minutes or hours, and is corrected later."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 

@@ -3,8 +3,6 @@
 A file is damaged after a kill -9, while no node uses it. So the next start reads the damaged content.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

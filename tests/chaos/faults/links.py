@@ -1,7 +1,5 @@
 """Faults of links: cut, flapping and slow connections, made by the proxies of the nodes (`proxy.py`)."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

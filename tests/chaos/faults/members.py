@@ -3,8 +3,6 @@
 Here the victim is part of a swarm with other faults.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable

@@ -7,8 +7,6 @@ The file contains the offset in seconds. It may change at any time; a missing fi
 workers of the node keep the machine's clock.
 """
 
-from __future__ import annotations
-
 import runpy
 import sys
 import time

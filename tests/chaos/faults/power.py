@@ -3,8 +3,6 @@
 Before each cut the node acknowledges a ban of many days, which it must keep.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Faults of processes: kill -9, SIGTERM, and SIGSTOP for up to half a minute."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -10,8 +10,6 @@ An invariant of a state takes one observation with all events. An invariant of a
 depends on the fault. A violation names the invariant, the node, the fault and the figures.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

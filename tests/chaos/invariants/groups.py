@@ -7,8 +7,6 @@ If the disk lost a part of the buffer, the node must log it (`recovered`). The b
 events only. A loss that was not logged is a violation.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 

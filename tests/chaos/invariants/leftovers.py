@@ -4,8 +4,6 @@ Memory and descriptors vary with steps and peers, so growth has a tolerance. The
 growth within the tolerance of each single fault.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

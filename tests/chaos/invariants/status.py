@@ -1,7 +1,5 @@
 """Invariants of the status, which agrees with processes and event log, and of bans."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Invariants of steps, policy versions, the event log and the peer id."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 

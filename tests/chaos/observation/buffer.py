@@ -1,7 +1,5 @@
 """Snapshots of a node's replay buffer, each in one transaction and without envelopes, and of its bans."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing

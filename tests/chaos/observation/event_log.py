@@ -8,8 +8,6 @@ weights do not contain the first attempt. So the effective history has only the 
 that was not repeated yet.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The processes of a node are its daemon and all descendants. An orphan is a forme
 node's home or sockets in its command line, that is no descendant now.
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import os

@@ -10,8 +10,6 @@ takes longer, for at least half the polls of an idle one. An orphan or a leftove
 The buffer is read once, between two reads of the event log. It must contain all groups of the first read.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

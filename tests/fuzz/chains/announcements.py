@@ -1,7 +1,5 @@
 """Announcements and answers -> pull queue, gaps, assignments -> questions and pulls."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Directory entries -> verification -> claimed addresses -> peers to dial -> bytes for p2pd."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Requests to the HTTP ports -> peer table, status, metrics."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Directory records -> peer table, domains, missing numbers -> questions, shares of pulls, status, dashboard."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Requests to each service -> bodies, texts, weights, answers and confirmations of this node."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace

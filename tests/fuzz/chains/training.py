@@ -1,7 +1,5 @@
 """Envelopes -> validation -> buffer -> a step's groups -> batch and loss of the learner; also served to peers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Offers of weights -> rules -> chunk hashes, chunks -> a file; and an engine that refuses it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace

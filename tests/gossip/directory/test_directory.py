@@ -1,7 +1,5 @@
 """Validation of directory entries, the clock skew that records show, and the runs that a bootstrap node stores."""
 
-from __future__ import annotations
-
 import struct
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The survey of a swarm of real p2pd nodes on loopback, by a bootstrap node and by a client."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Cancellation of work that may lose it: no task waits for such work forever."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

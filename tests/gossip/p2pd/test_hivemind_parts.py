@@ -1,7 +1,5 @@
 """The bindings import hivemind without torch, and a program can still import all of hivemind."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """A swarm and its controls: their trials, their groups and updates, and differences computed by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """`ftis-node compare`: its files and table, its continuation, and the end of its processes and files."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import json

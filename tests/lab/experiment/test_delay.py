@@ -1,7 +1,5 @@
 """Delays in virtual time: the parsing of a spec, and the version that a generator serves."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

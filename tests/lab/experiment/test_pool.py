@@ -1,7 +1,5 @@
 """Calls in parallel processes: their progress is reported, and the first failure ends them with its reason."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Rounds of a swarm whose members end one by one: an update keeps its size, and no member waits for one that left."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables and curves from results written by hand."""
 
-from __future__ import annotations
-
 import csv
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trials of a few steps: nodes in one process, each with an engine, validation, a buffer and a learner."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Checkpoints: when one is due, writing during later steps, a resume bit for bit, and damaged or foreign ones."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

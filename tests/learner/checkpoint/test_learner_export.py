@@ -1,7 +1,5 @@
 """The export of a model: one tensor at a time, in several files if it is large, without a forward pass."""
 
-from __future__ import annotations
-
 import weakref
 
 import pytest

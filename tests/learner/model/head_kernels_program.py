@@ -1,7 +1,5 @@
 """Prints the errors of the output head's Triton kernels, run by Triton's interpreter on the CPU."""
 
-from __future__ import annotations
-
 import json
 import sys
 

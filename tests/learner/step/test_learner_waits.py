@@ -1,7 +1,5 @@
 """The passes over a batch read no value of a GPU. The results are those of the CPU, which reads each at no cost."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from learner_rig import make_group, random_groups

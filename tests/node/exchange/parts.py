@@ -1,7 +1,5 @@
 """Real components of an exchange node: the arithmetic task, a tiny model's tokenizer, real validation and buffer."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """The exchange of a node with a trainer on real components: the groups that the trainer publishes and takes."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 import time

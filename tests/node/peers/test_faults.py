@@ -1,7 +1,5 @@
 """The consequences of a peer's fault: counters, an event, less trust. They do not depend on its id."""
 
-from __future__ import annotations
-
 import pytest
 
 from ftis_node.config.node import NodeSettings

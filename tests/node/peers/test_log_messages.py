@@ -1,7 +1,5 @@
 """Log lines about the swarm: each important change once, and how others find a node that is alone."""
 
-from __future__ import annotations
-
 from ftis_node.gossip import SwarmPhase, SwarmState
 from ftis_node.node.peers.log_messages import SwarmLogMessages
 

@@ -1,7 +1,5 @@
 """The peer manager: validation results change the trust_level of peers, and the trust_level survives a restart."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """Bans and trust by the operator: access, errors in one line, and actions on a stopped node."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

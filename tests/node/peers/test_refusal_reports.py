@@ -1,7 +1,5 @@
 """Refused groups are shown at both ends: in the log, the status and `status`; a peer's text is harmless."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

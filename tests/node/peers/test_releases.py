@@ -1,7 +1,5 @@
 """Releases of the packages that grade: nobody is charged for a difference, and both nodes log it."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A node's view of the swarm: its own row from its measurements, the rows of its peers, and its published record."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

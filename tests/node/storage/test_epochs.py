@@ -1,7 +1,5 @@
 """No sequence number is used twice, whatever happens to the clock and to the files of a home."""
 
-from __future__ import annotations
-
 import tempfile
 from contextlib import closing, suppress
 from pathlib import Path

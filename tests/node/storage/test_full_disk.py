@@ -1,7 +1,5 @@
 """A disk that fills suddenly: each write waits for space, the node pauses, and nothing acknowledged is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import sqlite3

@@ -1,7 +1,5 @@
 """Cards show text of others without links, images or tags of it."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from typing import Any

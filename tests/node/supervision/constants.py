@@ -3,8 +3,6 @@
 `started(..., constants={"ftis_node.node.loops.directory.PERIOD_S": 2.0})` runs it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from importlib import import_module

@@ -1,7 +1,5 @@
 """No free file descriptor: a periodic loop skips its work once and logs it once a minute."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -1,7 +1,5 @@
 """A laptop that slept for three hours: clocks with simulated time, light nodes, and a process that stops."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

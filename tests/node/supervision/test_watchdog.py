@@ -1,7 +1,5 @@
 """A blocked event loop and a stuck task are reported by name with a stack. A task that waits for work is not."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The daemon's part of the mismatch measurement: which group the learner checks, and when a warning is logged."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any

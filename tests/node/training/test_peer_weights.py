@@ -1,7 +1,5 @@
 """The weight of a peer's groups follows from its agreement, step by step."""
 
-from __future__ import annotations
-
 import pytest
 
 from ftis_node.node.training.step_peers import MAX_PEERS, MIN_WEIGHT, PeerWeights

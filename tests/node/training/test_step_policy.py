@@ -1,7 +1,5 @@
 """Slots of groups, the order of prompts, and the conditions under which a step starts."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Budgets: the limits of a node over all starts of its home, and the end that a used budget causes."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A node's measurements in the event log and as curves in TensorBoard; the error if TensorBoard is not installed."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """One device for both workers: the generator sleeps during a step and wakes with new weights, or at the step's end."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import shutil
