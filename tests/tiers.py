@@ -94,6 +94,12 @@ SHARED: Final[dict[str, tuple[str, ...]]] = {
         "tests/generation/test_generation_vllm_shared.py",
     ),
     "attacks": ("tests/attacks/",),  # they attack one node
+    "trl": (  # its import takes ten seconds of a processor
+        "tests/integrations/test_trl.py",
+        "tests/integrations/test_trl_dataset.py",
+        "tests/integrations/test_trl_exchange.py",
+        "tests/integrations/test_trl_foreign.py",
+    ),
     "swarm": (  # tests/small_swarm.py
         "tests/dashboard/test_real_home.py",
         "tests/documented/test_running.py",
@@ -103,7 +109,7 @@ SHARED: Final[dict[str, tuple[str, ...]]] = {
         "tests/node/test_two_homes.py",
     ),
 }
-"""Files that share running nodes or engines: one worker of pytest-xdist runs them all."""
+"""Files that share nodes, engines or a slow import: one worker of pytest-xdist runs them all."""
 LONGEST_FIRST: Final = (
     "attacks",
     "swarm",

@@ -59,6 +59,8 @@ SENTENCE = re.compile(r"(?<=[.!?])[\"')*]*\s+(?=[A-Z`\"'(*\[])|\n\s*\n")
 CODE = re.compile(r"``[^`]*``|`[^`]*`")
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 INDENTED = re.compile(r"^ {4,}\S")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+WITH_TEXT = {*DOCUMENTED, ast.JoinedStr, ast.Constant}
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,9 @@ def of_python(source: str) -> Iterator[Text]:
     seen: set[int] = set()  # docstrings, and the parts of f-strings
     strings: dict[int, list[ast.expr]] = {}  # by line
     for node in ast.walk(tree):  # an outer node comes before its inner ones
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if type(node) not in WITH_TEXT:
+            continue
+        if isinstance(node, DOCUMENTED):
             if ast.get_docstring(node) is not None:
                 first: Any = node.body[0]
                 seen.add(id(first.value))

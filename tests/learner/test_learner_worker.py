@@ -101,7 +101,7 @@ async def test_a_worker_stopped_in_a_slow_pass_on_a_slow_disk_saves_the_newest_s
         sockets_dir=tmp_path / "s",
         log_path=tmp_path / "learner.log",
         timing=Timing(stop_grace_s=1.0, save_limit_s=120.0),
-        environment={"SLOW_PASS_S": "2", "SLOW_SAVE_S": "3", "PYTHONPATH": str(Path(__file__).parents[2])},
+        environment={"SLOW_PASS_S": "1.5", "SLOW_SAVE_S": "2", "PYTHONPATH": str(Path(__file__).parents[2])},
         worker_module="tests.node.slow_save",
     )
     try:

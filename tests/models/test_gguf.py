@@ -73,6 +73,13 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Convert files in this process: another one imports torch for seconds."""
+    monkeypatch.setattr(ftis_gguf, "_run_conversion", lambda path, folder, _: ftis_gguf.convert(path, folder))
+
+
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("family", "kind", "tolerance"),
     [*((family, "f16", 1e-5) for family in FAMILIES), ("llama", "f32", 1e-5), ("llama", "q8_0", 0.15)],
@@ -130,6 +137,7 @@ def test_weights_get_the_type_of_the_matrices_of_their_file(tmp_path, kinds, exp
     assert weight_type(tmp_path / "m.gguf") == expected
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_model_is_converted_once_for_each_form_of_the_cache(tmp_path, monkeypatch):
     write_gguf(resolve_model(str(save_model(tmp_path / "model"))), tmp_path / "Tiny-1.Q8_0.gguf")
     first = gguf_folder(str(tmp_path / "Tiny-1.Q8_0.gguf"))
