@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -13,8 +14,11 @@ from ftis_node.config.method_section import MethodSection
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
 from ftis_node.generation.engines.base import GenerateRequest
+from ftis_node.learner.batch import make_micro_batches
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
+from ftis_node.learner.model.logprobs import completion_logprobs
+from ftis_node.learner.step.train_step import compute_gradients
 from ftis_node.records.group import FinishReason, SamplingSettings
 from ftis_node.records.token_batch import NO_LOGPROBS, TokenBatch
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
@@ -156,6 +160,36 @@ def one_by_one_logprobs(model, prompt, completion, temperature=1.0):
     logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0].float() / temperature
     predicting = torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1)
     return predicting.gather(-1, torch.tensor(list(completion))[:, None]).squeeze(-1)
+
+
+def logprobs_by_row(model, batch, temperature=1.0):
+    """Return the log-probs `[N, T]` of single completions; 0 after their ends."""
+    pairs = zip(batch.prompts, batch.completions, strict=True)
+    rows = [one_by_one_logprobs(model, prompt.tolist(), ids.tolist(), temperature) for prompt, ids in pairs]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def flat_gradient(model):
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def check_gradient(model, batch, objective, **given):
+    """Compare loss and gradient by micro-batches of any size with those of one graph; return the metrics."""
+    logprobs = logprobs_by_row(model, batch)
+    loss, _ = objective.loss(logprobs, batch, objective.advantages(batch), **{"first_pass": None} | given)
+    exact = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
+    assert exact.norm() > 1e-3
+    for max_tokens in (10_000, 60, 1):
+        model.zero_grad()
+        micro_batches = make_micro_batches(batch, max_tokens=max_tokens)
+        assert (len(micro_batches) == 1) == (max_tokens == 10_000)
+        found = compute_gradients(
+            lambda part: completion_logprobs(model, part), batch, micro_batches, objective, **given
+        )
+        assert found.refused is None
+        assert found.loss == pytest.approx(loss.item(), rel=1e-5, abs=1e-7)
+        assert (flat_gradient(model) - exact).norm() < 3e-6 * exact.norm()
+    return found.metrics
 
 
 @torch.no_grad()

@@ -4,12 +4,11 @@ import math
 
 import pytest
 import torch
-from learner_rig import as_text, make_group, random_groups
+from learner_rig import as_text, check_gradient, make_group, random_groups
 from msgspec.structs import replace
 from tiny_models import make_model
 
 from ftis_node.learner.batch import make_batch, make_micro_batches
-from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.learner.step.train_step import compute_gradients
 
@@ -96,22 +95,7 @@ def mixed_groups():
 
 @pytest.mark.parametrize("method", ["ftis", "gepo", "dr_grpo", "m2po"])
 def test_the_gradient_of_texts_does_not_depend_on_micro_batches(method):
-    model, batch = make_model(seed=1), make_batch(mixed_groups())
-    objective = make_objective(method, PARAMS.get(method, {}))
-    gradients, losses = [], []
-    for max_tokens in (10_000, 40, 1):
-        model.zero_grad()
-        found = compute_gradients(
-            lambda part: completion_logprobs(model, part), batch, make_micro_batches(batch, max_tokens=max_tokens),
-            objective,
-        )  # fmt: skip
-        assert found.refused is None
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
-        losses.append(found.loss)
-    assert gradients[0].norm() > 1e-3
-    for loss, gradient in zip(losses[1:], gradients[1:], strict=True):
-        assert loss == pytest.approx(losses[0], rel=1e-5, abs=1e-7)
-        assert (gradient - gradients[0]).norm() < 3e-6 * gradients[0].norm()
+    check_gradient(make_model(seed=1), make_batch(mixed_groups()), make_objective(method, PARAMS.get(method, {})))
 
 
 def test_a_later_update_is_clipped_relative_to_the_first_pass():

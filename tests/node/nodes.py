@@ -1,10 +1,10 @@
-"""Real components of one node for tests of its loops: files in a folder, a network in this process, no workers.
+"""Real components of one node for tests: files in a folder, a network in this process, with or without workers.
 
 Tests replace single components by subclasses of the real ones that record calls or return fixed results.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.models import ModelSource
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.startup.assemble import running_components
+from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.identity import Identity
@@ -26,6 +28,7 @@ from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks.base import Task
 from ftis_node.telemetry.events import EventLog, read_events
+from ftis_node.telemetry.log import unwatched
 from tests.node.support import manifest_text
 
 ME = Identity.from_seed(bytes([9]) * 32)
@@ -106,6 +109,28 @@ def components(
         )
         store = replace(node.store, **{name: changes.pop(name) for name in ("disk", "space") if name in changes})
         yield replace(node, store=store, **changes)
+
+
+@asynccontextmanager
+async def whole_node(
+    home: Home,
+    model: Path,
+    makers: Any,
+    *,
+    manifest: RunManifest | None = None,
+    eval_specs: Any = (),
+    on_progress: Any = unwatched,
+    **settings: Any,
+) -> AsyncIterator[NodeComponents]:
+    """Yield the components of a node on this home with a real engine and learner; its loops do not run yet."""
+    given = {"model": str(model), "engine": "torch", "device": "cpu", "swarm": {"shutdown_serve_s": 0.0}} | settings
+    plan = RunPlan(
+        manifest or parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", eval_specs
+    )
+    async with running_components(
+        NodeSettings.model_validate(given), plan, home, makers, on_progress=on_progress
+    ) as parts:
+        yield parts
 
 
 def events_of(node: NodeComponents, *names: str) -> list[dict[str, Any]]:

@@ -83,7 +83,7 @@ async def work():
     try:
         await asyncio.sleep(60)
     finally:
-        for number in range(40):
+        for number in range(25):
             background.delay_forced_end("the checkpoint of step 7")
             await asyncio.sleep(0.05)
             if number in AGAIN:

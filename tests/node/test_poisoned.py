@@ -19,20 +19,18 @@ import pytest
 from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
-from ftis_node.config.node import NodeSettings
 from ftis_node.errors import WorkerTaskError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.learner.messages import TrainGroup, TrainReply
 from ftis_node.node.daemon import run_node
-from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import ProcessNodeFactory
-from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import MAX_FAILED_STEPS
 from ftis_node.telemetry.events import read_events
+from tests.node.nodes import whole_node
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model
 
@@ -98,16 +96,7 @@ def _foreign_groups(home: Home) -> list[tuple[Accepted, bool]]:
 
 async def _run(home: Home, makers: _Poisoned, *, steps: int, foreign: Sequence[tuple[Accepted, bool]] = ()) -> int:
     """Run the node until it ends and return its step. `foreign` groups are in its buffer from the start."""
-    settings = NodeSettings.model_validate(
-        {
-            "model": str(home.root.parent / "tiny"),
-            "engine": "torch",
-            "device": "cpu",
-            "swarm": {"shutdown_serve_s": 0.0},
-        }
-    )
-    plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
-    async with running_components(settings, plan, home, makers) as parts:
+    async with whole_node(home, home.root.parent / "tiny", makers) as parts:
         parts.store.buffer.admit_many(foreign)
         await run_node(parts, steps=steps)
         return parts.context.state.step

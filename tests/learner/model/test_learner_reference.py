@@ -1,38 +1,24 @@
 """The KL to the initial model, for full training and for an adapter, also after a resume."""
 
-from functools import partial
-
 import msgspec
 import pytest
 import torch
-from learner_rig import make_boot, one_by_one_logprobs, random_groups, sample_group
-from tiny_models import make_model
+from learner_rig import logprobs_by_row, make_boot, random_groups, sample_group
 
 from ftis_node.config.workers import LoraSection
-from ftis_node.learner.batch import make_batch, make_micro_batches
+from ftis_node.learner.batch import make_batch
 from ftis_node.learner.core import Learner
-from ftis_node.learner.model.logprobs import completion_logprobs
-from ftis_node.learner.step.objective import make_objective
-from ftis_node.learner.step.train_step import compute_gradients
 from ftis_node.models import load_causal_lm, resolve_model
 
 LORA = LoraSection(rank=4, alpha=8)
 BETA = 0.25
 
 
-def logprobs_of(model, batch):
-    rows = [
-        one_by_one_logprobs(model, prompt.tolist(), ids.tolist())
-        for prompt, ids in zip(batch.prompts, batch.completions, strict=True)
-    ]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).double()
-
-
 @torch.no_grad()
 def kl_by_hand(model, start, groups):
     """Return the mean over each completion's tokens, then over completions, as in GRPO."""
     batch = make_batch(groups)
-    ratios = (logprobs_of(start, batch) - logprobs_of(model, batch)).masked_fill(~batch.mask, 0.0)
+    ratios = (logprobs_by_row(start, batch).double() - logprobs_by_row(model, batch)).masked_fill(~batch.mask, 0.0)
     k3 = ratios.exp() - ratios - 1
     return ((k3 * batch.mask).sum(dim=1) / batch.mask.sum(dim=1)).mean().item()
 
@@ -67,7 +53,7 @@ def test_the_kl_is_relative_to_the_initial_model_also_after_a_resume(model_folde
 def drift_by_hand(one, other, groups):
     """Return the k3 estimate of KL(one || other) in nats a token, over all tokens of the first two groups."""
     batch = make_batch(groups[:2])
-    ratios = (logprobs_of(other, batch) - logprobs_of(one, batch))[batch.mask]
+    ratios = (logprobs_by_row(other, batch).double() - logprobs_by_row(one, batch))[batch.mask]
     return (ratios.exp() - ratios - 1).mean().item()
 
 
@@ -103,29 +89,3 @@ def test_full_training_reports_the_drift_on_what_the_starting_model_sampled_also
         if step == 4:
             learner.close()
             learner = Learner(boot)
-
-
-@pytest.mark.parametrize("method", ["ftis", "m2po"])
-def test_the_gradient_with_a_kl_term_does_not_depend_on_micro_batches(method):
-    """`m2po` compares tokens of all completions, so it needs two passes over the model. `ftis` needs one."""
-    model, start = make_model(seed=1), make_model(seed=2)
-    batch = make_batch(random_groups(num_groups=3))
-    objective = make_objective(method, {}, kl_to_start=BETA)
-    rows = [
-        one_by_one_logprobs(model, prompt.tolist(), ids.tolist())
-        for prompt, ids in zip(batch.prompts, batch.completions, strict=True)
-    ]
-    with torch.no_grad():
-        reference = logprobs_of(start, batch).float()
-    matrix = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    loss, _ = objective.loss(matrix, batch, objective.advantages(batch), first_pass=None, reference=reference)
-    exact = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
-    for max_tokens in (10_000, 40):
-        model.zero_grad()
-        micro_batches = make_micro_batches(batch, max_tokens=max_tokens)
-        forward = partial(completion_logprobs, model)
-        result = compute_gradients(forward, batch, micro_batches, objective, reference=reference)
-        found = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-        assert result.metrics["kl_to_start"] > 0.01
-        assert result.loss == pytest.approx(loss.item(), rel=1e-5)
-        assert (found - exact).norm() < 3e-6 * exact.norm()

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from learner_rig import random_groups
+from learner_rig import flat_gradient, random_groups
 from tiny_models import make_model
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
@@ -55,10 +55,6 @@ def double_model():
 
 def norm(weight, epsilon, hidden):
     return weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + epsilon)
-
-
-def flat_gradient(model):
-    return torch.cat([parameter.grad.flatten().double() for parameter in model.parameters()])
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from learner_rig import make_boot, make_group, one_by_one_logprobs
+from learner_rig import flat_gradient, logprobs_by_row, make_boot, make_group
 from tiny_models import make_model
 
 from ftis_node.config.manifest import SamplingSection
@@ -32,33 +32,30 @@ def test_the_gradient_is_that_of_the_other_completions(masked, weighted, max_tok
     """
     model, start, batch = make_model(seed=1), make_model(seed=2), make_batch(GROUPS)
     assert batch.is_cut.tolist() == IS_CUT
-    pairs = list(zip(batch.prompts, batch.completions, strict=True))
-    rows = [one_by_one_logprobs(model, prompt.tolist(), ids.tolist()) for prompt, ids in pairs]
     with torch.no_grad():
-        references = [one_by_one_logprobs(start, prompt.tolist(), ids.tolist()) for prompt, ids in pairs]
+        reference = logprobs_by_row(start, batch)
+    matrices = logprobs_by_row(model, batch), reference, batch.mask
     loss = 0.0
-    for row, reference, reward, group, is_cut, is_own in zip(
-        rows, references, batch.rewards, batch.group_ids, IS_CUT, batch.is_own, strict=True
+    for row, initial, mask, reward, group, is_cut, is_own in zip(
+        *matrices, batch.rewards, batch.group_ids, IS_CUT, batch.is_own, strict=True
     ):
         if not (masked and is_cut):
             advantage = reward - batch.rewards[batch.group_ids == group].mean() + (0.0 if is_own else SHIFT)
-            ratio = reference - row
+            ratio = initial - row
             kl = ratio.exp() - ratio - 1
             if weighted:
                 kl = (row - BEHAVIOUR).exp().clamp(max=2.0).detach() * ratio.square() / 2
-            loss += (BETA * kl - advantage * row).mean() / len(rows)
+            loss += (BETA * kl - advantage * row)[mask].mean() / len(IS_CUT)
     exact = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
     options = {"kl_to_start": BETA, "kl_weighted": weighted, "mask_truncated": masked, "advantage_shift": SHIFT}
     objective = make_objective("nois", {}, "mean", **options)
-    reference = torch.nn.utils.rnn.pad_sequence(references, batch_first=True)
     model.zero_grad()
 
     def forward(micro_batch):
         return completion_logprobs(model, micro_batch)
 
     compute_gradients(forward, batch, make_micro_batches(batch, max_tokens=max_tokens), objective, reference=reference)
-    found = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-    assert (found - exact).norm() < 1e-5 * exact.norm()
+    assert (flat_gradient(model) - exact).norm() < 1e-5 * exact.norm()
 
 
 def test_the_report_describes_the_completions_of_this_node(model_folder, tmp_path):

@@ -18,8 +18,6 @@ import pytest
 from msgspec.structs import replace
 
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import parse_manifest
-from ftis_node.config.node import NodeSettings
 from ftis_node.generation.client import GenerationClient
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
@@ -28,12 +26,10 @@ from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import TrainGroup, TrainReply
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.daemon import run_node
-from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import NodeInputs, ProcessNodeFactory
-from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.wiring import Wiring
 from tests.cpu_sharing import REFUSAL_FILE, site_folder
-from tests.node.support import manifest_text
+from tests.node.nodes import whole_node
 from tests.trained_models import trained_model
 from tests.waiting import eventually
 
@@ -44,20 +40,19 @@ class _Factory(InProcessNodeFactory):
     A tiny model is never correct, so every second completion gets reward 1. Without it no step would change weights.
     """
 
-    def __init__(self, settings: NodeSettings, home: Home, refusal: Path) -> None:
+    def __init__(self, home: Home, refusal: Path) -> None:
         super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
-        self._workers = ProcessNodeFactory(settings, home)
-        self._refusal = refusal
+        self._home, self._refusal = home, refusal
 
     async def arrange(self, *of: Any) -> WorkerPlacement:
         return WorkerPlacement(transfer="ipc")
 
     def generation(self, of: NodeInputs, **parts: Any) -> GenerationClient:  # type: ignore[override]
-        self._client = self._workers.generation(of, **parts)
+        self._client = ProcessNodeFactory(of.settings, self._home).generation(of, **parts)
         return self._client
 
     def learner(self, of: NodeInputs, **parts: Any) -> LearnerClient:  # type: ignore[override]
-        learner = self._workers.learner(of, **parts)
+        learner = ProcessNodeFactory(of.settings, self._home).learner(of, **parts)
         train = learner.train
 
         async def kill_and_train(groups: Sequence[TrainGroup], *, step: int, **options: Any) -> TrainReply:
@@ -78,19 +73,13 @@ def half_correct(group: TrainGroup) -> TrainGroup:
 
 
 @pytest.mark.timeout(240)
-async def test_weights_are_synced_without_a_file_or_fall_back_to_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_weights_are_synced_without_a_file_or_fall_back_to_one(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", site_folder(tmp_path / "site"))
     monkeypatch.setenv(REFUSAL_FILE, str(tmp_path / "refuse"))
     shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
     home = Home(tmp_path / "home")
     home.create()
-    settings = NodeSettings.model_validate(
-        {"model": str(tmp_path / "tiny"), "engine": "torch", "device": "cpu", "swarm": {"shutdown_serve_s": 0.0}}
-    )
-    plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
-    async with running_components(settings, plan, home, _Factory(settings, home, tmp_path / "refuse")) as parts:
+    async with whole_node(home, tmp_path / "tiny", _Factory(home, tmp_path / "refuse")) as parts:
         await run_node(parts, steps=3)
         assert (parts.context.state.step, parts.generation.policy_version, parts.generation.restarts) == (3, 3, 1)
         status = await Wiring(parts).status_loop().refresh()

@@ -63,9 +63,9 @@ async def work():
         await asyncio.sleep(60)
     finally:
         print("stopping", flush=True)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.3)
         print("saved", flush=True)
-asyncio.run(until_signalled(work(), stop_limit_s=1.5))
+asyncio.run(until_signalled(work(), stop_limit_s=1.0))
 """
 
 
@@ -74,7 +74,7 @@ def test_a_process_that_is_suspended_while_it_stops_is_not_ended_by_force():
         assert process.stdout is not None
         assert process.stdout.readline() == "stopping\n"
         os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(2.5)  # longer than the limit
+        time.sleep(1.5)  # longer than the limit
         os.kill(process.pid, signal.SIGCONT)
         assert process.stdout.read() == "saved\n"
         assert process.wait(30) == 0

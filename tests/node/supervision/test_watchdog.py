@@ -26,8 +26,8 @@ def read_a_slow_disk():
     time.sleep(600)
 
 async def main():
-    with Watchdog(HangLimits(warn_s=1, blocked_s=2)).watching():
-        await asyncio.sleep(2.5)  # longer than the limit: the loop beats
+    with Watchdog(HangLimits(warn_s=1, blocked_s=1)).watching():
+        await asyncio.sleep(1.5)  # longer than the limit: the loop beats
         print("blocked", flush=True)
         read_a_slow_disk()
 
@@ -38,15 +38,15 @@ import asyncio
 from ftis_node.node.supervision.watchdog import HangLimits, Watchdog
 
 async def main():
-    with Watchdog(HangLimits(warn_s=1, blocked_s=2)).watching():
-        await asyncio.sleep(1)
+    with Watchdog(HangLimits(warn_s=1, blocked_s=1)).watching():
+        await asyncio.sleep(0.6)
         print("beats", flush=True)
-        await asyncio.sleep(4)
+        await asyncio.sleep(1.6)
         print("ends")
 
 asyncio.run(main())
 """
-STOPPED_S = 3.0
+STOPPED_S = 1.6
 
 
 def block(seconds: float) -> None:

@@ -1,6 +1,7 @@
 """Budgets: the limits of a node over all starts of its home, and the end that a used budget causes."""
 
 import asyncio
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,12 @@ from hypothesis import strategies as st
 
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, parse_manifest
-from ftis_node.config.node import NodeSettings, load_node_settings
+from ftis_node.config.node import load_node_settings
 from ftis_node.errors import ConfigError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node.daemon import run_node
-from ftis_node.node.startup.assemble import running_components
-from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.training.group_limits import GenerateBudget
 from ftis_node.node.training.step_shares import (
     StepInputs,
@@ -28,9 +27,12 @@ from ftis_node.node.training.step_shares import (
     shares_of_step,
     substitute_foreign,
 )
+from ftis_node.node.wiring import Wiring
+from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.events import read_events
 from ftis_node.telemetry.status import Status
+from tests.node.nodes import whole_node
 from tests.node.support import manifest_text
 
 GROUP_TOKENS = 4 * 6  # at most: completions per group times tokens per completion
@@ -126,21 +128,15 @@ async def run_whole_node(
     folder: Path, model: Path, *, manifest: RunManifest, swarm: LoopbackSwarm | None = None, **settings: Any
 ) -> Status:
     """Run a whole node with real engine and learner until it ends; return its last status."""
-    node_settings = NodeSettings(
-        model=str(model), engine="torch", generation={"threads": 1}, swarm={"shutdown_serve_s": 0.2},
-        learner={"threads": 1, "checkpoint_every_steps": 100},  # the end saves all steps
-        **settings,
-    )  # fmt: skip
     factory = InProcessNodeFactory(swarm or LoopbackSwarm(), delay=NO_DELAY, seed=0)
-    plan, home = RunPlan(manifest, "arithmetic", ("arithmetic",)), Home(folder)
-    home.create()
-    async with running_components(node_settings, plan, home, factory) as parts:
+    threads = {"generation": {"threads": 1}, "learner": {"threads": 1, "checkpoint_every_steps": 100}}  # the end saves
+    (home := Home(folder)).create()
+    specs = ("arithmetic",)
+    async with whole_node(home, model, factory, manifest=manifest, eval_specs=specs, **threads, **settings) as parts:
         for scorer in (parts.scorer, parts.new_peers_scorer):  # a peer's group of an evaluation problem is refused
             with pytest.raises(KeyError):
                 await scorer.resolve(parts.eval_tasks[0][0].ref)
-        await run_node(parts, steps=node_settings.budget.learn_steps)
-        from ftis_node.node.wiring import Wiring
-
+        await run_node(parts, steps=parts.context.settings.budget.learn_steps)
         return await Wiring(parts).status_loop().refresh()
 
 
@@ -191,27 +187,13 @@ async def test_trained_tokens_are_counted_over_starts_with_pruned_groups(tmp_pat
     assert used > 0 and first.budget.learn_tokens.left is None
     steps = read_events(tmp_path / "events.jsonl", name="step")
     assert used == sum(event["num_tokens"] for event in steps)
-    _prune_all(tmp_path / "replay.sqlite")
-    assert _trained_tokens(tmp_path / "replay.sqlite") == used
+    with closing(ReplayBuffer(tmp_path / "replay.sqlite")) as buffer:
+        assert buffer.prune(max_disk_bytes=0) > 0
+    with closing(ReplayReader(tmp_path / "replay.sqlite")) as reader:
+        assert reader.trained_tokens() == used
     last = await run_whole_node(tmp_path, tiny_models["s"], manifest=manifest, budget={"learn_tokens": used + 1})
     assert last.learner.step == 3, "not exactly the step that exceeds the budget"
     assert last.budget.learn_tokens.left == 0
-
-
-def _prune_all(path: Path) -> None:
-    from ftis_node.replay.buffer import ReplayBuffer
-
-    buffer = ReplayBuffer(path)
-    assert buffer.prune(max_disk_bytes=0) > 0
-    buffer.close()
-
-
-def _trained_tokens(path: Path) -> int:
-    reader = ReplayReader(path)
-    try:
-        return reader.trained_tokens()
-    finally:
-        reader.close()
 
 
 @pytest.mark.parametrize(("own_ready", "starts"), [(3, False), (4, True)])

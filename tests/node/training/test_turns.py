@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import parse_manifest
-from ftis_node.config.node import NodeSettings
 from ftis_node.errors import EngineError, WorkerDiedError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessNodeFactory
@@ -22,13 +20,10 @@ from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.daemon import run_node
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.protocols import NullGeneration, NullLearner
-from ftis_node.node.startup.assemble import running_components
-from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.wiring import Wiring
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from tests.node.loops.test_train import HONEST, foreign
-from tests.node.nodes import components
-from tests.node.support import manifest_text
+from tests.node.nodes import components, whole_node
 from tests.trained_models import trained_model
 
 WEIGHTS = PublishedWeights(version=1, path="weights", num_bytes=1)
@@ -164,15 +159,9 @@ async def test_a_node_whose_workers_take_turns_trains(tmp_path):
     shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
     home, factory = Home(tmp_path / "home"), _WatchingFactory()
     home.create()
-    settings = NodeSettings(
-        model=str(tmp_path / "tiny"), engine="torch", device="cpu",
-        memory={"placement": "time_shared"}, swarm={"shutdown_serve_s": 0.0},
-    )  # fmt: skip
-    plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
     progress: list[str] = []
-    async with running_components(
-        settings, plan, home, factory, on_progress=lambda _, what: progress.append(what)
-    ) as parts:
+    options = {"memory": {"placement": "time_shared"}, "on_progress": lambda _, what: progress.append(what)}
+    async with whole_node(home, tmp_path / "tiny", factory, **options) as parts:
         assert progress[0] == "looking for the model tiny"
         assert re.fullmatch(r"loading tiny \(\d+ kB\) into generator and learner; connecting", progress[-4])
         assert progress[-1] == "", "the node still waits for something"
