@@ -40,6 +40,7 @@ PRESETS = (
     "guess-ftis",
     "calculator-ftis",
     "countdown-ftis",
+    "programs-ftis",
     "gsm8k-ftis",
     "rg-swarm",
 )
@@ -256,7 +257,7 @@ def preset_for_task(task: str) -> str:
         return "sums-ftis"
     if task.startswith("words"):
         return "words-ftis"
-    if (family := task.partition(":")[0]) in ("guess", "calculator", "countdown"):
+    if (family := task.partition(":")[0]) in ("guess", "calculator", "countdown", "programs"):
         return f"{family}-ftis"
     if "rg:" in task:
         return "rg-swarm"

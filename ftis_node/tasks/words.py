@@ -21,18 +21,23 @@ the same prompts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import count, islice
 from typing import ClassVar, Final, NamedTuple
 
 from ftis_node.errors import TaskError
 from ftis_node.tasks.base import ChatMessage, TaskItem
-from ftis_node.tasks.problems import IndexedTask, Prompt, stable_hash
+from ftis_node.tasks.problems import (
+    HELD_OUT_ONE_IN,
+    NUM_TRAIN,
+    IndexedTask,
+    Prompt,
+    stable_hash,
+    training_draw,
+)
 
-NUM_TRAIN: Final = 2**31
 NUM_TEST: Final = 512
-HELD_OUT_ONE_IN: Final = 16
 NAMES: Final = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Julia", "Kofi", "Lena", "Omar")
 OTHER_NAMES: Final = ("Maya", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tara", "Victor")
 THINGS: Final = ("apples", "books", "cards", "coins", "cookies", "eggs", "marbles", "pencils", "shells", "stickers")
@@ -186,8 +191,7 @@ class WordsTask(IndexedTask):
     def problem(self, index: int) -> WordProblem:
         if self.split == "test":
             return _test_split(self._part)[index]
-        draws = (_draw(self._part, f"train/{index}/{attempt}") for attempt in count())
-        return next(draw for draw in draws if not draw.is_held_out)
+        return training_draw(lambda seed: draw_problem(_forms(self._part), seed), f"train/{index}")
 
     def score(self, item: TaskItem, completion_text: str) -> float:
         return 1.0 if self.answer_of(item, completion_text) == item.answer else 0.0
@@ -209,14 +213,13 @@ def _forms(part: str) -> tuple[Form, ...]:
 @cache
 def _test_split(part: str) -> tuple[WordProblem, ...]:
     """Return the first `NUM_TEST` held-out draws; of `unseen`, where all are held out, the first draws."""
-    draws = (_draw(part, f"test/{attempt}") for attempt in count())
+    draws = (draw_problem(_forms(part), f"test/{attempt}") for attempt in count())
     kept = (draw for draw in draws if part == "unseen" or draw.is_held_out)
     return tuple(islice(kept, NUM_TEST))
 
 
-def _draw(part: str, seed: str) -> WordProblem:
+def draw_problem(forms: Sequence[Form], seed: str) -> WordProblem:
     """Draw the form, each number and the names independently of each other, all uniformly."""
-    forms = _forms(part)
     rest, which = divmod(stable_hash(seed), len(forms))
     form = forms[which]
     numbers = []

@@ -64,6 +64,7 @@ def test_the_run_ids_of_the_presets_do_not_change():
         "guess-ftis": "0977b43b0eecf62076472a9933fe2bc0",
         "calculator-ftis": "f5dbf8f890c31c27b2b90cb346138989",
         "countdown-ftis": "3a1c43dba2435c5e4b875514e9d926a0",
+        "programs-ftis": "d25188b629a102ca04060574683e98f4",
         "gsm8k-ftis": "95836b02d082f9c98492af50123a07d7",
         "rg-swarm": "a61a365ab3fbf7e01bc7f00aa2e0d305",
     }

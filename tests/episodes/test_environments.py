@@ -85,7 +85,7 @@ def test_a_game_ends_at_the_fourth_guess_and_ignores_what_follows() -> None:
 
 
 def test_held_out_problems_are_never_trained_on() -> None:
-    for name in ("guess", "calculator", "countdown", "countdown:small"):
+    for name in ("guess", "calculator", "countdown", "countdown:small", "programs"):
         train, test = load_task(name), load_task(name, "test")
         held_out = {(test[index].prompt[-1]["content"], test[index].answer) for index in range(len(test))}
         assert len(held_out) == len(test)
@@ -110,7 +110,7 @@ def test_the_calculator_answers_expressions_and_scores_the_last_text(texts, obse
     assert (played.observations, played.reward) == (observations, reward)
 
 
-@pytest.mark.parametrize("name", ["guess", "calculator", "countdown"])
+@pytest.mark.parametrize("name", ["guess", "calculator", "countdown", "programs"])
 @pytest.mark.parametrize("part", ["", "\0", "9", "1 ", "(", "1+", "٣"])
 def test_any_text_has_a_result_at_once(name: str, part: str) -> None:
     task, text = load_task(name), part * 5_000_000

@@ -16,7 +16,7 @@ import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks.base import Task, TaskItem
@@ -30,7 +30,8 @@ OBSERVATION_MARK: Final = "\n> "  # before an observation, in a transcript
 class Episode(Protocol):
     """The problems of an environment, and its answers to a model's texts.
 
-    `name`, `split`, `len`, `[index]` and `resolve` are those of a `Task`. A state is any value.
+    `name`, `split`, `len`, `[index]` and `resolve` are those of a `Task`. A state is any value. An episode with the
+    optional member `isolate_scoring` is played in the scoring process, as those of packages always are.
     """
 
     @property
@@ -75,11 +76,10 @@ class Play:
 class EpisodeTask:
     """An episode as a task. Its completions are played (`play`). `score` is the reward of an episode of one text."""
 
-    isolate_scoring: ClassVar[bool] = False
-
     def __init__(self, episode: Episode) -> None:
         self.name = episode.name
         self.split = episode.split
+        self.isolate_scoring = bool(getattr(episode, "isolate_scoring", False))
         self._episode = episode
 
     def __len__(self) -> int:
