@@ -44,6 +44,7 @@ from ftis_node.cli.commands import (
     tiny,
 )
 from ftis_node.cli.completion import complete_in_bash
+from ftis_node.cli.operate import pause
 from ftis_node.config.no_network_env import NO_TELEMETRY
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.log import (
@@ -69,6 +70,9 @@ app = typer.Typer(
 app.command("join", short_help="Generate, share and learn: run a node.")(join.join)
 app.command("bootstrap", short_help="Run a bootstrap and relay node.")(bootstrap.bootstrap)
 app.command("status")(status.status)
+app.command("pause", short_help="Pause a running node: it frees memory, and serves peers.")(pause.pause)
+app.command("resume", short_help="End a pause.")(pause.resume)
+app.command("stop", short_help="Stop a running node.")(pause.stop)
 app.command("dashboard")(dashboard.dashboard)
 app.command("swarm", short_help="Show the peers of a run, and who learns from whom.")(swarm.swarm)
 app.add_typer(peers.app, name="peers")

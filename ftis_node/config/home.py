@@ -18,6 +18,7 @@
     logs/          the workers' output
     damaged/       corrupt databases as they were found, the newest two of each
     user/          caches of libraries, if the user has no home folder that can be written
+    pause.json     the last command to pause or resume
     lock           held while a node runs, with its pid and the address of its status port
 
 The folder's mode is 0700 and that of the files 0600, for any umask.
@@ -130,6 +131,7 @@ class Home:
     status = _Inside("status.json")
     logs = _Inside("logs")
     user = _Inside("user")
+    pause = _Inside("pause.json")
     lock = _Inside("lock")
 
     @property
@@ -262,6 +264,11 @@ class Home:
         """Return the status URL of the node that runs on this home; None if none runs, or if it is still starting."""
         lines = self.lock.read_text().split("\n") if self.is_held() else []
         return lines[1] if len(lines) > 1 and lines[1] else None
+
+    def holder(self) -> int | None:
+        """Return the process id of the node that runs on this home or is starting; None if none does."""
+        pid = self.lock.read_text().split("\n", 1)[0] if self.is_held() else ""
+        return int(pid) if pid.isdecimal() else None
 
     def is_held(self) -> bool:
         """Return whether a node runs on this home or is starting."""

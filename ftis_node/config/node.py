@@ -33,6 +33,7 @@ from ftis_node.config.limits import (
 from ftis_node.config.observe import ObserveSection, TrackingSection
 from ftis_node.config.peer_list import read_peers
 from ftis_node.config.roles import ROLES, RolesSection
+from ftis_node.config.schedule import ScheduleSection
 from ftis_node.config.section import Section, first_problem
 from ftis_node.config.workers import (
     MAX_SERVED_RANK,
@@ -162,6 +163,7 @@ class NodeSettings(BaseSettings):
     validation: ValidationSection = Field(default_factory=ValidationSection)
     budget: BudgetSection = Field(default_factory=BudgetSection)
     limits: LimitsSection = Field(default_factory=LimitsSection)
+    schedule: ScheduleSection = Field(default_factory=ScheduleSection)
     roles: RolesSection = Field(default_factory=RolesSection)
     tracking: TrackingSection = Field(default_factory=TrackingSection)
     observe: ObserveSection = Field(default_factory=ObserveSection)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.learner.messages import StepReport
+from ftis_node.node.pausing.gate import PauseGate
 from ftis_node.node.supervision.failures import FailureBoard
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import Releases
@@ -116,6 +117,7 @@ class NodeContext:
     about: NodeDescription
     failures: FailureBoard = field(default_factory=FailureBoard)
     evaluations: EvaluationHistory = field(default_factory=EvaluationHistory)
+    pause: PauseGate = field(default_factory=PauseGate)
 
     @property
     def peer_id(self) -> str:

@@ -43,6 +43,7 @@ not depend on the role. The proof of weights is the log-probs of fixed tokens, b
     | directory  | own and peers' records | peer table, catch-up               |
     | peers      | connected peers        | peers.sqlite, a buffer in bounds   |
     | disk_space | the home's files       | free disk space, else a pause      |
+    | pause      | commands, the schedule | a pause: the workers' memory free  |
     | status     | gauges                 | snapshot, metrics                  |
 
 One TaskGroup owns all loops. The first loop that fails or returns ends the node with its error. A signal stops the
@@ -79,9 +80,9 @@ POLL_INTERVAL_S = 0.2
 LEARNER = "learner worker"
 OF_ALL = ("intake", "directory", "peers", "disk_space")
 LOOPS_OF_ROLE: dict[Role, tuple[str, ...]] = {
-    "full": (*OF_ALL, "generate", "publish", "reannounce", "pull", "shards", "check", "audit"),
-    "learner": (*OF_ALL, "pull", "shards", "check", "audit", "offer"),
-    "generator": (*OF_ALL, "generate", "publish", "reannounce", "follow", "deliver"),
+    "full": (*OF_ALL, "pause", "generate", "publish", "reannounce", "pull", "shards", "check", "audit"),
+    "learner": (*OF_ALL, "pause", "pull", "shards", "check", "audit", "offer"),
+    "generator": (*OF_ALL, "pause", "generate", "publish", "reannounce", "follow", "deliver"),
     "exchange": (*OF_ALL, "publish", "reannounce", "pull", "shards", "deliver"),
 }
 
@@ -121,6 +122,9 @@ async def run_node(
                 stop.phases = [[task for task in running if task.get_name() not in role_loops]]
                 await tasks.create_task(_until_done(wiring, last_step=steps), name="work")
                 await stop.begin()
+                for task in running:
+                    if task.get_name() == "pause":
+                        task.cancel()
                 lingering = tasks.create_task(serve_last_groups(wiring), name="peers that fetch the last groups")
                 saving = tasks.create_task(_save(node), name="the checkpoint of the last step")
                 stop.phases.insert(0, [saving, lingering])
@@ -173,6 +177,7 @@ def _local_api(wiring: Wiring, status: StatusLoop) -> LocalApi:
         status,
         wiring.swarm,
         control=PeerControl(node.peers, wiring.swarm.rows),
+        pauses=None if add_exchange else wiring.pause_loop,
         token_file=node.home.control_token,
         add_exchange=add_exchange,
     )
@@ -184,7 +189,8 @@ async def _prepare_role(wiring: Wiring) -> None:
         case "learner":
             node.gossip.serve_weights(wiring.offer_loop.give)
         case "generator":
-            await wiring.follow_loop.resume()
+            if not node.context.pause.is_paused:  # otherwise the engine loads the weights after the pause
+                await wiring.follow_loop.resume()
             await node.gossip.read_shards(frozenset({node.context.shard}))
         case "exchange":
             await wiring.exchange.resume()
@@ -202,6 +208,7 @@ def loops_of_role(wiring: Wiring) -> dict[str, Callable[[], Coroutine[None, None
         "generate": lambda: wiring.generate_loop.run(),
         "intake": lambda: wiring.intake.run(),
         "offer": lambda: wiring.offer_loop.run(),
+        "pause": lambda: wiring.pause_loop.run(),
         "peers": lambda: wiring.peers_loop.run(),
         "publish": lambda: wiring.publish_loop.run(),
         "pull": lambda: wiring.pull.run(),
@@ -227,6 +234,8 @@ async def _until_done(wiring: Wiring, *, last_step: int | None) -> None:
 
 async def _save(node: NodeComponents) -> None:
     """Save a checkpoint of the last step now: it can take longer than the time limit for stopping a worker."""
+    if node.context.pause.is_paused:  # a learner that ends saves
+        return
     try:
         step = await waiting("the checkpoint of the last step", node.learner.save())
         if node.context.settings.learns:

@@ -25,6 +25,7 @@ from ftis_node.node.loops.deliver import DeliverLoop
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.loops.intake import IntakeLoop
+from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.loops.publish import PublishLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.loops.reannounce import ReannounceLoop
@@ -34,6 +35,7 @@ from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
 from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
+from ftis_node.node.pausing.machine import MachineObserver
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import OwnRecord
@@ -54,6 +56,7 @@ from ftis_node.swarm.arrivals import AwaitedSenders
 from ftis_node.tasks.base import Task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.tracking import Tracking
+from ftis_node.workers.supervisor import WorkerClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +298,13 @@ class Wiring:
     def peers_loop(self) -> PeersLoop:
         on_wake = self.directory_loop.renew
         return PeersLoop(self.context, self.store, self.gossip, self.peers, on_wake)
+
+    @cached_property
+    def pause_loop(self) -> PauseLoop:
+        node = self.node
+        workers = tuple(each for each in (node.generation, node.learner) if isinstance(each, WorkerClient))
+        observer = MachineObserver(self.context.settings.schedule)
+        return PauseLoop(self.context, node.home, workers, node.budget, observer)
 
     @cached_property
     def disk_space_loop(self) -> DiskSpaceLoop:

@@ -140,6 +140,8 @@ KINDS = {
     "learner_back": Kind("good", "The learner that this node follows answers again"),
     "paused": Kind("bad", "Paused generation and fetching: the disk limit was reached"),
     "resumed": Kind("good", "Resumed: disk space is available"),
+    "pause_began": Kind("plain", "Paused"),
+    "pause_ended": Kind("good", "Resumed after {paused_s} s", has_cause=False),
     "peer_joined": Kind("good", "Joined: {who}", "peer"),
     "peer_left": Kind("plain", "Left: {who}", "peer"),
     "caught_up": Kind("good", "Caught up with missed groups: {num_groups}", has_cause=False),

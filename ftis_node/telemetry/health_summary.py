@@ -6,10 +6,13 @@ the cause and the remedy. Pure: no clock, no files.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
+
+from ftis_node.telemetry.terminal_text import date_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +27,7 @@ BUDGET_UNITS = {"generate_tokens": "tokens generated", "learn_steps": "steps", "
 WORKERS = ("generation", "learner")
 # Thresholds of the answers.
 GROUP_S, STEP_S, SNAPSHOT_S = 900.0, 3600.0, 30.0
-CLOCK_SKEW_S = 10.0
+CLOCK_SKEW_S, DAY_S = 10.0, 86400.0
 UNCONFIRMED_GROUPS = 32
 JUDGED_GROUPS, REFUSED_SHARE = 32, 0.5  # with fewer groups the refused share is not meaningful
 DISK_FREE_BYTES = 2e9
@@ -41,6 +44,7 @@ class AnswerWord(StrEnum):
     NO = "no"
     NOT_YET = "not yet"  # no problem: it needs more time
     NOT_APPLICABLE = "not applicable"  # the node's role does not do it
+    PAUSED = "paused"  # by a command or the schedule
     FINISHED = "finished"  # the node has used up its budget and ended
     STOPPED = "stopped"  # a user stopped the node
 
@@ -84,7 +88,20 @@ def summarize_health(status: Status, *, now: float) -> HealthSummary:
             waits_for = status.node.waits_for
             wait = _not_yet("the node is stopping", f"it waits for {waits_for}" if waits_for else "wait until it ends")
         return HealthSummary(wait, wait, wait if healthy.is_well else healthy)
+    if (pause := status.pause).reason:
+        why = pause_words(pause.reason, pause.until, now=now)
+        advice = "ftis-node resume ends it" if pause.in_effect else "the step in progress ends first"
+        paused = HealthAnswer(AnswerWord.PAUSED, why, advice)
+        return HealthSummary(paused, paused, healthy)
     return HealthSummary(_contributing(status, now), _learning(status, now), healthy)
+
+
+def pause_words(reason: str, until: float | None, *, now: float) -> str:
+    """Return `paused until 07:00: outside schedule.hours 22-07`, with the date of a day that is not near."""
+    if until is None:
+        return f"paused: {reason}"
+    end = time.strftime("%H:%M", time.localtime(until)) if until - now < DAY_S else date_time(until)
+    return f"paused until {end}: {reason}"
 
 
 def _ended(status: Status) -> HealthAnswer:
@@ -251,6 +268,8 @@ def _healthy(status: Status, now: float) -> HealthAnswer:
         return _no(why, "ftis-node peers shows whose; ftis-node docs reference/refusals says why")
     if status.node.role == "exchange":
         return _yes("its loops are up")
+    if status.pause.reason:
+        return _yes("it serves its peers")
     has_both = OFF not in (status.generation.state, status.learner.state)
     return _yes("both workers are up" if has_both else "its worker is up")
 

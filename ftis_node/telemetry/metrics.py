@@ -32,7 +32,7 @@ EVALUATION_METRICS = {
     "completion_tokens": "ftis_eval_completion_tokens",
     "cut_fraction": "ftis_eval_cut_ratio",
 }
-WORKER_STATES = ("stopped", "starting", "ready", "backing-off", "failed", "off")
+WORKER_STATES = ("stopped", "starting", "ready", "backing-off", "paused", "failed", "off")
 
 
 class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

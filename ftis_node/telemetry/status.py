@@ -7,10 +7,8 @@ number, with its unit. A number is None before its first measurement.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
 
 import msgspec
-from msgspec.structs import replace
 
 from ftis_node.telemetry.secrets import redacted
 
@@ -297,6 +295,14 @@ class HealthStatus(msgspec.Struct, frozen=True):
     loops: list[LoopStatus] = []
 
 
+class PauseStatus(msgspec.Struct, frozen=True):
+    """A pause: its reason, "" without one; its end, if known, in Unix time; whether the workers have ended."""
+
+    reason: str = ""
+    until: float | None = None
+    in_effect: bool = False
+
+
 class Status(msgspec.Struct, frozen=True):
     """The complete snapshot."""
 
@@ -312,6 +318,7 @@ class Status(msgspec.Struct, frozen=True):
     budget: BudgetStatus = BudgetStatus()
     eval: list[EvalStatus] = []
     health: HealthStatus = HealthStatus()
+    pause: PauseStatus = PauseStatus()
 
     def to_json(self) -> bytes:
         return redacted(msgspec.json.encode(self).decode()).encode()
@@ -320,23 +327,3 @@ class Status(msgspec.Struct, frozen=True):
     def from_json(cls, data: bytes) -> Status:
         """Return the snapshot in a JSON text. Raises msgspec.DecodeError if it is invalid."""
         return msgspec.json.decode(data, type=cls)
-
-
-def at_rest(status: Status, state: Literal["starting", "stopping", "stopped"], *, resume: str = "") -> Status:
-    """Return the last snapshot of a node whose models load, whose process ends, or that no longer runs.
-
-    `resume` is the command that starts a stopped node again.
-    """
-    end, reason = "", "the node is not running" if state == "stopped" else f"the node is {state}"
-    if state == "stopped":
-        end = status.node.end or (EndWord.FAILED if status.node.state == "failed" else EndWord.KILLED).value
-        resume = resume or status.node.resume
-    problems, at_work = [reason] if state == "stopped" else [], "starting" if state == "starting" else "stopped"
-    return replace(
-        status,
-        node=replace(status.node, state=state, end=end, resume=resume, waits_for=""),
-        generation=replace(status.generation, state=at_work, tokens_per_s=0.0),
-        learner=replace(status.learner, state=at_work),
-        swarm=replace(status.swarm, state=at_work, reason=reason, peers_connected=0),
-        health=HealthStatus(healthy=not problems, problems=problems, waits_for=reason, taken_at=status.health.taken_at),
-    )

@@ -33,6 +33,7 @@ TONES = {
     AnswerWord.NOT_YET: Tone.WARN,
     AnswerWord.NO: Tone.BAD,
     AnswerWord.NOT_APPLICABLE: Tone.FAINT,
+    AnswerWord.PAUSED: Tone.WARN,
     AnswerWord.STOPPED: Tone.FAINT,
 }
 

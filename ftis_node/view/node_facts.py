@@ -14,6 +14,7 @@ from ftis_node.telemetry.health_summary import (
     OFF,
     START_KL,
     duration,
+    pause_words,
     plural,
 )
 from ftis_node.telemetry.status import EvalStatus, GenerationStatus, LearnerStatus, Status, SwarmStatus
@@ -108,6 +109,8 @@ def head_line(snapshot: NodeSnapshot) -> Line:
 
 def _state(status: Status, now: float) -> str:
     node, taken_at = status.node, status.health.taken_at
+    if node.state == "running" and (pause := status.pause).reason:
+        return f"{pause_words(pause.reason, pause.until, now=now)}, version {node.version}"
     if node.state == "running":
         return f"running for {duration(node.uptime_s)}, version {node.version}"
     if node.state == "stopping":

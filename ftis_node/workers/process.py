@@ -167,6 +167,10 @@ class WorkerProcess:
             raise copy.copy(outcome)  # one death ends many calls, and each raise adds its traceback to the object
         return wire.unpack_body(outcome, reply_type)
 
+    def end(self, how: str) -> None:
+        """Let `until_ready` and `until_death` return, so that their caller leaves the context: the worker saves."""
+        self._die(self._died(how))
+
     def kill(self, how: str) -> None:
         """Kill the worker at once. `how` follows "the worker" in the error that every call raises."""
         self._die(self._died(how))

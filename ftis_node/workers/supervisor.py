@@ -6,6 +6,8 @@
                               +------ after a delay ---- BACKING_OFF --too many quick deaths--> FAILED
                                                         (an error that no restart can fix --> FAILED)
 
+    any state but FAILED --pause()--> PAUSED, without a process, so all its memory is free --resume()--> STARTING
+
 An error of the user, the machine or the engine at the first start is final. A worker that has served before may lack
 memory or disk space for a while, because other processes use it. It then waits longer each time, `free_memory` is
 awaited, and it starts again. With `free_memory` the first start is repeated once, too, because another worker may need
@@ -55,6 +57,7 @@ class WorkerState(StrEnum):
     STARTING = "starting"
     READY = "ready"
     BACKING_OFF = "backing-off"
+    PAUSED = "paused"
     FAILED = "failed"
 
 
@@ -92,9 +95,12 @@ class Supervisor:
         self._keeper: asyncio.Task[None] | None = None
         self._gate: asyncio.Future[WorkerProcess | FtisError] | None = None
         self._life: WorkerProcess | None = None
-        self._num_lives = 0
+        self._num_lives = self._num_restarts = 0
         self._has_served = False
         self._last_error: FtisError | None = None  # the cause of the last process's end
+        self._may_run = asyncio.Event()
+        self._may_run.set()
+        self._has_paused = asyncio.Event()
 
     @property
     def name(self) -> str:
@@ -107,7 +113,7 @@ class Supervisor:
     @property
     def restarts(self) -> int:
         """Return the number of restarts after a death, since `start`."""
-        return max(0, self._num_lives - 1)
+        return self._num_restarts
 
     @property
     def pid(self) -> int | None:
@@ -121,7 +127,7 @@ class Supervisor:
         """
         if self._keeper is None:
             self._close_gate()
-            self._num_lives = 0
+            self._num_lives = self._num_restarts = 0
             self._has_served = False
             self._keeper = watched_task(self._keep(), name=f"{self.name}-keeper")
         await self.wait_ready()
@@ -150,6 +156,27 @@ class Supervisor:
             self._state = WorkerState.STOPPED
         self._open_gate(WorkerDiedError(f"the {self.name} worker was stopped"))
         self._gate = None
+
+    async def pause(self) -> None:
+        """End the present process, which first saves its state, and start none until `resume`.
+
+        Calls in flight raise WorkerDiedError, later ones wait. Before `start` this only delays the first process.
+        """
+        self._may_run.clear()
+        if self._state is WorkerState.BACKING_OFF:  # without a process; `_keep` starts none
+            self._state = WorkerState.PAUSED
+            return
+        if self._life is not None:
+            self._life.end("is paused")
+        if self._keeper is not None and not self._keeper.done():
+            paused = asyncio.ensure_future(self._has_paused.wait())
+            await asyncio.wait({paused, self._keeper}, return_when=asyncio.FIRST_COMPLETED)
+            paused.cancel()
+
+    def resume(self) -> None:
+        """Start the next process after `pause`."""
+        self._has_paused.clear()
+        self._may_run.set()
 
     def restart(self, how: str) -> None:
         """Kill the present process, if any; the supervisor starts the next. `how` as in `WorkerProcess.kill`."""
@@ -187,7 +214,10 @@ class Supervisor:
         """Run one process after the other until the policy ends the restarts."""
         restarts = RestartCounter(self._restart_policy)
         while True:
+            await self._until_resumed()
             served_s = await self._live_once()
+            if not self._may_run.is_set():
+                continue
             error = self._last_error
             assert error is not None
             is_quick = served_s < self._restart_policy.quick_death_s
@@ -211,6 +241,13 @@ class Supervisor:
                     await self._free_memory()
                 except FtisError as failed:  # the worker starts anyway
                     logger.warning("no memory is given back for the %s worker: %s", self.name, failed)
+            self._num_restarts += 1
+
+    async def _until_resumed(self) -> None:
+        while not self._may_run.is_set():
+            self._state = WorkerState.PAUSED
+            self._has_paused.set()
+            await self._may_run.wait()
 
     async def _live_once(self) -> float:
         """Run one process until it ends. Sets `last_error` to the cause and returns its time in service, in seconds."""
@@ -227,6 +264,8 @@ class Supervisor:
                 on_slow_stop=self._on_slow_stop,
             ) as life:
                 self._life = life
+                if not self._may_run.is_set():  # `pause` came while the process was spawned
+                    life.end("is paused")
                 await life.until_ready()
                 if self._on_started is not None:
                     await self._bring_up(life, self._on_started)
@@ -293,6 +332,13 @@ class WorkerClient:
     async def stop(self) -> None:
         """Stop the worker, which first saves its state. Calls in flight raise WorkerDiedError."""
         await self._supervisor.stop()
+
+    async def pause(self) -> None:
+        """End the worker's process after it has saved its state; calls wait until `resume`."""
+        await self._supervisor.pause()
+
+    def resume(self) -> None:
+        self._supervisor.resume()
 
     def restart(self, how: str) -> None:
         self._supervisor.restart(how)

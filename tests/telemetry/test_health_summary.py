@@ -14,8 +14,8 @@ from ftis_node.telemetry.status import (
     Status,
     SwarmStatus,
     amount,
-    at_rest,
 )
+from ftis_node.telemetry.status_at_rest import at_rest
 
 NOW = 1_000_000.0
 HEALTHY = Status(

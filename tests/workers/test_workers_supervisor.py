@@ -463,3 +463,55 @@ async def test_processes_that_a_worker_started_end_with_it(make_supervisor):
     finally:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
+
+
+async def test_a_paused_worker_has_no_process_and_calls_wait_for_its_end(make_supervisor, tmp_path):
+    supervisor = make_supervisor()
+    await supervisor.start()
+    first = supervisor.pid
+    assert first is not None
+    interrupted = asyncio.create_task(supervisor.call(Sleep(seconds=30), EchoReply))
+    await eventually((tmp_path / "asleep").exists)
+    await supervisor.pause()
+    assert (supervisor.state, supervisor.pid, has_ended(first)) == (WorkerState.PAUSED, None, True)
+    with pytest.raises(WorkerDiedError, match="is paused"):
+        await interrupted
+    waiting = asyncio.create_task(supervisor.call(ECHO, EchoReply))
+    await supervisor.pause()  # changes nothing
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    supervisor.resume()
+    assert (await waiting).pid not in (None, first)
+    assert (supervisor.state, supervisor.restarts) == (WorkerState.READY, 0)
+
+
+@pytest.mark.parametrize("fault", ["slow", "bug"], ids=["starting", "backing off"])
+async def test_a_pause_at_any_moment_ends_the_start(make_supervisor, tmp_path, fault):
+    slow = RestartPolicy(ExponentialBackoff(first_s=1.0), max_quick_deaths=9)
+    supervisor = make_supervisor(fault=fault, restart_policy=slow)
+    starting = asyncio.create_task(supervisor.start())
+    await eventually(lambda: num_starts(tmp_path) == 1)
+    if fault == "bug":
+        await eventually(lambda: supervisor.state is WorkerState.BACKING_OFF)
+    await supervisor.pause()
+    assert (supervisor.state, supervisor.pid) == (WorkerState.PAUSED, None)
+    await asyncio.sleep(1.5)
+    assert (num_starts(tmp_path), starting.done()) == (1, False), "started during the pause"
+    supervisor.resume()
+    await eventually(lambda: num_starts(tmp_path) == 2)
+    await supervisor.stop()
+    await asyncio.gather(starting, return_exceptions=True)
+
+
+async def test_a_supervisor_that_is_paused_before_its_start_starts_no_process(make_supervisor, tmp_path):
+    supervisor = make_supervisor()
+    await supervisor.pause()
+    starting = asyncio.create_task(supervisor.start())
+    await asyncio.sleep(0.2)
+    assert (supervisor.state, num_starts(tmp_path)) == (WorkerState.PAUSED, 0)
+    supervisor.resume()
+    await starting
+    assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
+    await supervisor.pause()
+    await supervisor.stop()
+    assert supervisor.state is WorkerState.STOPPED

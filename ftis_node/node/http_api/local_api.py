@@ -1,10 +1,11 @@
 """The local HTTP port: `/status`, `/peers`, `/swarm`, `/events`, and `/` with links to them.
 
 `monitoring_api.py` adds metrics and health, and `exchange_api.py` two routes of an exchange node. The port listens on
-127.0.0.1, and answers only requests that name this machine as their host. Any user of this machine may read. Three
-routes change the node: `POST /peers/ban`, `/peers/unban`, `/peers/trust`.
+127.0.0.1, and answers only requests that name this machine as their host. Any user of this machine may read. Five
+routes change the node: `POST /peers/ban`, `/peers/unban`, `/peers/trust`, `/pause` and `/resume`.
 
     {"peer": "12D3Koo...", "for_s": 7200}  ->  200 {"peer_id": ..., "trust_level": ..., ...} | 4xx {"error": "one line"}
+    {"for_s": 7200}  ->  200 {"reason": ..., "until": ..., "in_effect": ...} | 4xx {"error": "one line"}
 
 A web page that the operator visits can reach this port too. So each of these requests must carry the token of the home
 (0600, new at every start) in a custom header. A page cannot read the token, and the browser sends no custom header to a
@@ -21,6 +22,7 @@ from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from aiohttp import web
 
@@ -30,6 +32,8 @@ from ftis_node.files import parse_json, replace_file
 from ftis_node.node.http_api.auth import is_same_secret, own_names_only
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, add_probes
 from ftis_node.node.http_api.port import open_port
+from ftis_node.node.loops.pause import ACTIONS as PAUSE_ACTIONS
+from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.peers.peer_control import ACTIONS, PeerControl
 from ftis_node.node.peers.swarm_status import SwarmReporter
@@ -44,6 +48,7 @@ WRITE_S = 10.0  # for a client to read one event
 TOKEN_BYTES = 16
 MAX_REQUEST_BYTES = 4096
 BODY_S = 10.0
+Change: TypeAlias = "Callable[[dict[str, Any]], dict[str, Any]]"
 
 
 async def show_index(request: web.Request) -> web.Response:
@@ -58,7 +63,7 @@ class LocalApi:
     """Handlers over the status loop's latest snapshot, the reporter of the swarm and the operator's actions.
 
     `token_file` gets a new token when the port opens. Requests for changes must contain it. `add_exchange` adds the
-    routes for a trainer, with this token.
+    routes for a trainer, with this token. `pauses` is None for a node without workers.
     """
 
     status: StatusLoop
@@ -67,6 +72,7 @@ class LocalApi:
     control: PeerControl
     token_file: Path
     add_exchange: Callable[[web.Application, str], None] | None = None
+    pauses: PauseLoop | None = None
     _num_streams: int = field(default=0, init=False)
 
     async def show_status(self, request: web.Request) -> web.Response:
@@ -112,6 +118,9 @@ class LocalApi:
         add_probes(app, MonitoringApi(self.status))
         token = write_token(self.token_file)
         add_control(app, self.control, token)
+        if self.pauses is not None:
+            for action in PAUSE_ACTIONS:
+                app.router.add_post(f"/{action}", partial(_handle, partial(self.pauses.change, action), token))
         if self.add_exchange is not None:
             self.add_exchange(app, token)
         async with serve_status(app, port=port, refused=self.status.http_refused) as url:
@@ -136,10 +145,10 @@ def write_token(token_file: Path) -> str:
 
 def add_control(app: web.Application, control: PeerControl, token: str) -> None:
     for action in ACTIONS:
-        app.router.add_post(f"/peers/{action}", partial(_handle, control, action, token))
+        app.router.add_post(f"/peers/{action}", partial(_handle, partial(control.change, action), token))
 
 
-async def _handle(control: PeerControl, action: str, token: str, request: web.Request) -> web.Response:
+async def _handle(change: Change, token: str, request: web.Request) -> web.Response:
     if not is_same_secret(request.headers.get(TOKEN_HEADER, ""), token):
         return _refused(f"this request needs the header {TOKEN_HEADER} with the token in the node's home", 403)
     if request.content_length is None or request.content_length > MAX_REQUEST_BYTES:
@@ -148,8 +157,8 @@ async def _handle(control: PeerControl, action: str, token: str, request: web.Re
         async with asyncio.timeout(BODY_S):
             arguments = parse_json(await request.read(), source="the request")
         if not isinstance(arguments, dict):
-            raise UsageError("a request is a JSON object with the key `peer`")
-        return web.json_response(control.change(action, arguments))
+            raise UsageError("a request is a JSON object")
+        return web.json_response(change(arguments))
     except TimeoutError:
         return _refused(f"a request is complete within {BODY_S:.0f} s", 408)
     except (UsageError, ValueError) as error:

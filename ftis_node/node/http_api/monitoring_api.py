@@ -21,7 +21,8 @@ from ftis_node.node.http_api.auth import bearers_only, own_names_only
 from ftis_node.node.http_api.port import open_port
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.telemetry.metrics import CONTENT_TYPE, render_metrics
-from ftis_node.telemetry.status import Status, at_rest
+from ftis_node.telemetry.status import Status
+from ftis_node.telemetry.status_at_rest import at_rest
 
 MAX_REQUEST_BYTES = 1024  # no route takes a body
 STARTING = at_rest(Status(), "starting")

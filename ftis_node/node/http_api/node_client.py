@@ -50,7 +50,8 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
     if path in SAVED_AS:
         return saved.get(SAVED_AS[path], [])
     from ftis_node.config.home_files import raised_budgets, start_command
-    from ftis_node.telemetry.status import EndWord, Status, at_rest
+    from ftis_node.telemetry.status import EndWord, Status
+    from ftis_node.telemetry.status_at_rest import at_rest
 
     last = Status.from_json(json.dumps(saved).encode())
     if is_held:

@@ -89,6 +89,7 @@ class GenerateLoop:
                 await waiting("a group under way to end", in_flight.acquire())
                 # last: the disk may have filled up during the waits above
                 await waiting("disk space", self.store.space.wait_available())
+                await self.context.pause.wait_running()
                 if not self.budget.may_begin:  # a group that ended meanwhile took more tokens than the average
                     self.slots.cancel()
                     in_flight.release()
@@ -137,13 +138,17 @@ class GenerateLoop:
 
     async def _make_group(self, item: TaskItem, prompt_ids: list[int]) -> None:
         """Generate and score one group and put it on the publish queue. Retry with the same slot, then give it up."""
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+        attempt = 0
+        while attempt < MAX_ATTEMPTS:
             try:
                 group, num_unfinished = await self._generate(item, prompt_ids)
                 break
             except WorkerError as error:
                 if not self.generation.is_alive:
                     raise
+                if self.context.pause.is_paused:  # it interrupted the group; the next call waits for its end
+                    continue
+                attempt += 1
                 self._note_failed(item, error, is_last=attempt == MAX_ATTEMPTS)
             await asyncio.sleep(RETRY_PAUSE.delay_s(attempt))
         else:

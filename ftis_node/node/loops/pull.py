@@ -106,7 +106,7 @@ class PullLoop:
             if is_missing and self.announcements.can_serve(item.sender, item.id):
                 self._queue.add(replace(item, num_retries=attempt), holder=item.sender)
         self._queue.reroute(self._slots.is_able)
-        if self.store.space.why_full:
+        if self.store.space.why_full or self.context.pause.is_paused:
             return
         need = (await self._demand()).need
         for portion in self._portions(need):

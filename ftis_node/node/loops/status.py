@@ -78,6 +78,8 @@ def worker_problems(states: Mapping[str, str]) -> list[str]:
 def not_ready(states: Mapping[str, str], *, swarm_state: str, swarm_reason: str) -> str:
     """Return why the node cannot contribute yet; "" if it can. The first node of a swarm is ready without peers."""
     for name, state in states.items():
+        if state == "paused":
+            return "the node is paused"
         if state not in ("ready", "off"):
             return f"the {name} worker is {state}"
     return f"the network is starting: {swarm_reason}" if swarm_state == "starting" else ""
@@ -233,6 +235,7 @@ class StatusLoop:
             ),
             eval=list(self.context.evaluations.entries),
             health=self._health(),
+            pause=self.context.pause.status(),
         )
 
     def _learner_status(self, counts: BufferFigures) -> LearnerStatus:

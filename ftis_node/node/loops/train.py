@@ -61,6 +61,7 @@ class TrainLoop:
     def __post_init__(self) -> None:
         self._selection = StepSelection(self.context, self.store, self.peers)
         self._step_peers = StepPeers(self.context, self.peers, self.end_ids)
+        self._num_pauses = 0  # after which the learner's state is known
 
     @property
     def step(self) -> int:
@@ -69,17 +70,20 @@ class TrainLoop:
     async def run(self) -> None:
         """Run until the last step is done, or until canceled."""
         state = await waiting("the learner worker", self.learner.start())
-        await self.resume(state)
-        if state.weights is None:
-            await self._check_start(state.proof)
+        async with self.context.pause.working():
+            await self.resume(state)
+            if state.weights is None:
+                await self._check_start(state.proof)
         await self._evaluate_if_due()
         while not self._is_done():
             with waiting_for(f"the groups of step {self.step + 1}"):
                 if not await self.gate.wait(self.step + 1):
                     break
-            own, foreign = self.gate.shares(self.step + 1)
-            groups = await self._selection.take(self.step + 1, own=own, foreign=foreign)
-            await self._train_in_turn(groups)
+            async with self.context.pause.working():
+                await self._resume_after_pause()
+                own, foreign = self.gate.shares(self.step + 1)
+                groups = await self._selection.take(self.step + 1, own=own, foreign=foreign)
+                await self._train_in_turn(groups)
             await self._evaluate_if_due()
         await self._evaluate_if_due(is_last=True)
 
@@ -185,6 +189,12 @@ class TrainLoop:
         if state.weights is not None:
             await waiting(f"weights {state.policy_version} in the generator", self.deliver(state.weights, state.proof))
 
+    async def _resume_after_pause(self) -> None:
+        """Reconcile with the learner that started after a pause, from the last step that it saved."""
+        if self._num_pauses != self.context.pause.num_pauses:
+            self._num_pauses = self.context.pause.num_pauses
+            await self.resume(await waiting("the learner worker", self.learner.start()))
+
     async def _check_start(self, proof: WeightProof) -> None:
         try:
             await waiting("the check of the generator's model", self.generation.check_start(proof))
@@ -196,4 +206,5 @@ class TrainLoop:
         every_steps = self.context.manifest.eval.every_steps
         due = every_steps and (is_last or self.step % every_steps == 0)
         if due and self.context.settings.generates:
-            await waiting("an evaluation", self.evaluator.evaluate(step=self.step))
+            async with self.context.pause.working():
+                await waiting("an evaluation", self.evaluator.evaluate(step=self.step))

@@ -66,9 +66,11 @@ class FollowLoop:
         self._is_away = False
         self._arrived = asyncio.Event()
         self._follower: Follower | None = None
+        self._has_resumed = False
 
     async def resume(self) -> None:
         """Serve the version that was served before the node stopped; let newer stored versions wait for their delay."""
+        self._has_resumed = True
         served = 0
         for offer, was_served in await in_background(self._held.find):
             if refuse_offer(offer, await self._self_as_follower()):  # the settings may have changed since
@@ -84,6 +86,8 @@ class FollowLoop:
             await self._serve_guarded(served, before=0)
 
     async def run(self) -> None:
+        if not self._has_resumed:
+            await self.resume()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_fetching(), name="follow-fetch")
             tasks.create_task(self._keep_serving(), name="follow-serve")
@@ -123,7 +127,7 @@ class FollowLoop:
 
     def _should_fetch(self, offer: WeightsOffer) -> bool:
         """Return whether the offer is new, and the delay policy allows another pending version."""
-        if self._newest is not None and offer.version <= self._newest.version:
+        if self.context.pause.is_paused or (self._newest is not None and offer.version <= self._newest.version):
             return False
         return should_fetch(
             self._settings.delay,
@@ -180,7 +184,8 @@ class FollowLoop:
         """Evaluate at the run's interval if this generator evaluates; the next version waits meanwhile."""
         every_steps = self.context.manifest.eval.every_steps
         if self._settings.evaluate and every_steps and version // every_steps > before // every_steps:
-            await waiting("an evaluation", self.evaluator.evaluate(step=version))
+            async with self.context.pause.working():
+                await waiting("an evaluation", self.evaluator.evaluate(step=version))
 
     async def _serve_guarded(self, version: int, *, before: int) -> bool:
         """Serve the version. If that fails, return False, remove its file and keep `before`."""

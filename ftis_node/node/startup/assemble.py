@@ -79,8 +79,11 @@ async def running_components(
         mark_start(home)
         parts = _assemble(stack, inputs, factory)
         parts.gossip.guard.on_fault = parts.peers.charge_fault
-        Wiring(parts).serve_peers()
+        wiring = Wiring(parts)
+        wiring.serve_peers()
         try:
+            if settings.generates or settings.learns:
+                await wiring.pause_loop.check()
             await _start(parts, on_progress)
             yield parts
         except asyncio.CancelledError:
@@ -184,7 +187,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     context, settings = parts.context, parts.context.settings
     done = context.state.step
     model = f"{parts.source.name} ({size(sum(path.stat().st_size for path in parts.source.weights_files))})"
-    has_workers = settings.generates or settings.learns
+    has_workers = (settings.generates or settings.learns) and not context.pause.is_paused
     names = ["generator", "learner", "network"] if has_workers else ["network"]
     progress = StartProgress(names, model, context.events, on_progress)
     starts: dict[str, Callable[[], Awaitable[object]]] = {
@@ -205,6 +208,8 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
         for name in names:
             tasks.create_task(start(name), name=f"start-{name}")
         tasks.create_task(parts.scorer.check(), name="check-graders")
+    if context.pause.is_paused:
+        return
     state = parts.learner.state
     assert state is not None, "a started learner has a state"
     if settings.learns:

@@ -99,7 +99,7 @@ class GenerateBudget:
     limit: int | None = None
     num_tokens: int = 0
     num_groups: int = 0
-    _num_under_way: int = field(default=0, init=False)
+    num_under_way: int = field(default=0, init=False)
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @property
@@ -107,28 +107,28 @@ class GenerateBudget:
         if self.limit is None:
             return True
         if not self.num_groups:  # the mean group size is unknown before the first group
-            return not self._num_under_way
+            return not self.num_under_way
         usual = self.num_tokens / self.num_groups
-        return self.num_tokens + usual * self._num_under_way < self.limit
+        return self.num_tokens + usual * self.num_under_way < self.limit
 
     @property
     def is_used_up(self) -> bool:
         """Return whether no further group may start, and none is in generation."""
-        return self.limit is not None and not self._num_under_way and self.num_tokens >= self.limit
+        return self.limit is not None and not self.num_under_way and self.num_tokens >= self.limit
 
     def begin(self) -> None:
-        self._num_under_way += 1
+        self.num_under_way += 1
 
     def end(self, num_tokens: int) -> None:
         """Note the end of a group of `num_tokens` tokens."""
-        self._num_under_way -= 1
+        self.num_under_way -= 1
         self.num_tokens += num_tokens
         self.num_groups += 1
         self._changed.set()
 
     def abandon(self) -> None:
         """Note that a group ended without tokens: the node gave up its prompt."""
-        self._num_under_way -= 1
+        self.num_under_way -= 1
         self._changed.set()
 
     async def until_more(self) -> None:

@@ -89,11 +89,12 @@ class TimedStepGate:
             last_s = time.monotonic() - self._step_at
             self._train_s = (self._train_s + last_s) / 2 if self._train_s else last_s
         while True:
+            await self._wait_for_pause()
             self.stored.clear()
             await self._release_unusable()
             self._needs = self._current_quota()
             outlook = await self._outlook()
-            if may_start(self._needs, outlook):
+            if may_start(self._needs, outlook) and not self.context.pause.is_paused:
                 self._step_at = time.monotonic()
                 self._plan_next()
                 return True
@@ -104,6 +105,12 @@ class TimedStepGate:
             with suppress(TimeoutError):  # Python 3.11's `wait_for` loses a cancellation that coincides with the event
                 async with asyncio.timeout(RECHECK_INTERVAL_S):
                     await self.stored.wait()
+
+    async def _wait_for_pause(self) -> None:
+        """Wait for the end of a pause, which counts as no time without groups."""
+        if self.context.pause.is_paused:
+            await self.context.pause.wait_running()
+            self._own_ready_since, self._with_sender_at = None, time.monotonic()
 
     def shares(self, step: int) -> tuple[int, int]:
         """Return the run's own and foreign shares, adjusted if the node generates no more groups."""

@@ -1,0 +1,127 @@
+"""The pause loop: pauses and resumes the node, by the operator's commands and by `[schedule]` of the settings.
+
+During a pause both workers have ended, so their memory is free. All other loops run: the node serves its groups, takes
+part in the gossip, and answers. The step in progress ends first, and the learner saves it. A group in generation that
+does not end within `GROUPS_END_S` begins again after the pause.
+
+`pause.json` in the home keeps the last command, so a restarted node remains paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ftis_node.config.home import Home
+from ftis_node.errors import FileError, UsageError
+from ftis_node.files import read_object, replace_file
+from ftis_node.node.context import NodeContext
+from ftis_node.node.pausing.machine import MachineObserver
+from ftis_node.node.pausing.policy import Command, Decision, MachineFacts, decide
+from ftis_node.node.supervision.background import in_background
+from ftis_node.node.supervision.task_monitor import waiting, waiting_for
+from ftis_node.node.training.group_limits import GenerateBudget
+from ftis_node.telemetry.health_summary import pause_words
+from ftis_node.workers.supervisor import WorkerClient
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 10.0
+GROUPS_END_S = 10.0
+POLL_S = 0.1
+MAX_LENGTH_S = 366 * 86400.0
+ACTIONS = ("pause", "resume")
+
+
+@dataclass(eq=False, repr=False)
+class PauseLoop:
+    """Loop that decides every ten seconds, and at each command, whether the node computes."""
+
+    context: NodeContext
+    home: Home
+    workers: tuple[WorkerClient, ...]
+    budget: GenerateBudget
+    observer: MachineObserver
+    _facts: MachineFacts = field(default_factory=MachineFacts, init=False)
+    _asked: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def __post_init__(self) -> None:
+        self._gate = self.context.pause
+        self._command = read_command(self.home)
+
+    async def run(self) -> None:
+        while True:
+            self._asked.clear()
+            await self.check()
+            with suppress(TimeoutError), waiting_for("the clock, or a command"):
+                async with asyncio.timeout(PERIOD_S):
+                    await self._asked.wait()
+
+    async def check(self) -> None:
+        """Pause or resume, as the settings, the last command, the time and the machine require."""
+        self._facts = await in_background(self.observer.facts)
+        decision = self._decision()
+        if decision.is_pause and not self._gate.is_paused:
+            await self._begin(decision)
+        elif self._gate.is_paused and not decision.is_pause:
+            self._end()
+        elif self._gate.is_paused:
+            self._gate.decision = decision
+
+    def change(self, action: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Do one of ACTIONS, for `arguments["for_s"]` seconds if given, and return what follows. Raise UsageError.
+
+        `resume` with a time overrides the schedule until then.
+        """
+        length_s = arguments.get("for_s")
+        if length_s is not None and (isinstance(length_s, bool) or not isinstance(length_s, int | float)):
+            raise UsageError("for_s is a number of seconds")
+        if length_s is not None and not 0 < length_s <= MAX_LENGTH_S:
+            raise UsageError(f"--for is more than 0 s and at most {MAX_LENGTH_S / 86400:.0f} d")
+        until = None if length_s is None else time.time() + length_s
+        command = Command("pause", until) if action == "pause" else Command("run", until) if until else Command()
+        replace_file(self.home.pause, msgspec.json.encode(command))
+        self._command = command
+        self._asked.set()
+        decision = self._decision()
+        return {"reason": decision.reason, "until": decision.until, "in_effect": self._gate.is_in_effect}
+
+    def _decision(self) -> Decision:
+        return decide(self.context.settings.schedule, self._command, self._facts, now=time.time())
+
+    async def _begin(self, decision: Decision) -> None:
+        self.context.events.write("pause_began", reason=decision.reason, until=decision.until)
+        log.info("%s; the step in progress ends first", pause_words(decision.reason, decision.until, now=time.time()))
+        await self._gate.begin(decision)
+        if not self._decision().is_pause:  # a command came meanwhile
+            self._end()
+            return
+        deadline = time.monotonic() + GROUPS_END_S
+        while self.budget.num_under_way and time.monotonic() < deadline:
+            await waiting("the groups in generation", asyncio.sleep(POLL_S))
+        for worker in self.workers:  # in turn: a generator that starts may ask the learner for weights
+            await waiting("the workers to end", worker.pause())
+        self._gate.is_in_effect = True
+        log.info("paused: the workers have ended, their memory is free")
+
+    def _end(self) -> None:
+        for worker in self.workers:
+            worker.resume()
+        length_s = self._gate.end()
+        self.context.events.write("pause_ended", paused_s=round(length_s, 1))
+        log.info("resumed: the workers load the model")
+
+
+def read_command(home: Home) -> Command:
+    """Return the last command; none if the home has no readable one."""
+    try:
+        return msgspec.convert(read_object(home.pause), Command)
+    except (OSError, FileError, msgspec.ValidationError):
+        return Command()

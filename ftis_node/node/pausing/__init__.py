@@ -1,0 +1,1 @@
+"""Pauses of a node: by command, and by the schedule of its settings."""

@@ -1,0 +1,66 @@
+"""The gate between a pause and the loops that compute."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from ftis_node.node.pausing.policy import RUN, Decision
+from ftis_node.node.supervision.task_monitor import waiting
+from ftis_node.telemetry.status import PauseStatus
+
+PAUSE_END = "the end of the pause"
+
+
+class PauseGate:
+    """A gate for new work, and a lock that a step or an evaluation holds. For one event loop.
+
+    `decision` is the present one. `num_pauses` counts those after which the workers are new processes.
+    """
+
+    def __init__(self) -> None:
+        self.decision = RUN
+        self.num_pauses = 0
+        self.is_in_effect = False  # the workers have ended
+        self._since: float | None = None  # Unix time
+        self._running = asyncio.Event()
+        self._running.set()
+        self._work = asyncio.Lock()
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether a pause has begun. A step in progress still ends."""
+        return not self._running.is_set()
+
+    async def wait_running(self) -> None:
+        await waiting(PAUSE_END, self._running.wait())
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """Delay the effect of a pause while the block runs. During a pause, wait for its end first."""
+        await waiting(PAUSE_END, self._work.acquire())
+        try:
+            yield
+        finally:
+            self._work.release()
+
+    async def begin(self, decision: Decision) -> None:
+        """Admit no new work. Return when the work in progress has ended."""
+        self.decision, self._since = decision, time.time()
+        self._running.clear()
+        await waiting("the step in progress", self._work.acquire())
+
+    def end(self) -> float:
+        """Admit work again. Return the length of the pause in seconds."""
+        assert self._since is not None, "a pause has begun"
+        length_s = time.time() - self._since
+        self.num_pauses += self.is_in_effect
+        self.decision, self._since, self.is_in_effect = RUN, None, False
+        self._work.release()
+        self._running.set()
+        return length_s
+
+    def status(self) -> PauseStatus:
+        return PauseStatus(self.decision.reason, self.decision.until, self.is_in_effect)

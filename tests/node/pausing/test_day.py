@@ -1,0 +1,162 @@
+"""A day in the life of a node with a simulated clock: the loop, its gate and a real worker process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import load_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.errors import UsageError
+from ftis_node.node.context import NodeContext, NodeDescription, NodeState
+from ftis_node.node.loops.pause import PauseLoop
+from ftis_node.node.pausing.machine import MachineObserver
+from ftis_node.node.pausing.policy import MachineFacts
+from ftis_node.node.training.group_limits import GenerateBudget
+from ftis_node.records.identity import Identity
+from ftis_node.telemetry.events import EventLog, read_events
+from ftis_node.telemetry.health_summary import summarize_health
+from ftis_node.telemetry.status import NodeStatus, Status
+from ftis_node.workers.process import WorkerSpec
+from ftis_node.workers.supervisor import Supervisor, WorkerClient, WorkerState
+
+SCHEDULE = {"hours": "22-07", "when_on_battery": "pause", "while_running": ["steam"]}
+
+
+WORKERS = Path(__file__).parents[2] / "workers"  # the folder of the echo worker
+
+
+class Facts(MachineObserver):
+    """An observer of a machine whose state the test sets."""
+
+    now = MachineFacts()
+
+    def facts(self) -> MachineFacts:
+        return self.now
+
+
+class Day:
+    """One home on one simulated day; `start` is a start of the node."""
+
+    def __init__(self, folder: Path, events: EventLog, patch: pytest.MonkeyPatch) -> None:
+        self.home = Home(folder)
+        self.home.create()
+        self.events = events
+        self.settings = NodeSettings(model="m", schedule=SCHEDULE)
+        self.unix_s = 0.0
+        patch.setattr(time, "time", lambda: self.unix_s)
+
+    def start(self) -> None:
+        about = NodeDescription("node", "m", "")
+        manifest = load_manifest("arithmetic-ftis")
+        context = NodeContext(self.settings, manifest, Identity.generate(), self.events, NodeState(), about)
+        spec = WorkerSpec(
+            name="learner",
+            module="echo_worker",
+            boot=echo_boot(self.home.root),
+            sockets_dir=self.home.sockets,
+            log_path=self.home.logs / "learner.log",
+            environment={"PYTHONPATH": f"{WORKERS}:{WORKERS.parents[1]}"},
+        )
+        self.worker = WorkerClient(Supervisor(spec))
+        self.facts = Facts(self.settings.schedule)
+        self.gate = context.pause
+        self.loop = PauseLoop(context, self.home, (self.worker,), GenerateBudget(), self.facts)
+
+    async def at(self, clock: str, *, battery: bool = False, steam: bool = False) -> str:
+        """Set the clock, look once, and return the first two lines of the status: paused or not, and the worker."""
+        self.unix_s = datetime.fromisoformat(f"2026-05-{clock}").timestamp()
+        self.facts.now = MachineFacts(on_battery=battery, programs=("steam",) * steam)
+        await self.loop.check()
+        if not self.gate.is_paused:
+            await self.worker.wait_ready()
+        assert (self.worker.pid is None) == self.gate.is_in_effect
+        shown = Status(node=NodeStatus(state="running"), pause=self.gate.status())
+        return summarize_health(shown, now=self.unix_s).learning.why if self.gate.is_paused else "runs"
+
+    async def stop(self) -> None:
+        await self.worker.stop()
+        assert self.worker.pid is None
+
+
+@pytest.fixture
+def day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Day]:
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.syspath_prepend(str(WORKERS))
+    time.tzset()
+    with closing(EventLog(tmp_path / "events.jsonl")) as events:
+        yield Day(tmp_path, events, monkeypatch)
+    monkeypatch.undo()
+    time.tzset()
+
+
+async def test_a_day_of_schedule_battery_program_command_sleep_and_restart(day):
+    day.start()
+    assert await day.at("04T12:00") == "paused until 22:00: outside schedule.hours 22-07"
+    running = asyncio.create_task(day.worker.run())  # a start during a pause: nothing is loaded
+    still = {"reason": "outside schedule.hours 22-07", "until": day.unix_s + 36000, "in_effect": True}
+    assert day.loop.change("resume", {}) == still
+    assert day.loop.change("resume", {"for_s": 1800})["reason"] == ""
+    assert await day.at("04T12:10") == "runs", "resume --for does not override the schedule"
+    assert await day.at("04T12:30") == "paused until 22:00: outside schedule.hours 22-07"
+    assert await day.at("04T22:00") == "runs"
+    assert await day.at("04T22:30", battery=True) == "paused: the machine runs on its battery"
+    assert await day.at("04T22:40", steam=True) == "paused: steam is running", "the reason does not follow the facts"
+    assert await day.at("04T23:00") == "runs"
+    day.loop.change("pause", {"for_s": 3 * 3600})
+    assert await day.at("04T23:01") == "paused until 02:00: by command"
+    await day.stop()
+    await asyncio.gather(running, return_exceptions=True)
+
+    day.start()  # again, an hour later: the home still has the command
+    assert await day.at("05T00:30") == "paused until 02:00: by command"
+    running = asyncio.create_task(day.worker.run())
+    assert await day.at("05T02:00") == "runs"
+    assert await day.at("05T09:30") == "paused until 22:00: outside schedule.hours 22-07", "slept until the morning"
+    assert await day.at("05T22:05") == "runs"
+    await day.stop()
+    await asyncio.gather(running, return_exceptions=True)
+    begun = [event["reason"] for event in read_events(day.home.events, name="pause_began")]
+    ended = [event["paused_s"] for event in read_events(day.home.events, name="pause_ended")]
+    assert begun.count("outside schedule.hours 22-07") == 3
+    assert ended == [600.0, 9.5 * 3600, 1800.0, 5400.0, 12 * 3600 + 35 * 60.0]
+
+
+async def test_a_pause_waits_for_the_step_and_stops_at_a_resume_meanwhile(day):
+    day.start()
+    starting = asyncio.create_task(day.worker.run())
+    await day.at("04T22:00")
+    async with day.gate.working():
+        day.loop.change("pause", {})
+        pausing = asyncio.create_task(day.loop.check())
+        await asyncio.sleep(0.05)
+        assert (day.gate.is_paused, day.gate.is_in_effect, day.worker.worker_state) == (True, False, WorkerState.READY)
+        first = day.worker.pid
+        day.loop.change("resume", {})
+    await pausing
+    await day.loop.check()
+    assert (await day.at("04T22:01"), day.worker.pid) == ("runs", first), "the workers were ended for nothing"
+    await day.stop()
+    await asyncio.gather(starting, return_exceptions=True)
+
+
+@pytest.mark.parametrize("length_s", [0, -1, 1e12, True, "2h"])
+async def test_a_length_that_is_none_changes_nothing(day, length_s):
+    day.start()
+    with pytest.raises(UsageError):
+        day.loop.change("pause", {"for_s": length_s})
+    assert not day.home.pause.exists()
+
+
+def echo_boot(trace: Path) -> Any:
+    from echo_worker import EchoBoot
+
+    return EchoBoot(trace=str(trace))
