@@ -49,7 +49,7 @@ ASSETS = Path(__file__).parent / "assets"
 NODE = "home-full"
 STEP = 25  # of the demo; pictured late, because directory records are renewed every 30 s only
 SIZE = (120, 38)  # columns and rows of the terminal
-SWARM_SIZE = (120, 10)
+SWARM_SIZE = (120, 14)
 REPORT_SIZE = (1000, 900)  # pixels
 READ_LIMIT_S = 60.0
 FONT_FACES = re.compile(r"@font-face \{[^}]*\}\s*")
@@ -121,7 +121,7 @@ async def picture_swarm(home: Home, out: Path) -> None:
     """Write the view of the swarm as this node sees it."""
     app = DashboardApp(home, is_swarm=True)
     async with app.run_test(size=SWARM_SIZE) as pilot, asyncio.timeout(READ_LIMIT_S):
-        while len(app.query_one("#text", TextLines).lines) < 2:
+        while not app.query_one("#learning", TextLines).lines:
             await pilot.pause(0.1)
         await pilot.pause(0.5)
         write(out / "swarm.svg", app.export_screenshot(title="ftis-node dashboard --swarm"))

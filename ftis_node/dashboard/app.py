@@ -26,19 +26,24 @@ class DashboardApp(DashboardContext):
         home: Home,
         *,
         is_swarm: bool = False,
+        has_curves: bool = True,
         period_s: float = PERIOD_S,
         once: bool = False,
     ) -> None:
-        """`is_swarm` shows only the whole swarm. `once` ends the application after the first paint."""
+        """`is_swarm` shows only the whole swarm. `once` ends the application after the first paint.
+
+        A browser has its own curves, so it needs none here.
+        """
         super().__init__(home)
         self.theme = "ansi-dark"
         self._is_swarm = is_swarm
+        self._has_curves = has_curves
         self._period_s = period_s
         self._once = once
         self._is_over = threading.Event()
 
     def get_default_screen(self) -> Screen[None]:
-        return self._swarm_screen() if self._is_swarm else MainScreen()
+        return self._swarm_screen() if self._is_swarm else MainScreen(classes="" if self._has_curves else "-no-curves")
 
     def on_mount(self) -> None:
         if self._once:

@@ -1,5 +1,7 @@
 """Dashboard in a browser: textual-serve runs one dashboard for each open page and relays keys and frames.
 
+Above it are the curves, as charts. The view of the whole swarm is a page alone. `WebPages` draws both.
+
 The server checks the `Origin` header, so that pages of other sites in the same browser cannot use it. It checks the
 `Host` header, because foreign names can resolve to 127.0.0.1. It requires a token that is new at every start, because
 other users of the machine can reach the port but not the home. The printed address contains the token; the first
@@ -16,6 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -23,6 +26,7 @@ from textual_serve.server import Server
 
 from ftis_node.config.home import Home
 from ftis_node.config.observe import is_loopback
+from ftis_node.errors import FtisError
 from ftis_node.node.http_api.auth import host_name, is_same_secret
 from ftis_node.node.http_api.port import open_port
 from ftis_node.telemetry.terminal_text import one_line
@@ -31,7 +35,7 @@ MAX_PAGES = 8  # each page runs a process
 TOKEN_BYTES = 24
 COOKIE = "ftis-dashboard-{port}"  # a browser sends a cookie to every port of a machine
 PAGES = Path(__file__).parent / "pages"
-WEBSOCKET_PATH = "/ws"
+WEBSOCKET_PATH, CURVES_PATH = "/ws", "/curves"
 CONTENT_POLICY = (
     "default-src 'self'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; img-src data:; "
     "frame-ancestors 'none'"
@@ -65,6 +69,13 @@ def _site_of(origin: str) -> str | None:
         return None
 
 
+class WebPages(NamedTuple):
+    """Functions that return HTML: the page of the swarm, and the curves of the node. They block."""
+
+    swarm: Callable[[], str]
+    curves: Callable[[], str]
+
+
 class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no types
     """textual-serve with our own page, which loads nothing from other sites, and with the checks above."""
 
@@ -75,14 +86,17 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         host: str,
         port: int,
         token: str,
+        pages: WebPages,
         is_swarm: bool = False,
     ) -> None:
-        words = [sys.executable, "-m", "ftis_node", "dashboard", "--home", str(home.root)]
-        command = shlex.join([*words, "--swarm"] if is_swarm else words)
-        super().__init__(command, host=host, port=port, title="ftis-node", templates_path=PAGES)
+        words = [sys.executable, "-m", "ftis_node", "dashboard", "--no-curves", "--home", str(home.root)]
+        super().__init__(shlex.join(words), host=host, port=port, title="ftis-node", templates_path=PAGES)
         self._token = token
         self._cookie = COOKIE.format(port=port)
         self._num_pages = 0
+        self._draw_swarm, self._draw_curves = pages
+        self._is_swarm = is_swarm
+        self._drawing = asyncio.Lock()
 
     def initialize_logging(self) -> None:
         """Do nothing: the command has set up logging."""
@@ -97,9 +111,23 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         """
         import aiohttp_jinja2
 
+        if self._is_swarm:
+            return await self._drawn(self._draw_swarm)
         size = request.query.get("fontsize", "")
         context = {"font_size": int(size) if size.isdecimal() and len(size) < 3 else ""}
         return aiohttp_jinja2.render_template("app_index.html", request, context)
+
+    async def handle_curves(self, request: web.Request) -> web.Response:
+        return await self._drawn(self._draw_curves)
+
+    async def _drawn(self, draw: Callable[[], str]) -> web.Response:
+        """Return what `draw` returns, drawn in a thread; its error as 503."""
+        try:
+            async with self._drawing:
+                html = await asyncio.to_thread(draw)
+        except (FtisError, OSError) as error:
+            return web.Response(status=503, text=one_line(str(error)))
+        return web.Response(text=html, content_type="text/html")
 
     async def serve_until_signal(self, on_ready: Callable[[], None]) -> None:
         """Serve until SIGINT or SIGTERM; call `on_ready` when the port is open. Raises UsageError if it is taken."""
@@ -114,6 +142,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
 
     async def _make_app(self) -> web.Application:
         app: web.Application = await super()._make_app()
+        app.router.add_get(CURVES_PATH, self.handle_curves)
         app.middlewares.append(self._checked)
         return app
 
@@ -149,12 +178,14 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         return answer
 
 
-def serve_dashboard(home: Home, *, host: str, port: int, is_swarm: bool, show: Callable[[str], None]) -> None:
+def serve_dashboard(
+    home: Home, pages: WebPages, *, host: str, port: int, is_swarm: bool, show: Callable[[str], None]
+) -> None:
     """Serve until SIGINT or SIGTERM. `show` gets lines for the operator. Raises UsageError if the port is taken."""
     if warning := warning_of(host, port):
         show(f"ftis-node: {warning}")
     token = secrets.token_urlsafe(TOKEN_BYTES)
     address = f"http://{host}:{port}/?token={token}"
-    server = DashboardServer(home, host=host, port=port, token=token, is_swarm=is_swarm)
+    server = DashboardServer(home, host=host, port=port, token=token, pages=pages, is_swarm=is_swarm)
     line = f"the dashboard is at {address} (ctrl-C ends it; the node keeps running)"
     asyncio.run(server.serve_until_signal(lambda: show(line)))

@@ -26,6 +26,7 @@ from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.replay.group_history import CompletionDetails, PromptResolver, read_completions
 from ftis_node.replay.reader import GroupSummary, ReplayReader
+from ftis_node.report.compared import Compared
 from ftis_node.report.formatting import clean
 from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
 from ftis_node.telemetry.history import ROUTINE, EventHead, History, HistoryReader, read_event
@@ -206,6 +207,7 @@ class RunFacts:
     samples: list[Sample] = field(default_factory=list)
     timeline: list[TimelineEntry] = field(default_factory=list)
     timeline_left_out: int = 0
+    compared: Compared | None = None
     made_at: float = field(default_factory=time.time)
 
     def name_of(self, peer_id: str) -> str:

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Sequence
-from importlib import metadata, resources
+from importlib import metadata
 from itertools import islice
 from typing import Any
 
+from ftis_node.report.compared import MAX_PROBLEMS
 from ftis_node.report.facts import RunFacts
 from ftis_node.report.formatting import clean
 from ftis_node.report.run_charts import run_charts
+from ftis_node.report.templates import render
 from ftis_node.report.timeline import sentence
 from ftis_node.swarm.reasons import full_sentence
 from ftis_node.telemetry.health_summary import duration, plural
 from ftis_node.telemetry.history import EvaluationPoint, StepPoint, groups_used, slices
-from ftis_node.telemetry.terminal_text import date_time
 from ftis_node.view.node_facts import node_facts
 from ftis_node.view.snapshot import NodeSnapshot
-from ftis_node.view.spans import count, number, percent, short_id, text_of
+from ftis_node.view.spans import count, number, percent, text_of
 
 TEMPLATE = "page.html.j2"
-STYLE = "page.css"
 MAX_PEERS = 60
 MAX_EVALUATIONS = 24
 PACKAGES = ("torch", "transformers", "vllm", "hivemind")
-FILTERS = (number, percent, duration, date_time, short_id, clean)
 NODE_SETTINGS = ("engine", "device", "dtype", "lora", "seed")
 MEANS = ("reward_mean", "loss", "kept_fraction", "truncated_fraction", "mean_kl")
 ABOUT = {"node", "run", "domain", "budget", "model", "trains"}  # facts without addresses
@@ -109,20 +108,7 @@ def _why_no_step(facts: RunFacts) -> str:
 
 
 def render_page(facts: RunFacts) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        loader=PackageLoader("ftis_node.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update({one.__name__: one for one in FILTERS})
-    style = resources.files("ftis_node.report").joinpath(STYLE).read_text(encoding="utf-8")
-    ours = Markup(style)  # nosec B704: a file of this package
-    return environment.get_template(TEMPLATE).render(style=ours, **_values(facts))
+    return render(TEMPLATE, **_values(facts))
 
 
 def _values(facts: RunFacts) -> dict[str, Any]:
@@ -147,6 +133,7 @@ def _values(facts: RunFacts) -> dict[str, Any]:
         "step_rows": [_row(steps) for steps in slices(history.steps, NUM_ROWS)],
         "timeline": [(entry, sentence(entry, facts.name_of)) for entry in facts.timeline],
         "about": _about(facts),
+        "problems": facts.compared.problems[:MAX_PROBLEMS] if facts.compared else (),
     }
 
 

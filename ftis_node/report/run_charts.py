@@ -38,7 +38,10 @@ SMOOTH_SHARE = 0.04  # fraction of the curve over which a smoothed point average
 
 
 class ChartSeries(NamedTuple):
-    """One curve with its points by x. The legend shows `figure` instead of the last value."""
+    """One curve with its points by x.
+
+    The legend leaves out a curve without a name. It shows `figure` instead of the last value.
+    """
 
     name: str
     color: str
@@ -67,13 +70,15 @@ class Chart:
         return any(len(series.points) > 1 for series in self.series)
 
     def legend(self) -> list[tuple[str, str, str]]:
-        return [(one.color, one.name, one.figure or self.write(one.points[-1][1])) for one in self._with_points()]
+        named = [one for one in self._with_points() if one.name]
+        return [(one.color, one.name, one.figure or self.write(one.points[-1][1])) for one in named]
 
     def text(self) -> str:
         """Return the chart for readers who do not see it."""
         ends = (
             f"{one.name} from {self.write(one.points[0][1])} to {self.write(one.points[-1][1])}"
             for one in self._with_points()
+            if one.name
         )
         return f"{self.title}: {'; '.join(ends)}"
 

@@ -5,107 +5,16 @@ The readers of `records/` have bounded every value. Names may contain any charac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.records.envelope import PeerRecord
-from ftis_node.swarm.peer_rows import shown_names
-from ftis_node.telemetry.health_summary import duration
-from ftis_node.telemetry.terminal_text import clipped, columns
 
 MAX_ROWS = 200
 MINUTE_S = 60.0
-BARS = "▁▂▃▄▅▆▇█"
-HEADER = ("name", "id", "role", "model", "step", "groups/min", "tokens/min", "pass@1", "refused", "measured", "seen")
-NUM_LEFT = 4  # text columns, aligned left; number columns are aligned right
-NAME_WIDTH, MODEL_WIDTH, ID_LENGTH, MAX_MATRIX = 16, 20, 8, 12
-
-
-def render_views(views: Sequence[SwarmView]) -> list[str]:
-    if not views:
-        return ["no run is known yet"]
-    return [line for place, view in enumerate(views) for line in ([""] if place else []) + render_view(view)]
-
-
-def render_view(view: SwarmView) -> list[str]:
-    """Return the lines of one run: its peers, then the matrix of learners and senders."""
-    lines, names = [_title(view)], shown_names({row.peer_id: row.name for row in view.peers}, width=NAME_WIDTH)
-    if view.peers:
-        lines += columns(HEADER, [_cells(row, names, view.taken_at) for row in view.peers], num_left=NUM_LEFT)
-        lines += ["", *_matrix(view, names)]
-    if view.num_omitted:
-        lines.append(f"{view.num_omitted} more peers are not shown")
-    return lines
-
-
-def sparkline(rates: Iterable[float]) -> str:
-    """Return a bar for each rate in [0, 1]."""
-    return "".join(BARS[min(int(rate * len(BARS)), len(BARS) - 1)] for rate in rates)
-
-
-def _title(view: SwarmView) -> str:
-    run = view.run
-    words = ", ".join(
-        f"{label} {clipped(value, 60)}" for label, value in (("task", run.task), ("method", run.method)) if value
-    )
-    unreadable = f", {view.num_unreadable} without a readable record" if view.num_unreadable else ""
-    name = f" ({clipped(run.name, 60)})" if run.name else ""
-    count = len(view.peers) + view.num_omitted
-    return f"run {clipped(run.id, 32)}{name}: {count} {'peer' if count == 1 else 'peers'}{unreadable}; {words}".rstrip(
-        "; "
-    )
-
-
-def _cells(row: SwarmRow, names: Mapping[str, str], now: float) -> tuple[str, ...]:
-    last = f" {row.pass_rates[-1][1]:.2f}" if row.pass_rates else "-"
-    return (
-        names[row.peer_id] or "-",
-        short(row),
-        row.role or "-",
-        clipped(row.model.rsplit("/", 1)[-1] or "-", MODEL_WIDTH),
-        "-" if row.step is None else str(row.step),
-        "-" if row.groups_per_minute is None else rate_text(row.groups_per_minute),
-        rate_text(row.tokens_per_minute),
-        sparkline(rate for _, rate in row.pass_rates) + last,
-        "-" if row.refused_groups is None else str(row.refused_groups),
-        _age(row.measured_at, now),
-        _age(row.seen_at, now),
-    )
-
-
-def _age(at: float | None, now: float) -> str:
-    return f"{duration(max(0.0, now - at))} ago" if at else "-"
-
-
-def rate_text(rate: float) -> str:
-    """Return a rate as people write it: `4.5`, `3,169`; with an exponent from a billion on."""
-    return f"{rate:,.0f}" if 100 <= rate < 1e9 else f"{rate:.3g}"
-
-
-def short(row: SwarmRow) -> str:
-    """Return the end of the peer id, because all ids have the same beginning."""
-    return clipped(row.peer_id[-ID_LENGTH:], ID_LENGTH)
-
-
-def _matrix(view: SwarmView, names: Mapping[str, str]) -> list[str]:
-    learners = [row for row in view.peers if row.learns_from][:MAX_MATRIX]
-    if not learners:
-        return ["who learns from whom: no peer has published a step yet"]
-    senders = list(view.peers[:MAX_MATRIX])
-    labels = {row.peer_id: names[row.peer_id] or short(row) for row in (*senders, *learners)}
-    header, table = ("", *(labels[sender.peer_id] for sender in senders), "others"), []
-    for row in learners:
-        shares = [row.learns_from.get(sender.peer_id, 0.0) for sender in senders]
-        table.append((labels[row.peer_id], *map(_percent, shares), _percent(max(0.0, 1.0 - sum(shares)))))
-    title = "who learns from whom (share of the groups of a peer's last steps, by sender):"
-    return [title, *columns(header, table, num_left=1)]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.005 else "-"
 
 
 class RunSummary(msgspec.Struct, frozen=True):

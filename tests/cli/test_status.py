@@ -190,8 +190,9 @@ def test_the_swarm_is_printed_as_table_json_or_json_lines(
     view = json.loads(json.dumps(SwarmView(RunSummary("ab" * 16, task="arithmetic"), 1.0, (row,)).as_dict()))
     (tmp_path / "status.json").write_text(json.dumps(_document(Status()) | {"swarm_view": [view]}))
     assert run(["swarm", "--home", str(tmp_path)]) == 0
-    title, header, peer, *_ = capsys.readouterr().out.splitlines()
-    assert "1 peer; task arithmetic" in title and header.startswith("name") and peer.startswith("an\\x1bn  peer0001")
+    title, sums, _, header, peer, *_ = capsys.readouterr().out.splitlines()
+    assert title.endswith("; task arithmetic") and sums.startswith("1 node, 0 active, as of ")
+    assert header.startswith("name") and peer.startswith("an\\x1bn  peer0001")
     assert run(["swarm", "--home", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [view]
     answers: list[Any] = [[view], FtisError("the node does not answer")]
@@ -218,7 +219,7 @@ def test_watching_a_swarm_on_a_small_terminal_counts_hidden_lines(
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("LINES", "8")
+    monkeypatch.setenv("LINES", "10")
     assert run(["swarm", "--watch", "--home", str(tmp_path)]) == 0
     painted = capsys.readouterr().out
     assert "n3 " in painted and "n4 " not in painted

@@ -21,6 +21,7 @@ from tests.dashboard.sample_node import STATUS
 from tests.node.support import free_port
 from tests.waiting import eventually
 
+STEP = '{{"time":{0}.0,"event":"step","step":{0},"reward_mean":0.5}}\n'
 COMMAND = [sys.executable, "-m", "ftis_node", "dashboard"]
 
 
@@ -32,10 +33,10 @@ def home(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def _served(home: Path, host: str = "127.0.0.1") -> Iterator[str]:
+def _served(home: Path, host: str = "127.0.0.1", *options: str) -> Iterator[str]:
     """Serve the dashboard; give the URL that the command prints."""
     port = free_port()
-    command = [*COMMAND, "--home", str(home), "--web", "--port", str(port), "--host", host]
+    command = [*COMMAND, "--home", str(home), "--web", "--port", str(port), "--host", host, *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         printed = next(line for line in server.stderr if "the dashboard is at" in line)
@@ -126,6 +127,11 @@ async def test_the_page_loads_nothing_from_other_hosts_and_the_websocket_sends_t
         async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
             page = await _page(session, printed)
             assert "https:" not in page.replace('"https:"', "") and "textual.js" in page
+            async with session.get(f"{url}/curves") as response:
+                assert "The curves begin after two steps" in await response.text()
+            home.joinpath("events.jsonl").write_text("".join(map(STEP.format, (1, 2))))
+            async with session.get(f"{url}/curves") as response:
+                assert (await response.text()).count("data:image/svg+xml") == 1
             async with session.get(f"{url}/ws", headers={"Origin": "http://evil.example"}) as response:
                 assert response.status == 403
             async with session.ws_connect(f"{url}/ws?width=80&height=24", origin=url) as screen:
@@ -136,7 +142,17 @@ async def test_the_page_loads_nothing_from_other_hosts_and_the_websocket_sends_t
                     data = message.data
                     shown += data if isinstance(data, str) else data.decode(errors="replace")
                     shown = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", shown)
-    assert "contributing" in shown
+    assert "contributing" in shown and "reward of a step" not in shown, "the page has the curves"
+
+
+async def test_the_swarm_is_a_page_and_its_errors_are_one_line(home: Path) -> None:
+    with _served(home, "127.0.0.1", "--swarm") as printed:
+        async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
+            page = await _page(session, printed)
+            assert "No run yet" in page and 'http-equiv="refresh"' in page and "<script" in page
+            home.joinpath("status.json").write_text('{"swarm_view": [1]}')
+            async with session.get(printed.split("?")[0]) as response:
+                assert (response.status, "cannot be read" in await response.text()) == (503, True)
 
 
 async def test_the_page_needs_the_token_of_the_printed_address(home: Path) -> None:
@@ -145,7 +161,7 @@ async def test_the_page_needs_the_token_of_the_printed_address(home: Path) -> No
         address, token = printed.replace("0.0.0.0", "127.0.0.1").split("/?token=")
         async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:  # stores cookies of IP addresses too
             assert "open the address" in await _page(session, address)
-            for path in ("/ws", "/static/js/textual.js", f"/?token={token[:-1]}", "/ws?token="):
+            for path in ("/ws", "/curves", "/static/js/textual.js", f"/?token={token[:-1]}", "/ws?token="):
                 async with session.get(f"{address}{path}") as response:
                     assert response.status == 401, path
             async with session.get(f"{address}/?token={token}") as response:

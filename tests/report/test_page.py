@@ -116,6 +116,29 @@ def test_the_figures_are_those_of_the_event_log(page: Page) -> None:
     assert idle[-1] == "5"
 
 
+def test_answers_before_and_after_are_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers = {"before": {"text": ATTACK * 99, "is_right": False}, "after": {"text": "42", "is_right": True}}
+    document = {
+        **{"model": "/home/someone/out-s", "pass_at_1": 0.64, "n": 512, "task": "sums", "k": 1},
+        "compared": {"model": ATTACK, "pass_at_1": 0.1289, "n": 512},
+        "difference": {"gained": 270, "lost": 8, "pass_at_1": 0.51, "standard_error": 0.02},
+        "problems": [{"problem": f"{number}+2=", "right_answer": "42", **answers} for number in range(9)],
+    }
+    home, compared, out = write_home(tmp_path / "home"), tmp_path / "eval.json", tmp_path / "run.html"
+    command = ["report", "--home", str(home.root), "--out", str(out), "--compared", str(compared)]
+    compared.write_text(json.dumps(document))
+    assert run(command) == 0
+    page = Page(out)
+    assert "Accuracy 12.9 % before, 64 % after, on 512 problems of sums." in page.source
+    assert "After: …/out-s. 270 problems gained, 8 lost." in page.source and "someone" not in page.source
+    assert page.source.count("Correct: 42") == 5 and "4+2=" in page.source and "5+2=" not in page.source
+    assert "\x1b" not in page.source and "<script>alert" not in page.source
+    compared.write_text(json.dumps({"model": "m"}))
+    capsys.readouterr()
+    assert run(command) == 2
+    assert "eval --model TRAINED --task SPEC --compare BASE --show 5 --json" in capsys.readouterr().err
+
+
 def test_unknown_values_are_left_out_of_a_mean() -> None:
     assert mean([1.0, None, 3.0]) == 2.0
     assert mean([None]) is None

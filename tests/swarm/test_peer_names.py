@@ -8,8 +8,9 @@ from ftis_node.errors import UsageError
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import Identity
 from ftis_node.records.names import folded_name, visible_name
-from ftis_node.swarm.overview import RunSummary, SwarmRow, make_view, render_view
+from ftis_node.swarm.overview import RunSummary, SwarmRow, make_view
 from ftis_node.swarm.peer_rows import find_peer, shown_names
+from ftis_node.view.swarm import swarm_text
 from tests.records.test_bounds import RECORD
 
 ME, THIEF = Identity.from_seed(b"1" * 32), Identity.from_seed(b"2" * 32)
@@ -79,14 +80,15 @@ def test_peers_whose_names_look_alike_are_shown_with_the_ends_of_their_ids():
     assert shown_names({"other": "a long name of mine"}, width=9) == {"other": "a long n\u2026"}
 
 
-def test_the_matrix_distinguishes_an_unknown_peer_with_the_nodes_own_name():
+def test_the_table_distinguishes_an_unknown_peer_with_the_nodes_own_name():
     def row(identity, name):
         sources = {THIEF.peer_id: 1.0}
         return SwarmRow(identity.peer_id, name, "full", "m", 1, "1", 1.0, 1.0, learns_from=sources)
 
     view = make_view([row(ME, "ann"), row(THIEF, "Ann")], run=RunSummary("ab"), now=2.0, own_id=ME.peer_id)
-    header = next(line for line in render_view(view) if line.strip().endswith("others"))
-    assert header.split() == ["ann", ME.peer_id[-4:], "Ann", THIEF.peer_id[-4:], "others"]
+    text = "\n".join(swarm_text([view], now=2.0))
+    assert f"\nann {ME.peer_id[-4:]} " in text and f"\nAnn {THIEF.peer_id[-4:]} " in text
+    assert f"Ann {THIEF.peer_id[-4:]} 100%" in text
 
 
 def test_a_name_that_looks_like_another_selects_no_peer():

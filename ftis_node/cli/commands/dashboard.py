@@ -23,6 +23,7 @@ def dashboard(
     host: Annotated[str, typer.Option("--host", help="With --web: address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="With --web: port.")] = DEFAULT_PORT,
     swarm: Annotated[bool, typer.Option("--swarm", help="Show all peers of the run.")] = False,
+    no_curves: Annotated[bool, typer.Option("--no-curves", hidden=True, help="Leave out the curves.")] = False,
     once: Annotated[bool, typer.Option("--once", hidden=True, help="End after the first paint.")] = False,
 ) -> int:
     """Show live whether a node contributes, learns and is healthy. Works for a stopped node, too.
@@ -34,9 +35,12 @@ def dashboard(
     if not (swarm or where.status.exists() or where.settings.exists()):
         raise ConfigError(f"no node has run in {where.root}: give its home with --home")
     if web:
-        from ftis_node.dashboard.web import serve_dashboard
+        from ftis_node.cli.commands.swarm import swarm_page
+        from ftis_node.dashboard.web import WebPages, serve_dashboard
+        from ftis_node.report.curves import CurveDrawer
 
-        serve_dashboard(where, host=host, port=port, is_swarm=swarm, show=partial(typer.echo, err=True))
+        pages = WebPages(partial(swarm_page, where), CurveDrawer(where).draw)
+        serve_dashboard(where, pages, host=host, port=port, is_swarm=swarm, show=partial(typer.echo, err=True))
         return 0
     if not (sys.stdin.isatty() and sys.stderr.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
         raise UsageError("the dashboard needs a terminal: use `ftis-node status`, or --web for a browser")
@@ -44,6 +48,6 @@ def dashboard(
     from ftis_node.dashboard.app import DashboardApp
 
     resume_collection()
-    app = DashboardApp(where, is_swarm=swarm, once=once)
+    app = DashboardApp(where, is_swarm=swarm, has_curves=not no_curves, once=once)
     app.run()
     return app.return_code or 0

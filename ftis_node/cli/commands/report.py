@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,17 +21,23 @@ if TYPE_CHECKING:
 def report(
     home: HomeOption = None,
     out: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("report.html"),
+    compared: Annotated[
+        Path | None,
+        typer.Option("--compared", metavar="FILE", help="Output of `eval --compare BASE --show 5 --json`, for a card."),
+    ] = None,
 ) -> None:
     """Write one page about a run: values, curves, peers, notable events. Works for a running or a stopped node.
 
-    The page loads nothing from a network, and contains no address and no path of this machine.
+    The page loads nothing from a network, and contains no address and no path of this machine. --compared adds five
+    problems with the answers before and after training.
     """
-    write_report(home_at(home), out)
+    write_report(home_at(home), out, compared=compared)
     typer.echo(str(out))
 
 
-def write_report(home: Home, out: Path) -> None:
-    """Write the page about a home's run. Raises ConfigError if no node has run there, UsageError for a bad `out`."""
+def write_report(home: Home, out: Path, *, compared: Path | None = None) -> None:
+    """Write the page about a home's run. Raises ConfigError if no node has run there, UsageError for a bad file."""
+    from ftis_node.report.compared import read_compared
     from ftis_node.report.facts import gather
     from ftis_node.report.html_page import render_page
     from ftis_node.telemetry.status import NodeStatus, Status
@@ -41,8 +48,9 @@ def write_report(home: Home, out: Path) -> None:
         if not home.events.exists():
             raise
         status, peers = Status(node=NodeStatus(state="unknown")), []  # it was stopped before it wrote them
+    evaluation = None if compared is None else read_compared(compared)
     with show_fraction("report") as show:
-        facts = gather(home, status=status, peers=peers, on_progress=show)
+        facts = replace(gather(home, status=status, peers=peers, on_progress=show), compared=evaluation)
     try:
         replace_file(out, render_page(facts).encode())
     except OSError as error:

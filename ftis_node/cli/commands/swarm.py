@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
-from ftis_node.errors import FileError, UsageError
-from ftis_node.node.http_api.node_client import read_document
+from ftis_node.errors import ConfigError, FileError, UsageError
+from ftis_node.files import replace_file
+from ftis_node.node.http_api.node_client import read_document, read_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ftis_node.config.home import Home
+    from ftis_node.swarm.overview import SwarmView
 
 
 def swarm(
@@ -22,6 +29,7 @@ def swarm(
     ] = None,
     run: Annotated[str | None, typer.Option("--run", metavar="RUN_ID", help="With --peers: the run.")] = None,
     as_json: JsonOption = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to this file.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Update until ctrl-C.")] = False,
     interval_s: Annotated[
         float, typer.Option("--interval", min=1.0, max=86400, metavar="SECONDS", help="Seconds between updates.")
@@ -29,13 +37,17 @@ def swarm(
 ) -> None:
     """Show the peers of a run: who takes part, rates, accuracy, and who learns from whom.
 
-    The home is that of a node or of a bootstrap node. All figures are claims in signed directory records.
+    The home is that of a node or of a bootstrap node. All figures are claims in signed directory records. The page of
+    --html has the line to join with, and so addresses of this node or of --peers.
 
     JSON shape: [{run: {id, name, task, method}, taken_at, own_id, num_unreadable, num_omitted, peers: [{peer_id, name,
     role, model, parameters, software, seen_at, tokens_per_minute, step, groups_per_minute, refused_groups,
     pass_rates: [[step, pass_at_1]], learns_from: {peer_id: share}, measured_at}]}]; with --watch one line per update.
     """
     read = _from_directory(tuple(peers), run) if peers else lambda: read_document(home_at(home), "/swarm")
+    if html is not None:
+        _write_page(html, _views(read()), tuple(peers or ()) or addresses_of(home_at(home)))
+        return
     if not watch:
         document = read()
         print_document(document, lambda: _lines(document), as_json=as_json)
@@ -44,18 +56,48 @@ def swarm(
 
     show_until_interrupt(
         read,
-        screen=lambda document, _: _lines(document),
+        screen=_lines,
         log_text=lambda document: "\n".join(_lines(document)),
         interval_s=interval_s,
         as_json=as_json,
     )
 
 
-def _lines(document: Any) -> list[str]:
-    from ftis_node.swarm.overview import SwarmView, render_views
+def addresses_of(home: Home) -> tuple[str, ...]:
+    """Return the addresses of the node on this home; () for a bootstrap node, which has no status."""
+    with suppress(ConfigError):
+        return tuple(read_status(home).node.addresses)
+    return ()
+
+
+def swarm_page(home: Home) -> str:
+    """Return the live page of the swarm as the node on this home sees it."""
+    from ftis_node.report.swarm_page import render_swarm
+
+    return render_swarm(_views(read_document(home, "/swarm")), addresses=addresses_of(home), is_live=True)
+
+
+def _write_page(out: Path, views: list[SwarmView], addresses: tuple[str, ...]) -> None:
+    from ftis_node.report.swarm_page import render_swarm
 
     try:
-        return render_views([SwarmView.from_dict(one) for one in document])
+        replace_file(out, render_swarm(views, addresses=addresses).encode())
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}; give another --html") from None
+    typer.echo(str(out))
+
+
+def _lines(document: Any, width: int = 120) -> list[str]:
+    from ftis_node.view.swarm import swarm_text
+
+    return swarm_text(_views(document), now=time.time(), width=width)
+
+
+def _views(document: Any) -> list[SwarmView]:
+    from ftis_node.swarm.overview import SwarmView
+
+    try:
+        return [SwarmView.from_dict(one) for one in document]
     except (TypeError, ValueError) as error:  # a damaged status.json, or a node with another version
         raise FileError(f"the view of the swarm cannot be read ({error}): start the node again") from None
 

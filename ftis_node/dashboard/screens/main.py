@@ -121,6 +121,7 @@ class MainScreen(Screen[None]):
     #peers { height: auto; min-height: 3; max-height: 60%; }
     #events { height: 1fr; min-height: 2; }
     MainScreen.-low #curves { height: 5; }
+    MainScreen.-no-curves #curves { display: none; }
     MainScreen.-tall #curves { height: 28%; max-height: 18; }
     MainScreen.-tall Overview, MainScreen.-tall MetricsPanel, MainScreen.-tall Plot, MainScreen.-tall PeersTable,
     MainScreen.-tall EventLines {

@@ -16,7 +16,6 @@ It listens on 127.0.0.1 and changes nothing.
 from __future__ import annotations
 
 import asyncio
-import html
 import logging
 import time
 from collections import Counter
@@ -38,7 +37,7 @@ from ftis_node.node.supervision.background import until_signalled
 from ftis_node.node.supervision.process_limits import allow_open_files
 from ftis_node.node.supervision.watchdog import ServiceManager, Watchdog
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.overview import SwarmView, render_views
+from ftis_node.swarm.overview import SwarmView
 from ftis_node.swarm.peer_guard import UNPROVEN, Place
 from ftis_node.telemetry.metrics import CONTENT_TYPE
 from ftis_node.telemetry.secrets import keep_secret
@@ -47,12 +46,7 @@ log = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = 1024  # no route takes a body
 SURVEY_PERIOD_S = 10.0
 STALE_S = 300.0
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<meta http-equiv="refresh" content="10"><title>ftis-node bootstrap</title>
-<style>:root {{ color-scheme: light dark }} body {{ margin: 1em }} pre {{ overflow-x: auto }}</style></head>
-<body><h1>ftis-node bootstrap</h1><pre>{text}</pre></body></html>
-"""
+RenderPage = Callable[..., str]  # of the views; see `report/swarm_page.py`, which is in a higher layer
 HELP = {
     "ftis_bootstrap_peers_connected": "Peers of any run that are connected.",
     "ftis_bootstrap_runs": "Runs with members in the directory, at most 8.",
@@ -70,8 +64,11 @@ async def show_nothing(request: web.Request) -> web.Response:
 class BootstrapApi:
     """Handlers over the last survey of the directory. `run` surveys it every `SURVEY_PERIOD_S`."""
 
-    def __init__(self, node: BootstrapNode) -> None:
+    def __init__(self, node: BootstrapNode, render_page: RenderPage) -> None:
         self._node = node
+        self._render_page = render_page
+        self._page: str | None = None  # of the last survey, made for the first visitor
+        self._rendering = asyncio.Lock()
         self._views: list[SwarmView] = []
         self._num_connected = 0
         self._surveyed_at = time.monotonic()
@@ -83,15 +80,21 @@ class BootstrapApi:
                 self._num_connected = len(await self._node.connected_peers())
                 self._views = [view_of(survey) for survey in await self._node.survey()]
                 self._surveyed_at = time.monotonic()
+                self._page = None
             await asyncio.sleep(SURVEY_PERIOD_S)
 
     async def show_page(self, request: web.Request) -> web.Response:
-        """Return the page, with the text of peers escaped for terminals and for HTML."""
-        lines = [f"{self._num_connected} peers are connected", "", *render_views(self._views)]
+        """Return the page, drawn at most once after each survey, in a thread."""
+        note = f"{self._num_connected} peers are connected."
         if self._node.num_runs_omitted:
             more = f"{self._node.num_runs_omitted} runs with fewer members are not shown"
-            lines += ["", f"{more}; `ftis-node bootstrap --run RUN_ID` shows a run first"]
-        return web.Response(text=PAGE.format(text=html.escape("\n".join(lines))), content_type="text/html")
+            note += f" {more}; ftis-node bootstrap --run RUN_ID shows a run first."
+        async with self._rendering:
+            page = self._page or await asyncio.to_thread(
+                self._render_page, self._views, addresses=self._node.addresses, note=note, is_live=True
+            )
+            self._page = page
+        return web.Response(text=page, content_type="text/html")
 
     async def show_swarm(self, request: web.Request) -> web.Response:
         return web.json_response([view.as_dict() for view in self._views])
@@ -154,6 +157,7 @@ def run_bootstrap_node(
     peers: tuple[str, ...],
     announce: tuple[str, ...] = (),
     show: Callable[[list[str]], None],
+    render_page: RenderPage,
     status_port: int = 0,
     runs: tuple[str, ...] = (),
 ) -> None:
@@ -161,6 +165,8 @@ def run_bootstrap_node(
 
     `announce` are the addresses to announce in place of the discovered ones, without `/p2p/ID`. `runs` are ids of runs
     that its page shows first.
+
+    `render_page` draws its page.
 
     Raise ConfigError for a malformed address, HomeInUseError, UsageError for a taken port, MachineError.
     """
@@ -174,14 +180,18 @@ def run_bootstrap_node(
         identity = Identity.load_or_create(home.identity)
         keep_secret(identity.seed)
         node = BootstrapNode(settings, identity=identity, pinned_runs=runs)
-        asyncio.run(until_signalled(_serve(node, show, home=home, status_port=status_port)))
+        asyncio.run(
+            until_signalled(_serve(node, show, BootstrapApi(node, render_page), home=home, status_port=status_port))
+        )
 
 
-async def _serve(node: BootstrapNode, show: Callable[[list[str]], None], *, home: Home, status_port: int) -> None:
+async def _serve(
+    node: BootstrapNode, show: Callable[[list[str]], None], api: BootstrapApi, *, home: Home, status_port: int
+) -> None:
     with Watchdog(manager=ServiceManager.from_environment()).watching():
         try:
             await node.start()
-            async with BootstrapApi(node).serve(port=status_port) as url:
+            async with api.serve(port=status_port) as url:
                 home.publish_address(url)
                 log.info("the page of this bootstrap node is at %s", url)
                 show(node.addresses)

@@ -20,7 +20,8 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, seal_peer_record
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import PeerStats
-from ftis_node.swarm.overview import render_views
+from ftis_node.report.swarm_page import render_swarm
+from ftis_node.view.swarm import swarm_text
 from tests.gossip.helpers import settings
 from tests.records.wire_example import sign_peer_info
 from tests.waiting import eventually
@@ -70,7 +71,7 @@ async def test_a_survey_shows_all_members_and_an_invalid_record_affects_its_row_
         return found if is_complete else []
 
     surveys = await eventually(all_seen, within_s=120)
-    async with BootstrapApi(bootstrap).serve(port=0) as url, ClientSession(url) as client:
+    async with BootstrapApi(bootstrap, render_swarm).serve(port=0) as url, ClientSession(url) as client:
 
         async def shown():
             document = await (await client.get("/swarm")).json()
@@ -82,7 +83,8 @@ async def test_a_survey_shows_all_members_and_an_invalid_record_affects_its_row_
         health = (await client.get("/healthz")).status
     remote = await survey_remotely(settings(tmp_path / "v", peers=address), run_id=RUN, timeout_s=60)
     assert [view["run"]["id"] for view in document] == [RUN] and len(document[0]["peers"]) == 3
-    assert "75 %" in page and "\x1b" not in page
+    assert '<td class="own" style="--share:0.75">75</td>' in page and "\x1b" not in page
+    assert f"--run {RUN} --peers {address[0]}" in page
     assert f'ftis_bootstrap_members{{run_id="{RUN}"}} 4.0' in metrics and health == 200
     for survey in (surveys[0], remote):
         view = view_of(survey)
@@ -91,8 +93,8 @@ async def test_a_survey_shows_all_members_and_an_invalid_record_affects_its_row_
             (ann, bob, eve), {ann: 0.75, bob: 0.25}
         )
         assert {row.step for row in view.peers} == {7}
-        text = "\n".join(render_views([view]))
-        assert "75 %" in text and "25 %" in text and "▁▅ 0.50" in text
+        text = "\n".join(swarm_text([view], now=time.time()))
+        assert "itself 75%" in text and "ann 75%, itself 25%" in text and "▁█ 0.50" in text
         assert "1 without a readable record" in text and "mallory" not in text and "\x1b" not in text
 
 

@@ -14,8 +14,9 @@ from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import PeerStats
-from ftis_node.swarm.overview import MAX_ROWS, RunSummary, SwarmView, make_view, render_view, swarm_row
+from ftis_node.swarm.overview import MAX_ROWS, RunSummary, SwarmView, make_view, swarm_row
 from ftis_node.telemetry.status import EvalStatus
+from ftis_node.view.swarm import swarm_text
 from tests.node.nodes import components
 
 PEER = Identity.generate().peer_id
@@ -67,5 +68,5 @@ def test_rows_are_bounded_and_control_characters_escaped():
     assert all(0.0 <= share <= 1.0 for share in row.learns_from.values())
     view = make_view([row] * 10_000, run=RunSummary("ab" * 16, name="\x1b]0;x\x07"), now=time.time())
     assert (len(view.peers), view.num_omitted) == (MAX_ROWS, 10_000 - MAX_ROWS)
-    lines = render_view(view)
-    assert len(lines) < MAX_ROWS + 30 and all(line.isprintable() for line in lines)
+    lines = swarm_text([view], now=time.time())
+    assert len(lines) < MAX_ROWS + 80 and all(line.isprintable() for line in lines)
