@@ -40,7 +40,7 @@ class Accuracy(msgspec.Struct, frozen=True):
         return clean(without_paths(self.model), limit=60)
 
 
-class Difference(msgspec.Struct, frozen=True):
+class ChangedProblems(msgspec.Struct, frozen=True):
     gained: int
     lost: int
 
@@ -50,7 +50,7 @@ class Compared(Accuracy, frozen=True, kw_only=True):
 
     task: str
     compared: Accuracy
-    difference: Difference
+    difference: ChangedProblems
     problems: tuple[AnsweredProblem, ...]
 
 

@@ -42,7 +42,7 @@ MAX_TURNS = 12
 MAX_COMPLETIONS = 6
 MAX_REASONS = 64
 MAX_COUNTED_PEERS = 4096
-NUM_BUCKETS = 120
+NUM_BUCKETS = 48
 COUNTED = {"announced", "confirmed", "refused"}
 
 

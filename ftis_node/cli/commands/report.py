@@ -28,8 +28,8 @@ def report(
 ) -> None:
     """Write one page about a run: values, curves, peers, notable events. Works for a running or a stopped node.
 
-    The page loads nothing from a network, and contains no address and no path of this machine. --compared adds five
-    problems with the answers before and after training.
+    The page loads nothing from a network, and contains no address and no path of this machine. With --compared it
+    has five problems with the answers before and after training.
     """
     write_report(home_at(home), out, compared=compared)
     typer.echo(str(out))
