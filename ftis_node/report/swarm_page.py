@@ -10,7 +10,7 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from statistics import median
 from typing import Any
@@ -47,14 +47,22 @@ PUBLIC = re.compile(
 
 
 def render_swarm(
-    views: Sequence[SwarmView], *, addresses: Sequence[str] = (), note: str = "", is_live: bool = False
+    views: Sequence[SwarmView],
+    *,
+    addresses: Sequence[str] = (),
+    note: str = "",
+    is_live: bool = False,
+    charts_of: Callable[[str], list[Chart]] = lambda run_id: [],
 ) -> str:
-    """Return the page. `addresses` are those to join with, public ones first. A live page loads itself again."""
+    """Return the page. `addresses` are those to join with, public ones first. A live page loads itself again.
+
+    `charts_of` returns further charts of a run.
+    """
     now = time.time()
     script = text_of(SCRIPT)
     return render(
         TEMPLATE,
-        runs=[_run(view, _join_line(view, addresses), now=now) for view in views[:MAX_RUNS]],
+        runs=[_run(view, _join_line(view, addresses), charts_of(view.run.id), now=now) for view in views[:MAX_RUNS]],
         note=note,
         refresh_s=REFRESH_S if is_live else None,
         made_at=now,
@@ -75,7 +83,7 @@ def _join_line(view: SwarmView, addresses: Sequence[str]) -> str:
     return f"ftis-node join --model MODEL --run {clean(view.run.id, limit=32)}{peers}" if peers else ""
 
 
-def _run(view: SwarmView, join_line: str, *, now: float) -> dict[str, Any]:
+def _run(view: SwarmView, join_line: str, more_charts: list[Chart], *, now: float) -> dict[str, Any]:
     """Return the values of one run for the template."""
     total, names = totals(view, now=now), names_of(view, width=NAME_WIDTH)
     found = influences(view)
@@ -115,7 +123,7 @@ def _run(view: SwarmView, join_line: str, *, now: float) -> dict[str, Any]:
         "tiles": tiles,
         "rank": rank_text(view),
         "join_line": join_line,
-        "charts": [chart] if chart.is_drawn else [],
+        "charts": [*([chart] if chart.is_drawn else []), *more_charts],
         "rows": rows,
         "left_out": max(0, total.num_nodes - len(rows)),
         "num_unreadable": view.num_unreadable,

@@ -12,6 +12,7 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.report.run_charts import Chart
+from ftis_node.report.swarm_history import SwarmHistory
 from ftis_node.report.swarm_page import render_swarm, script_hash
 from ftis_node.swarm.overview import RunSummary, SwarmRow, SwarmView, make_view
 from ftis_node.telemetry.status import NodeStatus, Status
@@ -102,6 +103,19 @@ def test_a_home_is_exported_with_public_addresses(tmp_path, capsys):
     assert f"<code>{line}</code>" in out.read_text()
     assert 'http-equiv="refresh"' not in out.read_text()
     assert run(["swarm", "--home", str(tmp_path), "--html", str(Path("/no/such/page"))]) == 2
+
+
+def test_a_day_of_totals_is_kept_in_points_of_five_minutes():
+    history, one, other = SwarmHistory(), swarm(node(ADA), node(BOB)), swarm(node(ADA))
+    for second in range(0, 90_000, 100):
+        seen = [msgspec.structs.replace(row, seen_at=NOW + second) for row in one.peers]
+        history.note([msgspec.structs.replace(one, peers=tuple(seen))], now=NOW + second)
+    nodes, tokens = history.charts(one.run.id)
+    assert [len(chart.series[0].points) for chart in (nodes, tokens)] == [288, 288]
+    assert (nodes.series[0].points[-1], tokens.series[0].points[-1][1]) == ((NOW + 89_700, 2.0), 120.0)
+    assert "Active nodes" in history.render([one]) and "Active nodes" not in render_swarm([one])
+    history.note([msgspec.structs.replace(other, run=RunSummary("cd" * 16))], now=NOW)
+    assert history.charts(one.run.id) == [], "a run that has gone is forgotten"
 
 
 def test_a_damaged_view_is_one_line(tmp_path, capsys):

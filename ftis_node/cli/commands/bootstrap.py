@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,9 +12,6 @@ from ftis_node.cli.options import HomeOption, LogFormat, LogFormatOption, home_a
 from ftis_node.errors import ConfigError, UsageError
 from ftis_node.files import replace_file
 from ftis_node.telemetry.log import log_as_json
-
-if TYPE_CHECKING:
-    from ftis_node.swarm.overview import SwarmView
 
 PUBLIC = 0o644
 
@@ -55,6 +52,7 @@ def bootstrap(
         log_as_json()
     from ftis_node.node.startup.bootstrap import run_bootstrap_node
     from ftis_node.node.startup.run_plan import is_run_id
+    from ftis_node.report.swarm_history import SwarmHistory
 
     if not all(map(is_run_id, runs or ())):
         raise UsageError("--run takes a run id: `ftis-node status --json` of a member has it as run.id")
@@ -67,14 +65,8 @@ def bootstrap(
         status_port=status_port,
         runs=tuple(runs or ()),
         show=partial(_show_addresses, address_file),
-        render_page=_render_page,
+        page=SwarmHistory(),
     )
-
-
-def _render_page(views: list[SwarmView], **options: Any) -> str:
-    from ftis_node.report.swarm_page import render_swarm
-
-    return render_swarm(views, **options)
 
 
 def _show_addresses(address_file: Path | None, addresses: list[str]) -> None:

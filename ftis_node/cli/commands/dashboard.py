@@ -38,8 +38,9 @@ def dashboard(
         from ftis_node.cli.commands.swarm import swarm_page
         from ftis_node.dashboard.web import WebPages, serve_dashboard
         from ftis_node.report.curves import CurveDrawer
+        from ftis_node.report.swarm_history import SwarmHistory
 
-        pages = WebPages(partial(swarm_page, where), CurveDrawer(where).draw)
+        pages = WebPages(partial(swarm_page, where, SwarmHistory()), CurveDrawer(where).draw)
         serve_dashboard(where, pages, host=host, port=port, is_swarm=swarm, show=partial(typer.echo, err=True))
         return 0
     if not (sys.stdin.isatty() and sys.stderr.isatty()) and "TEXTUAL_DRIVER" not in os.environ:

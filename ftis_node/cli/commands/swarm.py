@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ftis_node.config.home import Home
+    from ftis_node.report.swarm_history import SwarmHistory
     from ftis_node.swarm.overview import SwarmView
 
 
@@ -70,11 +71,11 @@ def addresses_of(home: Home) -> tuple[str, ...]:
     return ()
 
 
-def swarm_page(home: Home) -> str:
-    """Return the live page of the swarm as the node on this home sees it."""
-    from ftis_node.report.swarm_page import render_swarm
-
-    return render_swarm(_views(read_document(home, "/swarm")), addresses=addresses_of(home), is_live=True)
+def swarm_page(home: Home, history: SwarmHistory) -> str:
+    """Return the live page of the swarm as the node on this home sees it. Adds to `history`."""
+    views = _views(read_document(home, "/swarm"))
+    history.note(views, now=time.time())
+    return history.render(views, addresses=addresses_of(home))
 
 
 def _write_page(out: Path, views: list[SwarmView], addresses: tuple[str, ...]) -> None:

@@ -57,11 +57,15 @@ class SwarmScreen(Page):
 
     def on_loaded(self, message: Loaded) -> None:
         self._views = message.value or []
+        self.refresh_bindings()
         if message.value:
             self._show()
         else:
             self.query_one("#text", TextLines).write([line(message.problem or "no run is known yet")])
         self.set_timer(PERIOD_S, lambda: self.load(self.read))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
+        return action != "next_run" or len(self._views) > 1
 
     def read(self) -> list[SwarmView]:
         from ftis_node.node.http_api.node_client import read_document

@@ -19,8 +19,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -46,7 +47,6 @@ log = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = 1024  # no route takes a body
 SURVEY_PERIOD_S = 10.0
 STALE_S = 300.0
-RenderPage = Callable[..., str]  # of the views; see `report/swarm_page.py`, which is in a higher layer
 HELP = {
     "ftis_bootstrap_peers_connected": "Peers of any run that are connected.",
     "ftis_bootstrap_runs": "Runs with members in the directory, at most 8.",
@@ -61,12 +61,20 @@ async def show_nothing(request: web.Request) -> web.Response:
     return web.json_response({"error": "a bootstrap node has no such figures"}, status=404)
 
 
+class SwarmPage(Protocol):
+    """The page of a swarm, with the history of its runs: `report/swarm_history.py`, which is in a higher layer."""
+
+    def note(self, views: Sequence[SwarmView], *, now: float) -> None: ...
+
+    def render(self, views: Sequence[SwarmView], *, addresses: Sequence[str], note: str) -> str: ...
+
+
 class BootstrapApi:
     """Handlers over the last survey of the directory. `run` surveys it every `SURVEY_PERIOD_S`."""
 
-    def __init__(self, node: BootstrapNode, render_page: RenderPage) -> None:
+    def __init__(self, node: BootstrapNode, page: SwarmPage) -> None:
         self._node = node
-        self._render_page = render_page
+        self._swarm_page = page
         self._page: str | None = None  # of the last survey, made for the first visitor
         self._rendering = asyncio.Lock()
         self._views: list[SwarmView] = []
@@ -80,6 +88,7 @@ class BootstrapApi:
                 self._num_connected = len(await self._node.connected_peers())
                 self._views = [view_of(survey) for survey in await self._node.survey()]
                 self._surveyed_at = time.monotonic()
+                self._swarm_page.note(self._views, now=time.time())
                 self._page = None
             await asyncio.sleep(SURVEY_PERIOD_S)
 
@@ -91,7 +100,7 @@ class BootstrapApi:
             note += f" {more}; ftis-node bootstrap --run RUN_ID shows a run first."
         async with self._rendering:
             page = self._page or await asyncio.to_thread(
-                self._render_page, self._views, addresses=self._node.addresses, note=note, is_live=True
+                self._swarm_page.render, self._views, addresses=self._node.addresses, note=note
             )
             self._page = page
         return web.Response(text=page, content_type="text/html")
@@ -157,7 +166,7 @@ def run_bootstrap_node(
     peers: tuple[str, ...],
     announce: tuple[str, ...] = (),
     show: Callable[[list[str]], None],
-    render_page: RenderPage,
+    page: SwarmPage,
     status_port: int = 0,
     runs: tuple[str, ...] = (),
 ) -> None:
@@ -166,7 +175,7 @@ def run_bootstrap_node(
     `announce` are the addresses to announce in place of the discovered ones, without `/p2p/ID`. `runs` are ids of runs
     that its page shows first.
 
-    `render_page` draws its page.
+    `page` draws its page.
 
     Raise ConfigError for a malformed address, HomeInUseError, UsageError for a taken port, MachineError.
     """
@@ -180,9 +189,7 @@ def run_bootstrap_node(
         identity = Identity.load_or_create(home.identity)
         keep_secret(identity.seed)
         node = BootstrapNode(settings, identity=identity, pinned_runs=runs)
-        asyncio.run(
-            until_signalled(_serve(node, show, BootstrapApi(node, render_page), home=home, status_port=status_port))
-        )
+        asyncio.run(until_signalled(_serve(node, show, BootstrapApi(node, page), home=home, status_port=status_port)))
 
 
 async def _serve(
