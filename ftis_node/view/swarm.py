@@ -145,7 +145,8 @@ def node_row(row: SwarmRow, names: Mapping[str, str], *, now: float, own_id: str
 def node_lines(row: SwarmRow, view: SwarmView, *, now: float) -> list[Line]:
     """Return all values of one node, each line after a label."""
     names, found = names_of(view, width=32), influences(view).get(row.peer_id)
-    learners = [names[one.peer_id] or short(one) for one in view.peers if one.learns_from.get(row.peer_id)]
+    others = [one for one in view.peers if one.peer_id != row.peer_id]
+    learners = [names[one.peer_id] or short(one) for one in others if one.learns_from.get(row.peer_id)]
     rates = ", ".join(f"{rate:.3f} at step {count(bounded(step))}" for step, rate in row.pass_rates[-NUM_BARS:])
     return [
         labeled("peer id", row.peer_id),

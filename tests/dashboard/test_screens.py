@@ -173,6 +173,17 @@ async def test_events_are_searched_and_reversed(opened: Any) -> None:
         assert "eval" in text_of_rows(app.export_screenshot())
 
 
+async def test_help_opens_on_every_screen_and_closes_by_the_same_key(opened: Any) -> None:
+    async with opened() as (app, pilot):
+        await _shown(app, pilot, FIRST_PEER)
+        for key in ("e", "g", "w", "enter"):
+            await pilot.press(key, "question_mark")
+            await _shown(app, pilot, "select a row, or scroll")
+            await pilot.press("question_mark")
+            assert "select a row" not in await _shown(app, pilot, "help")
+            await pilot.press("escape")
+
+
 async def test_the_screen_of_the_swarm_opens_from_the_main_screen(opened: Any) -> None:
     async with opened() as (app, pilot):
         await _shown(app, pilot, FIRST_PEER)
