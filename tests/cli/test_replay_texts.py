@@ -168,6 +168,10 @@ def test_an_episode_is_shown_as_a_chat(home_with_run: Path, identity: Identity, 
     document = json.loads(_printed(capsys, home.root, "show", shown_group["id"], "--json"))
     assert document["completions"][0]["turns"] == [first, second]
     assert document["completions"][1]["observations"] == ["?"]
+    home.status.write_text("{}")
+    assert run(["report", "--home", str(home.root), "--out", str(home.root / "run.html")]) == 0
+    page = (home.root / "run.html").read_text()
+    assert f'<pre>{first}</pre><pre class="seen">?</pre><pre>{second}</pre></div><small>2 turns, 4 tokens' in page
     home.run_toml.unlink()
     assert f"  observed | {decoded}\n" in _printed(capsys, home.root, "show", shown_group["id"])
 
