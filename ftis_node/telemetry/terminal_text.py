@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 WIDE = frozenset("WF")
 BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")  # letters and symbols that look like a space
 ELLIPSIS = "…"
+MAX_MARKS = 64  # characters in one cell, most of them of no width
 MAX_VALUE = 200  # characters of one value in an error message
 MAX_LINE = 2000
 LONG_VALUE = re.compile(r"""(?<!\w)'[^']{201,}'|(?<!\w)"[^"]{201,}"|\S{201,}""")
@@ -69,13 +70,11 @@ def cells(text: str) -> int:
 
 
 def clipped(text: str, width: int) -> str:
-    """Return printable text in at most `width` cells, with an ellipsis if it was cut."""
-    text = printable(text)
-    if cells(text) <= width:
-        return text
-    while cells(text) > width - 1:
-        text = text[:-1]
-    return text + ELLIPSIS
+    """Return printable text in at most `width` cells, with an ellipsis if it was cut. Its time has a bound."""
+    shown = printable(text[: MAX_MARKS * width])
+    if len(text) <= MAX_MARKS * width and cells(shown) <= width:
+        return shown
+    return cut(shown, width - 1)[0] + ELLIPSIS
 
 
 def wrapped(text: str, width: int, *, indent: int = 0) -> list[str]:

@@ -60,12 +60,12 @@ def test_hostile_claims_are_escaped_and_bounded(shown, monkeypatch):
     huge = 10**300
     worst = node(
         ATTACK,
-        ATTACK * 200_000,
+        ATTACK * 10_000,
         **{"role": ATTACK, "model": ATTACK, "step": huge, "tokens_per_minute": float("nan"), "refused_groups": huge},
         **{"groups_per_minute": float("inf"), "pass_rates": ((huge, 1e300), (huge, float("nan")))},
         **{"learns_from": {ADA: 1e300, ATTACK: float("nan")}, "measured_at": None},
     )
-    many = [node(f"12D3KooW{number:08}", f"n{number}") for number in range(300)]
+    many = [node(f"12D3KooW{number:08}", f"n{number}") for number in range(150)]
     view = swarm(node(ADA, "ada"), worst, *many)
     view = msgspec.structs.replace(view, run=RunSummary("ab" * 16, ATTACK, ATTACK, ATTACK))
     page = shown(*[view] * 9, addresses=[f"/ip4/1.2.3.4/tcp/1;{ATTACK}", "/ip4/9.9.9.9/tcp/1"])
