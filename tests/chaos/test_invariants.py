@@ -220,6 +220,8 @@ def test_restarts_must_agree_with_the_processes():
     assert violation.invariant == "restarts are counted"
     restarted = status() | {"learner": {"state": "ready", "restarts": 1, "step": 3}}
     assert check(correct(), with_status(restarted)(replaced), "") == []
+    resumed = replace(replaced, events=(*replaced.events, event("pause_ended", paused_s=9.0)))
+    assert check(correct(), resumed, "") == []
 
 
 def test_a_number_of_two_groups_is_found_over_all_nodes():

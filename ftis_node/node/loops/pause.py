@@ -46,7 +46,7 @@ class PauseLoop:
 
     context: NodeContext
     home: Home
-    workers: tuple[WorkerClient, ...]
+    workers: tuple[WorkerClient, ...]  # the generator before the learner
     budget: GenerateBudget
     observer: MachineObserver
     _facts: MachineFacts = field(default_factory=MachineFacts, init=False)
@@ -71,7 +71,7 @@ class PauseLoop:
         if decision.is_pause and not self._gate.is_paused:
             await self._begin(decision)
         elif self._gate.is_paused and not decision.is_pause:
-            self._end()
+            await self._end()
         elif self._gate.is_paused:
             self._gate.decision = decision
 
@@ -101,7 +101,7 @@ class PauseLoop:
         log.info("%s; the step in progress ends first", pause_words(decision.reason, decision.until, now=time.time()))
         await self._gate.begin(decision)
         if not self._decision().is_pause:  # a command came meanwhile
-            self._end()
+            await self._end()
             return
         deadline = time.monotonic() + GROUPS_END_S
         while self.budget.num_under_way and time.monotonic() < deadline:
@@ -111,9 +111,14 @@ class PauseLoop:
         self._gate.is_in_effect = True
         log.info("paused: the workers have ended, their memory is free")
 
-    def _end(self) -> None:
-        for worker in self.workers:
-            worker.resume()
+    async def _end(self) -> None:
+        if self._gate.is_in_effect:
+            *later, first = self.workers
+            first.resume()
+            if later:  # the generator loads the weights that the learner's new process writes
+                await waiting("the learner worker", first.wait_ready())
+            for worker in later:
+                worker.resume()
         length_s = self._gate.end()
         self.context.events.write("pause_ended", paused_s=round(length_s, 1))
         log.info("resumed: the workers load the model")

@@ -190,10 +190,14 @@ class TrainLoop:
             await waiting(f"weights {state.policy_version} in the generator", self.deliver(state.weights, state.proof))
 
     async def _resume_after_pause(self) -> None:
-        """Reconcile with the learner that started after a pause, from the last step that it saved."""
-        if self._num_pauses != self.context.pause.num_pauses:
-            self._num_pauses = self.context.pause.num_pauses
-            await self.resume(await waiting("the learner worker", self.learner.start()))
+        """Reconcile with the workers that started after a pause, unless they have the last step and its weights."""
+        if self._num_pauses == self.context.pause.num_pauses:
+            return
+        self._num_pauses = self.context.pause.num_pauses
+        state = await waiting("the learner worker", self.learner.start())
+        await waiting("the generation worker", self.generation.start())
+        if (state.step, state.policy_version) != (self.step, self.generation.policy_version):
+            await self.resume(state)
 
     async def _check_start(self, proof: WeightProof) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Faults of processes: kill -9, SIGTERM, and SIGSTOP for up to half a minute."""
+"""Faults of processes: kill -9, SIGTERM, SIGSTOP for up to half a minute, of a whole node longer; and pauses."""
 
 import os
 import signal
@@ -8,10 +8,14 @@ from functools import partial
 
 import psutil
 
+from ftis_node.config.home import Home
+from ftis_node.node.http_api.node_client import post_document
 from tests.chaos.faults.base import Ends, Fault, FaultContext, generates, trains
 from tests.chaos.swarm import SwarmNode
 
 SHORTEST_STOP_S, LONGEST_STOP_S = 3.0, 30.0
+LONGEST_SLEEP_S, BACK_WITHIN_S = 90.0, 60.0
+PAUSED_WITHIN_S = 120.0  # the step in progress ends first
 REPLACED_WITHIN_S = 300.0  # a busy machine starts a new process slowly
 
 
@@ -64,8 +68,8 @@ def stop_and_continue(context: FaultContext, *, role: str) -> None:
 
 
 def stop_all_and_continue(context: FaultContext) -> None:
-    """Stop the whole node for a while, as a sleeping machine does."""
-    stopped_s = context.rng.uniform(SHORTEST_STOP_S, LONGEST_STOP_S)
+    """Stop the whole node for a while, as a sleeping machine does. Afterwards it must find its peers soon."""
+    stopped_s = context.rng.uniform(SHORTEST_STOP_S, LONGEST_SLEEP_S)
     family = context.node.process.processes()
     context.notes.append(f"{len(family)} processes for {stopped_s:.0f} s")
     try:
@@ -77,6 +81,47 @@ def stop_all_and_continue(context: FaultContext) -> None:
         for process in reversed(family):
             with suppress(psutil.NoSuchProcess):
                 process.resume()
+
+    woke_at = time.monotonic()
+    assert context.node.wait_for(lambda: _num_peers(context.node), timeout_s=BACK_WITHIN_S), (
+        f"no peer {BACK_WITHIN_S:.0f} s after the sleep"
+    )
+    context.notes.append(f"a peer again after {time.monotonic() - woke_at:.0f} s")
+
+
+def _num_peers(node: SwarmNode) -> int:
+    return int((node.status() or {"swarm": {"peers_connected": 0}})["swarm"]["peers_connected"])
+
+
+def pause(context: FaultContext) -> None:
+    """Pause the node for a while. Its workers must end; then it must serve groups to a peer that asks for them."""
+    home, before = Home(context.node.home), _worker_bytes(context.node)
+    post_document(home, "/pause", {"for_s": 3600})
+    is_paused = context.node.wait_for(lambda: _is_paused(context.node), timeout_s=PAUSED_WITHIN_S)
+    assert is_paused, f"not paused within {PAUSED_WITHIN_S:.0f} s"
+    sent, paused_s = _sent_bytes(context.node), context.rng.uniform(SHORTEST_STOP_S, LONGEST_STOP_S)
+    time.sleep(paused_s)
+    after, served = _worker_bytes(context.node), _sent_bytes(context.node) - sent
+    context.notes.append(
+        f"{paused_s:.0f} s; workers {before >> 20} MiB -> {after >> 20} MiB; {served} bytes served meanwhile"
+    )
+    post_document(home, "/resume", {})
+    assert not after, "a paused node has a worker"
+
+
+def _is_paused(node: SwarmNode) -> bool:
+    return bool((node.status() or {"pause": {"in_effect": False}})["pause"]["in_effect"])
+
+
+def _sent_bytes(node: SwarmNode) -> int:
+    return int((node.status() or {"swarm": {"bytes_out": 0}})["swarm"]["bytes_out"])
+
+
+def _worker_bytes(node: SwarmNode) -> int:
+    """Return the resident memory of the node's worker processes."""
+    roles = node.roles()
+    workers = [process for role in ("generation worker", "learner worker") for process in roles.get(role, ())]
+    return sum(process.memory_info().rss for process in workers)
 
 
 def terminate(context: FaultContext) -> None:
@@ -127,6 +172,8 @@ FAULTS = (
            fits=has_engine_core),
     _fault("stop-everything", "The node finds its peers again, as after the sleep of a machine.",
            stop_all_and_continue),
+    _fault("pause", "Its workers end and free their memory. It serves groups, and goes on with the saved weights.",
+           pause),
     _fault("kill-bootstrap", "Members that know each other need no bootstrap node. It restarts at its address.",
            kill_bootstrap),
 )  # fmt: skip

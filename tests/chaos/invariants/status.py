@@ -23,8 +23,8 @@ def errors_of_status(seen: Observation) -> Iterator[str]:
 
 
 def restarts_not_counted(before: Observation, after: Observation) -> Iterator[str]:
-    """While one daemon runs, a worker's process changes exactly if its number of restarts grows."""
-    if not _same(before, after, "daemon"):
+    """While one daemon runs, a worker's process changes exactly if its number of restarts grows, or after a pause."""
+    if not _same(before, after, "daemon") or _num_pauses(before) != _num_pauses(after):
         return
     for section, role in WORKERS.items():
         then, now = _restarts(before.status, section), _restarts(after.status, section)
@@ -35,6 +35,10 @@ def restarts_not_counted(before: Observation, after: Observation) -> Iterator[st
         if _same(before, after, role) is (now > then) and _has(before, role) and _has(after, role):
             which = "the same" if _same(before, after, role) else "another"
             yield f"{section}.restarts went from {then} to {now}, and the worker is {which} process"
+
+
+def _num_pauses(seen: Observation) -> int:
+    return sum(event.name == "pause_ended" for event in seen.events)
 
 
 def lost_bans(before: Observation, after: Observation) -> Iterator[str]:
