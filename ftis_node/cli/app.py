@@ -44,7 +44,7 @@ from ftis_node.cli.commands import (
     tiny,
 )
 from ftis_node.cli.completion import complete_in_bash
-from ftis_node.cli.operate import pause
+from ftis_node.cli.operate import invite, pause, service
 from ftis_node.config.no_network_env import NO_TELEMETRY
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.log import (
@@ -73,6 +73,8 @@ app.command("status")(status.status)
 app.command("pause", short_help="Pause a running node: it frees memory, and serves peers.")(pause.pause)
 app.command("resume", short_help="End a pause.")(pause.resume)
 app.command("stop", short_help="Stop a running node.")(pause.stop)
+app.command("invite", short_help="Print an invitation with which a friend joins.")(invite.invite)
+app.add_typer(service.app, name="service")
 app.command("dashboard")(dashboard.dashboard)
 app.command("swarm", short_help="Show the peers of a run, and who learns from whom.")(swarm.swarm)
 app.add_typer(peers.app, name="peers")

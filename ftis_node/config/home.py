@@ -2,6 +2,7 @@
 
     identity.key   the private key, 0600
     home.json      the version of its schema, and the epoch of the last start (config/home_files.py)
+    swarm.secret   0600; the secret of the run, if an invitation had one
     node.toml      settings of this node
     run.toml       the manifest of the run this home belongs to
     settings.json  the settings of the last start, all sources together
@@ -131,6 +132,7 @@ class Home:
     status = _Inside("status.json")
     logs = _Inside("logs")
     user = _Inside("user")
+    swarm_secret = _Inside("swarm.secret")
     pause = _Inside("pause.json")
     lock = _Inside("lock")
 

@@ -1,4 +1,4 @@
-"""deploy/systemd: its commands and variables are valid, and systemd finds no problem if it is installed."""
+"""The units of systemd in deploy/, and that of `ftis-node service`: commands, variables, systemd's own check."""
 
 import re
 import shlex
@@ -9,27 +9,33 @@ from pathlib import Path
 
 import pytest
 
+from ftis_node.cli.operate.service import unit_text
 from ftis_node.config.workers import SAVE_LIMIT_S
 from tests.deploy.files import DEPLOY, check_command, check_variable
 
 OLD_SYSTEMD = re.compile(r"Unknown key (name )?'(RestartSteps|RestartMaxDelaySec)' .*ignoring")  # before 254
-UNITS = sorted((DEPLOY / "systemd").rglob("*.service"))
-PROGRAMS = ("/opt/ftis-node/bin/ftis-node", "%h/.local/opt/ftis-node/bin/ftis-node")
+PROGRAM = "/opt/ftis-node/bin/ftis-node"
 
 
 def lines(unit: Path, key: str) -> list[str]:
     return [line.split("=", 1)[1] for line in unit.read_text().splitlines() if line.startswith(f"{key}=")]
 
 
-def name_of(unit: Path) -> str:
-    return str(unit.relative_to(DEPLOY / "systemd"))
+@pytest.fixture(params=["ftis-bootstrap", "ftis-node", "user/ftis-node"])
+def unit(request, tmp_path):
+    """A unit file; that of a user as the command writes it, with another program."""
+    if request.param != "user/ftis-node":
+        return DEPLOY / "systemd" / f"{request.param}.service"
+    written = tmp_path / "user" / "ftis-node.service"
+    written.parent.mkdir()
+    written.write_text(unit_text(tmp_path / "h").replace(f'"{sys.executable}" "-m" "ftis_node"', PROGRAM))
+    return written
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=name_of)
 def test_a_unit_has_a_valid_command_time_to_stop_and_endless_restarts(unit):
     (start,) = lines(unit, "ExecStart")
     program, *arguments = shlex.split(start)
-    assert program in PROGRAMS
+    assert program == PROGRAM
     check_command([argument for argument in arguments if not argument.startswith("$")])
     assert lines(unit, "KillMode") == ["mixed"]
     saves = unit.name != "ftis-bootstrap.service"
@@ -48,14 +54,11 @@ def test_the_home_of_the_unit_is_the_default_home():
     assert lines(unit, "StateDirectory") == ["ftis-node"]
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=name_of)
 def test_systemd_reports_no_problem(unit, tmp_path):
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not installed: `apt-get install systemd`")
-    text = unit.read_text()
-    for program in PROGRAMS[::-1]:  # these need not be installed
-        text = text.replace(program, sys.executable)
+    text = unit.read_text().replace(PROGRAM, sys.executable)  # it need not be installed
     copy = tmp_path / unit.name
     copy.write_text(text)
     scope = ["--user"] if unit.parent.name == "user" else []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,16 +24,22 @@ from ftis_node.cli.options import (
 from ftis_node.cli.progress import show_fraction
 from ftis_node.config.home_files import remembered_settings
 from ftis_node.errors import ConfigError, UsageError
+from ftis_node.files import make_folder, replace_file
 from ftis_node.telemetry.log import log_as_json, unwatched
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
+    from ftis_node.config.invite import Invite
     from ftis_node.config.node import NodeSettings
 
 log = logging.getLogger(__name__)
 
 
 def join(
+    invitation: Annotated[
+        str | None,
+        typer.Argument(metavar="[INVITATION]", help="What `ftis-node invite` prints: peers, run and secret."),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -121,6 +129,9 @@ def join(
         list[str] | None, typer.Option("--track", help="Tracker: tensorboard, wandb or trackio. Repeatable.")
     ] = None,
     status_port: Annotated[int | None, typer.Option("--status-port", help="Local HTTP port; 0: any free port.")] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Run in the background and return when the node runs; see `stop`.")
+    ] = False,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Generate, share and learn: run a node until stopped or until its budget, such as --steps, is used up.
@@ -137,7 +148,20 @@ def join(
     if peers and no_peers:
         raise UsageError("--peers and --no-peers contradict each other: omit one of the two")
     where = home_at(home)
+    invite = None if invitation is None else _accepted(invitation, run=run, peers=peers)
+    if detach:
+        from ftis_node.cli.operate.detach import join_detached
+
+        join_detached(sys.argv[1:], where)
+        return
     last = remembered_settings(where)
+    if invite is not None:
+        run, peers = invite.run_id, [*invite.addresses]
+        if invite.secret:
+            make_folder(where.root)
+            replace_file(where.swarm_secret, invite.secret.hex().encode(), mode=0o600)
+    if where.swarm_secret.exists():
+        last["swarm"] = {"secret_file": str(where.swarm_secret.absolute())}
     budget = {"learn_steps": steps, "generate_tokens": generate_tokens, "learn_tokens": learn_tokens}
     settings = load_node_settings(
         where.node_toml,
@@ -164,10 +188,26 @@ def join(
     check_name(settings.model)
     if settings.peers and not peers and settings.peers == tuple(last.get("peers", ())):
         log.info("peers are those of the last start (%s); --no-peers forgets them", ", ".join(settings.peers))
-    _run(settings, run, eval_task, where, log_format)
+    _run(settings, run, eval_task, where, log_format, invite)
 
 
-def _run(settings: NodeSettings, run: str | None, eval_task: str | None, where: Home, log_format: LogFormat) -> None:
+def _accepted(text: str, *, run: str | None, peers: list[str] | None) -> Invite:
+    """Return the invitation. Raise ConfigError, and UsageError beside options that contradict it."""
+    from ftis_node.config.invite import read_invite
+
+    if run or peers:
+        raise UsageError("an invitation names run and peers: omit --run and --peers")
+    return read_invite(text, now=time.time())
+
+
+def _run(
+    settings: NodeSettings,
+    run: str | None,
+    eval_task: str | None,
+    where: Home,
+    log_format: LogFormat,
+    invite: Invite | None,
+) -> None:
     # these imports take a second, and the checks of the options do not need them
     from ftis_node.node.startup.run import run_until_stopped
     from ftis_node.node.startup.run_plan import find_run, plan_run
@@ -177,7 +217,7 @@ def _run(settings: NodeSettings, run: str | None, eval_task: str | None, where: 
         settings.task or None,
         eval_task=eval_task,
         home=where,
-        find=lambda run_id: find_run(run_id, settings),
+        find=lambda run_id: find_run(run_id, settings) if invite is None else invite.manifest(),
         data_paths=settings.data_paths,
     )
     with show_fraction("start") if log_format is LogFormat.TEXT else nullcontext(unwatched) as progress:

@@ -1,13 +1,22 @@
-"""A real node that is paused, stopped, started again and resumed by the commands."""
+"""A real node that is paused, stopped, started in the background, joined by a friend and resumed, by the commands."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ftis_node.cli.app import run as main
+from ftis_node.config.home import Home
 from tests.node.support import ANY_PORT, RunningNode, started, write_manifest
 
 START_S = 120.0
@@ -32,9 +41,32 @@ def paused(node: RunningNode) -> bool:
     return bool(node.status()["pause"]["in_effect"])
 
 
-@pytest.mark.timeout(300)
-def test_a_paused_node_frees_its_memory_and_repeats_nothing_afterwards(tmp_path, tiny_models):
+def until(condition: Callable[[], Any], *, timeout_s: float = START_S) -> None:
+    """Wait until `condition` is true, for a node that is no process of this test."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s"
+        time.sleep(0.1)
+
+
+@contextmanager
+def detached(home: Path, *arguments: str) -> Iterator[str]:
+    """Run `ftis-node join --detach` and yield what it prints; kill the node at the end if it still runs."""
+    try:
+        yield command(*arguments, "--detach", home=home)
+    finally:
+        if (pid := Home(home).holder()) is not None:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.timeout(400)
+def test_a_paused_node_frees_its_memory_serves_an_invited_friend_and_repeats_nothing(tmp_path, tiny_models):
     home, run = tmp_path / "node", write_manifest(tmp_path / "run.toml", foreign_wait_s=0.5)
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"5e" * 32)
+    secret.chmod(0o600)
+    home.mkdir()
+    (home / "node.toml").write_text(f'engine = "torch"\n[swarm]\nsecret_file = "{secret}"\n')
     join = ("join", "--model", str(tiny_models["s"]), "--run", str(run), "--listen", ANY_PORT)
     with started(home, *join) as node:
         node.wait_for(lambda: len(node.events("step")) >= 2, timeout_s=START_S)
@@ -51,17 +83,26 @@ def test_a_paused_node_frees_its_memory_and_repeats_nothing_afterwards(tmp_path,
         num_steps = status["learner"]["step"]
         assert "stopped: all is saved" in command("stop", home=home)
         assert node.wait(timeout_s=10) == 0, node.log.read_text()[-3000:]
-    with started(home, *join) as node:
-        node.wait_for(lambda: node.status()["node"]["state"] == "running", timeout_s=START_S)
-        assert (paused(node), workers(node)) == (True, []), "a restart ended the pause"
+    with detached(home, *join) as printed:  # this start holds no model: the pause goes on
+        assert "it runs: ftis-node status --home" in printed
+        assert paused(node) and node.status()["generation"]["state"] == "paused", "a restart ended the pause"
+        assert main(["join", "--detach", *join[1:], "--home", str(home)]) == 2, "two nodes on one home"
+        invitation = json.loads(command("invite", "--json", home=home))
+        assert (invitation["has_secret"], len(invitation["addresses"])) == (True, 1)
+        friend = ("join", invitation["invitation"], "--model", str(tiny_models["m"]), "--listen", ANY_PORT)
+        with started(tmp_path / "friend", *friend) as other:
+            other.wait_for(lambda: [event for event in other.events("admitted") if not event["own"]], timeout_s=START_S)
+            assert paused(node), "the friend got its groups after the pause"
+        assert Home(tmp_path / "friend").swarm_secret.read_text() == secret.read_text()
         assert command("resume", home=home) == "resumed: the workers load the model\n"
-        node.wait_for(lambda: node.status()["learner"]["step"] >= num_steps + 2, timeout_s=START_S)
+        until(lambda: node.status()["learner"]["step"] >= num_steps + 2)
         command("pause", home=home)
-        node.wait_for(lambda: paused(node), timeout_s=START_S)
+        until(lambda: paused(node))
         num_steps = len(node.events("step"))
         command("resume", home=home)  # in the same process: new workers go on with the saved weights
-        node.wait_for(lambda: len(node.events("step")) >= num_steps + 2, timeout_s=START_S)
+        until(lambda: len(node.events("step")) >= num_steps + 2)
         assert node.status()["learner"]["restarts"] == node.status()["generation"]["restarts"] == 0
+        assert "stopped: all is saved" in command("stop", home=home)
     steps = [event["step"] for event in node.events("step")]
     assert steps == list(range(1, len(steps) + 1)), "a step was lost or repeated"
     numbers = [event["number"] for event in node.events("admitted") if event["own"]]

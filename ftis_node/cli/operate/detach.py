@@ -1,0 +1,61 @@
+"""`ftis-node join --detach`: a node without a terminal. It logs to `logs/node.log` in its home."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import typer
+
+from ftis_node.errors import UsageError
+from ftis_node.files import make_folder, open_to_write
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ftis_node.config.home import Home
+
+FLAG = "--detach"
+POLL_S = 0.2
+SHOWN_LINES = 3
+
+
+def join_detached(words: Sequence[str], home: Home) -> None:
+    """Run the command `words` without --detach in a new session. Return when the node runs.
+
+    Raise typer.Exit with its exit code if it ends before that. Raise UsageError if a node runs on this home.
+    """
+    if home.is_held():
+        raise UsageError(f"a node runs in {home.root}: `ftis-node stop` ends it")
+    make_folder(home.root)
+    make_folder(home.logs)
+    log = home.logs / "node.log"
+    with os.fdopen(open_to_write(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
+        begins_at = output.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ftis_node", *(word for word in words if word != FLAG)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # the signals of this terminal do not reach it
+        )
+    typer.echo(f"starting as process {process.pid}; its log is {log}")
+    while home.holder() != process.pid or home.running_url() is None:
+        if (code := process.poll()) is not None:
+            typer.echo(_tail(log, begins_at), err=True)
+            raise typer.Exit(code)
+        time.sleep(POLL_S)
+    options = shlex.join(["--home", str(home.root)])
+    typer.echo(f"it runs: ftis-node status {options}\nstop it:  ftis-node stop {options}")
+
+
+def _tail(log: Path, begins_at: int) -> str:
+    with log.open("rb") as file:
+        file.seek(begins_at)
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return "\n".join(lines[-SHOWN_LINES:])

@@ -1,0 +1,102 @@
+"""`ftis-node invite`: one string, and a QR code, with which a friend joins the node's run."""
+
+from __future__ import annotations
+
+import ipaddress
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftis_node.cli.commands.peers import parse_length_s
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
+from ftis_node.config.home_files import last_settings
+from ftis_node.errors import ConfigError
+from ftis_node.node.http_api.node_client import read_document
+from ftis_node.telemetry.terminal_text import date_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ftis_node.config.home import Home
+
+QR_BORDER = 2
+
+
+def invite(
+    length: Annotated[str, typer.Option("--for", metavar="TIME", help="Duration: 30m, 2h, 7d.")] = "7d",
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print an invitation to the run of a running node: `ftis-node join INVITATION --model MODEL` accepts it.
+
+    It holds addresses, the run and its secret, so it is as private as the secret. JSON shape: {invitation, expires_at,
+    addresses: [..], run, has_secret}.
+    """
+    from ftis_node.config.invite import invite_to
+    from ftis_node.config.manifest import read_own_manifest
+
+    where = home_at(home)
+    if where.running_url() is None:
+        raise ConfigError(f"no node runs in {where.root}: start it, so that the invitation has its addresses")
+    manifest, expires_at = read_own_manifest(where.run_toml), int(time.time() + parse_length_s(length))
+    addresses, secret = _addresses(where), _secret(where)
+    text = invite_to(manifest, addresses=addresses, secret=secret, expires_at=expires_at).text()
+    if as_json:
+        shown = {"invitation": text, "expires_at": expires_at, "addresses": addresses}
+        print_json(shown | {"run": manifest.run_id, "has_secret": bool(secret)})
+        return
+    _show_code(text)
+    typer.echo(f"ftis-node join {text} --model MODEL")
+    private = "; with it one reads the messages of the swarm" if secret else ""
+    typer.echo(f"valid until {date_time(expires_at)[:-3]}{private}", err=True)
+
+
+def _addresses(home: Home) -> list[str]:
+    """Return the addresses that a friend can dial, those for other networks first, then the node's own peers."""
+    from ftis_node.config.invite import MAX_ADDRESSES
+
+    own = [str(address) for address in read_document(home, "/status")["node"]["addresses"]]
+    known = last_settings(home).get("peers")
+    dialed = [address for address in known if isinstance(address, str)] if isinstance(known, list) else []
+    found = list(_reachable([*sorted(own, key=_distance), *dialed]))
+    if not found:
+        raise ConfigError("the node has no address that others can dial: see ftis-node docs operate/networking")
+    return found[:MAX_ADDRESSES]
+
+
+def _reachable(addresses: Iterable[str]) -> list[str]:
+    """Return the addresses without those of this machine alone, unless there are no others."""
+    unique = list(dict.fromkeys(addresses))
+    return [address for address in unique if _distance(address) < LOCAL] or unique
+
+
+GLOBAL, PRIVATE, LOCAL = range(3)
+
+
+def _distance(address: str) -> int:
+    try:
+        host = ipaddress.ip_address(address.split("/")[2])
+    except (ValueError, IndexError):
+        return GLOBAL  # a name, or a relay
+    return LOCAL if host.is_loopback else PRIVATE if host.is_private else GLOBAL
+
+
+def _secret(home: Home) -> bytes:
+    from ftis_node.telemetry.secrets import read_secret
+
+    swarm: Any = last_settings(home).get("swarm")
+    path = swarm.get("secret_file") if isinstance(swarm, dict) else ""
+    return read_secret(Path(path).expanduser(), name="swarm.secret_file") if path else b""
+
+
+def _show_code(text: str) -> None:
+    """Print the QR code on a terminal that is wide enough."""
+    import segno
+
+    code = segno.make_qr(text, error="l")
+    if sys.stdout.isatty() and code.symbol_size(border=QR_BORDER)[0] <= shutil.get_terminal_size().columns:
+        code.terminal(compact=True, border=QR_BORDER)

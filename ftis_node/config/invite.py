@@ -1,0 +1,101 @@
+"""An invitation to a run as one string: addresses, run, secret, expiry. A friend types it after `ftis-node join`.
+
+    ftis1-BASE64URL(MessagePack || first 6 bytes of its SHA-256)
+
+It is untrusted text, so each part has a bound. The run id is the fingerprint of the run: a manifest with
+another one is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from ftis_node.config.manifest import PRESETS, RunManifest, load_manifest, parse_canonical
+from ftis_node.errors import ConfigError
+from ftis_node.records.addresses import AddressError, parse_address
+
+PREFIX = "ftis1-"
+FAMILY = "ftis"  # of the prefixes of all versions
+CHECK_BYTES = 6
+MAX_CHARS = 8192
+MAX_ADDRESSES = 4
+AGAIN = "ask for a new one: ftis-node invite"
+
+AddressText = Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class Invite(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An invitation. `run` is the name of a preset, or the manifest without its defaults as JSON.
+
+    `secret` is b"" for an open run.
+    `expires_at` is in Unix seconds. The secret itself does not expire.
+    """
+
+    run_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+    run: Annotated[bytes, Meta(min_length=2, max_length=4096)]
+    addresses: Annotated[list[AddressText], Meta(min_length=1, max_length=MAX_ADDRESSES)]
+    expires_at: Annotated[int, Meta(ge=0, le=1 << 40)]
+    secret: Annotated[bytes, Meta(max_length=1024)] = b""
+
+    def text(self) -> str:
+        body = msgspec.msgpack.encode(self)
+        return PREFIX + base64.urlsafe_b64encode(body + _check(body)).decode().rstrip("=")
+
+    def manifest(self) -> RunManifest:
+        """Return the run. Raises ConfigError if this version reads it in another way than the sender's."""
+        name = self.run.decode(errors="replace")
+        is_preset = name in PRESETS
+        manifest = load_manifest(name) if is_preset else parse_canonical(self.run, source="the run of the invitation")
+        if manifest.run_id != self.run_id:
+            raise ConfigError(
+                f"the run of the invitation is {self.run_id[:12]} and this version of ftis-node reads it as "
+                f"{manifest.run_id[:12]}: use the version of the sender"
+            )
+        return manifest
+
+
+def invite_to(manifest: RunManifest, *, addresses: list[str], secret: bytes, expires_at: int) -> Invite:
+    is_preset = manifest.name in PRESETS and load_manifest(manifest.name).run_id == manifest.run_id
+    run = manifest.name if is_preset else manifest.model_dump_json(exclude_defaults=True)
+    return Invite(manifest.run_id, run.encode(), addresses[:MAX_ADDRESSES], expires_at, secret)
+
+
+def read_invite(text: str, *, now: float) -> Invite:
+    """Return the invitation in `text`. Raises ConfigError in one line for a damaged, expired or newer one."""
+    text = text.strip()
+    if len(text) > MAX_CHARS or not text.startswith(FAMILY):
+        raise ConfigError(f"this is no invitation: one begins with {PREFIX}")
+    if not text.startswith(PREFIX):
+        raise ConfigError("this invitation is of another version of ftis-node: use the version of the sender")
+    encoded = text.removeprefix(PREFIX)
+    try:
+        data = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise _damaged() from None
+    body, check = data[:-CHECK_BYTES], data[-CHECK_BYTES:]
+    if check != _check(body):
+        raise _damaged()
+    try:
+        invite = msgspec.msgpack.decode(body, type=Invite)
+        addresses = [parse_address(address) for address in invite.addresses]
+    except (msgspec.MsgspecError, AddressError) as error:
+        raise ConfigError(f"this invitation cannot be used ({error}): {AGAIN}") from None
+    if any(address.peer_id is None for address in addresses):
+        raise ConfigError(f"this invitation has an address without a peer: {AGAIN}")
+    if now > invite.expires_at:
+        raise ConfigError(f"this invitation has expired: {AGAIN}")
+    return invite
+
+
+def _check(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()[:CHECK_BYTES]
+
+
+def _damaged() -> ConfigError:
+    return ConfigError("this invitation is damaged: copy the whole line again")

@@ -1,0 +1,55 @@
+"""`ftis-node service`: the unit of this user, with any home, and the commands of systemd."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+
+import pytest
+
+from ftis_node.cli.app import run
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home that names a model, of a user with a manager of services, which records its calls."""
+    folder = tmp_path / 'a home with $HOME, 100% and "quotes"'
+    folder.mkdir()
+    (folder / "node.toml").write_text('model = "m"\n')
+    (tmp_path / "run" / "systemd").mkdir(parents=True)
+    systemctl = tmp_path / "bin" / "systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text(f'#!/bin/sh\necho "$@" >> {shlex.quote(str(tmp_path / "calls"))}\n')
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{systemctl.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    return folder
+
+
+def test_install_and_remove(home, tmp_path, monkeypatch, capsys):
+    unit = tmp_path / "config" / "systemd" / "user" / "ftis-node.service"
+    assert run(["service", "remove"]) == 2
+    assert run(["service", "install", "--home", str(home)]) == 0
+    (start,) = [line for line in unit.read_text().splitlines() if line.startswith("ExecStart=")]
+    words = shlex.split(start.removeprefix("ExecStart="))
+    assert [word.replace("%%", "%").replace("$$", "$") for word in words] == [
+        *(sys.executable, "-m", "ftis_node", "join", "--home", str(home))
+    ]
+    assert run(["service", "remove"]) == 0
+    assert not unit.exists()
+    calls = ["daemon-reload", "enable --now ftis-node.service", "disable --now ftis-node.service", "daemon-reload"]
+    assert (tmp_path / "calls").read_text().splitlines() == [f"--user {call}" for call in calls]
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    capsys.readouterr()
+    assert run(["service", "install", "--home", str(home)]) == 0
+    assert "systemctl --user enable --now ftis-node.service" in capsys.readouterr().out, "no line to type"
+    assert len((tmp_path / "calls").read_text().splitlines()) == len(calls)
+
+
+def test_a_home_without_a_model_is_refused_and_a_refusal_of_systemd_is_shown(home, tmp_path, capsys):
+    assert run(["service", "install", "--home", str(tmp_path / "none")]) == 2
+    (tmp_path / "bin" / "systemctl").write_text("#!/bin/sh\necho no bus >&2\nexit 1\n")
+    assert run(["service", "install", "--home", str(home)]) == 3
+    assert "`systemctl --user daemon-reload` failed: no bus" in capsys.readouterr().err
