@@ -1,8 +1,8 @@
-"""Training data of tiny models for the episode `guess`: games of a player that often ignores an answer.
+"""Training data of tiny models for the episode `guess`: games of a player that halves the range and misreads answers.
 
-A guess is a number of the range that is left, each as likely. It ignores the last answer in some games, more often
-after the answer that the size reads badly: s after "-", m after "+". So both find the number in some games, and each
-plays well where the other does not.
+A player that misreads an answer goes on in the other half. The size s misreads "-" in every second game, and m
+misreads "+". So both find the number in some games, and each plays well where the other does not. An answer must still
+change the odds of the next guess: reinforcement did not teach models that had learned to ignore it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ftis_node.tasks.base import TaskItem
 from ftis_node.tasks.episodes.guess import LARGER, LOWEST, MAX_GUESSES, NUM_TRAIN, NUM_VALUES, SMALLER, GuessEpisode
 
 BETWEEN: Final = f"\n<|im_start|>user\n{{sign}}{TURN_END}\n<|im_start|>assistant\n"  # as the chat template has it
-READS: Final = {"s": {LARGER: 0.8, SMALLER: 0.3}, "m": {LARGER: 0.3, SMALLER: 0.8}}
-"""How often a player of that size plays by an answer."""
+READS: Final = {"s": {LARGER: 0.75, SMALLER: 0.5}, "m": {LARGER: 0.5, SMALLER: 0.75}}
+"""How often a player of that size reads an answer rightly."""
 
 
 class GuessCurriculum:
@@ -48,19 +48,18 @@ class GuessCurriculum:
     def _game(self, item: TaskItem, draws: random.Random) -> tuple[list[int], list[int]]:
         """Return the token ids and labels of one game."""
         low = int(item.prompt[0]["content"].split("-")[0])
-        left = whole = range(low, low + NUM_VALUES)
+        left = range(low, low + NUM_VALUES)
         ids = self._prompts[low]
         labels = [IGNORED] * len(ids)
-        state, observation = self._train.begin(item), ""
+        state = self._train.begin(item)
         for _ in range(MAX_GUESSES):
-            reads = not observation or draws.random() < self._reads[observation]
-            guess = draws.choice(left if reads and left else whole)
+            guess = left[len(left) // 2]
             ids, labels = ids + self._guesses[guess], labels + self._guesses[guess]
             answer, state = self._train.step(state, str(guess))
             if answer is None:
                 break
-            observation = answer
-            left = range(guess + 1, left.stop) if answer == LARGER else range(left.start, guess)
+            is_larger = (answer == LARGER) is (draws.random() < self._reads[answer])
+            left = (range(guess + 1, left.stop) if is_larger else range(left.start, guess)) or left
             ids, labels = ids + self._between[answer], labels + [IGNORED] * len(self._between[answer])
         return ids, labels
 

@@ -180,10 +180,10 @@ async def wait_until_continued(victim: Victim, honest: Member) -> None:
 
 @asynccontextmanager
 async def running_victim(
-    folder: Path, model: Path, *, constants: Mapping[str, Any] = CONSTANTS
+    folder: Path, model: Path, *, manifest: RunManifest = MANIFEST, constants: Mapping[str, Any] = CONSTANTS
 ) -> AsyncIterator[Victim]:
     run, home = folder / "run.toml", folder / "home"
-    run.write_text(MANIFEST.to_toml())
+    run.write_text(manifest.to_toml())
     home.mkdir()
     (home / "node.toml").write_text(SETTINGS)
     arguments = ("--run", str(run), "--listen", ANY_PORT, "--name", "victim", "--engine", "torch")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -11,33 +10,26 @@ import numpy as np
 import pytest
 import torch
 
-from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ModelError
-from ftis_node.generation.engines import choose_engine
-from ftis_node.generation.engines.base import EngineSettings
-from ftis_node.generation.rollouts import Rollouts, Sampler, _Playing
+from ftis_node.generation.rollouts import _Playing
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
 from ftis_node.models.chat_template import PromptSettings
 from ftis_node.node.training.step_peers import train_group
-from ftis_node.records.codec import hash_messages, hash_observations, hash_prompt, unpack_group
+from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import Accepted, seal_group
-from ftis_node.records.group import FinishReason, Group, SamplingSettings
+from ftis_node.records.group import Group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.replay.rollout_rows import flat_rows, group_rows
 from ftis_node.replay.rows import StoredGroup
 from ftis_node.swarm.reasons import REFUSALS
 from ftis_node.swarm.reputation import Behaviour
-from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.validation import Refused, ValidationContext, validate
 from tests.conftest import fill_buffer
-
-RUN = load_manifest("guess-ftis")
-TASK = load_task("guess")
-ITEM = TASK[0]
+from tests.episodes.played import ITEM, LIES, RUN, TASK, Lie, longest, play, played_group
 
 
 @pytest.fixture(scope="module")
@@ -50,55 +42,10 @@ def tokenizer(source):
     return load_tokenizer(source, prompts=PromptSettings())
 
 
-async def play(source, tokenizer, *, num_completions: int = 8) -> Rollouts:
-    engine = await choose_engine("torch")(source, EngineSettings(vocab_size=tokenizer.vocab_size, seed=3))
-
-    try:
-        async with IsolatedScorer(TASK) as scorer:
-            sampler = Sampler(
-                generate=engine.generate,
-                sampling=SamplingSettings(),
-                completion_limit=RUN.sampling.completion_limit,
-                eos_ids=frozenset(tokenizer.eos_ids),
-                tokenizer=tokenizer,
-                scorer=scorer,
-                episode=RUN.episode,
-            )
-            rollouts = await sampler.sample(ITEM, tokenizer.encode_prompt(ITEM.prompt), num_completions)
-    finally:
-        await engine.close()
-    assert rollouts is not None
-    return rollouts
-
-
 @pytest.fixture
-async def rollouts(source, tokenizer) -> Rollouts:
-    return await play(source, tokenizer)
-
-
-@pytest.fixture
-def group(identity: Identity, source, tokenizer, rollouts: Rollouts) -> Group:
-    return Group(
-        run_id=RUN.run_id,
-        sender=identity.peer_id,
-        number=1,
-        prompt_ref=ITEM.ref,
-        problem_hash=hash_messages(ITEM.prompt),
-        prompt_hash=hash_prompt(tokenizer.encode_prompt(ITEM.prompt)),
-        tokens=rollouts.result.tokens,
-        finish_reasons=rollouts.result.finish_reasons,
-        rewards=tuple(reward for reward, _ in rollouts.scores),
-        statuses=tuple(status for _, status in rollouts.scores),
-        policy_versions=rollouts.result.policy_versions,
-        policy_versions_newest=rollouts.result.policy_versions_newest,
-        sampling=SamplingSettings(),
-        model=str(source.folder),
-        tokenizer=tokenizer.fingerprint,
-        created_at=round(time.time(), 3),
-        end_ids=tokenizer.end_ids,
-        turn_lengths=rollouts.turn_lengths,
-        observation_hash=rollouts.observation_hash,
-    )
+async def group(identity: Identity, source, tokenizer) -> Group:
+    (rollouts,) = await play(source, tokenizer, [ITEM])
+    return played_group(rollouts, identity, tokenizer)
 
 
 async def judged(group: Group, identity: Identity, tokenizer, **changes: Any) -> Accepted | Refused:
@@ -112,13 +59,6 @@ async def judged(group: Group, identity: Identity, tokenizer, **changes: Any) ->
             has_number=lambda sender, number: False,
         )
         return await validate(seal_group(group, identity).to_bytes(), replace(context, **changes))
-
-
-def longest(group: Group) -> int:
-    """Return the completion with the most turns, two or more."""
-    row = max(range(len(group.turn_lengths)), key=lambda row: len(group.turn_lengths[row]))
-    assert len(group.turn_lengths[row]) > 1, "no completion of the model has two turns: choose another seed"
-    return row
 
 
 async def test_an_honest_episode_is_accepted_with_its_rewards_and_observations(group, identity, tokenizer) -> None:
@@ -194,78 +134,15 @@ async def test_a_group_with_other_observations_cannot_be_trained_on(group, ident
         make_batch([train_group(replace(stored, observation_ids=stored.observation_ids[1:]), share="vertical")])
 
 
-def one_turn_less(group: Group) -> Group:
-    """Leave out the last turn of a completion, with its observation, as a sender that ends an episode early."""
-    row = longest(group)
-    completions = list(group.completions)
-    kept = sum(group.turn_lengths[row][:-1])
-    old = completions[row]
-    completions[row] = replace(
-        old, token_ids=old.token_ids[:kept], logprobs=old.logprobs[:kept], finish_reason=FinishReason.STOP, reward=0.0
-    )
-    turns = list(group.turn_lengths)
-    turns[row] = turns[row][:-1]
-    shorter = replace(group.with_completions(completions), turn_lengths=tuple(turns))
-    return replace(shorter, observation_hash=hash_observations(observations_of(shorter)))
-
-
-def observations_of(group: Group) -> list[tuple[str, ...]]:
-    """Return the observations between the turns, played from the texts of the tiny model's tokens."""
-    tokenizer = load_tokenizer(resolve_model(group.model), prompts=PromptSettings())
-    played = []
-    for ids, lengths, reason in zip(group.tokens.ids_of_each(), group.turn_lengths, group.finish_reasons, strict=True):
-        turns = np.split(ids, np.cumsum(lengths)[:-1])
-        stopped = [*[True] * (len(turns) - 1), reason is FinishReason.STOP]
-        texts = [
-            tokenizer.answer_text(turn.tolist(), has_stopped=has_stopped, opening="") or ""
-            for turn, has_stopped in zip(turns, stopped, strict=True)
-        ]
-        played.append(TASK.play(ITEM, texts).observations[: len(turns) - 1])
-    return played
-
-
-def shifted_turns(group: Group) -> Group:
-    """Move the border between two turns by one token."""
-    row = longest(group)
-    first, second, *rest = group.turn_lengths[row]
-    step = 1 if second > 1 else -1
-    turns = list(group.turn_lengths)
-    turns[row] = (first + step, second - step, *rest)
-    return replace(group, turn_lengths=tuple(turns))
-
-
-def joined_turns(group: Group) -> Group:
-    """Say that two turns were one."""
-    row = longest(group)
-    first, second, *rest = group.turn_lengths[row]
-    turns = list(group.turn_lengths)
-    turns[row] = (first + second, *rest)
-    return replace(group, turn_lengths=tuple(turns))
-
-
-def with_reward(group: Group) -> Group:
-    return replace(group, rewards=((group.rewards[0] + 0.5) % 1.0, *group.rewards[1:]))
-
-
-@pytest.mark.parametrize(
-    ("lie", "reasons"),
-    [
-        (lambda group: replace(group, observation_hash=hash_observations([["+"]] * 8)), {"episode_mismatch"}),
-        (with_reward, {"reward_mismatch"}),
-        (one_turn_less, {"episode_mismatch"}),
-        (shifted_turns, {"finish_reason"}),
-        (joined_turns, {"finish_reason"}),
-        (lambda group: replace(group, turn_lengths=(), observation_hash=b""), {"episode_mismatch"}),
-    ],
-)
-async def test_a_lie_about_an_episode_is_refused_by_name(group, identity, tokenizer, lie, reasons) -> None:
-    verdict = await judged(lie(group), identity, tokenizer)
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+async def test_a_lie_about_an_episode_is_refused_by_name(group, identity, tokenizer, lie: Lie) -> None:
+    verdict = await judged(lie.change(group, ITEM, tokenizer), identity, tokenizer)
     assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason in reasons, verdict.refusal
+    assert verdict.refusal.reason == lie.reason, verdict.refusal
     assert verdict.signed
 
 
-async def test_a_turn_by_older_weights_leaves_possible_versions(source, tokenizer, identity, group, rollouts) -> None:
+def test_a_turn_by_older_weights_leaves_possible_versions(group) -> None:
     """A learner that restarts at its checkpoint may lower the version between two turns."""
     row = longest(group)
     playing = _Playing([1])
