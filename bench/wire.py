@@ -14,7 +14,9 @@ commit has many groups. `door_groups_per_s_one_a_commit`: a commit for each grou
 
 `episode_*`: the same group as an episode of 5 turns of 60 sampled tokens. Observations do not travel.
 `episode_flat_bytes_per_token` is the form of trainers that carry them: msgpack with ids, a mask and log-probs of all
-tokens. It has 90 observed tokens between two turns. All bytes are per *sampled* token.
+tokens. It has 90 observed tokens between two turns. All bytes are per *sampled* token. `episode_flat_pack_us` times
+msgpack alone, from lists of numbers to bytes. `episode_replay_us`: a receiver decodes 60 turns, lets an environment
+answer them, renders its answers and compares their hash, with the tokenizer of the tiny models.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from bench.stubs.wire_episodes import as_episode, flat_rows, replay_seconds
 from bench.stubs.wire_groups import RUN_ID, VOCABULARY, random_group
 from ftis_node.config.manifest import RunManifest
-from ftis_node.records.codec import CODECS, hash_messages, hash_observations, hash_prompt, pack_group, unpack_group
+from ftis_node.records.codec import CODECS, hash_messages, hash_prompt, pack_group, unpack_group
 from ftis_node.records.envelope import Accepted, announce_group, seal_group
 from ftis_node.records.group import Group, PromptRef
 from ftis_node.records.identity import Identity
@@ -43,7 +46,6 @@ from ftis_node.validation import ValidationContext, validate
 from stubs.stub_node import StubScorer, StubTokenizer, stub_prompt
 
 NUM_GROUPS = 300
-TURNS, OBSERVED_TOKENS = 5, 90
 REPEATS, LOOPS = 100, 20  # many short runs: on a shared machine some of them are undisturbed
 
 
@@ -87,25 +89,6 @@ def bytes_per_token(group: Group, identity: Identity, codec: str) -> float:
     data = envelope.to_bytes()
     announcement = announce_group(envelope, group, envelope_bytes=len(data)).to_bytes()
     return round((len(data) + len(announcement)) / group.num_tokens, 3)
-
-
-def as_episode(group: Group) -> Group:
-    """Return the group with `TURNS` turns in each completion."""
-    length = group.tokens.lengths[0] // TURNS
-    turns = ((int(length),) * TURNS,) * len(group.tokens)
-    return replace(group, turn_lengths=turns, observation_hash=hash_observations([["a"] * (TURNS - 1)] * len(turns)))
-
-
-def flat_bytes_per_token(group: Group) -> float:
-    """Return the bytes of the flat form with masks per sampled token."""
-    rows = []
-    for completion in group.completions:
-        num_observed = OBSERVED_TOKENS * (TURNS - 1)
-        ids = [*completion.token_ids.tolist(), *completion.token_ids[:num_observed].tolist()]
-        mask = [True] * len(completion.token_ids) + [False] * (len(ids) - len(completion.token_ids))
-        logprobs = [*completion.logprobs.tolist(), *[0.0] * (len(ids) - len(completion.token_ids))]
-        rows.append({"token_ids": ids, "mask": mask, "logprobs": logprobs})
-    return round(len(msgspec.msgpack.encode(rows)) / group.num_tokens, 3)
 
 
 def copy_seconds(group: Group) -> float:
@@ -181,14 +164,19 @@ def main() -> None:
         }
     episode = as_episode(group)
     pack_s, unpack_s = packing_seconds(episode, "exact")
+    flat = flat_rows(group)
+    flat_data = msgspec.msgpack.encode(flat)
     result |= {
         "episode_bytes_per_token": bytes_per_token(episode, identity, "exact"),
         "episode_ratio": round(
             bytes_per_token(episode, identity, "exact") / bytes_per_token(group, identity, "exact"), 4
         ),
-        "episode_flat_bytes_per_token": flat_bytes_per_token(group),
         "episode_pack_us": round(pack_s * 1e6, 1),
         "episode_unpack_us": round(unpack_s * 1e6, 1),
+        "episode_replay_us": round(replay_seconds(episode) * 1e6),
+        "episode_flat_bytes_per_token": round(len(flat_data) / group.num_tokens, 3),
+        "episode_flat_pack_us": round(seconds(lambda: msgspec.msgpack.encode(flat)) * 1e6, 1),
+        "episode_flat_unpack_us": round(seconds(lambda: msgspec.msgpack.decode(flat_data)) * 1e6, 1),
     }
     payload = bytes(8 * group.num_tokens)
     memcpy_s = seconds(lambda: [bytearray(payload) for _ in range(LOOPS)]) / LOOPS
