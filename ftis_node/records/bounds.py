@@ -51,6 +51,8 @@ MAX_GROUPS_PER_MINUTE: Final = 1e9
 MAX_PASS_RATES: Final = 12
 MAX_GROUP_SOURCES: Final = 12
 MAX_REFUSED_SENDERS: Final = 8
+MAX_RECEIPTS: Final = 24
+RECEIPT_KEY_BYTES: Final = 8
 MAX_REASON_BYTES: Final = 32
 MAX_ID_PLANES: Final = 4
 NUM_FLOAT_PLANES: Final = 4
@@ -219,6 +221,7 @@ BODIES: Final[Mapping[int, Table]] = {
 PASS_RATE: Final = Table(step=whole(), pass_at_1=number(0.0, 1.0))
 GROUP_SOURCE: Final = Table(peer=is_peer_id, groups=whole(1))
 REFUSED_SENDER: Final = Table(peer=is_peer_id, reason=text(MAX_REASON_BYTES), groups=whole(1))
+RECEIPT: Final = Table(key=raw(RECEIPT_KEY_BYTES), groups=whole(1), tokens=whole(1))
 PEER_STATS: Final = Table(
     step=whole(),
     groups_per_minute=number(0.0, MAX_GROUPS_PER_MINUTE),
@@ -227,6 +230,7 @@ PEER_STATS: Final = Table(
     sources=many(nested(GROUP_SOURCE), most=MAX_GROUP_SOURCES),
     trained_groups=whole(),
     refused_senders=many(nested(REFUSED_SENDER), most=MAX_REFUSED_SENDERS),
+    receipts=many(nested(RECEIPT), most=MAX_RECEIPTS),
 )
 TABLES: Final[Mapping[type, Table]] = {
     pb.Envelope: Table(body=raw_up_to(MAX_ENVELOPE_BYTES), signature=raw_up_to(MAX_ENVELOPE_BYTES)),

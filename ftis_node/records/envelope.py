@@ -219,10 +219,11 @@ class PeerRecord:
 
 
 def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
-    """Sign a record. Leave out refused senders that exceed the size of a record."""
+    """Sign a record. Leave out receipts, then refused senders, that exceed the size of a record."""
     info = _peer_info(record, identity)
-    while info.ByteSize() > MAX_PEER_INFO_BYTES and info.stats.refused_senders:
-        del info.stats.refused_senders[-1]
+    for parts in (info.stats.receipts, info.stats.refused_senders):
+        while info.ByteSize() > MAX_PEER_INFO_BYTES and parts:
+            del parts[-1]
     body = info.SerializeToString()
     return pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
 

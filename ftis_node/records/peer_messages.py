@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
@@ -10,7 +11,9 @@ from ftis_node.records.bounds import (
     MAX_GROUP_SOURCES,
     MAX_GROUPS_PER_MINUTE,
     MAX_PASS_RATES,
+    MAX_RECEIPTS,
     MAX_REFUSED_SENDERS,
+    RECEIPT_KEY_BYTES,
     milliseconds,
     seconds,
 )
@@ -18,6 +21,23 @@ from ftis_node.records.identity import peer_id_from_text, peer_id_text
 from ftis_node.records.parsing import SCHEMA, read_message
 
 MAX_BACKFILL_REQUEST_BYTES = 256
+KEY_BYTES = 32  # of Ed25519
+
+
+class Receipt(NamedTuple):
+    """A peer's statement that it has trained on `groups` with `tokens` of the sender with this key (`receipt_key`)."""
+
+    key: bytes
+    groups: int
+    tokens: int
+
+
+def receipt_key(peer_id: str) -> bytes:
+    """Return what a receipt calls a peer: the first bytes of its Ed25519 key; empty for an invalid id."""
+    try:
+        return peer_id_from_text(peer_id)[-KEY_BYTES:][:RECEIPT_KEY_BYTES]
+    except ValueError:
+        return b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +56,7 @@ class PeerStats:
     sources: tuple[tuple[str, int], ...] = ()
     trained_groups: int = 0
     refused_senders: tuple[tuple[str, str, int], ...] = ()
+    receipts: tuple[Receipt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +88,7 @@ def pack_stats(stats: PeerStats) -> pb.PeerStats:
             pb.RefusedSender(peer=peer_id_from_text(peer_id), reason=reason, groups=groups)
             for peer_id, reason, groups in stats.refused_senders[:MAX_REFUSED_SENDERS]
         ],
+        receipts=[pb.Receipt(**one._asdict()) for one in stats.receipts[:MAX_RECEIPTS]],
     )
 
 
@@ -79,6 +101,7 @@ def unpack_stats(message: pb.PeerStats) -> PeerStats:
         sources=tuple((peer_id_text(one.peer), one.groups) for one in message.sources),
         trained_groups=message.trained_groups,
         refused_senders=tuple((peer_id_text(one.peer), one.reason, one.groups) for one in message.refused_senders),
+        receipts=tuple(Receipt(one.key, one.groups, one.tokens) for one in message.receipts),
     )
 
 

@@ -227,7 +227,7 @@ class PeerInfo(_message.Message):
     def __init__(self, schema: _Optional[int] = ..., run: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., parameters: _Optional[int] = ..., tokenizer: _Optional[bytes] = ..., role: _Optional[str] = ..., last_number: _Optional[int] = ..., policy_version: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., created_ms: _Optional[int] = ..., software: _Optional[str] = ..., read_shards: _Optional[int] = ..., domain: _Optional[str] = ..., stats: _Optional[_Union[PeerStats, _Mapping]] = ..., grader: _Optional[str] = ..., transformers: _Optional[str] = ..., template: _Optional[bytes] = ...) -> None: ...
 
 class PeerStats(_message.Message):
-    __slots__ = ("step", "groups_per_minute", "refused_groups", "pass_rates", "sources", "trained_groups", "refused_senders")
+    __slots__ = ("step", "groups_per_minute", "refused_groups", "pass_rates", "sources", "trained_groups", "refused_senders", "receipts")
     STEP_FIELD_NUMBER: _ClassVar[int]
     GROUPS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_GROUPS_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +235,7 @@ class PeerStats(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     TRAINED_GROUPS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_SENDERS_FIELD_NUMBER: _ClassVar[int]
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     step: int
     groups_per_minute: float
     refused_groups: int
@@ -242,7 +243,18 @@ class PeerStats(_message.Message):
     sources: _containers.RepeatedCompositeFieldContainer[GroupSource]
     trained_groups: int
     refused_senders: _containers.RepeatedCompositeFieldContainer[RefusedSender]
-    def __init__(self, step: _Optional[int] = ..., groups_per_minute: _Optional[float] = ..., refused_groups: _Optional[int] = ..., pass_rates: _Optional[_Iterable[_Union[PassRate, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[GroupSource, _Mapping]]] = ..., trained_groups: _Optional[int] = ..., refused_senders: _Optional[_Iterable[_Union[RefusedSender, _Mapping]]] = ...) -> None: ...
+    receipts: _containers.RepeatedCompositeFieldContainer[Receipt]
+    def __init__(self, step: _Optional[int] = ..., groups_per_minute: _Optional[float] = ..., refused_groups: _Optional[int] = ..., pass_rates: _Optional[_Iterable[_Union[PassRate, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[GroupSource, _Mapping]]] = ..., trained_groups: _Optional[int] = ..., refused_senders: _Optional[_Iterable[_Union[RefusedSender, _Mapping]]] = ..., receipts: _Optional[_Iterable[_Union[Receipt, _Mapping]]] = ...) -> None: ...
+
+class Receipt(_message.Message):
+    __slots__ = ("key", "groups", "tokens")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    groups: int
+    tokens: int
+    def __init__(self, key: _Optional[bytes] = ..., groups: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class RefusedSender(_message.Message):
     __slots__ = ("peer", "reason", "groups")

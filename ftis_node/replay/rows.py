@@ -127,6 +127,7 @@ class StoredGroup:
     rewards: tuple[float, ...]
     prompt_ids: bytes
     body: bytes
+    num_tokens: int
     text_token_ids: tuple[tuple[int, ...], ...] = ()
     observation_ids: tuple[tuple[int, ...], ...] = ()
 
@@ -143,6 +144,7 @@ class StoredGroup:
             rewards=rewards_of(row),
             prompt_ids=row["prompt_ids"],
             body=envelope.body,
+            num_tokens=row["num_tokens"],
             text_token_ids=tuple(map(tuple, json.loads(row["text_token_ids"] or "[]"))),
             observation_ids=tuple(map(tuple, json.loads(row["observation_ids"] or "[]"))),
         )

@@ -12,6 +12,8 @@ import msgspec
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.records.envelope import PeerRecord
+from ftis_node.records.peer_messages import Receipt, receipt_key
+from ftis_node.swarm.receipts import NO_LIMITS, StepLimits, Used, step_limits, totals_by_key
 
 MAX_ROWS = 200
 MINUTE_S = 60.0
@@ -24,10 +26,11 @@ class RunSummary(msgspec.Struct, frozen=True):
     name: str = ""
     task: str = ""
     method: str = ""
+    limits: StepLimits = NO_LIMITS
 
     @classmethod
     def of(cls, manifest: RunManifest) -> RunSummary:
-        return cls(manifest.run_id, manifest.name, manifest.task, manifest.method.name)
+        return cls(manifest.run_id, manifest.name, manifest.task, manifest.method.name, step_limits(manifest))
 
 
 class SwarmRow(msgspec.Struct, frozen=True):
@@ -35,7 +38,8 @@ class SwarmRow(msgspec.Struct, frozen=True):
 
     `seen_at` and `measured_at` (of the figures, by the peer's clock) are Unix times in seconds. `pass_rates` are pairs
     of a step and pass@1, the oldest first. `learns_from` is the share of each sender among the groups of the peer's
-    last steps, by peer id; it sums to at most 1.
+    last steps, by peer id; it sums to at most 1. `used_groups` and `used_tokens` are the sums of the other peers'
+    `receipts` for this one.
     """
 
     peer_id: str
@@ -52,6 +56,9 @@ class SwarmRow(msgspec.Struct, frozen=True):
     pass_rates: tuple[tuple[int, float], ...] = ()
     learns_from: dict[str, float] = {}
     measured_at: float | None = None
+    receipts: tuple[Receipt, ...] = ()
+    used_groups: int = 0
+    used_tokens: int = 0
 
 
 class SwarmView(msgspec.Struct, frozen=True):
@@ -101,6 +108,7 @@ def swarm_row(record: PeerRecord, *, seen_at: float) -> SwarmRow:
         refused_groups=stats.refused_groups,
         pass_rates=tuple((step, round(rate, 4)) for step, rate in stats.pass_rates),
         learns_from={peer_id: round(groups / total, 4) for peer_id, groups in stats.sources},
+        receipts=stats.receipts,
     )
 
 
@@ -108,6 +116,9 @@ def make_view(
     rows: Sequence[SwarmRow], *, run: RunSummary, now: float, own_id: str = "", num_unreadable: int = 0
 ) -> SwarmView:
     """Return the view: the node itself first, then the most recently seen peers. `now` is Unix time in seconds."""
+    signed = [(row.peer_id, row.step or 0, row.receipts) for row in rows]
+    totals = totals_by_key(signed, run.limits)
+    rows = [_with_used(row, totals.get(receipt_key(row.peer_id), Used())) for row in rows]
     ordered = sorted(rows, key=lambda row: (row.peer_id != own_id, -min(row.seen_at, now), row.peer_id))
     return SwarmView(
         run=run,
@@ -117,3 +128,7 @@ def make_view(
         num_unreadable=num_unreadable,
         num_omitted=max(0, len(ordered) - MAX_ROWS),
     )
+
+
+def _with_used(row: SwarmRow, used: Used) -> SwarmRow:
+    return msgspec.structs.replace(row, used_groups=used.groups, used_tokens=used.tokens)

@@ -17,6 +17,7 @@ from ftis_node.telemetry.terminal_text import date_time
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ftis_node.telemetry.receipt_figures import ReceiptFigures
     from ftis_node.telemetry.status import RefusalStatus, Status, SwarmStatus
 
 ID_TAIL = 8
@@ -283,6 +284,13 @@ def _worker_away(status: Status, name: str) -> HealthAnswer | None:
     if state == "starting":
         return _not_yet(f"the {name} worker is starting", f"wait while it loads; {where}")
     return _no(f"the {name} worker is {state}", where)
+
+
+def used_by_peers(used: ReceiptFigures) -> str:
+    """Return a sentence about the groups of this node on which peers say that they trained."""
+    peers, groups = plural(used.recent_peers, "peer"), f"{used.recent_groups:,}"
+    recent = f"{peers} trained on {groups} of this node's groups since yesterday"
+    return f"{recent}, {plural(used.peers, 'peer')} on {used.groups:,} in all"
 
 
 def plural(number: int, what: str) -> str:

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
+from ftis_node.telemetry.receipt_figures import ReceiptFigures
 from ftis_node.telemetry.secrets import redacted
 
 
@@ -199,6 +200,7 @@ class SwarmStatus(msgspec.Struct, frozen=True):
     update: str = ""
     refused_peers: list[RefusalStatus] = []
     refused_by: list[RefusalStatus] = []
+    used_by_peers: ReceiptFigures = ReceiptFigures()
 
 
 class AmountStatus(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from ftis_node.telemetry.health_summary import (
     duration,
     pause_words,
     plural,
+    used_by_peers,
 )
 from ftis_node.telemetry.status import EvalStatus, GenerationStatus, LearnerStatus, Status, SwarmStatus
 from ftis_node.telemetry.terminal_text import size
@@ -85,6 +86,8 @@ def node_facts(snapshot: NodeSnapshot) -> Iterator[Fact]:
         yield "mismatch", _mismatch(status.learner)
     yield "swarm", _swarm(swarm)
     yield "groups", _groups(swarm)
+    if swarm.used_by_peers.peers:
+        yield "used", line(used_by_peers(swarm.used_by_peers))
     states = f"{replay.waiting} waiting, {replay.ready} ready, {replay.taken} taken, {size(replay.disk_bytes)}"
     wire = f"{size(swarm.bytes_in)} in, {size(swarm.bytes_out)} out"
     yield "buffer", line(states, Span("  wire ", Tone.FAINT), wire)

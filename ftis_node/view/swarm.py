@@ -76,10 +76,14 @@ def influences(view: SwarmView) -> dict[str, Influence]:
 
 
 def rank_text(view: SwarmView) -> str:
-    """Return the place of this node among the senders; "" for an observer."""
-    found = influences(view)
+    """Return the place of this node among the senders, by receipts if there are any; "" for an observer."""
     if not view.own_id:
         return ""
+    if any(row.used_groups for row in view.peers):
+        ranked = sorted(view.peers, key=lambda row: (-row.used_groups, row.peer_id))
+        place, used = next((at, row.used_groups) for at, row in enumerate(ranked, 1) if row.peer_id == view.own_id)
+        return f"rank {place} of {len(ranked)} by receipts: others trained on {plural(used, 'group')} of this node"
+    found = influences(view)
     if (own := found.get(view.own_id)) is None:
         return "no other node has learned from this one in its last steps"
     place = list(found).index(view.own_id) + 1
@@ -157,6 +161,9 @@ def node_lines(row: SwarmRow, view: SwarmView, *, now: float) -> list[Line]:
         labeled("pass@1", rates or "-"),
         labeled("learns from", sources_text(row, names) or "no step published"),
         labeled("teaches", ", ".join(learners) or "nobody in the last steps"),
+        labeled(
+            "used", f"{count(bounded(row.used_groups))} groups, {count(bounded(row.used_tokens))} tokens, by receipts"
+        ),
         labeled("share", f"{percent(found.share if found else 0.0)} of the groups that nodes learned from others"),
     ]
 
@@ -214,6 +221,7 @@ SWARM_ORDERS: dict[str, Callable[[SwarmRow], Any]] = {
     "groups/min": lambda row: -bounded(row.groups_per_minute),
     "pass@1": lambda row: -(row.pass_rates[-1][1] if row.pass_rates else -math.inf),
     "step": lambda row: -bounded(row.step),
+    "used": lambda row: -bounded(row.used_groups),
     "refused": lambda row: -bounded(row.refused_groups),
     "name": lambda row: row.name.casefold(),
     "model": lambda row: row.model.casefold(),

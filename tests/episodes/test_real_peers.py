@@ -1,4 +1,4 @@
-"""Episodes between two processes: a real `ftis-node join` receives those of honest peers and of liars over p2pd."""
+"""Episodes between two processes: a real `ftis-node join` gets honest and false ones over p2pd."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ async def setting(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_liar_is_refused_by_name_and_banned(setting: Setting, lie: str) -> None:
+async def test_a_false_episode_is_refused_by_name_and_its_sender_banned(setting: Setting, lie: str) -> None:
     scene, (change, reason) = setting.scene, LIES[lie]
-    async with scene.member() as liar:
-        await liar.publish_record(grader=GRADER)
-        honest = setting.groups(liar)
-        await liar.offer(*(change(group, TASK[at], setting.tokenizer) for at, group in enumerate(honest)))
-        await scene.victim.until(lambda: scene.victim.is_banned(liar.peer_id))
-        row = await scene.victim.row(liar.peer_id)
+    async with scene.member() as sender:
+        await sender.publish_record(grader=GRADER)
+        honest = setting.groups(sender)
+        await sender.offer(*(change(group, TASK[at], setting.tokenizer) for at, group in enumerate(honest)))
+        await scene.victim.until(lambda: scene.victim.is_banned(sender.peer_id))
+        row = await scene.victim.row(sender.peer_id)
         assert row["groups_accepted"] == 0
         assert set(row["groups_refused"]) - {"banned"} == {reason}
 

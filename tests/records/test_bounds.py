@@ -24,6 +24,7 @@ from ftis_node.records.bounds import (
     MAX_TIME_MS,
     PASS_RATE,
     PEER_STATS,
+    RECEIPT,
     REFUSED_SENDER,
     TABLES,
     Bound,
@@ -76,6 +77,7 @@ NESTED = {  # messages in a directory record, with the table of each
     pb.PassRate: PASS_RATE,
     pb.GroupSource: GROUP_SOURCE,
     pb.RefusedSender: REFUSED_SENDER,
+    pb.Receipt: RECEIPT,
 }
 
 

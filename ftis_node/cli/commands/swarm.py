@@ -41,9 +41,10 @@ def swarm(
     The home is that of a node or of a bootstrap node. All figures are claims in signed directory records. The page of
     --html has the line to join with, and so addresses of this node or of --peers.
 
-    JSON shape: [{run: {id, name, task, method}, taken_at, own_id, num_unreadable, num_omitted, peers: [{peer_id, name,
-    role, model, parameters, software, seen_at, tokens_per_minute, step, groups_per_minute, refused_groups,
-    pass_rates: [[step, pass_at_1]], learns_from: {peer_id: share}, measured_at}]}]; with --watch one line per update.
+    JSON shape: [{run: {id, name, task, method, limits}, taken_at, own_id, num_unreadable, num_omitted, peers:
+    [{peer_id, name, role, model, parameters, software, seen_at, tokens_per_minute, step, groups_per_minute,
+    refused_groups, pass_rates: [[step, pass_at_1]], learns_from: {peer_id: share}, measured_at, receipts: [[key,
+    groups, tokens]], used_groups, used_tokens}]}]; with --watch one line per update.
     """
     read = _from_directory(tuple(peers), run) if peers else lambda: read_document(home_at(home), "/swarm")
     if html is not None:

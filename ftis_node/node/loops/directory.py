@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,9 +20,9 @@ from ftis_node.node.peers.refusal_reports import RefusalReporter
 from ftis_node.node.peers.releases import release_differences
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
-from ftis_node.records.parsing import SCHEMA
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import validated_domain
+from ftis_node.telemetry.health_summary import used_by_peers
 from ftis_node.telemetry.terminal_text import printable
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ MAX_OTHERS_READ = 32  # records of peers that are listed and not connected: they
 MAX_READS_IN_FLIGHT = 8  # of records in the directory
 MAX_NAMED = 4  # peers in one log line
 ID_TAIL = 8
+SAID_AFTER_S = 600.0
 RECORD_PERIOD_S = 30.0
 RECORD_LIVES_PERIODS = 4  # a record survives this many missed renewals
 
@@ -54,6 +56,7 @@ class DirectoryLoop:
         self._late: dict[str, None] = {}  # members whose records were not read in time
         self._is_due = asyncio.Event()  # set: renew the record now
         self.record_period_s = RECORD_PERIOD_S
+        self._started_at, self._has_said = time.monotonic(), False
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -80,7 +83,19 @@ class DirectoryLoop:
             self._report_changes(present)
             await self.refusals.update()
             self.peers.registry.own_record = self.own_record.make()
+            self._say_who_used()
             await pause(MEMBER_LOOKUP_INTERVAL_S)
+
+    def _say_who_used(self) -> None:
+        """Log once, some minutes after the start, what peers have trained on."""
+        if self._has_said or time.monotonic() < self._started_at + SAID_AFTER_S:
+            return
+        self._has_said = True
+        used = self.peers.receipts.figures(now=time.time())
+        if used.recent_groups:
+            log.info("%s", used_by_peers(used))
+        elif self._members:
+            log.info("no peer has trained on a group of this node since yesterday: `ftis-node peers` shows who refuses")
 
     def _log_changes(self, present: set[str]) -> None:
         for peers, what in ((present - self._members, "joined"), (self._members - present, "left")):
@@ -154,8 +169,11 @@ class DirectoryLoop:
         if record.peer_id == peer_id and record.run_id == self.context.manifest.run_id:
             record = replace(record, domain=validated_domain(record.domain, self.context.manifest.task))
             peer = self.peers.registry.seen(peer_id) if peer_id in self._members else self.peers.registry.entry(peer_id)
-            earlier, peer.record, peer.wire_schema = peer.record, record, SCHEMA
+            earlier = peer.record
+            peer.note_record(record)
             self._note_releases(earlier, record)
+            if reason := self.peers.receipts.note_record(record, data, now=time.time()):
+                peer.refused[reason] += 1
             if self.backfill is not None:
                 self.backfill.note_record(record)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from ftis_node.node.peers.credit import CreditBook
 from ftis_node.records.group import Group
 from ftis_node.records.token_batch import TokenBatch
-from ftis_node.swarm.credit import CreditBook
 from ftis_node.swarm.duplicates import DuplicateDetector, FirstAnnouncements, Origin, decide, describe
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.similarity import SeenCompletion

@@ -28,6 +28,7 @@ from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.rate_limits import Quotas, ShareCap, subnet_of
 from ftis_node.swarm.reasons import attribute_refusal
+from ftis_node.swarm.receipts import NO_LIMITS, ReceiptBook, StepLimits
 from ftis_node.swarm.refusals import RefusedSender, RefusedSenders
 from ftis_node.swarm.reputation import BAN_SCORE, LONGEST_BAN_S, Behaviour, ReputationTable, TrustLevel
 from ftis_node.telemetry.clock import SteadyClock
@@ -55,10 +56,12 @@ class PeerManager:
         events: EventLog,
         clock: Callable[[], float] | None = None,
         releases: Releases | None = None,
+        limits: StepLimits = NO_LIMITS,
     ) -> None:
         """Open or create the file. `clock` returns Unix seconds; None uses one that never jumps. Raise ConfigError.
 
         `releases` are this node's, for `reasons.attribute_refusal`; None treats those of all peers as equal.
+        `limits` are those of a step of the run, for receipts.
         """
         self.registry = PeerRegistry()
         self.counters = NodeCounters()
@@ -69,9 +72,10 @@ class PeerManager:
         self._clock = clock = clock or SteadyClock().now
         self._allowed = frozenset(settings.allow)
         self._trusted = frozenset(settings.trust)
-        self._store = PeerStore(path)
-        self._reputations = ReputationTable()
+        self._store, self._reputations = PeerStore(path), ReputationTable()
         self._store.load(self._reputations, now=clock())
+        self.receipts = ReceiptBook(own_id, limits)
+        self._store.load_receipts(self.receipts)
         self._saved_at = clock()
         self._networks = LruDict[str, str](MAX_NETWORKS)
         self._met = LruDict[str, None](MAX_NETWORKS)  # peers that have connected
@@ -81,7 +85,7 @@ class PeerManager:
 
     def close(self) -> None:
         """Save and close the file."""
-        self._store.save(self._reputations)
+        self._store.save(self._reputations, self.receipts)
         self._store.close()
 
     def note_addresses(self, peer_id: str, addresses: Sequence[str]) -> None:
@@ -123,7 +127,7 @@ class PeerManager:
 
     def save(self) -> None:
         """Write unsaved changes to disk."""
-        self._store.save(self._reputations)
+        self._store.save(self._reputations, self.receipts)
         self._saved_at = self._clock()
 
     def note(
@@ -147,9 +151,11 @@ class PeerManager:
         return copy.group_id
 
     def note_used(self, group: StoredGroup) -> None:
-        """Credit the sender of a foreign group that a step used."""
+        """Credit the sender of a foreign group that a step used, and count it for its receipt."""
         if not group.own:
-            self.note(group.sender, Behaviour.CONTRIBUTED, credit=self.copies.credit_of(group.id))
+            if (credit := self.copies.credit_of(group.id)) > 0:
+                self.receipts.note_used(group.sender, group.num_tokens)
+            self.note(group.sender, Behaviour.CONTRIBUTED, credit=credit)
 
     def settle(self, verdict: ValidationResult, *, origin: str, num_bytes: int = 0) -> None:
         """Record the verdict on a group of `num_bytes` that `origin` delivered: this node itself for its own groups."""
@@ -164,14 +170,15 @@ class PeerManager:
         self._share_subnet(group.sender, origin)
         self.note(group.sender, Behaviour.ACCEPTED, credit=self.copies.credit_of(accepted.envelope.id))
         self._refused.accepted(group.sender)
-        if not is_own:
+        if is_own:
+            self.receipts.note_used(self._own_id, group.num_tokens)
+        else:
             self.counters.groups_received += 1
             self.counters.tokens_received += group.num_tokens
             self.counters.envelope_bytes_received += num_bytes
             self.registry.seen(group.sender).accepted += 1
-        turns = {}
-        if group.turn_lengths:
-            num_turns = sum(map(len, group.turn_lengths))
+        turns, num_turns = {}, sum(map(len, group.turn_lengths))
+        if num_turns:
             turns = {"num_turns": num_turns, "num_observations": num_turns - len(group.turn_lengths)}
             if is_own:
                 self.counters.turns_made.update(turns)
@@ -277,8 +284,8 @@ class PeerManager:
     def charge_scoring(self, peer_id: str, seconds: float) -> None:
         """Charge seconds of scoring to the quota of a group's signer."""
         if peer_id != self._own_id and not self.is_trusted(peer_id):
-            is_new_peer = self.is_new_peer(peer_id)
-            self._quotas.scoring_s.spend(peer_id, seconds, is_new_peer=is_new_peer, now=time.monotonic())
+            book, now = self._quotas.scoring_s, time.monotonic()
+            book.spend(peer_id, seconds, is_new_peer=self.is_new_peer(peer_id), now=now)
 
     def share_cap(self) -> ShareCap:
         """Return the limit on each peer's places in the buffer."""
@@ -330,8 +337,7 @@ class PeerManager:
 
     def _charge(self, peer_id: str, num_tokens: int) -> None:
         if peer_id != self._own_id and not self.is_trusted(peer_id):
-            is_new_peer = self.is_new_peer(peer_id)
-            self._quotas.spend(peer_id, num_tokens, is_new_peer=is_new_peer, now=time.monotonic())
+            self._quotas.spend(peer_id, num_tokens, is_new_peer=self.is_new_peer(peer_id), now=time.monotonic())
 
     def _report(self, peer_id: str, trust_level: TrustLevel, why: str) -> None:
         """Write a changed trust level to the event log, the log and the disk."""

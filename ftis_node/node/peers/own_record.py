@@ -72,6 +72,8 @@ class OwnRecord:
             sources=tuple((peer_id, groups) for peer_id, groups in sources.most_common() if peer_id and groups > 0),
             trained_groups=sum(sources.values()),
             refused_senders=self._refused_senders(),
+            # An exchange node does not know on which groups its trainer has trained.
+            receipts=() if self.context.settings.role == "exchange" else self.peers.receipts.receipts(self._turn),
         )
 
     def _refused_senders(self) -> tuple[tuple[str, str, int], ...]:

@@ -18,10 +18,11 @@ from ftis_node.errors import RecordError, SchemaRecordError
 from ftis_node.learner.senders import SenderStats, add_up
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.parsing import SCHEMA
-from ftis_node.records.peer_messages import Releases
+from ftis_node.records.peer_messages import Receipt, Releases
 from ftis_node.swarm.lru import LruDict
 
 MAX_PEERS = 4096
+MAX_KEPT_RECEIPTS = 256  # of one peer
 RECENT_STEPS = 20  # number of steps with groups of a peer over which `training` averages
 UPDATE = "update ftis-node"
 
@@ -67,6 +68,13 @@ class PeerActivity:
     wire_schema: int | None = None  # wire version of its last message; None before the first message
     taught: deque[SenderStats] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     training: dict[str, float | None] | None = None  # mean over `taught`; None before a step used a group of the peer
+    receipts: LruDict[bytes, Receipt] = field(default_factory=lambda: LruDict(MAX_KEPT_RECEIPTS))  # of all its records
+
+    def note_record(self, record: PeerRecord) -> None:
+        """Keep the peer's record, and its receipts beside those of earlier records."""
+        self.record, self.wire_schema = record, SCHEMA
+        for receipt in record.stats.receipts if record.stats else ():
+            self.receipts[receipt.key] = receipt
 
     def note_training(self, figures: SenderStats) -> None:
         """Add the statistics of the peer's completions in one more step."""

@@ -1,7 +1,8 @@
 """`peers.sqlite` in the home: stores the reputation of peers, so that bans and trust survive a restart or a kill.
 
-The table has one row per peer of the bounded reputation table. WAL mode with full synchronization lets a reported ban
-survive a power cut. A commit follows each change of a trust level, and otherwise every ten seconds.
+`peers` has one row per peer of the bounded reputation table; `used` and `receipts` have the rows of the `ReceiptBook`.
+WAL mode with full synchronization lets a reported ban survive a power cut. A commit follows each change of a trust
+level, and otherwise every ten seconds.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from ftis_node.config.disk_room import is_disk_full
 from ftis_node.errors import ConfigError
 from ftis_node.files import check_database
 from ftis_node.replay.integrity import BUSY_TIMEOUT_S, explained, is_busy, readable_rows
+from ftis_node.swarm.receipts import ReceiptBook, Signer, Used
 from ftis_node.swarm.reputation import PeerReputation, Reputation, ReputationTable
 
 SCHEMA_VERSION = 1
@@ -35,6 +39,16 @@ CREATE TABLE IF NOT EXISTS peers (
     trusted      INTEGER NOT NULL,
     reasons      TEXT NOT NULL,
     noted_at     REAL NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS used (
+    peer_id TEXT PRIMARY KEY,
+    groups  INTEGER NOT NULL,
+    tokens  INTEGER NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS receipts (
+    peer_id TEXT PRIMARY KEY,
+    record  BLOB NOT NULL,
+    days    TEXT NOT NULL
 ) STRICT;
 """
 MAKE = f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
@@ -76,7 +90,16 @@ class PeerStore:
             reputation = Reputation(score, updated_at, banned_until, ban_reason, num_bans, bool(trusted)).by_clock(now)
             reputations.put(peer_id, PeerReputation(reputation, Counter(_counts(reasons)), noted_at))
 
-    def save(self, reputations: ReputationTable) -> None:
+    def load_receipts(self, book: ReceiptBook) -> None:
+        """Load all saved receipts. A damaged row is left out, and the peer's next record replaces it."""
+        for peer_id, groups, tokens in self._db.execute("SELECT * FROM used"):
+            book.given[peer_id] = Used(groups, tokens)
+        for peer_id, record, days in self._db.execute("SELECT * FROM receipts"):
+            with suppress(msgspec.MsgspecError):
+                if found := msgspec.json.decode(days, type=dict[int, Used]):
+                    book.signers[peer_id] = Signer(record, found)
+
+    def save(self, reputations: ReputationTable, book: ReceiptBook) -> None:
         """Write changes since the last call, and delete forgotten peers, in one transaction.
 
         If another program locks the file, or the disk is full, leave all changes for the next call.
@@ -90,6 +113,8 @@ class PeerStore:
                 "INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 self._rows(reputations, reputations.changed),
             )
+            self._db.executemany("INSERT OR REPLACE INTO used VALUES (?, ?, ?)", book.changed_used())
+            self._db.executemany("INSERT OR REPLACE INTO receipts VALUES (?, ?, ?)", book.changed_receipts())
             self._db.execute("COMMIT")
         except sqlite3.OperationalError as error:
             if self._db.in_transaction:
@@ -100,6 +125,7 @@ class PeerStore:
             return
         reputations.forgotten.clear()
         reputations.changed.clear()
+        book.saved()
 
     def _begun(self) -> bool:
         try:

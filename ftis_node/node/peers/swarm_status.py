@@ -7,6 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from ftis_node.gossip import Gossip
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
@@ -34,7 +36,8 @@ class SwarmReporter:
         for peer_id, activity in dict(self.peers.registry.peers).items():
             with self.gossip.guard.work_for(peer_id, Place.STATUS):
                 if activity.record is not None:
-                    rows.append(swarm_row(activity.record, seen_at=activity.last_seen))
+                    row = swarm_row(activity.record, seen_at=activity.last_seen)
+                    rows.append(msgspec.structs.replace(row, receipts=tuple(activity.receipts.values())))
         num_unreadable = sum(activity.record is None for activity in self.peers.registry.peers.values())
         return make_view(
             rows,
@@ -93,4 +96,5 @@ class SwarmReporter:
             update=others.advice,
             refused_peers=self.refusals.refused(),
             refused_by=self.refusals.refused_by(),
+            used_by_peers=self.peers.receipts.figures(now=time.time()),
         )

@@ -38,6 +38,7 @@ from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
+from ftis_node.swarm.receipts import step_limits
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.events import EVENT_SCHEMA, EventLog
 from ftis_node.telemetry.history import last_logged_step
@@ -106,7 +107,12 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
     events = stack.enter_context(closing(log_file))
     releases = own_releases(inputs.task, inputs.tokenizer)
     manager = PeerManager(
-        home.peers, own_id=identity.peer_id, settings=settings.access, events=events, releases=releases
+        home.peers,
+        own_id=identity.peer_id,
+        settings=settings.access,
+        events=events,
+        releases=releases,
+        limits=step_limits(manifest),
     )
     peers = stack.enter_context(closing(manager))
     space = DiskSpace(inputs.limit, root=home.root)

@@ -1,0 +1,184 @@
+"""Receipts: how much of a node's work its peers have trained on, by their own signed statements.
+
+Each directory record has receipts (`records/peer_messages.py`). For each sender they count the groups on which the
+signer has trained since its home exists, and their tokens. Groups without a signal and copies do not count. Everybody
+reads all records, so everybody can add up the receipts of anybody. A node stores the signed records that name it, to
+show them later.
+
+A receipt says what its signer claims, and its signature proves who claims it. Its counts must be possible for the
+signer (`refusal_of`), and a node counts no more groups than it has published. Two nodes of one operator can still
+praise each other, so nothing but a rank depends on receipts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from ftis_node.config.manifest import RunManifest
+from ftis_node.records.bounds import MAX_INTEGER, MAX_RECEIPTS
+from ftis_node.records.envelope import PeerRecord
+from ftis_node.records.peer_messages import Receipt, receipt_key
+from ftis_node.swarm.lru import LruDict
+from ftis_node.telemetry.receipt_figures import ReceiptFigures
+
+MAX_SENDERS = 4096  # whose groups this node has used
+MAX_SIGNERS = 1024  # that have used groups of this node
+DAY_S = 86_400
+OF_ITSELF, INFLATED = "receipt_of_itself", "receipt_inflated"
+
+
+class StepLimits(NamedTuple):
+    """What one step can use by the run's settings: groups, and tokens of each group. 0: unknown."""
+
+    groups: int = 0
+    tokens: int = 0
+
+
+NO_LIMITS = StepLimits()
+
+
+def step_limits(manifest: RunManifest) -> StepLimits:
+    """Return the limits of any node of a run, whatever its role."""
+    step, sampling = manifest.step, manifest.sampling
+    return StepLimits(step.own_groups + step.foreign_groups, sampling.group_size * sampling.max_total_tokens)
+
+
+class Used(NamedTuple):
+    """Groups that were trained on, and their completion tokens."""
+
+    groups: int = 0
+    tokens: int = 0
+
+    def with_group(self, num_tokens: int) -> Used:
+        return Used(min(self.groups + 1, MAX_INTEGER), min(self.tokens + num_tokens, MAX_INTEGER))
+
+
+def refusal_of(peer_id: str, step: int, receipts: Sequence[Receipt], limits: StepLimits) -> str:
+    """Return the reason to count none of a signer's receipts; "" if they can be true.
+
+    `step` is the number of steps that the signer says it has done.
+    """
+    if any(receipt.key == receipt_key(peer_id) for receipt in receipts):
+        return OF_ITSELF
+    groups = sum(receipt.groups for receipt in receipts)
+    if limits.groups and groups > step * limits.groups:
+        return INFLATED
+    if limits.tokens and any(receipt.tokens > receipt.groups * limits.tokens for receipt in receipts):
+        return INFLATED
+    return ""
+
+
+@dataclass(slots=True)
+class Signer:
+    """A peer that has trained on this node's groups: its newest record, and the counts at the end of each day."""
+
+    record: bytes
+    days: dict[int, Used]  # by days since 1970 (UTC), the newest three
+
+    @property
+    def used(self) -> Used:
+        return self.days[max(self.days)]
+
+    def before(self, day: int) -> Used:
+        earlier = [one for one in self.days if one < day]
+        return self.days[max(earlier)] if earlier else Used()
+
+
+@dataclass(eq=False)
+class ReceiptBook:
+    """What this node has used of each sender (`given`), and what signers say that they used of it (`signers`).
+
+    The row of this node itself in `given` counts the groups that it has published.
+    """
+
+    own_id: str
+    limits: StepLimits = NO_LIMITS
+    given: LruDict[str, Used] = field(default_factory=lambda: LruDict(MAX_SENDERS))
+    signers: LruDict[str, Signer] = field(default_factory=lambda: LruDict(MAX_SIGNERS))
+    _changed: set[str] = field(default_factory=set)  # rows of both tables to save
+
+    def note_used(self, sender: str, num_tokens: int) -> None:
+        """Add a group of a sender on which this node has trained, or an own one that it has published."""
+        self.given[sender] = self.given.get(sender, Used()).with_group(num_tokens)
+        self._changed.add(sender)
+
+    def receipts(self, turn: int) -> tuple[Receipt, ...]:
+        """Return the receipts for this node's record: all, or as many as a record holds, others in each turn."""
+        senders = sorted(sender for sender in self.given if sender != self.own_id)
+        every = [Receipt(receipt_key(sender), *self.given[sender]) for sender in senders]
+        first = turn * MAX_RECEIPTS % max(1, len(every))
+        return tuple([*every[first:], *every[:first]][:MAX_RECEIPTS])
+
+    def note_record(self, record: PeerRecord, data: bytes, *, now: float) -> str:
+        """Count the receipt for this node in a peer's record (`data`, signature checked). Return why it is refused.
+
+        An old record, such as one that a third peer sends again, has smaller counts and changes nothing.
+        """
+        if record.stats is None or record.peer_id == self.own_id:
+            return ""
+        mine = [one for one in record.stats.receipts if one.key == receipt_key(self.own_id)]
+        if not mine:
+            return ""
+        if reason := refusal_of(record.peer_id, record.stats.step, record.stats.receipts, self.limits):
+            return reason
+        signer, used = self.signers.get(record.peer_id), Used(mine[0].groups, mine[0].tokens)
+        if signer is not None and (used.groups < signer.used.groups or used.tokens < signer.used.tokens):
+            return ""
+        days = dict(signer.days) if signer is not None else {}
+        days[int(now // DAY_S)] = used
+        newest = sorted(days)[-3:]
+        self.signers[record.peer_id] = Signer(data, {day: days[day] for day in newest})
+        self._changed.add(record.peer_id)
+        return ""
+
+    def figures(self, *, now: float) -> ReceiptFigures:
+        """Return the sums over all signers, of each at most the groups that this node has published."""
+        made_groups, _ = self.given.get(self.own_id, Used())
+        yesterday, total, recent = int(now // DAY_S) - 1, Used(), []
+        for signer in dict(self.signers).values():
+            used, before = signer.used, signer.before(yesterday)
+            total = Used(total.groups + min(used.groups, made_groups), total.tokens + used.tokens)
+            recent.append(min(used.groups - before.groups, made_groups))
+        return ReceiptFigures(
+            peers=len(self.signers),
+            groups=total.groups,
+            tokens=total.tokens,
+            recent_peers=sum(groups > 0 for groups in recent),
+            recent_groups=sum(recent),
+        )
+
+    def changed_used(self) -> Iterator[tuple[str, int, int]]:
+        """Yield the changed rows of the table `used`."""
+        yield from ((peer_id, *self.given[peer_id]) for peer_id in self._changed & self.given.keys())
+
+    def changed_receipts(self) -> Iterator[tuple[str, bytes, str]]:
+        """Yield the changed rows of the table `receipts`."""
+        for peer_id in self._changed & self.signers.keys():
+            signer = self.signers[peer_id]
+            yield peer_id, signer.record, msgspec.json.encode(signer.days).decode()
+
+    def saved(self) -> None:
+        """Note that the changed rows are on disk."""
+        self._changed.clear()
+
+
+def totals_by_key(signed: Iterable[tuple[str, int, Sequence[Receipt]]], limits: StepLimits) -> dict[bytes, Used]:
+    """Return what all signers together say that they used, by the sender's `receipt_key`.
+
+    `signed` has each signer's peer id, steps and receipts. Receipts that cannot be true count nothing.
+    """
+    totals: dict[bytes, Used] = {}
+    for peer_id, step, receipts in signed:
+        for receipt in _counted(peer_id, step, receipts, limits):
+            before = totals.get(receipt.key, Used())
+            totals[receipt.key] = Used(before.groups + receipt.groups, before.tokens + receipt.tokens)
+    return totals
+
+
+def _counted(peer_id: str, step: int, receipts: Sequence[Receipt], limits: StepLimits) -> Iterator[Receipt]:
+    if not refusal_of(peer_id, step, receipts, limits):
+        yield from {receipt.key: receipt for receipt in receipts}.values()  # one for each sender

@@ -1,0 +1,211 @@
+"""Receipts: which are counted, which are refused and why, and the rank of a swarm by them."""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import closing
+
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.config.limits import AccessSection
+from ftis_node.errors import FileError, RecordError
+from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.receipt_proof import check_receipts, saved_receipts
+from ftis_node.node.peers.registry import PeerActivity
+from ftis_node.records.bounds import MAX_RECEIPTS
+from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
+from ftis_node.records.identity import Identity
+from ftis_node.records.peer_messages import PeerStats, Receipt, receipt_key
+from ftis_node.swarm.overview import RunSummary, make_view, swarm_row
+from ftis_node.swarm.receipts import DAY_S, INFLATED, OF_ITSELF, ReceiptBook, StepLimits, Used
+from ftis_node.telemetry.events import EventLog
+from ftis_node.telemetry.health_summary import used_by_peers
+
+ME, PEER, OTHER = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
+LIMITS = StepLimits(groups=8, tokens=1000)
+NOW = 20_000 * DAY_S + 3600.0
+
+
+def record_of(signer: Identity, receipts: tuple[Receipt, ...], *, step: int = 10) -> PeerRecord:
+    return PeerRecord(
+        run_id="0" * 32,
+        peer_id=signer.peer_id,
+        name="",
+        model="",
+        parameters=0,
+        tokenizer="0" * 32,
+        role="full",
+        last_number=0,
+        policy_version=0,
+        tokens_per_s=0.0,
+        created_at=NOW,
+        software="",
+        stats=PeerStats(step=step, receipts=receipts),
+    )
+
+
+def for_me(groups: int, tokens: int) -> Receipt:
+    return Receipt(receipt_key(ME.peer_id), groups, tokens)
+
+
+@pytest.fixture
+def book() -> ReceiptBook:
+    book = ReceiptBook(ME.peer_id, LIMITS)
+    for _ in range(40):
+        book.note_used(ME.peer_id, 500)
+    return book
+
+
+def note(book: ReceiptBook, signer: Identity, *receipts: Receipt, step: int = 10, now: float = NOW) -> str:
+    """Send a signed record through its bytes and return the reason of a refusal."""
+    data = seal_peer_record(record_of(signer, receipts, step=step), signer)
+    return book.note_record(open_peer_record(data), data, now=now)
+
+
+def test_receipts_of_all_signers_are_added_up(book) -> None:
+    assert note(book, PEER, for_me(4, 2000)) == ""
+    assert note(book, OTHER, for_me(7, 3500), Receipt(receipt_key(PEER.peer_id), 3, 900)) == ""
+    figures = book.figures(now=NOW)
+    assert (figures.peers, figures.groups, figures.tokens) == (2, 11, 5500)
+    expected = "2 peers trained on 11 of this node's groups since yesterday, 2 peers on 11 in all"
+    assert used_by_peers(figures) == expected
+
+
+@pytest.mark.parametrize(
+    ("receipts", "step", "reason"),
+    [
+        pytest.param([for_me(81, 2000)], 10, INFLATED, id="more groups than its steps can use"),
+        pytest.param([for_me(40, 900), Receipt(bytes(8), 41, 900)], 10, INFLATED, id="so in all"),
+        pytest.param([for_me(2, 2001)], 10, INFLATED, id="more tokens than its groups have"),
+        pytest.param([for_me(1, 1)], 0, INFLATED, id="before its first step"),
+        pytest.param([for_me(1, 1), Receipt(receipt_key(PEER.peer_id), 1, 1)], 10, OF_ITSELF, id="for itself"),
+    ],
+)
+def test_an_impossible_receipt_is_refused_by_name(book, receipts, step, reason) -> None:
+    assert note(book, PEER, *receipts, step=step) == reason
+    assert book.figures(now=NOW).groups == 0
+
+
+def test_a_signer_cannot_praise_a_node_for_more_groups_than_it_published(book) -> None:
+    assert note(book, PEER, for_me(70, 2000)) == ""
+    assert book.figures(now=NOW).groups == 40
+
+
+def test_a_forged_receipt_is_no_record(book) -> None:
+    data = seal_peer_record(record_of(PEER, (for_me(4, 2000),)), OTHER)
+    at = data.index(receipt_key(ME.peer_id))
+    forged = data[: at + 9] + bytes([data[at + 9] ^ 1]) + data[at + 10 :]
+    with pytest.raises(RecordError) as error:
+        open_peer_record(forged)
+    assert error.value.reason == "signature"
+    # A record that names another signer is signed by the key of OTHER, so it counts as a receipt of OTHER.
+    assert open_peer_record(data).peer_id == OTHER.peer_id
+
+
+def test_a_replayed_receipt_counts_once(book) -> None:
+    old = seal_peer_record(record_of(PEER, (for_me(4, 2000),)), PEER)
+    new = seal_peer_record(record_of(PEER, (for_me(6, 3000),)), PEER)
+    for data in (old, new, old, new, old):
+        assert book.note_record(open_peer_record(data), data, now=NOW) == ""
+    assert book.figures(now=NOW).groups == 6
+    assert book.signers[PEER.peer_id].record == new
+
+
+def test_recent_groups_are_those_since_the_beginning_of_yesterday(book) -> None:
+    for days_ago, groups in ((5, 2), (2, 3), (1, 7), (0, 12)):
+        note(book, PEER, for_me(groups, 10 * groups), now=NOW - days_ago * DAY_S)
+    figures = book.figures(now=NOW)
+    assert (figures.groups, figures.recent_groups, figures.recent_peers) == (12, 9, 1)
+    later = book.figures(now=NOW + 3 * DAY_S)
+    assert (later.groups, later.recent_groups, later.recent_peers) == (12, 0, 0)
+    note(book, PEER, for_me(13, 130), now=NOW + 3 * DAY_S)
+    assert book.figures(now=NOW + 3 * DAY_S).recent_groups == 1
+
+
+def test_a_record_has_all_receipts_in_turns(book) -> None:
+    senders = [Identity.from_seed(bytes([9, number]) * 16).peer_id for number in range(MAX_RECEIPTS + 5)]
+    for sender in senders:
+        book.note_used(sender, 7)
+    first, second = book.receipts(0), book.receipts(1)
+    assert len(first) == len(second) == MAX_RECEIPTS
+    assert {one.key for one in (*first, *second)} == set(map(receipt_key, senders)), "none for this node itself"
+    assert open_peer_record(seal_peer_record(record_of(ME, first), ME)).stats.receipts == first
+
+
+def manager(path, clock=lambda: NOW) -> PeerManager:
+    events = EventLog(path.parent / "events.jsonl", max_bytes=1 << 20, kept_files=1)
+    return PeerManager(path, own_id=ME.peer_id, settings=AccessSection(), events=events, clock=clock, limits=LIMITS)
+
+
+def test_receipts_survive_a_restart_and_can_be_shown_to_anybody(tmp_path) -> None:
+    home = Home(tmp_path)
+    ME.save(home.identity)
+    with closing(manager(home.peers)) as peers:
+        peers.receipts.note_used(ME.peer_id, 500)
+        peers.receipts.note_used(OTHER.peer_id, 20)
+        note(peers.receipts, PEER, for_me(1, 500))
+    with closing(manager(home.peers)) as peers:
+        assert peers.receipts.given[OTHER.peer_id] == Used(1, 20)
+        assert peers.receipts.figures(now=NOW).groups == 1
+    shown = json.loads(json.dumps(_document(home)))
+    assert [(one["signer"], one["groups"], one["tokens"]) for one in shown["receipts"]] == [(PEER.peer_id, 1, 500)]
+    check_receipts(json.dumps(shown).encode(), source="list")
+    shown["receipts"][0]["groups"] = 9
+    with pytest.raises(FileError, match="groups is 1"):
+        check_receipts(json.dumps(shown).encode(), source="list")
+    twice = _document(home)
+    twice["receipts"] *= 2
+    with pytest.raises(FileError, match="two receipts of one signer"):
+        check_receipts(json.dumps(twice).encode(), source="list")
+    of_another = _document(home) | {"peer_id": OTHER.peer_id}
+    with pytest.raises(FileError, match="no receipt for"):
+        check_receipts(json.dumps(of_another).encode(), source="list")
+
+
+def _document(home: Home) -> dict:
+    import msgspec
+
+    return msgspec.to_builtins(saved_receipts(home))
+
+
+def test_fifty_nodes_are_ranked_by_what_was_used() -> None:
+    """Each node reads several records of each other one, because a record has not all receipts; three lie."""
+    rng = random.Random(0)
+    nodes = [Identity.from_seed(number.to_bytes(32, "big")) for number in range(50)]
+    books = {node.peer_id: ReceiptBook(node.peer_id, LIMITS) for node in nodes}
+    used = dict.fromkeys(books, 0)
+    quality = {peer_id: rng.random() for peer_id in books}
+    for book in books.values():
+        for sender in rng.choices(list(books), weights=list(quality.values()), k=300):
+            if sender != book.own_id:
+                book.note_used(sender, 100)
+                used[sender] += 1
+    steps = {peer_id: sum(groups for groups, _ in book.given.values()) for peer_id, book in books.items()}
+    liars = [node.peer_id for node in nodes[:3]]
+    for liar in liars:  # its receipts do not count, so its senders lose them
+        for sender, one in books[liar].given.items():
+            used[sender] -= one.groups
+    rows = []
+    for node in nodes:
+        activity = PeerActivity()
+        for turn in range(5):
+            receipts = books[node.peer_id].receipts(turn)
+            if node.peer_id in liars:
+                receipts = (Receipt(receipt_key(nodes[40].peer_id), 10**9, 10**9), *receipts[1:])
+            record = record_of(node, receipts, step=steps[node.peer_id])
+            activity.note_record(open_peer_record(seal_peer_record(record, node)))
+        row = swarm_row(activity.record, seen_at=NOW)
+        rows.append(type(row)(**{**_fields(row), "receipts": tuple(activity.receipts.values())}))
+    view = make_view(rows, run=replace_limits(RunSummary("0" * 32)), now=NOW)
+    assert {row.peer_id: row.used_groups for row in view.peers} == used
+    assert all(row.used_tokens == 100 * row.used_groups for row in view.peers)
+
+
+def _fields(row) -> dict:
+    return {name: getattr(row, name) for name in row.__struct_fields__}
+
+
+def replace_limits(run: RunSummary) -> RunSummary:
+    return RunSummary(run.id, run.name, run.task, run.method, LIMITS)
