@@ -10,11 +10,13 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import typer.main
 from hypothesis import HealthCheck, settings
 
 from ftis_node.records.codec import hash_messages, hash_prompt
@@ -42,6 +44,9 @@ EOS = 2
 EXAMPLES = Path(__file__).parents[1] / "examples"
 RUN_ID = "ab" * 16
 TOKENIZER = "cd" * 16
+
+# Typer makes all commands and options again for each command that runs.
+typer.main.get_command = cache(typer.main.get_command)
 
 # No deadline: the time of an example depends on the load of the machine.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -52,28 +52,42 @@ async def begin_long_step(client, step):
     return train
 
 
-async def test_a_worker_killed_in_a_step_resumes_and_does_the_step_once(model_folder, tmp_path):
-    boot = make_boot(model_folder, tmp_path / "home", micro_batch_tokens=1)
+async def test_a_worker_killed_between_steps_and_in_a_step_resumes_and_does_each_step_once(model_folder, tmp_path):
+    """Without a checkpoint a death loses the step before, so the caller must ask for the current step."""
+    boot = make_boot(model_folder, tmp_path / "home", micro_batch_tokens=1, checkpoint_every_steps=10)
     client = make_client(boot, tmp_path, restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.1)))
     try:
         state = await client.start()
         assert (state.step, state.policy_version, state.weights) == (0, 0, None)
         assert state.parameters == state.trainable_parameters > 0
+        with pytest.raises(FtisError, match="is at step 0 and cannot do step 2") as caught:
+            await client.train(random_groups(seed=1, **SMALL), step=2)
+        assert type(caught.value) is FtisError, "without a death it is an error of the caller"
         first = await client.train(random_groups(seed=1, **SMALL), step=1)
         assert (first.report.step, first.weights.version, first.proof.version) == (1, 1, 1)
+        os.kill(client.pid, signal.SIGKILL)
+        await eventually(lambda: client.restarts, within_s=60)
+        with pytest.raises(WorkerDiedError, match="died between two steps"):
+            await client.train(random_groups(seed=2, **SMALL), step=2)
+        assert (await client.start()).step == 0
+        again = await client.train(random_groups(seed=1, **SMALL), step=1)
+        assert again.proof == first.proof
+        newest = tmp_path / "home" / "checkpoints" / "step-00000001"
+        assert not is_complete(newest)
+        assert await client.save() == 1
+        assert is_complete(newest)
 
         train = await begin_long_step(client, 2)
         os.kill(client.pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match="SIGKILL"):
             await train
         state = await client.start()
-        assert (client.restarts, client.state) == (1, state)
-        assert (state.step, state.proof, state.weights) == (1, first.proof, first.weights)
-
+        assert (client.restarts, client.state) == (2, state)
+        assert (state.step, state.proof, state.weights) == (1, first.proof, again.weights)
         second = await client.train(random_groups(seed=2, **SMALL), step=2)
-        again = await client.train(random_groups(seed=2, **SMALL), step=2)
-        assert (second.report.repeated, again.report.repeated) == (False, True)
-        assert again.proof == second.proof
+        repeated = await client.train(random_groups(seed=2, **SMALL), step=2)
+        assert (second.report.repeated, repeated.report.repeated) == (False, True)
+        assert repeated.proof == second.proof
         skipped = await client.train([], step=3)
         assert (skipped.report.skipped, skipped.weights) == ("no groups", None)
     finally:
@@ -115,31 +129,6 @@ async def test_a_worker_stopped_in_a_slow_pass_on_a_slow_disk_saves_the_newest_s
     with pytest.raises(WorkerDiedError, match="was stopped"):
         await train
     assert is_complete(tmp_path / "home" / "checkpoints" / "step-00000001")
-
-
-async def test_a_death_between_two_steps_is_raised_by_the_next_step(model_folder, tmp_path):
-    """Without a checkpoint the earlier step is lost, so the caller must ask for the current step."""
-    boot = make_boot(model_folder, tmp_path / "home", checkpoint_every_steps=10)
-    client = make_client(boot, tmp_path, restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.1)))
-    try:
-        await client.start()
-        with pytest.raises(FtisError, match="is at step 0 and cannot do step 2") as caught:
-            await client.train(random_groups(seed=1, **SMALL), step=2)
-        assert type(caught.value) is FtisError, "without a death it is an error of the caller"
-        first = await client.train(random_groups(seed=1, **SMALL), step=1)
-        os.kill(client.pid, signal.SIGKILL)
-        await eventually(lambda: client.restarts, within_s=60)
-        with pytest.raises(WorkerDiedError, match="died between two steps"):
-            await client.train(random_groups(seed=2, **SMALL), step=2)
-        assert (await client.start()).step == 0
-        assert (await client.train(random_groups(seed=1, **SMALL), step=1)).proof == first.proof
-        assert client.restarts == 1
-        newest = tmp_path / "home" / "checkpoints" / "step-00000001"
-        assert not is_complete(newest)
-        assert await client.save() == 1
-        assert is_complete(newest)
-    finally:
-        await client.stop()
 
 
 async def test_a_worker_stopped_in_a_step_ends_soon_and_saves_the_earlier_steps(model_folder, tmp_path):

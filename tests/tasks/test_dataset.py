@@ -90,6 +90,7 @@ def test_a_folder_has_both_splits_and_the_digest_covers_the_training_problems(tm
     assert load_task(held_out, split="test")[0].answer == "6"
 
 
+@pytest.mark.usefixtures("rows_in_this_process")
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

@@ -38,6 +38,7 @@ def scores(task: Task, *texts: str) -> list[float]:
     return [task.score(task[0], text) for text in texts]
 
 
+@pytest.mark.usefixtures("rows_in_this_process")
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
@@ -55,12 +56,14 @@ def test_the_reward_is_the_weighted_mean(tmp_path: Path, query: str, expected: l
     assert scores(task_of(tmp_path, query), *texts) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.usefixtures("rows_in_this_process")
 def test_the_full_reward_is_exactly_one(tmp_path: Path) -> None:
     """pass@1 counts a completion as right if its reward is at least 1."""
     for weights in ("math:0.1,format:0.2,exact:0.7", "math:7,format:11,exact:13", "math:1,format:0.3,exact:0.25"):
         assert scores(task_of(tmp_path, f"&reward={weights}"), think_answer("1/2")) == [1.0]
 
 
+@pytest.mark.usefixtures("rows_in_this_process")
 def test_the_smallest_weight_is_larger_than_the_slack_of_validation(tmp_path: Path) -> None:
     """A peer's claimed reward may differ by REWARD_SLACK."""
     least, other = scores(task_of(tmp_path, "&reward=math:0.999,format:0.001"), think_answer("7"), "7")
