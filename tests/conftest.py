@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cache
@@ -85,7 +85,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 @pytest.fixture
-def identity() -> Identity:
+def identity():
     return Identity.from_seed(bytes(range(32)))
 
 
@@ -174,32 +174,32 @@ def fill_buffer(path: Path, *groups: Accepted, own: Identity | None = None) -> N
 
 
 @pytest.fixture(scope="session")
-def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def tiny_models(tmp_path_factory):
     """Folders of the tiny models s and m by size, trained so briefly that only some of their answers are correct."""
     return copy_trained_models(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
-def example_plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def example_plugin(tmp_path_factory):
     """A folder into which pip has installed the example package with a task and a reward."""
     return _installed(EXAMPLES / "ftis-node-task-sorting", tmp_path_factory.mktemp("plugin"))
 
 
 @pytest.fixture(scope="session")
-def example_method(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def example_method(tmp_path_factory):
     """A folder into which pip has installed the example package with a loss, a filter, advantages and a choice."""
     return _installed(EXAMPLES / "ftis-node-methods", tmp_path_factory.mktemp("method"))
 
 
 @pytest.fixture
-def methods_package(example_method: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def methods_package(example_method, monkeypatch):
     """The folder of `example_method`, on the path."""
     monkeypatch.syspath_prepend(example_method)
     return example_method
 
 
 @pytest.fixture
-def fresh_plugins() -> Iterator[None]:
+def fresh_plugins():
     """Clear the caches, so that each test loads the plug-ins on its path."""
     from ftis_node.algorithms.methods import load_method
     from ftis_node.algorithms.scored_batch import load_advantage
@@ -215,7 +215,7 @@ def fresh_plugins() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def example_episode(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def example_episode(tmp_path_factory):
     """A folder into which pip has installed the example package with an episode."""
     return _installed(EXAMPLES / "ftis-node-episode-lock", tmp_path_factory.mktemp("episode"))
 

@@ -1,7 +1,5 @@
 """A port that counts the dials of the victim, and that the directory lists beside addresses that cannot be dialed."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncIterator

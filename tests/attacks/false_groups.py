@@ -4,8 +4,6 @@ A kind gives announcements of at least six groups, because five refusals ban and
 them. Tests send each kind once (`test_groups.py`), the endurance run and `make chaos` send it beside other attacks.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -5,20 +5,15 @@ log-probs that these weights do not give: the audit detects it. A false claim of
 be detected. In that case validation bounds the mean (`test_groups.py`), and the loss truncates and filters.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.attacks.member import Scene
-from tests.attacks.victim import Victim
-
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 
-async def test_the_audit_detects_false_logprobs_under_the_learners_weights(victim: Victim, scene: Scene) -> None:
+async def test_the_audit_detects_false_logprobs_under_the_learners_weights(victim, scene):
     status = await victim.status()
     assert status["model"]["policy_version"] == 0, "another file of the folder ran first"
     async with scene.member() as attacker:

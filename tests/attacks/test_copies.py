@@ -1,7 +1,5 @@
 """Copies, many groups about one problem, and groups without a signal: what they earn, and what they do to others."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter
@@ -184,7 +182,7 @@ class SlowUplink:
         return bodies
 
 
-async def test_copies_earn_nothing_and_harm_no_peer(scene: Scene, honest: Member) -> None:
+async def test_copies_earn_nothing_and_harm_no_peer(scene, honest):
     await scene.run(
         copies_with_a_changed_token_are_refused_and_earn_nothing,
         a_thief_that_delivers_first_loses_to_the_group_that_was_announced_first,
@@ -194,7 +192,7 @@ async def test_copies_earn_nothing_and_harm_no_peer(scene: Scene, honest: Member
     )
 
 
-async def test_groups_about_one_problem_share_its_place(scene: Scene, honest: Member) -> None:
+async def test_groups_about_one_problem_share_its_place(scene, honest):
     """Under one index, and under several indices of one text."""
     send = many_groups_about_one_problem_get_one_place_in_a_step
     await asyncio.gather(*(send(scene, indices) for indices in ((7,), (69, 382, 691, 754, 1641))))

@@ -1,7 +1,5 @@
 """Invalid entries and records in the directory: size, expiry, key, numbers at the limits of their types, addresses."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from typing import Any
@@ -12,10 +10,9 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, PeerID
 from ftis_node.records.identity import Identity
-from tests.attacks.directory_dials import CountingPort
-from tests.attacks.member import Member, Scene
+from tests.attacks.member import Scene
 from tests.attacks.messages import RECORDS, answer_with_the_largest_time, invalid_entries, record
-from tests.attacks.victim import Victim, wait_until_continued
+from tests.attacks.victim import wait_until_continued
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(400)]
 
@@ -84,11 +81,11 @@ async def a_node_that_is_listed_as_its_own_neighbor_continues(scene: Scene) -> N
 
 
 async def test_invalid_entries_are_not_stored_and_addresses_that_cannot_be_dialed_are_skipped(
-    victim: Victim, scene: Scene, dialed: CountingPort, honest: Member
-) -> None:
+    victim, scene, dialed, honest
+):
     """Each invented member has an address that one parser accepts and another refuses, and a valid one."""
 
-    async def num_dials() -> int:
+    async def num_dials():
         return dialed.num_dials
 
     await asyncio.gather(
@@ -98,5 +95,5 @@ async def test_invalid_entries_are_not_stored_and_addresses_that_cannot_be_diale
     await wait_until_continued(victim, honest)
 
 
-async def test_malformed_records_and_answers_are_counted(scene: Scene, honest: Member) -> None:
+async def test_malformed_records_and_answers_are_counted(scene, honest):
     await scene.run(malformed_records_and_records_out_of_bounds_are_counted, answers_with_the_largest_time_are_refused)

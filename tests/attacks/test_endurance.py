@@ -1,7 +1,5 @@
 """The verdict of the endurance run finds each violation. No node runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -33,14 +31,14 @@ VIOLATIONS = {
 }
 
 
-def test_each_fault_of_a_run_is_one_violation() -> None:
+def test_each_fault_of_a_run_is_one_violation():
     assert violations(PASSED) == []
     for words, changes in VIOLATIONS.items():
         (found,) = violations(PASSED | changes)
         assert words in found
 
 
-def test_the_rate_and_the_sizes_are_compared_with_those_of_quiet_phases() -> None:
+def test_the_rate_and_the_sizes_are_compared_with_those_of_quiet_phases():
     assert [attacked for attacked, _ in plan(45.0)] == [False, True] * 5 + [False]
     assert sum(length for _, length in plan(45.0)) == pytest.approx(45.0)
     rates = [100, 90, 80, 80, 120]  # a machine that is slower for a while
@@ -55,6 +53,6 @@ def test_the_rate_and_the_sizes_are_compared_with_those_of_quiet_phases() -> Non
     assert growing(phases[:3]) == [], "without a warm-up"
 
 
-def test_kinds_have_different_names() -> None:
+def test_kinds_have_different_names():
     names = [kind.name for kind in all_kinds()]
     assert len(names) == len(set(names)) > 60

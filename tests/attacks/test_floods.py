@@ -1,15 +1,11 @@
 """Floods: malformed announcements, and announcements of nonexistent groups."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 
 import pytest
 
-from tests.attacks.member import Member, Scene
 from tests.attacks.messages import ANNOUNCEMENTS
-from tests.attacks.victim import Victim
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(400)]
 
@@ -17,11 +13,11 @@ NUM_ANNOUNCEMENTS = 4_000  # a minute's limit is 600
 NUM_AT_ONCE = 16
 
 
-async def test_malformed_announcements_are_counted_and_ban(victim: Victim, scene: Scene, honest: Member) -> None:
-    async def announce(payload: bytes, reason: str) -> None:
+async def test_malformed_announcements_are_counted_and_ban(victim, scene, honest):
+    async def announce(payload, reason):
         async with scene.member() as attacker:
 
-            async def is_banned() -> bool:
+            async def is_banned():
                 await attacker.gossip.announce(payload + os.urandom(4))
                 return await victim.is_banned(attacker.peer_id)
 
@@ -31,9 +27,7 @@ async def test_malformed_announcements_are_counted_and_ban(victim: Victim, scene
     await scene.at_once({name: partial(announce, *expected) for name, expected in ANNOUNCEMENTS.items()})
 
 
-async def test_thousands_of_announcements_of_nonexistent_groups_ban(
-    victim: Victim, attacker: Member, honest: Member
-) -> None:
+async def test_thousands_of_announcements_of_nonexistent_groups_ban(victim, attacker, honest):
     accepted, events = await victim.num_accepted(honest.peer_id), victim.file_bytes("events.jsonl*")
     first = os.urandom(32)
     await attacker.announce_until_requested({first: attacker.claim(first, b"", envelope_bytes=100)})

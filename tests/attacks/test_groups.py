@@ -1,7 +1,5 @@
 """False groups: the reason of their refusal, and the trust_level of their sender. Valid groups in unusual forms."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time
@@ -193,13 +191,11 @@ ATTACKS = (
 )
 
 
-async def test_each_kind_of_false_group_is_refused_by_its_name_and_bans_if_it_is_certain(
-    victim: Victim, scene: Scene, honest: Member
-) -> None:
+async def test_each_kind_of_false_group_is_refused_by_its_name_and_bans_if_it_is_certain(victim, scene, honest):
     """None harms the honest peer, whose name two kinds misuse, fills the memory, or changes the measured mismatch."""
 
-    async def send(kind: FalseGroup) -> None:
-        def misuse(member: Member) -> None:
+    async def send(kind):
+        def misuse(member):
             member.other = honest.identity
 
         async with scene.member(prepare=misuse) as attacker:

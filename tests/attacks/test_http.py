@@ -1,14 +1,11 @@
 """The victim's status port during training: silent connections, and invalid requests."""
 
-from __future__ import annotations
-
 import asyncio
 from urllib.parse import urlsplit
 
 import pytest
 
 from ftis_node.config.home import Home
-from tests.attacks.member import Member
 from tests.attacks.victim import Victim, wait_until_continued
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
@@ -43,7 +40,7 @@ async def connect(victim: Victim) -> tuple[asyncio.StreamReader, asyncio.StreamW
 
 
 @pytest.mark.parametrize("request_bytes", list(INVALID_REQUESTS.values()), ids=list(INVALID_REQUESTS))
-async def test_an_invalid_request_is_refused_without_a_traceback(victim: Victim, request_bytes: bytes) -> None:
+async def test_an_invalid_request_is_refused_without_a_traceback(victim, request_bytes):
     before = victim.log_text().count("Traceback")
     reader, writer = await connect(victim)
     try:
@@ -58,7 +55,7 @@ async def test_an_invalid_request_is_refused_without_a_traceback(victim: Victim,
     assert victim.log_text().count("Traceback") == before
 
 
-async def test_a_client_of_the_events_may_leave_early(victim: Victim) -> None:
+async def test_a_client_of_the_events_may_leave_early(victim):
     before = victim.log_text().count("Traceback")
     for _ in range(5):
         reader, writer = await connect(victim)
@@ -69,7 +66,7 @@ async def test_a_client_of_the_events_may_leave_early(victim: Victim) -> None:
     assert victim.log_text().count("Traceback") == before
 
 
-async def test_silent_connections_are_closed_during_training(victim: Victim, honest: Member) -> None:
+async def test_silent_connections_are_closed_during_training(victim, honest):
     held = await asyncio.gather(*(connect(victim) for _ in range(NUM_IDLE)))
     try:
         for _, writer in held[::2]:

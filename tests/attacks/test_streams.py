@@ -3,8 +3,6 @@
 Also confirmations: one of a new peer counts only for a group that it fetched.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time
@@ -174,7 +172,7 @@ async def a_confirmation_without_a_fetch_does_not_count(scene: Scene) -> None:
         assert [event["group"] for event in confirmed] == [ids[0].hex()], "only the fetched group counts"
 
 
-async def test_the_victim_serves_and_pulls_while_streams_are_misused(scene: Scene, honest: Member) -> None:
+async def test_the_victim_serves_and_pulls_while_streams_are_misused(scene, honest):
     budgets = (
         partial(requests_above_the_budget_are_answered_with_busy, scene, service)
         for service in (RpcService.ASK, RpcService.FETCH)

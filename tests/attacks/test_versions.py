@@ -1,7 +1,5 @@
 """Members with another wire version: refused by name, without penalty, and reported to the operator."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
 
@@ -11,7 +9,7 @@ from ftis_node.cli.app import run
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.identity import PEER_DOMAIN
 from ftis_node.records.parsing import SCHEMA
-from tests.attacks.member import Member, Scene, sign_body
+from tests.attacks.member import Member, sign_body
 from tests.attacks.victim import Victim, wait_until_continued
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
@@ -41,9 +39,7 @@ async def announce_as(member: Member, victim: Victim, schema: int) -> None:
     await victim.until(is_shown)
 
 
-async def test_an_older_peer_is_refused_by_name_until_it_is_updated(
-    victim: Victim, attacker: Member, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_an_older_peer_is_refused_by_name_until_it_is_updated(victim, attacker, capsys):
     await announce_as(attacker, victim, OLDER)
     capsys.readouterr()
     assert await asyncio.to_thread(run, ["peers", "--home", str(victim.node.home)]) == 0
@@ -65,12 +61,12 @@ async def test_an_older_peer_is_refused_by_name_until_it_is_updated(
     assert (await victim.row(attacker.peer_id))["wire_words"] == ""
 
 
-async def test_a_node_reports_that_most_members_are_newer(victim: Victim, honest: Member, scene: Scene) -> None:
+async def test_a_node_reports_that_most_members_are_newer(victim, honest, scene):
     async with AsyncExitStack() as stack:
         newer = [await stack.enter_async_context(scene.member()) for _ in range(2)]
         await announce_as(newer[0], victim, NEWER)
 
-        async def has_read_the_record() -> bool:
+        async def has_read_the_record():
             await newer[1].gossip.publish_record(record_of(newer[1], NEWER), ttl_s=60)
             return (await victim.row(newer[1].peer_id)).get("wire_schema") == NEWER
 
@@ -78,13 +74,13 @@ async def test_a_node_reports_that_most_members_are_newer(victim: Victim, honest
 
         advice = f"2 of 3 members speak wire {NEWER}, this node {SCHEMA}: update ftis-node"
 
-        async def is_behind() -> bool:
+        async def is_behind():
             swarm = (await victim.status())["swarm"]
             return (swarm["update"], swarm["peers_newer"], swarm["peers_older"]) == (advice, 2, 0)
 
         await victim.until(is_behind)
 
-        async def is_logged() -> bool:  # by the next look at the members
+        async def is_logged():  # by the next look at the members
             return advice in victim.node.log.read_text()
 
         await victim.until(is_logged)

@@ -3,31 +3,28 @@
 The hosts have other key types, run other programs, or send nothing.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
 
-from tests.attacks.member import Member, Scene
-from tests.attacks.victim import Victim, wait_until_continued
+from tests.attacks.victim import wait_until_continued
 from tests.attacks.visitors.host import Target
-from tests.attacks.visitors.visits import AUTHORS, VISITS, Visit, js_missing
+from tests.attacks.visitors.visits import AUTHORS, VISITS, js_missing
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(400)]
 
 
-async def test_visits_of_other_hosts_have_no_effect(victim: Victim, scene: Scene, honest: Member) -> None:
+async def test_visits_of_other_hosts_have_no_effect(victim, scene, honest):
     target = Target.of((await victim.addresses())[0], scene.maker)
 
-    async def num_foreign() -> int:
+    async def num_foreign():
         """Return how many messages had an author whose key is not Ed25519."""
         return int((await victim.status())["swarm"]["non_ed25519"].get("message", 0))
 
-    async def make(visit: Visit) -> None:
+    async def make(visit):
         assert await visit(target, scene.folder()) > 0, "the visitor did nothing"
 
-    async def announce() -> None:
+    async def announce():
         for author in AUTHORS.values():
             before = await num_foreign()
             await make(author)
@@ -39,5 +36,5 @@ async def test_visits_of_other_hosts_have_no_effect(victim: Victim, scene: Scene
 
 
 @pytest.mark.skipif(bool(js_missing()), reason=js_missing())
-def test_a_js_host_is_among_the_visitors() -> None:
+def test_a_js_host_is_among_the_visitors():
     assert "js-libp2p host" in VISITS

@@ -3,16 +3,13 @@
 This file runs last. Run alone, it tests a victim without attackers.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 
 import pytest
 
 from ftis_node.records.identity import Identity
-from tests.attacks.member import Member, Scene
-from tests.attacks.victim import MAX_DISK_BYTES, MAX_READY_GROUPS, Victim, wait_until_continued
+from tests.attacks.victim import MAX_DISK_BYTES, MAX_READY_GROUPS, wait_until_continued
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(400)]
 
@@ -22,12 +19,12 @@ SLACK_BYTES = 6 << 20  # SQLite's write-ahead log and unused parts of its pages
 MAX_EVENT_BYTES = 8 << 20
 
 
-async def test_a_thousand_identities_of_one_peer_share_one_quota(victim: Victim, scene: Scene, honest: Member) -> None:
+async def test_a_thousand_identities_of_one_peer_share_one_quota(victim, scene, honest):
     """One peer announces and serves valid groups of a thousand senders, which use up the quota of all new peers."""
     invented = [Identity.generate() for _ in range(NUM_IDENTITIES)]
     invented_ids = {one.peer_id for one in invented}
 
-    async def is_within_share() -> bool:  # the buffer is pruned each second
+    async def is_within_share():  # the buffer is pruned each second
         with closing(sqlite3.connect(f"file:{victim.node.home}/replay.sqlite?mode=ro", uri=True)) as database:
             rows = database.execute("SELECT sender FROM groups WHERE state = 'ready' AND own = 0").fetchall()
         num_held = sum(sender in invented_ids for (sender,) in rows)
@@ -41,7 +38,7 @@ async def test_a_thousand_identities_of_one_peer_share_one_quota(victim: Victim,
     assert not await victim.is_banned(honest.peer_id)
 
 
-async def test_a_thousand_invented_members_hide_no_real_one(victim: Victim, attacker: Member, honest: Member) -> None:
+async def test_a_thousand_invented_members_hide_no_real_one(victim, attacker, honest):
     """It comes late, because a victim in a swarm that looks large pulls only what its learner needs."""
     num_stored = await attacker.register([["/ip4/127.0.0.1/tcp/9"]] * NUM_IDENTITIES, ttl_s=300)
     assert num_stored > NUM_IDENTITIES // 2, "the entries are valid, so the directory stores them"
@@ -49,7 +46,7 @@ async def test_a_thousand_invented_members_hide_no_real_one(victim: Victim, atta
     assert (await victim.status())["swarm"]["state"] == "connected"
 
 
-async def test_the_victim_trains_and_admits_honest_groups(victim: Victim, honest: Member) -> None:
+async def test_the_victim_trains_and_admits_honest_groups(victim, honest):
     await wait_until_continued(victim, honest)
     await wait_until_continued(victim, honest)
     assert victim.node.process.poll() is None
@@ -60,12 +57,12 @@ async def test_the_victim_trains_and_admits_honest_groups(victim: Victim, honest
     assert fetched.outcome == "complete", "the honest peer is not served"
 
 
-async def test_its_memory_has_not_grown(victim: Victim, honest: Member) -> None:
+async def test_its_memory_has_not_grown(victim, honest):
     grown = victim.resident_bytes() - victim.resident_bytes_before
     assert grown < MAX_GROWTH_BYTES, f"{grown / 2**20:.0f} MiB more than before the attacks"
 
 
-async def test_its_disk_stays_under_its_cap(victim: Victim, honest: Member) -> None:
+async def test_its_disk_stays_under_its_cap(victim, honest):
     assert victim.file_bytes("replay.sqlite*") < MAX_DISK_BYTES + SLACK_BYTES
     assert victim.file_bytes("peers.sqlite*") < 1 << 20
     assert victim.file_bytes("events.jsonl*") < MAX_EVENT_BYTES

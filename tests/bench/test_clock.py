@@ -1,10 +1,7 @@
 """Processes that a bench slows down run for their share of time."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -18,7 +15,7 @@ SIGNAL_LIMIT_S = 60.0
 
 
 @pytest.fixture
-def processes() -> Iterator[list[psutil.Process]]:
+def processes():
     """A parent process and its child."""
     with subprocess.Popen([sys.executable, "-c", PARENT]) as started:
         root = psutil.Process(started.pid)
@@ -60,9 +57,7 @@ def wait_for_state(processes: list[psutil.Process], *, stopped: bool) -> None:
     )
 
 
-def test_a_slowed_process_and_its_child_run_for_their_share_of_time(
-    processes: list[psutil.Process], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slowed_process_and_its_child_run_for_their_share_of_time(processes, monkeypatch):
     clock_of_sleeps = Clock(processes)
     monkeypatch.setattr(slowed, "time", clock_of_sleeps)
     slow = slowed.Slowed([processes[0].pid], 4)
@@ -73,9 +68,7 @@ def test_a_slowed_process_and_its_child_run_for_their_share_of_time(
     wait_for_state(processes, stopped=False)
 
 
-def test_no_process_stays_stopped_after_an_interrupt(
-    processes: list[psutil.Process], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_process_stays_stopped_after_an_interrupt(processes, monkeypatch):
     monkeypatch.setattr(slowed, "time", Clock(processes, interrupt_at=4))
     with pytest.raises(KeyboardInterrupt):
         slowed.Slowed([processes[0].pid], 2).take_turns(1.0)

@@ -1,7 +1,5 @@
 """The program that checks a GPU has the documented parts, and a case that fails does not affect others."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -57,7 +55,7 @@ assert not {"vllm", "hivemind"} & set(sys.modules)
 
 
 @pytest.fixture
-def cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Case]:
+def cases(tmp_path, monkeypatch):
     """The cases of the part `env`, from a small module."""
     (tmp_path / "fake_measurements.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -76,14 +74,14 @@ def _blocked(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_parts_equal_those_of_the_page() -> None:
+def test_the_parts_equal_those_of_the_page():
     page = (ROOT / "docs/research/performance.md").read_text()
     table = page.split("<!-- parts of gpu_check -->")[1].split("\n\n")[0]
     rows = re.findall(r"^\| `(\w+)` \| (yes|no) \|", table, re.MULTILINE)
     assert rows == [(part, "yes" if part in NEED_VLLM else "no") for part in PARTS]
 
 
-def test_a_case_that_fails_or_hangs_does_not_affect_others(cases: list[Case], tmp_path: Path) -> None:
+def test_a_case_that_fails_or_hangs_does_not_affect_others(cases, tmp_path):
     found = running.run_part("env", SMALL, tmp_path, together=2)
     by_name: dict[str, Any] = {case["case"]: case for case in found["cases"]}
     assert [by_name[name]["ok"] for name in ("machine", "peak", "copies")] == [True, False, False]
@@ -95,7 +93,7 @@ def test_a_case_that_fails_or_hangs_does_not_affect_others(cases: list[Case], tm
     assert json.loads((tmp_path / "env.json").read_text()) == found
 
 
-def test_a_case_with_a_point_in_its_name_has_its_own_file(cases: list[Case], tmp_path: Path) -> None:
+def test_a_case_with_a_point_in_its_name_has_its_own_file(cases, tmp_path):
     kept = [tmp_path / f"memory-0.5b-{name}.json" for name in ("full", "lora")]
     for path in kept:
         path.write_text(json.dumps({"ok": True, "from": path.name}))
@@ -103,13 +101,13 @@ def test_a_case_with_a_point_in_its_name_has_its_own_file(cases: list[Case], tmp
     assert [each["from"] for each in found] == [path.name for path in kept]
 
 
-def test_parts_without_vllm_import_neither_vllm_nor_hivemind(tmp_path: Path) -> None:
+def test_parts_without_vllm_import_neither_vllm_nor_hivemind(tmp_path):
     done = _blocked(tmp_path, "-c", IMPORTS)
     assert done.returncode == 0, done.stderr
     assert _blocked(tmp_path, "-c", "import vllm").returncode == 1, "the packages are hidden"
 
 
-def test_transfer_runs_without_vllm_and_hivemind(tmp_path: Path) -> None:
+def test_transfer_runs_without_vllm_and_hivemind(tmp_path):
     out = tmp_path / "out"
     done = _blocked(
         tmp_path, str(BENCH / "gpu_check.py"), "transfer", "--device", "cpu", "--small", "--out", str(out)

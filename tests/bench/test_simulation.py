@@ -1,7 +1,5 @@
 """Small swarms in virtual time meet the claims about scale; a claim fails if the mechanism behind it is off."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -12,7 +10,7 @@ from random import Random
 import pytest
 
 from ftis_node.swarm.demand import is_assigned
-from swarm_simulation import SimulationResult, SimulationSettings, simulate
+from swarm_simulation import SimulationSettings, simulate
 from swarm_simulation.announcement import AnnouncementEvent
 from swarm_simulation.settings import copies_of, shards_for, simulated_shards_for
 
@@ -23,18 +21,18 @@ SMALL = SimulationSettings(
 
 
 @pytest.fixture(scope="module")
-def small() -> SimulationResult:
+def small():
     return simulate(SMALL)
 
 
-def test_a_small_swarm_with_attackers_meets_the_claims(small: SimulationResult) -> None:
+def test_a_small_swarm_with_attackers_meets_the_claims(small):
     assert small.num_groups > 200
     assert small.pulled_share > 0.99
     assert 0 < small.top_share_of_cap <= 1.0
     assert small.full_steps_share > 0.97
 
 
-def test_traffic_and_memory_per_node_hardly_grow_with_the_swarm(small: SimulationResult) -> None:
+def test_traffic_and_memory_per_node_hardly_grow_with_the_swarm(small):
     larger = simulate(replace(SMALL, num_nodes=120, num_shards=4, num_simulated_shards=2, announcements_per_s=10.0))
     assert larger.num_simulated < 80
     assert larger.pulled_share > 0.99
@@ -42,13 +40,13 @@ def test_traffic_and_memory_per_node_hardly_grow_with_the_swarm(small: Simulatio
     assert larger.memory_bytes < 1.5 * small.memory_bytes
 
 
-def test_without_assignment_many_groups_are_not_pulled() -> None:
+def test_without_assignment_many_groups_are_not_pulled():
     honest = replace(SMALL, attackers_share=0.0)
     assert simulate(honest).pulled_share > 0.995
     assert simulate(replace(honest, with_assignment=False)).pulled_share < 0.9
 
 
-def test_a_seed_gives_the_same_swarm_in_another_process() -> None:
+def test_a_seed_gives_the_same_swarm_in_another_process():
     """Another hash seed changes the order of sets of texts and bytes."""
     output = "print(simulate(replace(SMALL, attackers_share=0.3)).without_clock())"
     script = f"from dataclasses import replace; from tests.bench.test_simulation import SMALL, simulate; {output}"
@@ -65,13 +63,13 @@ def test_a_seed_gives_the_same_swarm_in_another_process() -> None:
     assert len(outputs) == 1
 
 
-def test_peers_that_serve_invalid_groups_are_banned_and_honest_ones_are_not() -> None:
+def test_peers_that_serve_invalid_groups_are_banned_and_honest_ones_are_not():
     figures = simulate(replace(SMALL, num_nodes=12, minutes=5.0, attackers_share=0.25))
     assert figures.bans_share["garbage"] > 0.9
     assert figures.bans_share["honest"] == 0.0
 
 
-def test_the_fast_assignment_equals_the_policy() -> None:
+def test_the_fast_assignment_equals_the_policy():
     random = Random(3)
     peers = [f"peer-{number}" for number in range(14)]
     num_assigned = 0
@@ -87,7 +85,7 @@ def test_the_fast_assignment_equals_the_policy() -> None:
     assert num_assigned > 300
 
 
-def test_the_number_of_shards_grows_with_the_swarm() -> None:
+def test_the_number_of_shards_grows_with_the_swarm():
     assert [shards_for(size) for size in (10, 1000, 2000, 5000, 10000)] == [8, 8, 16, 32, 64]
     assert simulated_shards_for(10000, 64, most_nodes=1000) == 6
     assert simulated_shards_for(100, 8, most_nodes=1000) == 8

@@ -1,7 +1,5 @@
 """The soak test's verdicts on known series: growth is detected, noise and saw teeth are not reported as growth."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -18,7 +16,7 @@ def _noise(size: float, seed: int = 0) -> np.ndarray:
     return size * np.convolve(drawn, np.ones(4) / 2, mode="same")
 
 
-def test_the_slope_is_the_median_of_all_pairs() -> None:
+def test_the_slope_is_the_median_of_all_pairs():
     peaked = np.array([0.0, 2.0, 4.0, 6.0, 100.0])
     assert sen_slope(np.arange(5.0), peaked) == 2.0, "six of ten pairs have this slope"
 
@@ -36,14 +34,14 @@ def test_the_slope_is_the_median_of_all_pairs() -> None:
         (np.full(len(MINUTES), 7.0), "flat"),
     ],
 )
-def test_the_verdict_on_a_series(values: np.ndarray, verdict: str) -> None:
+def test_the_verdict_on_a_series(values, verdict):
     found_trend = trend(MINUTES.tolist(), values.tolist())
     assert found_trend is not None
     assert found_trend.verdict(Bounds()) == verdict, found_trend
 
 
-def test_nodes_are_summed_and_the_warm_up_is_left_out() -> None:
-    def points(node: str, leak: float) -> list[Point]:
+def test_nodes_are_summed_and_the_warm_up_is_left_out():
+    def points(node, leak):
         return [Point(float(m), node, "rss_mib", "daemon", 100 + 20 * min(m, 10) + leak * m) for m in MINUTES]
 
     assert warm_up_minutes(50) == 10
@@ -54,7 +52,7 @@ def test_nodes_are_summed_and_the_warm_up_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("num_disturbed", "verdict"), [(20, "flat"), (60, "unclear"), (0, "grows")])
-def test_lags_are_not_judged_while_the_host_takes_processor_time(num_disturbed: int, verdict: str) -> None:
+def test_lags_are_not_judged_while_the_host_takes_processor_time(num_disturbed, verdict):
     """Lags grow with the time that the host takes, in the last of 40 minutes or in most of them."""
     host = [
         Point(float(m), MACHINE, "stolen_percent", "", 9.0 * (i >= 100 - num_disturbed)) for i, m in enumerate(MINUTES)

@@ -1,7 +1,5 @@
 """The completions that a shell gets, and a comparison of their names with those of the code."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3
@@ -26,10 +24,10 @@ GROUP = bytes.fromhex("ab12" + "cd" * 30)
 
 
 @pytest.fixture
-def complete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Complete:
+def complete(monkeypatch, capsys):
     """A function that returns the completions that bash gets for `ftis-node LINE`."""
 
-    def completions_of(line: str) -> list[str]:
+    def completions_of(line):
         words = f"ftis-node {line}"
         monkeypatch.setenv("_FTIS_NODE_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", words)
@@ -43,7 +41,7 @@ def complete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path):
     home = Home(tmp_path)
     invalid = [{"peer_id": "$(reboot)"}, {"peer_id": "a b"}]
     home.status.write_text(json.dumps({"peers": [{"peer_id": PEER}, *invalid]}))
@@ -60,7 +58,7 @@ def home(tmp_path: Path) -> Home:
     return home
 
 
-def test_values_of_options_are_completed(complete: Complete) -> None:
+def test_values_of_options_are_completed(complete):
     assert complete("join --run a") == ["arithmetic-ftis", "arithmetic-compare", "arithmetic-hdee"]
     assert complete("join --role ") == list(completion.ROLES)
     assert complete("eval --task gsm8k+math") == ["gsm8k+math500"]
@@ -70,9 +68,7 @@ def test_values_of_options_are_completed(complete: Complete) -> None:
     assert complete("ident") == ["identity"]
 
 
-def test_groups_and_peers_of_the_home_are_completed(
-    complete: Complete, home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_and_peers_of_the_home_are_completed(complete, home, monkeypatch):
     assert complete(f"replay show --home {home.root} a") == [GROUP.hex()[:12]]
     assert complete(f"replay show --home {home.root} {GROUP.hex()[:20]}") == [GROUP.hex()[:20]]
     assert complete(f"replay show --home {home.root} b") == []
@@ -82,7 +78,7 @@ def test_groups_and_peers_of_the_home_are_completed(
     assert complete("replay show a") == [GROUP.hex()[:12]]
 
 
-def test_an_unreadable_home_gives_no_completions(complete: Complete, home: Home) -> None:
+def test_an_unreadable_home_gives_no_completions(complete, home):
     home.replay.write_bytes(b"no database at all" * 100)
     home.status.write_text("{")
     assert complete(f"replay show --home {home.root} ") == []
@@ -92,14 +88,14 @@ def test_an_unreadable_home_gives_no_completions(complete: Complete, home: Home)
     assert complete(f"replay show --home {home.root} ") == []
 
 
-def test_a_shell_has_a_script() -> None:
+def test_a_shell_has_a_script():
     command = [sys.executable, "-m", "ftis_node", "--show-completion", "zsh"]
     environment = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert "_FTIS_NODE_COMPLETE=complete_zsh" in done.stdout
 
 
-def test_bash_completes_a_value_with_a_colon() -> None:
+def test_bash_completes_a_value_with_a_colon():
     """Bash breaks the word at the colon and replaces what follows it."""
     program = Path(sys.executable).with_name("ftis-node")
     script = f"""
@@ -118,7 +114,7 @@ def test_bash_completes_a_value_with_a_colon() -> None:
     assert every.split()[:3] == ["add", "sub", "easy"] and whole.startswith("arithmetic arithmetic:add ")
 
 
-def test_the_names_equal_those_of_the_code() -> None:
+def test_the_names_equal_those_of_the_code():
     from ftis_node.algorithms.methods import METHODS
     from ftis_node.config.node import NodeSettings
     from ftis_node.config.roles import ROLES

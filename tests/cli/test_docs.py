@@ -1,9 +1,5 @@
 """`ftis-node docs` finds and prints pages."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from ftis_node import documentation
@@ -13,7 +9,7 @@ from tests.documented.pages import PAGES, ROOT
 PAGE = (ROOT / "docs/operate/troubleshooting.md").read_text()
 
 
-def test_the_list_has_every_page_and_begins_as_the_index(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_has_every_page_and_begins_as_the_index(capsys):
     assert run(["docs", "--list"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     pages = [page.relative_to(ROOT / "docs").with_suffix("") for page in PAGES if page.is_relative_to(ROOT / "docs")]
@@ -22,12 +18,12 @@ def test_the_list_has_every_page_and_begins_as_the_index(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("name", ["troubleshooting", "docs/operate/troubleshooting.md"])
-def test_a_page_is_printed_unchanged_into_a_pipe(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_is_printed_unchanged_into_a_pipe(name, capsys):
     assert run(["docs", name]) == 0
     assert capsys.readouterr().out == PAGE.rstrip("\n") + "\n"
 
 
-def test_one_section_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_section_is_printed(capsys):
     assert run(["docs", "troubleshooting#exit-codes"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("## Exit codes\n") and out.strip() in PAGE
@@ -46,17 +42,13 @@ def test_one_section_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ("../../README", "no page '../../README'; ftis-node docs --list lists all"),
     ],
 )
-def test_an_unknown_page_is_a_one_line_error_with_a_suggestion(
-    name: str, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_page_is_a_one_line_error_with_a_suggestion(name, line, capsys):
     assert run(["docs", name]) == 2
     captured = capsys.readouterr()
     assert captured.err == f"ftis-node: {line}\n" and captured.out == ""
 
 
-def test_a_package_without_pages_is_a_one_line_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_package_without_pages_is_a_one_line_error(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(documentation, "PACKAGE", tmp_path / "ftis_node")
     assert run(["docs"]) == 3
     assert capsys.readouterr().err.startswith("ftis-node: this package was built without its pages: ")

@@ -1,7 +1,5 @@
 """`doctor --model` prints the memory plan as text and as JSON, and refuses contradicting options."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +28,7 @@ def plan_lines(output: str) -> list[dict[str, Any]]:
     return [finding for finding in json.loads(output) if finding["check"] == "memory"]
 
 
-def test_a_plan_for_a_card_of_another_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+def test_a_plan_for_a_card_of_another_machine(capsys, tmp_path, model):
     code, output, _ = doctor(capsys, tmp_path, "--model", str(model), "--gpu-memory", "24", "--json")
     assert code == 0
     verdict, *rest = plan_lines(output)
@@ -43,9 +41,7 @@ def test_a_plan_for_a_card_of_another_machine(capsys: pytest.CaptureFixture[str]
         assert any(text in finding["finding"] for finding in rest), text
 
 
-def test_a_too_small_card_gives_exit_code_3_and_the_changes_that_would_fit(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
-) -> None:
+def test_a_too_small_card_gives_exit_code_3_and_the_changes_that_would_fit(capsys, tmp_path, model):
     arguments = ("--model", str(model), "--gpu-memory", "1.5")
     code, output, error = doctor(capsys, tmp_path, *arguments, "--full", "--verbose")
     assert code == 3
@@ -55,7 +51,7 @@ def test_a_too_small_card_gives_exit_code_3_and_the_changes_that_would_fit(
     assert "-> no Qwen2.5 model fits: take a larger card" in doctor(capsys, tmp_path, *arguments)[1]
 
 
-def test_the_plan_uses_flags_and_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+def test_the_plan_uses_flags_and_run(capsys, tmp_path, model):
     (tmp_path / "node.toml").write_text("[generation]\nmax_batch = 4\n")
     arguments = ("--model", str(model), "--gpu-memory", "24", "--gpu-memory", "24", "--json")
     code, output, _ = doctor(capsys, tmp_path, *arguments, "--lora", "--run", "arithmetic-ftis")
@@ -70,9 +66,7 @@ def test_the_plan_uses_flags_and_run(capsys: pytest.CaptureFixture[str], tmp_pat
     assert cache < 2 * 2 * 32 * 2 * 5 * 760
 
 
-def test_the_plan_uses_the_settings_that_the_home_keeps(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
-) -> None:
+def test_the_plan_uses_the_settings_that_the_home_keeps(capsys, tmp_path, model):
     (tmp_path / "settings.json").write_text('{"quantize": "4bit"}')
     arguments = ("--model", str(model), "--gpu-memory", "24", "--json")
     _, output, _ = doctor(capsys, tmp_path, *arguments)
@@ -81,12 +75,10 @@ def test_the_plan_uses_the_settings_that_the_home_keeps(
     assert "4-bit" not in str(plan_lines(output))
 
 
-def test_the_plan_names_the_gpus_of_each_worker(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
-) -> None:
+def test_the_plan_names_the_gpus_of_each_worker(capsys, tmp_path, model):
     cards = [argument for _ in range(4) for argument in ("--gpu-memory", "24")]
 
-    def verdict(*arguments: str) -> str:
+    def verdict(*arguments):
         code, output, _ = doctor(capsys, tmp_path, "--model", str(model), *cards, *arguments, "--json")
         assert code == 0
         return str(plan_lines(output)[0]["finding"])
@@ -116,9 +108,7 @@ def save_qwen_3b(folder: Path) -> Path:
     return folder
 
 
-def test_the_options_of_training_are_one_short_table(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_options_of_training_are_one_short_table(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(memory_choice, "find_spec", lambda name: None)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
     model = save_qwen_3b(tmp_path / "Qwen2.5-3B")
@@ -153,9 +143,7 @@ def test_the_options_of_training_are_one_short_table(
     assert "memory.option" not in output
 
 
-def test_the_plan_uses_the_settings_of_the_homes_last_start(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
-) -> None:
+def test_the_plan_uses_the_settings_of_the_homes_last_start(capsys, tmp_path, model):
     home = tmp_path / "home"
     home.mkdir()
     last = NodeSettings(model=str(model), lora=True, lora_adapter=LoraSection(rank=16, alpha=32))
@@ -165,7 +153,7 @@ def test_the_plan_uses_the_settings_of_the_homes_last_start(
     assert "all weights" not in output
 
 
-def test_a_missing_model_gives_exit_code_3(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_missing_model_gives_exit_code_3(capsys, tmp_path):
     code, output, _ = doctor(capsys, tmp_path, "--model", str(tmp_path / "nowhere"))
     assert code == 3
     assert "nowhere" in output
@@ -182,9 +170,7 @@ def test_a_missing_model_gives_exit_code_3(capsys: pytest.CaptureFixture[str], t
         (["--model", "x", "--run", "no-such-run"], "no-such-run"),
     ],
 )
-def test_contradicting_options_are_a_one_line_error(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
-) -> None:
+def test_contradicting_options_are_a_one_line_error(capsys, tmp_path, arguments, message):
     code, output, error = doctor(capsys, tmp_path, *arguments)
     assert (code, output) == (2, "")
     assert len(error.splitlines()) == 1

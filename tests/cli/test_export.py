@@ -1,7 +1,5 @@
 """`export` writes a model that transformers and PEFT load, with the log-probs of the learner."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
@@ -50,7 +48,7 @@ def trained_home(root: Path, *, lora: bool, run: str = RUN, quantize: Quantize =
     return learner.state().proof
 
 
-def test_the_adapter_of_a_4_bit_base_is_merged_into_the_whole_base(tmp_path: Path) -> None:
+def test_the_adapter_of_a_4_bit_base_is_merged_into_the_whole_base(tmp_path):
     trained_home(tmp_path, lora=True, quantize="4bit")
     out = tmp_path / "out"
     assert run(["export", "--out", str(out), "--home", str(tmp_path / "home"), "--merge"]) == 0
@@ -64,9 +62,7 @@ def test_the_adapter_of_a_4_bit_base_is_merged_into_the_whole_base(tmp_path: Pat
 @pytest.mark.parametrize(
     ("lora", "flags", "has_adapter"), [(False, [], False), (True, [], True), (True, ["--merge"], False)]
 )
-def test_the_exported_model_has_the_learners_logprobs_and_a_card(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], lora: bool, flags: list[str], has_adapter: bool
-) -> None:
+def test_the_exported_model_has_the_learners_logprobs_and_a_card(tmp_path, capsys, lora, flags, has_adapter):
     from huggingface_hub import ModelCard
     from peft import AutoPeftModelForCausalLM
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -119,7 +115,7 @@ def test_the_exported_model_has_the_learners_logprobs_and_a_card(
     assert run(["export", "--out", str(out), "--home", str(tmp_path / "home")]) == 2, "the folder is in use"
 
 
-def test_settings_of_another_release_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_another_release_are_one_line(tmp_path, capsys):
     home = Home(tmp_path / "home")
     home.create()
     home.run_toml.write_text(RUN)

@@ -1,7 +1,5 @@
 """`export --gguf` writes a file that transformers reads back as the same model, and a Modelfile with its prompts."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -35,9 +33,7 @@ def filled(text: str, *, prompt: str, system: str = "") -> str:
 
 
 @pytest.mark.parametrize(("lora", "kind", "tolerance"), [(True, "f16", 2e-3), (False, "q8_0", 0.04)])
-def test_the_file_has_the_learners_logprobs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], lora: bool, kind: str, tolerance: float
-) -> None:
+def test_the_file_has_the_learners_logprobs(tmp_path, capsys, lora, kind, tolerance):
     proof = trained_home(tmp_path, lora=lora)
     file = tmp_path / "new" / "Tiny-1.gguf"
     command = ["export", "--home", str(tmp_path / "home"), "--gguf", str(file)]
@@ -58,7 +54,7 @@ def test_the_file_has_the_learners_logprobs(
     assert f"{file} exists: give a file in another folder" in capsys.readouterr().err
 
 
-def test_folder_and_file_are_one_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_and_file_are_one_model(tmp_path, capsys):
     """Bit for bit; a file of 16 bits has matrices rounded. The Modelfile has the system message of the task."""
     trained_home(tmp_path, lora=False, run=RUN.replace('"arithmetic"', '"rg:chain_sum"'))
     out = tmp_path / "out"
@@ -83,7 +79,7 @@ def test_folder_and_file_are_one_model(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("has_template", [True, False])
-def test_ollama_prompts_as_the_node_does(has_template: bool) -> None:
+def test_ollama_prompts_as_the_node_does(has_template):
     made = make_tokenizer() if has_template else make_tokenizer(chat_template=None)
     tokenizer = PromptTokenizer(made, name="tiny", prompts=PromptSettings())
     text = modelfile(Path("tiny.gguf"), tokenizer)
@@ -92,7 +88,7 @@ def test_ollama_prompts_as_the_node_does(has_template: bool) -> None:
     assert filled(text, prompt=QUESTION[0]["content"], system=SYSTEM["content"]) == with_system
 
 
-def test_a_start_token_that_llama_cpp_adds_is_not_in_the_template() -> None:
+def test_a_start_token_that_llama_cpp_adds_is_not_in_the_template():
     made = make_tokenizer(chat_template="<|endoftext|>{{ messages[-1]['content'] }}")
     start = ("<|endoftext|>", made.convert_tokens_to_ids("<|endoftext|>"))
     for adds, template in ((False, "<|endoftext|>What"), (True, "What")):
@@ -112,13 +108,7 @@ def test_a_start_token_that_llama_cpp_adds_is_not_in_the_template() -> None:
         (["--gguf", "a.gguf"], "is of the family 'mixtral': GGUF is written for llama, qwen2, qwen3"),
     ],
 )
-def test_wrong_use_is_one_line(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
-    message: str,
-) -> None:
+def test_wrong_use_is_one_line(tmp_path, capsys, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     trained_home(tmp_path, lora=False)
     config = tmp_path / "tiny" / "config.json"

@@ -6,8 +6,6 @@ loaded. One node has the other faults: its bootstrap node does not run, its cloc
 is full for a while.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -118,7 +116,7 @@ class EarlyErrors(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def early(tmp_path_factory: pytest.TempPathFactory, model: Path) -> EarlyErrors:
+def early(tmp_path_factory, model):
     folder = tmp_path_factory.mktemp("early")
     other_run, other_model = Home(folder / "other run"), Home(folder / "other model")
     other_run.root.mkdir()
@@ -149,19 +147,19 @@ def early(tmp_path_factory: pytest.TempPathFactory, model: Path) -> EarlyErrors:
 
 
 @pytest.mark.parametrize("name", EARLY)
-def test_an_early_error_says_what_to_do(early: EarlyErrors, name: str) -> None:
+def test_an_early_error_says_what_to_do(early, name):
     result = early.ends[name]
     assert (result.code, result.loaded_torch) == (2, False)
     for text in EARLY[name][1]:
         assert text.format(**early.values) in result.line
 
 
-def test_a_failed_join_neither_creates_nor_changes_a_home(early: EarlyErrors) -> None:
+def test_a_failed_join_neither_creates_nor_changes_a_home(early):
     assert not (early.folder / "misspelled folder").exists()
     assert (early.folder / "other run" / "run.toml").read_text() == load_manifest("gsm8k-ftis").to_toml()
 
 
-def test_a_missing_network_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_network_is_an_error(tmp_path):
     join = join_arguments(tmp_path / "home", "--model", "Qwen/Qwen2.5-3B")
     cache = str(tmp_path / "cache")
     result = result_of(*join, HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=cache, HF_HUB_OFFLINE="0")
@@ -169,9 +167,7 @@ def test_a_missing_network_is_an_error(tmp_path: Path) -> None:
     assert not result.loaded_torch
 
 
-def test_a_gpu_that_is_too_small_is_an_error(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gpu_that_is_too_small_is_an_error(tmp_path, model, monkeypatch, capsys):
     from ftis_node.memory import placement
     from ftis_node.models.accelerators import Accelerator
 
@@ -197,7 +193,7 @@ def small_disk(folder: Path, num_mb: int, *, fill_first: bool) -> tuple[str, ...
 
 
 @pytest.mark.parametrize("fill_first", [True, False])
-def test_a_disk_that_is_full_at_the_start_is_an_error(tmp_path: Path, model: Path, fill_first: bool) -> None:
+def test_a_disk_that_is_full_at_the_start_is_an_error(tmp_path, model, fill_first):
     prefix = small_disk(tmp_path / "disk", 20, fill_first=fill_first)
     result = result_of(*join_arguments(tmp_path / "disk" / "home", "--model", str(model)), prefix=prefix)
     assert result.code == 3
@@ -217,7 +213,7 @@ class NodeRun(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def node_run(tmp_path_factory: pytest.TempPathFactory, model: Path) -> NodeRun:
+def node_run(tmp_path_factory, model):
     """One node: its bootstrap node starts late, its clock is 5 s ahead, and its disk becomes full for a while."""
     folder = tmp_path_factory.mktemp("life")
     prefix = small_disk(folder / "disk", 48, fill_first=False)
@@ -231,7 +227,7 @@ def node_run(tmp_path_factory: pytest.TempPathFactory, model: Path) -> NodeRun:
     )  # fmt: skip
     log, others = folder / "node.log", []
 
-    def wait_for(text: str) -> None:
+    def wait_for(text):
         wait_until(lambda: text in log.read_text(), within_s=START_S)
 
     with log.open("wb") as stderr:
@@ -279,7 +275,7 @@ def fill_up(path: Path) -> None:
                 continue
 
 
-def test_the_first_lines_describe_the_start_and_name_the_dashboard(node_run: NodeRun) -> None:
+def test_the_first_lines_describe_the_start_and_name_the_dashboard(node_run):
     text = "\n".join(node_run.lines)
     for part in ("generates with and trains tiny-model (", "run       arithmetic-ftis (", "no other file leaves"):
         assert part in text
@@ -287,7 +283,7 @@ def test_the_first_lines_describe_the_start_and_name_the_dashboard(node_run: Nod
     assert "ftis_node." not in text, "a line for users has no names of modules"
 
 
-def test_an_unreachable_bootstrap_node_is_reported_and_dialed_again(node_run: NodeRun) -> None:
+def test_an_unreachable_bootstrap_node_is_reported_and_dialed_again(node_run):
     (first, *_) = [line for line in node_run.lines if "no bootstrap peer answers" in line]
     assert "working alone" in first
     assert "connection refused" in first
@@ -295,19 +291,19 @@ def test_an_unreachable_bootstrap_node_is_reported_and_dialed_again(node_run: No
     assert any("1 peer connected, but no member of this run yet" in line for line in node_run.lines)
 
 
-def test_two_clocks_that_differ_are_reported_and_neither_is_called_wrong(node_run: NodeRun) -> None:
+def test_two_clocks_that_differ_are_reported_and_neither_is_called_wrong(node_run):
     (line,) = [line for line in node_run.lines if "the clock of peer" in line]
     assert re.search(r"is -[45] s off this machine's: one of the two is wrong", line)
     assert "switch on time synchronization" not in node_run.status
 
 
-def test_a_second_start_on_the_same_home_is_an_error(node_run: NodeRun) -> None:
+def test_a_second_start_on_the_same_home_is_an_error(node_run):
     assert node_run.second.code == 2
     assert "is in use by a running node (pid" in node_run.second.line
     assert not node_run.second.loaded_torch
 
 
-def test_a_full_disk_pauses_the_node_without_loss_of_groups(node_run: NodeRun) -> None:
+def test_a_full_disk_pauses_the_node_without_loss_of_groups(node_run):
     assert node_run.code == 0
     (line,) = [line for line in node_run.lines if "paused: " in line]
     assert "the disk is full" in line

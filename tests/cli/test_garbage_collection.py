@@ -1,7 +1,5 @@
 """`ftis-node` collects no garbage while it imports modules, and turns the collector on before a command runs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -24,9 +22,9 @@ def _printed(*arguments: str) -> list[str]:
     return subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
 
 
-def test_a_command_runs_with_the_collector_on_and_the_modules_frozen() -> None:
+def test_a_command_runs_with_the_collector_on_and_the_modules_frozen():
     assert _printed("collects") == ["True", "True", "True"]
 
 
-def test_help_is_printed_with_the_collector_off() -> None:
+def test_help_is_printed_with_the_collector_off():
     assert _printed("--help")[-1] == "False"

@@ -1,12 +1,9 @@
 """`ftis-node identity show` prints a node's peer id. A copied key works in a new home."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -21,14 +18,14 @@ FIRST = Identity.from_seed(bytes(32))
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path):
     home = Home(tmp_path / "home")
     home.create()
     FIRST.save(home.identity)
     return home
 
 
-def test_show_prints_peer_id_file_and_time(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_peer_id_file_and_time(home, capsys):
     assert run(["identity", "show", "--home", str(home.root)]) == 0
     assert FIRST.peer_id in capsys.readouterr().out
     assert run(["identity", "show", "--json", "--home", str(home.root)]) == 0
@@ -43,9 +40,7 @@ def test_show_prints_peer_id_file_and_time(home: Home, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(("text", "advice"), [(None, "copy the identity.key"), ("cut o", "put a copy of it back")])
-def test_a_missing_or_damaged_key_is_an_error_with_advice(
-    home: Home, capsys: pytest.CaptureFixture[str], text: str | None, advice: str
-) -> None:
+def test_a_missing_or_damaged_key_is_an_error_with_advice(home, capsys, text, advice):
     home.identity.unlink()
     if text is not None:
         home.identity.write_text(text)
@@ -56,7 +51,7 @@ def test_a_missing_or_damaged_key_is_an_error_with_advice(
     assert home.identity.exists() == (text is not None), "`show` creates no key"
 
 
-def test_a_key_copied_to_a_new_home_numbers_above_the_old_one(home: Home, tmp_path: Path) -> None:
+def test_a_key_copied_to_a_new_home_numbers_above_the_old_one(home, tmp_path):
     new = Home(tmp_path / "new")
     new.create()
     shutil.copy(home.identity, new.identity)

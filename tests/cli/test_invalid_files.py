@@ -1,7 +1,5 @@
 """A folder, pipe, device, broken link or deep nesting in place of a file gives one line that names the file."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3
@@ -29,7 +27,7 @@ DEEP_TOML = b"a = " + b"[" * 50_000
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path):
     made = Home(tmp_path / "home")
     made.root.mkdir()
     mark(made, epoch=0)
@@ -71,9 +69,7 @@ INVALID: dict[str, Callable[[Path], None]] = {
         ("peers.sqlite", "folder"),
     ],
 )
-def test_a_home_file_that_is_no_regular_file_is_an_error(
-    capsys: pytest.CaptureFixture[str], home: Home, model: Path, name: str, kind: str
-) -> None:
+def test_a_home_file_that_is_no_regular_file_is_an_error(capsys, home, model, name, kind):
     (home.root / name).unlink(missing_ok=True)
     INVALID[kind](home.root / name)
     code, line = join(capsys, home, model)
@@ -81,22 +77,20 @@ def test_a_home_file_that_is_no_regular_file_is_an_error(
     assert str(home.root / name) in line
 
 
-def test_a_folder_in_place_of_a_file_that_a_node_writes_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_file_that_a_node_writes_is_an_error(tmp_path):
     with pytest.raises(FileError, match="is a folder"):
         replace_file(tmp_path, b"{}")
 
 
 @pytest.mark.parametrize("name", ["home.json", "node.toml", "run.toml"])
-def test_deep_nesting_in_a_home_is_an_error(
-    capsys: pytest.CaptureFixture[str], home: Home, model: Path, name: str
-) -> None:
+def test_deep_nesting_in_a_home_is_an_error(capsys, home, model, name):
     (home.root / name).write_bytes(DEEP_TOML if name.endswith("toml") else DEEP_JSON)
     code, line = join(capsys, home, model)
     assert code == 2, line
     assert str(home.root / name) in line and "nested too deep" in line
 
 
-def test_deep_nesting_in_settings_and_status_is_an_error(capsys: pytest.CaptureFixture[str], home: Home) -> None:
+def test_deep_nesting_in_settings_and_status_is_an_error(capsys, home):
     for path in (home.settings, home.status):
         path.write_bytes(DEEP_JSON)
     code, line = error_of(capsys, "export", "--home", str(home.root), "--out", str(home.root / "out"))
@@ -113,9 +107,7 @@ def test_deep_nesting_in_settings_and_status_is_an_error(capsys: pytest.CaptureF
         ("model.safetensors.index.json", DEEP_JSON),
     ],
 )
-def test_deep_nesting_in_a_model_is_an_error(
-    capsys: pytest.CaptureFixture[str], home: Home, model: Path, tmp_path: Path, name: str, content: bytes
-) -> None:
+def test_deep_nesting_in_a_model_is_an_error(capsys, home, model, tmp_path, name, content):
     copy = shutil.copytree(model, tmp_path / "copy")
     (copy / name).write_bytes(content)
     code, line = join(capsys, home, copy)
@@ -124,9 +116,7 @@ def test_deep_nesting_in_a_model_is_an_error(
 
 
 @pytest.mark.parametrize("name", ["generation_config.json", "tokenizer.json", "tokenizer_config.json"])
-def test_an_invalid_file_of_a_tokenizer_is_an_error(
-    capsys: pytest.CaptureFixture[str], home: Home, model: Path, tmp_path: Path, name: str
-) -> None:
+def test_an_invalid_file_of_a_tokenizer_is_an_error(capsys, home, model, tmp_path, name):
     copy = shutil.copytree(model, tmp_path / "copy")
     (copy / name).write_bytes(DEEP_JSON)
     code, line = join(capsys, home, copy)
@@ -138,7 +128,7 @@ def test_an_invalid_file_of_a_tokenizer_is_an_error(
         resolve_model(str(copy))
 
 
-def test_a_header_that_describes_no_tensors_is_an_error(tmp_path: Path) -> None:
+def test_a_header_that_describes_no_tensors_is_an_error(tmp_path):
     file = tmp_path / "weights.safetensors"
     for entry in (
         '{"dtype": 3, "shape": [1], "data_offsets": [0, 4]}',
@@ -151,7 +141,7 @@ def test_a_header_that_describes_no_tensors_is_an_error(tmp_path: Path) -> None:
             read_header(file)
 
 
-def test_deep_nesting_in_a_checkpoint_is_an_error(tmp_path: Path) -> None:
+def test_deep_nesting_in_a_checkpoint_is_an_error(tmp_path):
     for name in ("checksums.json", STATE_FILE):
         (tmp_path / name).write_bytes(DEEP_JSON)
         with pytest.raises(ModelError, match=name):
@@ -161,9 +151,7 @@ def test_deep_nesting_in_a_checkpoint_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["/dev/zero", "pipe"])
-def test_an_invalid_file_of_peers_is_an_error(
-    capsys: pytest.CaptureFixture[str], home: Home, model: Path, tmp_path: Path, file: str
-) -> None:
+def test_an_invalid_file_of_peers_is_an_error(capsys, home, model, tmp_path, file):
     if file != "/dev/zero":
         INVALID[file](tmp_path / file)
     path = tmp_path / file  # an absolute path replaces tmp_path
@@ -172,9 +160,7 @@ def test_an_invalid_file_of_peers_is_an_error(
     assert str(path) in line and len(line) < 400
 
 
-def test_errors_shorten_long_values_and_escape_control_characters(
-    capsys: pytest.CaptureFixture[str], home: Home, model: Path
-) -> None:
+def test_errors_shorten_long_values_and_escape_control_characters(capsys, home, model):
     code, line = join(capsys, home, model, "--peers", "\x1b[31m" + "a" * 50_000)
     assert code == 2
     assert len(line) < 1000 and "\x1b" not in line and "aaa" in line
@@ -183,7 +169,7 @@ def test_errors_shorten_long_values_and_escape_control_characters(
     assert len(line) < 1000 and "\x07" not in line
 
 
-def test_an_event_that_is_nested_too_deep_is_skipped(tmp_path: Path) -> None:
+def test_an_event_that_is_nested_too_deep_is_skipped(tmp_path):
     deep, too_deep = (b'{"time": 1.0, "event": "pause", "x": ' + b"[" * n + b"]" * n + b"}\n" for n in (50, 100_000))
     (path := tmp_path / "events.jsonl").write_bytes(deep + too_deep)
     event_totals = EventTotals()
@@ -193,7 +179,7 @@ def test_an_event_that_is_nested_too_deep_is_skipped(tmp_path: Path) -> None:
     assert (event_totals.num_events, reader.build().damaged_lines) == (1, 1)
 
 
-def test_the_reader_of_small_files_refuses_invalid_content(tmp_path: Path) -> None:
+def test_the_reader_of_small_files_refuses_invalid_content(tmp_path):
     file = tmp_path / "file"
     for content, reason in ((b"\xff", "UTF-8"), (b"a" * 11, "larger")):
         file.write_bytes(content)
@@ -213,7 +199,7 @@ def test_the_reader_of_small_files_refuses_invalid_content(tmp_path: Path) -> No
             read_file(tmp_path / kind)
 
 
-def test_a_folder_in_place_of_a_databases_journal_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_databases_journal_is_an_error(tmp_path):
     path = tmp_path / "replay.sqlite"
     sqlite3.connect(path).close()
     check_database(path)
@@ -223,7 +209,7 @@ def test_a_folder_in_place_of_a_databases_journal_is_an_error(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["lock", "events.jsonl", "status.json.tmp", "worker.log"])
-def test_files_are_not_written_through_links(tmp_path: Path, name: str) -> None:
+def test_files_are_not_written_through_links(tmp_path, name):
     target = tmp_path / "target"
     target.write_text("unchanged")
     link = tmp_path / "home" / name
@@ -248,7 +234,7 @@ def _write(home: Home, name: str) -> None:
         os.close(open_to_write(home.root / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
 
 
-def test_a_pipe_is_not_opened_to_write(tmp_path: Path) -> None:
+def test_a_pipe_is_not_opened_to_write(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(FileError, match="not a regular file"):
@@ -268,9 +254,7 @@ TOML_BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", TOML_BOMBS)
-def test_a_toml_file_that_is_costly_to_parse_is_an_error(
-    capsys: pytest.CaptureFixture[str], home: Home, model: Path, tmp_path: Path, bomb: str
-) -> None:
+def test_a_toml_file_that_is_costly_to_parse_is_an_error(capsys, home, model, tmp_path, bomb):
     text, complaint = TOML_BOMBS[bomb]
     file = tmp_path / "given.toml"
     file.write_text(f"schema_version = {text}\n")
@@ -281,7 +265,7 @@ def test_a_toml_file_that_is_costly_to_parse_is_an_error(
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "[" * 60_000])
-def test_a_manifest_of_the_swarm_with_such_a_value_is_an_error(number: str) -> None:
+def test_a_manifest_of_the_swarm_with_such_a_value_is_an_error(number):
     canonical = (
         load_manifest("arithmetic-ftis")
         .canonical()

@@ -4,15 +4,11 @@ One home is started four times. The first start uses up its budget, and the seco
 logs JSON lines until it is stopped, and the fourth is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -54,7 +50,7 @@ class Starts:
 
 
 @pytest.fixture(scope="module")
-def starts(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path]) -> Starts:
+def starts(tmp_path_factory, tiny_models):
     folder = tmp_path_factory.mktemp("first-contact")
     home = Home(folder / "node")
     manifest = write_manifest(folder / "run.toml", foreign_wait_s=0.2)
@@ -101,7 +97,7 @@ def _screen(home: Home) -> str:
     return out.getvalue()
 
 
-def test_the_first_ten_lines_describe_the_start(starts: Starts) -> None:
+def test_the_first_ten_lines_describe_the_start(starts):
     block = "\n".join(line for line in starts.finished[:10])
     for pattern in (
         r"^ftis-node \S+ generates with and trains s \([\d,]+ parameters\) on arithmetic$",
@@ -117,7 +113,7 @@ def test_the_first_ten_lines_describe_the_start(starts: Starts) -> None:
         assert re.search(pattern, block, re.MULTILINE), (pattern, block)
 
 
-def test_later_lines_are_steps_peers_and_warnings(starts: Starts) -> None:
+def test_later_lines_are_steps_peers_and_warnings(starts):
     end = next(number for number, line in enumerate(starts.finished) if line.startswith("finished: "))
     timed = [line for line in starts.finished[9:end] if not line.startswith("start: ")]
     assert all(PREFIX.match(line) for line in timed), timed
@@ -125,7 +121,7 @@ def test_later_lines_are_steps_peers_and_warnings(starts: Starts) -> None:
     assert plain and all(SHOWN.match(PREFIX.sub("", line)) for line in plain), plain
 
 
-def test_the_last_lines_summarize_the_run_and_name_further_commands(starts: Starts) -> None:
+def test_the_last_lines_summarize_the_run_and_name_further_commands(starts):
     end = next(number for number, line in enumerate(starts.finished) if line.startswith("finished: "))
     block = dict(line.strip().split(maxsplit=1) for line in starts.finished[end:])
     assert re.match(r"2 steps trained \(0 to 2\) in \d", block.pop("finished:"))
@@ -142,7 +138,7 @@ def test_the_last_lines_summarize_the_run_and_name_further_commands(starts: Star
     }
 
 
-def test_status_dashboard_and_metrics_agree_on_a_finished_home(starts: Starts) -> None:
+def test_status_dashboard_and_metrics_agree_on_a_finished_home(starts):
     assert (starts.status["node"]["state"], starts.status["node"]["end"]) == ("stopped", "finished")
     assert starts.status["node"]["resume"] == f"ftis-node join --home {starts.home.root} --steps 4"
     assert starts.screen.startswith("finished: 2 of 2 steps\ngo on with ftis-node join")
@@ -153,26 +149,26 @@ def test_status_dashboard_and_metrics_agree_on_a_finished_home(starts: Starts) -
         assert f"ftis_node_{question} 0.0" in text, "a finished node neither contributes nor learns"
 
 
-def test_a_finished_home_loads_no_model_and_names_the_command_to_continue(starts: Starts) -> None:
+def test_a_finished_home_loads_no_model_and_names_the_command_to_continue(starts):
     assert "peers are those of the last start" in starts.again[0]
     assert starts.again[1] == "finished: the budget of 2 steps is used up, there is nothing to do"
     assert starts.again[-1].strip() == f"go on     ftis-node join --home {starts.home.root} --steps 4"
     assert "generates with" not in "\n".join(starts.again)
 
 
-def test_a_finished_home_refuses_another_model(starts: Starts) -> None:
+def test_a_finished_home_refuses_another_model(starts):
     code, line = starts.other_model
     assert (code, "trains s, not this m: give another --home" in line) == (2, True), line
 
 
-def test_a_node_killed_while_models_load_does_not_report_the_end_of_the_start_before(starts: Starts) -> None:
+def test_a_node_killed_while_models_load_does_not_report_the_end_of_the_start_before(starts):
     assert (starts.stopped_status["node"]["end"], starts.killed_status["node"]["end"]) == ("stopped", "killed")
     assert starts.killed_status["learner"]["step"] == starts.stopped_status["learner"]["step"], (
         "the figures stay those of the last status"
     )
 
 
-def test_a_stopped_node_reports_it_and_the_home_stores_peers_and_engine(starts: Starts) -> None:
+def test_a_stopped_node_reports_it_and_the_home_stores_peers_and_engine(starts):
     messages = [entry["message"] for entry in starts.stopped]
     assert f"peers are those of the last start ({NO_PEER}); --no-peers forgets them" in messages
     heading = next(message for message in messages if message.startswith("stopped at step "))
@@ -184,7 +180,7 @@ def test_a_stopped_node_reports_it_and_the_home_stores_peers_and_engine(starts: 
     assert (kept["peers"], kept["engine"]) == ([NO_PEER], "torch")
 
 
-def test_json_lines_have_time_level_logger_message_and_fields(starts: Starts) -> None:
+def test_json_lines_have_time_level_logger_message_and_fields(starts):
     for entry in starts.stopped:
         assert list(entry)[:5] == ["time", "level", "logger", "message", "fields"]
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", entry["time"])
@@ -194,9 +190,7 @@ def test_json_lines_have_time_level_logger_message_and_fields(starts: Starts) ->
     assert evaluations and {"step", "task", "pass_at_1", "n"} <= set(evaluations[0])
 
 
-def test_flags_replace_or_remove_the_peers_of_the_last_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flags_replace_or_remove_the_peers_of_the_last_start(tmp_path, monkeypatch, capsys):
     started_with: list[NodeSettings] = []
     monkeypatch.setattr(
         "ftis_node.node.startup.run.run_until_stopped", lambda settings, *args, **kwargs: started_with.append(settings)

@@ -1,7 +1,5 @@
 """`ftis_node.Node` and the examples of the Python interface, with real nodes of tiny models."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import os
@@ -47,19 +45,19 @@ def example(name: str, *arguments: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     """A run whose steps do not wait for peers."""
     return write_manifest(tmp_path_factory.mktemp("run") / "run.toml", foreign_wait_s=0.0)
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path], run: Path) -> tuple[Path, str]:
+def watched(tmp_path_factory, tiny_models, run):
     """The home of a node that the example `watch_node.py` ran, and the example's output."""
     home = tmp_path_factory.mktemp("homes") / "s"
     return home, example("watch_node.py", tiny_models["s"], run, home, STEPS)
 
 
-def test_the_options_equal_those_of_join() -> None:
+def test_the_options_equal_those_of_join():
     assert {*JoinOptions.__annotations__, "home"} == set(inspect.signature(join).parameters)
     assert JoinOptions.__annotations__.keys() == ALL_OPTIONS.keys()
     command = typer.main.get_command(app).commands["join"]
@@ -70,19 +68,19 @@ def test_the_options_equal_those_of_join() -> None:
         Node(home="h", modle="m")  # type: ignore[call-arg]
 
 
-def test_a_script_watches_a_node_until_its_steps_are_done(watched: tuple[Path, str]) -> None:
+def test_a_script_watches_a_node_until_its_steps_are_done(watched):
     lines = watched[1].splitlines()
     assert lines[0].startswith("starting step 0"), lines
     assert lines[-1].startswith(f"stopped step {STEPS} "), lines
 
 
-def test_a_script_reads_the_buffer(watched: tuple[Path, str]) -> None:
+def test_a_script_reads_the_buffer(watched):
     header, _, row = example("read_buffer.py", watched[0]).splitlines()
     assert header.split() == ["count", "mean"]
     assert int(row.split()[1]) >= STEPS * 4 * 4  # groups a step, completions a group
 
 
-def test_a_script_decodes_an_envelope(watched: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_script_decodes_an_envelope(watched, tmp_path):
     export = ["replay", "export", "--home", watched[0], "--format", "envelope", "--out", tmp_path]
     subprocess.run([sys.executable, "-m", "ftis_node", *export], check=True)
     sender, *rewards = example("decode_envelope.py", next(tmp_path.glob("*.envelope"))).split()
@@ -90,7 +88,7 @@ def test_a_script_decodes_an_envelope(watched: tuple[Path, str], tmp_path: Path)
     assert len(rewards) == 4
 
 
-async def test_a_node_that_cannot_start_raises_its_last_line(tmp_path: Path) -> None:
+async def test_a_node_that_cannot_start_raises_its_last_line(tmp_path):
     with pytest.raises(UsageError, match=r"ended with exit code 2: ftis-node: folder .* has no config.json"):
         async with Node(home=tmp_path / "h", model=str(tmp_path)) as node:
             async for _ in node.watch():
@@ -106,9 +104,7 @@ def _handles_sigterm(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-async def test_a_node_that_does_not_stop_is_killed(
-    is_cancelled: bool, tmp_path: Path, tiny_models: Mapping[str, Path], run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_node_that_does_not_stop_is_killed(is_cancelled, tmp_path, tiny_models, run, monkeypatch):
     """A node under SIGSTOP runs no handler: it is killed at the limit, or at once if the caller is cancelled."""
     node = await Node(home=tmp_path / "h", model=tiny_models["s"], run=run, engine="torch").start()
     await eventually(lambda: _handles_sigterm(node.pid), within_s=120)
@@ -125,7 +121,7 @@ async def test_a_node_that_does_not_stop_is_killed(
     assert node.exit_code == -signal.SIGKILL
 
 
-async def test_a_node_leaves_no_process(tmp_path: Path, tiny_models: Mapping[str, Path], run: Path) -> None:
+async def test_a_node_leaves_no_process(tmp_path, tiny_models, run):
     """The node ends with all its processes at the end of the block, at a cancellation, and after a kill."""
     home = tmp_path / "h"
 
@@ -142,7 +138,7 @@ async def test_a_node_leaves_no_process(tmp_path: Path, tiny_models: Mapping[str
     assert node.exit_code == 0
     assert not psutil.wait_procs(processes, timeout=5)[1]
 
-    async def watch() -> None:
+    async def watch():
         async with Node(home=home, model=tiny_models["s"], run=run) as node:
             started.set_result(node.pid)
             async for _ in node.watch():
@@ -163,7 +159,7 @@ async def test_a_node_leaves_no_process(tmp_path: Path, tiny_models: Mapping[str
                 pass
 
 
-def test_the_notebook_runs(tmp_path: Path, tiny_models: Mapping[str, Path], run: Path) -> None:
+def test_the_notebook_runs(tmp_path, tiny_models, run):
     notebook = nbformat.read(EXAMPLES / "watch_node.ipynb", as_version=4)
     with pytest.MonkeyPatch.context() as environment:
         for name, value in {"MODEL": tiny_models["s"], "RUN": run, "NODE_HOME": tmp_path / "h"}.items():

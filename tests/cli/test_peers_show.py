@@ -3,8 +3,6 @@
 The peer's texts set a window's title. The printing library strips colors from a pipe, but not this sequence.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -13,7 +11,6 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
-from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.status import Status
 from tests.conftest import accept, fill_buffer, make_group
@@ -22,7 +19,7 @@ UNKNOWN_PEER = "12D3KooW" + "z" * 44
 
 
 @pytest.fixture
-def home(tmp_path: Path, identity: Identity) -> Path:
+def home(tmp_path, identity):
     """The home of a stopped node that accepted one group of a peer and refused another."""
     where = Home(tmp_path)
     fill_buffer(where.replay, accept(make_group(identity), identity))
@@ -56,9 +53,7 @@ def _printed(capsys: pytest.CaptureFixture[str], home: Path, *arguments: str) ->
     return capsys.readouterr().out
 
 
-def test_all_records_of_one_peer_are_printed(
-    home: Path, identity: Identity, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_records_of_one_peer_are_printed(home, identity, capsys):
     shown = _printed(capsys, home, "peers", "show", identity.peer_id[:20])
     assert "mallory\\x1b]0;x\\x07" in shown and "\x1b" not in shown
     assert "2 x reward_mismatch: a claimed reward differs from the one computed here" in " ".join(shown.split())
@@ -79,12 +74,12 @@ def test_all_records_of_one_peer_are_printed(
     assert re.search(r"^groups +\d+ groups accepted since the start; it confirmed", shown, re.MULTILINE)
 
 
-def test_an_unknown_peer_is_a_one_line_error(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_peer_is_a_one_line_error(home, capsys):
     assert run(["peers", "show", UNKNOWN_PEER, "--home", str(home)]) == 2
     assert "does not know" in capsys.readouterr().err
 
 
-def test_a_refused_group_is_shown_from_the_event_log(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_group_is_shown_from_the_event_log(home, capsys):
     shown = _printed(capsys, home, "replay", "show", "abababab")
     sentence = "a claimed reward differs from the one computed here"
     assert f"refused (reward_mismatch): {sentence}. claimed \\x1b]0;x\\x07 1" in " ".join(shown.split())

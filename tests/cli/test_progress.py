@@ -1,7 +1,5 @@
 """Progress is periodic lines in a log file, and on a terminal a bar below the log lines that disappears at the end."""
 
-from __future__ import annotations
-
 import codecs
 import logging
 import os
@@ -63,10 +61,10 @@ def _until(pattern: str, read: Callable[[], str], *, plain: bool = False) -> str
     return output
 
 
-def test_a_log_file_gets_lines_with_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_file_gets_lines_with_the_time_left(capsys):
     printed = ""
 
-    def read() -> str:
+    def read():
         nonlocal printed
         captured = capsys.readouterr()
         printed += captured.out
@@ -92,7 +90,7 @@ def test_a_log_file_gets_lines_with_the_time_left(capsys: pytest.CaptureFixture[
     assert "\r" not in output
 
 
-def test_a_dumb_terminal_gets_no_bar() -> None:
+def test_a_dumb_terminal_gets_no_bar():
     with open_terminal(term="dumb") as terminal:
         with show_fraction("eval", log_period_s=PERIOD_S) as show:
             show(0.5, "32 of 64")
@@ -102,7 +100,7 @@ def test_a_dumb_terminal_gets_no_bar() -> None:
     assert "\x1b" not in output
 
 
-def test_a_terminal_gets_a_bar_that_disappears() -> None:
+def test_a_terminal_gets_a_bar_that_disappears():
     with open_terminal() as terminal, show_fraction("eval") as show:
         show(0.5, "32 of 64 [bold]not markup[/bold]")
         drawn = _until(r"32 of 64 \[bold\]not.*about \d+ s left", terminal, plain=True)
@@ -113,7 +111,7 @@ def test_a_terminal_gets_a_bar_that_disappears() -> None:
         assert ESCAPES.sub("", _until("done", terminal)).split("\n")[-1].strip() == "done", "the bar is removed"
 
 
-def test_log_lines_are_above_the_bar_and_continue_after_it() -> None:
+def test_log_lines_are_above_the_bar_and_continue_after_it():
     log = logging.Logger("above")
     log.addHandler(CurrentStderr())
     with open_terminal() as terminal, show_fraction("start") as show:
@@ -131,7 +129,7 @@ def test_log_lines_are_above_the_bar_and_continue_after_it() -> None:
         assert _until("\n", terminal) == "the node runs\r\n"
 
 
-def test_the_time_left_counts_from_the_first_fraction() -> None:
+def test_the_time_left_counts_from_the_first_fraction():
     work = ProgressState("tiny")
     work.began_at -= 1000
     work.update(0.1, "step 1 of 10")
@@ -143,7 +141,7 @@ def test_the_time_left_counts_from_the_first_fraction() -> None:
     assert work.time() == "about 1 d 1 h left"
 
 
-def test_a_download_reports_its_bytes_and_draws_no_bar(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_download_reports_its_bytes_and_draws_no_bar(capfd):
     reported: list[tuple[float | None, str]] = []
     make_bar = progress_bar_class("org/model", lambda fraction, what: reported.append((fraction, what)))
     with make_bar(desc="Fetching 3 files", total=3) as files, make_bar(desc="Bytes", total=0, unit="B") as data:

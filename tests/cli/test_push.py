@@ -1,9 +1,6 @@
 """`--push-to` with the real commands and the real `huggingface_hub` client, against a fake hub on loopback."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -27,7 +24,7 @@ SECRETS = {"control.token": CONTROL, "observe.token": "observe-token-0123456789"
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+def hub(monkeypatch):
     """A fake hub that this process uses as under HF_ENDPOINT, HF_TOKEN and HF_HUB_DISABLE_XET."""
     with running_stand_in() as started:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", started.url)
@@ -39,7 +36,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 
 
 @pytest.fixture(scope="module")
-def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Home]:
+def homes(tmp_path_factory):
     """Two trained homes with secrets, peers and groups; the key says whether they trained LoRA."""
     homes = {}
     for lora in (False, True):
@@ -96,9 +93,7 @@ def _folder(out: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_the_pushed_model_equals_the_export(
-    hub: StandIn, homes: dict[bool, Home], tmp_path: Path, lora: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_pushed_model_equals_the_export(hub, homes, tmp_path, lora, capsys):
     """A second push replaces the weights of the first; a branch is created; other files stay."""
     from huggingface_hub import ModelCard
 
@@ -131,9 +126,7 @@ def test_the_pushed_model_equals_the_export(
 
 
 @pytest.mark.parametrize(("form", "options"), [("jsonl", ()), ("parquet", ("--flat", "--text"))])
-def test_pushed_rollouts_load_as_a_data_set(
-    hub: StandIn, homes: dict[bool, Home], tmp_path: Path, form: str, options: tuple[str, ...]
-) -> None:
+def test_pushed_rollouts_load_as_a_data_set(hub, homes, tmp_path, form, options):
     import datasets
     from huggingface_hub import DatasetCard
 
@@ -155,7 +148,7 @@ def test_pushed_rollouts_load_as_a_data_set(
     _assert_nothing_private(hub, homes[False])
 
 
-def test_senders_are_pushed_only_with_with_senders(hub: StandIn, homes: dict[bool, Home], tmp_path: Path) -> None:
+def test_senders_are_pushed_only_with_with_senders(hub, homes, tmp_path):
     home = homes[False]
     assert _rollouts(home, tmp_path / "out", "--with-senders", "--text") == 0
     rows = [json.loads(line) for line in hub.files(DATA)["data/train.jsonl"].splitlines()]
@@ -165,9 +158,7 @@ def test_senders_are_pushed_only_with_with_senders(hub: StandIn, homes: dict[boo
     _assert_nothing_private(hub, home, allowed=("ann's node", "bob of the hills", *peers))
 
 
-def test_a_repository_is_public_only_with_public(
-    hub: StandIn, homes: dict[bool, Home], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_repository_is_public_only_with_public(hub, homes, tmp_path, capsys):
     assert _rollouts(homes[False], tmp_path / "a", "--public") == 0
     assert not hub.repositories[DATA].private
     before = dict(hub.files(DATA))
@@ -185,16 +176,7 @@ def test_a_repository_is_public_only_with_public(
         ("/api/", 401, 2, "the hub refuses the push to"),
     ],
 )
-def test_a_failed_push_leaves_the_export_and_no_commit(
-    hub: StandIn,
-    homes: dict[bool, Home],
-    tmp_path: Path,
-    path: str,
-    status: int,
-    code: int,
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_failed_push_leaves_the_export_and_no_commit(hub, homes, tmp_path, path, status, code, message, capsys):
     hub.fail[path] = status
     out = tmp_path / "out"
     assert _rollouts(homes[False], out, "--format", "parquet") == code
@@ -215,27 +197,14 @@ def test_a_failed_push_leaves_the_export_and_no_commit(
         (("--revision", "x", "--commit-message", "y"), "--revision, --commit-message: add --push-to"),
     ],
 )
-def test_invalid_options_fail_before_any_work(
-    hub: StandIn,
-    homes: dict[bool, Home],
-    tmp_path: Path,
-    options: tuple[str, ...],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_invalid_options_fail_before_any_work(hub, homes, tmp_path, options, message, capsys):
     out = tmp_path / "out"
     assert run(["export", "--home", str(homes[False].root), "--out", str(out), *options]) == 2
     assert message in capsys.readouterr().err
     assert not out.exists() and not hub.requests
 
 
-def test_only_tables_are_pushed_and_only_with_push_to_and_a_login(
-    hub: StandIn,
-    homes: dict[bool, Home],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_tables_are_pushed_and_only_with_push_to_and_a_login(hub, homes, tmp_path, capsys, monkeypatch):
     assert _rollouts(homes[False], tmp_path / "out", "--format", "envelope") == 2
     assert "choose --format jsonl or parquet" in capsys.readouterr().err
     assert run(

@@ -1,7 +1,5 @@
 """`replay` shows and exports groups of token ids and a group that a peer sent as text."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -18,7 +16,6 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.models.decoder import Decoder
 from ftis_node.records.codec import hash_messages
-from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.group_history import read_completion, read_group_history
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -30,7 +27,7 @@ from tests.models.tiny_models import save_tiny
 
 
 @pytest.fixture
-def home(tmp_path: Path, identity: Identity) -> Path:
+def home(tmp_path, identity):
     """A home whose buffer has a group of token ids and a group of texts."""
     as_text = make_text_group(identity, number=2)
     first, second = as_text.completions
@@ -41,7 +38,7 @@ def home(tmp_path: Path, identity: Identity) -> Path:
 
 
 @pytest.fixture
-def home_with_run(home: Path, identity: Identity) -> Path:
+def home_with_run(home, identity):
     """The same home with a run, a model's tokenizer, and a status that names the sender."""
     model = save_tiny(home / "model")
     Home(home).settings.write_text(json.dumps({"model": str(model)}))
@@ -57,7 +54,7 @@ def _printed(capsys: pytest.CaptureFixture[str], home: Path, *arguments: str) ->
     return capsys.readouterr().out
 
 
-def test_list_and_show_print_both_forms(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_and_show_print_both_forms(home, capsys):
     as_text, exact = json.loads(_printed(capsys, home, "list", "--json"))
     assert (as_text["number"], as_text["num_tokens"], exact["num_tokens"]) == (2, 3, 5)
     completions = json.loads(_printed(capsys, home, "show", as_text["id"], "--json"))["completions"]
@@ -74,10 +71,10 @@ def test_list_and_show_print_both_forms(home: Path, capsys: pytest.CaptureFixtur
     assert "least -2.00\n  | ids 10 11 2\n" in shown
 
 
-def test_the_use_of_a_group_is_reported(home: Path) -> None:
+def test_the_use_of_a_group_is_reported(home):
     buffer = ReplayBuffer(Home(home).replay)
 
-    def used() -> list[str]:
+    def used():
         with closing(ReplayReader(Home(home).replay)) as reader:
             ids = [group.id for group in reader.list_groups(limit=2)]
         return [story.used for one in ids if (story := read_group_history(Home(home), one))]
@@ -93,7 +90,7 @@ def test_the_use_of_a_group_is_reported(home: Path) -> None:
     buffer.close()
 
 
-def test_each_format_exports_both_forms(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_format_exports_both_forms(home, capsys):
     import pyarrow.parquet as pq
 
     rows = home / "rows.jsonl"
@@ -111,9 +108,7 @@ def test_each_format_exports_both_forms(home: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_an_export_with_texts_decodes_completions_and_prompts(
-    home_with_run: Path, capsys: pytest.CaptureFixture[str], form: str
-) -> None:
+def test_an_export_with_texts_decodes_completions_and_prompts(home_with_run, capsys, form):
     exact, as_text = _exported(home_with_run, capsys, form, "--text")
     problem = load_task("arithmetic", split="train")[5]
     (message,) = problem.prompt
@@ -126,7 +121,7 @@ def test_an_export_with_texts_decodes_completions_and_prompts(
 
 
 @pytest.mark.parametrize("name", ["path", "beside"])
-def test_an_adapter_without_a_tokenizer_is_decoded_by_its_base(home_with_run: Path, name: str) -> None:
+def test_an_adapter_without_a_tokenizer_is_decoded_by_its_base(home_with_run, name):
     home, model = Home(home_with_run), home_with_run / "model"
     text = Decoder(home).text([10, 11])
     adapter = home_with_run / "adapter"
@@ -141,7 +136,7 @@ def test_an_adapter_without_a_tokenizer_is_decoded_by_its_base(home_with_run: Pa
         assert "is not on this machine" in Decoder(home).missing
 
 
-def test_special_tokens_inside_an_answer_are_shown_and_its_end_is_not(home_with_run: Path) -> None:
+def test_special_tokens_inside_an_answer_are_shown_and_its_end_is_not(home_with_run):
     hidden = make_completion(10, 0, 0, 11, EOS)  # <|endoftext|> twice
     whole = make_completion(10, 11, EOS)
     decoder = Decoder(Home(home_with_run))
@@ -150,7 +145,7 @@ def test_special_tokens_inside_an_answer_are_shown_and_its_end_is_not(home_with_
     assert shown.replace("<|endoftext|>", "") == read_completion(whole, 0.0, decoder).text == decoder.text([10, 11])
 
 
-def test_an_episode_is_shown_as_a_chat(home_with_run: Path, identity: Identity, capsys: Any) -> None:
+def test_an_episode_is_shown_as_a_chat(home_with_run, identity, capsys):
     """The observations are the environment's. Without the task they are decoded from the stored tokens."""
     home, item = Home(home_with_run), load_task("guess")[5]
     turns = (make_completion(10, EOS, 11, EOS), (2, 2)), (make_completion(10, EOS, 12), (2, 1))
@@ -177,9 +172,7 @@ def test_an_episode_is_shown_as_a_chat(home_with_run: Path, identity: Identity, 
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_a_flat_export_has_one_row_per_completion(
-    home_with_run: Path, capsys: pytest.CaptureFixture[str], form: str
-) -> None:
+def test_a_flat_export_has_one_row_per_completion(home_with_run, capsys, form):
     rows = _exported(home_with_run, capsys, form, "--flat", "--text")
     assert len({tuple(row) for row in rows}) == 1, "all rows have the same columns"
     assert [row["completion_index"] for row in rows] == [0, 1, 0, 1]
@@ -193,7 +186,7 @@ def test_a_flat_export_has_one_row_per_completion(
     assert (plain[0]["completion"], plain[0]["token_ids"], "prompt" in plain[0]) == (None, [10, 11, 2], False)
 
 
-def test_an_export_reports_which_texts_are_missing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_reports_which_texts_are_missing(home, capsys):
     assert run(["replay", "export", "--text", "--out", str(home / "rows"), "--home", str(home)]) == 0
     printed = capsys.readouterr()
     assert printed.out == f"2 groups written to {home / 'rows'}\n"
@@ -215,16 +208,14 @@ def _exported(home: Path, capsys: pytest.CaptureFixture[str], form: str, *option
     return list(pq.read_table(out).to_pylist())
 
 
-def test_a_messagepack_file_has_the_rows_of_the_json_lines(
-    home_with_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_messagepack_file_has_the_rows_of_the_json_lines(home_with_run, capsys):
     for options in ((), ("--flat",), ("--text", "--flat")):
         assert _exported(home_with_run, capsys, "msgpack", *options) == _exported(
             home_with_run, capsys, "jsonl", *options
         )
 
 
-def test_lists_have_a_header_and_ages(home_with_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_have_a_header_and_ages(home_with_run, capsys):
     header, as_text, exact = _printed(capsys, home_with_run, "list").splitlines()
     assert header.split() == ["GROUP", "AGE", "OF", "PROBLEM", "STATE", "STEP", "REWARD", "TOKENS"]
     assert re.fullmatch(r"[0-9a-f]{12}  \d+ (s|min)( \d+ s)? +foreign  arithmetic/5  ready +- +0\.00 +3", as_text)
@@ -232,13 +223,13 @@ def test_lists_have_a_header_and_ages(home_with_run: Path, capsys: pytest.Captur
     assert _printed(capsys, home_with_run, "list", "--state", "taken") == "no groups\n"
 
 
-def test_stats_have_units_and_separators(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stats_have_units_and_separators(home, capsys):
     figures = dict(re.split(r" {2,}", line) for line in _printed(capsys, home, "stats").splitlines())
     assert (figures["ready"], figures["released"], figures["tokens"]) == ("2", "0", "8")
     assert re.fullmatch(r"\d\.\d MiB", figures["disk size"])
 
 
-def test_peers_have_a_header_and_ages(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_peers_have_a_header_and_ages(home, capsys):
     row = {
         "peer_id": "p1", "name": "\x1bann", "model": "m", "role": "full", "groups_accepted": 1234,
         "groups_refused": {"stale": 2, "duplicate": 1}, "groups_confirmed": 5, "last_seen": time.time() - 90,

@@ -1,12 +1,9 @@
 """A node continues with standard files that are closed, on a full disk, or a pipe without a reader."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -41,7 +38,7 @@ def in_shell(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("redirected", REDIRECTED)
-def test_a_node_continues_without_its_standard_files(tmp_path: Path, redirected: str) -> None:
+def test_a_node_continues_without_its_standard_files(tmp_path, redirected):
     done = in_shell(redirected, "join", str(tmp_path / "done"))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "done").read_text() == "all done"
@@ -50,14 +47,14 @@ def test_a_node_continues_without_its_standard_files(tmp_path: Path, redirected:
         assert "a line of the log, 19" in done.stderr and "loading: " in done.stderr
 
 
-def test_an_error_keeps_its_exit_code_without_standard_error(tmp_path: Path) -> None:
+def test_an_error_keeps_its_exit_code_without_standard_error(tmp_path):
     failed = in_shell("2>/dev/full", "join", str(tmp_path / "no" / "folder"))
     assert (failed.returncode, failed.stderr) == (1, "")
     invalid = in_shell("2>&-", "tasks", "--nonsense")
     assert (invalid.returncode, invalid.stderr) == (2, "")
 
 
-def test_a_command_that_cannot_write_its_output_reports_it() -> None:
+def test_a_command_that_cannot_write_its_output_reports_it():
     full = in_shell(">/dev/full", "tasks")
     assert full.returncode == 3
     assert full.stderr == "ftis-node: cannot write the output (No space left on device): free disk space\n"
@@ -67,7 +64,7 @@ def test_a_command_that_cannot_write_its_output_reports_it() -> None:
     assert head.stderr == ""
 
 
-def test_a_full_non_blocking_pipe_loses_text_without_an_error() -> None:
+def test_a_full_non_blocking_pipe_loses_text_without_an_error():
     from ftis_node.telemetry.log import text_that_may_be_lost
 
     reading, writing = os.pipe()

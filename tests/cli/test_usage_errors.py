@@ -1,7 +1,5 @@
 """Every invalid use gives one line that says what to do, and the documented exit code."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -29,9 +27,7 @@ def join(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) ->
     return error_of(capsys, "join", "--home", str(tmp_path / "home"), "--listen", "/ip4/127.0.0.1/tcp/0", *arguments)
 
 
-def test_a_folder_without_a_tokenizer_is_an_error(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
-) -> None:
+def test_a_folder_without_a_tokenizer_is_an_error(capsys, tmp_path, model):
     folder = tmp_path / "half"
     folder.mkdir()
     for name in ("config.json", "model.safetensors"):
@@ -41,7 +37,7 @@ def test_a_folder_without_a_tokenizer_is_an_error(
     assert "tokenizer" in line
 
 
-def test_a_home_in_use_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+def test_a_home_in_use_is_an_error(capsys, tmp_path, model):
     with Home(tmp_path / "home").owned():
         code, line = join(capsys, tmp_path, "--model", str(model), "--task", "arithmetic")
     assert code == 2
@@ -64,13 +60,7 @@ def test_a_home_in_use_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path:
         (["eval", "--model", "/nonexistent/model", "--task", "arithmetic"], "/nonexistent/model"),
     ],
 )
-def test_invalid_arguments_are_an_error(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    message: str,
-) -> None:
+def test_invalid_arguments_are_an_error(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     code, line = error_of(capsys, *arguments)
@@ -78,12 +68,10 @@ def test_invalid_arguments_are_an_error(
     assert message in line
 
 
-def test_an_unexpected_exception_is_a_one_line_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_exception_is_a_one_line_error(capsys, monkeypatch):
     from ftis_node.cli.commands import status
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise ZeroDivisionError("two\nlines")
 
     monkeypatch.setattr(status, "read_status", fail)
@@ -121,16 +109,14 @@ def test_an_unexpected_exception_is_a_one_line_error(
         (["--pair", "hdee:./a,./b"], "2 models for 3 domains"),
     ],
 )
-def test_an_experiment_with_invalid_options_is_an_error(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], hint: str
-) -> None:
+def test_an_experiment_with_invalid_options_is_an_error(capsys, tmp_path, arguments, hint):
     code, line = error_of(capsys, "compare", "--out", str(tmp_path / "out"), *arguments)
     assert code == 2
     assert hint in line
     assert not (tmp_path / "out").exists()
 
 
-def test_an_experiment_with_a_missing_model_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_experiment_with_a_missing_model_is_an_error(capsys, tmp_path):
     pair = f"{tmp_path}/nowhere,{tmp_path}/nowhere"
     code, line = error_of(capsys, "compare", "--out", str(tmp_path / "out"), "--pair", pair, "--task", "arithmetic")
     assert code == 2
@@ -138,9 +124,7 @@ def test_an_experiment_with_a_missing_model_is_an_error(capsys: pytest.CaptureFi
     assert not (tmp_path / "out" / "runs").exists(), "a trial began"
 
 
-def test_a_run_id_that_no_peer_has_is_an_error(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_id_that_no_peer_has_is_an_error(capsys, tmp_path, model, monkeypatch):
     monkeypatch.setattr("ftis_node.node.startup.run_plan.TIMEOUT_S", 2.0)
     code, line = join(capsys, tmp_path, "--model", str(model), "--run", RUN_ID, "--peers", PEER)
     assert code == 4
@@ -149,7 +133,7 @@ def test_a_run_id_that_no_peer_has_is_an_error(
 
 
 @pytest.mark.parametrize("content", ['{"schema": 1, "node": {"pe', "[1]"])
-def test_a_damaged_last_status_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str) -> None:
+def test_a_damaged_last_status_is_an_error(capsys, tmp_path, content):
     (tmp_path / "status.json").write_text(content)
     for command in ("status", "peers"):
         code, line = error_of(capsys, command, "--home", str(tmp_path))
@@ -158,14 +142,14 @@ def test_a_damaged_last_status_is_an_error(capsys: pytest.CaptureFixture[str], t
 
 
 @pytest.mark.parametrize("marker", ["", '{"schema": "4"}'])
-def test_a_damaged_home_marker_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path, marker: str) -> None:
+def test_a_damaged_home_marker_is_an_error(capsys, tmp_path, marker):
     (tmp_path / "home.json").write_text(marker)
     code, line = error_of(capsys, "status", "--home", str(tmp_path))
     assert code == 2
     assert "home.json is damaged" in line
 
 
-def test_every_command_has_the_short_option_h(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_the_short_option_h(capsys):
     for command in ([], ["join"], ["replay"], ["replay", "list"]):
         assert run([*command, "-h"]) == 0
         short = capsys.readouterr().out
@@ -173,7 +157,7 @@ def test_every_command_has_the_short_option_h(capsys: pytest.CaptureFixture[str]
         assert capsys.readouterr().out == short and short.startswith("Usage: ftis-node")
 
 
-def test_a_group_of_commands_without_a_command_prints_its_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_of_commands_without_a_command_prints_its_usage(capsys):
     for command in ([], ["replay"], ["identity"]):
         assert run(command) == 2
         shown = capsys.readouterr().err
@@ -208,15 +192,7 @@ ROW = '{"question": "1+1?", "answer": "two\\n#### 2"}\n'
         (DATA, ROW + '{"question": "no answer"}\n', [], "train.jsonl: row 2"),
     ],
 )
-def test_an_invalid_file_or_option_of_join_is_an_error(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    model: Path,
-    file: str,
-    text: str,
-    arguments: list[str],
-    message: str,
-) -> None:
+def test_an_invalid_file_or_option_of_join_is_an_error(capsys, tmp_path, model, file, text, arguments, message):
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)

@@ -1,10 +1,7 @@
 """A node ends in order at any time: within ten seconds, without a remaining process or a lost group."""
 
-from __future__ import annotations
-
 import os
 import signal
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ STILL_WRITING = "which is being written; ctrl-C again ends the node"
 
 
 @pytest.fixture
-def join(tmp_path: Path, tiny_models: Mapping[str, Path]) -> tuple[str, ...]:
+def join(tmp_path, tiny_models):
     """Return the arguments of a node that works alone and waits for no peer."""
     run = write_manifest(tmp_path / "run.toml", foreign_wait_s=0.5)
     arguments = ("--run", str(run), "--listen", ANY_PORT, "--track", "tensorboard")
@@ -39,9 +36,7 @@ def _while_training(node: RunningNode) -> object:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("moment", "is_hang_up"), [(_while_loading, False), (_while_training, True)])
-def test_sigterm_at_any_moment_ends_the_node_in_order(
-    tmp_path: Path, join: tuple[str, ...], moment: Callable[[RunningNode], object], is_hang_up: bool
-) -> None:
+def test_sigterm_at_any_moment_ends_the_node_in_order(tmp_path, join, moment, is_hang_up):
     """If a terminal closes, the kernel sends SIGHUP to each process of the terminal's process group."""
     home = tmp_path / "node"
     with started(home, *join, on=("setsid",)) as node:
@@ -82,7 +77,7 @@ def _stopping(node: RunningNode) -> dict[str, Any] | None:
 
 
 @pytest.mark.timeout(300)
-def test_a_checkpoint_that_takes_longer_than_ten_seconds_is_written(tmp_path: Path, join: tuple[str, ...]) -> None:
+def test_a_checkpoint_that_takes_longer_than_ten_seconds_is_written(tmp_path, join):
     """A periodic checkpoint is due only after step 1000, so the stop writes the only one."""
     home = tmp_path / "node"
     slow = {"SLOW_SAVE_S": "12", "PYTHONPATH": str(ROOT), "FTIS_LEARNER__CHECKPOINT_EVERY_STEPS": "1000"}
@@ -105,9 +100,7 @@ def test_a_checkpoint_that_takes_longer_than_ten_seconds_is_written(tmp_path: Pa
 
 
 @pytest.mark.timeout(300)
-def test_killed_workers_lose_no_group_and_all_processes_end_with_a_killed_daemon(
-    tmp_path: Path, join: tuple[str, ...]
-) -> None:
+def test_killed_workers_lose_no_group_and_all_processes_end_with_a_killed_daemon(tmp_path, join):
     home = tmp_path / "node"
     with started(home, *join) as node:
         node.wait_for(lambda: node.events("step"), timeout_s=START_S)

@@ -5,8 +5,6 @@ The contents are the values below, not results of the reader under test. Run it 
     python -m tests.records.make_vectors
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields, replace
 from pathlib import Path

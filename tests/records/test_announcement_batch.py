@@ -1,8 +1,5 @@
 """Announcements of several groups: reading them, and refusing malformed ones."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -25,14 +22,14 @@ def flat(announcements: list[Announcement]) -> list[Announcement]:
     return [replace(one, more=()) for first in announcements for one in (first, *first.more)]
 
 
-def test_several_groups_are_read_one_by_one() -> None:
+def test_several_groups_are_read_one_by_one():
     groups = [announced(number) for number in range(1, 31)]
     sent = [announcement.to_bytes() for announcement in join_announcements(groups)]
     assert len(sent) == 3
     assert flat([open_announcement(data) for data in sent]) == groups
 
 
-def test_a_batch_of_the_largest_values_fits_in_one_announcement() -> None:
+def test_a_batch_of_the_largest_values_fits_in_one_announcement():
     largest = [
         replace(
             announced(number),
@@ -59,7 +56,7 @@ def test_a_batch_of_the_largest_values_fits_in_one_announcement() -> None:
         {"sender": PEER},
     ],
 )
-def test_groups_that_differ_in_a_shared_field_are_not_joined(change: dict[str, object]) -> None:
+def test_groups_that_differ_in_a_shared_field_are_not_joined(change):
     groups = [announced(1), replace(announced(2), **change)]  # type: ignore[arg-type]
     assert join_announcements(groups) == groups
 
@@ -77,7 +74,7 @@ def test_groups_that_differ_in_a_shared_field_are_not_joined(change: dict[str, o
         lambda message: setattr(message, "sender", example.IDENTITY.peer),
     ],
 )
-def test_a_malformed_batch_is_refused(change: Callable[[pb.Announcement], None]) -> None:
+def test_a_malformed_batch_is_refused(change):
     (batch,) = join_announcements([announced(1), announced(2)])
     message = pb.Announcement.FromString(batch.to_bytes())
     change(message)

@@ -3,8 +3,6 @@
 A test compares the tables of bounds with the schema, so a new field without a bound fails.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -27,7 +25,6 @@ from ftis_node.records.bounds import (
     RECEIPT,
     REFUSED_SENDER,
     TABLES,
-    Bound,
     first_beyond,
     many_judged,
     many_of,
@@ -137,12 +134,12 @@ READERS: dict[str, tuple[st.SearchStrategy[bytes], Callable[[bytes], Any], Calla
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_value_that_a_reader_returns_can_be_written_and_read_again(name: str) -> None:
+def test_a_value_that_a_reader_returns_can_be_written_and_read_again(name):
     strategy, read, write = READERS[name]
 
     @settings(max_examples=60, deadline=None)
     @given(strategy)
-    def check(data: bytes) -> None:
+    def check(data):
         try:
             value = read(data)
         except RecordError as error:
@@ -164,7 +161,7 @@ BODY_SEEDS = [*(pack_group(make_group(ME), codec=codec) for codec in CODECS), pa
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(BODY_SEEDS).flatmap(lambda data: changed(pb.Body, data)))
-def test_a_body_that_is_read_can_be_written_again(data: bytes) -> None:
+def test_a_body_that_is_read_can_be_written_again(data):
     try:
         group = unpack_any(data)
     except RecordError as error:
@@ -174,7 +171,7 @@ def test_a_body_that_is_read_can_be_written_again(data: bytes) -> None:
     assert unpack_any(again).created_at == group.created_at
 
 
-def test_every_field_of_every_message_has_a_bound() -> None:
+def test_every_field_of_every_message_has_a_bound():
     for kind, table in TABLES.items():
         assert set(table) == {field.name for field in kind.DESCRIPTOR.fields}, kind  # type: ignore[attr-defined]
     for kind, table in NESTED.items():
@@ -189,13 +186,13 @@ def test_every_field_of_every_message_has_a_bound() -> None:
 
 
 @pytest.mark.parametrize(("role", "known"), [("observer", ""), ("exchange", "exchange"), ("Exchange", "")])
-def test_an_unknown_role_is_read_as_none(role: str, known: str) -> None:
+def test_an_unknown_role_is_read_as_none(role, known):
     info = pb.PeerInfo.FromString(RECORD_BODY)
     info.role = role
     assert open_peer_record(sign_peer_info(info.SerializeToString())).role == known
 
 
-def test_the_largest_time_is_a_valid_date_and_later_ones_are_clipped() -> None:
+def test_the_largest_time_is_a_valid_date_and_later_ones_are_clipped():
     assert datetime.fromtimestamp(seconds(MAX_TIME_MS), tz=UTC).year == 9999
     assert (
         BackfillRequest(since=seconds(MAX_TIME_MS) * 10).to_bytes()
@@ -219,9 +216,7 @@ FIELDS_OF_ANOTHER_CODEC = [  # a codec, and fields that it does not have
 
 
 @pytest.mark.parametrize(("codec", "fields"), FIELDS_OF_ANOTHER_CODEC, ids=str)
-async def test_fields_of_another_codec_are_refused_and_charged_to_the_serving_peer(
-    codec: Any, fields: dict[str, Any]
-) -> None:
+async def test_fields_of_another_codec_are_refused_and_charged_to_the_serving_peer(codec, fields):
     valid = pack_text_group(make_text_group(ME)) if codec == "text" else pack_group(make_group(ME), codec=codec)
     assert unpack_any(valid)
     body = valid + pb.Body(**fields).SerializeToString()
@@ -233,7 +228,7 @@ async def test_fields_of_another_codec_are_refused_and_charged_to_the_serving_pe
     assert blamed == ("relay", Behaviour.REFUSED)
 
 
-async def test_a_sender_of_the_right_length_that_is_no_peer_id_is_malformed() -> None:
+async def test_a_sender_of_the_right_length_that_is_no_peer_id_is_malformed():
     """No signature could be verified with it, and reading the peer id later would raise."""
     body = pb.Body.FromString(pack_group(make_group(ME, run_id=MANIFEST.run_id)))
     body.sender = bytes(38)
@@ -251,12 +246,12 @@ async def test_a_sender_of_the_right_length_that_is_no_peer_id_is_malformed() ->
         (many_judged(least=1, most=2), [[math.nan], [math.inf, -1.0]], [[], [0.0, 0.0, 0.0]]),
     ],
 )
-def test_bounds_of_lists(bound: Bound, within: list[list[float]], beyond: list[list[float]]) -> None:
+def test_bounds_of_lists(bound, within, beyond):
     assert all(map(bound, within))
     assert not any(map(bound, beyond))
 
 
-def test_the_first_field_beyond_its_bound_is_named() -> None:
+def test_the_first_field_beyond_its_bound_is_named():
     fields = {"schema": 1, "first_number": 2, "last_number": 2**63, "since_ms": MAX_TIME_MS + 1}
     assert first_beyond(pb.Question(**fields), TABLES[pb.Question]) == "last_number"
     assert first_beyond(pb.Question(**fields | {"last_number": 3}), TABLES[pb.Question]) == "since_ms"

@@ -1,7 +1,5 @@
 """The exact codec: a group is written at 8 bytes per token and read unchanged; invalid bytes are refused by reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,7 +16,7 @@ from ftis_node.records.identity import Identity
 from tests.conftest import make_completion, make_group
 
 
-def test_every_field_is_read_unchanged(identity: Identity) -> None:
+def test_every_field_is_read_unchanged(identity):
     group = make_group(
         identity,
         sampling=SamplingSettings(temperature=0.7, top_p=0.95, top_k=20),
@@ -45,7 +43,7 @@ def _versions(group: Group) -> list[tuple[int, int]]:
     st.integers(0, 2**63 - 1 - 2**32),
     st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 2**31 - 1)), min_size=1, max_size=6),
 )
-def test_policy_versions_are_read_unchanged(oldest: int, offsets_and_spans: list[tuple[int, int]]) -> None:
+def test_policy_versions_are_read_unchanged(oldest, offsets_and_spans):
     versions = [(oldest + offset, oldest + offset + span) for offset, span in offsets_and_spans]
     group = make_group(
         Identity.from_seed(bytes(32)), completions=tuple(make_completion(1, versions=pair) for pair in versions)
@@ -57,14 +55,14 @@ def test_policy_versions_are_read_unchanged(oldest: int, offsets_and_spans: list
 
 
 @pytest.mark.parametrize("versions", [(3, 3), (3, 5)])
-def test_versions_that_all_completions_share_take_no_bytes(versions: tuple[int, int]) -> None:
+def test_versions_that_all_completions_share_take_no_bytes(versions):
     body = pack_group(make_group(Identity.from_seed(bytes(range(32))), created_at=1.5, versions=versions))
     fields = pb.Body.FromString(body)
     assert not fields.version_offsets and not fields.version_spans
     assert _versions(unpack_group(body)) == [versions, versions]
 
 
-def test_different_versions_take_a_few_bytes(identity: Identity) -> None:
+def test_different_versions_take_a_few_bytes(identity):
     group = make_group(identity, created_at=1.5, versions=(3, 4))
     first, second = group.completions
     mixed = group.with_completions((first, replace(second, policy_version=4)))
@@ -73,13 +71,13 @@ def test_different_versions_take_a_few_bytes(identity: Identity) -> None:
     assert offsets_and_spans in pack_group(mixed)
 
 
-def test_a_newest_version_below_the_oldest_or_too_far_above_is_not_packed(identity: Identity) -> None:
+def test_a_newest_version_below_the_oldest_or_too_far_above_is_not_packed(identity):
     for versions in ((4, 3), (3, 3 + 2**32)):
         with pytest.raises(ValueError, match="out of range"):
             pack_group(make_group(identity, versions=versions))
 
 
-def test_an_announcement_is_small_and_read_unchanged(identity: Identity) -> None:
+def test_an_announcement_is_small_and_read_unchanged(identity):
     group = make_group(identity, number=100_000)
     envelope = seal_group(group, identity)
     announcement = announce_group(envelope, group, envelope_bytes=len(envelope.to_bytes()))
@@ -88,7 +86,7 @@ def test_an_announcement_is_small_and_read_unchanged(identity: Identity) -> None
     assert open_announcement(data) == announcement
 
 
-def test_a_signature_is_valid_for_its_sender_and_body_only(identity: Identity) -> None:
+def test_a_signature_is_valid_for_its_sender_and_body_only(identity):
     envelope = open_envelope(seal_group(make_group(identity), identity).to_bytes())
     assert envelope.is_signed_by(identity.peer_id)
     assert not envelope.is_signed_by(Identity.generate().peer_id)
@@ -138,20 +136,20 @@ def _set_versions(body: pb.Body, *, span: int, offsets: list[int], spans: list[i
         (lambda b: _set_versions(b, span=2, offsets=[0, 0], spans=[0, 2, 0]), "malformed"),
     ],
 )
-def test_an_inconsistent_body_is_refused_by_reason(identity: Identity, change, reason: str) -> None:
+def test_an_inconsistent_body_is_refused_by_reason(identity, change, reason):
     data = _body(identity, change)
     with pytest.raises(RecordError) as caught:
         unpack_group(data)
     assert caught.value.reason == reason
 
 
-def test_the_size_is_checked_before_parsing() -> None:
+def test_the_size_is_checked_before_parsing():
     with pytest.raises(RecordError) as caught:
         open_envelope(b"\xff" * 101, max_bytes=100)
     assert caught.value.reason == "size"
 
 
-def test_an_unknown_field_is_ignored(identity: Identity) -> None:
+def test_an_unknown_field_is_ignored(identity):
     body = pack_group(make_group(identity))
     unknown_field_500 = b"\xa2\x1f\x03new"
     assert unpack_group(body + unknown_field_500).number == 1
@@ -159,7 +157,7 @@ def test_an_unknown_field_is_ignored(identity: Identity) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(st.data())
-def test_a_changed_byte_invalidates_the_signature(data: st.DataObject) -> None:
+def test_a_changed_byte_invalidates_the_signature(data):
     identity = Identity.from_seed(bytes(32))
     valid = seal_group(make_group(identity), identity).to_bytes()
     position = data.draw(st.integers(0, len(valid) - 1))
@@ -174,7 +172,7 @@ def test_a_changed_byte_invalidates_the_signature(data: st.DataObject) -> None:
     assert group.completions
 
 
-def test_the_prompt_hash_depends_on_every_id() -> None:
+def test_the_prompt_hash_depends_on_every_id():
     assert hash_prompt([1, 2, 3]) != hash_prompt([1, 2, 4])
     assert hash_prompt([1, 2, 3]) == hash_prompt((1, 2, 3))
     assert len(hash_prompt([])) == 4

@@ -1,9 +1,6 @@
 """The compact codecs: lossless is exact, lossy is within 1/512 nat, and a decompression bomb takes no memory."""
 
-from __future__ import annotations
-
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
@@ -29,12 +26,11 @@ from ftis_node.records.codec import (
     unpack_logprobs,
 )
 from ftis_node.records.envelope import announce_group, seal_group
-from ftis_node.records.identity import Identity
 from tests.conftest import make_completion, make_group
 
 
 @pytest.mark.parametrize(("codec", "most"), [("exact", 8.25), ("lossless", 6.0), ("lossy", 3.5)])
-def test_a_token_takes_at_most_the_documented_number_of_bytes(identity: Identity, codec: Codec, most: float) -> None:
+def test_a_token_takes_at_most_the_documented_number_of_bytes(identity, codec, most):
     """The worst case: ids from the whole vocabulary of Qwen, log-probs with random mantissas.
 
     The envelope and the announcement both count.
@@ -46,7 +42,7 @@ def test_a_token_takes_at_most_the_documented_number_of_bytes(identity: Identity
     assert (len(data) + len(announcement)) / group.num_tokens <= most
 
 
-def test_a_lossless_group_is_read_unchanged(identity: Identity) -> None:
+def test_a_lossless_group_is_read_unchanged(identity):
     special = np.array([-0.0, 1e-3, -np.inf, np.nan, -1e-45], dtype=np.float32)
     completion = replace(make_completion(1, -3, 2**31 - 1, 151_664, 0), logprobs=special)
     group = make_group(identity, completions=(completion, make_completion(7, 2)))
@@ -61,19 +57,19 @@ def test_a_lossless_group_is_read_unchanged(identity: Identity) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=50))
-def test_ids_are_read_unchanged(ids: list[int]) -> None:
+def test_ids_are_read_unchanged(ids):
     array = np.array(ids, dtype="<i4")
     assert unpack_ids(pack_ids(array), len(ids)).tolist() == ids
 
 
 @pytest.mark.parametrize(("largest", "num_planes"), [(0, 1), (255, 1), (256, 2), (151_664, 3), (2**24, 4), (-1, 4)])
-def test_ids_take_as_many_planes_as_the_largest_has_bytes(largest: int, num_planes: int) -> None:
+def test_ids_take_as_many_planes_as_the_largest_has_bytes(largest, num_planes):
     assert len(pack_ids(np.array([0, largest], dtype="<i4"))) == num_planes
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(-255.9375, 0, width=32), min_size=1, max_size=50))
-def test_the_error_of_a_lossy_logprob_is_at_most_1_512_nat(values: list[float]) -> None:
+def test_the_error_of_a_lossy_logprob_is_at_most_1_512_nat(values):
     array = np.array(values, dtype="<f4")
     again = unpack_logprobs(pack_logprobs(array, lossy=True), len(values), lossy=True)
     assert np.abs(again.astype(np.float64) - array).max() <= 1 / 512
@@ -81,7 +77,7 @@ def test_the_error_of_a_lossy_logprob_is_at_most_1_512_nat(values: list[float]) 
     assert unpack_logprobs(pack_logprobs(again, lossy=True), len(values), lossy=True).tolist() == again.tolist()
 
 
-def test_lossy_logprobs_are_clipped_to_the_scale_and_nan_is_refused() -> None:
+def test_lossy_logprobs_are_clipped_to_the_scale_and_nan_is_refused():
     array = np.array([1e-3, 0.0, -300.0, -np.inf, -255.99], dtype="<f4")
     lowest = -65535 / 256
     again = unpack_logprobs(pack_logprobs(array, lossy=True), 5, lossy=True)
@@ -90,11 +86,11 @@ def test_lossy_logprobs_are_clipped_to_the_scale_and_nan_is_refused() -> None:
         pack_logprobs(np.array([np.nan], dtype="<f4"), lossy=True)
 
 
-def test_every_codec_has_a_name_in_the_manifest() -> None:
+def test_every_codec_has_a_name_in_the_manifest():
     assert get_args(Codec) == tuple(CODECS)
 
 
-def test_a_codec_that_the_run_does_not_accept_is_refused_by_name(identity: Identity) -> None:
+def test_a_codec_that_the_run_does_not_accept_is_refused_by_name(identity):
     body = pack_group(make_group(identity), codec="lossy")
     with pytest.raises(RecordError, match="'lossy', this run takes exact, lossless") as caught:
         unpack_any(body, codecs=("exact", "lossless"))
@@ -143,9 +139,7 @@ WRONG_SIZE = bytes.fromhex("28b52ffd2005") + (1 | 1 << 1 | (1 << 17) << 3).to_by
     ],
 )
 @pytest.mark.parametrize("codec", ["lossless", "lossy"])
-def test_an_invalid_plane_is_refused_and_takes_no_memory(
-    identity: Identity, codec: Codec, change: Callable[[pb.Body], None], reason: str
-) -> None:
+def test_an_invalid_plane_is_refused_and_takes_no_memory(identity, codec, change, reason):
     body = pb.Body.FromString(pack_group(make_group(identity), codec=codec))
     change(body)
     data = body.SerializeToString()
@@ -159,7 +153,7 @@ def test_an_invalid_plane_is_refused_and_takes_no_memory(
 
 
 @pytest.mark.parametrize(("place", "most"), [(0, 31), (2, 7)])
-def test_a_plane_with_bits_of_another_is_refused(place: int, most: int) -> None:
+def test_a_plane_with_bits_of_another_is_refused(place, most):
     frames = [_frame(bytes(3))] * 3
     for value in (most, most + 1):
         frames[place] = _frame(bytes([0, value, 0]))
@@ -170,6 +164,6 @@ def test_a_plane_with_bits_of_another_is_refused(place: int, most: int) -> None:
                 unpack_logprobs(frames, 3, lossy=True)
 
 
-def test_more_tokens_than_a_reader_accepts_are_not_packed() -> None:
+def test_more_tokens_than_a_reader_accepts_are_not_packed():
     with pytest.raises(ValueError, match="at most"):
         pack_ids(np.zeros(MAX_TOKENS + 1, dtype="<i4"))

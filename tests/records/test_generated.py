@@ -1,7 +1,5 @@
 """The generated protobuf code agrees with `proto/rollout.proto`, and every field there has a comment."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_committed_code_is_up_to_date(tmp_path: Path) -> None:
+def test_the_committed_code_is_up_to_date(tmp_path):
     protoc = pytest.importorskip("grpc_tools.protoc")
     arguments = [sys.executable, f"-I{ROOT / 'proto'}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
     assert protoc.main([*arguments, str(ROOT / "proto" / "rollout.proto")]) == 0
@@ -20,7 +18,7 @@ def test_the_committed_code_is_up_to_date(tmp_path: Path) -> None:
         assert committed == (tmp_path / name).read_text(), "run `make proto`"
 
 
-def test_every_field_has_a_comment() -> None:
+def test_every_field_has_a_comment():
     lines = (ROOT / "proto" / "rollout.proto").read_text().splitlines()
     fields = [number for number, line in enumerate(lines) if re.match(r"\s+[\w ]+ = \d+;", line)]
     assert len(fields) > 40

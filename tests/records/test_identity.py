@@ -1,10 +1,7 @@
 """The key file, the peer id, and signatures that are valid in one domain only."""
 
-from __future__ import annotations
-
 import stat
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +19,7 @@ RFC_SEED = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac
 RFC_PUBLIC = bytes.fromhex("d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a")
 
 
-def test_the_peer_id_contains_the_public_key() -> None:
+def test_the_peer_id_contains_the_public_key():
     identity = Identity.from_seed(RFC_SEED)
     assert identity.peer.endswith(RFC_PUBLIC)
     assert identity.peer_id.startswith("12D3Koo")
@@ -30,14 +27,14 @@ def test_the_peer_id_contains_the_public_key() -> None:
     assert peer_id_text(identity.peer) == identity.peer_id
 
 
-def test_the_key_is_created_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
+def test_the_key_is_created_once_and_readable_by_its_owner_only(tmp_path):
     path = tmp_path / "identity.key"
     first = Identity.load_or_create(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert Identity.load_or_create(path) == first
 
 
-def test_a_damaged_key_or_one_that_others_can_read_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_key_or_one_that_others_can_read_is_refused(tmp_path):
     path = tmp_path / "identity.key"
     Identity.load_or_create(path)
     path.chmod(0o644)
@@ -49,7 +46,7 @@ def test_a_damaged_key_or_one_that_others_can_read_is_refused(tmp_path: Path) ->
         Identity.load_or_create(path)
 
 
-def test_a_signature_is_valid_in_its_domain_only(identity: Identity) -> None:
+def test_a_signature_is_valid_in_its_domain_only(identity):
     signature = identity.sign(ENVELOPE_DOMAIN, b"body")
     assert verify(identity.peer, ENVELOPE_DOMAIN, b"body", signature)
     assert not verify(identity.peer, PEER_DOMAIN, b"body", signature)
@@ -75,7 +72,7 @@ def _record(identity: Identity) -> PeerRecord:
     )
 
 
-def test_a_directory_record_is_read_unchanged_and_bound_to_its_signer(identity: Identity) -> None:
+def test_a_directory_record_is_read_unchanged_and_bound_to_its_signer(identity):
     record = _record(identity)
     data = seal_peer_record(record, identity)
     assert len(data) < 2048
@@ -88,7 +85,7 @@ def test_a_directory_record_is_read_unchanged_and_bound_to_its_signer(identity: 
     assert caught.value.reason == "size"
 
 
-def test_the_largest_record_with_measurements_fits_and_is_read_unchanged() -> None:
+def test_the_largest_record_with_measurements_fits_and_is_read_unchanged():
     identity = Identity.generate()
     others = [Identity.generate().peer_id for _ in range(MAX_GROUP_SOURCES)]
     stats = PeerStats(
@@ -103,7 +100,7 @@ def test_the_largest_record_with_measurements_fits_and_is_read_unchanged() -> No
     assert open_peer_record(seal_peer_record(record, identity)) == record
 
 
-def test_refused_senders_are_read_unchanged_as_far_as_the_record_has_space() -> None:
+def test_refused_senders_are_read_unchanged_as_far_as_the_record_has_space():
     identity = Identity.generate()
     refused = tuple((Identity.generate().peer_id, "r" * MAX_REASON_BYTES, 10**9) for _ in range(MAX_REFUSED_SENDERS))
     record = replace(_record(identity), stats=PeerStats(refused_senders=refused))
@@ -132,7 +129,7 @@ def test_refused_senders_are_read_unchanged_as_far_as_the_record_has_space() -> 
         pb.PeerStats(refused_senders=[pb.RefusedSender(peer=Identity.generate().peer, reason="r" * 33, groups=1)]),
     ],
 )
-def test_a_record_with_measurements_out_of_bounds_is_refused(stats: pb.PeerStats) -> None:
+def test_a_record_with_measurements_out_of_bounds_is_refused(stats):
     identity = Identity.generate()
     info = pb.PeerInfo.FromString(pb.PeerRecord.FromString(seal_peer_record(_record(identity), identity)).body)
     info.stats.CopyFrom(stats)

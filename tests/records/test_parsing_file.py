@@ -1,7 +1,5 @@
 """Only `records/parsing.py` parses messages, because it checks the bounds of every field."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -10,7 +8,7 @@ PARSING_FILE = Path("records/parsing.py")
 PARSER = re.compile(r"\.(ParseFromString|FromString|MergeFromString|Parse|ParseDict)\b")
 
 
-def test_messages_are_parsed_in_one_file_only() -> None:
+def test_messages_are_parsed_in_one_file_only():
     for path in sorted(PACKAGE.rglob("*.py")):
         name, source = path.relative_to(PACKAGE), path.read_text()
         if "rollout_pb2" not in source or name.name == "rollout_pb2.py" or name == PARSING_FILE:

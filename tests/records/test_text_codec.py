@@ -1,8 +1,5 @@
 """The text codec: a text group is read as it was written; inconsistent bodies are refused by reason."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -18,14 +15,14 @@ from ftis_node.records.identity import Identity
 from tests.conftest import make_group, make_text_group
 
 
-def test_every_field_is_read_unchanged(identity: Identity) -> None:
+def test_every_field_is_read_unchanged(identity):
     group = make_text_group(identity)
     assert unpack_any(pack_text_group(group)) == group
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=50), st.floats(-50, 0, width=32), st.integers(1, 2**32 - 1))
-def test_texts_are_read_unchanged(text: str, mean: float, num_tokens: int) -> None:
+def test_texts_are_read_unchanged(text, mean, num_tokens):
     completion = TextCompletion(text, mean_logprob=mean, num_tokens=num_tokens, finish_reason=FinishReason.ABORT)
     group = make_text_group(Identity.from_seed(bytes(32)), completions=(completion,))
     (again,) = unpack_any(pack_text_group(group)).completions
@@ -33,7 +30,7 @@ def test_texts_are_read_unchanged(text: str, mean: float, num_tokens: int) -> No
     assert again.mean_logprob == pytest.approx(mean, rel=1e-6)
 
 
-def test_each_reader_accepts_its_own_form_only(identity: Identity) -> None:
+def test_each_reader_accepts_its_own_form_only(identity):
     exact, text = pack_group(make_group(identity)), pack_text_group(make_text_group(identity))
     assert isinstance(unpack_any(exact), Group)
     assert isinstance(unpack_any(text), TextGroup)
@@ -60,9 +57,7 @@ def test_each_reader_accepts_its_own_form_only(identity: Identity) -> None:
         (lambda b: b.texts.__setitem__(0, "x" * (MAX_TEXT_BYTES + 1)), "malformed"),
     ],
 )
-def test_an_inconsistent_body_is_refused_by_reason(
-    identity: Identity, change: Callable[[pb.Body], None], reason: str
-) -> None:
+def test_an_inconsistent_body_is_refused_by_reason(identity, change, reason):
     body = pb.Body.FromString(pack_text_group(make_text_group(identity)))
     change(body)
     with pytest.raises(RecordError) as caught:
@@ -70,7 +65,7 @@ def test_an_inconsistent_body_is_refused_by_reason(
     assert caught.value.reason == reason
 
 
-def test_a_text_that_is_not_utf8_is_refused(identity: Identity) -> None:
+def test_a_text_that_is_not_utf8_is_refused(identity):
     valid = pack_text_group(make_text_group(identity))
     invalid = valid.replace("naïve".encode(), b"na\xff\xffve")
     assert len(invalid) == len(valid)
@@ -80,7 +75,7 @@ def test_a_text_that_is_not_utf8_is_refused(identity: Identity) -> None:
     assert caught.value.reason == "parse"
 
 
-def test_the_problem_hash_depends_on_the_messages_only() -> None:
+def test_the_problem_hash_depends_on_the_messages_only():
     one = hash_messages([{"role": "user", "content": "1+1="}])
     assert one == hash_messages(({"content": "1+1=", "role": "user"},))
     assert one != hash_messages([{"role": "user", "content": "1+2="}])

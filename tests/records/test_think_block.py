@@ -1,7 +1,5 @@
 """Think blocks that a chat template opens: what is scored, and what a peer may name."""
 
-from __future__ import annotations
-
 import pytest
 
 from ftis_node.records.think_block import after_thinking, is_opening, split_opening, whole_answer
@@ -21,7 +19,7 @@ EMPTY = "<think>\n\n</think>\n\n"
         ("", "<think> 12 and 30 </think> <answer>42</answer>"),
     ],
 )
-def test_an_answer_is_in_format_with_its_opening(opening: str, completion: str) -> None:
+def test_an_answer_is_in_format_with_its_opening(opening, completion):
     assert final_answer(whole_answer(opening, completion)) == "42"
 
 
@@ -29,7 +27,7 @@ def test_an_answer_is_in_format_with_its_opening(opening: str, completion: str) 
     ("opening", "completion"),
     [("<think>\n", "<think> x </think> <answer> 42 </answer>"), ("", "x </think> <answer> 42 </answer>")],
 )
-def test_an_answer_with_one_think_tag_too_many_or_too_few_is_not_in_format(opening: str, completion: str) -> None:
+def test_an_answer_with_one_think_tag_too_many_or_too_few_is_not_in_format(opening, completion):
     assert final_answer(whole_answer(opening, completion)) is None
 
 
@@ -43,12 +41,12 @@ def test_an_answer_with_one_think_tag_too_many_or_too_few_is_not_in_format(openi
         ("<think>a<think>", ("<think>a", "<think>")),
     ],
 )
-def test_a_prompt_is_divided_before_its_opening(prompt: str, expected: tuple[str, str]) -> None:
+def test_a_prompt_is_divided_before_its_opening(prompt, expected):
     assert split_opening(prompt) == expected
 
 
 @pytest.mark.parametrize("text", ["<answer>", "<think> the answer is 42", "x<think>", "<think></think>42", "</think>"])
-def test_a_peer_may_name_only_a_think_block(text: str) -> None:
+def test_a_peer_may_name_only_a_think_block(text):
     assert not is_opening(text)
     assert is_opening("") and is_opening(EMPTY) and is_opening("<think>")
 
@@ -63,11 +61,11 @@ def test_a_peer_may_name_only_a_think_block(text: str) -> None:
         ("12</think>42", "12</think>42"),
     ],
 )
-def test_a_task_without_tags_reads_the_text_after_the_block(text: str, answer: str) -> None:
+def test_a_task_without_tags_reads_the_text_after_the_block(text, answer):
     assert after_thinking(text) == answer
 
 
-def test_the_tasks_without_tags_use_it() -> None:
+def test_the_tasks_without_tags_use_it():
     item = load_task("arithmetic")[0]
     task = load_task("arithmetic")
     assert task.score(item, f"<think> carry </think> {item.answer}") == 1.0

@@ -1,7 +1,5 @@
 """This implementation reads `proto/vectors.json`, with which other implementations test their readers."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -18,7 +16,7 @@ from .make_vectors import VECTORS, batches, refused, valid
 STORED: dict[str, Any] = json.loads(VECTORS.read_text())
 
 
-def test_the_file_is_up_to_date_with_its_script() -> None:
+def test_the_file_is_up_to_date_with_its_script():
     """Compressed bytes and their ids may differ, because they depend on the version of zstd."""
     assert STORED["refused"] == refused()
     assert STORED["batches"] == batches()
@@ -27,12 +25,12 @@ def test_the_file_is_up_to_date_with_its_script() -> None:
         assert {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)} <= differ
 
 
-def test_every_codec_has_a_vector() -> None:
+def test_every_codec_has_a_vector():
     assert [vector["codec"] for vector in STORED["valid"]] == [*CODECS, "text"]
 
 
 @pytest.mark.parametrize("vector", STORED["valid"], ids=lambda vector: vector["codec"])
-def test_a_valid_envelope_is_read(vector: dict[str, Any]) -> None:
+def test_a_valid_envelope_is_read(vector):
     envelope = open_envelope(bytes.fromhex(vector["envelope"]))
     assert envelope.is_signed_by(vector["sender"]) and envelope.id.hex() == vector["id"]
     group = unpack_any(envelope.body)
@@ -47,7 +45,7 @@ def test_a_valid_envelope_is_read(vector: dict[str, Any]) -> None:
         assert group.exact_group.hex() == vector["exact_group"] == STORED["valid"][0]["id"]
 
 
-def test_every_group_of_a_batch_is_read() -> None:
+def test_every_group_of_a_batch_is_read():
     (vector,) = STORED["batches"]
     first = open_announcement(bytes.fromhex(vector["announcement"]))
     for one, group in zip((first, *first.more), vector["groups"], strict=True):
@@ -58,7 +56,7 @@ def test_every_group_of_a_batch_is_read() -> None:
 
 
 @pytest.mark.parametrize("vector", STORED["refused"], ids=lambda vector: vector["fault"])
-def test_an_invalid_envelope_is_refused(vector: dict[str, Any]) -> None:
+def test_an_invalid_envelope_is_refused(vector):
     if vector["reason"] == "signature":
         envelope = open_envelope(bytes.fromhex(vector["envelope"]))
         assert not envelope.is_signed_by(STORED["valid"][0]["sender"])

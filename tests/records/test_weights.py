@@ -1,7 +1,5 @@
 """Weight offers and requests: signatures, bounds, reasons of refusals; groups that name the peer of their weights."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from typing import Any
@@ -45,20 +43,20 @@ def make_offer(identity: Identity, **changes: Any) -> WeightsOffer:
     return replace(offer, **changes)
 
 
-def test_an_offer_is_small_and_read_unchanged(identity: Identity) -> None:
+def test_an_offer_is_small_and_read_unchanged(identity):
     offer = make_offer(identity, adapter_config=b"{}", num_bytes=15 << 30, chunk_bytes=1 << 20)
     data = seal_offer(offer, identity)
     assert open_offer(data) == offer
     assert len(data) < 400
 
 
-def test_the_last_chunk_has_the_remaining_bytes(identity: Identity) -> None:
+def test_the_last_chunk_has_the_remaining_bytes(identity):
     offer = make_offer(identity)
     assert [offer.size_of(chunk) for chunk in range(offer.num_chunks)] == [1000, 1000, 500]
     assert make_offer(identity, num_bytes=2000).num_chunks == 2
 
 
-def test_a_list_of_hashes_must_match_the_offer(identity: Identity) -> None:
+def test_a_list_of_hashes_must_match_the_offer(identity):
     hashes = hash_chunks([b"a", b"b", b"c"])
     offer = make_offer(identity, chunks_sha256=hashlib.sha256(hashes).digest())
     assert offer.lists(hashes)
@@ -67,13 +65,13 @@ def test_a_list_of_hashes_must_match_the_offer(identity: Identity) -> None:
     assert not offer.lists(hash_chunks([b"a", b"b", b"d"]))
 
 
-def test_an_offer_signed_with_another_key_is_refused(identity: Identity) -> None:
+def test_an_offer_signed_with_another_key_is_refused(identity):
     with pytest.raises(RecordError) as caught:
         open_offer(seal_offer(make_offer(identity), OTHER))
     assert caught.value.reason == "signature"
 
 
-def test_a_signature_of_another_domain_is_refused(identity: Identity) -> None:
+def test_a_signature_of_another_domain_is_refused(identity):
     message = pb.WeightsOffer.FromString(seal_offer(make_offer(identity), identity))
     message.signature = identity.sign(b"ftis-node/peer/1\n", message.body)
     with pytest.raises(RecordError) as caught:
@@ -103,7 +101,7 @@ def test_a_signature_of_another_domain_is_refused(identity: Identity) -> None:
         ({"model": "m" * 129}, "malformed"),
     ],
 )
-def test_a_signed_offer_out_of_bounds_is_refused(identity: Identity, changes: dict[str, Any], reason: str) -> None:
+def test_a_signed_offer_out_of_bounds_is_refused(identity, changes, reason):
     info = pb.WeightsInfo.FromString(pb.WeightsOffer.FromString(seal_offer(make_offer(identity), identity)).body)
     for name, value in changes.items():
         info.ClearField(name)  # type: ignore[arg-type]
@@ -121,7 +119,7 @@ def test_a_signed_offer_out_of_bounds_is_refused(identity: Identity, changes: di
         WeightsRequest(WeightsPart.CHUNKS, file=bytes(32), first=9, count=64),
     ],
 )
-def test_requests_are_read_unchanged(weights_request: WeightsRequest) -> None:
+def test_requests_are_read_unchanged(weights_request):
     assert open_weights_request(weights_request.to_bytes()) == weights_request
 
 
@@ -137,12 +135,12 @@ def test_requests_are_read_unchanged(weights_request: WeightsRequest) -> None:
         WeightsRequest(WeightsPart.CHUNKS, file=bytes(32)).to_bytes(),
     ],
 )
-def test_invalid_requests_are_refused(data: bytes) -> None:
+def test_invalid_requests_are_refused(data):
     with pytest.raises(RecordError):
         open_weights_request(data)
 
 
-def test_a_group_names_the_peer_of_its_weights_and_takes_no_byte_without_one(identity: Identity) -> None:
+def test_a_group_names_the_peer_of_its_weights_and_takes_no_byte_without_one(identity):
     own = make_group(identity)
     followed = replace(own, weights_of=OTHER.peer_id)
     assert unpack_group(pack_group(followed)).weights_of == OTHER.peer_id

@@ -1,7 +1,5 @@
 """docs/reference/wire-format.md agrees with the code: its bytes, and a reader that uses the page only, no protobuf."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -92,7 +90,7 @@ def _is_signed(peer: bytes, domain: str, message: bytes, signature: bytes) -> bo
 
 
 @pytest.mark.parametrize("name", ["body", "id", "signature", "announcement", "question", "member", "fetch"])
-def test_the_bytes_of_the_page_agree_with_the_code(name: str) -> None:
+def test_the_bytes_of_the_page_agree_with_the_code(name):
     sealed = example.envelope()
     ids = pack_ids([sealed.id], limits=GossipLimits())
     made = {
@@ -107,7 +105,7 @@ def test_the_bytes_of_the_page_agree_with_the_code(name: str) -> None:
     assert _bytes(name).hex() == made[name].hex()
 
 
-def test_a_reader_made_from_the_page_reads_the_group() -> None:
+def test_a_reader_made_from_the_page_reads_the_group():
     envelope = _fields(example.envelope().to_bytes())
     (data,), (signature,) = envelope[1], envelope[2]
     assert isinstance(data, bytes) and isinstance(signature, bytes)
@@ -131,7 +129,7 @@ def test_a_reader_made_from_the_page_reads_the_group() -> None:
     assert struct.unpack(f"<{sum(lengths)}f", body[19]) == (-0.5, -0.25, -0.125, -1.0, -2.0)
 
 
-def test_a_reader_made_from_the_page_reads_a_member() -> None:
+def test_a_reader_made_from_the_page_reads_a_member():
     raw = example.member()
     kind, peer, expiry, signature = raw[0], raw[1:39], raw[39:47], raw[47:111]
     run, payload = raw[112 : 112 + raw[111]], raw[112 + raw[111] :]
@@ -144,14 +142,14 @@ def test_a_reader_made_from_the_page_reads_a_member() -> None:
     assert entry is not None and entry.key == f"/ftis/1/{example.RUN_ID}/members/43"
 
 
-def test_the_lossy_planes_of_the_page_agree_with_the_code() -> None:
+def test_the_lossy_planes_of_the_page_agree_with_the_code():
     logprobs = example.GROUP.completions[0].logprobs.tolist() + example.GROUP.completions[1].logprobs.tolist()
     frames = pack_logprobs(np.array(logprobs, dtype="<f4"), lossy=True)
     planes = " ".join(zstandard.ZstdDecompressor().decompress(frame).hex() for frame in frames)
     assert f"    {planes}\n" in PAGE
 
 
-def test_the_names_and_the_assignment_order_agree_with_the_page() -> None:
+def test_the_names_and_the_assignment_order_agree_with_the_page():
     assert set(RpcService) == set(re.findall(r"^\| `(\w+)` \| (?:empty|ids|the same|a `)", PAGE, flags=re.MULTILINE))
     assert (topic("RUN", 3), protocol("RUN", RpcService.ASK)) == ("/ftis/1/RUN/3", "/ftis/1/RUN/ask")
     members = [f"peer-{number}" for number in range(5)]
@@ -159,14 +157,14 @@ def test_the_names_and_the_assignment_order_agree_with_the_page() -> None:
     assert assignment_order(_bytes("id"), members) == sorted(members, key=lambda name: weigh[name], reverse=True)
 
 
-def test_the_page_has_every_field_of_a_body_and_the_probe_texts() -> None:
+def test_the_page_has_every_field_of_a_body_and_the_probe_texts():
     rows = re.findall(r"^\| `(\w+)` \| (\d+), ", PAGE, flags=re.MULTILINE)
     assert {(name, int(number)) for name, number in rows} == {(f.name, f.number) for f in pb.Body.DESCRIPTOR.fields}
     for text in PROBE_TEXTS:
         assert f"    {json.dumps(text)}\n" in PAGE
 
 
-def test_the_bounds_of_the_page_agree_with_the_code() -> None:
+def test_the_bounds_of_the_page_agree_with_the_code():
     limits = GossipLimits()
     sentences = {
         "never above 4 MiB": bounds.MAX_ENVELOPE_BYTES == 4 << 20,
@@ -202,7 +200,7 @@ def test_the_bounds_of_the_page_agree_with_the_code() -> None:
     assert [text for text in sentences if text not in PAGE] == []
 
 
-def test_the_page_describes_the_dht_and_the_encryption() -> None:
+def test_the_page_describes_the_dht_and_the_encryption():
     """Compare the formulas of the page for DHT keys and for the cipher with hivemind and the code."""
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
     from cryptography.hazmat.primitives.hashes import SHA256

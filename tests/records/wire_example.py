@@ -1,7 +1,5 @@
 """The objects behind the bytes that docs/reference/wire-format.md shows, made by this package."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

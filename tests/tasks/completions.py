@@ -1,7 +1,5 @@
 r"""Completions in the think-answer format, and answers that are too costly for a computer-algebra system."""
 
-from __future__ import annotations
-
 # Most of these used up the whole time limit of the scoring process.
 COSTLY_ANSWERS = (
     r"\sum_{k=1}^{9999}\frac{1}{k}",

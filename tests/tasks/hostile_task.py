@@ -1,7 +1,5 @@
 """A task whose texts name a fault, for tests of the scoring process."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -3,8 +3,6 @@ r"""Limits of an answer: an answer that is too costly for a parser is wrong with
 `ORDINARY` is a sample; `python -m tests.tasks.test_answer_limits FILE...` checks whole data sets.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -40,12 +38,12 @@ ORDINARY = (
 )  # fmt: skip
 
 
-def test_ordinary_answers_are_within_the_limits() -> None:
+def test_ordinary_answers_are_within_the_limits():
     assert [answer for answer in ORDINARY if not is_within_limits(answer)] == []
 
 
 @pytest.mark.parametrize("costly", COSTLY_ANSWERS)
-def test_a_costly_answer_is_wrong_without_parsing(costly: str) -> None:
+def test_a_costly_answer_is_wrong_without_parsing(costly):
     began = time.process_time()
     assert not is_within_limits(costly)
     for answer in (costly, f"${costly}$", f"\\boxed{{{costly}}}"):
@@ -54,7 +52,7 @@ def test_a_costly_answer_is_wrong_without_parsing(costly: str) -> None:
     assert time.process_time() - began < MAX_S
 
 
-async def test_the_scoring_process_ends_at_a_costly_answer_within_the_limits(tmp_path: Path) -> None:
+async def test_the_scoring_process_ends_at_a_costly_answer_within_the_limits(tmp_path):
     (tmp_path / "x.jsonl").write_text(json.dumps({"question": "What is x + 1?", "answer": "#### x + 1"}) + "\n")
     task = load_task(f"gsm8k:{tmp_path}/x.jsonl")
     texts = [think_answer(answer) for answer in ("1 + x", COSTLY_WITHIN_LIMITS, "1 + x")]
@@ -62,7 +60,7 @@ async def test_the_scoring_process_ends_at_a_costly_answer_within_the_limits(tmp
         assert await scorer.score(task[0], texts) == [(1.0, SCORED), UNSCORED, (1.0, SCORED)]
 
 
-def test_the_limits_hold_for_the_parsed_tasks_of_reasoning_gym() -> None:
+def test_the_limits_hold_for_the_parsed_tasks_of_reasoning_gym():
     assert not is_safe_answer("simple_integration", "9**9**9", reference="x")
     assert is_safe_answer("simple_integration", "x**9", reference="x")
 

@@ -1,13 +1,10 @@
 """The answer that a completion votes for: equal answers give equal texts, and no completion raises an error."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
-from ftis_node.tasks import Task, load_task
+from ftis_node.tasks import load_task
 from ftis_node.tasks.answers import answer_in, plain_answer
 from tests.tasks.completions import think_answer
 
@@ -26,13 +23,13 @@ MALFORMED = (
 
 
 @pytest.fixture
-def gsm8k(tmp_path: Path) -> Task:
+def gsm8k(tmp_path):
     file = tmp_path / "test.jsonl"
     file.write_text(json.dumps({"question": "36 + 36?", "answer": "add\n#### 72"}) + "\n")
     return load_task(f"gsm8k:{file}", split="test")
 
 
-def test_arithmetic_votes_with_the_text_that_is_scored() -> None:
+def test_arithmetic_votes_with_the_text_that_is_scored():
     task = load_task("arithmetic", split="test")
     assert answer_in(task, task[0], " 42\n") == "42"
     assert answer_in(task, task[0], " \n") is None
@@ -42,7 +39,7 @@ def test_arithmetic_votes_with_the_text_that_is_scored() -> None:
 @pytest.mark.parametrize(
     "text", ["72", " 72 ", "$72$", "\\boxed{72}", "\\(72\\)", "+72", "72.", "72.00", "072", "$ 72 $"]
 )
-def test_forms_of_one_number_are_one_answer(gsm8k: Task, text: str) -> None:
+def test_forms_of_one_number_are_one_answer(gsm8k, text):
     assert answer_in(gsm8k, gsm8k[0], think_answer(text)) == "72"
     assert gsm8k.score(gsm8k[0], think_answer(text)) == 1.0, "the reward agrees"
 
@@ -65,16 +62,16 @@ def test_forms_of_one_number_are_one_answer(gsm8k: Task, text: str) -> None:
         ("1e5", "1e5"),
     ],
 )
-def test_plain_answer_simplifies_only_numbers(text: str, plain: str) -> None:
+def test_plain_answer_simplifies_only_numbers(text, plain):
     assert plain_answer(text) == plain
 
 
-def test_a_completion_without_the_format_has_no_answer(gsm8k: Task) -> None:
+def test_a_completion_without_the_format_has_no_answer(gsm8k):
     for text in ("72", "<answer>72</answer>", think_answer("72") + " indeed", think_answer("")):
         assert answer_in(gsm8k, gsm8k[0], text) is None
 
 
-def test_a_mixture_reads_the_answer_by_the_problems_part(gsm8k: Task, tmp_path: Path) -> None:
+def test_a_mixture_reads_the_answer_by_the_problems_part(gsm8k, tmp_path):
     task = load_task(f"arithmetic+gsm8k:{tmp_path / 'test.jsonl'}", split="test")
     by_part = {task[index].ref.task: task[index] for index in range(2)}
     assert answer_in(task, by_part["arithmetic"], "072") == "072"
@@ -82,7 +79,7 @@ def test_a_mixture_reads_the_answer_by_the_problems_part(gsm8k: Task, tmp_path: 
 
 
 @pytest.mark.parametrize("text", MALFORMED, ids=range(len(MALFORMED)))
-def test_malformed_text_does_not_raise(gsm8k: Task, text: str) -> None:
+def test_malformed_text_does_not_raise(gsm8k, text):
     for task in (gsm8k, load_task("arithmetic", split="test"), load_task("rg:leg_counting", split="test")):
         for each in (text, think_answer(text)):
             answer = answer_in(task, task[0], each)

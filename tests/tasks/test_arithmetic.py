@@ -1,7 +1,5 @@
 """The task `arithmetic` has the problems that docs/train/tasks.md describes, the same on every machine."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from hashlib import blake2b
@@ -32,20 +30,20 @@ NUM_DRAWS = 4000
         ("hard", "train", "58a426e55e356218"),
     ],
 )
-def test_the_problems_of_every_spec_do_not_change(parts: str, split: str, digest: str) -> None:
+def test_the_problems_of_every_spec_do_not_change(parts, split, digest):
     task = ArithmeticTask(split, parts=parts)
     texts = " ".join(task.problem(index).text for index in range(min(len(task), 3000)))
     assert blake2b(texts.encode(), digest_size=8).hexdigest() == digest
 
 
-def test_the_parts_by_difficulty_share_the_held_out_problems_of_their_kind() -> None:
+def test_the_parts_by_difficulty_share_the_held_out_problems_of_their_kind():
     assert _problems("test", "easy")[0] in _problems("test", "add")
     assert {*_problems("test", "easy"), *_problems("test", "medium")} == set(_problems("test", "add"))
     assert set(_problems("test", "hard")) < set(_problems("test", "sub"))
 
 
 @pytest.mark.parametrize("parts", PARTS)
-def test_no_held_out_problem_is_trained_on_in_either_order(parts: str) -> None:
+def test_no_held_out_problem_is_trained_on_in_either_order(parts):
     held_out = {problem.canonical for problem in _problems("test", "both")}
     trained = {problem.canonical for problem in _problems("train", parts)}
     assert len(trained) > 350
@@ -53,7 +51,7 @@ def test_no_held_out_problem_is_trained_on_in_either_order(parts: str) -> None:
     assert not {problem.canonical for problem in _problems("test", parts)} & trained
 
 
-def test_lengths_and_names() -> None:
+def test_lengths_and_names():
     assert len(ArithmeticTask("train")) == 2**31
     assert [len(ArithmeticTask("test", parts=parts)) for parts in ("both", "add", "sub")] == [512, 256, 256]
     assert [ArithmeticTask(parts=parts).name for parts in ("both", "add", "sub")] == [
@@ -72,13 +70,13 @@ def test_lengths_and_names() -> None:
         ("+42", 0.0), ("42.0", 0.0), ("42 1", 0.0),
     ],
 )  # fmt: skip
-def test_only_the_exact_answer_is_rewarded(completion: str, reward: float) -> None:
+def test_only_the_exact_answer_is_rewarded(completion, reward):
     task = ArithmeticTask("train")
     item = next(task[index] for index in range(NUM_DRAWS) if task[index].answer == "42")
     assert task.score(item, completion) == reward
 
 
-def test_only_a_valid_reference_resolves() -> None:
+def test_only_a_valid_reference_resolves():
     task = ArithmeticTask("test")
     assert task.resolve(PromptRef("arithmetic", "test", 511)) == task[511]
     for invalid in (("arithmetic", "test", 512), ("arithmetic", "test", -1), ("arithmetic", "train", 0),
@@ -161,7 +159,7 @@ def problem(task: str, index: int) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_page_determines_the_problems(name: str) -> None:
+def test_the_page_determines_the_problems(name):
     task = load_task(name, split="train")
     for index in (*range(300), 2**31 - 1):
         item = task[index]
@@ -172,12 +170,12 @@ def test_the_page_determines_the_problems(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NUM_OWN)
-def test_the_page_determines_the_test_splits_of_500(name: str) -> None:
+def test_the_page_determines_the_test_splits_of_500(name):
     task = load_task(name, split="test")
     assert [str(task[index].prompt[0]["content"]) for index in range(len(task))] == own_test(name)
 
 
-def test_the_problems_on_the_page_are_those_of_the_task() -> None:
+def test_the_problems_on_the_page_are_those_of_the_task():
     rows = re.findall(r"^\| `(arithmetic[:\w]*)` \| (\d\d[+-]\d\d=.*) \|$", PAGE, flags=re.MULTILINE)
     assert [name for name, _ in rows] == ["arithmetic", "arithmetic:hard"]
     for name, shown in rows:

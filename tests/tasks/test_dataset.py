@@ -1,7 +1,5 @@
 """`dataset:`: the problems of a spec, how two nodes agree on them, and errors of one line."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import hashlib
@@ -49,7 +47,7 @@ def write(path: Path, rows: list[dict[str, object]] = ROWS) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
-def test_problems_and_digest_do_not_depend_on_the_format(tmp_path: Path, suffix: str) -> None:
+def test_problems_and_digest_do_not_depend_on_the_format(tmp_path, suffix):
     file = write(tmp_path / f"sums{suffix}")
     task = load_task(f"dataset:{file}?{QUERY}")
     assert (task.name, task.split) == ("dataset:sums", "train")
@@ -65,14 +63,14 @@ def test_problems_and_digest_do_not_depend_on_the_format(tmp_path: Path, suffix:
     )
 
 
-def test_the_reference_is_the_text_after_the_marker(tmp_path: Path) -> None:
+def test_the_reference_is_the_text_after_the_marker(tmp_path):
     file = write(tmp_path / "train.jsonl", [{"q": "x?", "a": "#### 1\n#### 1,080 "}])
     task = load_task(f"dataset:{file}?prompt=q&answer=a&after=####")
     assert task[0].answer == "1,080"
     assert [message["role"] for message in task[0].prompt] == ["system", "user"]
 
 
-def test_references_are_texts_or_numbers(tmp_path: Path) -> None:
+def test_references_are_texts_or_numbers(tmp_path):
     cells = ["nan", " inf ", 10**400, -3, 2.50, 7.0, 1e300, "0.0"]
     file = write(tmp_path / "train.jsonl", [{"q": str(i), "a": cell} for i, cell in enumerate(cells)])
     task = load_task(f"dataset:{file}?{QUERY}")
@@ -80,7 +78,7 @@ def test_references_are_texts_or_numbers(tmp_path: Path) -> None:
     assert answers == ["nan", "inf", str(10**400), "-3", "2.5", "7", str(int(1e300)), "0.0"]
 
 
-def test_a_folder_has_both_splits_and_the_digest_covers_the_training_problems(tmp_path: Path) -> None:
+def test_a_folder_has_both_splits_and_the_digest_covers_the_training_problems(tmp_path):
     write(tmp_path / "train.csv")
     spec = parse_spec(f"dataset:{tmp_path}?name=s&{QUERY}")
     assert held_out_spec(spec) is None
@@ -109,7 +107,7 @@ def test_a_folder_has_both_splits_and_the_digest_covers_the_training_problems(tm
         (b'{"q": "\xff", "a": 1}\n', ":1: invalid JSON"),
     ],
 )
-def test_the_error_names_an_invalid_row(tmp_path: Path, rows: object, message: str) -> None:
+def test_the_error_names_an_invalid_row(tmp_path, rows, message):
     file = tmp_path / "invalid.jsonl"
     content = rows if isinstance(rows, bytes | str) else "".join(json.dumps(row) + "\n" for row in rows)  # type: ignore[attr-defined]
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -132,9 +130,7 @@ def test_the_error_names_an_invalid_row(tmp_path: Path, rows: object, message: s
         ("pipe.jsonl", "mkfifo", "pipe.jsonl"),
     ],
 )
-def test_the_error_names_an_unreadable_file(
-    tmp_path: Path, name: str, content: bytes | str | None, message: str
-) -> None:
+def test_the_error_names_an_unreadable_file(tmp_path, name, content, message):
     file = tmp_path / name
     if isinstance(content, bytes):
         file.write_bytes(content)
@@ -146,7 +142,7 @@ def test_the_error_names_an_unreadable_file(
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_above_the_size_limit_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_above_the_size_limit_is_an_error(tmp_path, capsys):
     file = tmp_path / "huge.jsonl"
     file.touch()
     os.truncate(file, 5 << 30)
@@ -154,7 +150,7 @@ def test_a_file_above_the_size_limit_is_an_error(tmp_path: Path, capsys: pytest.
     assert "huge.jsonl: 5 GiB are too many, at most 4 GiB" in capsys.readouterr().err
 
 
-def test_columns_above_the_size_limit_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_above_the_size_limit_are_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(rows_module, "MAX_OUTPUT_BYTES", 2 << 20)
     file = write(tmp_path / "long.jsonl", [{"q": "x" * 1_000_000, "a": i, "more": "y" * 9_000_000} for i in range(3)])
     with pytest.raises(TaskError, match=r"its columns q and a have more than 2 MiB: take fewer rows"):
@@ -162,7 +158,7 @@ def test_columns_above_the_size_limit_are_an_error(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("kind", ["gzip", "zip", "bzip2", "xz"])
-def test_a_compressed_file_is_not_unpacked(tmp_path: Path, kind: str) -> None:
+def test_a_compressed_file_is_not_unpacked(tmp_path, kind):
     rows, file = b'{"q": "x"}\n' * 1000, tmp_path / "rows.jsonl"
     if kind == "zip":
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -184,7 +180,7 @@ sys.exit(dataset_rows._run(sys.argv[1]))
 """
 
 
-def test_a_parquet_file_that_unpacks_to_more_than_the_memory_is_an_error(tmp_path: Path) -> None:
+def test_a_parquet_file_that_unpacks_to_more_than_the_memory_is_an_error(tmp_path):
     """1.7 kB hold one text of 4 MB a thousand times."""
     indices, texts = pyarrow.array([0] * 1000, pyarrow.int32()), pyarrow.array(["x" * 4_000_000])
     table = pyarrow.table({"q": pyarrow.DictionaryArray.from_arrays(indices, texts)})
@@ -196,14 +192,14 @@ def test_a_parquet_file_that_unpacks_to_more_than_the_memory_is_an_error(tmp_pat
     assert "t.parquet: its rows need more than" in done.stderr
 
 
-def test_a_line_above_the_size_limit_is_an_error(tmp_path: Path) -> None:
+def test_a_line_above_the_size_limit_is_an_error(tmp_path):
     file = tmp_path / "line.jsonl"
     file.write_bytes(b'{"q": "' + b"x" * (17 << 20))
     with pytest.raises(TaskError, match=r"line.jsonl:1: the line has more than 16 MiB"):
         read_rows(RowSource(("q",), file=str(file)))
 
 
-def test_reading_has_a_time_limit(tmp_path: Path) -> None:
+def test_reading_has_a_time_limit(tmp_path):
     file = write(tmp_path / "long.jsonl", [{"q": str(number)} for number in range(20_000)])
     with pytest.raises(TaskError, match="not read within 0.001 s"):
         read_rows(RowSource(("q",), file=str(file)), limit_s=0.001)
@@ -239,7 +235,7 @@ def test_reading_has_a_time_limit(tmp_path: Path) -> None:
         ("name=x", "names no columns"),
     ],
 )
-def test_an_invalid_query_is_a_one_line_error(tmp_path: Path, query: str, message: str) -> None:
+def test_an_invalid_query_is_a_one_line_error(tmp_path, query, message):
     with pytest.raises(TaskError) as caught:
         load_task(f"dataset:{write(tmp_path / 'x.jsonl')}?{query}")
     assert message in str(caught.value)
@@ -247,7 +243,7 @@ def test_an_invalid_query_is_a_one_line_error(tmp_path: Path, query: str, messag
 
 
 @pytest.mark.parametrize("source", ["", "a b", "../..", "über", "/", "-x"])
-def test_an_invalid_source_is_a_task_error(source: str) -> None:
+def test_an_invalid_source_is_a_task_error(source):
     with pytest.raises(TaskError, match="dataset:"):
         parse_spec(f"dataset:{source}?prompt=q&answer=a")
 
@@ -270,7 +266,7 @@ def test_an_invalid_source_is_a_task_error(source: str) -> None:
         ("dataset:x=2+arithmetic", "arithmetic+dataset:x=2"),
     ],
 )
-def test_equal_queries_have_one_canonical_form(text: str, canonical: str) -> None:
+def test_equal_queries_have_one_canonical_form(text, canonical):
     spec = parse_spec(text)
     assert parse_spec(str(spec)) == spec
     assert spec.canonical == canonical
@@ -279,7 +275,7 @@ def test_equal_queries_have_one_canonical_form(text: str, canonical: str) -> Non
 
 @given(st.text(alphabet="datse:?&=%prom,answ/.+ 01j", max_size=40), st.text(max_size=20))
 @example("", ".csv")
-def test_any_text_is_a_spec_that_can_be_parsed_again_or_a_task_error(text: str, value: str) -> None:
+def test_any_text_is_a_spec_that_can_be_parsed_again_or_a_task_error(text, value):
     for query in (text, f"prompt={value}&answer=a", f"prompt=q&reward={value}&answer=a", f"prompt=q&answer=a={value}"):
         try:
             spec = parse_spec(f"dataset:{query}"), parse_spec(f"dataset:./d.csv?{query}")
@@ -291,7 +287,7 @@ def test_any_text_is_a_spec_that_can_be_parsed_again_or_a_task_error(text: str, 
             assert parse_spec(each.canonical).canonical == each.canonical
 
 
-def test_nodes_with_equal_data_share_a_run_and_other_data_is_an_error(tmp_path: Path) -> None:
+def test_nodes_with_equal_data_share_a_run_and_other_data_is_an_error(tmp_path):
     first, second = Home(tmp_path / "1"), Home(tmp_path / "2")
     first_file, second_file = write(tmp_path / "first.jsonl"), write(tmp_path / "second.csv")
     plan = plan_run(None, f"dataset:{first_file}?name=sums&{QUERY}", home=first)
@@ -322,7 +318,7 @@ def test_nodes_with_equal_data_share_a_run_and_other_data_is_an_error(tmp_path: 
         load_task(plan_run(str(run_file), None, home=second).task_spec)
 
 
-def test_a_run_from_a_peer_must_pin_its_data(tmp_path: Path) -> None:
+def test_a_run_from_a_peer_must_pin_its_data(tmp_path):
     manifest = RunManifest(name="x", task=f"dataset:s?{QUERY}")
     task = f"dataset:{write(tmp_path / 's.jsonl')}"
     with pytest.raises(ConfigError, match="does not pin its data set"):
@@ -330,14 +326,14 @@ def test_a_run_from_a_peer_must_pin_its_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["dataset:" + "?&" * 250, "dataset:?" + "a=" * 250, "+dataset:?=1" * 40, "dataset:s"])
-def test_a_peers_domain_outside_the_run_counts_as_none(text: str) -> None:
+def test_a_peers_domain_outside_the_run_counts_as_none(text):
     run_task = f"arithmetic+dataset:s?{QUERY}&sha256={'0' * 32}"
     assert validated_domain(text, run_task) == ""
     own = str(replace(parse_spec(run_task), parts=parse_spec(run_task).parts[1:]))
     assert validated_domain(own, run_task) == own
 
 
-def test_other_rewards_make_another_run_instead_of_a_domain(tmp_path: Path) -> None:
+def test_other_rewards_make_another_run_instead_of_a_domain(tmp_path):
     file, home = write(tmp_path / "s.jsonl"), Home(tmp_path / "home")
     mixed = plan_run(None, f"dataset:{file}?{QUERY}+arithmetic", home=home)
     run_file = tmp_path / "run.toml"
@@ -352,7 +348,7 @@ def test_other_rewards_make_another_run_instead_of_a_domain(tmp_path: Path) -> N
     assert other.manifest.run_id != mixed.manifest.run_id
 
 
-def test_a_task_that_is_too_long_for_a_manifest_is_an_error(tmp_path: Path) -> None:
+def test_a_task_that_is_too_long_for_a_manifest_is_an_error(tmp_path):
     file = write(tmp_path / "s.jsonl")
     parts = [f"dataset:{file}?{QUERY}&name={'n' * 60}{number}" for number in range(6)]
     with pytest.raises(ConfigError, match="the task has .* characters, at most 512"):

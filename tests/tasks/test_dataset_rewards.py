@@ -1,7 +1,5 @@
 """Weighted rewards of `dataset:` in the scoring process, with costly patterns and malformed texts."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -51,27 +49,27 @@ def scores(task: Task, *texts: str) -> list[float]:
         ("&reward=math,exact&style=plain", [1 / 2, 0.0, 0.0, 1.0, 0.0]),
     ],
 )
-def test_the_reward_is_the_weighted_mean(tmp_path: Path, query: str, expected: list[float]) -> None:
+def test_the_reward_is_the_weighted_mean(tmp_path, query, expected):
     texts = [think_answer(" 1/2 "), think_answer("0.5"), think_answer("7"), "1/2", ""]
     assert scores(task_of(tmp_path, query), *texts) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.usefixtures("rows_in_this_process")
-def test_the_full_reward_is_exactly_one(tmp_path: Path) -> None:
+def test_the_full_reward_is_exactly_one(tmp_path):
     """pass@1 counts a completion as right if its reward is at least 1."""
     for weights in ("math:0.1,format:0.2,exact:0.7", "math:7,format:11,exact:13", "math:1,format:0.3,exact:0.25"):
         assert scores(task_of(tmp_path, f"&reward={weights}"), think_answer("1/2")) == [1.0]
 
 
 @pytest.mark.usefixtures("rows_in_this_process")
-def test_the_smallest_weight_is_larger_than_the_slack_of_validation(tmp_path: Path) -> None:
+def test_the_smallest_weight_is_larger_than_the_slack_of_validation(tmp_path):
     """A peer's claimed reward may differ by REWARD_SLACK."""
     least, other = scores(task_of(tmp_path, "&reward=math:0.999,format:0.001"), think_answer("7"), "7")
     assert other == 0.0
     assert least > 5 * REWARD_SLACK
 
 
-async def test_no_text_makes_a_pattern_backtrack(tmp_path: Path) -> None:
+async def test_no_text_makes_a_pattern_backtrack(tmp_path):
     cost = ScoringCost()
     patterns = ("(a%2B)%2B$", "(.*)(.*)(.*)(.*)(.*)(.*)x$", "(a{1,100}){1,10}b")
     tasks = [task_of(tmp_path, f"&reward=regex&pattern={pattern}&name=p{i}") for i, pattern in enumerate(patterns)]
@@ -82,7 +80,7 @@ async def test_no_text_makes_a_pattern_backtrack(tmp_path: Path) -> None:
     assert cost.num_unfinished == 0
 
 
-def test_a_daemon_with_the_reward_regex_imports_no_pyarrow(tmp_path: Path) -> None:
+def test_a_daemon_with_the_reward_regex_imports_no_pyarrow(tmp_path):
     """pyarrow takes 50 MB of memory. The child process that reads the rows checks the pattern."""
     task_of(tmp_path, "")
     name = f"dataset:{tmp_path}/d.jsonl?prompt=q&reward=regex&pattern=x"
@@ -91,13 +89,13 @@ def test_a_daemon_with_the_reward_regex_imports_no_pyarrow(tmp_path: Path) -> No
     assert done.stdout == "False\n"
 
 
-def test_a_text_of_invalid_unicode_is_scored(tmp_path: Path) -> None:
+def test_a_text_of_invalid_unicode_is_scored(tmp_path):
     task = task_of(tmp_path, "&reward=regex,exact&pattern=x")
     assert [task.score(task[0], text) for text in ("\ud800", "x\ud800", "\0x")] == [0.0, 0.5, 0.5]
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def plugin(tmp_path, monkeypatch):
     (tmp_path / "reward_plugin.py").write_text(PLUGIN)
     rewards = "[ftis_node.rewards]\nhalf = reward_plugin:half\nfive = reward_plugin:five\n"
     write_distribution(tmp_path, "reward-plugin", rewards)
@@ -106,13 +104,13 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_reward_of_a_plug_in_is_part_of_the_mean(tmp_path: Path) -> None:
+def test_a_reward_of_a_plug_in_is_part_of_the_mean(tmp_path):
     assert scores(task_of(tmp_path, "&reward=math:1,half:3"), think_answer("1/2"), "") == [0.625, 0.375]
     with pytest.raises(TaskError, match=r"gave the reward 5.0, which is not in \[0, 1\]"):
         scores(task_of(tmp_path, "&reward=math:9,five:1"), think_answer("1/2"))
 
 
-def test_answers_for_votes_follow_the_style(tmp_path: Path) -> None:
+def test_answers_for_votes_follow_the_style(tmp_path):
     task = task_of(tmp_path, "&reward=math,format")
     texts = (think_answer(" $07$ "), think_answer(" "), "7")
     assert [answer_in(task, task[0], text) for text in texts] == ["7", None, None]

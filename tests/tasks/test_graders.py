@@ -1,7 +1,5 @@
 """The libraries that grade: their releases by name, and a start that fails if they give wrong rewards."""
 
-from __future__ import annotations
-
 import json
 from importlib.metadata import version
 from pathlib import Path
@@ -51,7 +49,7 @@ class FaultyGrader(HostileTask):
 
 
 @pytest.fixture
-def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def plugins(tmp_path, monkeypatch):
     (tmp_path / "graded_plugin.py").write_text(PLUGIN)
     points = "[ftis_node.tasks]\nchecked = graded_plugin:Checked\n[ftis_node.rewards]\nhalf = graded_plugin:half\n"
     write_distribution(tmp_path, "graded-plugin", points, version="2.0")
@@ -59,7 +57,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def broken_latex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def broken_latex(tmp_path, monkeypatch):
     """A package that the scoring process, which is new, finds first."""
     (tmp_path / "latex2sympy2_extended").mkdir()
     (tmp_path / "latex2sympy2_extended" / "__init__.py").write_text(
@@ -74,7 +72,7 @@ def task_of(folder: Path, query: str = "") -> Task:
 
 
 @pytest.mark.usefixtures("plugins")
-def test_a_task_names_the_releases_that_decide_its_rewards(tmp_path: Path) -> None:
+def test_a_task_names_the_releases_that_decide_its_rewards(tmp_path):
     by_hand = task_of(tmp_path, "&reward=exact,format")
     assert grader_releases(load_task("arithmetic")) == grader_releases(by_hand) == ""
     assert grader_releases(load_task("rg:chain_sum")) == GYM
@@ -84,19 +82,19 @@ def test_a_task_names_the_releases_that_decide_its_rewards(tmp_path: Path) -> No
     assert grader_releases(load_task("rg:chain_sum@half")) == f"graded-plugin 2.0, {GYM}"
 
 
-def test_the_releases_of_a_mixture_are_bounded() -> None:
+def test_the_releases_of_a_mixture_are_bounded():
     long = HostileTask()
     long.grader = "é" * MAX_GRADER_BYTES  # type: ignore[attr-defined]
     assert grader_releases(MixedTask([long, HostileTask()], weights=[1, 1], name="two")) == "é" * 128
 
 
-async def test_working_graders_pass_their_check(tmp_path: Path) -> None:
+async def test_working_graders_pass_their_check(tmp_path):
     async with IsolatedScorer(load_task("arithmetic+rg:leg_counting"), task_of(tmp_path)) as scorer:
         await scorer.check()
 
 
 @pytest.mark.usefixtures("broken_latex")
-async def test_a_broken_grader_is_named_and_its_process_ends(tmp_path: Path) -> None:
+async def test_a_broken_grader_is_named_and_its_process_ends(tmp_path):
     """`math_verify.parse` hides such an error: without the check each answer in LaTeX would be wrong."""
     scorer = IsolatedScorer(task_of(tmp_path))
     with pytest.raises(MachineError) as error:
@@ -109,7 +107,7 @@ async def test_a_broken_grader_is_named_and_its_process_ends(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("plugins")
-async def test_a_plug_in_checks_its_own_library() -> None:
+async def test_a_plug_in_checks_its_own_library():
     with pytest.raises(MachineError, match=r"^the plug-in task 'checked' of graded-plugin 2.0 failed: OSError: no lib"):
         await IsolatedScorer(load_task("checked")).__aenter__()
 
@@ -117,18 +115,18 @@ async def test_a_plug_in_checks_its_own_library() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"), [("broken", "library 7 cannot grade here"), ("segfault", "exit code -11")]
 )
-async def test_a_check_that_fails_or_dies_ends_the_start(fault: str, message: str) -> None:
+async def test_a_check_that_fails_or_dies_ends_the_start(fault, message):
     with pytest.raises(MachineError, match=message):
         await IsolatedScorer(FaultyGrader(fault), limits=LIMITS).__aenter__()
 
 
-async def test_a_check_on_a_busy_machine_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_check_on_a_busy_machine_is_skipped(caplog):
     async with IsolatedScorer(FaultyGrader("sleep"), limits=LIMITS):
         assert "hostile: its grader was not checked: a text was not scored within 3 s" in caplog.text
 
 
 @pytest.mark.usefixtures("broken_latex")
-def test_doctor_names_a_broken_grader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_names_a_broken_grader(tmp_path, capsys):
     assert run(["doctor", "--only", "grader", "--json", "--home", str(tmp_path / "home")]) == 3
     found = json.loads(capsys.readouterr().out)
     assert [(one["id"], one["level"]) for one in found] == [("grader.broken", "fail"), ("grader.works", "ok")]

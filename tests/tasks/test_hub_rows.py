@@ -1,11 +1,8 @@
 """Rows of the hub, which are streamed and kept for starts without it; GSM8K and MATH-500 from local files."""
 
-from __future__ import annotations
-
 import json
 import logging
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +12,14 @@ from ftis_node.records.group import PromptRef
 from ftis_node.tasks import dataset_rows, held_out_spec, load_task
 from ftis_node.tasks.dataset_query import RowSource
 from ftis_node.tasks.dataset_rows import read_rows
-from tests.hub_stand_in import TOKEN, Repository, StandIn, running_stand_in
+from tests.hub_stand_in import TOKEN, Repository, running_stand_in
 from tests.tasks.test_dataset import QUERY
 
 ROWS = b"".join(json.dumps({"q": f"{i}+1=", "a": i + 1, "more": None}).encode() + b"\n" for i in range(10))
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     """An empty folder of the hub's libraries."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
@@ -31,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+def hub(home, monkeypatch):
     with running_stand_in() as hub:
         hub.repositories["datasets/o/n"] = Repository(private=False, branches={"main": {"train.jsonl": ROWS}})
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
@@ -39,9 +36,7 @@ def hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
         yield hub
 
 
-def test_rows_are_streamed_and_kept(
-    hub: StandIn, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_are_streamed_and_kept(hub, home, monkeypatch, caplog):
     spec = f"dataset:o/n?split=train[2:4]&{QUERY}"
     task = load_task(spec)
     assert [(task[i].prompt[0]["content"], task[i].answer) for i in range(len(task))] == [("2+1=", "3"), ("3+1=", "4")]
@@ -61,9 +56,7 @@ def test_rows_are_streamed_and_kept(
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(("spec", "advice"), [("gsm8k", "gsm8k:PATH"), ("math500", "math500:PATH")])
-def test_an_unreachable_hub_is_a_network_error_without_long_retries(
-    monkeypatch: pytest.MonkeyPatch, spec: str, advice: str
-) -> None:
+def test_an_unreachable_hub_is_a_network_error_without_long_retries(monkeypatch, spec, advice):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{unused.getsockname()[1]}")
@@ -72,7 +65,7 @@ def test_an_unreachable_hub_is_a_network_error_without_long_retries(
 
 
 @pytest.mark.usefixtures("home")
-def test_a_hub_that_does_not_answer_is_an_error_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer_is_an_error_after_the_time_limit(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(NetworkError, match=r"gsm8k \(test\): not read within 0.5 s: give a local file as FILE"):
@@ -80,7 +73,7 @@ def test_a_hub_that_does_not_answer_is_an_error_after_the_time_limit(monkeypatch
 
 
 @pytest.mark.usefixtures("home")
-def test_a_source_that_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "private/notes").mkdir(parents=True)
@@ -90,7 +83,7 @@ def test_a_source_that_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: p
         load_task(f"dataset:o/n?split=train[:10%25]&{QUERY}")
 
 
-def test_a_data_set_of_the_hub_has_the_splits_that_its_spec_names() -> None:
+def test_a_data_set_of_the_hub_has_the_splits_that_its_spec_names():
     with pytest.raises(TaskError, match="names no split of held-out problems: add test=SPLIT"):
         load_task(f"dataset:o/n?{QUERY}", split="test")
     assert held_out_spec(f"dataset:o/n?{QUERY}") is None
@@ -114,7 +107,7 @@ def _write(file: Path, *rows: object) -> Path:
     return file
 
 
-def test_gsm8k_is_read_from_a_file(tmp_path: Path) -> None:
+def test_gsm8k_is_read_from_a_file(tmp_path):
     task = load_task(f"gsm8k:{_write(tmp_path / 'any name.jsonl', CLIPS, MILES)}", split="test")
     item = task[1]
     assert (task.name, task.split, len(task)) == ("gsm8k", "test", 2)
@@ -128,23 +121,23 @@ def test_gsm8k_is_read_from_a_file(tmp_path: Path) -> None:
     assert task.resolve(item.ref) == item
 
 
-def test_math500_is_read_from_a_file(tmp_path: Path) -> None:
+def test_math500_is_read_from_a_file(tmp_path):
     task = load_task(f"math500:{_write(tmp_path / 'test.jsonl', POLAR)}", split="test")
     assert task[0].prompt[1]["content"] == POLAR["problem"]
     assert task[0].answer == POLAR["answer"]
     assert task.name == "math500"
 
 
-def test_a_tilde_in_a_path_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_in_a_path_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     _write(tmp_path / "train.jsonl", CLIPS)
     assert len(load_task("gsm8k:~/train.jsonl")) == 1
 
 
-def test_blank_lines_at_the_end_are_ignored(tmp_path: Path) -> None:
+def test_blank_lines_at_the_end_are_ignored(tmp_path):
     assert len(load_task(f"gsm8k:{_write(tmp_path / 'train.jsonl', CLIPS, '', ' ')}")) == 1
 
 
-def test_math500_has_no_training_problems_on_the_hub() -> None:
+def test_math500_has_no_training_problems_on_the_hub():
     with pytest.raises(TaskError, match=r"^math500 is for evaluation, .* give a file .* as math500:PATH$"):
         load_task("math500")

@@ -4,8 +4,6 @@ Spellings of a number. Each reference of a data set agrees with itself in severa
 GSM8K and MATH-500; `python -m tests.tasks.test_math_answers FILE...` checks whole files.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -16,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.tasks import Task, load_task
+from ftis_node.tasks import load_task
 from ftis_node.tasks.answers import answers_agree, final_answer
 from ftis_node.tasks.number_answers import cleaned, is_expression, number_in, plain_number, sides_of
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> Task:
+def task(tmp_path):
     file = tmp_path / "train.jsonl"
     file.write_text(json.dumps({"question": "How many clips?", "answer": "48 + 24\n#### 72"}) + "\n")
     return load_task(f"gsm8k:{file}")
@@ -41,12 +39,12 @@ def task(tmp_path: Path) -> Task:
         ("<think>x</think><answer>\ud800 \x00</answer>", 0.0),
     ],
 )
-def test_the_reward_needs_format_and_answer(task: Task, completion: str, reward: float) -> None:
+def test_the_reward_needs_format_and_answer(task, completion, reward):
     assert task.score(task[0], completion) == reward
 
 
-def test_an_answer_on_which_the_parser_raises_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
+def test_an_answer_on_which_the_parser_raises_is_wrong(monkeypatch):
+    def fail(*_, **__):
         raise ZeroDivisionError
 
     monkeypatch.setattr("math_verify.verify", fail)
@@ -62,7 +60,7 @@ def test_an_answer_on_which_the_parser_raises_is_wrong(monkeypatch: pytest.Monke
         ("<think>is a < b?</think><answer></answer>", ""),
     ],
 )
-def test_the_answer_of_a_text_in_the_format(text: str, answer: str) -> None:
+def test_the_answer_of_a_text_in_the_format(text, answer):
     assert final_answer(text) == answer
 
 
@@ -83,7 +81,7 @@ def test_the_answer_of_a_text_in_the_format(text: str, answer: str) -> None:
         "<Think>x</Think><Answer>72</Answer>",
     ],
 )
-def test_a_text_outside_the_format_has_no_answer(text: str) -> None:
+def test_a_text_outside_the_format_has_no_answer(text):
     assert final_answer(text) is None
 
 
@@ -91,7 +89,7 @@ _PIECES = st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", " ", 
 
 
 @given(st.lists(_PIECES, max_size=12).map("".join))
-def test_an_answer_is_found_only_if_the_whole_text_can_be_parsed(text: str) -> None:
+def test_an_answer_is_found_only_if_the_whole_text_can_be_parsed(text):
     answer = final_answer(text)
     if answer is not None:
         thought, _, rest = text.strip().removeprefix("<think>").partition("</think>")
@@ -175,21 +173,21 @@ def disagreeing(reference: str) -> list[str]:
     return [text for text in spellings(reference) if not answers_agree(reference, text)]
 
 
-def test_spellings_of_the_right_answer_agree() -> None:
+def test_spellings_of_the_right_answer_agree():
     assert [(right, text) for right, texts in RIGHT.items() for text in texts if not answers_agree(right, text)] == []
 
 
-def test_other_answers_and_several_answers_do_not_agree() -> None:
+def test_other_answers_and_several_answers_do_not_agree():
     assert [(right, text) for right, texts in WRONG.items() for text in texts if answers_agree(right, text)] == []
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
-def test_a_reference_agrees_with_itself(reference: str) -> None:
+def test_a_reference_agrees_with_itself(reference):
     assert disagreeing(reference) == []
 
 
 @given(st.lists(st.sampled_from(PARTS), max_size=60).map("".join))
-def test_no_text_raises_an_error(text: str) -> None:
+def test_no_text_raises_an_error(text):
     plain_number(text)
     number_in(cleaned(text))
     is_expression(sides_of(cleaned(text))[1])

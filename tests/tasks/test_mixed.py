@@ -1,7 +1,5 @@
 """Mixtures interleave the problems of their parts by weight, and references name the part."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,15 +45,15 @@ def _order(task: Task) -> str:
     return " ".join(f"{task[index].ref.task}{task[index].ref.index}" for index in range(len(task)))
 
 
-def test_parts_alternate_by_weight() -> None:
+def test_parts_alternate_by_weight():
     assert _order(_mixture(("a", 6, 3), ("b", 2, 1))) == "a0 a1 b0 a2 a3 a4 b1 a5"
 
 
-def test_the_shorter_part_repeats_until_the_longer_ends() -> None:
+def test_the_shorter_part_repeats_until_the_longer_ends():
     assert _order(_mixture(("a", 5, 2), ("b", 1, 1))) == "a0 b0 a1 a2 b0 a3 a4 b0 a0"
 
 
-def test_the_part_resolves_references_and_scores() -> None:
+def test_the_part_resolves_references_and_scores():
     mixture = _mixture(("a", 2, 1), ("b", 2, 1))
     item = mixture[1]
     assert item.ref == PromptRef("b", "train", 0)
@@ -67,12 +65,12 @@ def test_the_part_resolves_references_and_scores() -> None:
 @pytest.mark.parametrize(
     "ref", [PromptRef("mixture", "train", 0), PromptRef("c", "train", 0), PromptRef("a", "train", 2)]
 )
-def test_unknown_references_raise_key_error(ref: PromptRef) -> None:
+def test_unknown_references_raise_key_error(ref):
     with pytest.raises(KeyError):
         _mixture(("a", 2, 1), ("b", 2, 1)).resolve(ref)
 
 
-def test_the_order_in_a_spec_does_not_matter() -> None:
+def test_the_order_in_a_spec_does_not_matter():
     one, other = load_task("arithmetic:sub=2+arithmetic:add"), load_task("arithmetic:add=1+arithmetic:sub=2")
     assert isinstance(one, MixedTask)
     assert one.name == other.name == "arithmetic:add+arithmetic:sub=2"
@@ -81,7 +79,7 @@ def test_the_order_in_a_spec_does_not_matter() -> None:
     assert one[0] == ArithmeticTask("train", parts="sub")[0]
 
 
-def test_a_mixture_is_isolated_if_any_part_is() -> None:
+def test_a_mixture_is_isolated_if_any_part_is():
     class Isolated(_Numbered):
         isolate_scoring = True
 
@@ -106,34 +104,34 @@ RUN = "arithmetic:add+arithmetic:sub=2+gsm8k"
         ("gsm8k@brief", False),
     ],
 )
-def test_a_domain_is_a_proper_part_of_the_mixture(spec: str, expected: bool) -> None:
+def test_a_domain_is_a_proper_part_of_the_mixture(spec, expected):
     assert is_domain(parse_spec(spec), parse_spec(RUN)) is expected
 
 
-def test_a_run_of_one_task_has_no_domains() -> None:
+def test_a_run_of_one_task_has_no_domains():
     assert not is_domain(parse_spec("gsm8k:/data/g"), parse_spec("gsm8k"))
 
 
 @pytest.mark.parametrize(
     "text", ["", "gsm8k=2", "gsm8k+arithmetic:add", "math500", "gsm8k:/etc/passwd", "\x1b[2J", RUN]
 )
-def test_a_text_that_is_no_canonical_domain_of_the_run_counts_as_none(text: str) -> None:
+def test_a_text_that_is_no_canonical_domain_of_the_run_counts_as_none(text):
     assert validated_domain(text, RUN) == ""
 
 
-def test_a_canonical_domain_is_accepted_unchanged() -> None:
+def test_a_canonical_domain_is_accepted_unchanged():
     assert validated_domain("arithmetic:add+gsm8k=3", RUN) == "arithmetic:add+gsm8k=3"
     assert part_names("arithmetic:add+gsm8k=3") == {"arithmetic:add", "gsm8k"}
     assert part_names("") == frozenset()
 
 
-def test_proportions_are_by_weight() -> None:
+def test_proportions_are_by_weight():
     assert proportions(RUN) == {"arithmetic:add": 0.25, "arithmetic:sub": 0.5, "gsm8k": 0.25}
     assert proportions("gsm8k@brief") == {"gsm8k@brief": 1.0}
 
 
 @given(st.one_of(st.text(max_size=520), st.text(alphabet="gsm8k+=0123456789.@:", max_size=520)))
-def test_any_text_of_a_peer_gives_a_domain_or_none(text: str) -> None:
+def test_any_text_of_a_peer_gives_a_domain_or_none(text):
     domain = validated_domain(text, RUN)
     assert domain in ("", text)
     assert part_names(domain) <= part_names(RUN)

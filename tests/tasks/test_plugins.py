@@ -1,10 +1,7 @@
 """Plug-ins: a real package that pip installed, and faulty ones whose errors name their package."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -81,7 +78,7 @@ FAULTY_NAMES = ("unscored", "unresolved", "inconsistent", "itemless", "leaving")
 
 
 @pytest.fixture
-def faulty_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def faulty_plugins(tmp_path, monkeypatch):
     """A package in which every plug-in but `valid` breaks one rule; another package has the same `twice`."""
     (tmp_path / "faulty_plugin.py").write_text(FAULTY)
     entries = "\n".join(
@@ -96,9 +93,7 @@ def faulty_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "faulty_plugin", raising=False)
 
 
-async def test_the_example_package_has_a_task_and_a_reward(
-    example_plugin: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_example_package_has_a_task_and_a_reward(example_plugin, monkeypatch):
     monkeypatch.syspath_prepend(example_plugin)
     sorting, arithmetic = load_task("sorting", split="test"), load_task("arithmetic:add@brief")
     assert sorting.resolve(sorting[7].ref) == sorting[7] != sorting[8]
@@ -131,7 +126,7 @@ async def test_the_example_package_has_a_task_and_a_reward(
         ("valid@brieff", "unknown reward 'brieff': known are "),
     ],
 )
-def test_the_error_of_a_faulty_plug_in_names_its_package(spec: str, message: str) -> None:
+def test_the_error_of_a_faulty_plug_in_names_its_package(spec, message):
     with pytest.raises(TaskError) as caught:
         load_task(spec)
     assert message in str(caught.value)
@@ -139,7 +134,7 @@ def test_the_error_of_a_faulty_plug_in_names_its_package(spec: str, message: str
 
 
 @pytest.mark.usefixtures("faulty_plugins")
-async def test_later_errors_of_a_faulty_plug_in_are_contained() -> None:
+async def test_later_errors_of_a_faulty_plug_in_are_contained():
     unscored, unresolved, valid = load_task("unscored"), load_task("unresolved"), load_task("valid")
     with pytest.raises(KeyError):  # validation refuses an unknown prompt by this error
         unresolved.resolve(PromptRef("unresolved", "train", 2))
@@ -151,13 +146,13 @@ async def test_later_errors_of_a_faulty_plug_in_are_contained() -> None:
 
 
 @pytest.mark.usefixtures("faulty_plugins")
-def test_the_answers_of_a_plug_in() -> None:
+def test_the_answers_of_a_plug_in():
     task = load_task("unscored")
     assert [answer_in(task, task[0], text) for text in ("x  1", "y", "", "z")] == ["x  1", None, None, None]
 
 
 @pytest.mark.usefixtures("faulty_plugins")
-def test_listing_plug_ins_imports_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_listing_plug_ins_imports_none(capsys):
     assert run(["tasks"]) == 0
     out = capsys.readouterr().out
     assert "plug-in   task leaving  (faulty-plugin 2.0, faulty_plugin:leaving)" in out
@@ -165,7 +160,7 @@ def test_listing_plug_ins_imports_none(capsys: pytest.CaptureFixture[str]) -> No
     assert "faulty_plugin" not in sys.modules
 
 
-def test_listing_tasks_loads_no_library_of_a_task() -> None:
+def test_listing_tasks_loads_no_library_of_a_task():
     code = (
         "import sys; from ftis_node.cli.app import run; run(['tasks'])\n"
         "loaded = {'torch', 'datasets', 'reasoning_gym', 'sympy', 'pebble'} & set(sys.modules)\n"
@@ -174,7 +169,7 @@ def test_listing_tasks_loads_no_library_of_a_task() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
-def test_showing_a_task_scores_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_showing_a_task_scores_its_answer(capsys):
     assert run(["tasks", "arithmetic"]) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == ["answer: 10", "reward of the answer alone: 1.0"]
     assert run(["tasks", "gsm9k"]) == 2

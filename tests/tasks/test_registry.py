@@ -1,10 +1,7 @@
 """Loading a task by its spec: built-in names, plug-ins, unknown names, and no library for parsing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -43,7 +40,7 @@ def failing(split):
 
 
 @pytest.fixture
-def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def plugins(tmp_path, monkeypatch):
     """An installed package with several tasks, of which only `echo` is valid."""
     (tmp_path / "echo_plugin.py").write_text(PLUGIN)
     write_distribution(
@@ -57,7 +54,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("spec", ["arithmetic", "arithmetic:add", "arithmetic:sub", "rg:leg_counting"])
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_a_built_in_task_without_a_file_is_loaded(spec: str, split: str) -> None:
+def test_a_built_in_task_without_a_file_is_loaded(spec, split):
     task = load_task(spec, split=split)
     assert isinstance(task, Task)
     assert (task.name, task.split) == (spec, split)
@@ -65,14 +62,14 @@ def test_a_built_in_task_without_a_file_is_loaded(spec: str, split: str) -> None
 
 
 @pytest.mark.usefixtures("plugins")
-def test_a_plug_in_is_loaded_by_its_name() -> None:
+def test_a_plug_in_is_loaded_by_its_name():
     task = load_task("echo", split="test")
     assert task.split == "test"
     assert task.score(task[0], "x") == 1.0
 
 
 @pytest.mark.usefixtures("plugins")
-def test_a_plug_in_can_be_mixed() -> None:
+def test_a_plug_in_can_be_mixed():
     task = load_task("echo+arithmetic")
     assert [task[index].ref.task for index in range(2)] == ["arithmetic", "echo"]
 
@@ -88,14 +85,14 @@ def test_a_plug_in_can_be_mixed() -> None:
         ("no-such", "rg:NAME of reasoning-gym, absent, echo, failing"),
     ],
 )
-def test_a_faulty_plug_in_is_a_task_error(name: str, message: str) -> None:
+def test_a_faulty_plug_in_is_a_task_error(name, message):
     with pytest.raises(TaskError) as caught:
         load_task(name)
     assert message in str(caught.value)
 
 
 @pytest.mark.usefixtures("plugins")
-def test_a_plug_in_cannot_replace_a_built_in_task(tmp_path: Path) -> None:
+def test_a_plug_in_cannot_replace_a_built_in_task(tmp_path):
     with pytest.raises(TaskError, match="cannot be read"):
         load_task(f"gsm8k:{tmp_path}/absent.jsonl")
 
@@ -115,19 +112,19 @@ def test_a_plug_in_cannot_replace_a_built_in_task(tmp_path: Path) -> None:
         ("math500", "math500 is for evaluation, it has no split 'train'"),
     ],
 )
-def test_a_task_without_training_problems_is_a_one_line_error(spec: str, message: str) -> None:
+def test_a_task_without_training_problems_is_a_one_line_error(spec, message):
     with pytest.raises(TaskError) as caught:
         load_task(spec, split="train")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_split_is_an_error() -> None:
+def test_an_unknown_split_is_an_error():
     with pytest.raises(TaskError, match="unknown split 'validation'"):
         load_task("arithmetic", split="validation")
 
 
-def test_importing_the_package_loads_no_library_of_a_task() -> None:
+def test_importing_the_package_loads_no_library_of_a_task():
     code = (
         "import sys, ftis_node.tasks as tasks; tasks.parse_spec('gsm8k+rg:chain_sum'); tasks.load_task('arithmetic')\n"
         "loaded = {'torch', 'datasets', 'reasoning_gym', 'math_verify', 'sympy', 'pebble'} & set(sys.modules)\n"
@@ -137,7 +134,7 @@ def test_importing_the_package_loads_no_library_of_a_task() -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_the_held_out_spec_has_the_parts_with_a_test_split(tmp_path: Path) -> None:
+def test_the_held_out_spec_has_the_parts_with_a_test_split(tmp_path):
     file = tmp_path / "train.jsonl"
     file.touch()
     assert str(held_out_spec("arithmetic:add")) == "arithmetic:add"

@@ -1,7 +1,5 @@
 """reasoning-gym's tasks have the same problems in every process, and score answers. No answer runs as code."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json
@@ -9,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -43,7 +40,7 @@ SAMPLE = [
 
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("generator", SAMPLE)
-def test_the_reference_scores_one_only_in_the_format(generator: str, split: str) -> None:
+def test_the_reference_scores_one_only_in_the_format(generator, split):
     task = load_task(f"rg:{generator}", split=split)
     item = task[3]
     assert task.resolve(item.ref) == item
@@ -56,12 +53,12 @@ def test_the_reference_scores_one_only_in_the_format(generator: str, split: str)
     "text", ["", "<answer>", think_answer("\ud800\x00"), think_answer("{" * 30_000), think_answer("1e400")]
 )
 @pytest.mark.parametrize("generator", ["countdown", "spiral_matrix", "graph_color", "complex_arithmetic"])
-def test_malformed_text_does_not_raise(generator: str, text: str) -> None:
+def test_malformed_text_does_not_raise(generator, text):
     task = load_task(f"rg:{generator}")
     assert 0.0 <= task.score(task[0], text) < 0.5
 
 
-def test_splits_do_not_overlap() -> None:
+def test_splits_do_not_overlap():
     (train, num_train), (test, num_test) = SPLITS["train"], SPLITS["test"]
     assert train + num_train <= test or test + num_test <= train
     tasks = [load_task("rg:chain_sum", split=split) for split in ("train", "test")]
@@ -69,7 +66,7 @@ def test_splits_do_not_overlap() -> None:
     assert not train_prompts & test_prompts
 
 
-def test_a_task_is_pickled_without_its_problems() -> None:
+def test_a_task_is_pickled_without_its_problems():
     task = ReasoningGymTask("leg_counting", "test")
     before = task[5]
     pickled = pickle.dumps(task)
@@ -78,7 +75,7 @@ def test_a_task_is_pickled_without_its_problems() -> None:
 
 
 @pytest.mark.parametrize("generator", REFUSED)
-def test_an_unusable_generator_is_an_error_with_the_reason(generator: str) -> None:
+def test_an_unusable_generator_is_an_error_with_the_reason(generator):
     with pytest.raises(TaskError, match=f"rg:{generator} cannot be used: "):
         load_task(f"rg:{generator}")
 
@@ -92,7 +89,7 @@ json.dump({name: [task[i].prompt[1]["content"] for i in (9, 4, 0)] for name, tas
 """
 
 
-def test_another_process_has_the_same_prompts() -> None:
+def test_another_process_has_the_same_prompts():
     result = subprocess.run(
         [sys.executable, "-c", IN_ANOTHER_PROCESS, json.dumps(SAMPLE)],
         env=os.environ | {"PYTHONHASHSEED": "4242"},
@@ -114,7 +111,7 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("generator", sorted(EVALUATED | PARSED))
-def test_code_in_an_answer_does_not_run(generator: str, tmp_path: Path) -> None:
+def test_code_in_an_answer_does_not_run(generator, tmp_path):
     task = load_task(f"rg:{generator}")
     mark = tmp_path / "mark"
     for code in (f"open({str(mark)!r}, 'w')", f"__import__('pathlib').Path({str(mark)!r}).touch()"):
@@ -142,7 +139,7 @@ def test_code_in_an_answer_does_not_run(generator: str, tmp_path: Path) -> None:
         ("chain_sum", "9" * 20_001),
     ],
 )
-def test_an_unsafe_answer_is_refused(generator: str, answer: str) -> None:
+def test_an_unsafe_answer_is_refused(generator, answer):
     assert not is_safe_answer(generator, answer, reference="A")
 
 
@@ -161,11 +158,11 @@ def test_an_unsafe_answer_is_refused(generator: str, answer: str) -> None:
         ("chain_sum", "open('anything')"),
     ],
 )
-def test_a_safe_answer_is_accepted(generator: str, answer: str) -> None:
+def test_a_safe_answer_is_accepted(generator, answer):
     assert is_safe_answer(generator, answer, reference="BABCACE")
 
 
-def test_every_evaluating_verifier_is_listed() -> None:
+def test_every_evaluating_verifier_is_listed():
     from reasoning_gym.factory import DATASETS
 
     evaluating = {name for name, (dataset, _) in DATASETS.items() if _evaluates(dataset)}

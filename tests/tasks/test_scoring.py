@@ -1,12 +1,9 @@
 """The scoring process: a text with any fault loses its own score only, and no process stays behind."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
 
 import psutil
 import pytest
@@ -28,17 +25,17 @@ LIMITS = ScoringLimits(time_limit_s=0.2, wall_limit_s=3.0, start_limit_s=60, mem
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def scorer() -> AsyncIterator[IsolatedScorer]:
+async def scorer():
     """One scorer for all tests: after any fault the next text must be scored."""
     async with IsolatedScorer(HostileTask(), limits=LIMITS) as scorer:
         yield scorer
 
 
-async def test_scores_are_in_the_order_of_the_texts(scorer: IsolatedScorer) -> None:
+async def test_scores_are_in_the_order_of_the_texts(scorer):
     assert await scorer.score(ITEM, ["1", "0.25", "0"]) == [(1.0, SCORED), (0.25, SCORED), (0.0, SCORED)]
 
 
-async def test_a_text_that_ends_the_process_does_not_affect_others(scorer: IsolatedScorer) -> None:
+async def test_a_text_that_ends_the_process_does_not_affect_others(scorer):
     assert await scorer.score(ITEM, ["0.5", "stuck", "exit", "0.75"]) == [
         (0.5, SCORED),
         UNSCORED,
@@ -47,7 +44,7 @@ async def test_a_text_that_ends_the_process_does_not_affect_others(scorer: Isola
     ]
 
 
-async def test_a_text_without_a_valid_reward_is_unscored(scorer: IsolatedScorer) -> None:
+async def test_a_text_without_a_valid_reward_is_unscored(scorer):
     faults = ["memory", "raise", "nan", "1.5", "-1", "no number"]
     assert await scorer.score(ITEM, [*faults, "0.75"]) == [UNSCORED] * len(faults) + [(0.75, SCORED)]
 
@@ -56,9 +53,7 @@ async def test_a_text_without_a_valid_reward_is_unscored(scorer: IsolatedScorer)
     ("fault", "stopped", "lost"),
     [("stuck", 1, 0), ("segfault", 1, 0), ("sleep", 0, 1), ("raise", 0, 0)],
 )
-async def test_a_text_is_at_fault_only_for_its_processor_time(
-    scorer: IsolatedScorer, fault: str, stopped: int, lost: int
-) -> None:
+async def test_a_text_is_at_fault_only_for_its_processor_time(scorer, fault, stopped, lost):
     """`sleep` uses no processor time, like a text on a loaded machine: its sender is not at fault."""
     cost = ScoringCost()
     scores = await scorer.score(ITEM, ["0.5", fault, "0.75"], cost=cost)  # the cost of a whole group
@@ -67,7 +62,7 @@ async def test_a_text_is_at_fault_only_for_its_processor_time(
     assert cost.seconds == pytest.approx((stopped + lost) * LIMITS.time_limit_s, abs=0.2)
 
 
-async def test_a_text_is_not_at_fault_if_another_process_kills_its_scorer(scorer: IsolatedScorer) -> None:
+async def test_a_text_is_not_at_fault_if_another_process_kills_its_scorer(scorer):
     ((inverse, _),) = await scorer.score(ITEM, ["pid"])
     cost = ScoringCost()
     scoring = asyncio.create_task(scorer.score(ITEM, ["sleep"], cost=cost))
@@ -77,7 +72,7 @@ async def test_a_text_is_not_at_fault_if_another_process_kills_its_scorer(scorer
     assert (cost.num_stopped, cost.num_lost) == (0, 1)
 
 
-async def test_a_group_of_slow_texts_has_a_common_time_limit(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_group_of_slow_texts_has_a_common_time_limit(caplog):
     limits = ScoringLimits(time_limit_s=0.1, wall_limit_s=5.0, group_limit_s=0.2)
     async with IsolatedScorer(HostileTask(), limits=limits) as scorer:
         await scorer.score(ITEM, ["1"])
@@ -85,31 +80,31 @@ async def test_a_group_of_slow_texts_has_a_common_time_limit(caplog: pytest.LogC
     assert "48 texts of one group took too long to score" in caplog.text
 
 
-async def test_a_process_killed_while_idle_is_replaced(scorer: IsolatedScorer) -> None:
+async def test_a_process_killed_while_idle_is_replaced(scorer):
     ((inverse, _),) = await scorer.score(ITEM, ["pid"])
     os.kill(round(1 / inverse), signal.SIGKILL)
     assert await scorer.score(ITEM, ["0.5"]) == [(0.5, SCORED)]
 
 
-async def test_a_process_that_dies_at_the_start_is_a_worker_died_error() -> None:
+async def test_a_process_that_dies_at_the_start_is_a_worker_died_error():
     with pytest.raises(WorkerDiedError, match="does not stay alive"):
         async with IsolatedScorer(DyingTask(), limits=LIMITS) as scorer:
             await scorer.score(ITEM, ["1"])
 
 
-async def test_a_process_that_is_never_ready_is_a_worker_died_error() -> None:
+async def test_a_process_that_is_never_ready_is_a_worker_died_error():
     limits = ScoringLimits(time_limit_s=0.1, wall_limit_s=0.1, start_limit_s=1)
     with pytest.raises(WorkerDiedError, match="not ready within 1 s"):
         async with IsolatedScorer(HangingTask(), limits=limits) as scorer:
             await scorer.score(ITEM, ["1"])
 
 
-async def test_a_task_that_cannot_be_pickled_is_an_error() -> None:
+async def test_a_task_that_cannot_be_pickled_is_an_error():
     with pytest.raises(TaskError, match="'hostile' needs isolated scoring but cannot be pickled"):
         IsolatedScorer(UnpicklableTask())
 
 
-async def test_a_task_without_isolation_is_scored_in_this_process() -> None:
+async def test_a_task_without_isolation_is_scored_in_this_process():
     arithmetic = ArithmeticTask("train")
     before = _scoring_processes()
     async with IsolatedScorer(arithmetic) as scorer:
@@ -117,12 +112,12 @@ async def test_a_task_without_isolation_is_scored_in_this_process() -> None:
         assert _scoring_processes() == before
 
 
-async def test_an_error_of_a_task_without_isolation_is_contained() -> None:
+async def test_an_error_of_a_task_without_isolation_is_contained():
     async with IsolatedScorer(HostileTask(isolate=False)) as scorer:
         assert await scorer.score(ITEM, ["0.5", "raise", "nan"]) == [(0.5, SCORED), UNSCORED, UNSCORED]
 
 
-async def test_problems_of_evaluations_are_scored_but_not_resolved() -> None:
+async def test_problems_of_evaluations_are_scored_but_not_resolved():
     train, test = ArithmeticTask("train"), ArithmeticTask("test")
     async with IsolatedScorer(train, scored_only=[test]) as scorer:
         assert await scorer.score(test[0], [test[0].answer]) == [(1.0, SCORED)]
@@ -131,7 +126,7 @@ async def test_problems_of_evaluations_are_scored_but_not_resolved() -> None:
             await scorer.resolve(test[0].ref)
 
 
-async def test_each_part_of_a_mixture_is_scored_by_its_isolation() -> None:
+async def test_each_part_of_a_mixture_is_scored_by_its_isolation():
     arithmetic = ArithmeticTask("train")
     mixture = MixedTask([arithmetic, HostileTask()], weights=[1, 1], name="arithmetic+hostile")
     async with IsolatedScorer(mixture, limits=LIMITS) as scorer:
@@ -139,7 +134,7 @@ async def test_each_part_of_a_mixture_is_scored_by_its_isolation() -> None:
         assert await scorer.score(mixture[0], [arithmetic[0].answer]) == [(1.0, SCORED)]
 
 
-async def test_close_ends_busy_processes_within_two_seconds() -> None:
+async def test_close_ends_busy_processes_within_two_seconds():
     before = _scoring_processes()
     scorer = IsolatedScorer(HostileTask(), limits=ScoringLimits(time_limit_s=60))
     await scorer.score(ITEM, ["1"])
@@ -152,7 +147,7 @@ async def test_close_ends_busy_processes_within_two_seconds() -> None:
     assert _scoring_processes() == before
 
 
-async def test_a_cancelled_caller_is_cancelled(scorer: IsolatedScorer) -> None:
+async def test_a_cancelled_caller_is_cancelled(scorer):
     await scorer.score(ITEM, ["1"])
     waiting = asyncio.create_task(scorer.score(ITEM, ["sleep"]))
     await asyncio.sleep(0.1)

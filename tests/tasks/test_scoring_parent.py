@@ -1,13 +1,10 @@
 """The scoring process of a node that SIGKILL ended ends itself, idle, asleep or busy."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -32,7 +29,7 @@ PARENT = """
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("text", ["1", "stuck"])
-def test_the_process_ends_after_its_parent_is_killed(tmp_path: Path, text: str) -> None:
+def test_the_process_ends_after_its_parent_is_killed(tmp_path, text):
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(PARENT))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

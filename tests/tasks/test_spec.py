@@ -1,7 +1,5 @@
 """The grammar of a task spec, and the source and license of each part on a model's card."""
 
-from __future__ import annotations
-
 import pytest
 
 from ftis_node.errors import TaskError
@@ -28,7 +26,7 @@ from ftis_node.tasks.spec import TaskPart, TaskSpec, parse_spec
         ("math500:/b+gsm8k:/a", [TaskPart("gsm8k", "/a"), TaskPart("math500", "/b")]),
     ],
 )
-def test_a_spec_has_parts_with_names_paths_and_weights(text: str, parts: list[TaskPart]) -> None:
+def test_a_spec_has_parts_with_names_paths_and_weights(text, parts):
     assert parse_spec(text) == TaskSpec(tuple(parts))
 
 
@@ -45,7 +43,7 @@ def test_a_spec_has_parts_with_names_paths_and_weights(text: str, parts: list[Ta
         ("gsm8k:/with space/ä.jsonl", "/with space/ä.jsonl", 1),
     ],
 )
-def test_the_end_of_a_path_is_found(text: str, path: str, weight: int) -> None:
+def test_the_end_of_a_path_is_found(text, path, weight):
     spec = parse_spec(text)
     part = next(part for part in spec.parts if part.name == "gsm8k")
     assert (part.path, part.weight) == (path, weight)
@@ -69,14 +67,14 @@ def test_the_end_of_a_path_is_found(text: str, path: str, weight: int) -> None:
         ("gsm8k=1000+arithmetic=1", "add up to 1,001, at most 1,000"),
     ],
 )
-def test_a_malformed_spec_is_a_one_line_error(text: str, message: str) -> None:
+def test_a_malformed_spec_is_a_one_line_error(text, message):
     with pytest.raises(TaskError) as caught:
         parse_spec(text)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_the_canonical_form_has_no_paths_and_one_order_and_scale() -> None:
+def test_the_canonical_form_has_no_paths_and_one_order_and_scale():
     spec = parse_spec("rg:chain_sum=2+gsm8k:/data/a=6")
     assert spec.canonical == "gsm8k=3+rg:chain_sum"
     assert spec.paths == {"gsm8k": "/data/a"}
@@ -103,6 +101,6 @@ def test_the_canonical_form_has_no_paths_and_one_order_and_scale() -> None:
         ),
     ],
 )
-def test_source_and_license_of_a_task(spec: str, line: str, repositories: list[str]) -> None:
+def test_source_and_license_of_a_task(spec, line, repositories):
     canonical = parse_spec(spec).canonical  # as the manifest has it
     assert (task_licenses(canonical), hub_datasets(canonical)) == ([line], repositories)

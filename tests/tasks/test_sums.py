@@ -1,7 +1,5 @@
 """The task `sums` has the same problems on every machine, and scores only the text after the last mark."""
 
-from __future__ import annotations
-
 from hashlib import blake2b
 from pathlib import Path
 
@@ -25,7 +23,7 @@ ROOT = Path(__file__).parents[2]
         ("sums:long", "test", "d1308e5429cd26d3"),
     ],
 )
-def test_the_problems_of_every_spec_do_not_change(name: str, split: str, digest: str) -> None:
+def test_the_problems_of_every_spec_do_not_change(name, split, digest):
     """Nodes of two releases with different problems would refuse each other's groups."""
     task = SumsTask(split, name=name)
     texts = " ".join(task.problem(index).text for index in range(min(len(task), NUM_DRAWS)))
@@ -33,7 +31,7 @@ def test_the_problems_of_every_spec_do_not_change(name: str, split: str, digest:
 
 
 @pytest.mark.parametrize(("name", "num_digits"), [("sums", 3), ("sums:long", 4)])
-def test_no_held_out_problem_is_trained_on_in_either_order(name: str, num_digits: int) -> None:
+def test_no_held_out_problem_is_trained_on_in_either_order(name, num_digits):
     train, test = SumsTask("train", name=name), SumsTask("test", name=name)
     held_out = {frozenset(test.problem(index)[:2]) for index in range(len(test))}
     shown = [train.problem(index) for index in range(NUM_DRAWS)]
@@ -59,21 +57,21 @@ def test_no_held_out_problem_is_trained_on_in_either_order(name: str, num_digits
         ("", 0.0),
     ],
 )
-def test_the_text_after_the_last_mark_is_the_answer(text: str, reward: float) -> None:
+def test_the_text_after_the_last_mark_is_the_answer(text, reward):
     task = load_task("sums")
     assert task.score(task[0], text) == reward
 
 
-def test_the_page_determines_the_problems() -> None:
+def test_the_page_determines_the_problems():
     """This follows docs/train/tasks.md."""
 
-    def number(text: str) -> int:
+    def number(text):
         return int.from_bytes(blake2b(text.encode("ascii"), digest_size=8).digest(), "little")
 
-    def draw(text: str) -> tuple[int, int]:
+    def draw(text):
         return 100 + number(text) % 900, 100 + number(text) // 900 % 900
 
-    def is_held_out(left: int, right: int) -> bool:
+    def is_held_out(left, right):
         return number(f"{max(left, right)}+{min(left, right)}") % 16 == 0
 
     train, test = SumsTask("train"), SumsTask("test")
@@ -89,7 +87,7 @@ def test_the_page_determines_the_problems() -> None:
     assert row.split(" | ")[1:8] == [train.problem(index).text for index in range(7)]
 
 
-def test_unknown_splits_names_indices_and_references_are_errors() -> None:
+def test_unknown_splits_names_indices_and_references_are_errors():
     with pytest.raises(TaskError, match="no split 'dev'"):
         SumsTask("dev")
     with pytest.raises(TaskError, match="use sums or sums:long"):

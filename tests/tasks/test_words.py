@@ -1,7 +1,5 @@
 """The task `words` has the same problems on every machine, holds problems out, and scores the last number."""
 
-from __future__ import annotations
-
 from hashlib import blake2b
 from pathlib import Path
 
@@ -29,14 +27,14 @@ def question(task: WordsTask, index: int) -> str:
         ("unseen", "test", "d5b657673854b115"),
     ],
 )
-def test_the_problems_of_every_part_do_not_change(part: str, split: str, digest: str) -> None:
+def test_the_problems_of_every_part_do_not_change(part, split, digest):
     """Nodes of two releases with different problems would refuse each other's groups."""
     task = WordsTask(split, part=part)
     texts = "\n".join(question(task, index) for index in range(min(len(task), NUM_DRAWS)))
     assert blake2b(texts.encode(), digest_size=8).hexdigest() == digest
 
 
-def test_no_held_out_problem_is_trained_on_with_other_names() -> None:
+def test_no_held_out_problem_is_trained_on_with_other_names():
     train, test = WordsTask("train"), WordsTask("test")
     held_out = {test.problem(index)[:2] for index in range(NUM_TEST)}
     shown = [train.problem(index)[:2] for index in range(NUM_DRAWS)]
@@ -45,7 +43,7 @@ def test_no_held_out_problem_is_trained_on_with_other_names() -> None:
     assert {form for form, _ in shown} == {form for level in "1234" for form in FORMS[level]}
 
 
-def test_every_form_has_one_question_and_a_whole_answer() -> None:
+def test_every_form_has_one_question_and_a_whole_answer():
     for part in FORMS:
         task = WordsTask("test", part=part)
         for index in range(64):
@@ -70,18 +68,18 @@ def test_every_form_has_one_question_and_a_whole_answer() -> None:
         ("", 0.0),
     ],
 )
-def test_the_last_number_is_the_answer(text: str, reward: float) -> None:
+def test_the_last_number_is_the_answer(text, reward):
     task = load_task("words")
     item = next(task[index] for index in range(NUM_DRAWS) if task[index].answer == "5")
     assert task.score(item, text) == reward
 
 
-def test_a_number_of_thousands_may_have_commas() -> None:
+def test_a_number_of_thousands_may_have_commas():
     task = WordsTask()
     assert task.answer_of(task[0], "It is 1,234.") == "1234"
 
 
-def test_the_page_determines_the_problems() -> None:
+def test_the_page_determines_the_problems():
     """This follows docs/train/words.md: its table of forms and its rules."""
     names = "Anna Ben Carla David Emma Felix Grace Hugo Julia Kofi Lena Omar".split()
     others = "Maya Noah Olga Paul Rosa Sam Tara Victor".split()
@@ -93,10 +91,10 @@ def test_the_page_determines_the_problems() -> None:
         if part != "`words:unseen`"
     ]
 
-    def number(text: str) -> int:
+    def number(text):
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
-    def draw(text: str) -> tuple[str, tuple[int, ...], int]:
+    def draw(text):
         rest, which = divmod(number(text), len(forms))
         template, ranges, order = forms[which]
         numbers = []
@@ -105,7 +103,7 @@ def test_the_page_determines_the_problems() -> None:
             numbers.append(values.start + place)
         return template, tuple(sorted(numbers, reverse=True) if order == "yes" else numbers), rest
 
-    def is_held_out(template: str, numbers: tuple[int, ...]) -> bool:
+    def is_held_out(template, numbers):
         return number("/".join([template, *map(str, numbers)])) % 16 == 0
 
     task = WordsTask()
@@ -122,7 +120,7 @@ def test_the_page_determines_the_problems() -> None:
         )
 
 
-def test_unknown_parts_and_splits_are_errors() -> None:
+def test_unknown_parts_and_splits_are_errors():
     with pytest.raises(TaskError, match="use words, words:1"):
         load_task("words:9")
     with pytest.raises(TaskError, match="no split 'train': use test"):

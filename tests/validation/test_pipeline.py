@@ -3,8 +3,6 @@
 `tests/conformance/messages.json` has further groups, at least one for each rule.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -96,7 +94,7 @@ async def _verdict(identity: Identity, **changes: Any):
     return await validate(seal_group(_ours(identity, **changes), identity).to_bytes(), _context())
 
 
-async def test_a_valid_group_is_accepted_with_the_prompt_and_rewards_of_this_node(identity: Identity) -> None:
+async def test_a_valid_group_is_accepted_with_the_prompt_and_rewards_of_this_node(identity):
     verdict = await _verdict(identity)
     assert isinstance(verdict, Accepted)
     assert verdict.prompt_ids == tuple(PROMPT_IDS)
@@ -104,9 +102,7 @@ async def test_a_valid_group_is_accepted_with_the_prompt_and_rewards_of_this_nod
 
 
 @pytest.mark.parametrize(("reset_s_ago", "reason"), [(600.0, None), (0.0, "stale"), (-3.0, "stale")])
-async def test_a_group_from_before_a_reset_is_stale_except_an_own_one(
-    identity: Identity, reset_s_ago: float, reason: str | None
-) -> None:
+async def test_a_group_from_before_a_reset_is_stale_except_an_own_one(identity, reset_s_ago, reason):
     """The allowed clock skew counts, because the sender's clock may differ."""
     data = seal_group(_ours(identity), identity).to_bytes()
     verdict = await validate(data, _context(reset_at=time.time() - reset_s_ago))
@@ -166,14 +162,14 @@ def _with_logprob(value: float):
         ({"completions": (make_completion(66, 11, EOS, reward=1.0), make_completion(12, 13))}, "scoring_failed"),
     ],
 )
-async def test_each_fault_is_refused_with_its_reason(identity: Identity, changes: dict[str, Any], reason: str) -> None:
+async def test_each_fault_is_refused_with_its_reason(identity, changes, reason):
     verdict = await _verdict(identity, **changes)
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == reason
     assert verdict.sender == identity.peer_id
 
 
-async def test_a_refusal_names_both_tokenizer_fingerprints_in_full(identity: Identity) -> None:
+async def test_a_refusal_names_both_tokenizer_fingerprints_in_full(identity):
     near = TOKENIZER[:-1] + "e"
     verdict = await _verdict(identity, tokenizer=near)
     assert isinstance(verdict, Refused)
@@ -181,15 +177,15 @@ async def test_a_refusal_names_both_tokenizer_fingerprints_in_full(identity: Ide
     assert TOKENIZER in verdict.refusal.detail
 
 
-async def test_a_logprob_above_zero_by_rounding_is_accepted(identity: Identity) -> None:
+async def test_a_logprob_above_zero_by_rounding_is_accepted(identity):
     assert isinstance(await _verdict(identity, completions=_with_logprob(5e-4)), Accepted)
 
 
-async def test_the_length_limit_depends_on_the_prompt(identity: Identity) -> None:
+async def test_the_length_limit_depends_on_the_prompt(identity):
     long_prompt = MANIFEST.sampling.max_total_tokens - 3
 
     class LongPrompt(_Tokenizer):
-        def encode_prompt(self, messages: Sequence[object], *, opening: str | None = None) -> list[int]:
+        def encode_prompt(self, messages, *, opening=None):
             return [1] * long_prompt
 
     group = _ours(
@@ -202,7 +198,7 @@ async def test_the_length_limit_depends_on_the_prompt(identity: Identity) -> Non
     assert reason_of(verdict) == "length"
 
 
-async def test_a_known_group_or_a_used_number_is_refused(identity: Identity) -> None:
+async def test_a_known_group_or_a_used_number_is_refused(identity):
     data = seal_group(_ours(identity), identity).to_bytes()
     known = await validate(data, _context(is_known=lambda group_id: True))
     assert reason_of(known) == "duplicate"
@@ -211,7 +207,7 @@ async def test_a_known_group_or_a_used_number_is_refused(identity: Identity) -> 
 
 
 @pytest.mark.parametrize(("data", "reason"), [(b"\xff\xff", "parse"), (b"", "parse"), (bytes(2 << 20), "size")])
-async def test_bytes_that_are_no_envelope_are_refused(data: bytes, reason: str) -> None:
+async def test_bytes_that_are_no_envelope_are_refused(data, reason):
     verdict = await validate(data, _context())
     assert isinstance(verdict, Refused)
     assert (verdict.refusal.reason, verdict.sender) == (reason, None)

@@ -1,7 +1,5 @@
 """Validation rules about a peer, the clock or all log-probs of a group, and whether a refused group was signed."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any
@@ -37,7 +35,7 @@ async def verdict_on(context: ValidationContext, **changes: Any) -> ValidationRe
         ({"duplicate_reason": lambda *_: "duplicate_of_own"}, "duplicate_of_own", True),
     ],
 )
-async def test_a_group_is_refused_for_its_peer_or_its_time(facts: dict[str, Any], reason: str, signed: bool) -> None:
+async def test_a_group_is_refused_for_its_peer_or_its_time(facts, reason, signed):
     for refused in (
         await verdict_on(_context(**facts)),
         await validate(seal_group(text_group(ME), ME).to_bytes(), replace(text_context(), **facts)),
@@ -48,7 +46,7 @@ async def test_a_group_is_refused_for_its_peer_or_its_time(facts: dict[str, Any]
 
 
 @pytest.mark.parametrize("ahead_s", [-59.0, 1799.0])
-async def test_a_small_clock_skew_and_a_delay_are_accepted(ahead_s: float) -> None:
+async def test_a_small_clock_skew_and_a_delay_are_accepted(ahead_s):
     assert isinstance(await verdict_on(_context(now=lambda: time.time() + ahead_s)), Accepted)
 
 
@@ -78,15 +76,13 @@ WIDE = RunManifest.model_validate(
         (_of([-13.0] * 2, [-14.9] * 2), None),
     ],
 )
-async def test_logprobs_that_no_policy_produces_are_refused(
-    completions: tuple[Completion, ...], reason: str | None
-) -> None:
+async def test_logprobs_that_no_policy_produces_are_refused(completions, reason):
     group = replace(_ours(ME, completions=completions), run_id=WIDE.run_id)
     verdict = await validate(seal_group(group, ME).to_bytes(), _context(manifest=WIDE))
     assert reason_of(verdict) == reason
 
 
-async def test_a_forged_sender_is_not_charged(identity: Identity) -> None:
+async def test_a_forged_sender_is_not_charged(identity):
     """The refusal reports that the named sender did not sign."""
     victim = Identity.generate()
     forged = seal_group(_ours(victim), victim)
@@ -97,7 +93,7 @@ async def test_a_forged_sender_is_not_charged(identity: Identity) -> None:
 
 
 @pytest.mark.parametrize(("means", "reason"), [((-1.0,) * 4, "logprobs"), ((-15.0,) * 3 + (-14.0,), "logprobs")])
-async def test_mean_logprobs_that_no_policy_produces_are_refused(means: tuple[float, ...], reason: str) -> None:
+async def test_mean_logprobs_that_no_policy_produces_are_refused(means, reason):
     texts = tuple(
         TextCompletion(f"1{i}", mean_logprob=mean, num_tokens=2, finish_reason=FinishReason.LENGTH)
         for i, mean in enumerate(means)

@@ -1,7 +1,5 @@
 """Every refusal reason has a row in docs/reference/refusals.md, and the row names the peer at fault."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -29,12 +27,12 @@ def _reasons() -> set[str]:
     return found | {kind.value for kind in DuplicateKind} | AFTER_VALIDATION
 
 
-def test_every_reason_has_a_row_and_every_row_a_reason() -> None:
+def test_every_reason_has_a_row_and_every_row_a_reason():
     assert _reasons() - OF_DIRECTORY_RECORDS <= set(ROWS)
     assert set(ROWS) <= _reasons()
 
 
-def test_the_rows_name_the_peer_at_fault() -> None:
+def test_the_rows_name_the_peer_at_fault():
     for reason, fault in ROWS.items():
         if reason in {"quota", "scoring_quota", "wrong_encoding", "run", *AFTER_VALIDATION}:
             continue  # their attribution depends on more than the reason

@@ -1,17 +1,13 @@
 """Validation rules about rewards: when a group is scored, who is charged, and which failures are refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from ftis_node.errors import WorkerDiedError
 from ftis_node.records.envelope import seal_group
-from ftis_node.records.group import CompletionStatus, PromptRef
-from ftis_node.records.identity import Identity
+from ftis_node.records.group import CompletionStatus
 from ftis_node.swarm.reasons import attribute_refusal
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks.base import TaskItem
@@ -32,9 +28,7 @@ class _CountingScorer(_Scorer):
 
 
 @pytest.mark.parametrize(("ids", "num_scored"), [((10, 11, EOS), 0), ((10, 12, EOS), 2)])
-async def test_a_group_that_this_node_scored_is_not_scored_again(
-    identity: Identity, ids: tuple[int, ...], num_scored: int
-) -> None:
+async def test_a_group_that_this_node_scored_is_not_scored_again(identity, ids, num_scored):
     scorer, statuses = _CountingScorer(), (CompletionStatus.SCORED, CompletionStatus.UNSCORED)
     sealed = _ours(identity)
     made = replace(
@@ -49,22 +43,22 @@ async def test_a_group_that_this_node_scored_is_not_scored_again(
     assert verdict.group.tokens == sealed.tokens
 
 
-async def test_an_own_group_with_changed_rewards_is_refused(identity: Identity) -> None:
+async def test_an_own_group_with_changed_rewards_is_refused(identity):
     made = _ours(identity)
     data = seal_group(replace(made, rewards=(0.0, 0.0)), identity).to_bytes()
     verdict = await validate(data, _context(), made=made)
     assert reason_of(verdict) == "reward_mismatch"
 
 
-async def test_an_unscored_completion_is_accepted_with_a_claimed_reward_of_zero(identity: Identity) -> None:
+async def test_an_unscored_completion_is_accepted_with_a_claimed_reward_of_zero(identity):
     verdict = await _verdict(identity, completions=(make_completion(66, 11, EOS), make_completion(12, 13)))
     assert isinstance(verdict, Accepted)
     assert verdict.group.completions[0].status is CompletionStatus.UNSCORED
 
 
-async def test_a_group_is_scored_only_after_the_cheaper_rules(identity: Identity) -> None:
+async def test_a_group_is_scored_only_after_the_cheaper_rules(identity):
     class Forbidden:
-        async def score(self, item: TaskItem, texts: Sequence[str], *, cost: Any = None) -> list[Any]:
+        async def score(self, item, texts, *, cost=None):
             raise AssertionError("scored too early")
 
     data = seal_group(_ours(identity, problem_hash=bytes(16)), identity).to_bytes()
@@ -72,11 +66,11 @@ async def test_a_group_is_scored_only_after_the_cheaper_rules(identity: Identity
     assert reason_of(verdict) == "prompt_mismatch"
 
 
-async def test_scoring_that_a_busy_machine_lost_is_not_charged(identity: Identity) -> None:
+async def test_scoring_that_a_busy_machine_lost_is_not_charged(identity):
     """This holds even if the claimed reward is the 0 of an unscored completion. The group may be pulled again."""
 
     class Busy(_Scorer):
-        async def score(self, item: TaskItem, texts: Sequence[str], *, cost: Any = None) -> list[Any]:
+        async def score(self, item, texts, *, cost=None):
             cost.num_lost += 1
             return [(0.0, CompletionStatus.UNSCORED)] * len(texts)
 
@@ -88,7 +82,7 @@ async def test_scoring_that_a_busy_machine_lost_is_not_charged(identity: Identit
     assert attribution.behaviour is Behaviour.HARMLESS
 
 
-async def test_scoring_time_is_charged_to_the_signer_and_bounded(identity: Identity) -> None:
+async def test_scoring_time_is_charged_to_the_signer_and_bounded(identity):
     charged: list[tuple[str, float]] = []
     data = seal_group(_ours(identity), identity).to_bytes()
     context = _context(charge=lambda peer_id, seconds: charged.append((peer_id, seconds)))
@@ -99,7 +93,7 @@ async def test_scoring_time_is_charged_to_the_signer_and_bounded(identity: Ident
     assert (refused.refusal.reason, refused.signed) == ("scoring_quota", True)
 
 
-async def test_a_text_that_takes_the_whole_time_limit_is_refused_as_a_timeout(identity: Identity) -> None:
+async def test_a_text_that_takes_the_whole_time_limit_is_refused_as_a_timeout(identity):
     slow = make_completion(99, 99, reward=0.0)
     group = _ours(identity, completions=(_ours(identity).completions[0], slow))
     verdict = await validate(seal_group(group, identity).to_bytes(), _context())
@@ -116,16 +110,16 @@ async def test_a_text_that_takes_the_whole_time_limit_is_refused_as_a_timeout(id
         (TimeoutError(), "scoring_timeout"),
     ],
 )
-async def test_any_error_of_the_task_is_a_refusal(identity: Identity, error: Exception, reason: str) -> None:
-    async def failing(ref: PromptRef, cost: ScoringCost) -> TaskItem:
+async def test_any_error_of_the_task_is_a_refusal(identity, error, reason):
+    async def failing(ref, cost):
         raise error
 
     verdict = await validate(seal_group(_ours(identity), identity).to_bytes(), _context(resolve=failing))
     assert reason_of(verdict) == reason
 
 
-async def test_a_dead_scoring_process_raises(identity: Identity) -> None:
-    async def dead(ref: PromptRef, cost: ScoringCost) -> TaskItem:
+async def test_a_dead_scoring_process_raises(identity):
+    async def dead(ref, cost):
         raise WorkerDiedError("the scoring process does not stay alive")
 
     with pytest.raises(WorkerDiedError):

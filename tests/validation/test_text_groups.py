@@ -1,7 +1,5 @@
 """Validation of text groups: each rule refuses with its reason, and no text becomes a special token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -87,7 +85,7 @@ async def _verdict(identity: Identity, context: ValidationContext | None = None,
     return await validate(seal_group(_group(identity, **changes), identity).to_bytes(), context or _context())
 
 
-async def test_a_valid_text_group_is_accepted_in_tokens_of_this_node(identity: Identity) -> None:
+async def test_a_valid_text_group_is_accepted_in_tokens_of_this_node(identity):
     verdict = await _verdict(identity)
     assert isinstance(verdict, Accepted)
     first, second = verdict.group.completions
@@ -115,7 +113,7 @@ async def test_a_valid_text_group_is_accepted_in_tokens_of_this_node(identity: I
         ({"completions": (_completion("10", reward=1.0), _completion("11", reward=1.0))}, "reward_mismatch"),
     ],
 )
-async def test_each_fault_is_refused_with_its_reason(identity: Identity, changes: dict[str, Any], reason: str) -> None:
+async def test_each_fault_is_refused_with_its_reason(identity, changes, reason):
     verdict = await _verdict(identity, **changes)
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == reason
@@ -125,7 +123,7 @@ async def test_each_fault_is_refused_with_its_reason(identity: Identity, changes
 @pytest.mark.parametrize(
     "text", ["<|im_end|>", "10<|im_end|>", "<|im_start|>assistant\n", "<|endoftext|>", "<|im_<|im_end|>end|>"]
 )
-async def test_a_text_like_a_special_token_is_encoded_as_plain_text(identity: Identity, text: str) -> None:
+async def test_a_text_like_a_special_token_is_encoded_as_plain_text(identity, text):
     completions = (_completion(text, finish=LENGTH), _completion("10", reward=1.0))
     verdict = await _verdict(identity, completions=completions)
     assert isinstance(verdict, Accepted)
@@ -134,7 +132,7 @@ async def test_a_text_like_a_special_token_is_encoded_as_plain_text(identity: Id
     assert verdict.group.rewards == (0.0, 1.0)
 
 
-async def test_another_end_token_of_this_node_inside_a_text_is_a_token_like_another(identity: Identity) -> None:
+async def test_another_end_token_of_this_node_inside_a_text_is_a_token_like_another(identity):
     digits = [TOKENIZER.encode_text(digit)[0] for digit in "01"]
     context = _context(tokenizer=PromptTokenizer(make_tokenizer(), name="many ends", extra_eos_ids=digits))
     verdict = await _verdict(identity, context)
@@ -142,7 +140,7 @@ async def test_another_end_token_of_this_node_inside_a_text_is_a_token_like_anot
     assert verdict.group.end_ids == (EOS,)
 
 
-async def test_a_text_or_problem_that_this_model_cannot_read_costs_its_sender_nothing(identity: Identity) -> None:
+async def test_a_text_or_problem_that_this_model_cannot_read_costs_its_sender_nothing(identity):
     (largest,) = TOKENIZER.encode_text("nt")
     completions = (_completion("10", reward=1.0), _completion("nt"))
     for rows, reason in ((largest, "no_embedding"), (5, "not_encodable")):
@@ -158,34 +156,34 @@ class _WithSpecialTokens(PromptTokenizer):
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
 
-async def test_a_text_that_decodes_differently_is_refused(identity: Identity) -> None:
+async def test_a_text_that_decodes_differently_is_refused(identity):
     context = _context(tokenizer=_WithSpecialTokens(make_tokenizer(), name="with special tokens"))
     verdict = await _verdict(identity, context, completions=(_completion("10<|im_end|>", reward=1.0), _completion("1")))
     assert reason_of(verdict) == "not_encodable"
 
 
-async def test_an_empty_completion_that_stopped_is_one_end_of_sequence_token(identity: Identity) -> None:
+async def test_an_empty_completion_that_stopped_is_one_end_of_sequence_token(identity):
     verdict = await _verdict(identity, completions=(_completion("10", reward=1.0), _completion("", num_tokens=1)))
     assert isinstance(verdict, Accepted)
     assert verdict.group.completions[1].token_ids.tolist() == [EOS]
 
 
-async def test_a_run_that_ignores_other_tokenizers_refuses_text_groups(identity: Identity) -> None:
+async def test_a_run_that_ignores_other_tokenizers_refuses_text_groups(identity):
     ignoring = _manifest("ignore")
     verdict = await _verdict(identity, _context(manifest=ignoring), run_id=ignoring.run_id)
     assert reason_of(verdict) == "wrong_encoding"
 
 
-async def test_a_text_that_cannot_be_scored_is_not_a_false_claim(identity: Identity) -> None:
+async def test_a_text_that_cannot_be_scored_is_not_a_false_claim(identity):
     class Slow:
-        async def score(self, item: Any, texts: list[str], *, cost: Any = None) -> list[Any]:
+        async def score(self, item, texts, *, cost=None):
             return [(0.0, CompletionStatus.UNSCORED)] * len(texts)
 
     verdict = await _verdict(identity, _context(scorer=Slow()))
     assert reason_of(verdict) == "scoring_failed"
 
 
-def test_a_text_group_passes_all_rules_but_those_about_tokens() -> None:
+def test_a_text_group_passes_all_rules_but_those_about_tokens():
     assert set(RULES) - set(TEXT_RULES) == {
         *(same_tokenizer, turns_allowed, ids_in_vocabulary, lengths_in_bounds),
         *(logprobs_possible, logprobs_plausible, finishes_agree),

@@ -1,9 +1,6 @@
 """Which weight offers a generator accepts, and the reason of each refusal."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -38,12 +35,12 @@ FOLLOWER = Follower(
         ({"adapter_config": b"{}"}, "adapter"),
     ],
 )
-def test_an_offer_is_accepted_or_refused_with_its_reason(changes: dict[str, Any], reason: str | None) -> None:
+def test_an_offer_is_accepted_or_refused_with_its_reason(changes, reason):
     refusal = refuse_offer(make_offer(LEARNER, **changes), FOLLOWER)
     assert (refusal and refusal.reason) == reason
 
 
-def test_an_adapter_for_another_model_is_refused() -> None:
+def test_an_adapter_for_another_model_is_refused():
     follower = replace(FOLLOWER, takes_adapters=True)
     assert refuse_offer(make_offer(LEARNER, adapter_config=b"{}"), follower) is None
     other = make_offer(LEARNER, adapter_config=b"{}", started_from="99" * 16)

@@ -13,8 +13,6 @@ traceback. Honest groups were admitted at less than 90 % of the undisturbed rate
 grow. An honest peer was banned. A false claim was accepted.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -10,8 +10,6 @@ It attacks until its standard input ends. It prints lines of JSON:
     {"kind", "error"}                      an attack that failed
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """All kinds of attackers. An action is a visit, group, announcement, request or entry, depending on the kind."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

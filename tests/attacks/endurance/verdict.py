@@ -3,8 +3,6 @@
 Quiet phases and attacks alternate, so rates and sizes are compared within the run.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 It prints how many records it tried to store or read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

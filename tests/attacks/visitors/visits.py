@@ -3,8 +3,6 @@
 A refusal by the target is no error. An error means that the visitor itself failed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

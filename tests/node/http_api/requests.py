@@ -1,7 +1,5 @@
 """Raw HTTP requests, also malformed ones."""
 
-from __future__ import annotations
-
 import asyncio
 
 

@@ -1,9 +1,6 @@
 """Access to the HTTP ports: the host name of a request, and the token on an address that other machines reach."""
 
-from __future__ import annotations
-
 import stat
-from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession
@@ -22,7 +19,7 @@ async def _status(url: str, **headers: str) -> int:
         return response.status
 
 
-async def test_on_a_public_address_metrics_need_the_token_and_probes_do_not() -> None:
+async def test_on_a_public_address_metrics_need_the_token_and_probes_do_not():
     async with serve_observed(MonitoringApi(), ("0.0.0.0", 0), token=TOKEN) as port:
         base_url = f"http://127.0.0.1:{port}"
         assert await _status(f"{base_url}/metrics") == 401
@@ -34,7 +31,7 @@ async def test_on_a_public_address_metrics_need_the_token_and_probes_do_not() ->
         assert await _status(f"{base_url}/elsewhere") == 401
 
 
-async def test_a_foreign_host_name_is_refused() -> None:
+async def test_a_foreign_host_name_is_refused():
     async with serve_observed(MonitoringApi(), ("127.0.0.1", 0), token=None) as port:
         base_url = f"http://127.0.0.1:{port}/metrics"
         assert await _status(base_url) == 200
@@ -49,11 +46,11 @@ async def test_a_foreign_host_name_is_refused() -> None:
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
      ("10.0.0.1", False), ("localhost.evil.example", False), ("", False)],
 )  # fmt: skip
-def test_loopback_addresses_are_recognized(host: str, is_local: bool) -> None:
+def test_loopback_addresses_are_recognized(host, is_local):
     assert is_loopback(host) == is_local
 
 
-def test_the_token_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
+def test_the_token_is_made_once_and_only_its_owner_can_read_it(tmp_path):
     home = Home(tmp_path)
     assert observe_token(ObserveSection(), home) is None
     assert observe_token(ObserveSection(listen="127.0.0.1:0"), home) is None
@@ -63,7 +60,7 @@ def test_the_token_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -
     assert observe_token(ObserveSection(listen="[::]:9464"), home) == made
 
 
-def test_a_file_without_a_token_or_open_to_others_is_a_one_line_error(tmp_path: Path) -> None:
+def test_a_file_without_a_token_or_open_to_others_is_a_one_line_error(tmp_path):
     path = tmp_path / "token"
     section = ObserveSection(listen="127.0.0.1:0", token_file=str(path))
     with pytest.raises(ConfigError, match="No such file or directory; make one: openssl rand -hex 32"):

@@ -1,11 +1,7 @@
 """The two routes for a trainer on the local port of an exchange node: access, and malformed or endless bodies."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -41,7 +37,7 @@ class Port:
 
 
 @pytest.fixture
-async def port(tmp_path: Path) -> AsyncIterator[Port]:
+async def port(tmp_path):
     async with (
         exchanging(tmp_path) as (node, exchange),
         serving(node, exchange) as (url, routes),
@@ -54,7 +50,7 @@ def packed(node: NodeComponents) -> bytes:
     return msgspec.msgpack.encode(own_group(node.tokenizer, [ANSWER, "no"]))
 
 
-async def test_a_group_is_published_and_a_peers_group_is_taken(port: Port) -> None:
+async def test_a_group_is_published_and_a_peers_group_is_taken(port):
     status, body = await port.post("/exchange/publish", packed(port.node))
     assert (status, msgspec.msgpack.decode(body, type=PublishedGroup)) == (200, PublishedGroup(1, [1.0, 0.0]))
     foreign = accepted(ANN, 1)
@@ -68,7 +64,7 @@ async def test_a_group_is_published_and_a_peers_group_is_taken(port: Port) -> No
     assert (status, msgspec.msgpack.decode(body, type=TakeAnswer).groups) == (200, [])
 
 
-async def test_only_a_client_with_the_token_exchanges_groups(port: Port) -> None:
+async def test_only_a_client_with_the_token_exchanges_groups(port):
     for path, body in (("publish", packed(port.node)), ("take", msgspec.msgpack.encode(TakeRequest(1)))):
         for token in ("", "0" * 32, "\udcff"):
             status, response = await port.post(f"/exchange/{path}", body, **{TOKEN_HEADER: token})
@@ -91,7 +87,7 @@ MALFORMED = (
 )
 
 
-async def test_a_malformed_body_is_refused_and_the_next_one_accepted(port: Port) -> None:
+async def test_a_malformed_body_is_refused_and_the_next_one_accepted(port):
     for body in MALFORMED:
         for path in ("publish", "take"):
             status, response = await port.post(f"/exchange/{path}", body)
@@ -104,7 +100,7 @@ async def test_a_malformed_body_is_refused_and_the_next_one_accepted(port: Port)
     assert (await port.post("/exchange/publish", packed(port.node)))[0] == 200
 
 
-async def test_a_field_beyond_its_bounds_is_refused(port: Port) -> None:
+async def test_a_field_beyond_its_bounds_is_refused(port):
     fields = msgspec.to_builtins(own_group(port.node.tokenizer, [ANSWER, "no"]), builtin_types=(bytes,))
     invalid: tuple[dict[str, Any], ...] = (
         {"problem": -1}, {"problem": 2**31}, {"problem": 1.5},
@@ -120,8 +116,8 @@ async def test_a_field_beyond_its_bounds_is_refused(port: Port) -> None:
         assert (await port.post("/exchange/take", msgspec.msgpack.encode({"count": count})))[0] == expected
 
 
-async def test_a_body_is_read_only_up_to_its_bound(port: Port) -> None:
-    async def endless() -> AsyncIterator[bytes]:
+async def test_a_body_is_read_only_up_to_its_bound(port):
+    async def endless():
         while True:
             sent.append(1 << 16)
             yield b"\0" * (1 << 16)
@@ -135,11 +131,11 @@ async def test_a_body_is_read_only_up_to_its_bound(port: Port) -> None:
     assert (await port.post("/exchange/publish", packed(port.node)))[0] == 200
 
 
-async def test_a_body_that_never_ends_is_refused_in_time(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_never_ends_is_refused_in_time(port, monkeypatch):
     monkeypatch.setattr(exchange_api, "BODY_S", 0.2)
     is_over = asyncio.Event()
 
-    async def stalled() -> AsyncIterator[bytes]:
+    async def stalled():
         yield b"\x81"
         await is_over.wait()
 
@@ -150,10 +146,10 @@ async def test_a_body_that_never_ends_is_refused_in_time(port: Port, monkeypatch
     assert (status, msgspec.json.decode(response)["reason"]) == (408, "slow")
 
 
-async def test_groups_that_wait_to_be_scored_are_bounded(port: Port) -> None:
+async def test_groups_that_wait_to_be_scored_are_bounded(port):
     is_over = asyncio.Event()
 
-    async def late() -> AsyncIterator[bytes]:
+    async def late():
         yield b"\x81"
         await is_over.wait()
 
@@ -169,7 +165,7 @@ async def test_groups_that_wait_to_be_scored_are_bounded(port: Port) -> None:
     assert port.api._num_pending == 0
 
 
-async def test_a_refusal_names_its_reason(port: Port) -> None:
+async def test_a_refusal_names_its_reason(port):
     group = own_group(port.node.tokenizer, [ANSWER, "no"], temperature=0.5)
     status, response = await port.post("/exchange/publish", msgspec.msgpack.encode(group))
     assert (status, msgspec.json.decode(response)["reason"]) == (422, "sampling")

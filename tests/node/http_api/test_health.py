@@ -1,7 +1,5 @@
 """A node's health: the problems of its workers, the responses of the probes and their port."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -12,7 +10,7 @@ from ftis_node.node.loops.status import StatusLoop, not_ready, worker_problems
 from ftis_node.telemetry.status import HealthStatus, Status
 
 
-def test_a_failed_worker_is_a_problem_and_a_starting_one_makes_the_node_not_ready() -> None:
+def test_a_failed_worker_is_a_problem_and_a_starting_one_makes_the_node_not_ready():
     assert worker_problems({"generation": "backing-off", "learner": "off"}) == []
     assert "learner worker was given up" in worker_problems({"generation": "ready", "learner": "failed"})[0]
     up = {"generation": "ready", "learner": "off"}
@@ -38,7 +36,7 @@ async def _get(port: int | None, path: str) -> tuple[int, str]:
         return response.status, await response.text()
 
 
-async def test_probes_respond_from_the_start() -> None:
+async def test_probes_respond_from_the_start():
     observed, status = MonitoringApi(), FakeStatus()
     async with serve_observed(observed, ("127.0.0.1", 0), token=None) as port:
         assert await _get(port, "/healthz") == (200, "starting\n")

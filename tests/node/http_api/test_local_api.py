@@ -1,11 +1,7 @@
 """The local port: operator actions with a token, the stream of events, links to the documents."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -34,7 +30,7 @@ class Served(NamedTuple):
 
 
 @pytest.fixture
-async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+async def served(tmp_path, monkeypatch):
     monkeypatch.setattr(http, "EVENT_PERIOD_S", 0.02)
     with components(tmp_path) as node:
         wiring, token_file = Wiring(node), node.home.control_token
@@ -50,12 +46,12 @@ def post(token: bytes, body: bytes, *headers: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("host", [b"[", b"\xff", b"evil.example"])
-async def test_a_foreign_or_invalid_host_is_refused(served: Served, host: bytes) -> None:
+async def test_a_foreign_or_invalid_host_is_refused(served, host):
     assert (await send(served.port, get("/status", host=host)))[0] == 403
     assert served.refused == {"forbidden": 1}
 
 
-async def test_an_invalid_body_is_a_short_one_line_error(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_invalid_body_is_a_short_one_line_error(served, caplog):
     for body, message in (
         (b"[" * 4000, "nested too deep"),
         (b"{" * 4000, "not JSON"),
@@ -75,7 +71,7 @@ async def test_an_invalid_body_is_a_short_one_line_error(served: Served, caplog:
     assert caplog.text == ""
 
 
-async def test_bytes_that_are_not_text_are_refused_as_a_token(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bytes_that_are_not_text_are_refused_as_a_token(served, caplog):
     assert (await send(served.port, post(b"\xff", b"{}")))[0] == 403
     async with serve_observed(observed := MonitoringApi(), ("127.0.0.1", 0), token=TOKEN) as other:
         assert other is not None
@@ -87,16 +83,14 @@ async def test_bytes_that_are_not_text_are_refused_as_a_token(served: Served, ca
     assert caplog.text == ""
 
 
-async def test_a_body_that_does_not_arrive_is_refused(
-    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_body_that_does_not_arrive_is_refused(served, monkeypatch, caplog):
     monkeypatch.setattr(http, "BODY_S", 0.2)
     request = post(served.token, b"{}").replace(b"Content-Length: 2", b"Content-Length: 999")
     assert (await send(served.port, request))[0] == 408
     assert served.refused == {"slow": 1} and caplog.text == ""
 
 
-async def test_the_number_of_event_streams_is_limited(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_event_streams_is_limited(served, monkeypatch):
     monkeypatch.setattr(http, "MAX_STREAMS", 2)
     url = f"http://127.0.0.1:{served.port}/events"
     async with ClientSession() as session:

@@ -1,7 +1,5 @@
 """The outputs of a real node: status, probes, metrics, the metrics in dashboard and alerts. None has a secret."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -21,7 +19,7 @@ from ftis_node.cli.app import run
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.secrets import forms_of
 from tests.node.support import RunningNode
-from tests.small_swarm import HF_TOKEN, SWARM_SECRET, WANDB_KEY, SmallSwarm
+from tests.small_swarm import HF_TOKEN, SWARM_SECRET, WANDB_KEY
 
 pytestmark = pytest.mark.timeout(600)
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -32,7 +30,7 @@ METRIC = re.compile(r"\bftis_[a-z0-9_]+")
 
 
 @pytest.fixture
-def node(small_swarm: SmallSwarm) -> RunningNode:
+def node(small_swarm):
     """Return a node of a swarm, with secrets in its environment and its settings."""
     return small_swarm.ann
 
@@ -57,7 +55,7 @@ def _queries() -> list[str]:
     return queries + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
 
 
-def test_dashboard_and_alerts_query_only_metrics_of_a_node(node: RunningNode) -> None:
+def test_dashboard_and_alerts_query_only_metrics_of_a_node(node):
     exported = _names(node)
     for query in _queries():
         named = set(METRIC.findall(query))
@@ -65,21 +63,21 @@ def test_dashboard_and_alerts_query_only_metrics_of_a_node(node: RunningNode) ->
         assert named or query.startswith("up{")
 
 
-def test_a_running_node_is_healthy_and_ready(node: RunningNode) -> None:
+def test_a_running_node_is_healthy_and_ready(node):
     assert _get(node, "/healthz") == "ok\n"
     assert _get(node, "/readyz") == "ready\n"
     health = node.status()["health"]
     assert (health["healthy"], health["ready"], health["problems"]) == (True, True, [])
 
 
-def test_the_status_command_prints_the_status_of_the_node(node: RunningNode) -> None:
+def test_the_status_command_prints_the_status_of_the_node(node):
     command = [sys.executable, "-m", "ftis_node", "status", "--json", "--home", str(node.home)]
     done = subprocess.run(command, capture_output=True, check=True)
     assert json.loads(done.stdout)["node"] | {"uptime_s": 0} == node.status()["node"] | {"uptime_s": 0}
     assert done.stderr == b""
 
 
-def test_replay_show_has_texts_use_and_events_of_a_group(node: RunningNode, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_show_has_texts_use_and_events_of_a_group(node, capsys):
     own = {event["group"] for event in node.events("admitted") if event["own"]}
     taken = next(event for event in node.events("taken") if event["group"] in own)
     assert run(["replay", "show", taken["group"][:16], "--home", str(node.home), "--json"]) == 0
@@ -91,9 +89,7 @@ def test_replay_show_has_texts_use_and_events_of_a_group(node: RunningNode, caps
     assert [event["event"] for event in shown["events"]][:2] == ["admitted", "announced"]
 
 
-def test_no_secret_is_in_any_file_or_output_of_the_node(
-    node: RunningNode, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_no_secret_is_in_any_file_or_output_of_the_node(node, capsys, tmp_path):
     assert run(["report", "--home", str(node.home), "--out", str(tmp_path / "report.html")]) == 0
     assert run(["identity", "show", "--home", str(node.home), "--json"]) == 0
     printed = capsys.readouterr()
@@ -115,14 +111,14 @@ def test_no_secret_is_in_any_file_or_output_of_the_node(
     assert {(name, form) for name, text in texts.items() for form in forms if form in text} == set()
 
 
-def test_only_the_owner_can_read_the_home_and_its_files(node: RunningNode) -> None:
+def test_only_the_owner_can_read_the_home_and_its_files(node):
     modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in (node.home, *node.home.rglob("*"))}
     of_operator = {node.home / "node.toml"}
     assert len(modes) > 20
     assert {(str(path), oct(mode)) for path, mode in modes.items() if mode & 0o077 and path not in of_operator} == set()
 
 
-def test_every_alert_has_a_description_and_a_row_in_the_documentation() -> None:
+def test_every_alert_has_a_description_and_a_row_in_the_documentation():
     page = (DEPLOY.parent / "docs/reference/metrics.md").read_text()
     rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     in_page = dict(re.findall(r"^\| `(Ftis\w+)` \| (\w+) \|", page, flags=re.MULTILINE))
@@ -132,7 +128,7 @@ def test_every_alert_has_a_description_and_a_row_in_the_documentation() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed: `apt-get install prometheus`")
-def test_promtool_accepts_the_files_and_each_alert_fires() -> None:
+def test_promtool_accepts_the_files_and_each_alert_fires():
     checks = (
         ("check", "config", RULES.with_name("prometheus.yaml")),
         ("check", "rules", RULES),

@@ -1,11 +1,8 @@
 """An HTTP port: silent connections, malformed requests, failures of a handler."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 
 import pytest
@@ -18,12 +15,12 @@ HALF = b"GET /status HTTP/1.1\r\nHost: 127"
 
 
 @pytest.fixture
-def refused() -> Counter[str]:
+def refused():
     return Counter()
 
 
 @pytest.fixture
-async def port(refused: Counter[str], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+async def port(refused, monkeypatch):
     monkeypatch.setattr(http_port, "REQUEST_S", 1.0)
     async with opened(refused) as port:
         yield port
@@ -51,7 +48,7 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def test_300_silent_connections_replace_each_other_and_requests_are_answered(refused: Counter[str]) -> None:
+async def test_300_silent_connections_replace_each_other_and_requests_are_answered(refused):
     """Without a limit of connections they would be open for REQUEST_S."""
     async with opened(refused) as port, asyncio.timeout(http_port.REQUEST_S - 2.0):
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
@@ -66,7 +63,7 @@ async def test_300_silent_connections_replace_each_other_and_requests_are_answer
         writer.close()
 
 
-async def test_slow_bytes_do_not_extend_the_limit_and_an_idle_kept_connection_is_closed(port: int) -> None:
+async def test_slow_bytes_do_not_extend_the_limit_and_an_idle_kept_connection_is_closed(port):
     for first in (b"", get("/status")):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(first)
@@ -94,8 +91,8 @@ async def test_slow_bytes_do_not_extend_the_limit_and_an_idle_kept_connection_is
     ],
 )
 async def test_an_invalid_request_is_refused_and_counted_without_a_traceback(
-    port: int, refused: Counter[str], caplog: pytest.LogCaptureFixture, request_bytes: bytes, code: int, reason: str
-) -> None:
+    port, refused, caplog, request_bytes, code, reason
+):
     with caplog.at_level(logging.INFO):
         assert (await send(port, request_bytes))[0] == code
     assert refused == {reason: 1}
@@ -103,9 +100,7 @@ async def test_an_invalid_request_is_refused_and_counted_without_a_traceback(
     assert (await send(port, get("/status")))[0] == 200
 
 
-async def test_a_failed_response_is_a_500_and_logged_once_a_minute(
-    port: int, refused: Counter[str], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failed_response_is_a_500_and_logged_once_a_minute(port, refused, caplog):
     for _ in range(3):
         assert (await send(port, get("/failing")))[0] == 500
     assert [record.levelname for record in caplog.records] == ["ERROR"]

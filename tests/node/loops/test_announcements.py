@@ -1,12 +1,9 @@
 """Invalid announcements and backfill replies of peers: whole loops over the loopback swarm."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,9 +51,7 @@ async def catch_up(wiring: Wiring, peer_id: str = PEER) -> None:
 
 
 @pytest.mark.parametrize(("ahead_s", "num_requests"), [(0.0, 4), (3600.0, 1)])
-async def test_a_peer_whose_replies_are_all_useless_is_not_queried_for_a_while(
-    tmp_path: Path, ahead_s: float, num_requests: int
-) -> None:
+async def test_a_peer_whose_replies_are_all_useless_is_not_queried_for_a_while(tmp_path, ahead_s, num_requests):
     """A learner with too few groups queries silent peers every few seconds; each reply would be a page to read."""
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
@@ -69,7 +64,7 @@ async def test_a_peer_whose_replies_are_all_useless_is_not_queried_for_a_while(
         assert len(requests) == num_requests
 
 
-async def test_no_group_from_before_the_reset_of_the_buffer_is_requested(tmp_path: Path) -> None:
+async def test_no_group_from_before_the_reset_of_the_buffer_is_requested(tmp_path):
     """Useless replies would pause the queries to the peers that send them."""
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
@@ -80,7 +75,7 @@ async def test_no_group_from_before_the_reset_of_the_buffer_is_requested(tmp_pat
         assert requests and all(request.since >= reset_at for request in requests)
 
 
-async def test_a_last_number_from_the_directory_makes_a_valid_request(tmp_path: Path) -> None:
+async def test_a_last_number_from_the_directory_makes_a_valid_request(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         wiring, requests = pulling(alice, [])
@@ -91,7 +86,7 @@ async def test_a_last_number_from_the_directory_makes_a_valid_request(tmp_path: 
         assert [(request.first_number, request.last_number) for request in requests] == [(2**63 - 2**20 + 1, 2**63 - 1)]
 
 
-async def test_each_group_of_a_batch_counts_in_the_rate_limit(tmp_path: Path) -> None:
+async def test_each_group_of_a_batch_counts_in_the_rate_limit(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         handler = alice.wiring.announcements
@@ -103,7 +98,7 @@ async def test_each_group_of_a_batch_counts_in_the_rate_limit(tmp_path: Path) ->
         assert alice.parts.peers.counters.refused["announcement_flood"] == 1
 
 
-async def test_only_usable_announcements_of_peers_that_are_not_banned_show_an_order(tmp_path: Path) -> None:
+async def test_only_usable_announcements_of_peers_that_are_not_banned_show_an_order(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of())
     banned = identity_of(3).peer_id
     async with swarm.node(1) as alice:
@@ -137,9 +132,7 @@ def oldest(alice: StubNode) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize(("serve", "reason"), [(junk, "parse"), (oldest, "unsolicited")])
-async def test_one_fault_of_a_new_peer_is_charged_once_per_group(
-    tmp_path: Path, serve: Callable[[StubNode], Callable[[Any], Any]], reason: str
-) -> None:
+async def test_one_fault_of_a_new_peer_is_charged_once_per_group(tmp_path, serve, reason):
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         await swarm.publish(alice, 1)
@@ -156,9 +149,7 @@ async def test_one_fault_of_a_new_peer_is_charged_once_per_group(
 
 
 @pytest.mark.parametrize("reason", ["signature", "unsolicited"])
-async def test_an_invalid_copy_of_a_group_from_another_peer_does_not_block_the_group(
-    tmp_path: Path, reason: str
-) -> None:
+async def test_an_invalid_copy_of_a_group_from_another_peer_does_not_block_the_group(tmp_path, reason):
     """A group's id is the hash of its body, so a copy with an invalid signature, or unrequested, has the same id."""
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, message: sender == 1 and kind == "announced"
@@ -174,7 +165,7 @@ async def test_an_invalid_copy_of_a_group_from_another_peer_does_not_block_the_g
         valid = open_envelope(data)
         copy = Envelope(valid.id, valid.body, bytes(64)).to_bytes() if reason == "signature" else data
 
-        async def give(ids: Any) -> list[bytes]:
+        async def give(ids):
             return [copy]
 
         mallory.gossip.serve(give)

@@ -1,7 +1,5 @@
 """The audit loop: the groups that it compares, and the consequences of a false claim."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import tempfile
@@ -98,7 +96,7 @@ def accepted(*, model: str = MODEL, version: int = 0, completions: tuple[Complet
     return accept(make_group(ANN, model=model, versions=(version, version), **changes), ANN)
 
 
-async def test_a_false_claim_is_noted_and_counted_and_its_group_released(tmp_path: Path) -> None:
+async def test_a_false_claim_is_noted_and_counted_and_its_group_released(tmp_path):
     false_claim = accepted()
     _, noted, events = await audited(
         tmp_path, false_claim, kl=0.2, prepare=lambda node: node.store.buffer.admit(false_claim, own=False)
@@ -108,7 +106,7 @@ async def test_a_false_claim_is_noted_and_counted_and_its_group_released(tmp_pat
 
 
 @pytest.mark.parametrize("kl", [0.05, None])
-async def test_a_small_difference_or_no_measurement_is_no_false_claim(tmp_path: Path, kl: float | None) -> None:
+async def test_a_small_difference_or_no_measurement_is_no_false_claim(tmp_path, kl):
     num_audits, noted, events = await audited(tmp_path, accepted(), kl=kl)
     assert (num_audits, noted, events[1:]) == (1, [], [])
 
@@ -148,9 +146,7 @@ CLAIM = followers(accepted(model="any", version=3))
         (accepted(model="folder"), {"model": "folder", "audit_folders": True}, 1),
     ],
 )
-async def test_only_groups_that_claim_the_nodes_weights_are_compared(
-    tmp_path: Path, group: Accepted, node: dict[str, Any], num_audits: int
-) -> None:
+async def test_only_groups_that_claim_the_nodes_weights_are_compared(tmp_path, group, node, num_audits):
     assert (await audited(tmp_path, group, **node))[0] == num_audits
 
 
@@ -165,17 +161,17 @@ def _put_on_probation(node: NodeComponents) -> None:
     assert node.peers.trust_level(ANN.peer_id) is TrustLevel.PROBATION
 
 
-async def test_every_claim_by_a_new_peer_is_compared(tmp_path: Path) -> None:
+async def test_every_claim_by_a_new_peer_is_compared(tmp_path):
     for prepare, share, num_audits in ((lambda node: None, 0.1, 2), (_make_known, 0.1, 0), (lambda node: None, 0.0, 0)):
         how: dict[str, Any] = {"version": 3, "audit_fraction": share, "prepare": prepare, "dice": FixedRandom(0.99)}
         assert (await audited(tmp_path, CLAIM, CLAIM, **how))[0] == num_audits
 
 
-async def test_a_fraction_is_drawn_and_all_groups_of_a_peer_on_probation(tmp_path: Path) -> None:
+async def test_a_fraction_is_drawn_and_all_groups_of_a_peer_on_probation(tmp_path):
     pair, share = (accepted(), accepted()), {"audit_fraction": 0.1}
     assert (await audited(tmp_path, *pair, dice=FixedRandom(0.05, 0.15), **share))[0] == 1
     assert (await audited(tmp_path, *pair, dice=FixedRandom(0.99), prepare=_put_on_probation, **share))[0] == 2
 
 
-async def test_the_number_of_waiting_audits_is_bounded(tmp_path: Path) -> None:
+async def test_the_number_of_waiting_audits_is_bounded(tmp_path):
     assert (await audited(tmp_path, *[accepted()] * 100))[0] == 8

@@ -1,11 +1,8 @@
 """Confirmations that a group arrived: that of a new peer counts only if the peer was sent the group or can show it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +19,7 @@ INVALID = b"\x0a\x01x"
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     monkeypatch.setattr(reannounce, "REANNOUNCE_PERIOD_S", 0.05)
     monkeypatch.setattr(reannounce, "REANNOUNCE_CHECK_S", 0.5)
 
@@ -52,7 +49,7 @@ async def confirming_peer(swarm: LightSwarm, *, gives: Any = ()) -> AsyncIterato
 
 
 @pytest.mark.parametrize("gives", [(), (INVALID,)], ids=["nothing", "invalid"])
-async def test_a_new_peers_confirmation_stops_no_announcement_and_frees_no_slot(tmp_path: Path, gives: Any) -> None:
+async def test_a_new_peers_confirmation_stops_no_announcement_and_frees_no_slot(tmp_path, gives):
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, message: receiver == 2 and kind == "announced" and message.attempt < 2
     async with swarm.node(1) as alice, confirming_peer(swarm, gives=gives):
@@ -73,7 +70,7 @@ async def test_a_new_peers_confirmation_stops_no_announcement_and_frees_no_slot(
             assert len(confirmations.pending) == 0
 
 
-async def test_the_confirmation_of_a_new_peer_that_was_sent_the_group_counts(tmp_path: Path) -> None:
+async def test_the_confirmation_of_a_new_peer_that_was_sent_the_group_counts(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice:
         await swarm.publish(alice, 2)
@@ -89,7 +86,7 @@ async def test_the_confirmation_of_a_new_peer_that_was_sent_the_group_counts(tmp
         await new_peer.close()
 
 
-async def test_the_confirmation_of_a_new_peer_that_shows_the_group_counts(tmp_path: Path) -> None:
+async def test_the_confirmation_of_a_new_peer_that_shows_the_group_counts(tmp_path):
     """The peer has the group from another peer, or from before the sender's restart."""
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice:

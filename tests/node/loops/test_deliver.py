@@ -1,10 +1,7 @@
 """A generator's slots: a slot is free again when a peer has the group or the group is too old."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +16,7 @@ PEER = Identity.from_seed(bytes([2]) * 32).peer_id
 
 
 @pytest.mark.parametrize("reason", ["delivered", "stale"])
-async def test_a_delivered_or_stale_group_frees_its_slot(tmp_path: Path, reason: str) -> None:
+async def test_a_delivered_or_stale_group_frees_its_slot(tmp_path, reason):
     settings = NodeSettings(model="m", role="generator", roles={"follow": PEER})
     with components(tmp_path, settings=settings, slots=SlotPool(1, held=1)) as node:
         age_s = node.context.manifest.step.max_age_s + 1 if reason == "stale" else 0
@@ -34,7 +31,7 @@ async def test_a_delivered_or_stale_group_frees_its_slot(tmp_path: Path, reason:
             await node.slots.charge()
 
 
-async def test_a_group_that_no_peer_has_yet_keeps_its_slot(tmp_path: Path) -> None:
+async def test_a_group_that_no_peer_has_yet_keeps_its_slot(tmp_path):
     with components(tmp_path, slots=SlotPool(1, held=1)) as node:
         assert node.store.buffer.admit(accepted(ME, 1, created_at=time.time()), own=True)
         await Wiring(node).deliver_loop._release()

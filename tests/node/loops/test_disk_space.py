@@ -1,12 +1,9 @@
 """A full home: the order of removal, the pause and its end. Also the limits of open files, priority and memory."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -36,7 +33,7 @@ KB = 1000
 ANYTHING: Any = None
 
 
-def test_a_nearly_full_and_a_full_home() -> None:
+def test_a_nearly_full_and_a_full_home():
     limit = HomeLimit(1600, reserve_bytes=300)  # a margin of 100
     assert limit.missing_bytes(HomeUse(1200, free_bytes=10_000)) == 0
     assert limit.missing_bytes(HomeUse(1250, free_bytes=10_000)) == 50, "the margin is not part of the missing bytes"
@@ -48,7 +45,7 @@ def test_a_nearly_full_and_a_full_home() -> None:
     assert limit.missing_bytes(HomeUse(0, free_bytes=299)) == 101
 
 
-def test_files_being_written_or_removed_count_in_the_reserve(tmp_path: Path) -> None:
+def test_files_being_written_or_removed_count_in_the_reserve(tmp_path):
     home = Home(tmp_path)
     home.create()
     for name in ("step-00000001", "step-00000002", "step-00000003", ".step-00000004.incomplete-ab"):
@@ -108,12 +105,12 @@ class FullHome:
 
 
 @pytest.fixture
-def full(tmp_path: Path) -> Iterator[FullHome]:
+def full(tmp_path):
     with ExitStack() as stack:
         yield FullHome(Home(tmp_path), stack)
 
 
-async def test_the_least_needed_files_are_removed_first_and_no_more_than_needed(full: FullHome) -> None:
+async def test_the_least_needed_files_are_removed_first_and_no_more_than_needed(full):
     assert await full.check(2 * full.used_bytes) == []
     assert await full.check(full.used_bytes) == ["free pages"], "truncating the journal was not enough"
     used = full.used_bytes
@@ -132,7 +129,7 @@ async def test_the_least_needed_files_are_removed_first_and_no_more_than_needed(
     assert "the home is full" in full.space.why_full
 
 
-async def test_the_node_pauses_and_resumes_with_one_event_each(full: FullHome) -> None:
+async def test_the_node_pauses_and_resumes_with_one_event_each(full):
     await full.check(1 << 30)
     space, loop = full.space, full.loop()
     (full.home.root / "backups").mkdir()
@@ -151,7 +148,7 @@ async def test_the_node_pauses_and_resumes_with_one_event_each(full: FullHome) -
     assert names == ["paused", "resumed"]
 
 
-def test_a_limit_that_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_cannot_be_kept_is_refused(monkeypatch):
     monkeypatch.setattr(home_limit, "checkpoint_bytes", lambda source, settings: 100_000_000)
     monkeypatch.setattr(home_limit, "version_bytes", lambda settings, source: 0)
     with pytest.raises(ConfigError, match=r"home_bytes is 200 MB, and .* at least 2\d\d MB"):
@@ -176,7 +173,7 @@ def run_limited(code: str, soft: int, hard: int) -> subprocess.CompletedProcess[
     )
 
 
-def test_the_limit_of_open_files_is_raised_and_too_low_a_limit_is_refused() -> None:
+def test_the_limit_of_open_files_is_raised_and_too_low_a_limit_is_refused():
     code = "from ftis_node.node.supervision.process_limits import *; print(*allow_open_files())"
     assert run_limited(code, 256, 4096).stdout.split() == ["4096", "4096"]
     done = run_limited(code, 100, MIN_OPEN_FILES - 1)
@@ -184,7 +181,7 @@ def test_the_limit_of_open_files_is_raised_and_too_low_a_limit_is_refused() -> N
     assert open_files().reachable >= MIN_OPEN_FILES
 
 
-def test_priority_and_threads_follow_the_settings_and_reach_child_processes() -> None:
+def test_priority_and_threads_follow_the_settings_and_reach_child_processes():
     code = """
 import os, subprocess, sys
 from ftis_node.config.limits import LimitsSection

@@ -3,8 +3,6 @@
 The loop's clock is a manual one. A loop that does not await would hang its test.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,7 +124,7 @@ async def drive(
     return None
 
 
-async def test_a_loop_without_input_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_loop_without_input_waits(tmp_path, monkeypatch):
     """Each loop is driven once, as a loop of the first role that has it."""
     monkeypatch.setattr("ftis_node.node.loops.weight_offer.model_fingerprint", lambda source: "0" * 32)
     driven: set[str] = set()
@@ -194,9 +192,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("name", FAILING)
-async def test_a_loop_that_always_fails_shows_it_and_writes_few_events(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
-) -> None:
+async def test_a_loop_that_always_fails_shows_it_and_writes_few_events(tmp_path, monkeypatch, caplog, name):
     case = FAILING[name]
     monkeypatch.setattr("ftis_node.generation.evaluate.RETRY_PAUSE_S", 0.0)
     with node_of(tmp_path, case.role, **({"eval_tasks": (Task(),)} if name == "evaluation" else {})) as node:
@@ -212,9 +208,7 @@ async def test_a_loop_that_always_fails_shows_it_and_writes_few_events(
     assert 0 < len([record for record in caplog.records if case.work in record.message]) <= 16
 
 
-async def test_generation_that_never_succeeds_ends_the_node_with_the_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_generation_that_never_succeeds_ends_the_node_with_the_cause(tmp_path, monkeypatch):
     with node_of(tmp_path) as node:
         error = await drive(node, Wiring(node).generate_loop.run(), monkeypatch)
         assert isinstance(error, BaseExceptionGroup)
@@ -226,9 +220,7 @@ async def test_generation_that_never_succeeds_ends_the_node_with_the_cause(
         assert MAX_ATTEMPTS <= num_calls <= MAX_ATTEMPTS * node.slots.capacity
 
 
-async def test_a_task_without_a_usable_problem_ends_the_node_after_one_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_task_without_a_usable_problem_ends_the_node_after_one_round(tmp_path, monkeypatch):
     with node_of(tmp_path, tokenizer=LongPrompts()) as node:
         monkeypatch.setattr("tests.loop_clock.ITERATIONS", 10_000)
         error = await drive(node, Wiring(node).generate_loop.run(), monkeypatch)
@@ -240,18 +232,18 @@ async def test_a_task_without_a_usable_problem_ends_the_node_after_one_round(
         assert len(events_of(node, "prompt_skipped")) <= 4
 
 
-async def test_own_groups_that_are_all_refused_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_own_groups_that_are_all_refused_are_shown(tmp_path, monkeypatch):
     with node_of(tmp_path) as node:
         wiring, group = Wiring(node), accepted(ME, 1).group
 
-        async def publish_and_validate() -> None:
+        async def publish_and_validate():
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(wiring.intake.run())
                 tasks.create_task(wiring.publish_loop.run())
 
         group = replace(group, run_id="ef" * 16)  # of another run
 
-        def feed() -> None:
+        def feed():
             if not wiring.scored.full():
                 node.slots.waiting += 1
                 wiring.scored.put_nowait(group)
@@ -261,7 +253,7 @@ async def test_own_groups_that_are_all_refused_are_shown(tmp_path: Path, monkeyp
         assert "validation of own groups failed" in shown and "run: " in shown
 
 
-def test_failures_are_reported_at_doublings_and_their_end_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_are_reported_at_doublings_and_their_end_once(caplog):
     caplog.set_level("INFO")
     from ftis_node.node.supervision.failures import FailureBoard
 

@@ -1,7 +1,5 @@
 """Intake: envelopes that wait for the disk are stored in one commit, and no group is reported before it is stored."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -25,7 +23,7 @@ from ftis_node.records.token_batch import TokenBatch
 from ftis_node.swarm import rate_limits
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks.scorer import IsolatedScorer, ScoringLimits
-from ftis_node.validation import Accepted, Refused, ValidationResult
+from ftis_node.validation import Accepted, Refused
 from tests.conftest import make_completion, make_group
 from tests.node.nodes import ME, components
 from tests.tasks.hostile_task import HostileTask
@@ -79,7 +77,7 @@ async def running(node: NodeComponents) -> AsyncIterator[IntakeLoop]:
         await task
 
 
-async def test_groups_validated_during_a_commit_are_stored_by_the_next(tmp_path: Path, identity: Identity) -> None:
+async def test_groups_validated_during_a_commit_are_stored_by_the_next(tmp_path, identity):
     disk = GatedDisk()
     with node_on(tmp_path, disk) as node:
         data = [sealed(identity, number) for number in (1, 2, 3)]
@@ -110,8 +108,8 @@ NUM_CLAIMS = 46
 
 @pytest.mark.parametrize(("role", "version"), [("full", 0), ("learner", 10**6)])
 async def test_a_peer_that_claims_weights_that_the_node_did_not_offer_is_refused_and_banned(
-    tmp_path: Path, identity: Identity, role: str, version: int
-) -> None:
+    tmp_path, identity, role, version
+):
     with node_on(tmp_path, open_disk(), role=role) as node:
         async with running(node) as intake:
             for number in range(1, NUM_CLAIMS + 1):
@@ -131,9 +129,7 @@ async def test_a_peer_that_claims_weights_that_the_node_did_not_offer_is_refused
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-async def test_a_followers_group_counts_as_own_weights_only_if_the_operator_trusts_it(
-    tmp_path: Path, identity: Identity, trusted: bool
-) -> None:
+async def test_a_followers_group_counts_as_own_weights_only_if_the_operator_trusts_it(tmp_path, identity, trusted):
     trust = (identity.peer_id,) if trusted else ()
     with node_on(tmp_path, open_disk(), role="learner", trust=trust) as node:
         node.context.state.policy_version = 3
@@ -145,7 +141,7 @@ async def test_a_followers_group_counts_as_own_weights_only_if_the_operator_trus
         assert node.peers.is_of_own_weights(claim) is trusted
 
 
-async def test_a_group_being_stored_when_the_node_ends_is_counted(tmp_path: Path, identity: Identity) -> None:
+async def test_a_group_being_stored_when_the_node_ends_is_counted(tmp_path, identity):
     disk = GatedDisk()
     with node_on(tmp_path, disk) as node:
         intake = intake_of(node)
@@ -163,7 +159,7 @@ async def test_a_group_being_stored_when_the_node_ends_is_counted(tmp_path: Path
         assert '"admitted"' in (tmp_path / "events.jsonl").read_text()
 
 
-async def test_a_codec_that_the_run_does_not_permit_is_a_config_error(tmp_path: Path) -> None:
+async def test_a_codec_that_the_run_does_not_permit_is_a_config_error(tmp_path):
     settings = NodeSettings(model="any", swarm={"codec": "lossy"})
     with pytest.raises(ConfigError, match=r"swarm.codec is 'lossy' and run test takes exact, lossless"):
         async with running_components(settings, RunPlan(MANIFEST, "arithmetic", ()), Home(tmp_path)):
@@ -197,8 +193,8 @@ def _hostile(sender: Identity, number: int, *, is_bomb: bool = False) -> bytes:
 
 
 async def test_a_new_peers_slow_groups_delay_no_known_peer_and_lower_their_senders_score(
-    tmp_path: Path, identity: Identity, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, identity, monkeypatch
+):
     new_peer = Identity.generate()
     async with (
         IsolatedScorer(HostileTask(), limits=LIMITS) as known,
@@ -214,13 +210,13 @@ async def test_a_new_peers_slow_groups_delay_no_known_peer_and_lower_their_sende
             done: list[str] = []
             has_received_all, score = asyncio.Event(), other.score
 
-            async def score_late(*given: Any, **how: Any) -> Any:
+            async def score_late(*given, **how):
                 await has_received_all.wait()
                 return await score(*given, **how)
 
             other.score = score_late  # type: ignore[method-assign]
 
-            async def submit(sender: Identity, data: bytes) -> ValidationResult:
+            async def submit(sender, data):
                 verdict = await intake.submit(data, origin=sender.peer_id)
                 done.append(sender.peer_id)
                 return verdict
@@ -240,12 +236,12 @@ async def test_a_new_peers_slow_groups_delay_no_known_peer_and_lower_their_sende
             assert node.peers.row(identity.peer_id)["trust_level"] == "good"
 
 
-async def test_the_same_group_in_both_lanes_is_admitted_once(tmp_path: Path, identity: Identity) -> None:
+async def test_the_same_group_in_both_lanes_is_admitted_once(tmp_path, identity):
     """The lanes validate at the same time."""
     scored, num_waiting = asyncio.Event(), 0
 
     class Slow(_Scorer):
-        async def score(self, item: Any, texts: Any, *, cost: Any = None) -> Any:
+        async def score(self, item, texts, *, cost=None):
             nonlocal num_waiting
             num_waiting += 1
             await scored.wait()

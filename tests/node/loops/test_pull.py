@@ -1,13 +1,8 @@
 """Announced groups arrive although messages are lost: whole loops of light nodes over the loopback swarm."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,14 +22,14 @@ WINDOW_S = 2.0  # so that messages gather although a busy machine pauses between
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     """Make periods short enough for tests."""
     monkeypatch.setattr(backfill, "PERIOD_S", 0.1)
     monkeypatch.setattr(reannounce, "REANNOUNCE_PERIOD_S", 0.05)
     monkeypatch.setattr(shards, "SHARDS_INTERVAL_S", 0.3)
 
 
-async def test_all_groups_are_pulled_and_confirmed_in_a_small_swarm(tmp_path: Path) -> None:
+async def test_all_groups_are_pulled_and_confirmed_in_a_small_swarm(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         await swarm.publish(alice, 20)
@@ -43,14 +38,14 @@ async def test_all_groups_are_pulled_and_confirmed_in_a_small_swarm(tmp_path: Pa
         assert alice.gossip.counters.bodies_out == 20
 
 
-async def test_simultaneous_confirmations_are_sent_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_simultaneous_confirmations_are_sent_together(tmp_path, monkeypatch):
     monkeypatch.setattr("ftis_node.node.loops.confirm.WINDOW_S", WINDOW_S)
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         sent: list[int] = []
         confirm = bob.gossip.confirm
 
-        async def confirm_and_record(peer_id: str, ids: Sequence[bytes]) -> bool:
+        async def confirm_and_record(peer_id, ids):
             sent.append(len(ids))
             return await confirm(peer_id, ids)
 
@@ -63,7 +58,7 @@ async def test_simultaneous_confirmations_are_sent_together(tmp_path: Path, monk
         assert BURST <= len(sent) <= 5 + BURST, "the others were not gathered"
 
 
-async def test_a_node_that_ends_announces_the_groups_that_it_gathered_and_serves_them(tmp_path: Path) -> None:
+async def test_a_node_that_ends_announces_the_groups_that_it_gathered_and_serves_them(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of(), window_s=WINDOW_S)
     async with swarm.node(1, shutdown_serve_s=60) as alice, swarm.node(2) as bob:
         await swarm.publish(alice)
@@ -75,7 +70,7 @@ async def test_a_node_that_ends_announces_the_groups_that_it_gathered_and_serves
         assert alice.parts.peers.confirmations.num_confirmed == alice.parts.peers.counters.groups_sent == held(bob) == 3
 
 
-async def test_simultaneous_announcements_are_sent_together(tmp_path: Path) -> None:
+async def test_simultaneous_announcements_are_sent_together(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of(), window_s=WINDOW_S)
     async with swarm.node(1) as alice, swarm.node(2) as bob, swarm.node(3) as carol:
         await swarm.publish(alice, 20)
@@ -83,7 +78,7 @@ async def test_simultaneous_announcements_are_sent_together(tmp_path: Path) -> N
         assert alice.gossip.counters.announcements_sent <= 6
 
 
-async def test_a_new_member_gets_the_groups_of_an_absent_sender_from_others(tmp_path: Path) -> None:
+async def test_a_new_member_gets_the_groups_of_an_absent_sender_from_others(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(2) as bob:
         async with swarm.node(1) as alice:
@@ -95,7 +90,7 @@ async def test_a_new_member_gets_the_groups_of_an_absent_sender_from_others(tmp_
             assert bob.gossip.counters.bodies_out == 3
 
 
-async def test_a_gap_between_numbers_is_requested(tmp_path: Path) -> None:
+async def test_a_gap_between_numbers_is_requested(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, message: kind == ANNOUNCED and message.number == 2
     async with swarm.node(1) as alice, swarm.node(2) as bob:
@@ -107,7 +102,7 @@ async def test_a_gap_between_numbers_is_requested(tmp_path: Path) -> None:
         await eventually(lambda: bob.parts.peers.counters.groups_repaired == 1)
 
 
-async def test_a_missing_tail_is_found_by_the_directory(tmp_path: Path) -> None:
+async def test_a_missing_tail_is_found_by_the_directory(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, message: kind == ANNOUNCED and message.number > 1
     async with swarm.node(1) as alice, swarm.node(2) as bob:
@@ -118,7 +113,7 @@ async def test_a_missing_tail_is_found_by_the_directory(tmp_path: Path) -> None:
         await eventually(lambda: bob.parts.peers.counters.groups_repaired == 2)
 
 
-async def test_groups_that_their_sender_does_not_send_are_pulled_from_another_member(tmp_path: Path) -> None:
+async def test_groups_that_their_sender_does_not_send_are_pulled_from_another_member(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, message: kind == "request" and (sender, receiver) == (3, 1)
     async with swarm.node(1) as alice, swarm.node(2) as bob, swarm.node(3) as carol:
@@ -129,16 +124,14 @@ async def test_groups_that_their_sender_does_not_send_are_pulled_from_another_me
         assert carol.parts.peers.registry.seen(identity_of(1).peer_id).failed_pulls > 0
 
 
-async def test_the_rest_of_a_broken_reply_is_requested_again_from_its_sender(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_rest_of_a_broken_reply_is_requested_again_from_its_sender(tmp_path, monkeypatch):
     monkeypatch.setattr(request_slots, "FAILED_REST_S", 3600.0)
     monkeypatch.setattr(pull, "BUSY_REST_S", 0.01)
     swarm, broken = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), []
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob:
         fetch = bob.gossip.fetch
 
-        async def fetch_and_break(peer_id: str, ids: Sequence[bytes], **how: Any) -> Fetched:
+        async def fetch_and_break(peer_id, ids, **how):
             fetched = await fetch(peer_id, ids, **how)
             if len(fetched.bodies) < 2:
                 return fetched
@@ -152,7 +145,7 @@ async def test_the_rest_of_a_broken_reply_is_requested_again_from_its_sender(
         assert bob.parts.peers.registry.seen(identity_of(1).peer_id).failed_pulls == len(broken)
 
 
-async def test_an_unconfirmed_group_is_announced_again(tmp_path: Path) -> None:
+async def test_an_unconfirmed_group_is_announced_again(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, message: (
         kind == REQUESTED or (kind == ANNOUNCED and message.attempt == 0)
@@ -165,13 +158,13 @@ async def test_an_unconfirmed_group_is_announced_again(tmp_path: Path) -> None:
         assert len(alice.parts.peers.confirmations.pending) == 0
 
 
-async def test_a_stored_group_that_is_announced_again_is_confirmed_again(tmp_path: Path) -> None:
+async def test_a_stored_group_that_is_announced_again_is_confirmed_again(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     alice_id = identity_of(1).peer_id
     async with swarm.node(2) as bob:
         confirm = bob.gossip.confirm
 
-        async def lose(peer_id: str, ids: Any) -> bool:
+        async def lose(peer_id, ids):
             return False
 
         bob.gossip.confirm = lose  # type: ignore[method-assign]
@@ -187,7 +180,7 @@ async def test_a_stored_group_that_is_announced_again_is_confirmed_again(tmp_pat
         assert bob.parts.peers.registry.seen(alice_id).accepted == 3
 
 
-async def test_only_a_repeated_announcement_is_confirmed_again(tmp_path: Path) -> None:
+async def test_only_a_repeated_announcement_is_confirmed_again(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         await swarm.publish(alice, 1)
@@ -205,7 +198,7 @@ async def test_only_a_repeated_announcement_is_confirmed_again(tmp_path: Path) -
         await eventually(lambda: bob.gossip.counters.confirmed_out == 2)
 
 
-async def test_in_a_large_swarm_each_group_is_pulled_by_some_nodes_only(tmp_path: Path) -> None:
+async def test_in_a_large_swarm_each_group_is_pulled_by_some_nodes_only(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of(own_groups=2, foreign_groups=2))
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(swarm.node(number, pull_policy="needed")) for number in range(1, 9)]
@@ -220,9 +213,7 @@ async def test_in_a_large_swarm_each_group_is_pulled_by_some_nodes_only(tmp_path
         assert sum(pulled) >= 16
 
 
-async def test_shards_follow_the_budget_and_no_group_is_lost_when_they_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_shards_follow_the_budget_and_no_group_is_lost_when_they_change(tmp_path, monkeypatch):
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=8))
     own = identity_of(2).peer_id
     other_number = next(n for n in range(3, 64) if shard_of(identity_of(n).peer_id, 8) != shard_of(own, 8))
@@ -236,7 +227,7 @@ async def test_shards_follow_the_budget_and_no_group_is_lost_when_they_change(
         await eventually(lambda: held(bob) == 12)
 
 
-async def test_new_and_failed_peers_leave_slots_to_others(tmp_path: Path) -> None:
+async def test_new_and_failed_peers_leave_slots_to_others(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1, pulls_in_flight=4) as alice:
         pull = alice.wiring.pull

@@ -4,8 +4,6 @@
 tensors through the daemon into the engine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,11 +1,8 @@
 """Peers that reply slowly or not at all delay no request to others: the backfill loop over the loopback swarm."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +20,7 @@ SLOW = [identity_of(number).peer_id for number in range(10, 26)]
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     """Make periods short enough for tests."""
     monkeypatch.setattr(backfill, "PERIOD_S", 0.05)
     monkeypatch.setattr(backfill, "SILENCE_S", 0.2)
@@ -65,13 +62,11 @@ def add_stuck_confirmation(node: StubNode, monkeypatch: pytest.MonkeyPatch, stuc
     return sent
 
 
-async def test_a_silent_member_is_queried_again_and_again_beside_many_slow_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_silent_member_is_queried_again_and_again_beside_many_slow_ones(tmp_path, monkeypatch):
     """The slow members are silent too, and twice as many as the concurrent queries."""
     swarm, queried = LightSwarm(tmp_path, manifest_of()), Counter[str]()
 
-    def decide(sender: int, receiver: int, kind: str, message: Any) -> bool:
+    def decide(sender, receiver, kind, message):
         queried["alice"] += kind == REQUESTED and (sender, receiver) == (2, 1)
         return False
 
@@ -85,9 +80,7 @@ async def test_a_silent_member_is_queried_again_and_again_beside_many_slow_ones(
         assert replies.total() - num_before <= 24, "a slow member was queried in every slot before"
 
 
-async def test_a_sender_that_does_not_reply_to_a_confirmation_holds_no_slot_of_the_pulls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_sender_that_does_not_reply_to_a_confirmation_holds_no_slot_of_the_pulls(tmp_path, monkeypatch):
     swarm, stuck = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), identity_of(1).peer_id
     async with swarm.node(1) as alice, swarm.node(3) as carol, swarm.node(2, pulls_in_flight=1) as bob:
         sent = add_stuck_confirmation(bob, monkeypatch, stuck)
@@ -98,18 +91,16 @@ async def test_a_sender_that_does_not_reply_to_a_confirmation_holds_no_slot_of_t
         assert held(bob) == 2
 
 
-async def test_records_that_hang_in_the_directory_delay_neither_others_nor_the_own_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_records_that_hang_in_the_directory_delay_neither_others_nor_the_own_record(tmp_path, monkeypatch):
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         add_slow_members(bob, monkeypatch, SLOW)
         get_record, publish_record, published = bob.gossip.get_record, bob.gossip.publish_record, list[float]()
 
-        async def get_or_hang(peer_id: str) -> bytes | None:
+        async def get_or_hang(peer_id):
             return await (asyncio.Future() if peer_id in SLOW else get_record(peer_id))
 
-        async def publish(value: bytes, *, ttl_s: float) -> bool:
+        async def publish(value, *, ttl_s):
             published.append(ttl_s)
             return await publish_record(value, ttl_s=ttl_s)
 
@@ -123,7 +114,7 @@ async def test_records_that_hang_in_the_directory_delay_neither_others_nor_the_o
         await eventually(lambda: (record := record_of(identity_of(1).peer_id)) is not None and record.last_number == 1)
 
 
-def test_the_pace_of_a_peer_is_that_of_its_last_query() -> None:
+def test_the_pace_of_a_peer_is_that_of_its_last_query():
     slots = QuerySlots(2)
     assert slots.pace_of("p") is Pace.UNKNOWN
     for took_s, is_answered, pace in (
@@ -136,7 +127,7 @@ def test_the_pace_of_a_peer_is_that_of_its_last_query() -> None:
         assert slots.pace_of("p") is pace
 
 
-def test_each_pace_has_separate_slots() -> None:
+def test_each_pace_has_separate_slots():
     slots = QuerySlots(1)
     slots.note("quick", took_s=0.0, is_answered=True)
     slots.note("slow", took_s=9.0, is_answered=True)
@@ -148,7 +139,7 @@ def test_each_pace_has_separate_slots() -> None:
     assert slots.take("newer")
 
 
-def test_the_number_of_remembered_paces_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_paces_is_bounded(monkeypatch):
     monkeypatch.setattr(request_slots, "MAX_PEERS", 1000)
     slots = QuerySlots(1)
     for number in range(1001):

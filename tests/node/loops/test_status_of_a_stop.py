@@ -1,11 +1,6 @@
 """The status of a stopping node, whose learner ends or saves when the test permits it."""
 
-from __future__ import annotations
-
 import asyncio
-from pathlib import Path
-
-import pytest
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.node import daemon
@@ -13,7 +8,6 @@ from ftis_node.node.daemon import run_node
 from ftis_node.node.http_api.monitoring_api import MonitoringApi
 from ftis_node.node.protocols import NullLearner
 from ftis_node.node.startup.startup_summary import read_last_status
-from ftis_node.node.wiring import Wiring
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from tests.node.nodes import components
@@ -39,13 +33,11 @@ class SlowLearner(NullLearner):
         return 0
 
 
-async def test_a_finished_node_waits_for_its_last_checkpoint_then_for_its_learner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_finished_node_waits_for_its_last_checkpoint_then_for_its_learner(tmp_path, monkeypatch):
     """The scorers start no process, because the task does not need one."""
     learner, observed, done = SlowLearner(), MonitoringApi(), asyncio.Event()
 
-    async def until_done(wiring: Wiring, *, last_step: int | None) -> None:
+    async def until_done(wiring, *, last_step):
         await done.wait()
 
     monkeypatch.setattr(daemon, "loops_of_role", lambda wiring: {})

@@ -1,7 +1,5 @@
 """The train loop's reaction to a step's report and the learner's state: behavior of peers, groups, progress."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,7 +58,7 @@ def behavior_of(node: NodeComponents) -> list[tuple[str, Behaviour]]:
     return [(peer_id, behaviour) for peer_id, behaviour, _ in notes_of(node)]
 
 
-async def test_a_sender_that_understates_is_charged_and_an_honest_one_credited(tmp_path: Path) -> None:
+async def test_a_sender_that_understates_is_charged_and_an_honest_one_credited(tmp_path):
     groups = [foreign(HONEST, 1), foreign(MALLORY, 2)]
     report = StepReport(step=1, policy_version=1, num_updates=1, understated=(groups[1].id.hex(),))
     with loop_with(tmp_path, report) as (loop, node):
@@ -75,7 +73,7 @@ async def test_a_sender_that_understates_is_charged_and_an_honest_one_credited(t
         assert buffer_of(node).released == [(1, ReleaseReason.TRAINED)]
 
 
-async def test_the_sender_of_a_body_that_the_learner_cannot_unpack_is_charged_once(tmp_path: Path) -> None:
+async def test_the_sender_of_a_body_that_the_learner_cannot_unpack_is_charged_once(tmp_path):
     groups = [foreign(HONEST, 1), foreign(MALLORY, 2)]
     report = StepReport(step=1, policy_version=1, num_updates=1, unreadable=(groups[1].id.hex(),))
     with loop_with(tmp_path / "a", report) as (loop, node):
@@ -86,14 +84,14 @@ async def test_the_sender_of_a_body_that_the_learner_cannot_unpack_is_charged_on
         assert (MALLORY.peer_id, Behaviour.FAULT) not in behavior_of(node)
 
 
-async def test_a_step_without_an_update_credits_no_sender(tmp_path: Path) -> None:
+async def test_a_step_without_an_update_credits_no_sender(tmp_path):
     with loop_with(tmp_path, StepReport(step=1, policy_version=0, refused="the loss is not finite")) as (loop, node):
         await loop._train([foreign(HONEST, 1)])
         assert notes_of(node) == []
         assert buffer_of(node).released == [(1, ReleaseReason.REFUSED)]
 
 
-async def test_the_node_follows_a_learner_that_fell_back(tmp_path: Path) -> None:
+async def test_the_node_follows_a_learner_that_fell_back(tmp_path):
     with loop_with(tmp_path, StepReport(step=1, policy_version=1), step=5) as (loop, node):
         proof = WeightProof(version=2, probe_ids=(1, 2), logprobs=(-1.0,))
         await loop.resume(LearnerState(3, 2, parameters=1, trainable_parameters=1, proof=proof))
@@ -104,7 +102,7 @@ async def test_the_node_follows_a_learner_that_fell_back(tmp_path: Path) -> None
         )
 
 
-async def test_a_step_event_has_the_statistics_of_each_sender(tmp_path: Path) -> None:
+async def test_a_step_event_has_the_statistics_of_each_sender(tmp_path):
     """The event has all senders. The rows of peers have their last steps."""
     bins = (1, *[0] * 10)
     own_stats = SenderStats("me", True, groups=4, completions=16, kept=16)
@@ -133,7 +131,7 @@ async def test_a_step_event_has_the_statistics_of_each_sender(tmp_path: Path) ->
         assert node.peers.registry.peers[MALLORY.peer_id].as_dict()["training"] is None
 
 
-async def test_groups_of_a_peer_that_disagrees_weigh_less_from_the_next_step_on(tmp_path: Path) -> None:
+async def test_groups_of_a_peer_that_disagrees_weigh_less_from_the_next_step_on(tmp_path):
     agreement = {HONEST.peer_id: 0.5, MALLORY.peer_id: -0.5}
     report = StepReport(step=1, policy_version=1, num_updates=1, agreement=agreement, own_agreement=0.5)
     run = parse_manifest(manifest_text(foreign_wait_s=1), source="test")

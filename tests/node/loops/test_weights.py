@@ -1,7 +1,5 @@
 """Weights from a learner to a generator: over real p2pd with broken streams, and from a malicious learner."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os
@@ -58,7 +56,7 @@ LEARNER, GENERATOR, OTHER = (Identity.from_seed(bytes([number]) * 32) for number
 
 
 @pytest.fixture(autouse=True)
-def _same_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def _same_model(monkeypatch):
     """Both nodes start from the same model. No test reads its files."""
     for module in (weights_follow, weights_offer):
         monkeypatch.setattr(module, "model_fingerprint", lambda source: "12" * 16)
@@ -82,7 +80,7 @@ class _Engine(NullGeneration):
 
 
 @pytest.fixture(autouse=True)
-def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_polls(monkeypatch):
     monkeypatch.setattr(weight_follow, "POLL_INTERVAL_S", POLL_S)
 
 
@@ -179,7 +177,7 @@ async def _pair(folder: Path, *, follows: bool = True, **roles: Any) -> AsyncIte
                 assert isinstance(result, asyncio.CancelledError), result
 
 
-async def test_versions_arrive_and_are_served_in_order(tmp_path: Path) -> None:
+async def test_versions_arrive_and_are_served_in_order(tmp_path):
     async with _pair(tmp_path) as pair:
         for version in (1, 2, 5):
             await pair.offer(version, os.urandom(2 * MIB + 5))
@@ -197,7 +195,7 @@ async def test_versions_arrive_and_are_served_in_order(tmp_path: Path) -> None:
         assert held == ["version-00000005"], "older versions are still there"
 
 
-async def test_a_restarted_generator_serves_its_last_version_and_resumes_a_partial_file(tmp_path: Path) -> None:
+async def test_a_restarted_generator_serves_its_last_version_and_resumes_a_partial_file(tmp_path):
     content = os.urandom(6 * MIB + 1)
     async with _pair(tmp_path) as pair:
         await pair.offer(1, b"first")
@@ -224,7 +222,7 @@ async def test_a_restarted_generator_serves_its_last_version_and_resumes_a_parti
         assert list(partial.iterdir()) == []
 
 
-async def test_weights_whose_proof_fails_are_not_served_and_later_ones_are(tmp_path: Path) -> None:
+async def test_weights_whose_proof_fails_are_not_served_and_later_ones_are(tmp_path):
     async with _pair(tmp_path) as pair:
         await pair.offer(1, b"valid")
         await eventually(lambda: pair.served == [1])
@@ -237,7 +235,7 @@ async def test_weights_whose_proof_fails_are_not_served_and_later_ones_are(tmp_p
         await eventually(lambda: pair.served == [1, 3])
 
 
-async def test_an_older_version_is_not_accepted(tmp_path: Path) -> None:
+async def test_an_older_version_is_not_accepted(tmp_path):
     async with _pair(tmp_path) as pair:
         await pair.offer(5, b"five")
         await eventually(lambda: pair.served == [5])
@@ -306,9 +304,7 @@ async def _attacked(
         ({"adapter_config": b'{"r": 8}'}, LEARNER, "adapter"),
     ],
 )
-async def test_an_invalid_offer_is_refused_without_a_request_for_the_file(
-    tmp_path: Path, changes: dict[str, Any], signer: Identity, reason: str
-) -> None:
+async def test_an_invalid_offer_is_refused_without_a_request_for_the_file(tmp_path, changes, signer, reason):
     async with _attacked(tmp_path, b"weights", changes, signer=signer) as (pair, _):
         await eventually(lambda: pair.refused)
         await asyncio.sleep(0.2)
@@ -318,13 +314,13 @@ async def test_an_invalid_offer_is_refused_without_a_request_for_the_file(
         assert pair.served == []
 
 
-async def test_hashes_that_do_not_match_the_offer_are_refused(tmp_path: Path) -> None:
+async def test_hashes_that_do_not_match_the_offer_are_refused(tmp_path):
     async with _attacked(tmp_path, b"weights", hashes=bytes(32)) as (pair, _):
         await eventually(lambda: pair.refused == {"hash": 1})
         assert WeightsPart.CHUNKS not in {request.part for request in pair.requests}
 
 
-async def test_a_file_that_does_not_match_the_offer_is_removed(tmp_path: Path) -> None:
+async def test_a_file_that_does_not_match_the_offer_is_removed(tmp_path):
     claimed = {"sha256": hashlib.sha256(b"others").digest()}
     async with _attacked(tmp_path, b"weights", claimed) as (pair, _):
         held = pair.offers._held[1]
@@ -333,7 +329,7 @@ async def test_a_file_that_does_not_match_the_offer_is_removed(tmp_path: Path) -
         assert list((tmp_path / "generator/weights/followed/partial").iterdir()) == []
 
 
-async def test_a_wrong_chunk_ends_the_download_and_the_next_version_is_served(tmp_path: Path) -> None:
+async def test_a_wrong_chunk_ends_the_download_and_the_next_version_is_served(tmp_path):
     async with _attacked(tmp_path, os.urandom(5 * MIB), spoil=2) as (pair, _):
         await eventually(lambda: pair.refused)
         assert pair.refused == {"chunk": 1}
@@ -343,7 +339,7 @@ async def test_a_wrong_chunk_ends_the_download_and_the_next_version_is_served(tm
         await eventually(lambda: pair.served == [2])
 
 
-async def test_the_number_of_offered_files_is_bounded_and_an_old_offer_is_withdrawn(tmp_path: Path) -> None:
+async def test_the_number_of_offered_files_is_bounded_and_an_old_offer_is_withdrawn(tmp_path):
     async with _pair(tmp_path, follows=False) as pair:
         first = await pair.offer(1, b"one")
         folder = tmp_path / "learner/weights/offered"
@@ -355,7 +351,7 @@ async def test_the_number_of_offered_files_is_bounded_and_an_old_offer_is_withdr
 
 
 @pytest.mark.timeout(120)
-async def test_a_download_over_p2pd_resumes_after_a_broken_stream(tmp_path: Path) -> None:
+async def test_a_download_over_p2pd_resumes_after_a_broken_stream(tmp_path):
     """The learner's p2pd is killed during the download. Received chunks are not requested again."""
     learner = Libp2pGossip(settings(tmp_path / "a"), identity=LEARNER, run_id=RUN_ID)
     await learner.start()
@@ -369,7 +365,7 @@ async def test_a_download_over_p2pd_resumes_after_a_broken_stream(tmp_path: Path
         content = os.urandom(8 * MIB + 77)
         num_given, first_chunks = 0, list[int]()
 
-        async def give_slowly(peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
+        async def give_slowly(peer_id, data):
             nonlocal num_given
             request = open_weights_request(data)
             if request.part is WeightsPart.CHUNKS:
@@ -412,7 +408,7 @@ class _StartingLearner(NullLearner):
         return self.known
 
 
-def test_a_starting_learner_refuses_no_version_of_its_followers(tmp_path: Path) -> None:
+def test_a_starting_learner_refuses_no_version_of_its_followers(tmp_path):
     learner = _StartingLearner(PARAMETERS)
     with components(tmp_path, settings=NodeSettings(model="m", role="learner")) as node:
         context = node.context
@@ -422,7 +418,7 @@ def test_a_starting_learner_refuses_no_version_of_its_followers(tmp_path: Path) 
         assert newest_offered(context, learner) == 74 + 1 + 2 * MAX_UNSAVED_STEPS, "the train loop has not noted it yet"
 
 
-async def test_weights_for_trusted_peers_are_served_to_no_other_peer(tmp_path: Path) -> None:
+async def test_weights_for_trusted_peers_are_served_to_no_other_peer(tmp_path):
     with _node(LEARNER, tmp_path, None, weights_for="trusted") as node:
         node.peers.trust(GENERATOR.peer_id)
         offers = Wiring(node).offer_loop

@@ -1,7 +1,5 @@
 """The boot messages of a node's two workers: form of new weights, optimizer, threads, announced address."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any, cast
@@ -39,9 +37,7 @@ from ftis_node.workers.wire import enc_hook, unpack_body
         ("auto", {"quantize": "4bit"}, "cpu", True),
     ],
 )
-def test_adapters_are_served_by_vllm_on_a_gpu_or_on_request(
-    monkeypatch: pytest.MonkeyPatch, adapters: str, settings: dict[str, object], device: str, expected: bool
-) -> None:
+def test_adapters_are_served_by_vllm_on_a_gpu_or_on_request(monkeypatch, adapters, settings, device, expected):
     for module in (engines, protocols):
         monkeypatch.setattr(module, "has_vllm", lambda: True)
     monkeypatch.setattr(protocols, "pick_device", lambda device_option: device)
@@ -56,11 +52,11 @@ def learner_boot_of(tmp_path: Path, text: str, **settings: object) -> LearnerBoo
     return factories.learner_boot(node, manifest, source, Home(tmp_path), WorkerPlacement(), weights=tmp_path)
 
 
-def test_the_rejection_key_is_derived_from_the_nodes_key(tmp_path: Path) -> None:
+def test_the_rejection_key_is_derived_from_the_nodes_key(tmp_path):
     """So a restarted node and a repeated experiment have the same one, and peers cannot compute it."""
     source, run = ModelSource(name="m", folder=tmp_path), load_manifest("arithmetic-ftis")
 
-    def key(seed: int) -> int:
+    def key(seed):
         node, identity = NodeSettings(model="m", device="cpu"), Identity.from_seed(bytes([seed]) * 32)
         how: dict[str, Any] = {"weights": tmp_path, "identity": identity}
         return factories.learner_boot(node, run, source, Home(tmp_path), WorkerPlacement(), **how).rejection_key
@@ -69,7 +65,7 @@ def test_the_rejection_key_is_derived_from_the_nodes_key(tmp_path: Path) -> None
     assert 2**32 < key(1) < 2**62
 
 
-def test_the_learner_gets_the_manifests_optimizer(tmp_path: Path) -> None:
+def test_the_learner_gets_the_manifests_optimizer(tmp_path):
     text = """
         learning_rate = 2e-5
         lora_learning_rate = 3e-4
@@ -92,15 +88,13 @@ def test_the_learner_gets_the_manifests_optimizer(tmp_path: Path) -> None:
     assert [warmed_up.learning_rate_at(step) for step in (1, 5, 500)] == pytest.approx([2e-7, 1e-6, 1e-6])
 
 
-def test_a_cut_distribution_has_no_bound_on_understated_logprobs(tmp_path: Path) -> None:
+def test_a_cut_distribution_has_no_bound_on_understated_logprobs(tmp_path):
     assert learner_boot_of(tmp_path, "").max_logprob_gap_nats == factories.MAX_LOGPROB_GAP_NATS
     cut = "[sampling]\ntop_p = 0.9"
     assert learner_boot_of(tmp_path, cut).max_logprob_gap_nats == math.inf
 
 
-def test_without_vllm_adapters_are_merged_and_a_request_to_serve_them_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_vllm_adapters_are_merged_and_a_request_to_serve_them_is_refused(monkeypatch):
     for module in (engines, protocols):
         monkeypatch.setattr(module, "has_vllm", lambda: False)
     monkeypatch.setattr(protocols, "pick_device", lambda device_option: "cuda")
@@ -120,9 +114,7 @@ def test_without_vllm_adapters_are_merged_and_a_request_to_serve_them_is_refused
         ("auto", False, ("auto", None, "model")),
     ],
 )
-def test_both_workers_get_the_same_form(
-    tmp_path: Path, engine: str, adapters: bool, expected: tuple[object, ...]
-) -> None:
+def test_both_workers_get_the_same_form(tmp_path, engine, adapters, expected):
     settings = NodeSettings(model="m", engine=engine, lora=True, device="cpu", lora_adapter=LoraSection(rank=48))
     source = ModelSource(name="m", folder=tmp_path)
     tokenizer: Any = StubTokenizer()
@@ -143,14 +135,14 @@ def test_both_workers_get_the_same_form(
         ({"lora": True, "generation": {"adapters": "serve"}}, "generation.adapters = 'serve'"),
     ],
 )
-def test_an_adapter_of_a_rank_that_no_engine_serves_is_refused(changes: dict[str, Any], setting: str) -> None:
+def test_an_adapter_of_a_rank_that_no_engine_serves_is_refused(changes, setting):
     settings = NodeSettings.model_validate({"model": "m"} | changes)
     settings = settings.model_copy(update={"lora_adapter": LoraSection(rank=513)})  # as `continued` does
     with pytest.raises(ConfigError, match=f"rank 513, and engines serve up to 512: remove {setting}"):
         protocols.serves_adapters(settings)
 
 
-def test_a_4_bit_base_implies_an_adapter_and_is_that_of_both_workers(tmp_path: Path) -> None:
+def test_a_4_bit_base_implies_an_adapter_and_is_that_of_both_workers(tmp_path):
     settings, tokenizer = NodeSettings(model="m", device="cpu", quantize="4bit"), cast(Any, StubTokenizer())
     source, run = ModelSource(name="m", folder=tmp_path), load_manifest("arithmetic-ftis")
     settings = choose_training(settings, run, Home(tmp_path), source).settings
@@ -164,15 +156,13 @@ def test_a_4_bit_base_implies_an_adapter_and_is_that_of_both_workers(tmp_path: P
     ("learner", "expected"),
     [({}, (1, 8)), ({"processes": 3}, (3, 2)), ({"gpus": [4, 7]}, (2, 4)), ({"processes": 2, "threads": 5}, (2, 5))],
 )
-def test_processes_of_a_learner_divide_its_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learner: dict[str, Any], expected: tuple[int, int]
-) -> None:
+def test_processes_of_a_learner_divide_its_threads(tmp_path, monkeypatch, learner, expected):
     monkeypatch.setattr(protocols.os, "cpu_count", lambda: 16)
     boot = learner_boot_of(tmp_path, "", learner=learner)
     assert (boot.settings.num_ranks, boot.num_threads) == expected
 
 
-def test_an_announced_address_is_checked_before_the_start(tmp_path: Path) -> None:
+def test_an_announced_address_is_checked_before_the_start(tmp_path):
     settings = NodeSettings(model="m", announce=("/dns4/node.example.org/tcp/4001",))
     assert factories.ProcessNodeFactory(settings, Home(tmp_path))._network.announce == settings.announce
     with pytest.raises(ConfigError, match="cannot announce"):

@@ -1,7 +1,5 @@
 """`join --run RUN_ID` joins exactly the requested run or fails."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest
@@ -29,7 +27,7 @@ def find(text: bytes, monkeypatch: pytest.MonkeyPatch) -> RunManifest:
     return find_run(run_id, NodeSettings(model="m", peers=(PEER,)))
 
 
-def test_a_canonical_text_is_the_requested_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_canonical_text_is_the_requested_run(monkeypatch):
     manifest = find(CANONICAL, monkeypatch)
     assert (manifest.name, manifest.canonical()) == ("wanted", CANONICAL)
 
@@ -43,9 +41,7 @@ def test_a_canonical_text_is_the_requested_run(monkeypatch: pytest.MonkeyPatch) 
     ],
     ids=["spaces", "a repeated key", "another form of a number"],
 )
-def test_a_text_with_another_canonical_form_is_refused_in_one_line(
-    text: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_with_another_canonical_form_is_refused_in_one_line(text, monkeypatch):
     assert text != CANONICAL
     with pytest.raises(ConfigError, match="not in the canonical form") as caught:
         find(text, monkeypatch)

@@ -1,9 +1,6 @@
 """The saved status of a start that ends before its loops run, and the lines that a node prints at its end."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +23,7 @@ PEERS = [{"peer_id": "a"}]
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path):
     """Write the home of a node that finished."""
     home = Home(tmp_path)
     node = {"peer_id": "p", "state": "stopped", "end": "finished"}
@@ -34,7 +31,7 @@ def home(tmp_path: Path) -> Home:
     return home
 
 
-def test_a_start_clears_the_previous_end_and_keeps_the_rest(home: Home) -> None:
+def test_a_start_clears_the_previous_end_and_keeps_the_rest(home):
     assert read_document(home, "/status")["node"]["end"] == "finished"
     mark_start(home)
     assert read_document(home, "/status")["node"]["end"] == "killed", "no later end was saved"
@@ -43,9 +40,7 @@ def test_a_start_clears_the_previous_end_and_keeps_the_rest(home: Home) -> None:
 
 
 @pytest.mark.parametrize(("steps", "is_finished"), [((), False), ((3, 6), False), ((3, 7), True), ((8,), True)])
-def test_a_home_without_a_checkpoint_of_its_last_step_is_not_finished(
-    home: Home, steps: tuple[int, ...], *, is_finished: bool
-) -> None:
+def test_a_home_without_a_checkpoint_of_its_last_step_is_not_finished(home, steps, *, is_finished):
     for step in steps:
         with complete_folder(home.checkpoints / f"step-{step}"):
             pass
@@ -59,7 +54,7 @@ def test_a_home_without_a_checkpoint_of_its_last_step_is_not_finished(
 @pytest.mark.parametrize(
     ("saved", "heading"), [(5, "stopped at step 5, saved: "), (3, "stopped at step 5, saved only to ")]
 )
-def test_the_end_names_the_checkpoint_that_is_on_disk(home: Home, saved: int, heading: str) -> None:
+def test_the_end_names_the_checkpoint_that_is_on_disk(home, saved, heading):
     with complete_folder(home.checkpoints / f"step-{saved:08d}"):
         pass
     status = Status(node=NodeStatus(role="full", end="stopped"), learner=LearnerStatus(step=5))
@@ -69,7 +64,7 @@ def test_the_end_names_the_checkpoint_that_is_on_disk(home: Home, saved: int, he
 
 
 @pytest.mark.parametrize("end", [EndWord.STOPPED, EndWord.FAILED])
-def test_a_start_that_ends_before_its_loops_saves_its_end(home: Home, end: EndWord) -> None:
+def test_a_start_that_ends_before_its_loops_saves_its_end(home, end):
     mark_end(home, end)
     assert read_last_status(home).node.end == "finished", "the end that the status loop saved was replaced"
     mark_start(home)
@@ -78,7 +73,7 @@ def test_a_start_that_ends_before_its_loops_saves_its_end(home: Home, end: EndWo
     assert (node.state, node.end) == ("stopped", end)
 
 
-def test_a_first_start_that_is_killed_leaves_a_readable_status(tmp_path: Path) -> None:
+def test_a_first_start_that_is_killed_leaves_a_readable_status(tmp_path):
     home = Home(tmp_path)
     mark_start(home)
     document = read_document(home, "/status")
@@ -88,7 +83,7 @@ def test_a_first_start_that_is_killed_leaves_a_readable_status(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("end", "more"), [("finished", " --generate-tokens 640"), ("stopped", ""), ("", "")])
-def test_only_a_finished_node_needs_a_larger_budget_to_resume(home: Home, end: str, more: str) -> None:
+def test_only_a_finished_node_needs_a_larger_budget_to_resume(home, end, more):
     node = {"peer_id": "p", "state": "stopped", "end": end}
     budget = {"generate_tokens": {"used": 320, "limit": 320, "left": 0}}
     home.status.write_text(json.dumps({"node": node, "budget": budget}))

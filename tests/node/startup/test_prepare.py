@@ -1,10 +1,7 @@
 """The check at a node's end that the last steps are on disk, and the check of a home's model."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +16,7 @@ UNUSED: Any = None
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+def home(tmp_path, monkeypatch):
     """Make a home with a checkpoint of step 7, on a disk with 99 free bytes; a checkpoint needs 100."""
     checkpoint = tmp_path / "checkpoints" / "step-00000007"
     checkpoint.mkdir(parents=True)
@@ -29,9 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return Home(tmp_path)
 
 
-def test_steps_that_were_not_saved_for_lack_of_space_are_an_error_at_the_end(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_that_were_not_saved_for_lack_of_space_are_an_error_at_the_end(home, monkeypatch):
     with pytest.raises(MachineError, match="no checkpoint after step 7 of 9; free disk space and start again"):
         prepare.check_saved(home, UNUSED, UNUSED, step=9)
     prepare.check_saved(home, UNUSED, UNUSED, step=7)
@@ -39,7 +34,7 @@ def test_steps_that_were_not_saved_for_lack_of_space_are_an_error_at_the_end(
     prepare.check_saved(home, UNUSED, UNUSED, step=9)  # a full disk is not the cause
 
 
-def test_a_home_belongs_to_a_model_by_its_fingerprint(tmp_path: Path) -> None:
+def test_a_home_belongs_to_a_model_by_its_fingerprint(tmp_path):
     model = save_tiny(tmp_path / "models" / "first")
     home = Home(tmp_path / "home")
     checkpoint = home.checkpoints / "step-00000007"

@@ -1,7 +1,5 @@
 """A home with damaged files: readable data is saved, no group is used twice, and the damage is logged."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random
@@ -42,7 +40,7 @@ def noise(num_bytes: int) -> bytes:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path):
     """Make a home with a buffer of 60 groups, of which a step used the first 30, and its event log."""
     home = Home(tmp_path / "home")
     home.create()
@@ -126,7 +124,7 @@ def assert_reported(home: Home, why: str = "") -> None:
     assert len(events_of(home, "recovered")) == 1, "reset twice"
 
 
-def test_a_sound_home_is_not_changed(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sound_home_is_not_changed(home, caplog):
     before = stored(home)
     recover(home)
     assert len(before) == NUM_GROUPS and stored(home) == before
@@ -148,9 +146,7 @@ def damage_file(path: Path, damage: str) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("damage", ["torn page", "cut off", "invalid text", "not a database"])
-def test_a_damaged_buffer_starts_empty_and_nothing_is_used_twice(
-    home: Home, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_buffer_starts_empty_and_nothing_is_used_twice(home, damage, caplog):
     damage_file(home.replay, damage)
     damaged_bytes = home.replay.read_bytes()
     recover(home)
@@ -162,7 +158,7 @@ def test_a_damaged_buffer_starts_empty_and_nothing_is_used_twice(
 
 
 @pytest.mark.parametrize("is_empty", [True, False])
-def test_a_missing_buffer_starts_empty_and_nothing_is_used_twice(home: Home, *, is_empty: bool) -> None:
+def test_a_missing_buffer_starts_empty_and_nothing_is_used_twice(home, *, is_empty):
     if is_empty:
         os.truncate(home.replay, 0)
     else:
@@ -172,13 +168,13 @@ def test_a_missing_buffer_starts_empty_and_nothing_is_used_twice(home: Home, *, 
     assert_reset(home)
 
 
-def test_a_new_home_without_a_buffer_is_no_damage(tmp_path: Path) -> None:
+def test_a_new_home_without_a_buffer_is_no_damage(tmp_path):
     home = Home(tmp_path / "new")
     with opened(home):
         assert not home.replay.exists() and not home.events.exists()
 
 
-def test_a_copy_of_the_buffer_from_before_the_last_start_is_replaced(home: Home) -> None:
+def test_a_copy_of_the_buffer_from_before_the_last_start_is_replaced(home):
     copy = home.replay.read_bytes()
     with closing(ReplayBuffer(home.replay)) as buffer:
         begin_epoch(home, buffer)
@@ -189,7 +185,7 @@ def test_a_copy_of_the_buffer_from_before_the_last_start_is_replaced(home: Home)
 
 
 @pytest.mark.parametrize("lost", ["the admission", "the use", "the release"])
-def test_lost_commits_of_the_write_ahead_log_are_detected(home: Home, lost: str) -> None:
+def test_lost_commits_of_the_write_ahead_log_are_detected(home, lost):
     """A damaged write-ahead log returns the buffer to an earlier state. The event log has the later one."""
     if lost == "the admission":
         (newest,) = query(home.replay, "SELECT max(arrival) FROM groups")[0]
@@ -205,7 +201,7 @@ def test_lost_commits_of_the_write_ahead_log_are_detected(home: Home, lost: str)
 
 
 @pytest.mark.parametrize("later", ["start", "step_lost"])
-def test_groups_of_lost_steps_may_be_ready_again(home: Home, later: str) -> None:
+def test_groups_of_lost_steps_may_be_ready_again(home, later):
     """A learner that resumes at an older checkpoint makes the groups of later steps READY again."""
     with closing(ReplayBuffer(home.replay)) as buffer, closing(EventLog(home.events)) as events:
         events.write(later, step=2)
@@ -214,7 +210,7 @@ def test_groups_of_lost_steps_may_be_ready_again(home: Home, later: str) -> None
     assert not events_of(home, "recovered")
 
 
-def test_a_pruned_group_is_not_lost(home: Home) -> None:
+def test_a_pruned_group_is_not_lost(home):
     with closing(ReplayBuffer(home.replay)) as buffer:
         buffer.reconcile(1)
         assert buffer.prune(max_disk_bytes=1) == 30
@@ -222,14 +218,14 @@ def test_a_pruned_group_is_not_lost(home: Home) -> None:
     assert not events_of(home, "recovered")
 
 
-def test_the_prompts_continue_after_a_reset(home: Home) -> None:
+def test_the_prompts_continue_after_a_reset(home):
     overwrite(home.replay, 8 * PAGE, noise(PAGE))
     recover(home)
     with closing(ReplayBuffer(home.replay)) as buffer:
         assert buffer.prompt_position() == NUM_GROUPS // 2
 
 
-def test_an_interrupted_reset_is_repeated(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_reset_is_repeated(home, monkeypatch):
     overwrite(home.replay, 8 * PAGE, noise(PAGE))
     with monkeypatch.context() as patch:
         patch.setattr(integrity, "_fill_up", lambda path: (_ for _ in ()).throw(OSError("no power")))
@@ -241,13 +237,11 @@ def test_an_interrupted_reset_is_repeated(home: Home, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("moved", ["the file", "the file, not its log"])
-def test_a_reset_that_was_interrupted_without_a_file_in_place_is_repeated(
-    home: Home, monkeypatch: pytest.MonkeyPatch, moved: str
-) -> None:
+def test_a_reset_that_was_interrupted_without_a_file_in_place_is_repeated(home, monkeypatch, moved):
     overwrite(home.replay, 8 * PAGE, noise(PAGE))
     log = home.replay.with_name("replay.sqlite-wal")
 
-    def die(folder: Path) -> None:
+    def die(folder):
         if folder.parent == home.damaged:
             raise OSError("no power")
 
@@ -271,7 +265,7 @@ def test_a_reset_that_was_interrupted_without_a_file_in_place_is_repeated(
         "own = 1 - own",
     ],
 )
-def test_a_group_that_changed_on_disk_is_released(home: Home, damage: str) -> None:
+def test_a_group_that_changed_on_disk_is_released(home, damage):
     (first, *_) = ready_ids(home)
     with sqlite3.connect(home.replay) as db:
         db.execute(f"UPDATE groups SET {damage} WHERE id = ?", (bytes.fromhex(first),))
@@ -290,7 +284,7 @@ def test_a_group_that_changed_on_disk_is_released(home: Home, damage: str) -> No
     assert events_of(home, "released")[0]["reason"] == "damaged"
 
 
-def test_a_buffer_without_a_column_is_replaced(home: Home) -> None:
+def test_a_buffer_without_a_column_is_replaced(home):
     query(home.replay, "ALTER TABLE groups DROP COLUMN checksum")
     recover(home)
     assert_reported(home, "table groups has no column checksum")
@@ -298,7 +292,7 @@ def test_a_buffer_without_a_column_is_replaced(home: Home) -> None:
 
 
 @pytest.mark.parametrize(("name", "offset"), [("replay", 18), ("peers", 61)], ids=["format", "schema version"])
-def test_an_invalid_header_is_damage(home: Home, name: str, offset: int) -> None:
+def test_an_invalid_header_is_damage(home, name, offset):
     PeerStore(home.peers).close()
     path = getattr(home, name)
     overwrite(path, offset, b"\x77")
@@ -308,7 +302,7 @@ def test_an_invalid_header_is_damage(home: Home, name: str, offset: int) -> None
     assert not integrity.find_damage(path)
 
 
-def test_readable_peers_keep_their_trust(home: Home) -> None:
+def test_readable_peers_keep_their_trust(home):
     with closing(PeerStore(home.peers)) as store:
         store.save(table := peers_with_false_claims(200))
     overwrite(home.peers, 4 * PAGE, noise(PAGE))
@@ -327,7 +321,7 @@ def peers_with_false_claims(count: int) -> ReputationTable:
     return table
 
 
-def test_a_peers_file_that_another_program_holds_is_saved_later(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peers_file_that_another_program_holds_is_saved_later(home, caplog):
     table = peers_with_false_claims(1)
     with closing(PeerStore(home.peers)) as store:
         with hold(home.peers):
@@ -339,9 +333,7 @@ def test_a_peers_file_that_another_program_holds_is_saved_later(home: Home, capl
         assert not table.changed
 
 
-def test_a_buffer_that_another_program_holds_is_not_reported_as_damaged(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_buffer_that_another_program_holds_is_not_reported_as_damaged(home, monkeypatch):
     monkeypatch.setattr("ftis_node.replay.database.BUSY_TIMEOUT_S", 0.1)
     with hold(home.replay), pytest.raises(MachineError, match="held by another program"):
         ReplayBuffer(home.replay)
@@ -357,7 +349,7 @@ def hold(path: Path) -> Iterator[None]:
     db.close()
 
 
-def test_a_flipped_bit_in_the_key_is_damage(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_the_key_is_damage(tmp_path):
     path = tmp_path / "identity.key"
     identity = Identity.load_or_create(path)
     text = path.read_text()
@@ -379,7 +371,7 @@ def add_checkpoint(home: Home, *, run_id: str) -> None:
 
 
 @pytest.mark.parametrize("damage", ["syntax", "value", "bytes"])
-def test_a_damaged_manifest_is_refused_until_the_run_is_named(home: Home, damage: str) -> None:
+def test_a_damaged_manifest_is_refused_until_the_run_is_named(home, damage):
     manifest = load_manifest("arithmetic-ftis")
     add_checkpoint(home, run_id=manifest.run_id)
     text = manifest.to_toml()
@@ -392,7 +384,7 @@ def test_a_damaged_manifest_is_refused_until_the_run_is_named(home: Home, damage
     assert plan_run("arithmetic-ftis", None, home=home).manifest.run_id == manifest.run_id
 
 
-def test_a_clock_that_is_set_back_does_not_extend_a_ban(home: Home) -> None:
+def test_a_clock_that_is_set_back_does_not_extend_a_ban(home):
     store, table = PeerStore(home.peers), ReputationTable()
     table.ban("peer", 600.0, now=1e9)
     store.save(table)
@@ -403,7 +395,7 @@ def test_a_clock_that_is_set_back_does_not_extend_a_ban(home: Home) -> None:
     assert not again.is_banned("peer", now=1e9 - 7200 + 601)
 
 
-def test_the_steady_clock_does_not_jump_and_reports_a_jump_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_steady_clock_does_not_jump_and_reports_a_jump_once(monkeypatch):
     clock = SteadyClock()
     before = clock.now()
     real = time.time
@@ -413,8 +405,8 @@ def test_the_steady_clock_does_not_jump_and_reports_a_jump_once(monkeypatch: pyt
     assert clock.jump_s() is None
 
 
-def test_a_start_on_a_full_disk_reports_no_damage(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail_on_a_full_disk(home: Home) -> None:
+def test_a_start_on_a_full_disk_reports_no_damage(home, monkeypatch):
+    def fail_on_a_full_disk(home):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(recovery, "rescue_files", fail_on_a_full_disk)

@@ -1,7 +1,5 @@
 """The meaning of `--task`: a run's task, or this node's domain in it, which the home keeps."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -28,7 +26,7 @@ def started_with(home: Home, plan: RunPlan) -> Home:
     return home
 
 
-def test_parts_of_a_runs_mixture_are_a_domain_of_the_same_run(tmp_path: Path) -> None:
+def test_parts_of_a_runs_mixture_are_a_domain_of_the_same_run(tmp_path):
     run, home = write_run(tmp_path / "run.toml", MIXED), Home(tmp_path / "home")
     whole = plan_run(run, None, home=home)
     plan = plan_run(run, "arithmetic:sub", home=home)
@@ -41,7 +39,7 @@ def test_parts_of_a_runs_mixture_are_a_domain_of_the_same_run(tmp_path: Path) ->
     assert plan_run(run, "arithmetic:sub=2+arithmetic:add=2", home=home).domain_spec is None, "these are all parts"
 
 
-def test_a_task_outside_the_run_or_without_a_run_replaces_the_task(tmp_path: Path) -> None:
+def test_a_task_outside_the_run_or_without_a_run_replaces_the_task(tmp_path):
     run, home = write_run(tmp_path / "run.toml", MIXED), Home(tmp_path / "home")
     other = plan_run(run, "arithmetic:add+gsm8k", home=home)
     assert (other.manifest.task, other.domain_spec) == ("arithmetic:add+gsm8k", None)
@@ -50,7 +48,7 @@ def test_a_task_outside_the_run_or_without_a_run_replaces_the_task(tmp_path: Pat
     assert plan_run("rg-swarm", "rg:chain_sum", home=home).domain_spec == "rg:chain_sum"
 
 
-def test_a_home_keeps_its_domain_until_another_task_is_given(tmp_path: Path) -> None:
+def test_a_home_keeps_its_domain_until_another_task_is_given(tmp_path):
     run, home = write_run(tmp_path / "run.toml", MIXED), Home(tmp_path / "home")
     first = plan_run(run, "arithmetic:sub", home=home)
     started_with(home, first)
@@ -62,15 +60,13 @@ def test_a_home_keeps_its_domain_until_another_task_is_given(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("settings", ["{", '{"model": "m"}', '{"task": 3}', '{"task": "+"}'])
-def test_old_or_damaged_settings_keep_no_domain(tmp_path: Path, settings: str) -> None:
+def test_old_or_damaged_settings_keep_no_domain(tmp_path, settings):
     run, home = write_run(tmp_path / "run.toml", MIXED), Home(tmp_path / "home")
     started_with(home, plan_run(run, None, home=home)).settings.write_text(settings)
     assert plan_run(None, None, home=home).domain_spec is None
 
 
-def test_files_of_the_parts_come_from_the_spec_or_from_data_paths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_the_parts_come_from_the_spec_or_from_data_paths(tmp_path, monkeypatch):
     run, home = write_run(tmp_path / "run.toml", "gsm8k+math500+arithmetic"), Home(tmp_path / "home")
     monkeypatch.chdir(tmp_path)
     plan = plan_run(
@@ -85,7 +81,7 @@ def test_files_of_the_parts_come_from_the_spec_or_from_data_paths(
     )
 
 
-def test_a_run_with_horizontal_prompts_has_no_domains(tmp_path: Path) -> None:
+def test_a_run_with_horizontal_prompts_has_no_domains(tmp_path):
     run = write_run(tmp_path / "run.toml", MIXED, 'prompt_sharing = "horizontal"\n')
     with pytest.raises(ConfigError, match=r"omit --task arithmetic:add,") as caught:
         plan_run(run, "arithmetic:add", home=Home(tmp_path / "home"))
@@ -100,7 +96,7 @@ def write_problems(path: Path) -> Path:
     return path
 
 
-def test_the_data_file_that_a_run_file_names_is_read(tmp_path: Path) -> None:
+def test_the_data_file_that_a_run_file_names_is_read(tmp_path):
     problems = write_problems(tmp_path / "q.jsonl")
     run = write_run(tmp_path / "run.toml", f"dataset:./q.jsonl?{QUERY}")
     plan = plan_run(run, None, home=Home(tmp_path / "home"))
@@ -109,14 +105,14 @@ def test_the_data_file_that_a_run_file_names_is_read(tmp_path: Path) -> None:
     assert "sha256=" in plan.manifest.task
 
 
-def test_a_manifest_of_the_swarm_reads_no_file_that_it_names(tmp_path: Path) -> None:
+def test_a_manifest_of_the_swarm_reads_no_file_that_it_names(tmp_path):
     problems = write_problems(tmp_path / "q.jsonl")
     stranger = parse_manifest(f'name = "x"\ntask = "dataset:{problems}?{QUERY}"', source="peer")
     with pytest.raises(TaskError, match="needs the run's data file"):
         plan_run(stranger.run_id, None, home=Home(tmp_path / "home"), find=lambda run_id: stranger)
 
 
-def test_a_run_file_without_a_task_takes_that_of_the_flag(tmp_path: Path) -> None:
+def test_a_run_file_without_a_task_takes_that_of_the_flag(tmp_path):
     run = tmp_path / "run.toml"
     run.write_text('name = "plain"\n[step]\nown_groups = 4\n')
     plan = plan_run(str(run), "arithmetic", home=Home(tmp_path / "home"))

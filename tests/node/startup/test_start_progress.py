@@ -1,16 +1,13 @@
 """The progress line of a node's start, and the events of the engine's phases."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
-from pathlib import Path
 
 from ftis_node.node.startup.start_progress import StartProgress
 from ftis_node.telemetry.events import EventLog
 
 
-def test_the_line_names_the_phase_of_the_engine_and_each_phase_gives_an_event(tmp_path: Path) -> None:
+def test_the_line_names_the_phase_of_the_engine_and_each_phase_gives_an_event(tmp_path):
     lines: list[str] = []
     with closing(EventLog(tmp_path / "events.jsonl", max_bytes=1 << 20, kept_files=1)) as events:
         progress = StartProgress(

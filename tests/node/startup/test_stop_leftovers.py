@@ -1,7 +1,5 @@
 """A stopping node removes the unfinished files of a killed worker."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ftis_node.node.context import NodeState
@@ -24,7 +22,7 @@ class KilledLearner(NullLearner):
         (self._unfinished / "weights.safetensors").touch()
 
 
-async def test_an_unfinished_checkpoint_is_removed_at_the_end(tmp_path: Path) -> None:
+async def test_an_unfinished_checkpoint_is_removed_at_the_end(tmp_path):
     """The learner has about five seconds to end. On a busy machine it is killed during a checkpoint."""
     unfinished = tmp_path / "checkpoints" / ".step-00000007.incomplete-0a1b2c3d"
     scorer = IsolatedScorer(load_task("arithmetic"))
