@@ -75,11 +75,12 @@ def _call(*commands: Sequence[str]) -> None:
     """Run `systemctl --user` with each; print the lines to type if there is no manager of this user, or it refuses."""
     lines = [f"systemctl --user {' '.join(words)}" for words in commands]
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if shutil.which("systemctl") is None or not runtime or not Path(runtime, "systemd").is_dir():
+    systemctl = shutil.which("systemctl")
+    if systemctl is None or not runtime or not Path(runtime, "systemd").is_dir():
         typer.echo("\n".join(["systemd does not run for this user now; later type:", *lines]))
         return
     for words, line in zip(commands, lines, strict=True):
-        done = subprocess.run(["systemctl", "--user", *words], capture_output=True, text=True, check=False)
+        done = subprocess.run([systemctl, "--user", *words], capture_output=True, text=True, check=False)
         if done.returncode:
             typer.echo(f"`{line}` failed: {done.stderr.strip()}", err=True)
             raise typer.Exit(3)
