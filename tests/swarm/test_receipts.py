@@ -164,6 +164,17 @@ def test_receipts_survive_a_restart_and_can_be_shown_to_anybody(tmp_path) -> Non
         check_receipts(json.dumps(of_another).encode(), source="list")
 
 
+def test_the_file_keeps_the_newest_signers_alone(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("ftis_node.node.peers.store.MAX_SIGNERS", 2)
+    signers = [Identity.from_seed(bytes([number]) * 32) for number in (11, 12, 13)]
+    with closing(manager(tmp_path / "peers.sqlite")) as peers:
+        for signer in (*signers, signers[0]):
+            note(peers.receipts, signer, for_me(1, 500))
+            peers.save()
+    with closing(manager(tmp_path / "peers.sqlite")) as peers:
+        assert list(peers.receipts.signers) == [signers[2].peer_id, signers[0].peer_id]
+
+
 def _document(home: Home) -> dict:
     import msgspec
 

@@ -22,7 +22,7 @@ from ftis_node.config.disk_room import is_disk_full
 from ftis_node.errors import ConfigError
 from ftis_node.files import check_database
 from ftis_node.replay.integrity import BUSY_TIMEOUT_S, explained, is_busy, readable_rows
-from ftis_node.swarm.receipts import ReceiptBook, Signer, Used
+from ftis_node.swarm.receipts import MAX_SENDERS, MAX_SIGNERS, ReceiptBook, Signer, Used
 from ftis_node.swarm.reputation import PeerReputation, Reputation, ReputationTable
 
 SCHEMA_VERSION = 1
@@ -51,6 +51,12 @@ CREATE TABLE IF NOT EXISTS receipts (
     days    TEXT NOT NULL
 ) STRICT;
 """
+FORGET_OLD_USED = (  # a row that is written again gets a new rowid
+    "DELETE FROM used WHERE rowid NOT IN (SELECT rowid FROM used ORDER BY rowid DESC LIMIT ?)"
+)
+FORGET_OLD_RECEIPTS = (
+    "DELETE FROM receipts WHERE rowid NOT IN (SELECT rowid FROM receipts ORDER BY rowid DESC LIMIT ?)"
+)
 MAKE = f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
 
 log = logging.getLogger(__name__)
@@ -92,9 +98,9 @@ class PeerStore:
 
     def load_receipts(self, book: ReceiptBook) -> None:
         """Load all saved receipts. A damaged row is left out, and the peer's next record replaces it."""
-        for peer_id, groups, tokens in self._db.execute("SELECT * FROM used"):
+        for peer_id, groups, tokens in self._db.execute("SELECT * FROM used ORDER BY rowid"):
             book.given[peer_id] = Used(groups, tokens)
-        for peer_id, record, days in self._db.execute("SELECT * FROM receipts"):
+        for peer_id, record, days in self._db.execute("SELECT * FROM receipts ORDER BY rowid"):
             with suppress(msgspec.MsgspecError):
                 if found := msgspec.json.decode(days, type=dict[int, Used]):
                     book.signers[peer_id] = Signer(record, found)
@@ -115,6 +121,8 @@ class PeerStore:
             )
             self._db.executemany("INSERT OR REPLACE INTO used VALUES (?, ?, ?)", book.changed_used())
             self._db.executemany("INSERT OR REPLACE INTO receipts VALUES (?, ?, ?)", book.changed_receipts())
+            self._db.execute(FORGET_OLD_USED, (MAX_SENDERS,))
+            self._db.execute(FORGET_OLD_RECEIPTS, (MAX_SIGNERS,))
             self._db.execute("COMMIT")
         except sqlite3.OperationalError as error:
             if self._db.in_transaction:
