@@ -91,9 +91,12 @@ def _gpus() -> tuple[GpuUsage, ...]:
 
 
 def _gpu(nvml: Any, handle: Any) -> GpuUsage:
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    memory, watts = nvml.nvmlDeviceGetMemoryInfo(handle), None
+    with suppress(nvml.NVMLError_NotSupported):
+        watts = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
     return GpuUsage(
         used_bytes=int(memory.used),
         total_bytes=int(memory.total),
         busy=nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+        watts=watts,
     )

@@ -28,13 +28,12 @@ from ftis_node.memory.plan import MemoryPlan, plan
 from ftis_node.memory.weight_transfer import transfer_of
 from ftis_node.models import ModelShape, ModelSource, list_accelerators, pick_device, read_shape
 from ftis_node.models.accelerators import unusable_gpu, unused_gpu
+from ftis_node.telemetry.nvml import VISIBLE_GPUS
 from ftis_node.telemetry.terminal_text import in_gib
 from ftis_node.workers.shared_weights import Transfer
 from ftis_node.workers.weight_store import free_in_memory
 
 log = logging.getLogger(__name__)
-
-VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +58,11 @@ class WorkerPlacement:
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
     layers_kept: int = 0
     memory: str = field(default="", compare=False)
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """The GPUs of both workers; an empty tuple means all."""
+        return tuple(sorted({*self.generator_gpus, *self.learner_gpus}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,7 +238,10 @@ def _memory(machine: MachineUsage) -> Line:
     def part(used_bytes: int, total_bytes: int) -> str:
         return f"{used_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB"
 
-    gpus = [f"{part(gpu.used_bytes, gpu.total_bytes)}, {gpu.busy:.0%} busy" for gpu in machine.gpus]
+    gpus = [
+        f"{part(gpu.used_bytes, gpu.total_bytes)}, {gpu.busy:.0%} busy{f', {gpu.watts:.0f} W' if gpu.watts else ''}"
+        for gpu in machine.gpus
+    ]
     node = size(machine.resident_bytes) if machine.num_processes else "-"
     ram = part(machine.ram_used_bytes, machine.ram_total_bytes)
     return line(f"node {node}, machine {ram}", Span("  GPU ", Tone.FAINT), ", ".join(gpus) or "none seen")

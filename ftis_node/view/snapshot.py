@@ -11,11 +11,12 @@ from ftis_node.telemetry.status import Status
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """Usage of one GPU. `busy` is a fraction, 0 to 1."""
+    """Usage of one GPU. `busy` is a fraction, 0 to 1. `watts` is None where the driver does not measure it."""
 
     used_bytes: int
     total_bytes: int
     busy: float
+    watts: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

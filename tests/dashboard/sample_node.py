@@ -148,7 +148,7 @@ MACHINE = MachineUsage(
     resident_bytes=9_300_000_000,
     ram_used_bytes=21_000_000_000,
     ram_total_bytes=64_000_000_000,
-    gpus=(GpuUsage(used_bytes=21_300_000_000, total_bytes=25_800_000_000, busy=0.87),),
+    gpus=(GpuUsage(used_bytes=21_300_000_000, total_bytes=25_800_000_000, busy=0.87, watts=231.4),),
 )
 RUNNING = NodeSnapshot(
     taken_at=NOW,

@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
-from ftis_node.memory.placement import VISIBLE_GPUS
-from ftis_node.telemetry.nvml import opened_nvml
+from ftis_node.telemetry.nvml import VISIBLE_GPUS, gpu_handle, opened_nvml
 from ftis_node.telemetry.terminal_text import GIB
 
 log = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ def used_bytes(device: str, pid: int) -> int:
         return sum(_resident_bytes(process) for process in family)
     if (nvml := opened_nvml()) is not None:
         pids = {process.pid for process in family}
-        running = nvml.nvmlDeviceGetComputeRunningProcesses(_handle(nvml))
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(gpu_handle(nvml, first_gpu()))
         if own := [each.usedGpuMemory for each in running if each.pid in pids and each.usedGpuMemory]:
             return sum(own)
     return read_gpu().used_bytes
@@ -56,7 +55,7 @@ def read_gpu() -> DeviceUse:
     if (nvml := opened_nvml()) is None:
         used, busy = ask_driver("memory.used,utilization.gpu").split(",")
         return DeviceUse(int(used) * MIB, None if "N/A" in busy else float(busy) / 100)
-    gpu, busy_share = _handle(nvml), None
+    gpu, busy_share = gpu_handle(nvml, first_gpu()), None
     with suppress(nvml.NVMLError_NotSupported):  # a part of a GPU (MIG)
         busy_share = nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
     return DeviceUse(nvml.nvmlDeviceGetMemoryInfo(gpu).used, busy_share)
@@ -108,11 +107,6 @@ def ask_driver(field: str) -> str:
 def first_gpu() -> str:
     """Return the index or UUID of the first GPU that CUDA sees here."""
     return os.environ.get(VISIBLE_GPUS, "").split(",")[0].strip() or "0"
-
-
-def _handle(nvml: Any) -> Any:
-    gpu = first_gpu()
-    return nvml.nvmlDeviceGetHandleByIndex(int(gpu)) if gpu.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(gpu)
 
 
 def status_bytes(field: str) -> int:

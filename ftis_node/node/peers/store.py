@@ -54,9 +54,7 @@ CREATE TABLE IF NOT EXISTS receipts (
 FORGET_OLD_USED = (  # a row that is written again gets a new rowid
     "DELETE FROM used WHERE rowid NOT IN (SELECT rowid FROM used ORDER BY rowid DESC LIMIT ?)"
 )
-FORGET_OLD_RECEIPTS = (
-    "DELETE FROM receipts WHERE rowid NOT IN (SELECT rowid FROM receipts ORDER BY rowid DESC LIMIT ?)"
-)
+FORGET_OLD_RECEIPTS = "DELETE FROM receipts WHERE rowid NOT IN (SELECT rowid FROM receipts ORDER BY rowid DESC LIMIT ?)"
 MAKE = f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
 
 log = logging.getLogger(__name__)
