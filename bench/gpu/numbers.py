@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ftis_node.config.manifest import load_manifest
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.policy import Policy
@@ -88,7 +89,7 @@ def layouts(options: Options, *, shape: str) -> dict[str, Any]:
                 if value.dim() > 1:
                     value.normal_(0.0, INITIALIZER_RANGE)
         policy.causal_lm.set_attn_implementation(implementation)
-        layout = choose_layout(policy).layout
+        layout = choose_layout(policy, load_manifest("gsm8k-ftis").sampling).layout
         taken[layout] = taken.get(layout, 0) + 1
     return {"layouts": taken}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -33,7 +34,9 @@ def swarm(*rows, **changes):
 
 
 @pytest.fixture
-def shown(tmp_path):
+def shown(tmp_path, monkeypatch):
+    monkeypatch.setattr("ftis_node.report.swarm_page.time", SimpleNamespace(time=lambda: NOW))
+
     def page_of(*views, **options):
         (tmp_path / "swarm.html").write_text(render_swarm(views, **options), encoding="utf-8")
         return Page(tmp_path / "swarm.html")

@@ -25,6 +25,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay import integrity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
+from ftis_node.swarm.receipts import ReceiptBook
 from ftis_node.swarm.reputation import Behaviour, ReputationTable
 from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.telemetry.events import EventLog, read_events
@@ -304,8 +305,8 @@ def test_an_invalid_header_is_damage(home, name, offset):
 
 def test_readable_peers_keep_their_trust(home):
     with closing(PeerStore(home.peers)) as store:
-        store.save(table := peers_with_false_claims(200))
-    overwrite(home.peers, 4 * PAGE, noise(PAGE))
+        store.save(table := peers_with_false_claims(200), ReceiptBook("me"))
+    overwrite(home.peers, 8 * PAGE, noise(PAGE))  # 85 of the peers
     recover(home)
     again = ReputationTable()
     with closing(PeerStore(home.peers)) as store:
@@ -325,11 +326,11 @@ def test_a_peers_file_that_another_program_holds_is_saved_later(home, caplog):
     table = peers_with_false_claims(1)
     with closing(PeerStore(home.peers)) as store:
         with hold(home.peers):
-            store.save(table)
-            store.save(table)
+            store.save(table, ReceiptBook("me"))
+            store.save(table, ReceiptBook("me"))
             assert table.changed == {"peer0"}
         assert caplog.text.count("held by another program") == 1
-        store.save(table)
+        store.save(table, ReceiptBook("me"))
         assert not table.changed
 
 
@@ -387,7 +388,7 @@ def test_a_damaged_manifest_is_refused_until_the_run_is_named(home, damage):
 def test_a_clock_that_is_set_back_does_not_extend_a_ban(home):
     store, table = PeerStore(home.peers), ReputationTable()
     table.ban("peer", 600.0, now=1e9)
-    store.save(table)
+    store.save(table, ReceiptBook("me"))
     again = ReputationTable()
     store.load(again, now=1e9 - 7200)
     store.close()
