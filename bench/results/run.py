@@ -6,7 +6,9 @@ Tables run in parallel, `--jobs` of them, by default one per core; a lone table 
 they share are made first. Results that exist in the folder are not made again. A table's output is in `logs`.
 
 Quick: the first seed of each table, and of the widest tables a part of the methods or delays (`tables.py`).
-`--publish` copies each table, its curves and its plots to docs/results/.
+`--publish` copies each table, its curves and its plots to docs/results/. A trial of a language model takes up to an
+hour. So with `--llm --publish` its result is copied, too, also from a run that is interrupted, and later runs do not
+repeat it.
 
 JSON: `wall_s` of the run, `seconds` of each table, and `processor_s` of each table's trials.
 """
@@ -20,6 +22,8 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +54,7 @@ def main() -> int:
     names = options.tables
     make_all_models(names, options)
     seconds: dict[str, float] = {}
-    with children(options.out / "logs") as commands:
+    with children(options.out / "logs") as commands, _kept_trials(names, options):
         waiting, running = list(names), list[Running]()
         while waiting or running:
             while waiting and len(running) < options.jobs:
@@ -71,6 +75,27 @@ def main() -> int:
     }
     sys.stdout.write(json.dumps(figures) + "\n")
     return 0
+
+
+@contextmanager
+def _kept_trials(names: list[str], options: argparse.Namespace) -> Iterator[None]:
+    """Begin with the published trials of language models, and publish the new ones at the end, also after an error."""
+    folders = [(PUBLISHED / f"{name}-trials", options.out / name / "runs") for name in names if options.llm]
+    for published, trials in folders:
+        _copy_missing(published, trials)
+    try:
+        yield
+    finally:
+        if options.publish:
+            for published, trials in folders:
+                _copy_missing(trials, published)
+
+
+def _copy_missing(source: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for file in source.glob("*.json"):
+        if not (target / file.name).exists():
+            shutil.copy(file, target)
 
 
 def _options() -> argparse.Namespace:
@@ -146,7 +171,7 @@ def share_models(out: Path, table: Path) -> None:
     """Let a table use the tiny models of the others: one with the same name is the same model."""
     models = out.resolve() / "models"
     models.mkdir(parents=True, exist_ok=True)
-    table.mkdir(exist_ok=True)
+    table.mkdir(parents=True, exist_ok=True)
     if not (table / "models").exists():
         (table / "models").symlink_to(models, target_is_directory=True)
 

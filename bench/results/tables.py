@@ -147,16 +147,15 @@ TABLES: Final = {
 LLM_TABLES: Final = {
     "llm-size": Table(
         "What does a language model gain from one with a third of its layers cut, and the other way round?",
-        f"--pair {MODELS}/whole-{{seed}},{MODELS}/cut-{{seed}} --run {RUNS}/words.toml --ood-task words:unseen"
-        " --prompts 8 --steps 30"
+        f"--pair {MODELS}/whole-{{seed}},{MODELS}/cut-{{seed}} --run {RUNS}/words.toml --prompts 8 --steps 30"
         " --methods alone,alone:own,alone:own:updates=2,ftis,ftis:filter=quantile:keep_share=0,nois",
         model_seeds=3,
         quick="--methods alone,alone:own,ftis",
     ),
     "llm-same": Table(
         "And from its own copy, which gives it more data and no other model?",
-        f"--pair {MODELS}/whole-{{seed}},{MODELS}/whole-{{seed}} --run {RUNS}/words.toml --ood-task words:unseen"
-        " --prompts 8 --steps 30 --methods ftis",
+        f"--pair {MODELS}/whole-{{seed}},{MODELS}/whole-{{seed}} --run {RUNS}/words.toml --prompts 8 --steps 30"
+        " --methods ftis",
         model_seeds=3,
     ),
 }

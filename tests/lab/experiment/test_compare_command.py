@@ -1,5 +1,6 @@
 """`ftis-node compare`: its files and table, its continuation, and the end of its processes and files."""
 
+import argparse
 import csv
 import importlib.util
 import json
@@ -129,3 +130,15 @@ def test_tables_are_made_in_parallel_and_their_processor_time_is_counted(tiny_mo
     assert 0 < figures["processor_s"]["a"] < figures["processor_s"]["b"]
     runs = {name: len(list((tmp_path / name / "runs").iterdir())) for name in tables}
     assert runs == {"a": 2, "b": 3}  # the first seed of the first models
+
+
+def test_trials_of_language_models_are_published_by_an_interrupted_run_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(MAKE_RESULTS, "PUBLISHED", tmp_path / "published")
+    options = argparse.Namespace(llm=True, publish=True, out=tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt), MAKE_RESULTS._kept_trials(["llm-size"], options):
+        (options.out / "llm-size" / "runs" / "a.json").write_text("{}")
+        (options.out / "llm-size" / "runs" / "b.making").write_text("{")
+        raise KeyboardInterrupt
+    later = argparse.Namespace(llm=True, publish=False, out=tmp_path / "later")
+    with MAKE_RESULTS._kept_trials(["llm-size"], later):
+        assert [file.name for file in (later.out / "llm-size" / "runs").iterdir()] == ["a.json"]
