@@ -22,6 +22,7 @@ LONG: Final = (
     "tests/lab/experiment/test_order_of_methods.py",
     "tests/lab/experiment/test_compare_command.py::test_tables_are_made_in_parallel_and_their_processor_time_is_counted",
     "tests/lab/test_hdee.py::test_the_command_writes_its_tables_and_keeps_finished_trials",
+    "tests/network/test_laptop.py",
     "tests/network/test_nat.py::test_a_real_node_behind_a_nat_exchanges_groups_and_trains",
     "tests/network/test_outgoing_packets.py::test_a_node_sends_only_to_the_peers_that_it_was_given[vllm]",
     "tests/lab/test_tiny.py::test_a_model_mostly_makes_the_mistake_of_its_recipe",

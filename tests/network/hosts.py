@@ -76,6 +76,7 @@ class Host:
     def __init__(self, namespace: str, address: str) -> None:
         self.namespace = namespace
         self.address = address
+        self.device = ""  # of the router, after a move
 
     @property
     def listen(self) -> str:
@@ -126,6 +127,17 @@ class Internet:
         rules = "\n".join(f"ip saddr {{ {a} }} ip daddr {{ {b} }} drop" for a, b in ((near, far), (far, near)))
         chain = f"chain passing {{ type filter hook forward priority 0; policy accept;\n{rules}\n}}"
         self._on_router("nft", "-f", "-", text=f"table ip partition {{\n{chain}\n}}\n")
+
+    def move(self, host: Host) -> str:
+        """Give a public host another address, as a laptop gets one in another network. Return the new address."""
+        network = f"11.0.{next(self._networks)}"
+        device = "to" + host.address.rsplit(".", 1)[0].replace(".", "-")
+        for namespace, end, number in ((self._router, host.device or device, 1), (host.namespace, "wan", 2)):
+            run("ip", "-n", namespace, "address", "flush", "dev", end)
+            run("ip", "-n", namespace, "address", "add", f"{network}.{number}/24", "dev", end)
+        run("ip", "-n", host.namespace, "route", "add", "default", "via", f"{network}.1")
+        host.device, host.address = host.device or device, f"{network}.2"
+        return host.address
 
     def heal(self) -> None:
         """End the partition."""
