@@ -21,10 +21,13 @@ class Throughput:
         self._points.append((at_s, total))
 
     def per_second(self, *, now_s: float) -> float:
-        """Return the mean rate over the window; 0 without growth in it."""
+        """Return the mean rate over the window; 0 without growth in it.
+
+        A gap before the last total counts at most as the window: an idle worker reports no totals.
+        """
         while len(self._points) > 1 and self._points[1][0] <= now_s - self._window_s:
             self._points.popleft()
         if len(self._points) < 2:
             return 0.0
         (first_at_s, first), (_, last) = self._points[0], self._points[-1]
-        return (last - first) / max(now_s - first_at_s, 1e-9)
+        return (last - first) / max(min(now_s - first_at_s, self._window_s), 1e-9)

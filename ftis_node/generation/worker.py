@@ -89,11 +89,12 @@ class Service:
 
 
 async def report_tokens(engine: Engine, emit: Emitter, *, every_s: float = REPORT_EVERY_S) -> None:
-    """Send the number of sampled tokens to the daemon whenever it has grown, until canceled.
+    """Send the number of sampled tokens to the daemon at once and whenever it has grown, until canceled.
 
     A sleeping engine samples none, and its waiting requests must not count as a hang.
     """
-    num_reported = 0
+    num_reported = engine.tokens_made
+    emit(messages.TokensMade(total=num_reported))
     while True:
         await asyncio.sleep(every_s)
         if engine.tokens_made != num_reported:

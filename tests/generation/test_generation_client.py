@@ -247,6 +247,13 @@ def test_the_token_rate_falls_after_the_last_tokens():
     assert throughput.per_second(now_s=40.0) == 0.0
 
 
+def test_the_token_rate_of_a_burst_after_idle_time_is_that_of_the_window():
+    throughput = Throughput(window_s=10.0)
+    throughput.reach(0, at_s=0.0)
+    throughput.reach(400, at_s=100.0)
+    assert throughput.per_second(now_s=100.0) == 40.0
+
+
 def test_the_token_rate_survives_a_restart_of_the_counter():
     throughput = Throughput(window_s=10.0)
     throughput.reach(1000, at_s=0.0)

@@ -25,8 +25,9 @@ def test_the_figures_of_both_workers_are_in_the_file_and_the_table(tmp_path):
     found = check.check_card(file, on_progress=note, device="cpu")
     assert json.loads(file.read_text()) == found
     assert any("planned_gib" in each and "engine_start_s" not in each for each in seen), "the plan comes first"
-    figures = ("peak_gib", "generated_tokens_per_s", "learner_tokens_per_s", "transfer_s", "sleep_s", "wake_s")
+    figures = ("peak_gib", "generated_tokens_per_s", "learner_tokens_per_s", "transfer_s")
     assert all(found[name] > 0 for name in figures)
+    assert found["sleep_s"] >= 0 <= found["wake_s"], "on a CPU less than half a millisecond"
     assert found["rounds"] == check.ROUNDS
     shown = "\n".join(check.table_of(found))
     assert all(text in shown for text in ("memory by the plan", "transfer of weights", "tokens/s"))
