@@ -6,7 +6,6 @@ import sys
 import time
 from contextlib import ExitStack
 
-import psutil
 import pytest
 
 from tests.node.support import RunningNode, started, write_manifest
