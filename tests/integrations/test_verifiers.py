@@ -1,4 +1,4 @@
-"""The example that scores a taskset of the package verifiers, if it is installed."""
+"""The examples with a taskset and an environment of the package verifiers, if it is installed."""
 
 import os
 import sys
@@ -15,7 +15,8 @@ from tests.conftest import write_distribution
 
 pytest.importorskip("verifiers", reason="pip install verifiers==0.4.0")
 
-EXAMPLE = Path(__file__).parents[2] / "examples/ftis-node-task-verifiers"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLE, EPISODE = EXAMPLES / "ftis-node-task-verifiers", EXAMPLES / "ftis-node-episode-verifiers"
 LIMITED = """
 import verifiers.v1 as vf
 import reverse_words
@@ -61,3 +62,30 @@ def test_a_taskset_with_containers_is_an_error(monkeypatch):
     monkeypatch.setattr(ftis_node_task_verifiers.VerifiersTask, "taskset", "boxed")
     with pytest.raises(TaskError, match="a task with a container, tools or a judge needs a running model"):
         load_task("reverse-words")
+
+
+@pytest.fixture
+def episode(tmp_path, monkeypatch):
+    entry = "[ftis_node.episodes]\nhigher-lower = ftis_node_episode_verifiers:VerifiersEpisode\n"
+    write_distribution(tmp_path, "ftis-node-episode-verifiers", entry)
+    for folder in (tmp_path, EPISODE):
+        monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+
+@pytest.mark.usefixtures("episode")
+@pytest.mark.parametrize(
+    ("texts", "observations", "is_over", "reward"),
+    [
+        (["10", "x", "8"], ("lower", "no number"), True, 1.0),
+        (["1", "2", "3", "4", "5"], ("higher",) * 4, True, 0.0),
+        (["1"], ("higher",), False, 0.0),
+        (["\x00" * 100_000, "8"], ("no number",), True, 1.0),
+    ],
+)
+async def test_an_environment_is_played_in_the_scoring_process(texts, observations, is_over, reward):
+    task = load_task("higher-lower")
+    async with IsolatedScorer(task) as scorer:
+        played = await scorer.play(task[3], texts, cost=ScoringCost())
+    assert played is not None
+    assert (played.observations, played.is_over, played.reward) == (observations, is_over, reward)
