@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ftis_node.config.home import Home
 from ftis_node.report.facts import EventTotals
 from ftis_node.report.run_charts import run_charts
@@ -27,6 +25,6 @@ class CurveDrawer:
         points = (history.steps[-1:], history.evaluations[-1:])
         if points != self._drawn[0]:
             found = {chart.title: chart for chart in run_charts(history, EventTotals())[0]}
-            charts = [replace(found[name], is_wide=True) for name in SHOWN if name in found]
+            charts = [found[name] for name in SHOWN if name in found]
             self._drawn = points, render("curves.html.j2", charts=charts)
         return self._drawn[1]

@@ -51,7 +51,10 @@ class ChartSeries(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart. `low` and `high` are ends of the axis; `write` formats its values. Areas are on top of each other."""
+    """A chart. `low` and `high` are ends of the axis; `write` formats its values. Areas are on top of each other.
+
+    One that `is_wide` has a row of a page for itself, except on a narrow screen.
+    """
 
     title: str
     note: str
@@ -82,7 +85,8 @@ class Chart:
         )
         return f"{self.title}: {'; '.join(ends)}"
 
-    def image(self) -> str:
+    def image(self, *, is_wide: bool = False) -> str:
+        """Return the chart as a URL with its SVG."""
         import matplotlib as mpl
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
         from matplotlib.figure import Figure
@@ -90,7 +94,7 @@ class Chart:
 
         drawn = io.BytesIO()
         with mpl.rc_context(STYLE):
-            figure = Figure(figsize=(WIDE if self.is_wide else WIDTH, HEIGHT), layout="constrained")
+            figure = Figure(figsize=(WIDE if is_wide else WIDTH, HEIGHT), layout="constrained")
             axes = figure.subplots()
             self._draw(axes, [one._replace(points=thinned(one.points, NUM_BINS)) for one in self._with_points()])
             axes.set_ylim(self.low, self.high)

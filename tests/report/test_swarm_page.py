@@ -59,7 +59,7 @@ def test_nodes_totals_rank_and_the_heat_map_are_shown(shown):
 def test_hostile_claims_are_escaped_and_bounded(shown, monkeypatch):
     """The readers of records refuse these values; the page must not rely on that."""
     drawn = []
-    monkeypatch.setattr(Chart, "image", lambda chart: drawn.append(chart) or IMAGE)
+    monkeypatch.setattr(Chart, "image", lambda chart, **_: drawn.append(chart) or IMAGE)
     huge = 10**300
     worst = node(
         ATTACK,
