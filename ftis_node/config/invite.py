@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -31,9 +31,9 @@ AddressText = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
 class Invite(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An invitation. `run` is the name of a preset, or the manifest without its defaults as JSON.
+    """An invitation. `run` is the name of a preset, followed by the settings that differ from it, as JSON.
 
-    `secret` is b"" for an open run.
+    It is the preset that leaves the fewest. `secret` is b"" for an open run.
     `expires_at` is in Unix seconds. The secret itself does not expire.
     """
 
@@ -49,9 +49,14 @@ class Invite(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     def manifest(self) -> RunManifest:
         """Return the run. Raises ConfigError if this version reads it in another way than the sender's."""
-        name = self.run.decode(errors="replace")
-        is_preset = name in PRESETS
-        manifest = load_manifest(name) if is_preset else parse_canonical(self.run, source="the run of the invitation")
+        name, brace, rest = self.run.decode(errors="replace").partition("{")
+        if name not in PRESETS:
+            raise ConfigError(
+                "the run of the invitation is of another version of ftis-node: use the version of the sender"
+            )
+        manifest = load_manifest(name)
+        if brace:
+            manifest = parse_canonical(_merged(manifest, brace + rest), source="the run of the invitation")
         if manifest.run_id != self.run_id:
             raise ConfigError(
                 f"the run of the invitation is {self.run_id[:12]} and this version of ftis-node reads it as "
@@ -61,9 +66,41 @@ class Invite(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 def invite_to(manifest: RunManifest, *, addresses: list[str], secret: bytes, expires_at: int) -> Invite:
-    is_preset = manifest.name in PRESETS and load_manifest(manifest.name).run_id == manifest.run_id
-    run = manifest.name if is_preset else manifest.model_dump_json(exclude_defaults=True)
-    return Invite(manifest.run_id, run.encode(), addresses[:MAX_ADDRESSES], expires_at, secret)
+    run = min((_from_preset(name, manifest) for name in PRESETS), key=len)
+    return Invite(manifest.run_id, run, addresses[:MAX_ADDRESSES], expires_at, secret)
+
+
+def _from_preset(name: str, manifest: RunManifest) -> bytes:
+    changes = _differences(load_manifest(name).model_dump(mode="json"), manifest.model_dump(mode="json"))
+    return name.encode() + (msgspec.json.encode(changes) if changes else b"")
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Return what of `new` differs from `old`; None for what only `old` has."""
+    found = {}
+    for key in old | new:
+        before, value = old.get(key), new.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            value = _differences(before, value) or before
+        if value != before:
+            found[key] = value
+    return found
+
+
+def _merged(manifest: RunManifest, changes: str) -> bytes:
+    """Return the manifest with the changes as JSON. Raises ConfigError for other JSON."""
+    try:
+        parsed = msgspec.json.decode(changes, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        raise _damaged() from None
+    return msgspec.json.encode(_with_changes(manifest.model_dump(mode="json"), parsed))
+
+
+def _with_changes(old: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    for key, value in changes.items():
+        before = old.get(key)
+        old[key] = _with_changes(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return old
 
 
 def read_invite(text: str, *, now: float) -> Invite:

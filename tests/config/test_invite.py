@@ -38,6 +38,23 @@ def test_an_invitation_is_read_as_it_was_written(preset):
         assert (read.manifest().run_id, len(read.addresses), read.secret) == (manifest.run_id, 4, b"")
 
 
+def test_a_changed_run_is_as_short_as_its_changes():
+    run = load_manifest("words-ftis").model_copy(update={"task": "words:1+words:2"})
+    invite = invite_to(run, addresses=[ADDRESS], secret=b"", expires_at=NOW)
+    assert invite.run == b'words-ftis{"task":"words:1+words:2"}'
+    assert len(invite.text()) < 260
+
+
+@pytest.mark.parametrize(
+    "run",
+    [b"no-such-run", b"words-ftis{", b'words-ftis{"a":' * 200, b"words-ftis" + b'{"a":' * 800, b'words-ftis{"task":{}}',
+     b'words-ftis{"step":[]}', b'words-ftis{"x":1}', b"\xff\xfe", b'words-ftis{"task":"words:1"}', b'{"name":"a"}'],
+)  # fmt: skip
+def test_a_run_that_is_none_is_one_line(run):
+    with pytest.raises(ConfigError, match="damaged|unknown here|version of ftis-node|use the version of the sender"):
+        read_invite(changed(run=run), now=NOW).manifest()
+
+
 def test_every_single_wrong_character_and_every_cut_is_noticed():
     text = GOOD.text()
     assert read_invite(text, now=NOW) == GOOD
