@@ -25,6 +25,8 @@ FAMILY = "ftis"  # of the prefixes of all versions
 CHECK_BYTES = 6
 MAX_CHARS = 8192
 MAX_ADDRESSES = 4
+MAX_RUN_BYTES = 4096
+MIN_SECRET_BYTES, MAX_SECRET_BYTES = 32, 1024  # 0: an open run
 AGAIN = "ask for a new one: ftis-node invite"
 
 AddressText = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -38,10 +40,10 @@ class Invite(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """
 
     run_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
-    run: Annotated[bytes, Meta(min_length=2, max_length=4096)]
+    run: Annotated[bytes, Meta(min_length=2, max_length=MAX_RUN_BYTES)]
     addresses: Annotated[list[AddressText], Meta(min_length=1, max_length=MAX_ADDRESSES)]
     expires_at: Annotated[int, Meta(ge=0, le=1 << 40)]
-    secret: Annotated[bytes, Meta(max_length=1024)] = b""
+    secret: Annotated[bytes, Meta(max_length=MAX_SECRET_BYTES)] = b""
 
     def text(self) -> str:
         body = msgspec.msgpack.encode(self)
@@ -66,7 +68,14 @@ class Invite(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 def invite_to(manifest: RunManifest, *, addresses: list[str], secret: bytes, expires_at: int) -> Invite:
+    """Return an invitation. Raises ConfigError for a run or a secret that is too large for one."""
     run = min((_from_preset(name, manifest) for name in PRESETS), key=len)
+    if len(run) > MAX_RUN_BYTES:
+        raise ConfigError(f"an invitation holds {MAX_RUN_BYTES} bytes of a run, this one has {len(run)}: send run.toml")
+    if len(secret) > MAX_SECRET_BYTES:
+        raise ConfigError(
+            f"an invitation holds a secret of {MAX_SECRET_BYTES} bytes, this one has {len(secret)}: send the file"
+        )
     return Invite(manifest.run_id, run, addresses[:MAX_ADDRESSES], expires_at, secret)
 
 
@@ -123,6 +132,8 @@ def read_invite(text: str, *, now: float) -> Invite:
         addresses = [parse_address(address) for address in invite.addresses]
     except (msgspec.MsgspecError, AddressError) as error:
         raise ConfigError(f"this invitation cannot be used ({error}): {AGAIN}") from None
+    if 0 < len(invite.secret) < MIN_SECRET_BYTES:
+        raise ConfigError(f"this invitation has a secret of {len(invite.secret)} bytes: {AGAIN}")
     if any(address.peer_id is None for address in addresses):
         raise ConfigError(f"this invitation has an address without a peer: {AGAIN}")
     if now > invite.expires_at:

@@ -45,7 +45,7 @@ class BootstrapNode:
         """`pinned_runs` are ids of runs that the survey reads before all others."""
         limits = limits or GossipLimits()
         self._settings = settings
-        self._pinned_runs = pinned_runs
+        self.pinned_runs = pinned_runs
         self.guard = PeerGuard()
         self._dialer = Dialer(settings, rng=random.Random(), guard=self.guard)
         self._has_ended = asyncio.Event()
@@ -90,7 +90,7 @@ class BootstrapNode:
         if session is None:
             return []
         stored = session.directory.stored_runs()
-        chosen = list(dict.fromkeys([*self._pinned_runs, *stored]))[:MAX_RUNS_SURVEYED]
+        chosen = list(dict.fromkeys([*self.pinned_runs, *stored]))[:MAX_RUNS_SURVEYED]
         self.num_runs_omitted = len(set(stored) - set(chosen))
         surveys = await asyncio.gather(*(self._read(session, run_id) for run_id in chosen))
         if chosen and not any(surveys):

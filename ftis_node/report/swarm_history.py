@@ -34,7 +34,7 @@ class SwarmHistory:
                 points.append((now, totals(view, now=now)))
 
     def charts(self, run_id: str) -> list[Chart]:
-        points = self._points.get(run_id, ())
+        points = tuple(self._points.get(run_id, ()))  # another thread adds points
         nodes = [(at, float(total.num_active)) for at, total in points]
         tokens = [(at, total.tokens_per_minute) for at, total in points]
         drawn = [

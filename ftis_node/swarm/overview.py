@@ -76,6 +76,8 @@ class SwarmView(msgspec.Struct, frozen=True):
 
     def as_dict(self) -> dict[str, Any]:
         document: dict[str, Any] = msgspec.to_builtins(self)
+        for peer in document["peers"]:
+            del peer["receipts"]  # `used_groups` has their sums
         return document
 
     @classmethod
@@ -131,4 +133,4 @@ def make_view(
 
 
 def _with_used(row: SwarmRow, used: Used) -> SwarmRow:
-    return msgspec.structs.replace(row, used_groups=used.groups, used_tokens=used.tokens)
+    return msgspec.structs.replace(row, used_groups=used.groups, used_tokens=used.tokens, receipts=())

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from statistics import median_low
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -28,6 +29,9 @@ from ftis_node.telemetry.receipt_figures import ReceiptFigures
 MAX_SENDERS = 4096  # whose groups this node has used
 MAX_SIGNERS = 1024  # that have used groups of this node
 DAY_S = 86_400
+MOST_OF_MEDIAN = 20  # how much one signer counts in a rank; cards differ that much in speed
+TURN_STEP = 7  # a prime, so that the beginnings of records reach all items
+T = TypeVar("T")
 OF_ITSELF, INFLATED = "receipt_of_itself", "receipt_inflated"
 
 
@@ -81,7 +85,8 @@ class Signer:
 
     @property
     def used(self) -> Used:
-        return self.days[max(self.days)]
+        """The largest counts. The clock may have been ahead, so they need not be of the last day."""
+        return max(self.days.values())
 
     def before(self, day: int) -> Used:
         earlier = [one for one in self.days if one < day]
@@ -99,6 +104,7 @@ class ReceiptBook:
     limits: StepLimits = NO_LIMITS
     given: LruDict[str, Used] = field(default_factory=lambda: LruDict(MAX_SENDERS))
     signers: LruDict[str, Signer] = field(default_factory=lambda: LruDict(MAX_SIGNERS))
+    forgotten: set[str] = field(default_factory=set)  # signers whose row is to delete
     _changed: set[str] = field(default_factory=set)  # rows of both tables to save
 
     def note_used(self, sender: str, num_tokens: int) -> None:
@@ -109,9 +115,16 @@ class ReceiptBook:
     def receipts(self, turn: int) -> tuple[Receipt, ...]:
         """Return the receipts for this node's record: all, or as many as a record holds, others in each turn."""
         senders = sorted(sender for sender in self.given if sender != self.own_id)
-        every = [Receipt(receipt_key(sender), *self.given[sender]) for sender in senders]
-        first = turn * MAX_RECEIPTS % max(1, len(every))
-        return tuple([*every[first:], *every[:first]][:MAX_RECEIPTS])
+        chosen = in_turn(senders, turn, most=MAX_RECEIPTS)
+        return tuple(Receipt(receipt_key(sender), *self.given[sender]) for sender in chosen)
+
+    def least_steps(self) -> int:
+        """Return the number of steps that this node has done at least, by its receipts.
+
+        The learner's step may be lower: of another role, or of a learner that began again.
+        """
+        groups = sum(used.groups for sender, used in self.given.items() if sender != self.own_id)
+        return -(-groups // self.limits.groups) if self.limits.groups else 0
 
     def note_record(self, record: PeerRecord, data: bytes, *, now: float) -> str:
         """Count the receipt for this node in a peer's record (`data`, signature checked). Return why it is refused.
@@ -126,23 +139,29 @@ class ReceiptBook:
         if reason := refusal_of(record.peer_id, record.stats.step, record.stats.receipts, self.limits):
             return reason
         signer, used = self.signers.get(record.peer_id), Used(mine[0].groups, mine[0].tokens)
-        if signer is not None and (used.groups < signer.used.groups or used.tokens < signer.used.tokens):
+        if signer is not None and (used.groups < signer.used.groups or used.tokens <= signer.used.tokens):
             return ""
-        days = dict(signer.days) if signer is not None else {}
-        days[int(now // DAY_S)] = used
+        today = int(now // DAY_S)
+        days = {} if signer is None else {day: one for day, one in signer.days.items() if day <= today}
+        days[today] = used
         newest = sorted(days)[-3:]
+        if signer is None and len(self.signers) >= MAX_SIGNERS:
+            least = min(self.signers, key=lambda peer_id: self.signers[peer_id].used)
+            del self.signers[least]
+            self.forgotten.add(least)
         self.signers[record.peer_id] = Signer(data, {day: days[day] for day in newest})
         self._changed.add(record.peer_id)
+        self.forgotten.discard(record.peer_id)
         return ""
 
     def figures(self, *, now: float) -> ReceiptFigures:
         """Return the sums over all signers, of each at most the groups that this node has published."""
-        made_groups, _ = self.given.get(self.own_id, Used())
+        made = self.given.get(self.own_id, Used())
         yesterday, total, recent = int(now // DAY_S) - 1, Used(), []
         for signer in dict(self.signers).values():
             used, before = signer.used, signer.before(yesterday)
-            total = Used(total.groups + min(used.groups, made_groups), total.tokens + used.tokens)
-            recent.append(min(used.groups - before.groups, made_groups))
+            total = Used(total.groups + min(used.groups, made.groups), total.tokens + min(used.tokens, made.tokens))
+            recent.append(max(0, min(used.groups - before.groups, made.groups)))
         return ReceiptFigures(
             peers=len(self.signers),
             groups=total.groups,
@@ -164,18 +183,34 @@ class ReceiptBook:
     def saved(self) -> None:
         """Note that the changed rows are on disk."""
         self._changed.clear()
+        self.forgotten.clear()
+
+
+def in_turn(items: Sequence[T], turn: int, *, most: int) -> list[T]:
+    """Return at most `most` of the items, beginning further on in each turn, so that all get their turn.
+
+    A step is smaller than `most`, because a record may have space for fewer.
+    """
+    first = turn * TURN_STEP % max(1, len(items))
+    return [*items[first:], *items[:first]][:most]
 
 
 def totals_by_key(signed: Iterable[tuple[str, int, Sequence[Receipt]]], limits: StepLimits) -> dict[bytes, Used]:
     """Return what all signers together say that they used, by the sender's `receipt_key`.
 
-    `signed` has each signer's peer id, steps and receipts. Receipts that cannot be true count nothing.
+    `signed` has each signer's peer id, steps and receipts. Receipts that cannot be true count nothing. A signer's steps
+    are its claim, so its receipts together count at most `MOST_OF_MEDIAN` times those of the median signer.
     """
+    counted = [list(_counted(peer_id, step, receipts, limits)) for peer_id, step, receipts in signed]
+    sums = [sum(receipt.groups for receipt in receipts) for receipts in counted]
+    most = MOST_OF_MEDIAN * median_low([total for total in sums if total] or [0])
     totals: dict[bytes, Used] = {}
-    for peer_id, step, receipts in signed:
-        for receipt in _counted(peer_id, step, receipts, limits):
+    for receipts, total in zip(counted, sums, strict=True):
+        share = min(1.0, most / total) if total else 0.0
+        for receipt in receipts:
             before = totals.get(receipt.key, Used())
-            totals[receipt.key] = Used(before.groups + receipt.groups, before.tokens + receipt.tokens)
+            groups, tokens = (int(share * value) if share < 1 else value for value in (receipt.groups, receipt.tokens))
+            totals[receipt.key] = Used(before.groups + groups, before.tokens + tokens)
     return totals
 
 

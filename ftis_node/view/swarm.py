@@ -82,7 +82,8 @@ def rank_text(view: SwarmView) -> str:
     if any(row.used_groups for row in view.peers):
         ranked = sorted(view.peers, key=lambda row: (-row.used_groups, row.peer_id))
         place, used = next((at, row.used_groups) for at, row in enumerate(ranked, 1) if row.peer_id == view.own_id)
-        return f"rank {place} of {len(ranked)} by receipts: others trained on {plural(used, 'group')} of this node"
+        groups = plural(int(bounded(used)), "group")
+        return f"rank {place} of {len(ranked)} by receipts: others trained on {groups} of this node"
     found = influences(view)
     if (own := found.get(view.own_id)) is None:
         return "no other node has learned from this one in its last steps"

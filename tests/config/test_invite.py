@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
+import time
 
 import msgspec
 import pytest
 
+from ftis_node.cli.app import run as cli
+from ftis_node.config.home import Home
 from ftis_node.config.invite import CHECK_BYTES, MAX_CHARS, PREFIX, invite_to, read_invite
 from ftis_node.config.manifest import PRESETS, load_manifest
 from ftis_node.errors import ConfigError
@@ -99,3 +103,51 @@ def test_a_text_that_is_no_usable_invitation_gives_one_line(text, message):
 def test_a_run_that_is_not_the_named_one_is_refused(run, message):
     with pytest.raises(ConfigError, match=message):
         msgspec.structs.replace(GOOD, run=run).manifest()
+
+
+@pytest.mark.parametrize(
+    ("secret", "name", "words"),
+    [(bytes(1025), "ours", "a secret of 1024 bytes"), (b"", "x" * 5000, "4096 bytes of a run")],
+)
+def test_what_is_too_large_for_an_invitation_is_one_line(secret, name, words):
+    with pytest.raises(ConfigError, match=words):
+        invite_to(RUN.model_copy(update={"name": name}), addresses=[ADDRESS], secret=secret, expires_at=NOW)
+
+
+@pytest.fixture
+def home(tmp_path):
+    """The home of an open run, other than that of `GOOD`."""
+    home = Home(tmp_path / "home")
+    home.create()
+    home.run_toml.write_text(load_manifest("words-ftis").to_toml())
+    return home
+
+
+def invitation(secret=bytes(32), run="arithmetic-ftis"):
+    made = invite_to(load_manifest(run), addresses=[ADDRESS], secret=secret, expires_at=int(time.time()) + 600)
+    return made.text()
+
+
+def joined(home, capsys, *words):
+    code = cli(["join", *words, "--model", "org/model", "--home", str(home.root)])
+    return code, " ".join(capsys.readouterr().err.split())
+
+
+def test_a_refused_invitation_leaves_the_secret_of_a_home_as_it_is(home, capsys):
+    code, line = joined(home, capsys, invitation())
+    assert code == 2 and "give another --home for another run" in line
+    assert not home.swarm_secret.exists()
+    home.swarm_secret.write_text("ab" * 32)
+    home.swarm_secret.chmod(0o600)
+    assert joined(home, capsys, invitation())[0] == 2
+    code, line = joined(home, capsys, invitation(b"", "words-ftis"))
+    assert code == 2 and "the invitation has no secret" in line
+    assert home.swarm_secret.read_text() == "ab" * 32
+
+
+def test_an_invitation_comes_from_standard_input_and_takes_no_other_peers(home, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(invitation() + "\n"))
+    code, line = joined(home, capsys, "-")
+    assert code == 2 and "give another --home for another run" in line
+    code, line = joined(home, capsys, invitation(), "--no-peers")
+    assert code == 2 and "omit --run, --peers and --no-peers" in line

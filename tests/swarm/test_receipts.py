@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
 from contextlib import closing
 
 import pytest
@@ -14,12 +15,13 @@ from ftis_node.errors import FileError, RecordError
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.receipt_proof import check_receipts, saved_receipts
 from ftis_node.node.peers.registry import PeerActivity
+from ftis_node.node.peers.store import copy_peers
 from ftis_node.records.bounds import MAX_RECEIPTS
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import PeerStats, Receipt, receipt_key
 from ftis_node.swarm.overview import RunSummary, make_view, swarm_row
-from ftis_node.swarm.receipts import DAY_S, INFLATED, OF_ITSELF, ReceiptBook, StepLimits, Used
+from ftis_node.swarm.receipts import DAY_S, INFLATED, OF_ITSELF, ReceiptBook, StepLimits, Used, totals_by_key
 from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.health_summary import used_by_peers
 
@@ -164,15 +166,60 @@ def test_receipts_survive_a_restart_and_can_be_shown_to_anybody(tmp_path) -> Non
         check_receipts(json.dumps(of_another).encode(), source="list")
 
 
-def test_the_file_keeps_the_newest_signers_alone(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("ftis_node.node.peers.store.MAX_SIGNERS", 2)
-    signers = [Identity.from_seed(bytes([number]) * 32) for number in (11, 12, 13)]
+def test_many_signers_of_little_displace_none_of_much(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("ftis_node.swarm.receipts.MAX_SIGNERS", 3)
+    few, much = (
+        [Identity.from_seed(bytes([number]) * 32) for number in numbers] for numbers in ((11, 12, 13), (14, 15))
+    )
     with closing(manager(tmp_path / "peers.sqlite")) as peers:
-        for signer in (*signers, signers[0]):
-            note(peers.receipts, signer, for_me(1, 500))
+        for signer in (*much, *few):
+            note(peers.receipts, signer, for_me(9 if signer in much else 1, 500))
             peers.save()
     with closing(manager(tmp_path / "peers.sqlite")) as peers:
-        assert list(peers.receipts.signers) == [signers[2].peer_id, signers[0].peer_id]
+        assert set(peers.receipts.signers) == {one.peer_id for one in (*much, few[-1])}
+
+
+def test_one_false_signer_does_not_decide_the_rank_and_counts_no_more_tokens_than_were_published(book) -> None:
+    others = [Identity.from_seed(bytes([number]) * 32) for number in range(20, 24)]
+    signed = [(one.peer_id, 100, (Receipt(receipt_key(PEER.peer_id), 100, 100),)) for one in others]
+    false = Receipt(receipt_key(OTHER.peer_id), 1 << 60, 1 << 60)
+    totals = totals_by_key([*signed, ("another", 1 << 61, (false,))], LIMITS)
+    assert (totals[receipt_key(PEER.peer_id)], totals[false.key]) == (Used(400, 400), Used(2000, 2000))
+    note(book, PEER, for_me(1 << 50, 1 << 59), step=1 << 60)
+    figures = book.figures(now=NOW)
+    assert (figures.groups, figures.tokens) == (40, 20_000)
+
+
+def test_a_clock_that_was_ahead_hides_no_later_receipt(book) -> None:
+    note(book, PEER, for_me(2, 20), now=NOW + 400 * DAY_S)
+    note(book, PEER, for_me(9, 90))
+    assert book.figures(now=NOW).groups == 9
+    assert book.figures(now=NOW).recent_groups == 9
+
+
+def test_the_claimed_steps_allow_all_receipts(book) -> None:
+    for _ in range(20):
+        book.note_used(OTHER.peer_id, 7)
+    assert (book.least_steps(), ReceiptBook(ME.peer_id).least_steps()) == (3, 0)
+
+
+def test_a_peer_that_begins_again_begins_its_receipts_again() -> None:
+    activity = PeerActivity()
+    for step, groups in ((10, 50), (11, 60), (1, 2)):
+        activity.note_record(record_of(PEER, (for_me(groups, groups),), step=step))
+    assert [one.groups for one in activity.receipts.values()] == [2]
+
+
+def test_readable_receipts_survive_the_repair_of_their_file(tmp_path) -> None:
+    with closing(manager(tmp_path / "peers.sqlite")) as peers:
+        peers.receipts.note_used(OTHER.peer_id, 20)
+        note(peers.receipts, PEER, for_me(1, 500))
+    with closing(sqlite3.connect(tmp_path / "peers.sqlite")) as damaged:
+        damaged.row_factory = sqlite3.Row
+        copy_peers(damaged, tmp_path / "new.sqlite")
+    with closing(manager(tmp_path / "new.sqlite")) as peers:
+        assert peers.receipts.given == {OTHER.peer_id: Used(1, 20)}
+        assert list(peers.receipts.signers) == [PEER.peer_id]
 
 
 def _document(home: Home) -> dict:

@@ -36,7 +36,9 @@ def bootstrap(
     ] = 0,
     runs: Annotated[
         list[str] | None,
-        typer.Option("--run", metavar="RUN_ID", help="Run that its page shows before all others. Repeatable."),
+        typer.Option(
+            "--run", metavar="RUN_ID", help="Run that its page shows; without it all, the largest first. Repeatable."
+        ),
     ] = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     address_file: Annotated[

@@ -38,7 +38,10 @@ log = logging.getLogger(__name__)
 def join(
     invitation: Annotated[
         str | None,
-        typer.Argument(metavar="[INVITATION]", help="What `ftis-node invite` prints: peers, run and secret."),
+        typer.Argument(
+            metavar="[INVITATION]",
+            help="What `ftis-node invite` prints: peers, run and secret. -: the first line of standard input.",
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -148,20 +151,18 @@ def join(
     if peers and no_peers:
         raise UsageError("--peers and --no-peers contradict each other: omit one of the two")
     where = home_at(home)
-    invite = None if invitation is None else _accepted(invitation, run=run, peers=peers)
+    text = sys.stdin.readline().strip() if invitation == "-" else invitation
+    invite = None if text is None else _accepted(text, run=run, peers=peers, no_peers=no_peers)
     if detach:
         from ftis_node.cli.operate.detach import join_detached
 
-        join_detached(sys.argv[1:], where)
+        join_detached(sys.argv[1:], where, invitation=text)
         return
-    last = remembered_settings(where)
+    last, secret_file = remembered_settings(where), str(where.swarm_secret.absolute())
     if invite is not None:
         run, peers = invite.run_id, [*invite.addresses]
-        if invite.secret:
-            make_folder(where.root)
-            replace_file(where.swarm_secret, invite.secret.hex().encode(), mode=0o600)
-    if where.swarm_secret.exists():
-        last["swarm"] = {"secret_file": str(where.swarm_secret.absolute())}
+    elif where.swarm_secret.exists():
+        last["swarm"] = {"secret_file": secret_file}
     budget = {"learn_steps": steps, "generate_tokens": generate_tokens, "learn_tokens": learn_tokens}
     settings = load_node_settings(
         where.node_toml,
@@ -182,6 +183,7 @@ def join(
         seed=seed,
         status_port=status_port,
         tracking={"to": tuple(track)} if track else None,
+        swarm={"secret_file": secret_file if invite.secret else ""} if invite is not None else None,
     )
     if (tensor_parallel or 1) > 1 and settings.engine == "torch":
         raise ConfigError("--tensor-parallel needs vLLM, but --engine torch uses one GPU: omit one of the two")
@@ -191,13 +193,27 @@ def join(
     _run(settings, run, eval_task, where, log_format, invite)
 
 
-def _accepted(text: str, *, run: str | None, peers: list[str] | None) -> Invite:
+def _accepted(text: str, *, run: str | None, peers: list[str] | None, no_peers: bool) -> Invite:
     """Return the invitation. Raise ConfigError, and UsageError beside options that contradict it."""
     from ftis_node.config.invite import read_invite
 
-    if run or peers:
-        raise UsageError("an invitation names run and peers: omit --run and --peers")
+    if run or peers or no_peers:
+        raise UsageError("an invitation names run and peers: omit --run, --peers and --no-peers")
     return read_invite(text, now=time.time())
+
+
+def _keep_secret(invite: Invite, where: Home) -> None:
+    """Write the secret of an invitation to the home, for later starts without it.
+
+    Raises UsageError while a node runs there, ConfigError for an invitation to an open swarm if the home has a secret.
+    """
+    if where.is_held():
+        raise UsageError(f"a node runs in {where.root}: `ftis-node stop` ends it")
+    if invite.secret:
+        make_folder(where.root)
+        replace_file(where.swarm_secret, invite.secret.hex().encode(), mode=0o600)
+    elif where.swarm_secret.exists():
+        raise ConfigError(f"the invitation has no secret, and {where.swarm_secret} has one: give another --home")
 
 
 def _run(
@@ -220,6 +236,8 @@ def _run(
         find=lambda run_id: find_run(run_id, settings) if invite is None else invite.manifest(),
         data_paths=settings.data_paths,
     )
+    if invite is not None:  # the home belongs to its run, or is new
+        _keep_secret(invite, where)
     with show_fraction("start") if log_format is LogFormat.TEXT else nullcontext(unwatched) as progress:
         run_until_stopped(settings, plan, where, on_progress=progress)
 

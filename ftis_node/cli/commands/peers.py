@@ -31,6 +31,7 @@ HEADER = (
 )
 RECEIPT_HEADER = ("PEER", "RUN", "GROUPS", "TOKENS", "SIGNED")
 LENGTH = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+LONGEST_S = 10 * 365 * 86400
 UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -147,8 +148,8 @@ def receipts(
 def parse_length_s(text: str) -> float:
     """Return the seconds of `90s`, `30m`, `2h` or `7d`. Raises UsageError for anything else."""
     match = LENGTH.fullmatch(text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise UsageError(f"--for {text!r} is not a duration: write 90s, 30m, 2h or 7d")
+    if match is None or not 0 < float(match[1]) * UNIT_S[match[2]] <= LONGEST_S:
+        raise UsageError(f"--for {text!r} is not a duration of at most ten years: write 90s, 30m, 2h or 7d")
     return float(match[1]) * UNIT_S[match[2]]
 
 

@@ -43,8 +43,8 @@ def swarm(
 
     JSON shape: [{run: {id, name, task, method, limits}, taken_at, own_id, num_unreadable, num_omitted, peers:
     [{peer_id, name, role, model, parameters, software, seen_at, tokens_per_minute, step, groups_per_minute,
-    refused_groups, pass_rates: [[step, pass_at_1]], learns_from: {peer_id: share}, measured_at, receipts: [[key,
-    groups, tokens]], used_groups, used_tokens}]}]; with --watch one line per update.
+    refused_groups, pass_rates: [[step, pass_at_1]], learns_from: {peer_id: share}, measured_at, used_groups,
+    used_tokens}]}]; with --watch one line per update.
     """
     read = _from_directory(tuple(peers), run) if peers else lambda: read_document(home_at(home), "/swarm")
     if html is not None:

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import typer
@@ -25,9 +26,10 @@ POLL_S = 0.2
 SHOWN_LINES = 3
 
 
-def join_detached(words: Sequence[str], home: Home) -> None:
+def join_detached(words: Sequence[str], home: Home, *, invitation: str | None = None) -> None:
     """Run the command `words` without --detach in a new session. Return when the node runs.
 
+    An invitation goes through a pipe: every user of the machine can read the words of a process.
     Raise typer.Exit with its exit code if it ends before that. Raise UsageError if a node runs on this home.
     """
     if home.is_held():
@@ -38,12 +40,20 @@ def join_detached(words: Sequence[str], home: Home) -> None:
     with os.fdopen(open_to_write(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
         begins_at = output.tell()
         process = subprocess.Popen(
-            [sys.executable, "-m", "ftis_node", *(word for word in words if word != FLAG)],
-            stdin=subprocess.DEVNULL,
+            [
+                sys.executable,
+                "-m",
+                "ftis_node",
+                *("-" if word == invitation else word for word in words if word != FLAG),
+            ],
+            stdin=subprocess.DEVNULL if invitation is None else subprocess.PIPE,
             stdout=output,
             stderr=output,
             start_new_session=True,  # the signals of this terminal do not reach it
         )
+    if process.stdin is not None:
+        with suppress(BrokenPipeError), process.stdin:  # it has ended, and its log says why
+            process.stdin.write(f"{invitation}\n".encode())
     typer.echo(f"starting as process {process.pid}; its log is {log}")
     while home.holder() != process.pid or home.running_url() is None:
         if (code := process.poll()) is not None:

@@ -6,6 +6,7 @@ import ipaddress
 import shutil
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,8 +96,11 @@ def _secret(home: Home) -> bytes:
 
 def _show_code(text: str) -> None:
     """Print the QR code on a terminal that is wide enough."""
+    if not sys.stdout.isatty():
+        return
     import segno
 
-    code = segno.make_qr(text, error="l")
-    if sys.stdout.isatty() and code.symbol_size(border=QR_BORDER)[0] <= shutil.get_terminal_size().columns:
-        code.terminal(compact=True, border=QR_BORDER)
+    with suppress(segno.DataOverflowError):
+        code = segno.make_qr(text, error="l")
+        if code.symbol_size(border=QR_BORDER)[0] <= shutil.get_terminal_size().columns:
+            code.terminal(compact=True, border=QR_BORDER)

@@ -15,6 +15,7 @@ from ftis_node.records.bounds import MAX_REFUSED_SENDERS
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.peer_messages import PeerStats
 from ftis_node.swarm.reasons import REFUSALS
+from ftis_node.swarm.receipts import in_turn
 
 NUM_SAMPLES = 10  # number of directory periods over which the rate of groups averages
 MINUTE_S = 60.0
@@ -65,7 +66,7 @@ class OwnRecord:
             sources.update(groups)
         evaluations = self.context.evaluations.entries
         return PeerStats(
-            step=self.context.state.step,
+            step=max(self.context.state.step, self.peers.receipts.least_steps()),
             groups_per_minute=self._groups_per_minute(last_number),
             refused_groups=sum(counters.refused.values()),
             pass_rates=tuple((one.step, one.pass_at_1) for one in evaluations if one.task == evaluations[0].task),
@@ -78,9 +79,7 @@ class OwnRecord:
 
     def _refused_senders(self) -> tuple[tuple[str, str, int], ...]:
         """Return as many refused senders as a record holds, others in each turn."""
-        refused = self.peers.refused_senders()
-        first = self._turn * MAX_REFUSED_SENDERS % max(1, len(refused))
-        ordered = [*refused[first:], *refused[:first]][:MAX_REFUSED_SENDERS]
+        ordered = in_turn(self.peers.refused_senders(), self._turn, most=MAX_REFUSED_SENDERS)
         # A ban may have any reason: peers know the names in REFUSALS.
         reasons = [sender.reason if sender.reason in REFUSALS else "banned" for sender in ordered]
         return tuple((one.peer_id, reason, one.num_groups) for one, reason in zip(ordered, reasons, strict=True))

@@ -96,7 +96,13 @@ class PeerActivity:
     receipts: LruDict[bytes, Receipt] = field(default_factory=lambda: LruDict(MAX_KEPT_RECEIPTS))  # of all its records
 
     def note_record(self, record: PeerRecord) -> None:
-        """Keep the peer's record, and its receipts beside those of earlier records."""
+        """Keep the peer's record, and its receipts beside those of earlier records.
+
+        A peer that begins again with its key and another home also begins its receipts again.
+        """
+        before = self.record.stats if self.record else None
+        if before is not None and record.stats is not None and record.stats.step < before.step:
+            self.receipts.clear()
         self.record, self.wire_schema = record, SCHEMA
         for receipt in record.stats.receipts if record.stats else ():
             self.receipts[receipt.key] = receipt

@@ -22,7 +22,7 @@ from ftis_node.config.disk_room import is_disk_full
 from ftis_node.errors import ConfigError
 from ftis_node.files import check_database
 from ftis_node.replay.integrity import BUSY_TIMEOUT_S, explained, is_busy, readable_rows
-from ftis_node.swarm.receipts import MAX_SENDERS, MAX_SIGNERS, ReceiptBook, Signer, Used
+from ftis_node.swarm.receipts import MAX_SENDERS, ReceiptBook, Signer, Used
 from ftis_node.swarm.reputation import PeerReputation, Reputation, ReputationTable
 
 SCHEMA_VERSION = 1
@@ -54,7 +54,6 @@ CREATE TABLE IF NOT EXISTS receipts (
 FORGET_OLD_USED = (  # a row that is written again gets a new rowid
     "DELETE FROM used WHERE rowid NOT IN (SELECT rowid FROM used ORDER BY rowid DESC LIMIT ?)"
 )
-FORGET_OLD_RECEIPTS = "DELETE FROM receipts WHERE rowid NOT IN (SELECT rowid FROM receipts ORDER BY rowid DESC LIMIT ?)"
 MAKE = f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
 
 log = logging.getLogger(__name__)
@@ -120,7 +119,7 @@ class PeerStore:
             self._db.executemany("INSERT OR REPLACE INTO used VALUES (?, ?, ?)", book.changed_used())
             self._db.executemany("INSERT OR REPLACE INTO receipts VALUES (?, ?, ?)", book.changed_receipts())
             self._db.execute(FORGET_OLD_USED, (MAX_SENDERS,))
-            self._db.execute(FORGET_OLD_RECEIPTS, (MAX_SIGNERS,))
+            self._db.executemany("DELETE FROM receipts WHERE peer_id = ?", [(signer,) for signer in book.forgotten])
             self._db.execute("COMMIT")
         except sqlite3.OperationalError as error:
             if self._db.in_transaction:
@@ -157,7 +156,7 @@ class PeerStore:
 
 
 def copy_peers(damaged: sqlite3.Connection, new: Path) -> int:
-    """Write the peers that can be read from `damaged` into a new file at `new`; return their number.
+    """Write the rows that can be read from `damaged` into a new file at `new`; return the number of peers.
 
     A ban matters more than its texts, so keep a row even if one of its texts is damaged.
     """
@@ -168,6 +167,10 @@ def copy_peers(damaged: sqlite3.Connection, new: Path) -> int:
         store.execute("BEGIN")
         for _, *row in readable_rows(damaged, "peers"):
             num_peers += store.execute("INSERT OR IGNORE INTO peers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row).rowcount
+        for _, *row in readable_rows(damaged, "used"):
+            store.execute("INSERT OR IGNORE INTO used VALUES (?, ?, ?)", row)
+        for _, peer_id, record, days in readable_rows(damaged, "receipts"):
+            store.execute("INSERT OR IGNORE INTO receipts VALUES (?, ?, ?)", (peer_id, record, days))
         store.execute("COMMIT")
     return num_peers
 

@@ -94,13 +94,14 @@ class BootstrapApi:
 
     async def show_page(self, request: web.Request) -> web.Response:
         """Return the page, drawn at most once after each survey, in a thread."""
-        note = f"{self._num_connected} peers are connected."
-        if self._node.num_runs_omitted:
+        note, pinned = f"{self._num_connected} peers are connected.", self._node.pinned_runs
+        views = [view for view in self._views if not pinned or view.run.id in pinned]  # anyone may store a run
+        if self._node.num_runs_omitted and not pinned:
             more = f"{self._node.num_runs_omitted} runs with fewer members are not shown"
-            note += f" {more}; ftis-node bootstrap --run RUN_ID shows a run first."
+            note += f" {more}; ftis-node bootstrap --run RUN_ID shows one run."
         async with self._rendering:
             page = self._page or await asyncio.to_thread(
-                self._swarm_page.render, self._views, addresses=self._node.addresses, note=note
+                self._swarm_page.render, views, addresses=self._node.addresses, note=note
             )
             self._page = page
         return web.Response(text=page, content_type="text/html")

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from ftis_node.install_hint import how_to_install
 from ftis_node.telemetry.nvml import gpu_handle, opened_nvml, visible_names
 
 log = logging.getLogger(__name__)
@@ -50,8 +51,15 @@ def limited_power(watts: int, gpus: Sequence[int] = ()) -> Iterator[None]:
     Only root may change a limit. If this fails, one warning says why, and the node runs without it.
     """
     nvml = opened_nvml() if watts else None
+    handles = _handles(nvml, gpus)
+    if watts and not handles:
+        log.warning(
+            "limits.gpu_watts: no GPU can be limited here (%s). Type: sudo nvidia-smi --power-limit=%d",
+            "NVML does not name the node's GPUs" if nvml else how_to_install("gpu-figures"),
+            watts,
+        )
     with ExitStack() as restored:
-        for gpu in _handles(nvml, gpus):
+        for gpu in handles:
             _limit(nvml, gpu, watts * MILLIWATTS, restored)
         yield
 

@@ -86,6 +86,16 @@ def test_a_power_limit_holds_while_the_node_runs(nvml):
         assert [gpu.limit for gpu in nvml.gpus] == [350_000, 350_000]
 
 
+def test_a_limit_without_a_gpu_is_one_warning(nvml, monkeypatch, caplog):
+    with caplog.at_level(logging.WARNING), limited_power(200, [7]):
+        monkeypatch.setattr(gpu_power, "opened_nvml", lambda: None)
+        with limited_power(200), limited_power(0):
+            pass
+    named, missing = caplog.messages
+    assert "NVML does not name the node's GPUs" in named and "gpu-figures" in missing
+    assert all(message.endswith("Type: sudo nvidia-smi --power-limit=200") for message in caplog.messages)
+
+
 def test_a_limit_that_cannot_be_set_is_one_warning(nvml, caplog):
     nvml.is_root = False
     with caplog.at_level(logging.WARNING), limited_power(200, [1]), limited_power(50, [0]):
