@@ -61,7 +61,8 @@ def join_detached(words: Sequence[str], home: Home, *, invitation: str | None = 
             raise typer.Exit(code)
         time.sleep(POLL_S)
     options = shlex.join(["--home", str(home.root)])
-    typer.echo(f"it runs: ftis-node status {options}\nstop it:  ftis-node stop {options}")
+    for what, command in (("it runs", "status"), ("a friend", "invite"), ("stop it", "stop")):
+        typer.echo(f"{what + ':':10} ftis-node {command} {options}")
 
 
 def _tail(log: Path, begins_at: int) -> str:

@@ -157,7 +157,7 @@ def _peers(inputs: NodeInputs) -> str:
     known = f"{number} address{'es' if number > 1 else ''} to dial first" if number else "none given: it works alone"
     if settings.role == "learner":
         return f"{known}; its generators: --role generator --follow {inputs.identity.peer_id}"
-    return known if number else f"{known} until others dial it; --peers ADDRESS joins others"
+    return known if number else f"{known} until others dial it; what they type: {_command('invite', inputs.home)}"
 
 
 def _shared(settings: NodeSettings) -> str:

@@ -84,7 +84,7 @@ def test_a_paused_node_frees_its_memory_serves_an_invited_friend_and_repeats_not
         assert "stopped: all is saved" in command("stop", home=home)
         assert node.wait(timeout_s=10) == 0, node.log.read_text()[-3000:]
     with detached(home, *join) as printed:  # this start holds no model: the pause goes on
-        assert "it runs: ftis-node status --home" in printed
+        assert "it runs:   ftis-node status --home" in printed
         assert paused(node) and node.status()["generation"]["state"] == "paused", "a restart ended the pause"
         assert main(["join", "--detach", *join[1:], "--home", str(home)]) == 2, "two nodes on one home"
         invitation = json.loads(command("invite", "--json", home=home))
