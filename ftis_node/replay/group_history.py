@@ -10,10 +10,9 @@ Text of peers is returned unchanged: the code that prints it must escape it (`te
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,9 @@ from ftis_node.models.decoder import Decoder
 from ftis_node.records.codec import hash_messages, unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion, FinishReason, Group, TextCompletion, TextGroup, interleave
+from ftis_node.records.think_block import split_opening
 from ftis_node.replay.reader import MIN_ID_PREFIX, GroupSummary, ReplayReader
-from ftis_node.tasks.base import ChatMessage, Task, leaves
-from ftis_node.tasks.episodes.episode import EpisodeTask
+from ftis_node.tasks.base import ChatMessage, Task
 from ftis_node.telemetry.events import EventReader
 from ftis_node.telemetry.history import event_or_none
 
@@ -85,19 +84,6 @@ class PromptResolver:
         if hash_messages(item.prompt) != group.problem_hash:
             return ResolvedPrompt(missing="the problem reads otherwise now")
         return ResolvedPrompt(item.prompt, item.answer)
-
-    def observations(self, group: Group | TextGroup, texts: Sequence[str]) -> Sequence[str] | None:
-        """Return what the environment answers to the turns of an episode, except the last.
-
-        None for a plug-in, whose code must not run here, and for an unknown problem.
-        """
-        task, ref = self._task(group.prompt_ref.split), group.prompt_ref
-        parts = () if isinstance(task, FtisError) else leaves(task)
-        for episode in parts:
-            if isinstance(episode, EpisodeTask) and episode.name == ref.task:
-                with suppress(KeyError):
-                    return episode.play(episode.resolve(ref), texts).observations[: len(texts) - 1]
-        return None
 
     def _task(self, split: str) -> Task | FtisError:
         if split not in self._tasks:
@@ -204,7 +190,7 @@ def read_group_history(
         tokenizer=group.tokenizer,
         temperature=group.sampling.temperature,
         prompt=PromptDetails(ref.task, ref.split, ref.index, text, prompt.answer, prompt.missing),
-        completions=read_completions(group, summary.rewards, decoder, prompts, observations),
+        completions=read_completions(group, summary.rewards, decoder, observations),
         texts_missing=decoder.missing if isinstance(group, Group) else "",
         verdict="admitted",
         used=_used(summary),
@@ -261,14 +247,13 @@ def read_completions(
     group: Group | TextGroup,
     rewards: Sequence[float],
     decoder: Decoder,
-    prompts: PromptResolver,
     observations: Sequence[Sequence[int]],
 ) -> tuple[CompletionDetails, ...]:
     """Return the completions of a stored group for users. `observations` are those of all completions, in order."""
     completions: Sequence[Completion | TextCompletion] = group.completions
-    play, unread = partial(prompts.observations, group), iter(observations)
+    unread = iter(observations)
     return tuple(
-        read_completion(completion, reward, decoder, observations=unread, play=play)
+        read_completion(completion, reward, decoder, observations=unread)
         for completion, reward in zip(completions, rewards, strict=True)
     )
 
@@ -279,12 +264,11 @@ def read_completion(
     decoder: Decoder,
     *,
     observations: Iterable[Sequence[int]] = (),
-    play: Callable[[Sequence[str]], Sequence[str] | None] = lambda texts: None,
 ) -> CompletionDetails:
     """Return a stored completion for users, with this node's reward.
 
-    The text of an episode has its observations as the chat template renders them. They are the next of `observations`.
-    `play` returns the observations without the template, if it can.
+    The observations of an episode are the next of `observations`. Its `text` has them as the chat template renders
+    them. Nothing is replayed, because the turns are a peer's texts and this process has no limits.
     """
     ids, logprobs, versions = [], [], None
     turns: tuple[str, ...] = ()
@@ -297,7 +281,7 @@ def read_completion(
         text, num_tokens = decoder.answer(whole, has_stopped=has_stopped), len(ids)
         if text is not None and completion.turn_lengths:
             turns = _turns(ids, completion.turn_lengths, decoder, has_stopped=has_stopped)
-            observed = tuple(play(turns) or ((decoder.text(one) or "").strip() for one in between))
+            observed = tuple(_without_template(decoder.text(one) or "") for one in between)
         mean_logprob = float(completion.logprobs.mean(dtype="float64"))
         versions = (completion.policy_version, completion.policy_version_newest)
     else:
@@ -325,3 +309,13 @@ def _turns(ids: Sequence[int], lengths: Sequence[int], decoder: Decoder, *, has_
     return tuple(
         decoder.answer(ids[begin:end], has_stopped=has_stopped or end < len(ids)) or "" for begin, end in bounds
     )
+
+
+def _without_template(text: str) -> str:
+    """Return an observation without the role names that a chat template writes around it, if it has the usual ones."""
+    text = split_opening(text)[0].strip()
+    for role in ("user\n", "User:"):
+        text = text.removeprefix(role)
+    for role in ("\nassistant", "\nAssistant:"):
+        text = text.removesuffix(role)
+    return text.strip()

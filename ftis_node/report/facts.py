@@ -24,7 +24,7 @@ from ftis_node.files import read_text
 from ftis_node.models.decoder import Decoder
 from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
-from ftis_node.replay.group_history import CompletionDetails, PromptResolver, read_completions
+from ftis_node.replay.group_history import CompletionDetails, read_completions
 from ftis_node.replay.reader import GroupSummary, ReplayReader
 from ftis_node.report.compared import Compared
 from ftis_node.report.formatting import clean
@@ -146,8 +146,8 @@ def read_samples(home: Home) -> list[Sample]:
     except ConfigError:
         return []
     with closing(reader):
-        decoder, prompts = Decoder(home), PromptResolver(home)
-        return [_sample(reader, title, summary, decoder, prompts) for title, summary in _choose(reader)]
+        decoder = Decoder(home)
+        return [_sample(reader, title, summary, decoder) for title, summary in _choose(reader)]
 
 
 def _choose(reader: ReplayReader) -> list[tuple[str, GroupSummary]]:
@@ -161,15 +161,13 @@ def _choose(reader: ReplayReader) -> list[tuple[str, GroupSummary]]:
     return list(chosen.values())
 
 
-def _sample(
-    reader: ReplayReader, title: str, summary: GroupSummary, decoder: Decoder, prompts: PromptResolver
-) -> Sample:
+def _sample(reader: ReplayReader, title: str, summary: GroupSummary, decoder: Decoder) -> Sample:
     found = reader.find(summary.id)
     completions: Sequence[CompletionDetails] = ()
     if found is not None:
         group = unpack_any(open_envelope(found[1]).body)
         observations = reader.observation_ids(bytes.fromhex(summary.id))
-        completions = read_completions(group, summary.rewards, decoder, prompts, observations)
+        completions = read_completions(group, summary.rewards, decoder, observations)
     shown_once = Counter(map(_shown, completions))
     ranked = sorted(shown_once.items(), key=lambda pair: (-pair[0].reward, -pair[1]))
     half = MAX_COMPLETIONS // 2

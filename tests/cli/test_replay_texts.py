@@ -10,6 +10,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from tokenizers import Tokenizer
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
@@ -21,6 +22,7 @@ from ftis_node.replay.group_history import read_completion, read_group_history
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks import load_task
+from ftis_node.tasks.episodes.episode import EpisodeTask
 from ftis_node.telemetry.terminal_text import cells
 from tests.conftest import EOS, accept, fill_buffer, make_completion, make_group, make_text_group
 from tests.models.tiny_models import save_tiny
@@ -145,30 +147,45 @@ def test_special_tokens_inside_an_answer_are_shown_and_its_end_is_not(home_with_
     assert shown.replace("<|endoftext|>", "") == read_completion(whole, 0.0, decoder).text == decoder.text([10, 11])
 
 
-def test_an_episode_is_shown_as_a_chat(home_with_run, identity, capsys):
-    """The observations are the environment's. Without the task they are decoded from the stored tokens."""
+def test_an_episode_is_shown_as_a_chat(home_with_run, identity, capsys, monkeypatch):
+    """The observations are those of validation. A viewer has no limits, so it plays no text of a peer."""
+    monkeypatch.setattr(EpisodeTask, "play", None)
     home, item = Home(home_with_run), load_task("guess")[5]
     turns = (make_completion(10, EOS, 11, EOS), (2, 2)), (make_completion(10, EOS, 12), (2, 1))
     completions = [replace(one, turn_lengths=lengths) for one, lengths in turns]
     group = make_group(identity, number=9, completions=completions, prompt_ref=item.ref)
     group = replace(group, problem_hash=hash_messages(item.prompt), observation_hash=bytes(16))
-    fill_buffer(home.replay, replace(accept(group, identity), observation_ids=((13,), (14,))))
-    first, second, third, decoded = (Decoder(home).text([one]) for one in (10, 11, 12, 13))
+    fill_buffer(home.replay, replace(accept(group, identity), observation_ids=((13,), (13,))))
+    first, second, third, seen = (Decoder(home).text([one]) for one in range(10, 14))
     home.run_toml.write_text(load_manifest("guess-ftis").to_toml())
     (shown_group,) = (one for one in json.loads(_printed(capsys, home.root, "list", "--json")) if one["number"] == 9)
     shown = _printed(capsys, home.root, "show", shown_group["id"])
-    chat = f"  turn 1   | {first}\n  observed | ?\n  turn 2   | {second}\n"
+    chat = f"  turn 1   | {first}\n  observed | {seen}\n  turn 2   | {second}\n"
     assert "completion 1  reward 0  2 turns, 4 tokens, stop" in shown and chat in shown
     assert f"\n  1 turn as above\n  turn 2   | {third}\n" in shown
     document = json.loads(_printed(capsys, home.root, "show", shown_group["id"], "--json"))
     assert document["completions"][0]["turns"] == [first, second]
-    assert document["completions"][1]["observations"] == ["?"]
+    assert document["completions"][1]["observations"] == [seen]
     home.status.write_text("{}")
     assert run(["report", "--home", str(home.root), "--out", str(home.root / "run.html")]) == 0
     page = (home.root / "run.html").read_text()
-    assert f'<pre>{first}</pre><pre class="seen">?</pre><pre>{second}</pre></div><small>2 turns, 4 tokens' in page
-    home.run_toml.unlink()
-    assert f"  observed | {decoded}\n" in _printed(capsys, home.root, "show", shown_group["id"])
+    assert f'<pre>{first}</pre><pre class="seen">{seen}</pre><pre>{second}</pre></div><small>2 turns, 4 tokens' in page
+
+
+@pytest.mark.parametrize(
+    ("rendered", "seen"),
+    [
+        ("\n<|im_start|>user\n+<|im_end|>\n<|im_start|>assistant\n", "+"),
+        ("\n<|im_start|>user\n1 too high<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", "1 too high"),
+        ("\n\nUser: no number\n\nAssistant:", "no number"),
+        ("a user", "a user"),
+    ],
+)
+def test_an_observation_is_shown_without_the_chat_template(home_with_run, rendered, seen):
+    tokenizer = Tokenizer.from_file(str(home_with_run / "model/tokenizer.json"))
+    completion = replace(make_completion(10, EOS, 11, EOS), turn_lengths=(2, 2))
+    ids = tokenizer.encode(rendered, add_special_tokens=False).ids
+    assert read_completion(completion, 0.0, Decoder(Home(home_with_run)), observations=[ids]).observations == (seen,)
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
