@@ -90,6 +90,8 @@ STEPS, LARGE, DEEP = "more than 50000 steps", "a number has more than 2000 bits"
         ("(1/3)**1300", LARGE),
         ("x = 2\nwhile True: x = x * x", LARGE),
         ("x = 1/3\nwhile True: x = x * x + 1/7", LARGE),
+        ("r = range(10)\nk = 10**600\nfor i in range(2000):\n r = r[::k][::k][::k]\nprint(len(r))", LARGE),
+        ("r = range(10)[::10**600]\nwhile True: y = r[::1]", STEPS),
         ("x = 1/(2**999 + 3)\nwhile True: y = (2**1000 + 1) * x", STEPS),
         ("while True: pass", STEPS),
         ("[0] * 10**9", STEPS),

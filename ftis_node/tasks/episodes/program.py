@@ -271,7 +271,11 @@ class _Machine:
         if bounds[2] == 0:
             raise ProgramError("a part has a step other than 0")
         part = values[slice(*bounds)]
-        self._meter.spend(0 if isinstance(part, range) else len(part))
+        if isinstance(part, range):  # each slice multiplies the step
+            for number in (part.start, part.stop, part.step):
+                self._meter.number(number)
+        else:
+            self._meter.spend(len(part))
         return part
 
     def _index(self, values: Sequence[Any], node: ast.expr) -> int:
