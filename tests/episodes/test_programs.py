@@ -65,6 +65,8 @@ def test_a_program_prints_what_python_prints(program: str) -> None:
         ("1(2)", "error: no valid program"),
         ("0777", "error: no valid program"),
         ("1if 1 else 2", "error: unexpected 'if'"),
+        ("print('' * 10**30)\n[] * 10**30", "\n[]"),
+        ("x = 'a' * -10**30\n[x, [1] * -10**30 == []]", "['', True]"),
         ("break", "error: 'break' or 'continue' outside a loop"),
         ("x = [[1]]", "error: a list holds numbers, texts and tuples"),
         ("x = [1]\nx[0] = x", "error: a list holds numbers, texts and tuples"),
@@ -126,6 +128,17 @@ def test_a_bomb_ends_in_an_observation_that_names_the_limit(program: str, limit:
     assert output.splitlines()[-1] == f"error: {limit}"
     assert len(output) < MAX_OUTPUT + 100
     assert time.process_time() - began < 2.0, "it takes some hundredths of a second"
+
+
+@pytest.mark.parametrize("error", [OverflowError, ValueError])
+def test_a_limit_of_python_is_an_observation_too(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setitem(FUNCTIONS, "abs", (fail, range(1, 2)))
+    output_of.cache_clear()
+    assert output_of("print(1)\nabs(2)") == "1\nerror: a value is too large"
+    output_of.cache_clear()
 
 
 WORDS = (

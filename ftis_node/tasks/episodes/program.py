@@ -63,6 +63,8 @@ def output_of(program: str) -> str:
         _Machine(meter).run(parse_program(program))
     except ProgramError as error:
         meter.output.append(f"error: {error}")
+    except (OverflowError, ValueError):  # of Python's own limits
+        meter.output.append("error: a value is too large")
     return "\n".join(meter.output) or "no output"
 
 
@@ -237,8 +239,9 @@ class _Machine:
                 self._meter.spend(len(left) + len(right))
                 return self._meter.joined(left + right)
             case list() | str(), int() if isinstance(sign, ast.Mult):
-                self._meter.spend(len(left) * max(0, right))
-                return self._meter.joined(left * right)
+                times = max(0, right) if left else 0
+                self._meter.spend(len(left) * times)
+                return self._meter.joined(left * times)
         raise ProgramError("a sign between the wrong kinds of values")
 
     def _power(self, base: Number, exponent: Number) -> Number:
