@@ -150,6 +150,11 @@ REFUSALS = {
         is_graded=True,
         advice="install the same releases of ftis-node and of the episode on both nodes",
     ),
+    "episode_cut": Reason(
+        "an episode ends early, and its sender's chat template or engine may be the reason",
+        HARMLESS,
+        advice="use the same chat template on both nodes",
+    ),
     "logprob_mismatch": Reason(
         "(after validation) its log-probs differ from those of the weights that it claims", advice=CHECK_ENGINE
     ),

@@ -1,7 +1,10 @@
 """Replay of a peer's episodes: its sampled turns are decoded, and the environment answers them here.
 
 The peer sent no observation, so it cannot invent one. The replay checks that its environment gave the same texts
-(`observation_hash`). It also checks that no turn follows the end of an episode, and that none is missing.
+(`observation_hash`). It also checks that no turn follows the end of an episode, and that none is missing or cut.
+
+A sender could end an episode early, for a better reward. So an end is refused if an honest engine would have gone on.
+In another chat template prompt and observations may have more tokens, so there an early end costs nobody.
 
 A slow machine must not blame a sender. So a replay that takes too long costs nobody more than the time of scoring.
 """
@@ -24,6 +27,7 @@ from ftis_node.tasks.scorer import GROUP_LIMIT_S
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation.rules import Refusal, ValidationContext
 
+OTHER_FORM_FACTOR = 2
 NOTHING_PLAYED = Play((), 0, is_over=False, reward=0.0)
 
 
@@ -33,6 +37,8 @@ async def replay(
     """Return the group with our rewards, and the ids of all observations in order; or why it is refused."""
     # Models that end answers with other tokens may also have other tokens around an observation.
     is_same_form = group.prompt_hash == hash_prompt(prompt_ids) and group.end_ids == context.tokenizer.end_ids
+    if FinishReason.ABORT in group.finish_reasons:  # honest nodes keep such groups for themselves
+        return Refusal("episode_cut", "its sender stopped a turn")
     rewards: list[float] = []
     observations: list[tuple[str, ...]] = []
     observation_ids: list[tuple[int, ...]] = []
@@ -58,11 +64,9 @@ async def replay(
             return Refusal("length", f"an episode of {num_tokens} tokens")
         if num_tokens > context.manifest.sampling.max_total_tokens:
             return Refusal("too_long_here", f"an episode of {num_tokens} tokens here")
-        if len(ids) == num_turns and reason is FinishReason.STOP and is_same_form and not is_hidden:
-            assert context.manifest.episode is not None  # `turns_allowed`
-            has_space = context.manifest.sampling.completion_limit(num_tokens + len(ids[-1])) >= 1
-            if has_space and num_turns < context.manifest.episode.max_turns:
-                return Refusal("episode_mismatch", f"{num_turns} turns, its episode goes on")
+        following = ids[-1] if len(ids) == num_turns and not is_hidden else None
+        if refusal := _cut_short(lengths, reason, num_tokens, following, context, is_same_form=is_same_form):
+            return refusal
         rewards.append(0.0 if is_hidden else played.reward)
         observations.append(between)
         observation_ids += ids[: num_turns - 1]
@@ -70,6 +74,31 @@ async def replay(
         return Refusal("episode_mismatch", "its observations differ from those of the replay")
     scored = replace(group, rewards=tuple(rewards), statuses=(CompletionStatus.SCORED,) * len(rewards))
     return scored, tuple(observation_ids)
+
+
+def _cut_short(
+    lengths: Sequence[int],
+    reason: FinishReason,
+    num_tokens: int,
+    following: Sequence[int] | None,
+    context: ValidationContext,
+    *,
+    is_same_form: bool,
+) -> Refusal | None:
+    """Refuse an episode of `num_tokens` that ends although it has space to go on. `following` is its next observation.
+
+    In another form all but the sampled tokens may take more space there: up to twice that of the whole text is assumed.
+    """
+    assert context.manifest.episode is not None  # `turns_allowed`
+    limit_after = context.manifest.sampling.completion_limit
+    name, factor = ("episode_mismatch", 1) if is_same_form else ("episode_cut", OTHER_FORM_FACTOR)
+    if reason is FinishReason.LENGTH:
+        limit = limit_after(factor * (num_tokens - lengths[-1]))
+        return Refusal(name, f"a last turn of {lengths[-1]} tokens, cut below {limit}") if lengths[-1] < limit else None
+    if following is None or len(lengths) == context.manifest.episode.max_turns:
+        return None
+    has_space = limit_after(factor * (num_tokens + len(following))) >= 1
+    return Refusal(name, f"{len(lengths)} turns, its episode goes on") if has_space else None
 
 
 def _texts(

@@ -99,6 +99,19 @@ def one_turn_less(group: Group, item: TaskItem, tokenizer: PromptTokenizer) -> G
     return replace(shorter, observation_hash=hash_observations(observations_of(shorter, item, tokenizer)))
 
 
+def shorter_turn(group: Group, item: TaskItem, tokenizer: PromptTokenizer, *, row: int | None = None) -> Group:
+    """Leave out the last token of a completion, as a sender that says that its length was reached."""
+    if row is None:
+        row = next(row for row, turns in enumerate(group.turn_lengths) if turns[-1] > 1)
+    completions, turns = list(group.completions), list(group.turn_lengths)
+    old = completions[row]
+    completions[row] = replace(
+        old, token_ids=old.token_ids[:-1], logprobs=old.logprobs[:-1], finish_reason=FinishReason.LENGTH
+    )
+    turns[row] = (*turns[row][:-1], turns[row][-1] - 1)
+    return replace(group.with_completions(completions), turn_lengths=tuple(turns))
+
+
 def observations_of(group: Group, item: TaskItem, tokenizer: PromptTokenizer) -> list[tuple[str, ...]]:
     """Return the observations between the turns, played from the texts."""
     played = []
@@ -159,6 +172,7 @@ LIES = {
     "another observation": Lie(other_observation, "episode_mismatch"),
     "another reward": Lie(with_reward, "reward_mismatch"),
     "one turn less": Lie(one_turn_less, "episode_mismatch"),
+    "a turn cut short": Lie(shorter_turn, "episode_mismatch"),
     "a moved border": Lie(shifted_turns, "finish_reason"),
     "two turns as one": Lie(joined_turns, "finish_reason"),
     "no turns": Lie(without_turns, "episode_mismatch"),

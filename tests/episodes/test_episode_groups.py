@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock, MagicMock
 
 import numpy as np
 import pytest
@@ -16,10 +18,11 @@ from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
 from ftis_node.models.chat_template import PromptSettings
+from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.training.step_peers import train_group
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import Accepted, seal_group
-from ftis_node.records.group import Group
+from ftis_node.records.group import FinishReason, Group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.replay.rollout_rows import flat_rows, group_rows
@@ -29,7 +32,7 @@ from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.validation import Refused, ValidationContext, validate
 from tests.conftest import fill_buffer
-from tests.episodes.played import ITEM, LIES, RUN, TASK, Lie, longest, play, played_group
+from tests.episodes.played import ITEM, LIES, RUN, TASK, Lie, longest, one_turn_less, play, played_group, shorter_turn
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +143,45 @@ async def test_a_lie_about_an_episode_is_refused_by_name(group, identity, tokeni
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == lie.reason, verdict.refusal
     assert verdict.signed
+
+
+@pytest.mark.parametrize("change", [one_turn_less, shorter_turn])
+@pytest.mark.parametrize("other", ["prompt_hash", "end_ids"])
+async def test_an_early_end_in_another_form_is_refused_and_costs_nobody(
+    group, identity, tokenizer, change, other
+) -> None:
+    """The sender may have had less space, but not half of it."""
+    forms: dict[str, Any] = {"prompt_hash": bytes(4), "end_ids": (*group.end_ids, tokenizer.vocab_size - 1)}
+    group = replace(change(group, ITEM, tokenizer), **{other: forms[other]})
+    roomy = RUN.model_copy(update={"sampling": RUN.sampling.model_copy(update={"max_total_tokens": 400})})
+    verdict = await judged(replace(group, run_id=roomy.run_id), identity, tokenizer, manifest=roomy)
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == "episode_cut"
+    assert REFUSALS["episode_cut"].behaviour is Behaviour.HARMLESS
+
+
+async def test_a_stopped_turn_is_refused_and_costs_nobody(group, identity, tokenizer) -> None:
+    verdict = await judged(stopped(group, tokenizer), identity, tokenizer)
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == "episode_cut"
+
+
+async def test_a_node_keeps_a_group_with_a_stopped_turn_for_itself(group, tokenizer) -> None:
+    for made, is_shared in ((group, True), (stopped(group, tokenizer), False)):
+        loop: Any = MagicMock()
+        loop._generate = AsyncMock(return_value=(made, 0))
+        loop.scored = asyncio.Queue()
+        await GenerateLoop._make_group(loop, ITEM, [])
+        assert (loop.scored.qsize() == 1) is is_shared
+        assert loop.slots.cancel.called is not is_shared
+
+
+def stopped(group: Group, tokenizer) -> Group:
+    """Return the group with a turn that its engine stopped."""
+    cut = shorter_turn(group, ITEM, tokenizer)
+    rows = zip(cut.finish_reasons, cut.turn_lengths, group.turn_lengths, strict=True)
+    reasons = [reason if turns == before else FinishReason.ABORT for reason, turns, before in rows]
+    return replace(cut, finish_reasons=tuple(reasons))
 
 
 def test_a_turn_by_older_weights_leaves_possible_versions(group) -> None:

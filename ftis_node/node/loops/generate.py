@@ -27,7 +27,7 @@ from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
 from ftis_node.records.codec import hash_messages, hash_prompt
-from ftis_node.records.group import Group, SamplingSettings
+from ftis_node.records.group import FinishReason, Group, SamplingSettings
 from ftis_node.tasks.base import Task, TaskItem
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.tasks.scoring_worker import ScoringCost
@@ -163,6 +163,11 @@ class GenerateLoop:
             self.slots.cancel()
             return
         self.context.failures.succeeded(SCORING)
+        num_cut = group.finish_reasons.count(FinishReason.ABORT)
+        if group.turn_lengths and num_cut:  # peers refuse it: nobody can check where its episodes end
+            self.context.events.write("not_shared", prompt=str(item.ref), num_stopped=num_cut)
+            self.slots.cancel()
+            return
         await self.scored.put(group)
 
     def _note_failed(self, item: TaskItem, error: WorkerError, *, is_last: bool) -> None:
