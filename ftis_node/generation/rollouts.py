@@ -65,10 +65,11 @@ class Sampler:
     ) -> Rollouts | None:
         """Return the completions of a problem; None if the prompt leaves no space for them. Adds to `cost`.
 
+        With `cost` an episode that cannot be scored ends all of them. Without it the others are played on.
         Raises the errors of `generate`.
         """
         if self.scorer.is_episode(item):
-            return await self._play(item, prompt_ids, num_completions, cost or ScoringCost())
+            return await self._play(item, prompt_ids, num_completions, cost)
         request = self._request(prompt_ids, num_completions)
         if request is None:
             return None
@@ -90,17 +91,18 @@ class Sampler:
         )
 
     async def _play(
-        self, item: TaskItem, prompt_ids: Sequence[int], num_completions: int, cost: ScoringCost
+        self, item: TaskItem, prompt_ids: Sequence[int], num_completions: int, cost: ScoringCost | None
     ) -> Rollouts | None:
         opening = self.tokenizer.render_prompt(item.prompt).opening
         playing = [_Playing(prompt_ids) for _ in range(num_completions)]
+        spent = cost or ScoringCost()
         for _ in range(self.episode.max_turns):
             if not await self._take_turns([one for one in playing if not one.has_ended]):
                 break
             for one in playing:
                 if not one.has_ended:
-                    await self._observe(item, one, opening, cost)
-            if cost.num_unfinished:  # the group has a completion without a score, and is of no use
+                    await self._observe(item, one, opening, spent)
+            if cost is not None and cost.num_unfinished:  # a group with an unscored completion is of no use
                 break
         if not all(one.turns for one in playing):
             return None

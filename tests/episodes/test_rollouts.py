@@ -1,0 +1,71 @@
+"""The sampling of episodes with scripted parts: an engine, a scorer and a tokenizer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ftis_node.config.episode import EpisodeSection
+from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+from ftis_node.generation.rollouts import Rollouts, Sampler
+from ftis_node.records.group import Completion, FinishReason, SamplingSettings
+from ftis_node.tasks.episodes.episode import Play
+from ftis_node.tasks.scoring_worker import ScoringCost
+
+END = 2
+
+
+class FailsOnce:
+    """A scorer of episodes of two turns. Its first replay fails, as on a busy machine."""
+
+    num_played = 0
+
+    def is_episode(self, item: object) -> bool:
+        return True
+
+    async def play(self, item: object, texts: list[str], *, cost: ScoringCost) -> Play | None:
+        self.num_played += 1
+        if self.num_played == 1:
+            cost.num_lost += 1
+            return None
+        is_over = len(texts) == 2
+        return Play(("more",) * (len(texts) - is_over), len(texts), is_over, float(is_over))
+
+
+async def generate(request: GenerateRequest) -> GenerationResult:
+    ids = [np.array([3 + row, END], dtype=np.int32) for row in range(request.num_completions)]
+    return GenerationResult.from_completions(
+        [Completion(one, np.zeros(2, dtype=np.float32), FinishReason.STOP) for one in ids]
+    )
+
+
+async def sampled(cost: ScoringCost | None) -> Rollouts:
+    tokenizer: Any = SimpleNamespace(
+        render_prompt=lambda prompt: SimpleNamespace(opening=""),
+        answer_text=lambda ids, **_: "a text",
+        encode_observation=lambda *_, **__: [7],
+    )
+    scorer: Any = FailsOnce()
+    sampler = Sampler(
+        generate=generate,
+        sampling=SamplingSettings(),
+        completion_limit=lambda num_tokens: 100 - num_tokens,
+        eos_ids=frozenset({END}),
+        tokenizer=tokenizer,
+        scorer=scorer,
+        episode=EpisodeSection(max_turns=4),
+    )
+    item: Any = SimpleNamespace(prompt=())
+    rollouts = await sampler.sample(item, [1], 3, cost=cost)
+    assert rollouts is not None
+    return rollouts
+
+
+@pytest.mark.parametrize("is_for_a_group", [False, True])
+async def test_a_failed_replay_ends_the_other_episodes_of_a_group_but_not_of_an_evaluation(is_for_a_group) -> None:
+    rollouts = await sampled(ScoringCost() if is_for_a_group else None)
+    num_turns = [len(turns) for turns in rollouts.turn_lengths]
+    assert num_turns == ([1, 1, 1] if is_for_a_group else [1, 2, 2])
