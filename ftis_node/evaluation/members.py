@@ -21,7 +21,7 @@ from ftis_node.files import read_object
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import PromptSettings
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
-from ftis_node.models.source import CONFIG_FILE
+from ftis_node.models.json_file import CONFIG_FILE
 from ftis_node.node.hub.model_export import export_model_of
 from ftis_node.telemetry.log import OnProgress, unwatched
 from ftis_node.workers.durable import newest_complete

@@ -17,8 +17,8 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from ftis_node.errors import ModelError
-from ftis_node.models.json_file import read_json
-from ftis_node.models.source import CONFIG_FILE, ModelSource
+from ftis_node.models.json_file import CONFIG_FILE, read_json
+from ftis_node.models.source import ModelSource
 
 GgufKind = Literal["f16", "q8_0", "f32"]
 FAMILIES: Final = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # model_type -> architecture of llama.cpp

@@ -7,6 +7,8 @@ from pathlib import Path
 from ftis_node.errors import FileError, ModelError
 from ftis_node.files import read_object
 
+CONFIG_FILE = "config.json"
+
 
 def read_json(path: Path) -> dict[str, object]:
     """Return the JSON object in `path`. Raises ModelError if it is missing or no object."""

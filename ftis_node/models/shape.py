@@ -13,8 +13,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ftis_node.errors import ModelError
-from ftis_node.models.json_file import read_json
-from ftis_node.models.source import CONFIG_FILE, ModelSource
+from ftis_node.models.json_file import CONFIG_FILE, read_json
+from ftis_node.models.source import ModelSource
 
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 ACTIVE_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts")

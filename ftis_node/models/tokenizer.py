@@ -11,10 +11,6 @@ without a template gets plain lines,
 
 with the tokenizer's usual start token in front. A template without a system role gets the system text at the head of
 the first user message.
-
-`AutoTokenizer` imports the configurations of all models, and with them torch: 4 s of processor time and 340 MB. For the
-models in CLASSES its choice is known, and that class imports no torch. For any other model, and any other release of
-transformers, `AutoTokenizer` chooses.
 """
 
 from __future__ import annotations
@@ -26,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from importlib import import_module, metadata
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -38,10 +33,9 @@ from numpy.typing import NDArray
 from ftis_node.errors import ModelError
 from ftis_node.models.chat_template import DEFAULT, ChatTemplate, PromptSettings, check_template, chosen_template
 from ftis_node.models.fingerprint import tokenizer_fingerprint
-from ftis_node.models.json_file import read_json
-from ftis_node.models.library_logging import quiet_library_logging
+from ftis_node.models.library_logging import quiet_library_logging, tokenizer_class
 from ftis_node.models.plain_template import CHAT_TEMPLATE_FILE, plain_template
-from ftis_node.models.source import CONFIG_FILE, ModelSource
+from ftis_node.models.source import ModelSource
 from ftis_node.records.bounds import MAX_END_IDS
 from ftis_node.records.group import FinishReason
 from ftis_node.records.think_block import ANSWER_TAGS, split_opening, whole_answer
@@ -50,23 +44,6 @@ from ftis_node.records.token_batch import TokenBatch
 log = logging.getLogger(__name__)
 MAX_REMEMBERED_PROMPTS = 4096
 MAX_IDS = 1 << 31
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-KNOWN_RELEASE = "5.19."
-QWEN2 = "transformers.models.qwen2.tokenization_qwen2", "Qwen2Tokenizer"
-GENERIC = "transformers.tokenization_utils_tokenizers", "TokenizersBackend"
-CLASSES = {
-    ("qwen2", "Qwen2Tokenizer"): QWEN2,
-    ("qwen2", "Qwen2TokenizerFast"): QWEN2,
-    ("qwen2", "PreTrainedTokenizerFast"): QWEN2,
-    ("qwen2", "TokenizersBackend"): QWEN2,
-    ("qwen3", "Qwen2Tokenizer"): QWEN2,
-    ("qwen3", "Qwen2TokenizerFast"): QWEN2,
-    ("qwen3", "PreTrainedTokenizerFast"): GENERIC,
-    ("qwen3", "TokenizersBackend"): GENERIC,
-    ("llama", "PreTrainedTokenizerFast"): GENERIC,
-    ("llama", "TokenizersBackend"): GENERIC,
-}
-"""Module and class by `model_type` in config.json and `tokenizer_class` in tokenizer_config.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,21 +307,3 @@ def load_tokenizer(source: ModelSource, *, prompts: PromptSettings | None = None
     if prompts is not None and made.template is not None and (reason := check_template(made.template)):
         raise ModelError(f"the chat template of {source.name} cannot be used: {reason}; give another model")
     return made
-
-
-def tokenizer_class(folder: Path, tokenizer_folder: Path | None = None) -> Any:
-    """Return the transformers class whose `from_pretrained` AutoTokenizer would call, or AutoTokenizer itself.
-
-    `folder` has the model's configuration, and the tokenizer's unless `tokenizer_folder` has it. Raises ModelError for
-    a damaged config.json or tokenizer_config.json.
-    """
-    path = (tokenizer_folder or folder) / TOKENIZER_CONFIG_FILE
-    if path.is_file() and metadata.version("transformers").startswith(KNOWN_RELEASE):
-        config = read_json(path)
-        kind = str(read_json(folder / CONFIG_FILE).get("model_type")), str(config.get("tokenizer_class"))
-        if kind in CLASSES and "auto_map" not in config:  # the model's own code, which AutoTokenizer refuses
-            module, name = CLASSES[kind]
-            return getattr(import_module(module), name)
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer
