@@ -39,6 +39,12 @@ EXAMPLES = (
     [{"role": "system", "content": "Answer in tags."}, {"role": "user", "content": "What is 12 + 30?"}],
     [{"role": "user", "content": "What is 12 + 30?"}],
 )
+ANSWER, OBSERVATION = "THE-ANSWER", "THE-OBSERVATION"
+EPISODE_EXAMPLE = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": ANSWER},
+    {"role": "user", "content": OBSERVATION},
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,22 @@ def chosen_template(tokenizer: Any, name: str, prompts: PromptSettings) -> ChatT
     if source is None:
         return None
     return ChatTemplate(source, variables=tokenizer.special_tokens_map, arguments=prompts.arguments)
+
+
+def around_observation(rendered: str, ends: Sequence[str]) -> tuple[str, str] | None:
+    """Return what a rendering of `EPISODE_EXAMPLE` has between answer and observation, and after the observation.
+
+    The answer includes the first of `ends` that follows it, also after spaces. None if a message is left out.
+    """
+    _, has_answer, rest = rendered.rpartition(ANSWER)
+    before, has_observation, after = rest.partition(OBSERVATION)
+    if not has_answer or not has_observation:
+        return None
+    for end in filter(None, ends):
+        between, found, following = before.partition(end)
+        if found and not between.strip():
+            return following, after
+    return before, after
 
 
 def _product_size(left: Any, right: Any) -> int:

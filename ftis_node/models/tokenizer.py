@@ -31,7 +31,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftis_node.errors import ModelError
-from ftis_node.models.chat_template import DEFAULT, ChatTemplate, PromptSettings, check_template, chosen_template
+from ftis_node.models.chat_template import (
+    DEFAULT,
+    EPISODE_EXAMPLE,
+    ChatTemplate,
+    PromptSettings,
+    around_observation,
+    check_template,
+    chosen_template,
+)
 from ftis_node.models.fingerprint import tokenizer_fingerprint
 from ftis_node.models.library_logging import quiet_library_logging, tokenizer_class
 from ftis_node.models.plain_template import CHAT_TEMPLATE_FILE, plain_template
@@ -207,17 +215,11 @@ class PromptTokenizer:
     @cached_property
     def _around_observation(self) -> tuple[str, str]:
         """What the chat template writes before a user's second message, after the end token, and after it."""
-        answer, observation = "THE-ANSWER", "THE-OBSERVATION"
-        roles = ("user", "a"), ("assistant", answer), ("user", observation)
-        text = self._prompt_text([{"role": role, "content": content} for role, content in roles])
-        before, found, after = text.rpartition(answer)[2].partition(observation)
-        if not found:
+        ends = [self.decode([token], skip_special=False) for token in self.end_ids]
+        parts = around_observation(self._prompt_text(EPISODE_EXAMPLE), ends)
+        if parts is None:
             raise ModelError(f"the chat template of {self.name} leaves out a user's second message: give another model")
-        for end in (self.decode([token], skip_special=False) for token in self.end_ids):
-            if end and before.startswith(end):
-                before = before.removeprefix(end)
-                break
-        return before, split_opening(after)[0]
+        return parts[0], split_opening(parts[1])[0]
 
     def _plain(self, text: str) -> list[int]:
         """Return the ids of a text that contains the template's special tokens, without the usual start token."""

@@ -290,3 +290,36 @@ def test_a_tokenizer_is_loaded_without_torch(tmp_path):
     folder = _save(tmp_path / "model", "qwen2", "TokenizersBackend")
     done = subprocess.run([sys.executable, "-c", USE, folder], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+ROLE, END = "<|im_start|>{{ m.role }} {{ m.content }}", "<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("each", "around"),
+    [
+        (f"{ROLE}{END}\n", ("\n<|im_start|>user ", "<|im_end|>\n")),
+        (f"{ROLE} {END}\n", ("\n<|im_start|>user ", " <|im_end|>\n")),
+        (f"{ROLE}\n{END}", ("<|im_start|>user ", "\n<|im_end|>")),
+        (f"{ROLE}\n", ("\n<|im_start|>user ", "\n")),
+    ],
+)
+def test_an_observation_follows_the_end_token_of_the_answer(each, around):
+    """The model has sampled that token, so it is not written again, also if a space is before it."""
+    made = make_tokenizer()
+    made.chat_template = f"{{% for m in messages %}}{each}{{% endfor %}}"
+    tokenizer = PromptTokenizer(made, name="spaced")
+    before, after = around
+    ids = tokenizer.encode_observation("4", opening="", max_tokens=9)
+    assert tokenizer.decode(ids, skip_special=False) == f"{before}4{after}"
+    assert END not in before
+
+
+@pytest.mark.parametrize("left_out", ["assistant", "user"])
+def test_a_template_that_leaves_out_a_message_takes_no_observation(left_out):
+    made = make_tokenizer()
+    made.chat_template = (
+        f"{{% for m in messages %}}{{% if loop.first or m.role != '{left_out}' %}}{ROLE}{{% endif %}}{{% endfor %}}"
+    )
+    with pytest.raises(ModelError, match="leaves out"):
+        PromptTokenizer(made, name="short").encode_observation("4", opening="", max_tokens=9)
