@@ -81,7 +81,8 @@ def unpack_train_group(group: TrainGroup) -> UnpackedGroup:
         raise ValueError(f"group {group.group_id} cannot be trained on: {sizes}")
     unpacked = record.in_tokens(group.text_token_ids) if isinstance(record, TextGroup) else record
     tokens = unpacked.tokens if isinstance(record, TextGroup) else record.tokens_ending_with(group.end_ids)
-    of_own_weights = group.of_own_weights and record.prompt_hash == hash_prompt(np.frombuffer(group.prompt_ids, "<i4"))
+    read_here = hash_prompt(np.frombuffer(group.prompt_ids, "<i4"), group.observation_form if turn_lengths else ())
+    of_own_weights = group.of_own_weights and record.prompt_hash == read_here
     of_own_weights &= not turn_lengths or record.end_ids == group.end_ids  # else observations may have other tokens
     return UnpackedGroup(
         msgspec.structs.replace(group, of_own_weights=of_own_weights),

@@ -89,7 +89,8 @@ class TrainGroup(msgspec.Struct, frozen=True):
     prompt in the horizontal mode. `own`: this node signed the group. `of_own_weights`: a trusted node signed it and
     sampled with this node's weights, so the mismatch is measured on it. `sender` is the signer's peer id; a group
     without one counts as a separate sender. Advantages are multiplied by `weight`. `end_ids`, of this learner's model,
-    replace the sender's (`Group.tokens_ending_with`); none: the ids stay. `task` is the group's part of a mixture.
+    replace the sender's (`Group.tokens_ending_with`); none: the ids stay. `observation_form` are the ids that its chat
+    template writes around an observation. `task` is the group's part of a mixture.
     """
 
     group_id: str
@@ -104,6 +105,7 @@ class TrainGroup(msgspec.Struct, frozen=True):
     sender: str = ""
     weight: float = 1.0
     end_ids: tuple[int, ...] = ()
+    observation_form: tuple[int, ...] = ()
     task: str = ""
 
 

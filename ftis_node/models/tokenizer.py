@@ -213,6 +213,13 @@ class PromptTokenizer:
         return ids
 
     @cached_property
+    def observation_form(self) -> tuple[int, ...]:
+        """The ids around an observation, empty if this model has none. Peers with the same ones count equal tokens."""
+        with suppress(ModelError):
+            return tuple(self.encode_observation("", opening="", max_tokens=0))
+        return ()
+
+    @cached_property
     def _around_observation(self) -> tuple[str, str]:
         """What the chat template writes before a user's second message, after the end token, and after it."""
         ends = [self.decode([token], skip_special=False) for token in self.end_ids]

@@ -208,12 +208,18 @@ class Wiring:
     @cached_property
     def check_loop(self) -> CheckLoop:
         node = self.node
-        return CheckLoop(self.context, self.intake.next_own, node.learner, self.gossip.guard, node.tokenizer.end_ids)
+        return CheckLoop(self.context, self.intake.next_own, node.learner, self.gossip.guard, *self._form)
 
     @cached_property
     def audit_loop(self) -> AuditLoop:
         node = self.node
-        return AuditLoop(self.context, node.learner, self.store, self.peers, self.gossip.guard, node.tokenizer.end_ids)
+        return AuditLoop(self.context, node.learner, self.store, self.peers, self.gossip.guard, *self._form)
+
+    @property
+    def _form(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The end ids of this node's model, and in a run of episodes the ids around an observation."""
+        tokenizer = self.node.tokenizer
+        return tokenizer.end_ids, tokenizer.observation_form if self.context.manifest.episode else ()
 
     @cached_property
     def evaluator(self) -> Evaluator:
@@ -250,7 +256,7 @@ class Wiring:
             deliver or partial(update_engine, context=self.context, generation=node.generation),
             node.slots,
             self.peers,
-            node.tokenizer.end_ids,
+            *self._form,
             self.reporter,
             self.evaluator,
             takes_turns=node.arrangement.takes_turns,

@@ -156,9 +156,13 @@ def _decompress(frames: Sequence[bytes], num_bytes: int, allowed: Sequence[int])
     return planes
 
 
-def hash_prompt(prompt_ids: Sequence[int] | NDArray[np.int32]) -> bytes:
-    """Return 4 bytes by which a receiver sees whether it reads the same token ids as a group's sender."""
-    return hashlib.sha256(np.asarray(prompt_ids, dtype="<i4").tobytes()).digest()[:PROMPT_HASH_BYTES]
+def hash_prompt(prompt_ids: Sequence[int] | NDArray[np.int32], observation_form: Sequence[int] = ()) -> bytes:
+    """Return 4 bytes by which a receiver sees whether it reads the same token ids as a group's sender.
+
+    `observation_form` is given for episodes alone: the ids that the chat template writes around an observation.
+    """
+    ids = np.concatenate([np.asarray(part, dtype="<i4") for part in (prompt_ids, observation_form)])
+    return hashlib.sha256(ids.tobytes()).digest()[:PROMPT_HASH_BYTES]
 
 
 def pack_group(group: Group, *, codec: Codec = "exact") -> bytes:

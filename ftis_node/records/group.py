@@ -88,8 +88,9 @@ class GroupHeader:
     whose weights sampled the group, None for the sender; policy versions are that peer's.
 
     `problem_hash` identifies the problem's messages (`codec.hash_messages`), `prompt_hash` their tokens as the sender's
-    model read them (`codec.hash_prompt`). `end_ids` are the ids with which that model ends an answer. `opening` is the
-    beginning of the answer that its chat template wrote (`records/think_block.py`).
+    model read them (`codec.hash_prompt`), in an episode with those around an observation. `end_ids` are the ids with
+    which that model ends an answer. `opening` is the beginning of the answer that its chat template wrote
+    (`records/think_block.py`).
     """
 
     run_id: str

@@ -36,7 +36,8 @@ async def replay(
 ) -> tuple[Group, tuple[tuple[int, ...], ...]] | Refusal:
     """Return the group with our rewards, and the ids of all observations in order; or why it is refused."""
     # Models that end answers with other tokens may also have other tokens around an observation.
-    is_same_form = group.prompt_hash == hash_prompt(prompt_ids) and group.end_ids == context.tokenizer.end_ids
+    prompt_hash = hash_prompt(prompt_ids, context.tokenizer.observation_form)
+    is_same_form = (group.prompt_hash, group.end_ids) == (prompt_hash, context.tokenizer.end_ids)
     if FinishReason.ABORT in group.finish_reasons:  # honest nodes keep such groups for themselves
         return Refusal("episode_cut", "its sender stopped a turn")
     rewards: list[float] = []

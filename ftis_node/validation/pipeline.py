@@ -175,7 +175,8 @@ def _lengths_fit_prompt(group: Group, prompt_ids: Sequence[int], context: Valida
     if longest <= limit:
         return None
     detail = f"{longest} tokens, at most {limit} after the prompt of {num_prompt_tokens} tokens"
-    if group.prompt_hash == hash_prompt(prompt_ids):
+    form = context.tokenizer.observation_form if group.turn_lengths else ()
+    if group.prompt_hash == hash_prompt(prompt_ids, form):
         return Refusal("length", detail)
     return Refusal("too_long_here", detail)
 

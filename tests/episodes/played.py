@@ -59,7 +59,7 @@ def played_group(
         number=1,
         prompt_ref=item.ref,
         problem_hash=hash_messages(item.prompt),
-        prompt_hash=hash_prompt(tokenizer.encode_prompt(item.prompt)),
+        prompt_hash=hash_prompt(tokenizer.encode_prompt(item.prompt), tokenizer.observation_form),
         tokens=rollouts.result.tokens,
         finish_reasons=rollouts.result.finish_reasons,
         rewards=tuple(reward for reward, _ in rollouts.scores),

@@ -34,6 +34,8 @@ from ftis_node.validation import Refused, ValidationContext, validate
 from tests.conftest import fill_buffer
 from tests.episodes.played import ITEM, LIES, RUN, TASK, Lie, longest, one_turn_less, play, played_group, shorter_turn
 
+ROOMY = RUN.model_copy(update={"sampling": RUN.sampling.model_copy(update={"max_total_tokens": 400})})
+
 
 @pytest.fixture(scope="module")
 def source(tiny_models):
@@ -153,11 +155,42 @@ async def test_an_early_end_in_another_form_is_refused_and_costs_nobody(
     """The sender may have had less space, but not half of it."""
     forms: dict[str, Any] = {"prompt_hash": bytes(4), "end_ids": (*group.end_ids, tokenizer.vocab_size - 1)}
     group = replace(change(group, ITEM, tokenizer), **{other: forms[other]})
-    roomy = RUN.model_copy(update={"sampling": RUN.sampling.model_copy(update={"max_total_tokens": 400})})
-    verdict = await judged(replace(group, run_id=roomy.run_id), identity, tokenizer, manifest=roomy)
+    verdict = await judged(replace(group, run_id=ROOMY.run_id), identity, tokenizer, manifest=ROOMY)
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == "episode_cut"
     assert REFUSALS["episode_cut"].behaviour is Behaviour.HARMLESS
+
+
+async def test_an_early_end_costs_nobody_if_templates_differ_after_the_first_turn(
+    group, identity, tokenizer, source
+) -> None:
+    """Their prompts are equal, and their observations have other numbers of tokens."""
+    other = load_tokenizer(source)
+    template = other._tokenizer.chat_template
+    end = "'<|im_end|>' + '\n'"
+    assert end in template
+    other._tokenizer.chat_template = template.replace(end, f"{end} * (message['role'] != 'assistant')")
+    assert other.encode_prompt(ITEM.prompt) == tokenizer.encode_prompt(ITEM.prompt)
+    assert other.end_ids == tokenizer.end_ids
+    assert other.observation_form != tokenizer.observation_form
+    for change in (one_turn_less, shorter_turn):
+        changed = replace(change(group, ITEM, tokenizer), run_id=ROOMY.run_id)
+        verdict = await judged(changed, identity, other, manifest=ROOMY)
+        assert isinstance(verdict, Refused)
+        assert verdict.refusal.reason == "episode_cut"
+
+
+async def test_episodes_of_own_weights_have_the_same_observation_form(group, identity, tokenizer) -> None:
+    stored = StoredGroup.from_accepted(await judged(group, identity, tokenizer), own=False)
+    for form, is_own in ((tokenizer.observation_form, True), ((1, 2), False)):
+        sent = train_group(
+            stored,
+            share="vertical",
+            end_ids=tokenizer.end_ids,
+            observation_form=form,
+            of_own_weights=True,
+        )
+        assert make_batch([sent]).of_own_weights.all() == is_own
 
 
 async def test_a_stopped_turn_is_refused_and_costs_nobody(group, identity, tokenizer) -> None:

@@ -49,6 +49,7 @@ class AuditLoop:
     peers: PeerManager
     guard: PeerGuard
     end_ids: tuple[int, ...]
+    observation_form: tuple[int, ...] = ()
     dice: random.Random = field(default_factory=random.SystemRandom)
     _waiting: asyncio.Queue[Accepted] = field(default_factory=lambda: asyncio.Queue(MAX_WAITING), init=False)
 
@@ -77,7 +78,8 @@ class AuditLoop:
     def _is_comparable(self, accepted: Accepted) -> bool:
         """Return whether the group claims that the learner's present weights sampled it after the learner's prompt."""
         group, version = accepted.group, self.context.state.policy_version
-        if group.prompt_hash != hash_prompt(accepted.prompt_ids):  # the sender's template differs
+        form = self.observation_form if group.turn_lengths else ()
+        if group.prompt_hash != hash_prompt(accepted.prompt_ids, form):  # the sender's template differs
             return False
         if group.turn_lengths and group.end_ids != self.end_ids:  # its observations may have other tokens here
             return False

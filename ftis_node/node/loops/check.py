@@ -36,6 +36,7 @@ class CheckLoop:
     learner: Learning
     guard: PeerGuard
     end_ids: tuple[int, ...]
+    observation_form: tuple[int, ...] = ()
     _sent_version: int | None = field(default=None, init=False)
 
     async def run(self) -> None:
@@ -62,6 +63,7 @@ class CheckLoop:
                         stored,
                         share=self.context.manifest.step.prompt_sharing,
                         end_ids=self.end_ids,
+                        observation_form=self.observation_form,
                         of_own_weights=True,
                     )
                 )

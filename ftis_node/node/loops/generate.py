@@ -196,7 +196,7 @@ class GenerateLoop:
             number=0,  # the publish loop sets it when it signs the group, so that numbers have no gaps
             prompt_ref=item.ref,
             problem_hash=hash_messages(item.prompt),
-            prompt_hash=hash_prompt(prompt_ids),
+            prompt_hash=hash_prompt(prompt_ids, self.tokenizer.observation_form if rollouts.turn_lengths else ()),
             tokens=result.tokens,
             finish_reasons=result.finish_reasons,
             rewards=tuple(reward for reward, _ in scores),

@@ -53,6 +53,7 @@ class TrainLoop:
     slots: SlotPool
     peers: PeerManager
     end_ids: tuple[int, ...]
+    observation_form: tuple[int, ...]
     reporter: StepReporter
     evaluator: Evaluator
     takes_turns: bool
@@ -60,7 +61,7 @@ class TrainLoop:
 
     def __post_init__(self) -> None:
         self._selection = StepSelection(self.context, self.store, self.peers)
-        self._step_peers = StepPeers(self.context, self.peers, self.end_ids)
+        self._step_peers = StepPeers(self.context, self.peers, self.end_ids, self.observation_form)
         self._num_pauses = 0  # after which the learner's state is known
 
     @property

@@ -91,12 +91,13 @@ class PeerWeights:
 class StepPeers:
     """Weights the groups of peers before a step, then credits or charges their senders.
 
-    `end_ids` are those of this node's model (`PromptTokenizer.end_ids`).
+    `end_ids` and `observation_form` are those of this node's model (`PromptTokenizer`).
     """
 
     context: NodeContext
     peers: PeerManager
     end_ids: tuple[int, ...]
+    observation_form: tuple[int, ...] = ()
     _peer_weights: PeerWeights = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,6 +110,7 @@ class StepPeers:
                 group,
                 share=self.context.manifest.step.prompt_sharing,
                 end_ids=self.end_ids,
+                observation_form=self.observation_form,
                 of_own_weights=self.peers.is_of_own_weights(group),
                 weight=1.0 if group.own else self._peer_weights.weight(group.sender),
             )
@@ -163,6 +165,7 @@ def train_group(
     *,
     share: Share,
     end_ids: tuple[int, ...] = (),
+    observation_form: tuple[int, ...] = (),
     of_own_weights: bool = False,
     weight: float = 1.0,
 ) -> TrainGroup:
@@ -184,5 +187,6 @@ def train_group(
         sender=group.sender,
         weight=weight,
         end_ids=end_ids,
+        observation_form=observation_form,
         task=group.prompt_ref.task,
     )

@@ -16,6 +16,7 @@ from ftis_node.node.context import NodeState
 from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.protocols import NullLearner
 from ftis_node.node.wiring import NodeComponents
+from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Completion
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.reputation import Behaviour, TrustLevel
@@ -60,6 +61,7 @@ async def audited(
     model: str = MODEL,
     prepare: Callable[[NodeComponents], object] = lambda node: None,
     dice: random.Random | None = None,
+    observation_form: tuple[int, ...] = (),
     **limits: Any,
 ) -> tuple[int, list[tuple[str, Behaviour, str]], list[str]]:
     """Offer groups to a node whose peers claim its weights; return the number of audits, noted conduct and events."""
@@ -69,7 +71,9 @@ async def audited(
     with components(folder, settings=settings, model=model, learner=learner, state=state) as node:
         prepare(node)
         dice = dice or random.SystemRandom()
-        loop = AuditLoop(node.context, node.learner, node.store, node.peers, node.gossip.guard, (), dice=dice)
+        loop = AuditLoop(
+            *(node.context, node.learner, node.store, node.peers, node.gossip.guard, (), observation_form), dice=dice
+        )
         num_noted = len(notes_of(node))
         for group in offered:
             loop.offer(group)
@@ -148,6 +152,16 @@ CLAIM = followers(accepted(model="any", version=3))
 )
 async def test_only_groups_that_claim_the_nodes_weights_are_compared(tmp_path, group, node, num_audits):
     assert (await audited(tmp_path, group, **node))[0] == num_audits
+
+
+@pytest.mark.parametrize(("form", "num_audits"), [((5, 6), 1), ((5,), 0), ((), 0)])
+async def test_an_episode_is_compared_if_its_observations_have_the_same_form(tmp_path, form, num_audits):
+    group = accepted()
+    lengths = tuple((int(length),) for length in group.group.tokens.lengths)
+    played = replace(
+        group.group, turn_lengths=lengths, end_ids=(), prompt_hash=hash_prompt(group.prompt_ids, observation_form=form)
+    )
+    assert (await audited(tmp_path, replace(group, group=played), observation_form=(5, 6)))[0] == num_audits
 
 
 def _make_known(node: NodeComponents) -> None:
