@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -155,6 +155,8 @@ class Sampler:
         except ModelError as error:
             log.warning("%s: the model cannot read an observation, which ends the episode: %s", item.ref, error)
             one.has_ended = True
+            if len(one.turns) < self.episode.max_turns:  # for peers it goes on
+                one.turns[-1] = replace(turn, finish_reason=FinishReason.ABORT)
             return
         one.observations = list(play.observations)
 

@@ -35,16 +35,17 @@ MAX_TURNS = 20_000  # of loops and macros in one rendering: about 0.2 s
 TOO_MANY_TURNS = 3  # exit code of the check
 DEFAULT = "default"  # the name that transformers gives one of several chat templates
 SECONDS = re.compile(r"(?<!%)((?:%%)*)%s")
-EXAMPLES = (
-    [{"role": "system", "content": "Answer in tags."}, {"role": "user", "content": "What is 12 + 30?"}],
-    [{"role": "user", "content": "What is 12 + 30?"}],
-)
 ANSWER, OBSERVATION = "THE-ANSWER", "THE-OBSERVATION"
 EPISODE_EXAMPLE = [
     {"role": "user", "content": "a"},
     {"role": "assistant", "content": ANSWER},
     {"role": "user", "content": OBSERVATION},
 ]
+EXAMPLES = (
+    EPISODE_EXAMPLE,
+    [{"role": "system", "content": "Answer in tags."}, {"role": "user", "content": "What is 12 + 30?"}],
+    [{"role": "user", "content": "What is 12 + 30?"}],
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ A slow machine must not blame a sender. So a replay that takes too long costs no
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -57,20 +58,23 @@ async def replay(
         if len(between) < num_turns - 1:
             return Refusal("episode_mismatch", f"{num_turns} turns, its episode ends after {played.num_turns}")
         try:
-            ids = [_encoded(text, group, context) for text in played.observations]
+            ids = [_encoded(text, group, context) for text in between]
         except ModelError as error:
             return Refusal("not_encodable", str(error))
-        num_tokens = len(prompt_ids) + len(token_ids) + sum(map(len, ids[: num_turns - 1]))
+        num_tokens = len(prompt_ids) + len(token_ids) + sum(map(len, ids))
         if num_tokens > context.manifest.sampling.max_total_tokens and is_same_form:
             return Refusal("length", f"an episode of {num_tokens} tokens")
         if num_tokens > context.manifest.sampling.max_total_tokens:
             return Refusal("too_long_here", f"an episode of {num_tokens} tokens here")
-        following = ids[-1] if len(ids) == num_turns and not is_hidden else None
+        following = None
+        if len(played.observations) == num_turns and reason is FinishReason.STOP:
+            with suppress(ModelError):  # a model that cannot read it ends the episode
+                following = _encoded(played.observations[-1], group, context)
         if refusal := _cut_short(lengths, reason, num_tokens, following, context, is_same_form=is_same_form):
             return refusal
         rewards.append(0.0 if is_hidden else played.reward)
         observations.append(between)
-        observation_ids += ids[: num_turns - 1]
+        observation_ids += ids
     if hash_observations(observations) != group.observation_hash:
         return Refusal("episode_mismatch", "its observations differ from those of the replay")
     scored = replace(group, rewards=tuple(rewards), statuses=(CompletionStatus.SCORED,) * len(rewards))

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
-from unittest.mock import AsyncMock, MagicMock
+from unittest.mock import AsyncMock, MagicMock, Mock
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
 from ftis_node.models.chat_template import PromptSettings
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.training.step_peers import train_group
-from ftis_node.records.codec import unpack_group
+from ftis_node.records.codec import hash_observations, unpack_group
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.group import FinishReason, Group
 from ftis_node.records.identity import Identity
@@ -265,6 +265,27 @@ async def test_a_replay_that_takes_long_blames_nobody(group, identity, tokenizer
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == "scoring_failed"
     assert REFUSALS["scoring_failed"].behaviour is Behaviour.HARMLESS
+
+
+async def test_the_observation_after_the_last_turn_need_not_be_encodable(
+    group, identity, tokenizer, monkeypatch
+) -> None:
+    """It is no part of the group, and a sender that cannot encode it ends the episode."""
+    completions = []
+    for one in group.completions:
+        ids = one.token_ids[: one.turn_lengths[0]]
+        has_stopped = len(one.turn_lengths) > 1 or one.finish_reason is FinishReason.STOP
+        text = tokenizer.answer_text(ids.tolist(), has_stopped=has_stopped, opening="")
+        reward = TASK.play(ITEM, [text]).reward
+        reason = FinishReason.STOP if has_stopped else FinishReason.LENGTH
+        completions.append(
+            replace(one, token_ids=ids, logprobs=one.logprobs[: len(ids)], finish_reason=reason, reward=reward)
+        )
+    lengths = tuple((len(one.token_ids),) for one in completions)
+    short = replace(group.with_completions(completions), turn_lengths=lengths)
+    short = replace(short, observation_hash=hash_observations([()] * len(lengths)))
+    monkeypatch.setattr(tokenizer, "encode_observation", Mock(side_effect=ModelError("no embedding")))
+    assert isinstance(await judged(short, identity, tokenizer), Accepted)
 
 
 def test_an_observation_without_an_embedding_is_an_error_of_the_model(tokenizer, monkeypatch) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ftis_node.config.episode import EpisodeSection
+from ftis_node.errors import ModelError
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.rollouts import Rollouts, Sampler
 from ftis_node.records.group import Completion, FinishReason, SamplingSettings
@@ -42,13 +43,26 @@ async def generate(request: GenerateRequest) -> GenerationResult:
     )
 
 
-async def sampled(cost: ScoringCost | None) -> Rollouts:
+class Asks:
+    """A scorer of an episode without an end."""
+
+    def is_episode(self, item: object) -> bool:
+        return True
+
+    async def play(self, item: object, texts: list[str], *, cost: ScoringCost) -> Play:
+        return Play(("more",) * len(texts), len(texts), is_over=False, reward=0.5)
+
+
+def no_observation(*_: object, **__: object) -> list[int]:
+    raise ModelError("it has no embedding")
+
+
+async def sampled(scorer: Any, cost: ScoringCost | None = None, **changes: Any) -> Rollouts:
     tokenizer: Any = SimpleNamespace(
         render_prompt=lambda prompt: SimpleNamespace(opening=""),
         answer_text=lambda ids, **_: "a text",
-        encode_observation=lambda *_, **__: [7],
+        **{"encode_observation": lambda *_, **__: [7]} | changes,
     )
-    scorer: Any = FailsOnce()
     sampler = Sampler(
         generate=generate,
         sampling=SamplingSettings(),
@@ -58,7 +72,7 @@ async def sampled(cost: ScoringCost | None) -> Rollouts:
         scorer=scorer,
         episode=EpisodeSection(max_turns=4),
     )
-    item: Any = SimpleNamespace(prompt=())
+    item: Any = SimpleNamespace(prompt=(), ref="an item")
     rollouts = await sampler.sample(item, [1], 3, cost=cost)
     assert rollouts is not None
     return rollouts
@@ -66,6 +80,13 @@ async def sampled(cost: ScoringCost | None) -> Rollouts:
 
 @pytest.mark.parametrize("is_for_a_group", [False, True])
 async def test_a_failed_replay_ends_the_other_episodes_of_a_group_but_not_of_an_evaluation(is_for_a_group) -> None:
-    rollouts = await sampled(ScoringCost() if is_for_a_group else None)
+    rollouts = await sampled(FailsOnce(), ScoringCost() if is_for_a_group else None)
     num_turns = [len(turns) for turns in rollouts.turn_lengths]
     assert num_turns == ([1, 1, 1] if is_for_a_group else [1, 2, 2])
+
+
+async def test_an_observation_that_the_model_cannot_read_ends_the_episode_as_a_stopped_turn() -> None:
+    """Peers that can read it would miss a turn, so the node does not share the group."""
+    rollouts = await sampled(Asks(), encode_observation=no_observation)
+    assert set(rollouts.result.finish_reasons) == {FinishReason.ABORT}
+    assert [reward for reward, _ in rollouts.scores] == [0.5] * 3

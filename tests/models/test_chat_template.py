@@ -85,6 +85,7 @@ def test_one_of_several_templates_is_chosen_by_name():
         (LOOP, "takes over 20,000 turns of loops"),
         ("{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}", "turns of loops"),
         (MACRO, "turns of loops"),
+        ("{% if messages[2:] %}" + LOOP + "{% endif %}", "turns of loops"),  # in an episode
         ("{{ 'a'.ljust(20000000) | map('string') | join | length }}", "takes over 1 s"),
         ("{{ 'x'.ljust(99999999999) }}", "GiB of memory"),
     ],

@@ -20,13 +20,13 @@ from ftis_node.config.home import Home
 from ftis_node.config.home_files import last_settings
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.errors import ConfigError, MachineError, UsageError
+from ftis_node.errors import ConfigError, MachineError, ModelError, UsageError
 from ftis_node.files import replace_file
 from ftis_node.gossip.multiaddr import ListenAddress
 from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.memory.choice import TrainingChoice, checkpoint_owner, choose_training
-from ftis_node.models import ModelSource, load_tokenizer, model_fingerprint, resolve_model
+from ftis_node.models import ModelSource, PromptTokenizer, load_tokenizer, model_fingerprint, resolve_model
 from ftis_node.models.accelerators import unusable_system
 from ftis_node.models.adapter_folder import continued
 from ftis_node.models.fingerprint import other_model
@@ -39,7 +39,7 @@ from ftis_node.node.storage.disk_space import checkpoint_bytes, checkpoint_step,
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.identity import Identity, peer_id_from_text
 from ftis_node.tasks import load_task, parse_spec
-from ftis_node.tasks.base import Task, leaves
+from ftis_node.tasks.base import Task, TaskItem, leaves
 from ftis_node.tasks.episodes.episode import is_episode
 from ftis_node.telemetry.log import OnProgress
 from ftis_node.telemetry.secrets import keep_secret
@@ -88,7 +88,7 @@ async def prepare(
     tokenizer = await in_background(partial(load_tokenizer, source, prompts=prompts))
     on_progress(None, "loading the task's problems")
     task, domain, eval_tasks = await in_background(load_tasks, plan)
-    await in_background(tokenizer.encode_prompt, domain[0].prompt)  # its ids may have no embedding
+    await in_background(check_texts, tokenizer, domain[0], plan.manifest)
     replace_file(home.run_toml, plan.manifest.to_toml().encode())
     replace_file(home.settings, settings.model_dump_json(indent=1).encode())
     return NodeInputs(
@@ -105,6 +105,17 @@ async def prepare(
         eval_tasks=eval_tasks,
         limit=limit,
     )
+
+
+def check_texts(tokenizer: PromptTokenizer, item: TaskItem, manifest: RunManifest) -> None:
+    """Raise ModelError if the model cannot read a prompt of the run, or the observations of its episodes."""
+    tokenizer.encode_prompt(item.prompt)  # its ids may have no embedding
+    if manifest.episode is None:
+        return
+    try:
+        tokenizer.encode_observation("", opening="", max_tokens=0)
+    except ModelError as error:
+        raise ModelError(f"run {manifest.name} has several turns, and this model reads one: {error}") from error
 
 
 def _continued_label(choice: TrainingChoice, source: ModelSource) -> str:

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.errors import ConfigError, MachineError
-from ftis_node.models import model_fingerprint, resolve_model
+from ftis_node.config.manifest import load_manifest
+from ftis_node.errors import ConfigError, MachineError, ModelError
+from ftis_node.models import PromptTokenizer, model_fingerprint, resolve_model
 from ftis_node.node.startup import prepare
-from tests.models.tiny_models import save_tiny
+from ftis_node.tasks import load_task
+from tests.models.tiny_models import make_tokenizer, save_tiny
 
 UNUSED: Any = None
 
@@ -48,3 +50,25 @@ def test_a_home_belongs_to_a_model_by_its_fingerprint(tmp_path):
     other = save_tiny(tmp_path / "first", seed=77)
     with pytest.raises(ConfigError, match="home trains first, not another model of the name first"):
         prepare.check_owner(home, resolve_model(str(other)), lora=False)
+
+
+REFUSING = "{% if messages[1:] %}{{ raise_exception('one message') }}{% endif %}{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (REFUSING, "refuses the prompt: one message"),
+        ("{{ messages[0].content }}", "leaves out a user's second message"),
+    ],
+)
+def test_a_model_that_reads_one_turn_cannot_start_a_run_of_episodes(template, reason):
+    made = make_tokenizer()
+    made.chat_template = template
+    tokenizer = PromptTokenizer(made, name="short")
+    with pytest.raises(ModelError, match=reason) as caught:
+        prepare.check_texts(tokenizer, load_task("guess")[0], load_manifest("guess-ftis"))
+    assert caught.value.exit_code == 2
+    assert str(caught.value).startswith("run guess-ftis has several turns, and this model reads one: ")
+    assert "\n" not in str(caught.value)
+    prepare.check_texts(tokenizer, load_task("arithmetic")[0], load_manifest("arithmetic-ftis"))
