@@ -96,13 +96,14 @@ async def evaluate_ensemble(
     engine: EngineName = "auto",
     seed: int | None = None,
     prompts: PromptSettings | None = None,
+    home: Path | None = None,
     on_progress: OnProgress = unwatched,
 ) -> EnsembleResult:
     """Evaluate each model alone and each of `modes` on the first `limit` test problems of `task`.
 
     `max_tokens` bounds prompt and completion together. `engine` serves the experts alone, and so the modes that choose
     among their answers. The torch engine serves a mixture. With a `seed` samples are the same each time. `prompts` say
-    how prompts are rendered for a model that is of no home; its own run sets the date.
+    how prompts are rendered for a model that is of no home; its own run sets the date. `home` is as in `answers_of`.
 
     Raises ConfigError, ModelError, MachineError, EngineError and NetworkError.
     """
@@ -125,6 +126,7 @@ async def evaluate_ensemble(
             seed=seed,
             on_progress=on_progress,
             num_parts=len(experts) + len(mixtures),
+            home=home,
         )
         answers = [await study.answers_of(expert, open_engine) for expert in experts]
         uniform = {mode: mixture_weights(mode, [1.0] * len(experts)) for mode in mixtures}
@@ -151,6 +153,7 @@ async def ensemble_answers(
     max_tokens: int,
     engine: EngineName,
     prompts: PromptSettings | None = None,
+    home: Path | None = None,
     on_progress: OnProgress = unwatched,
 ) -> list[Answered]:
     """Return the answers of an ensemble to test problems, as `evaluate.answers_of` does for one model.
@@ -167,7 +170,7 @@ async def ensemble_answers(
     problems = load_task(task, split="test")
     num_parts = 1 if ensemble.is_mixture else len(experts)
     async with IsolatedScorer(problems) as scorer:
-        study = Study(experts, problems, scorer, limit, k, max_tokens, None, on_progress, num_parts)
+        study = Study(experts, problems, scorer, limit, k, max_tokens, None, on_progress, num_parts, home)
         if ensemble.is_mixture:
             weights = {ensemble.mode: mixture_weights(ensemble.mode, ensemble.weights)}
             return (await study.mix(weights))[ensemble.mode]

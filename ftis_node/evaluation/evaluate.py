@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.config.manifest import load_manifest, preset_for_task
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest, load_manifest, preset_for_task
 from ftis_node.evaluation.members import Member, as_members
 from ftis_node.evaluation.result import EvaluationRow, evaluation_row
 from ftis_node.generation.engines import EngineName, OpenEngine, choose_engine
@@ -21,6 +23,7 @@ from ftis_node.generation.evaluate import Answered, answer_problems
 from ftis_node.models import ModelSource, PromptSettings, PromptTokenizer, load_tokenizer, resolve_model
 from ftis_node.tasks import load_task
 from ftis_node.tasks.base import Task
+from ftis_node.tasks.episodes.episode import is_episode
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.log import OnProgress, unwatched
 
@@ -49,7 +52,10 @@ class Expert:
 
 @dataclass(slots=True)
 class Study:
-    """Problems for every model. One progress bar shows the `num_parts` parts of the work."""
+    """Problems for every model. One progress bar shows the `num_parts` parts of the work.
+
+    `max_tokens` bounds prompt and completion together. `home` is that of the command, which may have a run.
+    """
 
     experts: list[Expert]
     problems: Task
@@ -60,6 +66,7 @@ class Study:
     seed: int | None
     on_progress: OnProgress
     num_parts: int
+    home: Path | None = None
     num_done: int = 0
 
     async def answers_of(self, expert: Expert, open_engine: OpenEngine) -> list[Answered]:
@@ -99,6 +106,8 @@ class Study:
             share = (self.num_done + done / total) / self.num_parts
             self.on_progress(share, f"{name}: {done} of {total} problems")
 
+        run, max_tokens = self._run(), self.max_tokens
+        max_turn_tokens = run.sampling.max_completion_tokens if is_episode(self.problems) else max_tokens
         answered = await answer_problems(
             opened,
             self.problems,
@@ -107,12 +116,26 @@ class Study:
             limit=self.limit,
             k=self.k,
             eos_ids=eos_ids,
-            completion_limit=lambda num_prompt_tokens: self.max_tokens - num_prompt_tokens,
-            episode=load_manifest(preset_for_task(self.problems.name)).episode,
+            completion_limit=lambda num_prompt_tokens: min(max_turn_tokens, max_tokens - num_prompt_tokens),
+            episode=run.episode,
             on_progress=report,
         )
         self.num_done += 1
         return answered
+
+    def _run(self) -> RunManifest:
+        """Return the run of the home or of a model if it is about the same task, else the preset for the task.
+
+        All models have the limits of one run. Raises ConfigError for a run that cannot be read.
+        """
+        task = self.problems.name
+        models = [folder for expert in self.experts for folder in (Path(expert.member.model), expert.source.folder)]
+        for folder in [self.home, *models] if is_episode(self.problems) else ():
+            if folder is not None and (path := Home(folder.expanduser()).run_toml).is_file():
+                run = load_manifest(str(path))
+                if run.episode is not None and run.task == task:
+                    return run
+        return load_manifest(preset_for_task(task))
 
     def _settings(self, tokenizer: PromptTokenizer) -> EngineSettings:
         return EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=self.max_tokens, seed=self.seed)
@@ -137,21 +160,23 @@ async def answers_of(
     max_tokens: int,
     engine: EngineName,
     prompts: PromptSettings | None = None,
+    home: Path | None = None,
     on_progress: OnProgress = unwatched,
 ) -> list[list[Answered]]:
     """Return the answers of each model to the same test problems of a task.
 
     `max_tokens` bounds prompt and completion together. `prompts` say how prompts are rendered; the model's own run sets
-    the date. Raises ConfigError, ModelError, TaskError, EngineError, NetworkError.
+    the date. Episodes have the limits of the run of `home` or of a model, else those of the preset.
+
+    Raises ConfigError, ModelError, TaskError, EngineError, NetworkError.
     """
     open_engine = choose_engine(engine)
     experts = load_experts(as_members(models), prompts or PromptSettings(), on_progress)
     on_progress(None, f"loading the problems of {task}")
     problems = load_task(task, split="test")
     async with IsolatedScorer(problems) as scorer:
-        study = Study(
-            experts, problems, scorer, limit, k, max_tokens, seed=None, on_progress=on_progress, num_parts=len(experts)
-        )
+        num_parts = len(experts)
+        study = Study(experts, problems, scorer, limit, k, max_tokens, None, on_progress, num_parts, home)
         return [await study.answers_of(expert, open_engine) for expert in experts]
 
 

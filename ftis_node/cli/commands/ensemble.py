@@ -95,6 +95,7 @@ def ensemble(
             engine=engine,
             seed=seed,
             prompts=prompts,
+            home=home_at(home).root,
             save=save,
             on_progress=progress,
         )

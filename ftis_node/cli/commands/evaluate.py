@@ -61,7 +61,7 @@ def evaluate(
     models = ({"before": compare} if compare else {}) | ({"after": model} if model else {})
     with show_fraction("eval") as progress:
         options: dict[str, Any] = {"limit": limit, "k": k, "max_tokens": max_tokens, "engine": engine}
-        options |= {"prompts": prompts, "on_progress": progress}
+        options |= {"prompts": prompts, "home": home_at(home).root, "on_progress": progress}
         asked = asyncio.run(answers_of([*models.values()], task, **options)) if models else []
         answers = dict(zip(models, asked, strict=True))
         if ensemble:
