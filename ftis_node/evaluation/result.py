@@ -166,7 +166,7 @@ def _is_majority_right(task: Task, item: TaskItem, answers: Sequence[ScoredAnswe
 
 
 def _votes(task: Task, item: TaskItem, answers: Sequence[ScoredAnswer]) -> list[Vote]:
-    return [(answer_in(task, item, answer.text), answer.mean_logprob) for answer in answers]
+    return [(answer_in(task, item, answer.answer_text), answer.mean_logprob) for answer in answers]
 
 
 def _cost(problems: Iterable[Answered]) -> tuple[int, int]:

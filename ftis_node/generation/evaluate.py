@@ -70,7 +70,8 @@ class EvalResult:
 class ScoredAnswer:
     """One completion and its score. `mean_logprob` is in nats a token.
 
-    `text` is empty if the completion has a hidden special token (`PromptTokenizer.answer_texts`).
+    `text` is empty if the completion has a hidden special token (`PromptTokenizer.answer_texts`). That of an episode
+    has all turns, and `last_text` the last one; None without turns.
     """
 
     text: str
@@ -79,6 +80,12 @@ class ScoredAnswer:
     finish_reason: FinishReason
     reward: float
     status: CompletionStatus
+    last_text: str | None = None
+
+    @property
+    def answer_text(self) -> str:
+        """Return the text that has the answer."""
+        return self.text if self.last_text is None else self.last_text
 
     @property
     def is_right(self) -> bool:
@@ -166,7 +173,8 @@ async def answer_problems(
             return ()
         result = rollouts.result
         logprobs = result.tokens.logprobs_of_each()
-        return tuple(map(_as_answer, logprobs, result.finish_reasons, rollouts.texts, rollouts.scores))
+        last_texts = rollouts.last_texts or (None,) * num_completions
+        return tuple(map(_as_answer, logprobs, result.finish_reasons, rollouts.texts, rollouts.scores, last_texts))
 
     num_done, num_problems = 0, min(limit, len(task))
 
@@ -215,7 +223,11 @@ def _pass_at_k(problem: Answered, k: int) -> float:
 
 
 def _as_answer(
-    logprobs: NDArray[np.float32], reason: FinishReason, text: str | None, score: tuple[float, CompletionStatus]
+    logprobs: NDArray[np.float32],
+    reason: FinishReason,
+    text: str | None,
+    score: tuple[float, CompletionStatus],
+    last_text: str | None,
 ) -> ScoredAnswer:
     mean_logprob = float(logprobs.mean()) if len(logprobs) else -inf
-    return ScoredAnswer(text or "", len(logprobs), mean_logprob, reason, *score)
+    return ScoredAnswer(text or "", len(logprobs), mean_logprob, reason, *score, last_text)

@@ -21,12 +21,12 @@ from ftis_node.models import PromptTokenizer
 from ftis_node.records.codec import hash_observations
 from ftis_node.records.group import Completion, CompletionStatus, FinishReason, SamplingSettings
 from ftis_node.tasks.base import TaskItem
-from ftis_node.tasks.episodes.episode import OBSERVATION_MARK
 from ftis_node.tasks.scorer import UNSCORED, Score, Scorer, score_answers
 from ftis_node.tasks.scoring_worker import ScoringCost
 
 log = logging.getLogger(__name__)
 NO_REWARD: Score = (0.0, CompletionStatus.SCORED)
+OBSERVATION_MARK = "\n> "  # before an observation, in a transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Rollouts:
     """The sampled completions of a problem, in order. Each list and tuple has one entry per completion.
 
     `texts` are what is scored, None for a completion with a hidden special token (`PromptTokenizer.answer_texts`). In
-    those of an episode the observations are between the turns. `turn_lengths` and `observation_hash` are a `Group`'s.
+    those of an episode the observations are between the turns. `last_texts` have its last turn alone; without episodes
+    they are empty. `turn_lengths` and `observation_hash` are a `Group`'s.
     """
 
     result: GenerationResult
@@ -42,6 +43,7 @@ class Rollouts:
     texts: list[str | None]
     turn_lengths: tuple[tuple[int, ...], ...] = ()
     observation_hash: bytes = b""
+    last_texts: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,7 @@ class Sampler:
             [one.transcript for one in playing],
             tuple(one.turn_lengths for one in completions),
             hash_observations([one.observations[: len(one.turns) - 1] for one in playing]),
+            tuple(one.last_text for one in playing),
         )
 
     async def _take_turns(self, playing: Sequence[_Playing]) -> bool:
@@ -181,9 +184,14 @@ class _Playing:
         self.token_ids += turn.token_ids.tolist()
 
     @property
+    def last_text(self) -> str | None:
+        """Return the text of the last turn; None if it has none."""
+        return self.texts[-1] if len(self.texts) == len(self.turns) else None
+
+    @property
     def transcript(self) -> str | None:
         """Return the turns with the observations between them, in lines; None if the last turn has no text."""
-        if len(self.texts) < len(self.turns):
+        if self.last_text is None:
             return None
         observed = [f"{OBSERVATION_MARK}{text}\n" for text in self.observations[: len(self.turns) - 1]]
         return "".join(part for pair in zip(self.texts, [*observed, ""], strict=True) for part in pair)

@@ -10,9 +10,12 @@ import pytest
 
 from ftis_node.config.episode import EpisodeSection
 from ftis_node.errors import ModelError
+from ftis_node.evaluation.result import _votes
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+from ftis_node.generation.evaluate import ScoredAnswer
 from ftis_node.generation.rollouts import Rollouts, Sampler
-from ftis_node.records.group import Completion, FinishReason, SamplingSettings
+from ftis_node.records.group import Completion, CompletionStatus, FinishReason, SamplingSettings
+from ftis_node.tasks import load_task
 from ftis_node.tasks.episodes.episode import Play
 from ftis_node.tasks.scoring_worker import ScoringCost
 
@@ -46,11 +49,14 @@ async def generate(request: GenerateRequest) -> GenerationResult:
 class Asks:
     """A scorer of an episode without an end."""
 
+    def __init__(self, observation: str = "more") -> None:
+        self.observation = observation
+
     def is_episode(self, item: object) -> bool:
         return True
 
     async def play(self, item: object, texts: list[str], *, cost: ScoringCost) -> Play:
-        return Play(("more",) * len(texts), len(texts), is_over=False, reward=0.5)
+        return Play((self.observation,) * len(texts), len(texts), is_over=False, reward=0.5)
 
 
 def no_observation(*_: object, **__: object) -> list[int]:
@@ -60,8 +66,7 @@ def no_observation(*_: object, **__: object) -> list[int]:
 async def sampled(scorer: Any, cost: ScoringCost | None = None, **changes: Any) -> Rollouts:
     tokenizer: Any = SimpleNamespace(
         render_prompt=lambda prompt: SimpleNamespace(opening=""),
-        answer_text=lambda ids, **_: "a text",
-        **{"encode_observation": lambda *_, **__: [7]} | changes,
+        **{"answer_text": lambda *_, **__: "a text", "encode_observation": lambda *_, **__: [7]} | changes,
     )
     sampler = Sampler(
         generate=generate,
@@ -90,3 +95,18 @@ async def test_an_observation_that_the_model_cannot_read_ends_the_episode_as_a_s
     rollouts = await sampled(Asks(), encode_observation=no_observation)
     assert set(rollouts.result.finish_reasons) == {FinishReason.ABORT}
     assert [reward for reward, _ in rollouts.scores] == [0.5] * 3
+
+
+async def test_the_last_turn_is_kept_apart_from_the_observations() -> None:
+    """An observation may have lines that look like the border of another one."""
+    rollouts = await sampled(Asks("4\n> 5\n6"), answer_text=lambda ids, **_: f"{ids[0]}")
+    assert rollouts.last_texts == ("3", "3", "3")
+    assert rollouts.texts[0] == "3" + "\n> 4\n> 5\n6\n3" * 3
+
+
+async def test_votes_compare_the_answer_of_the_last_turn() -> None:
+    task = load_task("calculator")
+    facts = 3, -1.0, FinishReason.STOP, 0.0, CompletionStatus.SCORED
+    answers = [ScoredAnswer("26 * 51\n> 1326\nsee\n> 1\n2", *facts, last_text="It is 1326.")]
+    answers.append(ScoredAnswer("It is 7.", *facts))
+    assert [answer for answer, _ in _votes(task, task[0], answers)] == ["1326", "7"]

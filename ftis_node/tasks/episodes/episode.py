@@ -23,7 +23,6 @@ from ftis_node.tasks.base import Task, TaskItem
 
 MAX_OBSERVATION_CHARS: Final = 16_384
 DIGEST_HEX: Final = 12
-OBSERVATION_MARK: Final = "\n> "  # before an observation, in a transcript
 
 
 @runtime_checkable
@@ -102,11 +101,9 @@ class EpisodeTask:
         return _play(self._episode, item, texts)
 
     def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
-        """Return the answer in the last turn of a transcript (`generation/rollouts.py`), for votes."""
-        _, observed, rest = completion_text.rpartition(OBSERVATION_MARK)
-        last = rest.partition("\n")[2] if observed else rest
+        """Return the answer in the text of an episode's last turn, for votes."""
         of_episode = getattr(self._episode, "answer_of", None)
-        answer: str | None = of_episode(item, last) if of_episode else last.strip() or None
+        answer: str | None = of_episode(item, completion_text) if of_episode else completion_text.strip() or None
         return answer
 
     @property
