@@ -24,6 +24,7 @@ from ftis_node.plugins import (
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks.answers import answer_in, plain_text
 from ftis_node.tasks.base import Task, TaskItem, grader_releases
+from ftis_node.tasks.episodes.code_digest import plugin_code
 from ftis_node.tasks.episodes.episode import Episode, EpisodeTask, Play, is_episode
 
 Reward = Callable[[TaskItem, str], float]
@@ -50,7 +51,7 @@ def load_task_plugin(name: str, split: str) -> Task | None:
         raise TaskError(f"{plugin} has another name, {task.name!r}: peers could not reproduce its prompts")
     if task.split != split:
         raise TaskError(f"{plugin} gave the split {task.split!r} instead of {split!r}")
-    made = EpisodeTask(task) if isinstance(task, Episode) else task
+    made = EpisodeTask(task, code=plugin_code(entry)) if isinstance(task, Episode) else task
     checked = PluginEpisode(made, plugin) if isinstance(made, EpisodeTask) else PluginTask(made, plugin)
     if not len(checked):
         raise TaskError(f"{plugin} has no problem in its split {split!r}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from ftis_node.errors import TaskError
 from ftis_node.tasks import grader_releases, load_task
+from ftis_node.tasks.episodes.code_digest import built_in_code, code_digest
 from ftis_node.tasks.episodes.expression import ExpressionError, value_of
 from ftis_node.tasks.scorer import IsolatedScorer, ScoringLimits
 from ftis_node.tasks.scoring_worker import ScoringCost
@@ -196,6 +198,36 @@ def test_votes_compare_the_last_turn() -> None:
     assert load_task("guess").answer_of(item, " 42\n> 7\n") == "42\n> 7"
 
 
-def test_the_code_of_a_built_in_episode_is_a_release() -> None:
+def test_the_code_of_a_built_in_episode_is_a_release(tmp_path: Path) -> None:
     """Two checkouts of one version may have other rewards without fault."""
-    assert grader_releases(load_task("guess")).startswith("guess code ")
+    assert grader_releases(load_task("guess")) == f"guess code {code_digest(built_in_code())}"
+    assert {"program.py", "program_values.py", "expression.py", "words.py"} <= built_in_code().keys()
+    digests = set()
+    for code in (b"a = 1\n", b"a = 1\r\n", b"a = 2\n"):
+        (tmp_path / "program.py").write_bytes(code)
+        digests.add(code_digest(built_in_code() | {"program.py": tmp_path / "program.py"}))
+    assert len(digests) == 2, "line ends are no difference"
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_all_modules_of_a_package_are_its_release(tmp_path: Path, monkeypatch, is_linked: bool) -> None:
+    entry = "[ftis_node.episodes]\nlock = padlock.game:LockEpisode\n"
+    write_distribution(tmp_path, "padlock", entry)
+    package = tmp_path / "padlock"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "game.py").write_text((EXAMPLE / "ftis_node_episode_lock.py").read_text())
+    listed = "__editable___padlock_finder.py,,\n" if is_linked else "padlock/game.py,,\npadlock/rules.py,,\nmore.py,,\n"
+    (tmp_path / "padlock-1.0.dist-info/RECORD").write_text(listed)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    releases = []
+    for rules, finder, more in (("1", "/a", "1"), ("1", "/b", "1"), ("2", "/b", "1"), ("2", "/b", "2")):
+        (package / "rules.py").write_text(rules)
+        (tmp_path / "__editable___padlock_finder.py").write_text(finder)
+        (tmp_path / "more.py").write_text(more)
+        releases.append(grader_releases(load_task("lock")))
+    for name in ("padlock", "padlock.game"):
+        sys.modules.pop(name, None)
+    assert "padlock 1.0" in releases[0]
+    same_rules, other_rules, other_module = (one != other for one, other in pairwise(releases))
+    assert (same_rules, other_rules, other_module) == (False, True, not is_linked)

@@ -11,18 +11,17 @@ A replay starts from the first text each time. So no state is kept between turns
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks.base import Task, TaskItem
+from ftis_node.tasks.episodes.code_digest import built_in_code, code_digest
 
 MAX_OBSERVATION_CHARS: Final = 16_384
-DIGEST_HEX: Final = 12
 
 
 @runtime_checkable
@@ -75,7 +74,9 @@ class Play:
 class EpisodeTask:
     """An episode as a task. Its completions are played (`play`). `score` is the reward of an episode of one text."""
 
-    def __init__(self, episode: Episode) -> None:
+    def __init__(self, episode: Episode, *, code: Mapping[str, Path] | None = None) -> None:
+        """`code` are the modules of a plug-in (`plugin_code`)."""
+        self._code = code
         self.name = episode.name
         self.split = episode.split
         self.isolate_scoring = bool(getattr(episode, "isolate_scoring", False))
@@ -106,14 +107,10 @@ class EpisodeTask:
         answer: str | None = of_episode(item, completion_text) if of_episode else completion_text.strip() or None
         return answer
 
-    @property
+    @cached_property
     def grader(self) -> str:
-        """The name and the first digits of the SHA-256 of the episode's module, because its code decides observations.
-
-        Raises OSError if the module has no source.
-        """
-        code = inspect.getsource(sys.modules[type(self._episode).__module__])
-        return f"{self.name} code {hashlib.sha256(code.encode()).hexdigest()[:DIGEST_HEX]}"
+        """The name and a digest of the modules that decide observations. Raises OSError if they have no source."""
+        return f"{self.name} code {code_digest(built_in_code() if self._code is None else self._code)}"
 
 
 def is_episode(task: Task) -> bool:
