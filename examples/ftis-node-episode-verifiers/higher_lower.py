@@ -34,7 +34,8 @@ class HigherLowerEnv(vf.Env[GuesserConfig]):
             segment = await interaction.turn()
             while not segment.terminated and segment.last_reply.strip() != str(number) and guesses < 5:
                 digits = segment.last_reply.strip()
-                answer = "no number" if not digits.isdecimal() else "higher" if int(digits) < number else "lower"
+                is_number = digits.isdecimal() and len(digits) < 10  # Python refuses to read thousands of digits
+                answer = "no number" if not is_number else "higher" if int(digits) < number else "lower"
                 segment = await interaction.turn(answer)
                 guesses += 1
         interaction.trace.record_reward("found", float(segment.last_reply.strip() == str(number)), 1.0)

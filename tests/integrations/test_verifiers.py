@@ -81,6 +81,7 @@ def episode(tmp_path, monkeypatch):
         (["1", "2", "3", "4", "5"], ("higher",) * 4, True, 0.0),
         (["1"], ("higher",), False, 0.0),
         (["\x00" * 100_000, "8"], ("no number",), True, 1.0),
+        (["9" * 5_000, "8"], ("no number",), True, 1.0),
     ],
 )
 async def test_an_environment_is_played_in_the_scoring_process(texts, observations, is_over, reward):
