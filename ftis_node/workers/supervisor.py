@@ -96,7 +96,7 @@ class Supervisor:
         self._gate: asyncio.Future[WorkerProcess | FtisError] | None = None
         self._life: WorkerProcess | None = None
         self._num_lives = self._num_restarts = 0
-        self._has_served = False
+        self._has_served = self._is_stopping = False
         self._last_error: FtisError | None = None  # the cause of the last process's end
         self._may_run = asyncio.Event()
         self._may_run.set()
@@ -147,11 +147,16 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop the worker: by request, then by force, within the time limits. Calls in flight raise."""
-        if self._keeper is not None:
-            if not self._keeper.cancelling():  # a second cancellation would interrupt the worker's clean stop
-                self._keeper.cancel()
-            await asyncio.wait({self._keeper})
-            self._keeper = None
+        if (keeper := self._keeper) is not None:
+            if not self._is_stopping:  # a second cancellation would interrupt the worker's clean stop
+                self._is_stopping = True  # `keeper.cancelling()` also counts the cancellation of a time limit
+                try:
+                    if not self._may_run.is_set():
+                        await self.pause()  # a cancellation would interrupt the worker that ends for the pause
+                finally:
+                    keeper.cancel()
+            await asyncio.wait({keeper})
+            self._keeper, self._is_stopping = None, False
         if self._state is not WorkerState.FAILED:
             self._state = WorkerState.STOPPED
         self._open_gate(WorkerDiedError(f"the {self.name} worker was stopped"))
@@ -174,9 +179,10 @@ class Supervisor:
             paused.cancel()
 
     def resume(self) -> None:
-        """Start the next process after `pause`."""
-        self._has_paused.clear()
-        self._may_run.set()
+        """Start the next process after `pause`, unless `stop` is in progress."""
+        if not self._is_stopping:
+            self._has_paused.clear()
+            self._may_run.set()
 
     def restart(self, how: str) -> None:
         """Kill the present process, if any; the supervisor starts the next. `how` as in `WorkerProcess.kill`."""

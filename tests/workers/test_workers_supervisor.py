@@ -503,6 +503,23 @@ async def test_a_pause_at_any_moment_ends_the_start(make_supervisor, tmp_path, f
     await asyncio.gather(starting, return_exceptions=True)
 
 
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+async def test_a_stop_during_a_pause_lets_the_worker_save(make_supervisor, tmp_path, how):
+    supervisor = make_supervisor(fault="slow-end", timing=dataclasses.replace(QUICK, stop_grace_s=10.0))
+    running = asyncio.create_task(supervisor.run())
+    await supervisor.start()
+    pausing = asyncio.create_task(supervisor.pause())
+    await asyncio.sleep(0.2)
+    assert supervisor.pid is not None, "the worker ended before the stop"
+    pausing.cancel()  # as the pause loop at the end of a node
+    if how == "stop":
+        await supervisor.stop()
+    running.cancel()
+    await asyncio.gather(running, pausing, return_exceptions=True)
+    assert (supervisor.pid, supervisor.state) == (None, WorkerState.STOPPED)
+    assert (tmp_path / "closed").exists(), "the worker was killed while it saved"
+
+
 async def test_a_supervisor_that_is_paused_before_its_start_starts_no_process(make_supervisor, tmp_path):
     supervisor = make_supervisor()
     await supervisor.pause()
