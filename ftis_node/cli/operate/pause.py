@@ -62,7 +62,21 @@ def stop(home: HomeOption = None) -> None:
     except PermissionError:
         raise UsageError(f"the node in {where.root} belongs to another user: stop it as that user") from None
     _wait_for_end(where)
-    typer.echo(f"stopped: all is saved in {where.root}")
+    typer.echo(_end_words(where))
+
+
+def _end_words(home: Home) -> str:
+    """Return what an ended node has saved, by its last status and its newest checkpoint."""
+    from ftis_node.node.storage.disk_space import checkpoint_step
+
+    try:
+        status = read_status(home)
+    except FtisError as error:
+        return f"stopped: what is saved is unknown, {error}"
+    step, saved = status.learner.step, checkpoint_step(home)
+    if status.node.role in ("full", "learner") and saved < step:
+        return f"stopped: of {step} steps only {saved} are saved in {home.root}: see its logs/"
+    return f"stopped: all is saved in {home.root}"
 
 
 def _wait_for_end(home: Home) -> None:
