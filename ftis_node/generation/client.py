@@ -147,6 +147,10 @@ class GenerationClient(WorkerClient):
         """Generate one unscored group. Raises WorkerDiedError, WorkerTaskError and NonFiniteError."""
         return await self._supervisor.call(request, GenerationResult)
 
+    def begin_with(self, weights: PublishedWeights | None, proof: WeightProof) -> None:
+        """Let the next process serve these weights; None: the starting model. Call it during a pause."""
+        self._loader.newest = None if weights is None else (weights, known(proof))
+
     async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
         """Return when the worker serves these weights and, if there is a proof, has proved it.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from ftis_node.config.home import Home
+from ftis_node.generation.client import GenerationClient
 from ftis_node.gossip import Gossip
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource, PromptTokenizer
@@ -313,7 +314,13 @@ class Wiring:
         node = self.node
         workers = tuple(each for each in (node.generation, node.learner) if isinstance(each, WorkerClient))
         observer = MachineObserver(self.context.settings.schedule)
-        return PauseLoop(self.context, node.home, workers, node.budget, observer)
+        return PauseLoop(self.context, node.home, workers, self._hand_over_weights, node.budget, observer)
+
+    def _hand_over_weights(self) -> None:
+        """Let the generator begin with the learner's weights: those of the former learner may be gone."""
+        generation, state = self.node.generation, self.node.learner.state
+        if isinstance(generation, GenerationClient) and state is not None:
+            generation.begin_with(state.weights, state.proof)
 
     @cached_property
     def disk_space_loop(self) -> DiskSpaceLoop:

@@ -222,6 +222,8 @@ class InProcessLife:
         if not self._death.done():
             self._death.set_result(WorkerDiedError(f"the generation worker {how}"))
 
+    end = kill
+
 
 def again(message: Message, kind: type[Body]) -> Body:
     """Return the message from its bytes."""

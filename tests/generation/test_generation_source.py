@@ -88,6 +88,20 @@ async def test_shared_weights_are_served_without_a_file(learner, client):
     assert (client.weight_transfer, learner.requests, learner.fallbacks) == ("CUDA IPC", [], [])
 
 
+@pytest.mark.parametrize("has_weights", [True, False])
+async def test_after_a_pause_the_memory_of_the_former_learner_is_not_read(learner, client, tmp_path, has_weights):
+    """The next learner may also be at an earlier version."""
+    await client.update_weights(share(7, "-7"), proof(7, -7.0))
+    await client.pause()
+    (tmp_path / "shared").unlink()
+    client.begin_with(share(5, "-5") if has_weights else None, proof(5, -5.0))
+    client.resume()
+    await client.wait_ready()
+    assert client.policy_version == 5 * has_weights
+    assert lines(tmp_path, "shared") == ["5 -5"] * has_weights
+    assert (learner.requests, learner.fallbacks, client.restarts) == ([], [], 0)
+
+
 @pytest.mark.parametrize("asleep", [True, False])
 async def test_a_refused_transfer_falls_back_to_files_for_good(learner, client, tmp_path, caplog, asleep):
     script_sharing(tmp_path, "refused")

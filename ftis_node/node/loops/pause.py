@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +47,7 @@ class PauseLoop:
     context: NodeContext
     home: Home
     workers: tuple[WorkerClient, ...]  # the generator before the learner
+    hand_over: Callable[[], None]  # gives the weights of the learner's new process to the generator's
     budget: GenerateBudget
     observer: MachineObserver
     _facts: MachineFacts = field(default_factory=MachineFacts, init=False)
@@ -108,7 +109,7 @@ class PauseLoop:
             await waiting("the groups in generation", asyncio.sleep(POLL_S))
         for worker in self.workers:  # in turn: a generator that starts may ask the learner for weights
             await waiting("the workers to end", worker.pause())
-        self._gate.is_in_effect = True
+        self._gate.take_effect()
         log.info("paused: the workers have ended, their memory is free")
 
     async def _end(self) -> None:
@@ -117,6 +118,7 @@ class PauseLoop:
             first.resume()
             if later:  # the generator loads the weights that the learner's new process writes
                 await waiting("the learner worker", first.wait_ready())
+                self.hand_over()
             for worker in later:
                 worker.resume()
         length_s = self._gate.end()

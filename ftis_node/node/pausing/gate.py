@@ -52,11 +52,15 @@ class PauseGate:
         self._running.clear()
         await waiting("the step in progress", self._work.acquire())
 
+    def take_effect(self) -> None:
+        """Note that the workers have ended."""
+        self.is_in_effect = True
+        self.num_pauses += 1
+
     def end(self) -> float:
         """Admit work again. Return the length of the pause in seconds."""
         assert self._since is not None, "a pause has begun"
         length_s = time.time() - self._since
-        self.num_pauses += self.is_in_effect
         self.decision, self._since, self.is_in_effect = RUN, None, False
         self._work.release()
         self._running.set()

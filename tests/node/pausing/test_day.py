@@ -69,7 +69,7 @@ class Day:
         self.worker = WorkerClient(Supervisor(spec))
         self.facts = Facts(self.settings.schedule)
         self.gate = context.pause
-        self.loop = PauseLoop(context, self.home, (self.worker,), GenerateBudget(), self.facts)
+        self.loop = PauseLoop(context, self.home, (self.worker,), lambda: None, GenerateBudget(), self.facts)
 
     async def at(self, clock: str, *, battery: bool = False, steam: bool = False) -> str:
         """Set the clock, look once, and return the first two lines of the status: paused or not, and the worker."""
