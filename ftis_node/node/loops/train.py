@@ -70,8 +70,9 @@ class TrainLoop:
 
     async def run(self) -> None:
         """Run until the last step is done, or until canceled."""
-        state = await waiting("the learner worker", self.learner.start())
         async with self.context.pause.working():
+            self._num_pauses = self.context.pause.num_pauses
+            state = await waiting("the learner worker", self.learner.start())
             await self.resume(state)
             if state.weights is None:
                 await self._check_start(state.proof)
@@ -81,7 +82,8 @@ class TrainLoop:
                 if not await self.gate.wait(self.step + 1):
                     break
             async with self.context.pause.working():
-                await self._resume_after_pause()
+                if await self._resume_after_pause():
+                    continue  # with the gate of the learner's step, which may be an earlier one
                 own, foreign = self.gate.shares(self.step + 1)
                 groups = await self._selection.take(self.step + 1, own=own, foreign=foreign)
                 await self._train_in_turn(groups)
@@ -190,15 +192,19 @@ class TrainLoop:
         if state.weights is not None:
             await waiting(f"weights {state.policy_version} in the generator", self.deliver(state.weights, state.proof))
 
-    async def _resume_after_pause(self) -> None:
-        """Reconcile with the workers that started after a pause, unless they have the last step and its weights."""
+    async def _resume_after_pause(self) -> bool:
+        """Reconcile with the workers that started after a pause, unless they have the last step and its weights.
+
+        Return whether there was a pause since the last call.
+        """
         if self._num_pauses == self.context.pause.num_pauses:
-            return
+            return False
         self._num_pauses = self.context.pause.num_pauses
         state = await waiting("the learner worker", self.learner.start())
         await waiting("the generation worker", self.generation.start())
         if (state.step, state.policy_version) != (self.step, self.generation.policy_version):
             await self.resume(state)
+        return True
 
     async def _check_start(self, proof: WeightProof) -> None:
         try:
@@ -208,8 +214,14 @@ class TrainLoop:
 
     async def _evaluate_if_due(self, *, is_last: bool = False) -> None:
         """Evaluate pass@1 by greedy decoding on held-out problems at step 0, at each interval and at the last step."""
-        every_steps = self.context.manifest.eval.every_steps
-        due = every_steps and (is_last or self.step % every_steps == 0)
-        if due and self.context.settings.generates:
-            async with self.context.pause.working():
+        if not self._is_evaluation_due(is_last=is_last):
+            return
+        async with self.context.pause.working():
+            await self._resume_after_pause()
+            if self._is_evaluation_due(is_last=is_last):
                 await waiting("an evaluation", self.evaluator.evaluate(step=self.step))
+
+    def _is_evaluation_due(self, *, is_last: bool) -> bool:
+        every_steps = self.context.manifest.eval.every_steps
+        is_due = bool(every_steps) and (is_last or self.step % every_steps == 0)
+        return is_due and self.context.settings.generates

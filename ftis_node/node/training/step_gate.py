@@ -48,7 +48,10 @@ class StepGate(Protocol):
     """Interface of the gate on which the train loop waits before it takes a step's groups."""
 
     async def wait(self, step: int) -> bool:
-        """Wait until step `step` may start, and return True; return False if no more groups will come for it."""
+        """Wait until step `step` may start, and return True; return False if no more groups will come for it.
+
+        It also returns True after a pause, since the new learner may be at an earlier step.
+        """
         ...
 
     def shares(self, step: int) -> tuple[int, int]:
@@ -83,13 +86,17 @@ class TimedStepGate:
         self._needs = StepQuota.of(self.context.manifest)
 
     async def wait(self, step: int) -> bool:
-        """Wait until the step may start (True) or can never start (False); release stale groups meanwhile."""
+        """Wait as `StepGate.wait` says; release stale groups meanwhile."""
+        num_pauses = self.context.pause.num_pauses
         self._own_ready_since, self._awaited = None, []
         if self._step_at is not None:
             last_s = time.monotonic() - self._step_at
             self._train_s = (self._train_s + last_s) / 2 if self._train_s else last_s
         while True:
             await self._wait_for_pause()
+            if self.context.pause.num_pauses != num_pauses:
+                self._step_at = None
+                return True
             self.stored.clear()
             await self._release_unusable()
             self._needs = self._current_quota()

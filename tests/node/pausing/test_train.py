@@ -1,0 +1,68 @@
+"""The train loop after a pause, with workers that tests script."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftis_node.learner.messages import LearnerState
+from ftis_node.node.context import NodeState
+from ftis_node.node.pausing.gate import PauseGate
+from ftis_node.node.pausing.policy import Decision
+from ftis_node.node.protocols import NullLearner
+from ftis_node.node.wiring import Wiring
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof
+from tests.node.nodes import buffer_of, components
+from tests.waiting import eventually
+
+
+class Learner(NullLearner):
+    """A learner at `step`, of which the test sets another."""
+
+    step = 5
+
+    def __init__(self) -> None:
+        super().__init__(parameters=1)
+
+    async def start(self) -> LearnerState:
+        weights = PublishedWeights(version=self.step, path="", num_bytes=0)
+        proof = WeightProof(version=self.step, probe_ids=(), logprobs=())
+        return LearnerState(self.step, self.step, parameters=1, trainable_parameters=1, proof=proof, weights=weights)
+
+
+async def pause(gate: PauseGate, *, is_in_effect: bool) -> None:
+    """Begin a pause and end it."""
+    await gate.begin(Decision("by command"))
+    if is_in_effect:
+        gate.take_effect()
+    gate.end()
+
+
+@pytest.mark.timeout(60)
+async def test_the_node_follows_a_learner_that_lost_steps_in_a_pause_before_it_has_groups(tmp_path: Path) -> None:
+    """With the version of the lost steps all own groups would be stale, and no step would ever start."""
+    delivered: list[int] = []
+
+    async def deliver(weights: PublishedWeights, proof: Any) -> None:
+        delivered.append(weights.version)
+
+    with components(tmp_path, learner=Learner(), state=NodeState(step=5, policy_version=5)) as node:
+        wiring = Wiring(node)
+        loop = wiring.train_loop(wiring.step_gate(), last_step=None, deliver=deliver)
+        running = asyncio.create_task(loop.run())
+        await eventually(lambda: buffer_of(node).reconciled == [5])
+        await asyncio.sleep(0.1)
+        await pause(node.context.pause, is_in_effect=False)
+        await asyncio.sleep(0.1)
+        assert buffer_of(node).reconciled == [5], "the workers are the same"
+        node.learner.step = 3  # type: ignore[attr-defined]
+        await pause(node.context.pause, is_in_effect=True)
+        await eventually(lambda: (loop.step, node.context.state.policy_version) == (3, 3))
+        await asyncio.sleep(0.6)
+        assert (buffer_of(node).reconciled, delivered) == ([5, 3], [5, 3])
+        assert not running.done()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
