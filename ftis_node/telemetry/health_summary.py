@@ -141,13 +141,19 @@ def _contributing(status: Status, now: float) -> HealthAnswer:
         return _sending(swarm)
     if generation.state == OFF:
         return _yes(f"{plural(swarm.peers_connected, 'peer')} may fetch its weights")
-    last = generation.last_group_at
-    silent_s = status.node.uptime_s if last is None else now - last
+    silent_s = _silent_s(status, generation.last_group_at, now)
     if silent_s > GROUP_S and not status.replay.ready:
         return _no(f"no group generated for {duration(silent_s)}", "see logs/generation.log in the home")
     if not swarm.groups_sent:
         return _not_yet("no group sent since the start", "wait for the first")
     return _sending(swarm)
+
+
+def _silent_s(status: Status, last_at: float | None, now: float) -> float:
+    """Return the seconds since the last event, the start or the end of the last pause, whichever was the latest."""
+    silent_s = status.node.uptime_s if last_at is None else now - last_at
+    resumed_at = status.pause.resumed_at
+    return silent_s if resumed_at is None else min(silent_s, now - resumed_at)
 
 
 def refusal_facts(status: RefusalStatus, *, now: float) -> str:
@@ -186,8 +192,7 @@ def _learning(status: Status, now: float) -> HealthAnswer:
         return HealthAnswer(AnswerWord.NOT_APPLICABLE, "the learner that this node follows trains the model")
     if answer := _worker_away(status, "learner"):
         return answer
-    last = learner.last_step_at
-    waited_s = status.node.uptime_s if last is None else now - last
+    waited_s = _silent_s(status, learner.last_step_at, now)
     if waited_s > STEP_S:
         why = f"no step for {duration(waited_s)}, {plural(replay.ready, 'group')} ready"
         return _no(why, "check that groups arrive; see logs/learner.log in the home")
@@ -196,7 +201,7 @@ def _learning(status: Status, now: float) -> HealthAnswer:
         sample = f"; one completion: {status.generation.sample!r}" if status.generation.sample else ""
         advice = f"use an easier task, a larger model or another prompt format{sample}"
         return learns(f"no reward in {num_groups:,} groups", advice)
-    if last is None:
+    if learner.last_step_at is None:
         ready = plural(replay.ready, "group")
         return _not_yet(f"no step since the start, {ready} ready", "wait for the first step")
     reward = "" if learner.reward_mean is None else f", reward {learner.reward_mean:.3f}"

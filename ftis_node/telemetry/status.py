@@ -300,11 +300,15 @@ class HealthStatus(msgspec.Struct, frozen=True):
 
 
 class PauseStatus(msgspec.Struct, frozen=True):
-    """A pause: its reason, "" without one; its end, if known, in Unix time; whether the workers have ended."""
+    """A pause: its reason, "" without one; its end, if known, in Unix time; whether the workers have ended.
+
+    `resumed_at` is the end of the last pause since the start, in Unix time.
+    """
 
     reason: str = ""
     until: float | None = None
     in_effect: bool = False
+    resumed_at: float | None = None
 
 
 class Status(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from ftis_node.telemetry.status import (
     HealthStatus,
     LearnerStatus,
     NodeStatus,
+    PauseStatus,
     Status,
     SwarmStatus,
     amount,
@@ -105,6 +106,17 @@ def test_each_state_gets_its_answers_and_advice(changes, words, text):
     assert tuple(answer.word for _, answer in verdict.items()) == words
     assert text in " ".join(f"{answer.why} {answer.advice}" for _, answer in verdict.items())
     assert "node" in changes or all(answer.advice for _, answer in verdict.items() if answer.word is NO)
+
+
+@pytest.mark.parametrize(
+    ("resumed_s", "contributing", "learning"), [(10, YES, YES), (901, NO, YES), (3601, NO, NO), (9e5, NO, NO)]
+)
+def test_the_time_of_a_pause_is_no_silence(resumed_s, contributing, learning):
+    silent = _with(generation={"last_group_at": NOW - 32400}, learner={"last_step_at": NOW - 32400})
+    status = replace(silent, pause=PauseStatus(resumed_at=NOW - resumed_s))
+    answers = summarize_health(status, now=NOW)
+    assert (answers.contributing.word, answers.learning.word) == (contributing, learning)
+    assert NO not in (contributing, learning) or duration(min(32400, resumed_s)) in answers.contributing.why
 
 
 def test_the_answers_of_a_killed_and_of_a_starting_node():

@@ -25,6 +25,7 @@ class PauseGate:
         self.num_pauses = 0
         self.is_in_effect = False  # the workers have ended
         self._since: float | None = None  # Unix time
+        self._resumed_at: float | None = None  # Unix time
         self._running = asyncio.Event()
         self._running.set()
         self._work = asyncio.Lock()
@@ -60,11 +61,12 @@ class PauseGate:
     def end(self) -> float:
         """Admit work again. Return the length of the pause in seconds."""
         assert self._since is not None, "a pause has begun"
-        length_s = time.time() - self._since
+        self._resumed_at = time.time()
+        length_s = self._resumed_at - self._since
         self.decision, self._since, self.is_in_effect = RUN, None, False
         self._work.release()
         self._running.set()
         return length_s
 
     def status(self) -> PauseStatus:
-        return PauseStatus(self.decision.reason, self.decision.until, self.is_in_effect)
+        return PauseStatus(self.decision.reason, self.decision.until, self.is_in_effect, self._resumed_at)

@@ -106,6 +106,7 @@ async def test_a_day_of_schedule_battery_program_command_sleep_and_restart(day):
     assert day.loop.change("resume", {}) == still
     assert day.loop.change("resume", {"for_s": 1800})["reason"] == ""
     assert await day.at("04T12:10") == "runs", "resume --for does not override the schedule"
+    assert day.gate.status().resumed_at == day.unix_s
     assert await day.at("04T12:30") == "paused until 22:00: outside schedule.hours 22-07"
     assert await day.at("04T22:00") == "runs"
     assert await day.at("04T22:30", battery=True) == "paused: the machine runs on its battery"
