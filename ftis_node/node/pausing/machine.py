@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -13,6 +14,7 @@ from ftis_node.config.schedule import ScheduleSection
 from ftis_node.node.pausing.policy import MachineFacts
 from ftis_node.telemetry.nvml import opened_nvml
 
+log = logging.getLogger(__name__)
 SETTLE_S = 60.0  # a program that ended starts again, or a launcher starts another
 GRAPHICS_BYTES = 1 << 30  # of GPU memory: a game uses more, a desktop less
 
@@ -24,19 +26,32 @@ class MachineObserver:
         self._schedule = schedule
         self._clock = clock
         self._programs, self._gpu_users = (_Recent() for _ in range(2))
+        self._has_warned = False
 
     def facts(self) -> MachineFacts:
         """Return the facts of this moment. It takes some milliseconds."""
         schedule, now = self._schedule, self._clock()
         battery = psutil.sensors_battery() if schedule.when_on_battery == "pause" else None
         programs = running_programs() if schedule.while_running else set()
-        users = other_gpu_users(opened_nvml()) if schedule.when_gpu_is_used == "pause" else ()
+        users = self._users_of(opened_nvml()) if schedule.when_gpu_is_used == "pause" else []
         named = (name for name in schedule.while_running if name.lower() in programs)
         return MachineFacts(
             on_battery=battery is not None and battery.power_plugged is False,
             programs=self._programs.note(named, now),
             gpu_users=self._gpu_users.note(users, now),
         )
+
+    def _users_of(self, nvml: Any) -> list[str]:
+        """Return the other users of the GPUs; none if the driver does not say, for example after it was replaced."""
+        if nvml is None:
+            return []
+        try:
+            return list(other_gpu_users(nvml))
+        except nvml.NVMLError as error:
+            if not self._has_warned:
+                log.warning("schedule.when_gpu_is_used has no effect while the GPU's driver fails: %s", error)
+            self._has_warned = True
+            return []
 
 
 class _Recent:
@@ -60,10 +75,9 @@ def running_programs() -> set[str]:
 def other_gpu_users(nvml: Any) -> Iterator[str]:
     """Yield the names of programs that compute on a GPU, or hold much of its memory, without this node's processes.
 
-    In a container NVML reports the host's process ids. A process that this machine does not show is left out.
+    In a container NVML reports the host's process ids. A process that this machine does not show is left out. Raises
+    `nvml.NVMLError`.
     """
-    if nvml is None:
-        return
     node = psutil.Process()
     own = {node.pid, *(child.pid for child in node.children(recursive=True))}
     for pid, num_bytes, computes in _gpu_processes(nvml):
