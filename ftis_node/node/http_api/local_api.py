@@ -4,8 +4,8 @@
 127.0.0.1, and answers only requests that name this machine as their host. Any user of this machine may read. Five
 routes change the node: `POST /peers/ban`, `/peers/unban`, `/peers/trust`, `/pause` and `/resume`.
 
-    {"peer": "12D3Koo...", "for_s": 7200}  ->  200 {"peer_id": ..., "trust_level": ..., ...} | 4xx {"error": "one line"}
-    {"for_s": 7200}  ->  200 {"reason": ..., "until": ..., "in_effect": ...} | 4xx {"error": "one line"}
+    {"peer": "12D3Koo...", "for_s": 7200}  ->  200 {"peer_id": ..., "trust_level": ..., ...} | {"error": "one line"}
+    {"for_s": 7200}  ->  200 {"reason": ..., "until": ..., "in_effect": ...} | {"error": "one line"}
 
 A web page that the operator visits can reach this port too. So each of these requests must carry the token of the home
 (0600, new at every start) in a custom header. A page cannot read the token, and the browser sends no custom header to a
@@ -118,9 +118,9 @@ class LocalApi:
         add_probes(app, MonitoringApi(self.status))
         token = write_token(self.token_file)
         add_control(app, self.control, token)
-        if self.pauses is not None:
-            for action in PAUSE_ACTIONS:
-                app.router.add_post(f"/{action}", partial(_handle, partial(self.pauses.change, action), token))
+        for action in PAUSE_ACTIONS:
+            change = _refuse_pause if self.pauses is None else partial(self.pauses.change, action)
+            app.router.add_post(f"/{action}", partial(_handle, change, token))
         if self.add_exchange is not None:
             self.add_exchange(app, token)
         async with serve_status(app, port=port, refused=self.status.http_refused) as url:
@@ -163,6 +163,12 @@ async def _handle(change: Change, token: str, request: web.Request) -> web.Respo
         return _refused(f"a request is complete within {BODY_S:.0f} s", 408)
     except (UsageError, ValueError) as error:
         return _refused(one_line(str(error)), 400)
+    except OSError as error:
+        return _refused(one_line(f"the node cannot write to its home: {error}"), 507)
+
+
+def _refuse_pause(arguments: dict[str, Any]) -> dict[str, Any]:
+    raise UsageError("this node has no workers to pause or resume: stop its trainer instead")
 
 
 def _refused(line: str, status: int) -> web.Response:

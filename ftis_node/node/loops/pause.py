@@ -79,7 +79,7 @@ class PauseLoop:
     def change(self, action: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Do one of ACTIONS, for `arguments["for_s"]` seconds if given, and return what follows. Raise UsageError.
 
-        `resume` with a time overrides the schedule until then.
+        `resume` with a time overrides the schedule until then. If `pause.json` cannot be written, only the log says so.
         """
         length_s = arguments.get("for_s")
         if length_s is not None and (isinstance(length_s, bool) or not isinstance(length_s, int | float)):
@@ -88,8 +88,11 @@ class PauseLoop:
             raise UsageError(f"--for is more than 0 s and at most {MAX_LENGTH_S / 86400:.0f} d")
         until = None if length_s is None else time.time() + length_s
         command = Command("pause", until) if action == "pause" else Command("run", until) if until else Command()
-        replace_file(self.home.pause, msgspec.json.encode(command))
         self._command = command
+        try:
+            replace_file(self.home.pause, msgspec.json.encode(command))
+        except (OSError, FileError) as error:  # for example a full disk
+            log.warning("the command %s does not survive a restart of the node: %s", action, error)
         self._asked.set()
         decision = self._decision()
         return {"reason": decision.reason, "until": decision.until, "in_effect": self._gate.is_in_effect}

@@ -1,5 +1,6 @@
 """The local port: operator actions with a token, the stream of events, links to the documents."""
 
+import errno
 import json
 from collections import Counter
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from ftis_node.node.http_api import local_api as http
 from ftis_node.node.http_api.auth import is_same_secret
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.peer_control import PeerControl
 from ftis_node.node.wiring import Wiring
 from tests.node.http_api.requests import get, send
@@ -40,8 +42,8 @@ async def served(tmp_path, monkeypatch):
             yield Served(int(url.rsplit(":", 1)[1]), token_file.read_bytes(), status.http_refused)
 
 
-def post(token: bytes, body: bytes, *headers: bytes) -> bytes:
-    lines = [b"POST /peers/ban HTTP/1.1", b"Host: 127.0.0.1", f"{TOKEN_HEADER}: ".encode() + token]
+def post(token: bytes, body: bytes, *headers: bytes, path: bytes = b"/peers/ban") -> bytes:
+    lines = [b"POST " + path + b" HTTP/1.1", b"Host: 127.0.0.1", f"{TOKEN_HEADER}: ".encode() + token]
     return b"\r\n".join([*lines, *headers, b"Content-Length: %d" % len(body), b"", body])
 
 
@@ -69,6 +71,23 @@ async def test_an_invalid_body_is_a_short_one_line_error(served, caplog):
     assert code == 413
     assert (await send(served.port, post(served.token, b"{}", b"Content-Type: a/b; charset=nosuch")))[0] == 400
     assert caplog.text == ""
+
+
+async def test_a_node_without_workers_says_that_it_cannot_pause(served):
+    for path in (b"/pause", b"/resume"):
+        code, response = await send(served.port, post(served.token, b"{}", path=path))
+        line = json.loads(response.partition(b"\r\n\r\n")[2])["error"]
+        assert (code, line) == (400, "this node has no workers to pause or resume: stop its trainer instead")
+
+
+async def test_a_change_that_the_disk_refuses_is_a_one_line_error(served, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(PeerManager, "ban", refuse)
+    code, response = await send(served.port, post(served.token, PEER + b"}"))
+    line = json.loads(response.partition(b"\r\n\r\n")[2])["error"]
+    assert (code, line) == (507, "the node cannot write to its home: [Errno 28] No space left on device")
 
 
 async def test_bytes_that_are_not_text_are_refused_as_a_token(served, caplog):

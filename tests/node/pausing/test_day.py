@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,6 +18,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import UsageError
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
+from ftis_node.node.loops import pause
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.pausing.machine import MachineObserver
 from ftis_node.node.pausing.policy import MachineFacts
@@ -147,6 +149,22 @@ async def test_a_pause_waits_for_the_step_and_stops_at_a_resume_meanwhile(day):
     assert (await day.at("04T22:01"), day.worker.pid) == ("runs", first), "the workers were ended for nothing"
     await day.stop()
     await asyncio.gather(starting, return_exceptions=True)
+
+
+async def test_a_command_on_a_full_disk_is_done_and_the_log_says_what_it_lacks(day, monkeypatch, caplog):
+    def refuse(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    day.start()
+    running = asyncio.create_task(day.worker.run())
+    await asyncio.sleep(0)
+    monkeypatch.setattr(pause, "replace_file", refuse)
+    assert await day.at("04T23:00") == "runs"
+    assert day.loop.change("pause", {})["reason"] == "by command"
+    assert await day.at("04T23:01") == "paused: by command"
+    assert "the command pause does not survive a restart of the node: [Errno 28] No space" in caplog.text
+    await day.stop()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 @pytest.mark.parametrize("length_s", [0, -1, 1e12, True, "2h"])
