@@ -286,7 +286,7 @@ def _worker_away(status: Status, name: str) -> HealthAnswer | None:
     if state in (READY, OFF):
         return None
     where = f"see logs/{name}.log in the home"
-    if state == "starting":
+    if state in ("starting", "paused"):  # at the end of a pause one worker starts after the other
         return _not_yet(f"the {name} worker is starting", f"wait while it loads; {where}")
     return _no(f"the {name} worker is {state}", where)
 

@@ -58,6 +58,7 @@ def _with(**changes: Any) -> Status:
         ({"swarm": {"groups_refused": {"reward_mismatch": 30, "stale": 11}}}, (YES, YES, NO), "41 of 81 groups"),
         ({"swarm": {"groups_refused": {"reward_mismatch": 29, "stale": 11}}}, (YES, YES, YES), ""),
         ({"generation": {"state": "starting"}}, (NOT_YET, YES, YES), "logs/generation.log"),
+        ({"generation": {"state": "paused"}}, (NOT_YET, YES, YES), "the generation worker is starting"),
         ({"generation": {"state": "backing-off"}}, (NO, YES, NO), "died and restarts"),
         ({"generation": {"state": "off"}}, (YES, YES, YES), "1 peer may fetch its weights"),
         ({"generation": {"last_group_at": NOW - 1000}}, (NO, YES, YES), "no group generated for 16 min 40 s"),

@@ -110,23 +110,56 @@ class PauseLoop:
         deadline = time.monotonic() + GROUPS_END_S
         while self.budget.num_under_way and time.monotonic() < deadline:
             await waiting("the groups in generation", asyncio.sleep(POLL_S))
+        await self._end_workers()
+
+    async def _end_workers(self) -> None:
         for worker in self.workers:  # in turn: a generator that starts may ask the learner for weights
             await waiting("the workers to end", worker.pause())
         self._gate.take_effect()
         log.info("paused: the workers have ended, their memory is free")
 
     async def _end(self) -> None:
-        if self._gate.is_in_effect:
-            *later, first = self.workers
-            first.resume()
-            if later:  # the generator loads the weights that the learner's new process writes
-                await waiting("the learner worker", first.wait_ready())
-                self.hand_over()
-            for worker in later:
-                worker.resume()
+        if self._gate.is_in_effect and not await self._start_workers():
+            log.info("paused again before the workers had loaded the model")
+            await self._end_workers()
+            return
         length_s = self._gate.end()
         self.context.events.write("pause_ended", paused_s=round(length_s, 1))
-        log.info("resumed: the workers load the model")
+        log.info("resumed")
+
+    async def _start_workers(self) -> bool:
+        """Start the workers and return True; return False as soon as the decision is a pause again."""
+        log.info("the pause ends: the workers load the model")
+        self._gate.lose_effect()
+        *later, first = self.workers
+        if not await self._is_started(first):
+            return False
+        if later:  # the generator loads the weights that the learner's new process writes
+            self.hand_over()
+        for worker in later:
+            if not await self._is_started(worker):
+                return False
+        return True
+
+    async def _is_started(self, worker: WorkerClient) -> bool:
+        """Start a worker and wait until it is ready. Return False as soon as the decision is a pause again."""
+        worker.resume()
+        ready = asyncio.ensure_future(worker.wait_ready())
+        try:
+            while not ready.done():
+                asked = asyncio.ensure_future(self._asked.wait())
+                first_of = asyncio.wait({ready, asked}, timeout=PERIOD_S, return_when=asyncio.FIRST_COMPLETED)
+                await waiting("the workers to load the model", first_of)
+                asked.cancel()
+                self._asked.clear()
+                self._facts = await in_background(self.observer.facts)
+                self._gate.decision = self._decision()
+                if self._gate.decision.is_pause:
+                    return False
+            await ready
+            return True
+        finally:
+            ready.cancel()
 
 
 def read_command(home: Home) -> Command:

@@ -58,6 +58,10 @@ class PauseGate:
         self.is_in_effect = True
         self.num_pauses += 1
 
+    def lose_effect(self) -> None:
+        """Note that the pause ends and the workers start. `end` follows when they are ready."""
+        self.decision, self.is_in_effect = RUN, False
+
     def end(self) -> float:
         """Admit work again. Return the length of the pause in seconds."""
         assert self._since is not None, "a pause has begun"

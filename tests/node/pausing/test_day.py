@@ -29,6 +29,7 @@ from ftis_node.telemetry.health_summary import summarize_health
 from ftis_node.telemetry.status import NodeStatus, Status
 from ftis_node.workers.process import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor, WorkerClient, WorkerState
+from tests.waiting import eventually
 
 SCHEDULE = {"hours": "22-07", "when_on_battery": "pause", "while_running": ["steam"]}
 
@@ -56,22 +57,25 @@ class Day:
         self.unix_s = 0.0
         patch.setattr(time, "time", lambda: self.unix_s)
 
-    def start(self) -> None:
+    def start(self, fault: str = "") -> None:
         about = NodeDescription("node", "m", "")
         manifest = load_manifest("arithmetic-ftis")
         context = NodeContext(self.settings, manifest, Identity.generate(), self.events, NodeState(), about)
-        spec = WorkerSpec(
-            name="learner",
-            module="echo_worker",
-            boot=echo_boot(self.home.root),
-            sockets_dir=self.home.sockets,
-            log_path=self.home.logs / "learner.log",
-            environment={"PYTHONPATH": f"{WORKERS}:{WORKERS.parents[1]}"},
-        )
-        self.worker = WorkerClient(Supervisor(spec))
+        self.worker = self.new_worker("learner", fault)
         self.facts = Facts(self.settings.schedule)
         self.gate = context.pause
         self.loop = PauseLoop(context, self.home, (self.worker,), lambda: None, GenerateBudget(), self.facts)
+
+    def new_worker(self, name: str, fault: str = "") -> WorkerClient:
+        spec = WorkerSpec(
+            name=name,
+            module="echo_worker",
+            boot=echo_boot(self.home.root, fault),
+            sockets_dir=self.home.sockets,
+            log_path=self.home.logs / f"{name}.log",
+            environment={"PYTHONPATH": f"{WORKERS}:{WORKERS.parents[1]}"},
+        )
+        return WorkerClient(Supervisor(spec))
 
     async def at(self, clock: str, *, battery: bool = False, steam: bool = False) -> str:
         """Set the clock, look once, and return the first two lines of the status: paused or not, and the worker."""
@@ -151,6 +155,49 @@ async def test_a_pause_waits_for_the_step_and_stops_at_a_resume_meanwhile(day):
     await asyncio.gather(starting, return_exceptions=True)
 
 
+async def test_a_pause_while_the_models_load_after_a_pause_is_not_delayed(day):
+    day.start(fault="slow")
+    running = asyncio.create_task(day.worker.run())
+    await day.at("04T22:00")
+    day.loop.change("pause", {})
+    assert await day.at("04T22:01") == "paused: by command"
+    day.loop.change("resume", {})
+    ending = asyncio.create_task(day.loop.check())
+    await eventually(lambda: day.worker.worker_state is WorkerState.STARTING)
+    await asyncio.sleep(0.2)
+    shown = day.gate.status()
+    assert (shown.reason, shown.in_effect, day.gate.is_paused) == ("", False, True)
+    assert day.loop.change("pause", {})["in_effect"] is False, "the memory is not free"
+    await asyncio.wait_for(ending, 30)
+    assert (day.worker.worker_state, day.worker.pid) == (WorkerState.PAUSED, None), "it waited for the model"
+    assert (day.gate.status().reason, day.gate.is_in_effect) == ("by command", True)
+    day.loop.change("resume", {})
+    assert await day.at("04T22:05") == "runs"
+    ended = [event["paused_s"] for event in read_events(day.home.events, name="pause_ended")]
+    assert ended == [240.0]
+    await day.stop()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_the_generator_starts_after_the_learner_has_handed_over_its_weights(day):
+    day.start()
+    generator, states = day.new_worker("generation"), []
+    day.loop.workers = (generator, day.worker)
+    day.loop.hand_over = lambda: states.append((day.worker.worker_state, generator.worker_state))
+    running = asyncio.gather(day.worker.run(), generator.run(), return_exceptions=True)
+    await day.at("04T22:00")
+    await generator.wait_ready()
+    day.loop.change("pause", {"for_s": 60})
+    await day.at("04T22:00")
+    assert (generator.worker_state, generator.pid) == (WorkerState.PAUSED, None)
+    assert await day.at("04T22:02") == "runs"
+    assert states == [(WorkerState.READY, WorkerState.PAUSED)]
+    assert generator.worker_state is WorkerState.READY, "the node runs before its generator"
+    await day.stop()
+    await generator.stop()
+    await running
+
+
 async def test_a_command_on_a_full_disk_is_done_and_the_log_says_what_it_lacks(day, monkeypatch, caplog):
     def refuse(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -175,7 +222,7 @@ async def test_a_length_that_is_none_changes_nothing(day, length_s):
     assert not day.home.pause.exists()
 
 
-def echo_boot(trace: Path) -> Any:
+def echo_boot(trace: Path, fault: str) -> Any:
     from echo_worker import EchoBoot
 
-    return EchoBoot(trace=str(trace))
+    return EchoBoot(trace=str(trace), fault=fault)
