@@ -188,13 +188,17 @@ class FollowLoop:
                 await waiting("an evaluation", self.evaluator.evaluate(step=version))
 
     async def _serve_guarded(self, version: int, *, before: int) -> bool:
-        """Serve the version. If that fails, return False, remove its file and keep `before`."""
+        """Serve the version. If that fails, return False, remove its file and keep `before`.
+
+        A worker that a pause ends would interrupt the trial, and the next one would begin with unproven weights.
+        """
         is_served = False
-        with self.gossip.guard.work_for(self._settings.follow, Place.WEIGHTS):
-            is_served = await self._serve(version)
-        if not is_served:
-            self._transit.served = before
-            self._held.remove(version)
+        async with self.context.pause.working():
+            with self.gossip.guard.work_for(self._settings.follow, Place.WEIGHTS):
+                is_served = await self._serve(version)
+            if not is_served:
+                self._transit.served = before
+                self._held.remove(version)
         return is_served
 
     async def _serve(self, version: int) -> bool:

@@ -25,6 +25,7 @@ from ftis_node.node.loops import weight_follow
 from ftis_node.node.loops import weight_follow as weights_follow
 from ftis_node.node.loops import weight_offer as weights_offer
 from ftis_node.node.loops.weight_offer import newest_offered
+from ftis_node.node.pausing.policy import Decision
 from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.weights.weight_download import Download, OfferWithdrawnError
 from ftis_node.node.wiring import NodeComponents, Wiring
@@ -220,6 +221,36 @@ async def test_a_restarted_generator_serves_its_last_version_and_resumes_a_parti
         path = tmp_path / "generator/weights/followed/version-00000002" / WEIGHTS_FILE
         assert path.read_bytes() == content
         assert list(partial.iterdir()) == []
+
+
+async def test_weights_are_tried_before_or_after_a_pause(tmp_path, monkeypatch):
+    async with _pair(tmp_path) as pair:
+        await pair.offer(1, b"first")
+        await eventually(lambda: pair.served == [1])
+        trying, may_end = asyncio.Event(), asyncio.Event()
+
+        async def try_slowly(weights, proof, try_weights=pair.generator.generation.try_weights):
+            trying.set()
+            await may_end.wait()
+            await try_weights(weights, proof)
+
+        monkeypatch.setattr(pair.generator.generation, "try_weights", try_slowly)
+        await pair.offer(2, b"second")
+        await trying.wait()
+        pausing = asyncio.create_task(pair.generator.context.pause.begin(Decision("by command")))
+        await asyncio.sleep(0.1)
+        assert not pausing.done(), "the pause does not wait for the trial"
+        may_end.set()
+        await asyncio.wait_for(pausing, 30)
+        await eventually(lambda: pair.served == [1, 2])
+    async with _pair(tmp_path, follows=False) as pair:  # a restart during the pause
+        await pair.generator.context.pause.begin(Decision("by command"))
+        running = asyncio.create_task(Wiring(pair.generator).follow_loop.run())
+        await asyncio.sleep(0.3)
+        assert pair.served == [], "weights were tried during the pause"
+        pair.generator.context.pause.end()
+        await eventually(lambda: pair.served == [2])
+        running.cancel()
 
 
 async def test_weights_whose_proof_fails_are_not_served_and_later_ones_are(tmp_path):
