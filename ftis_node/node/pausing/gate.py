@@ -26,6 +26,8 @@ class PauseGate:
         self.is_in_effect = False  # the workers have ended
         self._since: float | None = None  # Unix time
         self._resumed_at: float | None = None  # Unix time
+        self._stopped_at: float | None = None  # monotonic
+        self._stopped_s = 0.0
         self._running = asyncio.Event()
         self._running.set()
         self._work = asyncio.Lock()
@@ -34,6 +36,11 @@ class PauseGate:
     def is_paused(self) -> bool:
         """Return whether a pause has begun. A step in progress still ends."""
         return not self._running.is_set()
+
+    def clock(self) -> float:
+        """Return the seconds of a monotonic clock that does not run while the workers have ended or load the model."""
+        now = time.monotonic() if self._stopped_at is None else self._stopped_at
+        return now - self._stopped_s
 
     async def wait_running(self) -> None:
         await waiting(PAUSE_END, self._running.wait())
@@ -56,6 +63,8 @@ class PauseGate:
     def take_effect(self) -> None:
         """Note that the workers have ended."""
         self.is_in_effect = True
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
         self.num_pauses += 1
 
     def lose_effect(self) -> None:
@@ -68,6 +77,9 @@ class PauseGate:
         self._resumed_at = time.time()
         length_s = self._resumed_at - self._since
         self.decision, self._since, self.is_in_effect = RUN, None, False
+        if self._stopped_at is not None:
+            self._stopped_s += time.monotonic() - self._stopped_at
+            self._stopped_at = None
         self._work.release()
         self._running.set()
         return length_s

@@ -164,7 +164,7 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
         generation=generation,
         learner=learner,
         gossip=factory.gossip(inputs),
-        slots=SlotPool(_num_slots(settings, step), held=reader.own_held()),
+        slots=SlotPool(_num_slots(settings, step), held=reader.own_held(), clock=context.pause.clock),
         peers=peers,
         arrangement=inputs.arrangement,
         budget=GenerateBudget(settings.budget.generate_tokens, num_tokens=done.tokens_own, num_groups=done.groups_own),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ftis_node.node.supervision.task_monitor import waiting
@@ -25,12 +26,14 @@ MEASURED_GROUPS = 64  # the time per group follows about as many
 class SlotPool:
     """Semaphore of `capacity` slots. `waiting` slots have a group in generation, `held` slots one in the buffer.
 
-    It measures the time per group, without the time in which no group is in generation. For one event loop.
+    It measures the time per group by `clock`, in seconds, without the time in which no group is in generation. For one
+    event loop.
     """
 
     capacity: int
     held: int = 0
     waiting: int = 0
+    clock: Callable[[], float] = time.monotonic
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _busy_s: float = field(default=0.0, init=False)
     _busy_since: float = field(default=0.0, init=False)
@@ -39,7 +42,7 @@ class SlotPool:
     @property
     def seconds_per_group(self) -> float:
         """Return the time per group while groups are generated; 0 before the first."""
-        busy_s = self._busy_s + (time.monotonic() - self._busy_since if self.waiting else 0.0)
+        busy_s = self._busy_s + (self.clock() - self._busy_since if self.waiting else 0.0)
         return busy_s / self._num_filled if self._num_filled else 0.0
 
     async def charge(self) -> None:
@@ -80,13 +83,13 @@ class SlotPool:
 
     def _begin(self, number: int) -> None:
         if not self.waiting:
-            self._busy_since = time.monotonic()
+            self._busy_since = self.clock()
         self.waiting += number
 
     def _end(self) -> None:
         self.waiting -= 1
         if not self.waiting:
-            self._busy_s += time.monotonic() - self._busy_since
+            self._busy_s += self.clock() - self._busy_since
 
 
 @dataclass(eq=False)

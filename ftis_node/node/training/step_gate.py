@@ -79,7 +79,7 @@ class TimedStepGate:
         self._started_at = self._looked_at = time.monotonic()
         self._own_ready_since: float | None = None
         self._with_sender_at = self._started_at
-        self._step_at: float | None = None  # start of the last step
+        self._step, self._step_at = 0, 0.0  # the last step, and its start by the clock of the pauses
         self._train_s = 0.0  # from the start of a step to the end of its training, a moving average
         self._awaited: list[str] = []  # senders for whose groups alone the step has waited since the last look
         self._fill = ForeignShortfall()
@@ -89,20 +89,20 @@ class TimedStepGate:
         """Wait as `StepGate.wait` says; release stale groups meanwhile."""
         num_pauses = self.context.pause.num_pauses
         self._own_ready_since, self._awaited = None, []
-        if self._step_at is not None:
-            last_s = time.monotonic() - self._step_at
+        if self._step and step == self._step + 1:  # else a pause or a death of the learner came before the step
+            last_s = self.context.pause.clock() - self._step_at
             self._train_s = (self._train_s + last_s) / 2 if self._train_s else last_s
         while True:
             await self._wait_for_pause()
             if self.context.pause.num_pauses != num_pauses:
-                self._step_at = None
+                self._step = 0
                 return True
             self.stored.clear()
             await self._release_unusable()
             self._needs = self._current_quota()
             outlook = await self._outlook()
             if may_start(self._needs, outlook) and not self.context.pause.is_paused:
-                self._step_at = time.monotonic()
+                self._step, self._step_at = step, self.context.pause.clock()
                 self._plan_next()
                 return True
             has_stopped = self.context.settings.generates and not self.step_shares.makes_more

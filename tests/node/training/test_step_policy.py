@@ -48,9 +48,9 @@ async def test_no_more_groups_are_in_progress_than_there_are_slots():
     assert slots.waiting == 2
 
 
-async def test_the_time_per_group_is_without_the_time_in_which_no_slot_is_free(monkeypatch):
-    now, slots = 100.0, SlotPool(2)
-    monkeypatch.setattr("ftis_node.node.training.group_limits.time.monotonic", lambda: now)
+async def test_the_time_per_group_is_without_the_time_in_which_no_slot_is_free():
+    now = 100.0
+    slots = SlotPool(2, clock=lambda: now)
     assert slots.seconds_per_group == 0.0
     for _ in range(100):
         await slots.charge()
