@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 
 from ftis_node.config.home import Home
 from ftis_node.generation.client import GenerationClient
@@ -66,7 +67,8 @@ class NodeComponents:
     """The parts of a node that have files, processes or connections, and what its settings chose.
 
     `task` is the run's task, with the problems of all nodes. `domain` has the problems that this node generates for. It
-    is the same object as `task` if the node has no separate domain.
+    is the same object as `task` if the node has no separate domain. `published` is the folder of the learner's weights;
+    None: that in the home.
     """
 
     context: NodeContext
@@ -86,6 +88,7 @@ class NodeComponents:
     arrangement: WorkerPlacement = WorkerPlacement()
     budget: GenerateBudget = field(default_factory=GenerateBudget)
     tracking: Tracking = field(default_factory=Tracking)
+    published: Path | None = None
 
     @property
     def home(self) -> Home:
@@ -314,7 +317,8 @@ class Wiring:
         node = self.node
         workers = tuple(each for each in (node.generation, node.learner) if isinstance(each, WorkerClient))
         observer = MachineObserver(self.context.settings.schedule)
-        return PauseLoop(self.context, node.home, workers, self._hand_over_weights, node.budget, observer)
+        published = node.published or node.home.weights
+        return PauseLoop(self.context, node.home, workers, self._hand_over_weights, published, node.budget, observer)
 
     def _hand_over_weights(self) -> None:
         """Let the generator begin with the learner's weights: those of the former learner may be gone."""

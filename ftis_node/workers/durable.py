@@ -70,7 +70,8 @@ def take_oldest(parent: Path, prefix: str, *, beyond: int) -> Path | None:
 def remove_leftovers(parent: Path, prefix: str) -> None:
     """Remove the remains of crashes in `parent`: temporary folders, and `<prefix>...` folders without a marker.
 
-    Only the folder's single writer may call it, at its start: it also removes folders that another process is writing.
+    Only the folder's single writer may call it at its start, or another process after the writer's end. It also removes
+    folders that a process is writing.
     """
     for path in list(parent.iterdir()) if parent.is_dir() else ():
         is_temporary = path.name.startswith(f".{prefix}") and TEMPORARY_MARK in path.name

@@ -28,7 +28,7 @@ from ftis_node.config.home import Home
 from ftis_node.errors import ModelError
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ftis_node.models.safetensors_file import read_header
-from ftis_node.workers.durable import complete_folder, keep_newest, take_oldest
+from ftis_node.workers.durable import complete_folder, keep_newest, remove_leftovers, take_oldest
 from ftis_node.workers.shared_weights import TRANSFERS, SharedWeights, Transfer
 from ftis_node.workers.wire import Message
 
@@ -65,6 +65,13 @@ def weights_folder(
     finally:
         for path in [folder] if in_memory else home.weights.glob(f"{PREFIX}*"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def discard_published(folder: Path) -> None:
+    """Remove all published versions, which are those of a process that has ended. Raises OSError."""
+    remove_leftovers(folder, PREFIX)
+    for path in folder.glob(f"{PREFIX}*"):
+        shutil.rmtree(path)
 
 
 def has_space(num_bytes: int, free_bytes: int) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -33,13 +32,12 @@ from ftis_node.learner.model.policy import Policy, load_unchecked, own_tensors
 from ftis_node.models import PromptTokenizer
 from ftis_node.models.loading import check_export_folder, export_adapter, export_model
 from ftis_node.telemetry.log import OnProgress, unwatched
-from ftis_node.workers.durable import remove_leftovers
 from ftis_node.workers.flat_tensors import FlatTensors
 from ftis_node.workers.hub_names import hub_parts, hub_tensors
 from ftis_node.workers.shared_tensors import Exporter
 from ftis_node.workers.shared_weights import Transfer
 from ftis_node.workers.tensor_file import LockedFiles, checksums_of, write_tensors
-from ftis_node.workers.weight_store import PREFIX, PublishedWeights, WeightProof, WeightStore, prove
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof, WeightStore, discard_published, prove
 
 log = logging.getLogger(__name__)
 Form = Literal["model", "adapter"]
@@ -71,7 +69,10 @@ class WeightPublication:
         self._flat = _flattened(policy) if self._is_shareable else None
 
     def begin(self, version: int) -> None:
-        """Publish the version from which the learner resumes, and remove all versions of a former process."""
+        """Publish the version from which the learner resumes, and remove all versions of a former process.
+
+        Those above the checkpoint's version are published again, with other weights.
+        """
         discard_published(self._folder)
         if version:  # the generator has the starting model
             with self.disk_errors(version):
@@ -192,13 +193,6 @@ def _adapter_of(policy: Policy) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def proof_of(policy: Policy, *, version: int) -> WeightProof:
     """Return the proof of `version`, computed by the learner's own forward pass with the adapter unmerged."""
     return policy.compute(lambda model: prove(model, version=version, vocab_size=policy.tokenizer.vocab_size))
-
-
-def discard_published(folder: Path) -> None:
-    """Remove all versions of a former process: those above the checkpoint's are published again, with other weights."""
-    remove_leftovers(folder, PREFIX)
-    for path in folder.glob(f"{PREFIX}*"):
-        shutil.rmtree(path)
 
 
 def export_policy(policy: Policy, out: Path, *, merge: bool, tokenizer: PromptTokenizer | None = None) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,6 +31,7 @@ from ftis_node.node.supervision.task_monitor import waiting, waiting_for
 from ftis_node.node.training.group_limits import GenerateBudget
 from ftis_node.telemetry.health_summary import pause_words
 from ftis_node.workers.supervisor import WorkerClient
+from ftis_node.workers.weight_store import discard_published
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class PauseLoop:
     home: Home
     workers: tuple[WorkerClient, ...]  # the generator before the learner
     hand_over: Callable[[], None]  # gives the weights of the learner's new process to the generator's
+    published: Path  # the folder of the learner's weights, usually in memory
     budget: GenerateBudget
     observer: MachineObserver
     _facts: MachineFacts = field(default_factory=MachineFacts, init=False)
@@ -115,6 +118,8 @@ class PauseLoop:
     async def _end_workers(self) -> None:
         for worker in self.workers:  # in turn: a generator that starts may ask the learner for weights
             await waiting("the workers to end", worker.pause())
+        with suppress(OSError):  # the learner's next process removes what is left
+            await in_background(discard_published, self.published)  # it publishes its version again
         self._gate.take_effect()
         log.info("paused: the workers have ended, their memory is free")
 

@@ -169,6 +169,7 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
         arrangement=inputs.arrangement,
         budget=GenerateBudget(settings.budget.generate_tokens, num_tokens=done.tokens_own, num_groups=done.groups_own),
         tracking=_tracking(context, home),
+        published=weights,
     )
 
 

@@ -64,7 +64,9 @@ class Day:
         self.worker = self.new_worker("learner", fault)
         self.facts = Facts(self.settings.schedule)
         self.gate = context.pause
-        self.loop = PauseLoop(context, self.home, (self.worker,), lambda: None, GenerateBudget(), self.facts)
+        self.loop = PauseLoop(
+            context, self.home, (self.worker,), lambda: None, self.home.weights, GenerateBudget(), self.facts
+        )
 
     def new_worker(self, name: str, fault: str = "") -> WorkerClient:
         spec = WorkerSpec(
@@ -187,9 +189,14 @@ async def test_the_generator_starts_after_the_learner_has_handed_over_its_weight
     running = asyncio.gather(day.worker.run(), generator.run(), return_exceptions=True)
     await day.at("04T22:00")
     await generator.wait_ready()
+    for name in ("weights-00000006", ".weights-00000007.incomplete-1", "offered", "followed"):
+        (day.home.weights / name).mkdir(parents=True)
+        (day.home.weights / name / "file").write_text("weights")
     day.loop.change("pause", {"for_s": 60})
     await day.at("04T22:00")
     assert (generator.worker_state, generator.pid) == (WorkerState.PAUSED, None)
+    left = {path.name for path in day.home.weights.iterdir()}
+    assert left == {"offered", "followed"}, "published weights still use memory"
     assert await day.at("04T22:02") == "runs"
     assert states == [(WorkerState.READY, WorkerState.PAUSED)]
     assert generator.worker_state is WorkerState.READY, "the node runs before its generator"
