@@ -115,8 +115,13 @@ class TrainingChoice:
     options: tuple[TrainingOption, ...] = ()
 
 
-def choose_training(settings: NodeSettings, manifest: RunManifest, home: Home, source: ModelSource) -> TrainingChoice:
-    """Return what this node trains here. Raises MachineError if nothing fits, ConfigError for missing GPUs."""
+def choose_training(
+    settings: NodeSettings, manifest: RunManifest, home: Home, source: ModelSource, *, others_count: bool = True
+) -> TrainingChoice:
+    """Return what this node trains here; `others_count` as in `inspect_machine`.
+
+    Raises MachineError if nothing fits, ConfigError for missing GPUs.
+    """
     if not settings.learns:
         return TrainingChoice(settings, "")
     begun = _continued(read_previous_training(home, settings.model), settings)
@@ -129,7 +134,7 @@ def choose_training(settings: NodeSettings, manifest: RunManifest, home: Home, s
         shape = read_shape(source)
     except ModelError:
         return _without_plan(settings, begun, "no memory plan for this model")
-    planning, machine = inspect_machine(settings)
+    planning, machine = inspect_machine(settings, others_count=others_count)
     choice = choose(planning, manifest, shape, machine, begun)
     if begun is None:
         refuse_what_does_not_fit(choice, manifest, shape, machine)

@@ -107,9 +107,11 @@ class AssignedPlan:
     alternative: str = ""
 
 
-def arrange(settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
-    """Return the placement on this machine. Raises as `place_workers_on` does."""
-    settings, machine = inspect_machine(settings)
+def arrange(
+    settings: NodeSettings, manifest: RunManifest, source: ModelSource, *, others_count: bool = True
+) -> WorkerPlacement:
+    """Return the placement on this machine; `others_count` as in `inspect_machine`. Raises as `place_workers_on`."""
+    settings, machine = inspect_machine(settings, others_count=others_count)
     try:
         shape = read_shape(source)
     except ModelError as error:
@@ -130,14 +132,18 @@ def place_single_worker(settings: NodeSettings) -> WorkerPlacement:
     )
 
 
-def inspect_machine(settings: NodeSettings) -> tuple[NodeSettings, Machine]:
+def inspect_machine(settings: NodeSettings, *, others_count: bool = True) -> tuple[NodeSettings, Machine]:
     """Return the settings with this machine's engine in place of "auto", and the memory that the node may use.
 
+    Without `others_count` the GPUs' memory that other programs use counts as free: they will have ended.
     Raises MachineError if the settings need a GPU and there is none, and for a GPU that cannot work.
     """
     if settings.engine == "auto":
         settings = settings.model_copy(update={"engine": "vllm" if has_vllm() else "torch"})
-    return settings, Machine(inspect_cards(settings), psutil.virtual_memory().available, free_in_memory())
+    cards = inspect_cards(settings)
+    if not others_count:
+        cards = tuple(replace(card, taken_bytes=0) for card in cards)
+    return settings, Machine(cards, psutil.virtual_memory().available, free_in_memory())
 
 
 def inspect_cards(settings: NodeSettings) -> tuple[Card, ...]:

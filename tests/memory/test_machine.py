@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +11,11 @@ from ftis_node.errors import MachineError
 from ftis_node.memory import placement
 from ftis_node.memory.machine import SPARE_BYTES, USABLE_SHARE, Card, Machine
 from ftis_node.memory.placement import GpuAssignment, inspect_machine, place_workers_on, plan_on
+from ftis_node.models import ModelSource
 from ftis_node.models.accelerators import Accelerator
 from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, arranged, machine, planned, vllm_settings
+
+SOURCE = ModelSource("m", Path("models/m"))
 
 
 def card(gib: float, free_gib: float | None = None, name: str = "") -> Card:
@@ -84,6 +88,19 @@ def test_of_three_cards_the_best_two_are_taken():
     assert found.gpus.learner == (2,)
     full = card(24, free_gib=0, name="RTX 4090")
     assert plan_on(Machine((*cards[:2], full), 64 * GIB), HALF_B, vllm_settings(), RUN).gpus.learner == (1,)
+
+
+def test_the_memory_of_other_programs_does_not_count_for_a_node_that_starts_paused(monkeypatch):
+    """A game uses the GPU now; the workers start after its end."""
+    seen = [Accelerator("NVIDIA L4", 22 * GIB, (8, 9), free_bytes=2 * GIB)]
+    monkeypatch.setattr(placement, "pick_device", lambda device: "cuda")
+    monkeypatch.setattr(placement, "list_accelerators", lambda: seen)
+    monkeypatch.setattr(placement, "read_shape", lambda source: HALF_B)
+    monkeypatch.setattr(placement.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    with pytest.raises(MachineError, match="other programs use 20.00 GiB"):
+        placement.arrange(vllm_settings(), RUN, SOURCE)
+    arranged_paused = placement.arrange(vllm_settings(), RUN, SOURCE, others_count=False)
+    assert arranged_paused == place_workers_on(Machine((card(22),), 64 * GIB), HALF_B, vllm_settings(), RUN)
 
 
 def test_gpus_that_cannot_work_are_refused_or_hidden(monkeypatch, caplog):

@@ -256,7 +256,9 @@ class InProcessNodeFactory:
         self._delay = delay
         self._seed = seed
 
-    async def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
+    async def arrange(
+        self, settings: NodeSettings, manifest: RunManifest, source: ModelSource, *, others_count: bool = True
+    ) -> WorkerPlacement:
         """Return a placement without a memory plan, because all members share this process.
 
         Members take turns if the settings have time-shared placement.

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from ftis_node.config.home import Home
+from ftis_node.config.node import NodeSettings
 from ftis_node.errors import FileError, UsageError
 from ftis_node.files import read_object, replace_file
 from ftis_node.node.context import NodeContext
@@ -165,6 +166,12 @@ class PauseLoop:
             return True
         finally:
             ready.cancel()
+
+
+def first_decision(settings: NodeSettings, home: Home) -> Decision:
+    """Return whether a node that starts now computes or pauses. It takes some milliseconds."""
+    facts = MachineObserver(settings.schedule).facts()
+    return decide(settings.schedule, read_command(home), facts, now=time.time())
 
 
 def read_command(home: Home) -> Command:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -74,7 +75,9 @@ class NodeFactory(Protocol):
     and to write weights.
     """
 
-    async def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement: ...
+    async def arrange(
+        self, settings: NodeSettings, manifest: RunManifest, source: ModelSource, *, others_count: bool = True
+    ) -> WorkerPlacement: ...
     def learner(self, of: NodeInputs, *, events: EventLog, weights: Path) -> Learning: ...
     def generation(self, of: NodeInputs, *, events: EventLog, learner: Learning) -> Generation: ...
     def gossip(self, of: NodeInputs) -> Gossip: ...
@@ -95,13 +98,15 @@ class ProcessNodeFactory:
     def listen_addresses(self) -> tuple[ListenAddress, ...]:
         return self._network.listen_addresses
 
-    async def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
-        """Apply the memory plan.
+    async def arrange(
+        self, settings: NodeSettings, manifest: RunManifest, source: ModelSource, *, others_count: bool = True
+    ) -> WorkerPlacement:
+        """Apply the memory plan; `others_count` as in `inspect_machine`.
 
         The plan divides the memory between two workers. A single worker gets all memory that the settings allow.
         Raise MachineError if the model does not fit, ConfigError for GPUs.
         """
-        return await in_background(_place, settings, manifest, source)
+        return await in_background(partial(_place, settings, manifest, source, others_count=others_count))
 
     def generation(self, of: NodeInputs, *, events: EventLog, learner: Learning) -> GenerationClient:
         return GenerationClient(
@@ -153,12 +158,14 @@ class ProcessNodeFactory:
         )
 
 
-def _place(settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
+def _place(
+    settings: NodeSettings, manifest: RunManifest, source: ModelSource, *, others_count: bool
+) -> WorkerPlacement:
     if not settings.generates and not settings.learns:
         return WorkerPlacement()
     if not (settings.generates and settings.learns):
         return place_single_worker(settings)
-    return arrange(settings, manifest, source)
+    return arrange(settings, manifest, source, others_count=others_count)
 
 
 def gossip_limits(settings: NodeSettings, manifest: RunManifest) -> GossipLimits:

@@ -32,6 +32,7 @@ from ftis_node.models.adapter_folder import continued
 from ftis_node.models.fingerprint import other_model
 from ftis_node.models.quantized import check_dense
 from ftis_node.models.quantized import check_installed as check_bitsandbytes
+from ftis_node.node.loops.pause import first_decision
 from ftis_node.node.startup.factories import NodeFactory, NodeInputs
 from ftis_node.node.startup.prompts import prompts_of
 from ftis_node.node.startup.run_plan import RunPlan, from_anywhere
@@ -78,11 +79,13 @@ async def prepare(
     least = settings if settings.lora is not None else settings.model_copy(update={"lora": True})
     await in_background(check_disk_space, home, source, least)  # first: `choose_training` has to load torch
     on_progress(None, "planning the memory")
-    choice = await in_background(choose_training, settings, plan.manifest, home, source)
+    starts_paused = (await in_background(first_decision, settings, home)).is_pause
+    choose = partial(choose_training, others_count=not starts_paused)  # by the start of the workers they have ended
+    choice = await in_background(choose, settings, plan.manifest, home, source)
     settings = choice.settings
     await in_background(check_disk_space, home, source, settings)
     limit = await in_background(limit_of, settings, source)
-    arrangement = await factory.arrange(settings, plan.manifest, source)
+    arrangement = await factory.arrange(settings, plan.manifest, source, others_count=not starts_paused)
     on_progress(None, "loading the tokenizer")
     prompts = prompts_of(settings)
     tokenizer = await in_background(partial(load_tokenizer, source, prompts=prompts))

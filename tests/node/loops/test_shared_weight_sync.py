@@ -42,7 +42,7 @@ class _Factory(InProcessNodeFactory):
         super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
         self._home, self._refusal = home, refusal
 
-    async def arrange(self, *of: Any) -> WorkerPlacement:
+    async def arrange(self, *of: Any, **how: Any) -> WorkerPlacement:
         return WorkerPlacement(transfer="ipc")
 
     def generation(self, of: NodeInputs, **parts: Any) -> GenerationClient:  # type: ignore[override]
