@@ -48,6 +48,22 @@ def test_install_and_remove(home, tmp_path, monkeypatch, capsys):
     assert len((tmp_path / "calls").read_text().splitlines()) == len(calls)
 
 
+def test_the_service_of_another_home_is_not_replaced(home, tmp_path, capsys):
+    unit, other = tmp_path / "config" / "systemd" / "user" / "ftis-node.service", tmp_path / "other"
+    other.mkdir()
+    (other / "node.toml").write_text('model = "m"\n')
+    assert run(["service", "install", "--home", str(other)]) == 0
+    installed = unit.read_text()
+    capsys.readouterr()
+    assert run(["service", "install", "--home", str(home)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f'"--home" "{other}"' in line and "ftis-node service remove" in line
+    assert unit.read_text() == installed
+    unit.write_text(f"# of an older version\n{installed}")
+    assert run(["service", "install", "--home", str(other)]) == 0
+    assert unit.read_text() == installed, "the unit of the same node is not renewed"
+
+
 def test_a_home_without_a_model_is_refused_and_a_refusal_of_systemd_is_shown(home, tmp_path, capsys):
     assert run(["service", "install", "--home", str(tmp_path / "none")]) == 2
     (tmp_path / "bin" / "systemctl").write_text("#!/bin/sh\necho no bus >&2\nexit 1\n")

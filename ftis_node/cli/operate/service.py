@@ -15,7 +15,7 @@ import typer
 from ftis_node.cli.options import HomeOption, home_at
 from ftis_node.config.home_files import last_settings
 from ftis_node.errors import ConfigError, UsageError
-from ftis_node.files import make_folder, replace_file
+from ftis_node.files import make_folder, read_text, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run the node as a service of this user.")
 
 UNIT = "ftis-node.service"
+START = "ExecStart="
 LINGER = "loginctl enable-linger"
 
 
@@ -34,9 +35,11 @@ def install(home: HomeOption = None) -> None:
         raise UsageError(f"a node runs in {where.root}: `ftis-node stop` ends it, then install the service")
     if not (where.node_toml.exists() or last_settings(where)):
         raise ConfigError(f"{where.root} names no model: start a node there once, or write its node.toml")
-    unit = unit_path()
+    unit, text = unit_path(), unit_text(where.root.absolute())
+    if unit.exists() and (command := _command_in(read_text(unit))) != _command_in(text):
+        raise UsageError(f"{unit} has another command ({command}): remove it with `ftis-node service remove` first")
     make_folder(unit.parent)
-    replace_file(unit, unit_text(where.root.absolute()).encode(), mode=0o644)
+    replace_file(unit, text.encode(), mode=0o644)
     typer.echo(f"wrote {unit}")
     _call(["daemon-reload"], ["enable", "--now", UNIT])
     typer.echo(f"so that it runs without a session, once: {LINGER}")
@@ -63,6 +66,11 @@ def unit_text(home: Path) -> str:
     template = resources.files("ftis_node.cli.operate").joinpath(UNIT).read_text(encoding="utf-8")
     words = [sys.executable, "-m", "ftis_node", "join", "--home", str(home)]
     return template.replace("COMMAND", " ".join(map(_quoted, words)))
+
+
+def _command_in(unit: str) -> str:
+    """Return the command line of a unit; "" of a file without one."""
+    return next((line.removeprefix(START) for line in unit.splitlines() if line.startswith(START)), "")
 
 
 def _quoted(word: str) -> str:
