@@ -38,7 +38,7 @@ def restarts_not_counted(before: Observation, after: Observation) -> Iterator[st
 
 
 def _num_pauses(seen: Observation) -> int:
-    return sum(event.name == "pause_ended" for event in seen.events)
+    return sum(event.name in ("pause_began", "pause_ended") for event in seen.events)
 
 
 def lost_bans(before: Observation, after: Observation) -> Iterator[str]:
