@@ -95,5 +95,6 @@ def _check_generator(generator: RunningNode, *, peer_id: str) -> None:
     assert status["swarm"]["weights_refused"] == {}
     assert status["replay"]["released"]["delivered"] > 0
     assert all(event["age_s"] >= DELAY_S for event in generator.events("served"))
-    assert {entry["task"] for entry in generator.events("eval")} == {"arithmetic"}
+    evaluated = generator.wait_for(lambda: generator.events("eval"), timeout_s=60)
+    assert {entry["task"] for entry in evaluated} == {"arithmetic"}
     assert peer_id in {peer["peer_id"] for peer in generator.peers()}
