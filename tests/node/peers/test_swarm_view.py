@@ -4,17 +4,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 from aiohttp import ClientSession
 
 from ftis_node.config.node import NodeSettings, SwarmSection
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.peers.peer_control import PeerControl
+from ftis_node.node.startup.bootstrap import BootstrapApi
 from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import PeerStats
 from ftis_node.swarm.overview import MAX_ROWS, RunSummary, SwarmView, make_view, swarm_row
+from ftis_node.swarm.receipts import StepLimits
 from ftis_node.telemetry.status import EvalStatus
 from ftis_node.view.swarm import swarm_text
 from tests.node.nodes import components
@@ -70,3 +73,23 @@ def test_rows_are_bounded_and_control_characters_escaped():
     assert (len(view.peers), view.num_omitted) == (MAX_ROWS, 10_000 - MAX_ROWS)
     lines = swarm_text([view], now=time.time())
     assert len(lines) < MAX_ROWS + 80 and all(line.isprintable() for line in lines)
+
+
+def test_a_record_claims_at_least_the_steps_of_its_receipts(tmp_path):
+    with _trained_node(tmp_path) as wiring:
+        receipts = wiring.node.peers.receipts
+        receipts.limits = StepLimits(groups=8)
+        for _ in range(800):
+            receipts.note_used(PEER, 1)
+        assert wiring.directory_loop.own_record.make().stats.step == 100, "the learner is at step 4"
+
+
+async def test_a_bootstrap_node_with_a_run_shows_no_other_one():
+    shown = []
+    page = SimpleNamespace(render=lambda views, **_: shown.extend(view.run.id for view in views) or "")
+    views = [SwarmView(RunSummary(run_id * 32), 0.0) for run_id in "ab"]
+    for pinned in ((), ("b" * 32,)):
+        api = BootstrapApi(SimpleNamespace(pinned_runs=pinned, num_runs_omitted=3, addresses=[]), page)
+        api._views = views
+        await api.show_page(None)
+    assert shown == ["a" * 32, "b" * 32, "b" * 32]
