@@ -19,6 +19,7 @@ from msgspec import Meta
 from ftis_node.config.manifest import PRESETS, RunManifest, load_manifest, parse_canonical
 from ftis_node.errors import ConfigError
 from ftis_node.records.addresses import AddressError, parse_address
+from ftis_node.telemetry.secrets import MIN_SECRET_BYTES
 
 PREFIX = "ftis1-"
 FAMILY = "ftis"  # of the prefixes of all versions
@@ -26,7 +27,7 @@ CHECK_BYTES = 6
 MAX_CHARS = 8192
 MAX_ADDRESSES = 4
 MAX_RUN_BYTES = 4096
-MIN_SECRET_BYTES, MAX_SECRET_BYTES = 32, 1024  # 0: an open run
+MAX_SECRET_BYTES = 1024  # so that the line stays short enough to send
 AGAIN = "ask for a new one: ftis-node invite"
 
 AddressText = Annotated[str, Meta(min_length=1, max_length=512)]

@@ -219,6 +219,11 @@ class NodeSettings(BaseSettings):
         return ROLES[self.role].learns
 
     @property
+    def is_quantized(self) -> bool:
+        """Return whether the base of the adapter has 4 bits."""
+        return self.quantize != "none"
+
+    @property
     def problem_with_quantize(self) -> str:
         """Return why `[generation]` excludes a base in 4 bits; "" if it does not."""
         if self.generation.adapters == "merge":
@@ -229,15 +234,15 @@ class NodeSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _adapters_can_be_served(self) -> NodeSettings:
-        if self.quantize != "none" and self.lora is False:
+        if self.is_quantized and self.lora is False:
             raise ValueError(
                 "--quantize 4bit is for the base of an adapter: remove --full (lora = false), or give --quantize none"
             )
-        if self.quantize != "none" and self.problem_with_quantize:
+        if self.is_quantized and self.problem_with_quantize:
             raise ValueError(self.problem_with_quantize)
-        if self.generation.adapters != "serve" and self.quantize == "none":
+        if self.generation.adapters != "serve" and not self.is_quantized:
             return self
-        if not self.lora and self.quantize == "none":
+        if not self.lora and not self.is_quantized:
             raise ValueError("generation.adapters 'serve' needs an adapter: set lora = true (--lora), or use 'auto'")
         if self.lora_adapter.rank > MAX_SERVED_RANK:
             raise ValueError(

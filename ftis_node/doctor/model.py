@@ -98,9 +98,9 @@ def memory_question(
 def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[CheckResult]:
     """Yield what `join` would train of a model of this shape, its memory plan, and the other options."""
     settings, manifest = question.settings, question.manifest
-    if settings.quantize != "none" and (advice := missing_package()):
+    if settings.is_quantized and (advice := missing_package()):
         yield CheckResult("memory.package", "warn", "--quantize 4bit needs bitsandbytes", advice)
-    if settings.quantize != "none" and shape.experts is not None:
+    if settings.is_quantized and shape.experts is not None:
         finding = "the model is a mixture of experts, which --quantize 4bit excludes"
         yield CheckResult("memory.plan", "fail", finding, "give --quantize none")
         return

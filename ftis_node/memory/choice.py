@@ -163,7 +163,7 @@ def choose(
         reason = _requested_mode(settings)
     elif begun is not None:
         reason = AS_BEGUN
-    elif settings.quantize != "none":
+    elif settings.is_quantized:
         reason = AS_QUANTIZED
     else:
         reason = _beside_full(options, chosen, shape)
@@ -224,7 +224,7 @@ def smaller_model(choice: TrainingChoice, manifest: RunManifest, shape: ModelSha
     settings = choice.options[0].settings.model_copy(update={"lora": None})
     first = ""
     can_quantize = not settings.problem_with_quantize and settings.learner.num_ranks == 1 and shape.experts is None
-    if settings.quantize == "none" and can_quantize:
+    if not settings.is_quantized and can_quantize:
         quantized = compare(settings.model_copy(update={"quantize": "4bit"}), manifest, shape, machine)
         if (fitting := best_of([option for option in quantized if option.fits])) is not None:
             first = f"with --quantize 4bit {fitting.name} fits; "
@@ -242,7 +242,7 @@ def _candidates(
     if settings.lora is not None:
         yield training_label(settings), settings
         return
-    if (begun is None or not begun.lora) and settings.quantize == "none":
+    if (begun is None or not begun.lora) and not settings.is_quantized:
         yield from _with_all_weights(settings, "" if begun is None else begun.optimizer_states)
     if begun is None or begun.lora:
         adapter = settings.lora_adapter
@@ -287,7 +287,7 @@ def _with_adapters(settings: NodeSettings, group_size: int, *, keeps_rank: bool)
 
 def _continued(begun: PreviousTraining | None, settings: NodeSettings) -> PreviousTraining | None:
     """Return what a home began, unless a 4-bit base, which implies an adapter, ends it before its first checkpoint."""
-    return None if begun is not None and not begun.lora and settings.quantize != "none" else begun
+    return None if begun is not None and not begun.lora and settings.is_quantized else begun
 
 
 def _keep_rank(settings: NodeSettings, begun: PreviousTraining | None) -> NodeSettings:
@@ -303,9 +303,9 @@ def _without_plan(settings: NodeSettings, begun: PreviousTraining | None, cause:
     if settings.lora is not None:
         return TrainingChoice(settings, training_label(settings) + _requested_mode(settings))
     if begun is None:
-        is_quantized = settings.quantize != "none"
-        settings = settings.model_copy(update={"lora": is_quantized})
-        return TrainingChoice(settings, training_label(settings) + (AS_QUANTIZED if is_quantized else f" ({cause})"))
+        reason = AS_QUANTIZED if settings.is_quantized else f" ({cause})"
+        settings = settings.model_copy(update={"lora": settings.is_quantized})
+        return TrainingChoice(settings, training_label(settings) + reason)
     settings = settings.model_copy(update={"lora": begun.lora})
     if begun.lora:
         settings = _updated(settings, "lora_adapter", rank=begun.rank, alpha=begun.alpha)
@@ -326,7 +326,7 @@ def _beside_full(options: Sequence[TrainingOption], chosen: TrainingOption, shap
 
 
 def training_label(settings: NodeSettings) -> str:
-    base = "" if settings.quantize == "none" else " on a 4-bit base"
+    base = "" if not settings.is_quantized else " on a 4-bit base"
     return f"a LoRA adapter of rank {settings.lora_adapter.rank}{base}" if settings.lora else ALL_WEIGHTS
 
 

@@ -98,7 +98,7 @@ class Workload:
             serves_adapters=on_gpu and settings.engine != "torch" and settings.generation.adapters != "merge",
             maps_weights=transfer_of(settings, on_gpu=on_gpu, shares_gpu=True, serves_adapters=False) == "ipc",
             maps_base=not on_gpu and settings.engine == "torch" and settings.generation.adapters == "serve",
-            is_quantized=settings.quantize != "none",
+            is_quantized=settings.is_quantized,
             can_quantize=not settings.problem_with_quantize and settings.learner.num_ranks == 1,
         )
 

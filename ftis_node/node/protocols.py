@@ -36,10 +36,10 @@ def serves_adapters(settings: NodeSettings) -> bool:
     """
     mode = settings.generation.adapters
     rank = settings.lora_adapter.rank
-    if rank > MAX_SERVED_RANK and (settings.quantize != "none" or (settings.lora and mode == "serve")):
-        remove = "--quantize 4bit" if settings.quantize != "none" else "generation.adapters = 'serve'"
+    if rank > MAX_SERVED_RANK and (settings.is_quantized or (settings.lora and mode == "serve")):
+        remove = "--quantize 4bit" if settings.is_quantized else "generation.adapters = 'serve'"
         raise ConfigError(f"the adapter has rank {rank}, and engines serve up to {MAX_SERVED_RANK}: remove {remove}")
-    if settings.quantize != "none":
+    if settings.is_quantized:
         return True
     if not settings.lora or mode == "merge":
         return False

@@ -195,7 +195,7 @@ def generation_boot(
     check_options(generation.engine_options)
     return GenerationBoot(
         model=str(source.path),
-        engine="vllm" if adapters and settings.quantize == "none" and settings.engine == "auto" else settings.engine,
+        engine="vllm" if adapters and not settings.is_quantized and settings.engine == "auto" else settings.engine,
         settings=EngineSettings(
             vocab_size=tokenizer.vocab_size,
             device=settings.device,

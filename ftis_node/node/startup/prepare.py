@@ -71,10 +71,10 @@ async def prepare(
     keep_secret(identity.seed)
     on_progress(None, f"looking for the model {Path(settings.model).name}")
     source = await in_background(partial(resolve_model, settings.model, on_progress=on_progress))
-    if settings.quantize != "none":
+    if settings.is_quantized:
         await in_background(check_dense, source)
     if settings.learns:
-        await in_background(check_owner, home, source, lora=settings.lora if settings.quantize == "none" else True)
+        await in_background(check_owner, home, source, lora=settings.lora if not settings.is_quantized else True)
         settings = continued(settings, source.adapter)
     least = settings if settings.lora is not None else settings.model_copy(update={"lora": True})
     await in_background(check_disk_space, home, source, least)  # first: `choose_training` has to load torch
@@ -166,7 +166,7 @@ def _check_episodes(settings: NodeSettings, manifest: RunManifest) -> None:
 
 
 def _check_quantized(settings: NodeSettings) -> None:
-    if settings.quantize == "none":
+    if not settings.is_quantized:
         return
     check_bitsandbytes()
     if settings.learns and settings.learner.num_ranks > 1:

@@ -5,8 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from ftis_node.config.home import Home
+from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.lab.experiment.in_process import InProcessNodeFactory
+from ftis_node.lab.experiment.specs import NO_DELAY
+from ftis_node.node.daemon import run_node
 from ftis_node.node.supervision import gpu_power
 from ftis_node.node.supervision.gpu_power import MILLIJOULES_PER_WH, EnergyMeter, limited_power
+from ftis_node.telemetry.events import read_events
+from tests.node.nodes import whole_node
 
 
 class FakeNvml:
@@ -17,6 +24,7 @@ class FakeNvml:
 
     def __init__(self, *, is_root: bool = True) -> None:
         self.is_root = is_root
+        self.used_between_reads = 0  # millijoules of each GPU
         self.gpus = [SimpleNamespace(number=number, millijoules=0, limit=350_000) for number in range(2)]
 
     def nvmlDeviceGetCount(self):
@@ -34,6 +42,7 @@ class FakeNvml:
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu):
         if gpu.millijoules is None:
             raise self.NVMLError("not supported")
+        gpu.millijoules += self.used_between_reads
         return gpu.millijoules
 
     def nvmlDeviceGetPowerManagementLimit(self, gpu):
@@ -104,3 +113,15 @@ def test_a_limit_that_cannot_be_set_is_one_warning(nvml, caplog):
         "limits.gpu_watts: only root may change the limit of GPU 1. Type: sudo nvidia-smi --id=1 --power-limit=200",
         "limits.gpu_watts is 50: GPU 0 takes 100 to 400, so its limit stays at 350 W",
     ]
+
+
+async def test_a_node_limits_the_power_until_it_stops_and_its_steps_have_their_energy(tmp_path, tiny_models, nvml):
+    nvml.used_between_reads = MILLIJOULES_PER_WH
+    factory = InProcessNodeFactory(LoopbackSwarm(), delay=NO_DELAY, seed=0)
+    (home := Home(tmp_path)).create()
+    given = {"device": "auto", "limits": {"gpu_watts": 200}}
+    async with whole_node(home, tiny_models["s"], factory, **given) as parts:
+        assert [gpu.limit for gpu in nvml.gpus] == [200_000, 200_000]
+        await run_node(parts, steps=2)
+    assert [gpu.limit for gpu in nvml.gpus] == [350_000, 350_000]
+    assert [event["gpu_wh"] for event in read_events(home.events, name="step")] == [2, 2]  # 1 of each GPU
