@@ -21,7 +21,9 @@ smallest KL by the same estimator. So one setting fits any pair of models and an
     quantile    the share is `keep_share`
     ess         the share is measured: the sender's effective sample size (`effective_share`)
 
-A third rule, `obrs`, drops single tokens at random: `rejection.py`.
+`positives` keeps no negatives of other senders. It is `quantile` with a share of 0, and reads no log-probs.
+
+Another rule, `obrs`, drops single tokens at random: `rejection.py`.
 
 The share is of the completions with A < 0 in one batch; those with A = 0 do not fill it. This node's
 own completions (sender id 0) are kept, whatever their distance. With `rank_own` they count as one more sender:
@@ -146,6 +148,8 @@ def apply_filter(batch: Batch, settings: Settings, *, filtered: bool) -> tuple[T
 def _kept(batch: Batch, settings: Settings, kl: Tensor) -> Tensor:
     if settings.filter == "kl":
         return keep_near_or_good(batch.advantages, kl, settings.kl_threshold)
+    if settings.filter == "positives":
+        return batch.is_own | (batch.advantages > 0)
     if settings.filter == "ess":
         return keep_nearest(batch, kl, effective_share(batch), rank_own=settings.rank_own)
     if settings.filter == "quantile":

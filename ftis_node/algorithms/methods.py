@@ -25,6 +25,8 @@ Two methods are called SAPO. `swarm_sapo` is Swarm sAmpling (arXiv 2509.08721): 
 choice of groups (`group_choice.py`). `soft_adaptive` is Soft Adaptive PO (arXiv 2511.20347): a smooth gate in place of
 the clip.
 
+`accepted` is `nois` for own completions, and for those of others with A > 0. It needs no log-prob of a generator.
+
 `hacpo` (arXiv 2603.02604, eq. 56 to 59) follows its authors' code, as its advantages do (`advantages.py`). There the
 lower bound of the foreign clip rises with each mini-batch of a step. Here a step is one mini-batch, so the bound stays.
 `dppo` (arXiv 2602.04879, Binary-TV) has sg[min(rho, C)] A lp with C = 20, as verl does; its authors' code has C = 10.
@@ -172,6 +174,7 @@ class Method(MethodTraits):
     objective: Callable[[Batch, Settings], Tensor]
 
 
+APART = ("kl", "obrs", "positives")  # filters that decide about each completion by itself
 _TRAITS = [each.name for each in fields(MethodTraits)]
 METHODS: Mapping[str, Method] = {
     name: Method(objective=globals()[row.objective], **{trait: getattr(row, trait) for trait in _TRAITS})
@@ -231,6 +234,6 @@ def is_separable(name: str, params: Mapping[str, Any]) -> bool:
     Raises ValueError for an unknown method.
     """
     method = find_method(name)
-    settings = method_parameters(name) | dict(params)
-    is_tied = method.filtered and (settings["denominator"] == "kept" or settings["filter"] not in ("kl", "obrs"))
+    settings = method_parameters(name) | dict(method.defaults) | dict(params)
+    is_tied = method.filtered and (settings["denominator"] == "kept" or settings["filter"] not in APART)
     return method.separable and not is_tied

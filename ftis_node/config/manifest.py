@@ -42,6 +42,7 @@ PRESETS = (
     "countdown-ftis",
     "programs-ftis",
     "gsm8k-ftis",
+    "open-swarm",
     "rg-swarm",
 )
 RUN_ID_HEX = 32

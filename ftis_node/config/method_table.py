@@ -19,11 +19,13 @@ class MethodTraits:
     """What is known of a method beside its function.
 
     `defaults` are the parameters that differ from `Settings`, `takes` the parameters beyond the common ones.
-    `filtered` enables the F-TIS filter, and `advantage_scale` is the `scale` for `group_advantages`.
+    `filtered` enables the F-TIS filter, and `advantage_scale` is the `scale` for `group_advantages`. A method that is
+    not `weighted` reads no log-prob of a generator, so completions of unknown log-probs count fully.
     """
 
     source: str
     filtered: bool = False
+    weighted: bool = True
     separable: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)
     takes: tuple[str, ...] = ()
@@ -38,7 +40,7 @@ class MethodRow(MethodTraits):
 
 
 KlEstimator = Literal["author_k3", "k1_fwd", "k3_fwd", "rkl_iw"]  # formulas in ftis_node/algorithms/filters.py
-FILTERS = ("kl", "quantile", "ess", "obrs")  # formulas there, too
+FILTERS = ("kl", "quantile", "ess", "obrs", "positives")  # formulas there, too
 SCALES = ("std", "mean", "success", "capability")  # formulas in ftis_node/algorithms/advantages.py
 CHOICES = ("newest", "sapo")  # rules in ftis_node/replay/lifecycle.py
 FTIS_PAPER = "arXiv 2605.22537"
@@ -56,6 +58,14 @@ METHODS: Mapping[str, MethodRow] = {
     "f-nois": MethodRow(objective="unweighted", filtered=True, takes=FILTER, source=FTIS_PAPER),
     "f-vis": MethodRow(objective="ratio_clipped", filtered=True, takes=FILTER, source=FTIS_PAPER),
     "ftis": MethodRow(objective="truncated_weight", filtered=True, takes=FLOOR + FILTER, source=FTIS_PAPER),
+    "accepted": MethodRow(
+        objective="unweighted",
+        filtered=True,
+        weighted=False,
+        defaults={"filter": "positives"},
+        takes=("sender_ids",),
+        source="this project",
+    ),
     "grpo": MethodRow(objective="ratio_clipped", source="arXiv 2402.03300"),
     "dr_grpo": MethodRow(
         objective="ratio_clipped", defaults={"agg": "max_len"}, advantage_scale="mean", source="arXiv 2503.20783"

@@ -112,13 +112,14 @@ METHOD_CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
     **{
         method: {
             "kl_threshold": (0.0, 0.003, 0.31, 4.9, math.inf),
-            "filter": ("quantile", "ess", "obrs"),
+            "filter": ("quantile", "ess", "obrs", "positives"),
             "obrs_lambda": (0.3, 2.7),
             "keep_share": (0.0, 0.29, 0.61, 1.0),
             "rank_own": (True, False),
         }
         | ({"floor": FLOORS} if method == "ftis" else {})
         for method in FILTERED
+        if method != "accepted"
     },
 }
 

@@ -59,6 +59,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"filter": "ess"},
         {"filter": "obrs", "obrs_lambda": 1.5},
     ],
+    "accepted": [{"sender_ids": True}],
     "dr_grpo": [{"max_completion_length": 12}],
     "gspo": [{"eps_low": 0.2, "eps_high": 0.28}, {"old_logprobs": "learner", "sender_ids": True}],
     "mis": [{"mis_level": "seq_mean"}, {"mis_level": "seq_sum"}],

@@ -67,9 +67,10 @@ METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     "hacpo": {"eps_low": 3e-4, "eps_high": 4e-4, "old_logprobs": "learner"},
     "dppo": {"cap": 20.0, "agg": "token_mean"},
     "soft_adaptive": {},
+    "accepted": {"filter": "positives"},
 }
 
-FILTERED = ("ftis", "f-nois", "f-vis")
+FILTERED = ("ftis", "f-nois", "f-vis", "accepted")
 
 
 @dataclass
@@ -155,7 +156,7 @@ def objective(method: str, row: Row, t: int, p: dict[str, Any]) -> tuple[float, 
     rho0, _ = rho_and_slope(row.lp0[t], lg)
     low, high = 1 - p["eps_low"], 1 + p["eps_high"]
     step, step_slope = rho_and_slope(lp, row.lp0[t])
-    if method in ("nois", "f-nois", "swarm_sapo"):
+    if method in ("nois", "f-nois", "swarm_sapo", "accepted"):
         return surrogate(step, step_slope, advantage, low, high)
     if method in ("vis", "f-vis", "grpo", "dr_grpo", "dapo"):
         return surrogate(rho, rho_slope, advantage, low, high)
@@ -312,6 +313,8 @@ def reference_loss(
     if method in FILTERED and p["filter"] == "obrs":
         reject_tokens(rows, p["obrs_lambda"])
         keep = [not row.length or len(row.rejected) < row.length for row in rows]
+    elif method in FILTERED and p["filter"] == "positives":
+        keep = [row.is_own or row.advantage > 0 for row in rows]
     elif method in FILTERED and p["filter"] != "kl":
         keep = [i not in dropped_rows(rows, p["sender_ids"] or group_ids, kl, p) for i in range(len(rows))]
 

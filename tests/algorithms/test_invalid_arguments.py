@@ -89,7 +89,7 @@ def test_a_common_parameter_out_of_bounds_is_refused(params, named):
         ("m2po", {"m2_threshold": 0.0}, "m2_threshold"),
         ("tis", {"floor": 1.1}, r"floor must be a number in \[0, 1\], not 1.1"),
         ("ftis", {"floor": 0.5, "cap": 0.4}, "floor must not exceed cap, but 0.5 > 0.4"),
-        ("ftis", {"filter": "far"}, "filter must be one of kl, quantile, ess, obrs, not 'far'"),
+        ("ftis", {"filter": "far"}, "filter must be one of kl, quantile, ess, obrs, positives, not 'far'"),
         ("f-vis", {"keep_share": 1.1}, r"keep_share must be a number in \[0, 1\], not 1.1"),
         ("ftis", {"keep_share": True}, "keep_share"),
         ("ftis", {"sender_ids": torch.zeros(3)}, "sender_ids must be one of int64, .* not float32"),

@@ -14,7 +14,7 @@ from .by_hand import evaluate, rows
 from .cases import make_case
 
 LIMITS: dict[str, dict[str, Any]] = {"dr_grpo": {"max_completion_length": 16}}
-FILTERS = pytest.mark.parametrize("rule", ["quantile", "ess", "obrs"])
+FILTERS = pytest.mark.parametrize("rule", ["quantile", "ess", "obrs", "positives"])
 
 
 def run(
@@ -35,6 +35,24 @@ def test_methods_agree_if_learner_and_generator_are_equal():
     gradients = [evaluate(m, rows(same, same, [1.0, -2.0, 0.5]))[1] for m in ("nois", "vis", "tis", "ftis", "grpo")]
     assert gradients[0][0] == pytest.approx([1 / 9] * 3)
     assert all(gradient == gradients[0] for gradient in gradients)
+
+
+def test_accepted_reads_no_log_prob_of_a_generator_and_is_nois_without_the_wrong_answers_of_others():
+    tensors = make_case(5, 7, 6, "mixed").tensors(torch.float64)
+    tensors["group_ids"], tensors["sender_ids"] = (
+        torch.tensor([0, 0, 0, 1, 1, 1, 1]),
+        torch.tensor([0, 0, 0, 4, 4, 4, 4]),
+    )
+    tensors["advantages"] = torch.tensor([1.0, -2.0, 0.5, 0.7, -0.7, -0.1, 2.0], dtype=torch.float64)
+    loss, gradient, metrics = run("accepted", tensors)
+    others = tensors | {"behaviour_logprobs": torch.full_like(tensors["behaviour_logprobs"], -3.0)}
+    assert torch.equal(run("accepted", others)[1], gradient)
+    believed = tensors["advantages"].clone()
+    believed[4:6] = 0.0
+    without = {name: value for name, value in tensors.items() if name != "sender_ids"}
+    expected = run("nois", without | {"advantages": believed})
+    assert torch.equal(expected[0], loss) and torch.equal(expected[1], gradient)
+    assert metrics["kept_fraction"] == pytest.approx(5 / 7)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -178,6 +178,7 @@ WIDE: dict[str, dict[str, Any]] = {
     "dr_grpo": {"max_completion_length": 1},
     "gspo": {"eps_low": 1.0, "eps_high": 1.0},
     "gspo_token": {"eps_low": 1.0, "eps_high": 1.0},
+    "accepted": {"sender_ids": torch.zeros(1, dtype=torch.int64)},
     "hacpo": {"eps_low": 1.0, "eps_high": 1.0, "sender_ids": torch.zeros(1, dtype=torch.int64)},
 }
 

@@ -73,6 +73,13 @@ class Objective:
             return part.num_tokens / max(1, batch.num_tokens)
         return len(part.completions) / len(batch.completions)
 
+    def _text_weights(self, means: Tensor, batch: TrainBatch) -> Tensor:
+        """Return the weights `[N]` of rows sent as text; `means` `[N]` are the learner's mean log-probs."""
+        ones = torch.ones_like(means)
+        if not find_method(self.method).weighted:
+            return ones
+        return cross_tokenizer_advantages(means, batch.behaviour_means, ones, cap=self.params["cap"])
+
     def _group_ids(self, batch: TrainBatch) -> Tensor:
         """Return the ids of groups for the loss. A peer that knew them could choose which tokens `obrs` accepts."""
         return batch.group_ids + self.rejection_key
@@ -193,9 +200,7 @@ class Objective:
         own_logprobs = learner_logprobs.detach() if first_pass is None else first_pass
         is_filtered = batch.is_text & (advantages <= 0)
         is_counted = ~is_filtered if params["denominator"] == "kept" else torch.ones_like(is_filtered)
-        weighted = cross_tokenizer_advantages(
-            _mean_logprobs(own_logprobs, batch.mask), batch.behaviour_means, advantages, cap=params["cap"]
-        )
+        weighted = self._text_weights(_mean_logprobs(own_logprobs, batch.mask), batch) * advantages.clamp(min=0)
         of_rows = {name: params[name][is_counted] for name in TENSORS if params.get(name) is not None}
         loss, metrics = policy_loss(
             self.method,
@@ -220,8 +225,7 @@ class Objective:
         behaviour_logprobs, texts = batch.behaviour_logprobs, {}
         if batch.is_text.any():
             behaviour_logprobs = torch.where(batch.is_text[:, None], learner_logprobs, behaviour_logprobs)
-            means, cap = _mean_logprobs(learner_logprobs, batch.mask), self.params["cap"]
-            weights = cross_tokenizer_advantages(means, batch.behaviour_means, torch.ones_like(means), cap=cap)
+            weights = self._text_weights(_mean_logprobs(learner_logprobs, batch.mask), batch)
             texts = {"is_text": batch.is_text, "text_weights": weights}
         return sender_sums(
             self.method,
