@@ -4,18 +4,19 @@ A small language model solves some of them and learns more within an hour on two
 number of a completion, so any working is allowed. A real example, index 0 of the training split:
 
     prompt   [{"role": "system", "content": "Answer in one short sentence."},
-              {"role": "user", "content": "What is 12 minus 7?"}]
-    answer   "5"
-    reward   1.0 for any text whose last number is 5 (`5`, `12 - 7 = 5.`, `5 coins`), else 0.0
+              {"role": "user", "content": "What is 9 times 8?"}]
+    answer   "72"
+    reward   1.0 for any text whose last number is 72 (`72`, `9 x 8 = 72.`, `72 coins`), else 0.0
 
 `FORMS` has a dozen forms on four levels: sums, one step with small numbers, one step with larger numbers, two steps.
 `words:1` to `words:4` are the forms of one level. `words:unseen` has other forms, which training never shows. It has
 only a test split, which measures generalization.
 
 An index is a seed: `train[i]` hashes i to a form, names and numbers. Whole problems are held out, not indices: those
-whose form and numbers have a hash of 0 modulo `HELD_OUT_ONE_IN`, with any names. If a training draw is held out,
-another one is drawn. The test split has the first `NUM_TEST` held-out draws. Hashes are blake2b: every machine makes
-the same prompts.
+whose form and numbers have a hash of 0 modulo `HELD_OUT_ONE_IN`, with any names, and with the first two numbers
+exchanged. If a training draw is held out, another one is drawn. The test split has held-out draws that differ in form
+or numbers: the first `NUM_TEST`, or as many as there are. The forms of `words:1` have few numbers, so a third is held
+out. Hashes are blake2b: every machine makes the same prompts.
 """
 
 from __future__ import annotations
@@ -23,13 +24,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import count, islice
+from itertools import count, product
 from typing import ClassVar, Final, NamedTuple
 
 from ftis_node.errors import TaskError
 from ftis_node.tasks.base import ChatMessage, TaskItem
 from ftis_node.tasks.problems import (
-    HELD_OUT_ONE_IN,
     NUM_TRAIN,
     IndexedTask,
     Prompt,
@@ -37,7 +37,8 @@ from ftis_node.tasks.problems import (
     training_draw,
 )
 
-NUM_TEST: Final = 512
+NUM_TEST: Final = 512  # at most
+HELD_OUT_ONE_IN: Final = 3
 NAMES: Final = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Julia", "Kofi", "Lena", "Omar")
 OTHER_NAMES: Final = ("Maya", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tara", "Victor")
 THINGS: Final = ("apples", "books", "cards", "coins", "cookies", "eggs", "marbles", "pencils", "shells", "stickers")
@@ -160,9 +161,15 @@ class WordProblem(NamedTuple):
         return self.form.answer(*self.numbers)
 
     @property
+    def key(self) -> str:
+        """Return what problems have in common that differ in names, or in the order of the first two numbers."""
+        first, second, *rest = self.numbers
+        numbers = (max(first, second), min(first, second), *rest)
+        return "/".join([self.form.text, *map(str, numbers)])
+
+    @property
     def is_held_out(self) -> bool:
-        """Return whether the form with these numbers is held out, with any names."""
-        return stable_hash(f"{self.form.text}/{'/'.join(map(str, self.numbers))}") % HELD_OUT_ONE_IN == 0
+        return stable_hash(self.key) % HELD_OUT_ONE_IN == 0
 
 
 class WordsTask(IndexedTask):
@@ -181,7 +188,7 @@ class WordsTask(IndexedTask):
         self._part = part
 
     def __len__(self) -> int:
-        return NUM_TRAIN if self.split == "train" else NUM_TEST
+        return NUM_TRAIN if self.split == "train" else len(_test_split(self._part))
 
     def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
         problem = self.problem(index)
@@ -212,10 +219,18 @@ def _forms(part: str) -> tuple[Form, ...]:
 
 @cache
 def _test_split(part: str) -> tuple[WordProblem, ...]:
-    """Return the first `NUM_TEST` held-out draws; of `unseen`, where all are held out, the first draws."""
-    draws = (draw_problem(_forms(part), f"test/{attempt}") for attempt in count())
-    kept = (draw for draw in draws if part == "unseen" or draw.is_held_out)
-    return tuple(islice(kept, NUM_TEST))
+    """Return the first draws with different keys that are held out, as all of `unseen` are."""
+    forms = _forms(part)
+    every = (WordProblem(form, numbers, 0) for form in forms for numbers in product(*form.numbers))
+    keys = {problem.key for problem in every if part == "unseen" or problem.is_held_out}
+    found: dict[str, WordProblem] = {}
+    for attempt in count():
+        draw = draw_problem(forms, f"test/{attempt}")
+        if draw.key in keys:
+            found.setdefault(draw.key, draw)
+        if len(found) == min(NUM_TEST, len(keys)):
+            return tuple(found.values())
+    raise AssertionError("unreachable")
 
 
 def draw_problem(forms: Sequence[Form], seed: str) -> WordProblem:

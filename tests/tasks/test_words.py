@@ -8,10 +8,14 @@ import pytest
 from ftis_node.config.manifest import preset_for_task
 from ftis_node.errors import TaskError
 from ftis_node.tasks import load_task
-from ftis_node.tasks.words import FORMS, NUM_TEST, WordsTask
+from ftis_node.tasks.words import FORMS, NUM_TEST, WordProblem, WordsTask
 
 NUM_DRAWS = 2000
 PAGE = Path(__file__).parents[2] / "docs/train/words.md"
+
+
+def regardless_of_order(problem: WordProblem) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    return problem.form.text, tuple(sorted(problem.numbers[:2])), problem.numbers[2:]
 
 
 def question(task: WordsTask, index: int) -> str:
@@ -21,10 +25,10 @@ def question(task: WordsTask, index: int) -> str:
 @pytest.mark.parametrize(
     ("part", "split", "digest"),
     [
-        ("", "train", "42ea70b178b560eb"),
-        ("", "test", "fbce396231c9e2b0"),
-        ("2", "train", "cc713527e3c7fc61"),
-        ("unseen", "test", "d5b657673854b115"),
+        ("", "train", "57715fd239a0b994"),
+        ("", "test", "faaa91e8f14df847"),
+        ("2", "train", "c3cbeca10f9298a0"),
+        ("unseen", "test", "20e8c3893a489e34"),
     ],
 )
 def test_the_problems_of_every_part_do_not_change(part, split, digest):
@@ -36,11 +40,17 @@ def test_the_problems_of_every_part_do_not_change(part, split, digest):
 
 def test_no_held_out_problem_is_trained_on_with_other_names():
     train, test = WordsTask("train"), WordsTask("test")
-    held_out = {test.problem(index)[:2] for index in range(NUM_TEST)}
-    shown = [train.problem(index)[:2] for index in range(NUM_DRAWS)]
-    assert len(test) == NUM_TEST
-    assert not held_out & set(shown)
-    assert {form for form, _ in shown} == {form for level in "1234" for form in FORMS[level]}
+    held_out = {regardless_of_order(test.problem(index)) for index in range(NUM_TEST)}
+    shown = [train.problem(index) for index in range(NUM_DRAWS)]
+    assert len(test) == len(held_out) == NUM_TEST
+    assert not held_out & set(map(regardless_of_order, shown))
+    assert {problem.form for problem in shown} == {form for level in "1234" for form in FORMS[level]}
+
+
+@pytest.mark.parametrize(("part", "length"), [("1", 102), ("2", 145), ("3", 512), ("4", 453), ("unseen", 512)])
+def test_no_two_problems_of_a_test_split_differ_in_names_or_order_alone(part, length):
+    test = WordsTask("test", part=part)
+    assert len({regardless_of_order(test.problem(index)) for index in range(len(test))}) == len(test) == length
 
 
 def test_every_form_has_one_question_and_a_whole_answer():
@@ -103,8 +113,11 @@ def test_the_page_determines_the_problems():
             numbers.append(values.start + place)
         return template, tuple(sorted(numbers, reverse=True) if order == "yes" else numbers), rest
 
+    def key(template, numbers):
+        return "/".join([template, *map(str, [*sorted(numbers[:2], reverse=True), *numbers[2:]])])
+
     def is_held_out(template, numbers):
-        return number("/".join([template, *map(str, numbers)])) % 16 == 0
+        return number(key(template, numbers)) % 3 == 0
 
     task = WordsTask()
     for index in range(300):
@@ -118,6 +131,13 @@ def test_the_page_determines_the_problems():
             {"role": "system", "content": "Answer in one short sentence."},
             {"role": "user", "content": text},
         )
+    test, keys = WordsTask("test"), dict[str, int]()
+    for attempt in range(2000):
+        template, numbers, _ = draw(f"test/{attempt}")
+        if is_held_out(template, numbers) and key(template, numbers) not in keys:
+            index = keys[key(template, numbers)] = len(keys)
+            assert (test.problem(index).form.text, test.problem(index).numbers) == (template, numbers)
+    assert len(keys) > 300
 
 
 def test_unknown_parts_and_splits_are_errors():
