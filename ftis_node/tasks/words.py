@@ -13,8 +13,8 @@ number of a completion, so any working is allowed. A real example, index 0 of th
 only a test split, which measures generalization.
 
 An index is a seed: `train[i]` hashes i to a form, names and numbers. Whole problems are held out, not indices: those
-whose form and numbers have a hash of 0 modulo `HELD_OUT_ONE_IN`, with any names, and with the first two numbers
-exchanged. If a training draw is held out, another one is drawn. The test split has held-out draws that differ in form
+whose form and numbers have a hash of 0 modulo `HELD_OUT_ONE_IN`. Names and the order of the first two numbers do not
+count. If a training draw is held out, another one is drawn. The test split has held-out draws that differ in form
 or numbers: the first `NUM_TEST`, or as many as there are. The forms of `words:1` have few numbers, so a third is held
 out. Hashes are blake2b: every machine makes the same prompts.
 """
