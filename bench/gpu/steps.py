@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.step import OptimizerSection
-from ftis_node.config.workers import LearnerSection
+from ftis_node.config.workers import LearnerSection, Quantize
 from ftis_node.lab.card.device import peak_flops, synchronize
 from ftis_node.lab.card.usage import gib
 from ftis_node.learner.core import Learner
@@ -33,12 +35,16 @@ SAVED_TOKENS = 256  # of the step before the checkpoint
 NEVER = 100_000
 
 
-def memory(options: Options, *, shape: str, lora: bool, recompute: bool, tokens: int) -> dict[str, Any]:
+def memory(
+    options: Options, *, shape: str, lora: bool, recompute: bool, tokens: int, quantize: Quantize = "none"
+) -> dict[str, Any]:
     """Measure steps of one micro-batch of `tokens` positions. `mfu` counts each position of the packed row once."""
     folder = model_folder(shape, options.device)
     groups = filled(tokens, read_shape(resolve_model(str(folder))).vocab_size)
     with _homes() as (home, weights):
         boot = learner_boot(options, folder, home=home, weights=weights, lora=lora, recompute=recompute, tokens=tokens)
+        if quantize != "none":  # into such a base no adapter is merged
+            boot = msgspec.structs.replace(boot, quantize=quantize, publish_as="adapter")
         planned = planned_bytes(folder, boot)
         options.note(planned_gib=gib(planned), micro_batch_tokens=tokens)
         before = reset_peak(options.device)
@@ -150,6 +156,7 @@ def planned_bytes(folder: Path, boot: LearnerBoot) -> int:
     settings = NodeSettings(
         model=str(folder),
         lora=boot.lora is not None,
+        quantize=boot.quantize,
         dtype=boot.dtype,
         learner={"micro_batch_tokens": boot.micro_batch_tokens, "recompute_activations": boot.recompute_activations},
     )

@@ -79,8 +79,8 @@ class MethodSection(Section):
         description="Completions with A < 0 that the filtered methods drop. `kl`: from `kl_threshold` on (paper). "
         "`quantile`: of each peer's in a step, all but the `keep_share` of least KL. `ess`: likewise, with the peer's "
         "effective sample size as the share. These two use `kl_estimator`, keep own completions, and need one more "
-        "forward pass. `obrs`: single tokens are rejected at random, whatever A is (Jackpot). `positives`: all of peers. "
-        "Unset: `kl`, with `accepted` always `positives`.",
+        "forward pass. `obrs`: single tokens are rejected at random, whatever A is (Jackpot). `positives`: all of "
+        "peers. Unset: `kl`, with `accepted` always `positives`.",
     )
     keep_share: float | None = Field(
         default=None,

@@ -25,7 +25,7 @@ from ftis_node.telemetry.log import OnProgress
 
 SHAPE, COMPLETION_TOKENS, NUM_GROUPS, ROUNDS = "0.5b", 256, 8, 3
 CPU_SHAPE, CPU_COMPLETION_TOKENS, CPU_NUM_GROUPS = "2m", 8, 2
-PACKAGES = ("ftis-node", "torch", "transformers", "vllm", "liger-kernel", "bitsandbytes")
+PACKAGES = ("ftis-node", "torch", "transformers", "vllm", "bitsandbytes")
 ROWS = {  # of the table: figure, text, unit
     "name": ("card", ""),
     "planned_gib": ("memory by the plan", "GiB"),
