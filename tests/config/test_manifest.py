@@ -66,6 +66,7 @@ def test_the_run_ids_of_the_presets_do_not_change():
         "countdown-ftis": "3a1c43dba2435c5e4b875514e9d926a0",
         "programs-ftis": "d25188b629a102ca04060574683e98f4",
         "gsm8k-ftis": "95836b02d082f9c98492af50123a07d7",
+        "open-swarm": "b8850929122d7d962dca06e7829903b4",
         "rg-swarm": "a61a365ab3fbf7e01bc7f00aa2e0d305",
     }
 
