@@ -55,7 +55,8 @@ def join(
         str | None,
         typer.Option(
             "--run",
-            help="Preset (open-swarm: for a swarm that anybody may join), manifest file, or id of a run that the peers know.",
+            help="Preset (open-swarm: for a swarm that anybody may join), manifest file, or id of a run that the peers "
+            "know.",
             autocompletion=presets,
             show_default="the preset that fits --task",
         ),
