@@ -315,3 +315,7 @@ def test_the_table_of_cards_on_the_page_is_up_to_date():
     assert by_card["8 GB"]["Qwen2.5-14B"] == "-"
     page = (ROOT / "docs/operate/resources.md").read_text()
     assert f"\n\n{table}\n\n" in page, "python -m tests.documented.cards"
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert "all weights of Qwen2.5-0.5B fit on 8 GB, of 1.5B on 12 GB" in readme
+    assert by_card["8 GB"]["Qwen2.5-0.5B"].startswith("full") and by_card["12 GB"]["Qwen2.5-1.5B"].startswith("full")
+    assert "An adapter of 3B fits on 24 GB, with `--quantize 4bit` on 8 GB" in readme
