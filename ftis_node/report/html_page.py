@@ -45,6 +45,9 @@ def tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
     if own + foreign:
         share = foreign / (own + foreign)
         shown.append(("Learned from peers", percent(share), f"{foreign:,} of {own + foreign:,} groups used"))
+    if (used := facts.status.swarm.used_by_peers).peers:
+        by_receipts = f"groups of this node that {plural(used.peers, 'peer')} trained on, by receipts"
+        shown.append(("Used by peers", f"{used.groups:,}", by_receipts))
     shown.append(("Tokens generated", count(tokens["made"]), f"{count(tokens['received'])} more came from peers"))
     if turns := facts.event_totals.turns:
         shown.append(("Turns", count(turns), f"{plural(facts.event_totals.observations, 'observation')} between them"))

@@ -9,7 +9,8 @@ from typing import Any
 
 from ftis_node.config.home import Home
 from ftis_node.records.identity import Identity
-from ftis_node.telemetry.status import LearnerStatus, ModelStatus, NodeStatus, RunStatus, Status
+from ftis_node.telemetry.receipt_figures import ReceiptFigures
+from ftis_node.telemetry.status import LearnerStatus, ModelStatus, NodeStatus, RunStatus, Status, SwarmStatus
 from tests.conftest import accept, fill_buffer, make_group, make_text_group
 
 ATTACK = "<script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>\" '\x1b[2J\u202e"
@@ -81,6 +82,7 @@ def _status() -> Status:
         run=RunStatus(id="ab" * 16, name="fixed", method="ftis", task="arithmetic"),
         model=ModelStatus(name=ATTACK, parameters=1000, trainable_parameters=10),
         learner=LearnerStatus(step=NUM_STEPS),
+        swarm=SwarmStatus(used_by_peers=ReceiptFigures(peers=3, groups=1041)),
     )
 
 

@@ -23,7 +23,10 @@ from ftis_node.view.snapshot import NodeSnapshot
 from ftis_node.view.spans import Line, Span, Tone, faded, labeled, line
 
 WIDE, TALL = 164, 36  # columns that fit event lines beside the peers, and rows that fit panels
-PANEL_FACTS = {"trainer", "generation", "learner", "answers", "trains", "trained on", "groups", "buffer", "memory"}
+PANEL_FACTS = {
+    *("trainer", "generation", "episodes", "learner", "answers", "trains", "trained on", "groups", "used", "release"),
+    *("buffer", "memory"),
+}
 BORDERS = {"-good": Tone.GOOD, "-waits": Tone.WARN, "-bad": Tone.BAD}
 BRAILLE = "[\u2800-\u28ff]+"
 
