@@ -94,6 +94,9 @@ def _run(view: SwarmView, join_line: str, more_charts: list[Chart], *, now: floa
     ]
     if total.best is not None:
         tiles.append(("Best accuracy", percent(round(total.best, 3)), "pass@1 of one node's last evaluation"))
+    if total.used_groups:
+        groups = plural(total.used_groups, "group")
+        tiles.append(("Tokens used so far", count(total.used_tokens), f"in {groups} of other nodes, by receipts"))
     rows = [
         {
             "name": names[row.peer_id] or "unnamed",
@@ -108,6 +111,7 @@ def _run(view: SwarmView, join_line: str, more_charts: list[Chart], *, now: floa
             "tokens": rate_text(row.tokens_per_minute),
             "accuracy": percent(round(row.pass_rates[-1][1], 3)) if row.pass_rates else "–",
             "taught": _taught(found.get(row.peer_id)),
+            "used": count(bounded(row.used_groups)),
             "as_of": ago(row.measured_at, now) if row.measured_at else "–",
             "seen": ago(row.seen_at, now),
         }

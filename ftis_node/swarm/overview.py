@@ -117,18 +117,21 @@ def swarm_row(record: PeerRecord, *, seen_at: float) -> SwarmRow:
 def make_view(
     rows: Sequence[SwarmRow], *, run: RunSummary, now: float, own_id: str = "", num_unreadable: int = 0
 ) -> SwarmView:
-    """Return the view: the node itself first, then the most recently seen peers. `now` is Unix time in seconds."""
+    """Return the view of the node itself and the most recently seen peers. `now` is Unix time in seconds.
+
+    Its rows are in the order of their rank: by receipts, and without them the node first, then by the last contact.
+    """
     signed = [(row.peer_id, row.step or 0, row.receipts) for row in rows]
     totals = totals_by_key(signed, run.limits)
     rows = [_with_used(row, totals.get(receipt_key(row.peer_id), Used())) for row in rows]
-    ordered = sorted(rows, key=lambda row: (row.peer_id != own_id, -min(row.seen_at, now), row.peer_id))
+    newest = sorted(rows, key=lambda row: (row.peer_id != own_id, -min(row.seen_at, now), row.peer_id))
     return SwarmView(
         run=run,
         taken_at=now,
-        peers=tuple(ordered[:MAX_ROWS]),
+        peers=tuple(sorted(newest[:MAX_ROWS], key=lambda row: -row.used_groups)),
         own_id=own_id,
         num_unreadable=num_unreadable,
-        num_omitted=max(0, len(ordered) - MAX_ROWS),
+        num_omitted=max(0, len(newest) - MAX_ROWS),
     )
 
 

@@ -15,7 +15,7 @@ from ftis_node.view.spans import Line, Span, Tone, ago, count, labeled, line, pe
 
 BARS = "▁▂▃▄▅▆▇█"
 LEAST_SPAN = 0.02  # keeps noise on a flat sparkline small
-SWARM_COLUMNS = tuple("name,id,model,step,pass@1,groups/min,tokens/min,seen,as of,refused,role".split(","))
+SWARM_COLUMNS = tuple("name,id,model,step,pass@1,groups/min,tokens/min,used,seen,as of,role".split(","))
 NUM_LEFT = 3  # text columns, aligned left; number columns are aligned right
 NAME_WIDTH, MODEL_WIDTH, TITLE_WIDTH, ID_LENGTH, NUM_BARS = 12, 12, 60, 8, 8
 ACTIVE_S = 300.0
@@ -26,13 +26,18 @@ MOST = 10**15  # of a number of a peer; larger ones are shown as this
 
 @dataclass(frozen=True, slots=True)
 class SwarmTotals:
-    """Sums over the nodes. `num_active` were seen within `ACTIVE_S`, and the rates are theirs."""
+    """Sums over the nodes. `num_active` were seen within `ACTIVE_S`, and the rates are theirs.
+
+    `used_groups` and `used_tokens` are those of others on which nodes have trained so far, by receipts.
+    """
 
     num_nodes: int
     num_active: int
     groups_per_minute: float
     tokens_per_minute: float
     best: float | None  # highest last pass@1
+    used_groups: int
+    used_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ def totals(view: SwarmView, *, now: float) -> SwarmTotals:
         groups_per_minute=sum(bounded(row.groups_per_minute) for row in active),
         tokens_per_minute=sum(bounded(row.tokens_per_minute) for row in active),
         best=max((row.pass_rates[-1][1] for row in view.peers if row.pass_rates), default=None),
+        used_groups=sum(int(bounded(row.used_groups)) for row in view.peers),
+        used_tokens=sum(int(bounded(row.used_tokens)) for row in view.peers),
     )
 
 
@@ -76,14 +83,14 @@ def influences(view: SwarmView) -> dict[str, Influence]:
 
 
 def rank_text(view: SwarmView) -> str:
-    """Return the place of this node among the senders, by receipts if there are any; "" for an observer."""
-    if not view.own_id:
+    """Return the place of this node among the senders, by receipts if there are any; "" for an observer or before its first record."""
+    own_row = next((row for row in view.peers if row.peer_id == view.own_id), None)
+    if own_row is None:
         return ""
     if any(row.used_groups for row in view.peers):
-        ranked = sorted(view.peers, key=lambda row: (-row.used_groups, row.peer_id))
-        place, used = next((at, row.used_groups) for at, row in enumerate(ranked, 1) if row.peer_id == view.own_id)
-        groups = plural(int(bounded(used)), "group")
-        return f"rank {place} of {len(ranked)} by receipts: others trained on {groups} of this node"
+        place = 1 + sum(row.used_groups > own_row.used_groups for row in view.peers)
+        groups = plural(int(bounded(own_row.used_groups)), "group")
+        return f"rank {place} of {len(view.peers)} by receipts: others trained on {groups} of this node"
     found = influences(view)
     if (own := found.get(view.own_id)) is None:
         return "no other node has learned from this one in its last steps"
@@ -140,9 +147,9 @@ def node_row(row: SwarmRow, names: Mapping[str, str], *, now: float, own_id: str
         f"{sparkline(rates[-NUM_BARS:])} {rates[-1]:.2f}" if rates else "-",
         "-" if row.groups_per_minute is None else rate_text(row.groups_per_minute),
         rate_text(row.tokens_per_minute),
+        count(bounded(row.used_groups)),
         Span(ago(row.seen_at, now), tone),
         Span(ago(row.measured_at, now) if row.measured_at else "-", tone),
-        "-" if row.refused_groups is None else count(bounded(row.refused_groups)),
         clipped(row.role or "-", 9),
     )
 
@@ -165,6 +172,7 @@ def node_lines(row: SwarmRow, view: SwarmView, *, now: float) -> list[Line]:
         labeled(
             "used", f"{count(bounded(row.used_groups))} groups, {count(bounded(row.used_tokens))} tokens, by receipts"
         ),
+        labeled("refused", "-" if row.refused_groups is None else f"{count(bounded(row.refused_groups))} groups"),
         labeled("share", f"{percent(found.share if found else 0.0)} of the groups that nodes learned from others"),
     ]
 
@@ -223,7 +231,6 @@ SWARM_ORDERS: dict[str, Callable[[SwarmRow], Any]] = {
     "pass@1": lambda row: -(row.pass_rates[-1][1] if row.pass_rates else -math.inf),
     "step": lambda row: -bounded(row.step),
     "used": lambda row: -bounded(row.used_groups),
-    "refused": lambda row: -bounded(row.refused_groups),
     "name": lambda row: row.name.casefold(),
     "model": lambda row: row.model.casefold(),
 }

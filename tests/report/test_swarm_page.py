@@ -12,6 +12,8 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
+from ftis_node.records.identity import Identity
+from ftis_node.records.peer_messages import Receipt, receipt_key
 from ftis_node.report.run_charts import Chart
 from ftis_node.report.swarm_history import SwarmHistory
 from ftis_node.report.swarm_page import render_swarm, script_hash
@@ -54,6 +56,16 @@ def test_nodes_totals_rank_and_the_heat_map_are_shown(shown):
     assert '<td class="own" style="--share:0.75">75</td><td style="--share:0.25">25</td>' in page.source
     assert ["bob bob00001", "tiny", "8", "1.5", "60", "50 %", "1 node, 75 %"] in [row[:7] for row in page.rows()]
     assert "1 nodes are not shown, 1 of them without a readable record" in page.source
+
+
+def test_nodes_are_ranked_by_receipts_also_for_an_observer(shown):
+    bob, eve = (Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2))
+    receipt = Receipt(receipt_key(bob), 7, 1_200_000)
+    view = swarm(node(eve, "eve", receipts=(receipt,)), node(bob, "bob", seen_at=NOW - 60))
+    page = shown(msgspec.structs.replace(view, own_id=""))
+    assert [row[0].split()[0] for row in page.rows()[1:]] == ["bob", "eve"], "not by the last contact"
+    assert [row[7] for row in page.rows()] == ["Used", "7", "0"]
+    assert "<strong>1.2M</strong><small>in 7 groups of other nodes, by receipts</small>" in page.source
 
 
 def test_hostile_claims_are_escaped_and_bounded(shown, monkeypatch):

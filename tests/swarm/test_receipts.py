@@ -259,6 +259,7 @@ def test_fifty_nodes_are_ranked_by_what_was_used() -> None:
     view = make_view(rows, run=replace_limits(RunSummary("0" * 32)), now=NOW)
     assert {row.peer_id: row.used_groups for row in view.peers} == used
     assert all(row.used_tokens == 100 * row.used_groups for row in view.peers)
+    assert [row.used_groups for row in view.peers] == sorted(used.values(), reverse=True), "the rows are in this order"
 
 
 def _fields(row) -> dict:

@@ -29,7 +29,7 @@ class SwarmReporter:
     refusals: RefusalReporter
 
     def view(self) -> SwarmView:
-        """Return the view of the swarm: this node first, then the peers that it saw last."""
+        """Return the view of the swarm: this node and the peers that it saw last."""
         own, rows = self.peers.registry.own_record, []
         if own is not None:
             rows.append(swarm_row(own, seen_at=time.time()))
