@@ -1,4 +1,4 @@
-"""The status of a node as one screen of 80 x 24, and as one line for a log. Pure functions."""
+"""The status of a node as lines for a terminal, and as one line for a log. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from ftis_node.telemetry.health_summary import AnswerWord, summarize_health
 from ftis_node.telemetry.terminal_text import printable, wrapped
 from ftis_node.view.health_answers import answer_texts, refusal_texts
 from ftis_node.view.node_facts import node_facts
-from ftis_node.view.snapshot import NodeSnapshot
+from ftis_node.view.snapshot import MachineUsage, NodeSnapshot
 from ftis_node.view.spans import Tone, labeled, number, text_lines
 
 if TYPE_CHECKING:
     from ftis_node.telemetry.status import Status
 
 WIDTH, WIDEST = 80, 99
-HEIGHT = 23  # one of the 24 lines is for the prompt
 MAX_REFUSALS = 2  # of each direction
 ENDED_WELL = (AnswerWord.FINISHED, AnswerWord.STOPPED)
 
 
-def screen(status: Status, *, now: float, width: int = WIDTH) -> list[str]:
+def screen(status: Status, *, now: float, width: int = WIDTH, machine: MachineUsage = MachineUsage()) -> list[str]:
     """Return the lines, each at most `width` cells wide. `now` is Unix time in seconds."""
-    snapshot = NodeSnapshot(taken_at=now, status=status)
+    snapshot = NodeSnapshot(taken_at=now, status=status, machine=machine)
     health = summarize_health(status, now=now)
     explanations = refusal_texts(snapshot, limit=MAX_REFUSALS)
     if health.healthy.word in ENDED_WELL:
@@ -33,7 +32,7 @@ def screen(status: Status, *, now: float, width: int = WIDTH) -> list[str]:
     texts += [f"{'!' if tone is Tone.BAD else '-'} {text}" for tone, text in explanations]
     facts = node_facts(snapshot) if status.node.peer_id else ()  # without an id, the node has never started
     lines = [line for text in texts for line in wrapped(text, width, indent=2)]
-    return [*lines, *text_lines((labeled(label, *shown) for label, shown in facts), width)][:HEIGHT]
+    return [*lines, *text_lines((labeled(label, *shown) for label, shown in facts), width)]
 
 
 def log_line(status: Status, *, now: float) -> str:

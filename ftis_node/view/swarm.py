@@ -83,7 +83,7 @@ def influences(view: SwarmView) -> dict[str, Influence]:
 
 
 def rank_text(view: SwarmView) -> str:
-    """Return the place of this node among the senders, by receipts if there are any; "" for an observer or before its first record."""
+    """Return the place of this node among the senders, by receipts if there are any; "" if it has no row."""
     own_row = next((row for row in view.peers if row.peer_id == view.own_id), None)
     if own_row is None:
         return ""

@@ -1,4 +1,4 @@
-"""`status` fits a screen with any names, describes a node that starts, runs or is stopped, and watches restarts.
+"""`status` fits the width with any names, describes a node that starts, runs or is stopped, and watches restarts.
 
 `swarm` prints its view as a table, as JSON and as JSON lines.
 """
@@ -20,6 +20,7 @@ from ftis_node.cli.status_screen import log_line, screen
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from ftis_node.swarm.overview import RunSummary, SwarmRow, SwarmView
+from ftis_node.telemetry.receipt_figures import ReceiptFigures
 from ftis_node.telemetry.status import (
     BudgetStatus,
     EvalStatus,
@@ -35,6 +36,7 @@ from ftis_node.telemetry.status import (
     amount,
 )
 from ftis_node.telemetry.terminal_text import cells
+from ftis_node.view.snapshot import GpuUsage, MachineUsage
 
 NOW = 1_000_000.0
 USED_UP = BudgetStatus(learn_steps=amount(10, 10))
@@ -66,11 +68,19 @@ def _document(status: Status) -> dict[str, Any]:
 
 @pytest.mark.parametrize("width", [80, 60])
 @pytest.mark.parametrize("status", [LONG, Status()], ids=["long", "empty"])
-def test_it_fits_a_screen_and_control_characters_are_escaped(status: Status, width: int) -> None:
+def test_it_fits_the_width_and_control_characters_are_escaped(status: Status, width: int) -> None:
     lines = screen(status, now=NOW, width=width)
     assert max(map(cells, lines)) <= width
-    assert len(lines) <= 23
     assert all(line.isprintable() for line in [*lines, log_line(status, now=NOW)])
+
+
+def test_every_fact_is_printed_also_beyond_a_screen() -> None:
+    swarm = msgspec.structs.replace(LONG.swarm, used_by_peers=ReceiptFigures(peers=3, groups=41, tokens=9))
+    machine = MachineUsage(2, 10**9, 10**10, 10**11, (GpuUsage(10**9, 10**10, 0.5, watts=187.4),))
+    lines = screen(msgspec.structs.replace(LONG, swarm=swarm), now=NOW, machine=machine)
+    labels = [line.split("  ")[0] for line in lines if not line.startswith(" ")]
+    assert len(lines) > 24 and labels[-1] == "memory" and {"used", "buffer", "weights"} < set(labels)
+    assert "187 W" in " ".join(lines[-2:])
 
 
 def test_the_first_lines_report_the_health_and_what_to_do() -> None:
@@ -110,8 +120,11 @@ def test_states_before_a_start_while_starting_and_after_the_end(
         run(["status", "--home", str(tmp_path), "--json"])
         document = json.loads(capsys.readouterr().out)
         assert (document["node"]["state"], document["learner"]["step"]) == ("starting", 10**6)
+        run(["status", "--home", str(tmp_path)])
+        assert "\nmemory      node " in capsys.readouterr().out
     run(["status", "--home", str(tmp_path)])
     out = capsys.readouterr().out
+    assert "\nmemory " not in out
     assert out.startswith(
         "contributing: no   learning: no   healthy: no\n! contributing: the node did not end by itself"
     )
@@ -180,6 +193,7 @@ def test_watching_in_a_terminal_redraws_the_screen(
     lines = painted.replace("\x1b[K", "").replace("\x1b[J", "").splitlines()
     assert lines[0].startswith("contributing: no")
     assert len([line for line in lines if line]) == 11, "the terminal's height minus the cursor's line"
+    assert re.search(r"ctrl-C; \d\d more lines below", painted)
     assert max(map(cells, lines)) <= 69
 
 
