@@ -51,9 +51,25 @@ def invite(
         print_json(shown | {"run": manifest.run_id, "has_secret": bool(secret)})
         return
     _show_code(text)
-    typer.echo(f"ftis-node join {text} --model MODEL")
+    typer.echo(f"ftis-node join {text} --model {_example_model(where)}")
+    typer.echo("the friend may use any model with the same tokenizer", err=True)
+    if all(_distance(address) != GLOBAL for address in addresses):
+        reach = "only this machine and its local network can dial the addresses in it"
+        typer.echo(f"{reach}: for other friends see ftis-node docs operate/networking", err=True)
     private = "; with it one reads the messages of the swarm" if secret else ""
     typer.echo(f"valid until {date_time(expires_at)[:-3]}{private}", err=True)
+
+
+def _example_model(home: Home) -> str:
+    """Return the name of the node's model if a friend can fetch it by this name, else MODEL."""
+    from ftis_node.models.gguf import HUB_FILE, PACKAGE, PACKAGE_PREFIX
+    from ftis_node.models.source import HUB_ID
+
+    model = str(last_settings(home).get("model"))
+    if model.startswith(PACKAGE_PREFIX):
+        return model if PACKAGE.fullmatch(model.removeprefix(PACKAGE_PREFIX)) else "MODEL"
+    is_of_hub = HUB_ID.fullmatch(model) or HUB_FILE.fullmatch(model)
+    return model if is_of_hub and not Path(model).exists() else "MODEL"
 
 
 def _addresses(home: Home) -> list[str]:
