@@ -131,6 +131,7 @@ class NodeResult:
     tokens_received: int
     envelope_bytes_per_token: float
     min_final: float
+    refused: Mapping[str, int] = field(default_factory=dict)  # groups of the other node, by reason
 
     @property
     def gain(self) -> float:
@@ -162,6 +163,9 @@ class DemoResult:
                 complaints.append(f"{node.name} used {node.foreign_fraction:.0%} foreign groups, less than 40 %")
             if node.pass_after < node.min_final:
                 complaints.append(f"{node.name} ends at {node.pass_after:.3f}, below {node.min_final}")
+            if node.refused:
+                reasons = ", ".join(f"{reason} {many}" for reason, many in node.refused.items())
+                complaints.append(f"{node.name} refused groups of the other node ({reasons}), all must be accepted")
         return complaints
 
 
@@ -266,4 +270,5 @@ def _result_of(node: DemoNode, home: Path) -> NodeResult:
         tokens_received=status["swarm"]["tokens_in"],
         envelope_bytes_per_token=status["swarm"]["bytes_per_token"] or 0.0,
         min_final=node.min_final,
+        refused=status["swarm"]["groups_refused"],
     )

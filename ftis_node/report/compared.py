@@ -50,8 +50,8 @@ class Compared(Accuracy, frozen=True, kw_only=True):
 
     task: str
     compared: Accuracy
-    difference: ChangedProblems
     problems: tuple[AnsweredProblem, ...]
+    difference: ChangedProblems | None = None
 
 
 def read_compared(path: Path) -> Compared:

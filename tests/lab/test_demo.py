@@ -24,7 +24,7 @@ def test_two_nodes_train_and_answer_some_problems(tiny_models, tmp_path):
     plan = DemoPlan(str(tmp_path / "run.toml"), nodes, "two models", steps=2, sample_task="arithmetic")
     result = run_demo(plan, tmp_path, steps=2, engine="torch", seed=0, on_progress=lambda fraction, what: None)
     assert [(node.name, node.steps) for node in result.nodes] == [("s", 2), ("m", 2)]
-    assert all(node.own_groups and node.foreign_groups for node in result.nodes)
+    assert all(node.own_groups and node.foreign_groups and not node.refused for node in result.nodes)
     assert 500 * 2**20 < result.peak_bytes < 16 * 2**30  # four workers with torch
     problems = load_task("arithmetic", split="test")
     for index, sample in enumerate(result.samples):
@@ -57,6 +57,10 @@ def test_two_nodes_train_and_answer_some_problems(tiny_models, tmp_path):
         ({"pass_before": 0.7}, "m gained 0.200, less than 0.25"),
         ({"foreign_groups": 64}, "m used 9% foreign groups, less than 40 %"),
         ({"pass_after": 0.8}, "m ends at 0.800, below 0.85"),
+        (
+            {"refused": {"stale": 2, "wrong_reward": 1}},
+            "m refused groups of the other node (stale 2, wrong_reward 1), all must be accepted",
+        ),
     ],
 )
 def test_a_demo_that_missed_a_goal_says_which(changes, failure):

@@ -13,7 +13,9 @@ from ftis_node.errors import FtisError
 from ftis_node.telemetry.terminal_text import columns
 
 if TYPE_CHECKING:
+    from ftis_node.config.home import Home
     from ftis_node.lab.demo import DemoResult
+    from ftis_node.report.compared import Compared
 
 Engine = Literal["auto", "vllm", "torch"]
 
@@ -47,7 +49,8 @@ def demo(
     _print_result(result, out)
     reports = {node.name: out / f"report-{node.name}.html" for node in result.nodes}
     for name, report in reports.items():
-        write_report(Home(out / f"home-{name}"), report)
+        home = Home(out / f"home-{name}")
+        write_report(home, report, compared=_answers_of(name, result, home) if result.samples else None)
     for sample in result.samples:
         typer.echo("\n".join(problem_lines(sample)))
     if result.samples:
@@ -56,6 +59,23 @@ def demo(
     typer.echo(f"reports in {' and '.join(map(str, reports.values()))}: open them in a browser")
     if failures := result.failures():
         raise FtisError("the demo did not reach its goals: " + "; ".join(failures))
+
+
+def _answers_of(name: str, result: DemoResult, home: Home) -> Compared:
+    """Return the card of a node's report: its accuracy, and the answers of the sample problems, before and after."""
+    import msgspec
+
+    from ftis_node.lab.demo import read_history
+    from ftis_node.report.compared import Compared
+
+    points = read_history(home.root).evaluations
+    before, after = ({"pass_at_1": point.pass_at_1, "n": point.n} for point in (points[0], points[-1]))
+    document = {
+        **{"model": f"node {name}", "task": points[-1].task, **after},
+        **{"compared": {"model": "the model before training", **before}},
+        **{"problems": [sample | {"after": sample[name]} for sample in result.samples]},
+    }
+    return msgspec.convert(document, Compared)
 
 
 def _print_result(result: DemoResult, out: Path) -> None:

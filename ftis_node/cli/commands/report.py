@@ -16,6 +16,7 @@ from ftis_node.node.http_api.node_client import read_document, read_status
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
+    from ftis_node.report.compared import Compared
 
 
 def report(
@@ -31,13 +32,14 @@ def report(
     The page loads nothing from a network, and contains no address and no path of this machine. With --compared it
     has five problems with the answers before and after training.
     """
-    write_report(home_at(home), out, compared=compared)
+    from ftis_node.report.compared import read_compared
+
+    write_report(home_at(home), out, compared=None if compared is None else read_compared(compared))
     typer.echo(str(out))
 
 
-def write_report(home: Home, out: Path, *, compared: Path | None = None) -> None:
-    """Write the page about a home's run. Raises ConfigError if no node has run there, UsageError for a bad file."""
-    from ftis_node.report.compared import read_compared
+def write_report(home: Home, out: Path, *, compared: Compared | None = None) -> None:
+    """Write the page about a home's run. Raises ConfigError if no node has run there, UsageError for a bad `out`."""
     from ftis_node.report.facts import gather
     from ftis_node.report.html_page import render_page
     from ftis_node.telemetry.status import NodeStatus, Status
@@ -48,9 +50,8 @@ def write_report(home: Home, out: Path, *, compared: Path | None = None) -> None
         if not home.events.exists():
             raise
         status, peers = Status(node=NodeStatus(state="unknown")), []  # it was stopped before it wrote them
-    evaluation = None if compared is None else read_compared(compared)
     with show_fraction("report") as show:
-        facts = replace(gather(home, status=status, peers=peers, on_progress=show), compared=evaluation)
+        facts = replace(gather(home, status=status, peers=peers, on_progress=show), compared=compared)
     try:
         replace_file(out, render_page(facts).encode())
     except OSError as error:
