@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ftis_node.cli.options import print_line
-from ftis_node.errors import ConfigError, FtisError
+from ftis_node.errors import FtisError, UsageError
 from ftis_node.telemetry.health_summary import plural
 from ftis_node.telemetry.terminal_text import printable, wrapped
 
@@ -33,7 +33,7 @@ def watch(
     interval_s: float,
     as_json: bool,
 ) -> None:
-    """Show what `read` returns, or its FtisError, every `interval_s`. Raises the ConfigError of the first read.
+    """Show what `read` returns, or its FtisError, every `interval_s`. Raises the UsageError of the first read.
 
     `screen` takes a document and the width of the terminal. `log_text` returns a document for a log.
     """
@@ -46,7 +46,7 @@ def watch(
             try:
                 document = read()
             except FtisError as error:
-                if isinstance(error, ConfigError) and not has_read:
+                if isinstance(error, UsageError) and not has_read:
                     raise
                 document = error
             has_read = True

@@ -1,4 +1,4 @@
-"""Totals of runs over the last day, kept in memory by the process that serves the page of a swarm."""
+"""Totals of runs over the last day, kept in memory by the process that serves or writes the page of a swarm."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ class SwarmHistory:
         ]
         return [chart for chart in drawn if chart.is_drawn]
 
-    def render(self, views: Sequence[SwarmView], **options: Any) -> str:
-        """Return the live page with these charts."""
-        return render_swarm(views, charts_of=self.charts, is_live=True, **options)
+    def render(self, views: Sequence[SwarmView], *, is_live: bool = True, **options: Any) -> str:
+        """Return the page with these charts; the options are those of `render_swarm`."""
+        return render_swarm(views, charts_of=self.charts, is_live=is_live, **options)

@@ -120,6 +120,33 @@ def test_a_home_is_exported_with_public_addresses(tmp_path, capsys):
     assert run(["swarm", "--home", str(tmp_path), "--html", str(Path("/no/such/page"))]) == 2
 
 
+def test_a_watched_page_is_written_again_with_its_history(tmp_path, monkeypatch, capsys):
+    out, now, times = tmp_path / "page.html", NOW, iter((600, 1200))
+    views = [swarm(msgspec.structs.replace(node(ADA), seen_at=NOW + more)).as_dict() for more in (0, 600, 1200)]
+
+    def sleep(seconds):
+        nonlocal now
+        assert seconds == 60.0 and "refresh" in out.read_text()
+        pages.append(out.read_text())
+        if (more := next(times, None)) is None:
+            raise KeyboardInterrupt
+        now = NOW + more
+
+    pages = []
+    clock = SimpleNamespace(time=lambda: now, sleep=sleep, strftime=lambda form: "12:00")
+    for module in ("report.swarm_page", "cli.commands.swarm", "cli.watch"):
+        monkeypatch.setattr(f"ftis_node.{module}.time", clock)
+    monkeypatch.setattr("ftis_node.cli.commands.swarm.read_document", lambda home, path: views[len(pages) :][:1])
+    words = ["swarm", "--home", str(tmp_path), "--html", str(out), "--watch", "--interval", "60"]
+    assert run(words) == 0
+    assert capsys.readouterr().out.splitlines() == [f"12:00 {out}"] * 3
+    assert ["Active nodes" in page for page in pages] == [False, True, True], "a curve has two points"
+    assert run([*words[:4], "/no/such/page", "--watch"]) == 2, "it does not try again"
+    assert "cannot write /no/such/page" in capsys.readouterr().err
+    assert run([*words, "--json"]) == 2
+    assert capsys.readouterr().err.endswith("--html writes a page and --json prints: give one of the two\n")
+
+
 def test_a_day_of_totals_is_kept_in_points_of_five_minutes():
     history, one, other = SwarmHistory(), swarm(node(ADA), node(BOB)), swarm(node(ADA))
     for second in range(0, 90_000, 100):

@@ -39,27 +39,31 @@ def swarm(
     """Show the peers of a run: who takes part, rates, accuracy, and who learns from whom.
 
     The home is that of a node or of a bootstrap node. All figures are claims in signed directory records. The page of
-    --html has the line to join with, and so addresses of this node or of --peers.
+    --html has the line to join with, and so addresses of this node or of --peers. With --watch it is written again at
+    each update, and has the totals since the command began.
 
     JSON shape: [{run: {id, name, task, method, limits}, taken_at, own_id, num_unreadable, num_omitted, peers:
     [{peer_id, name, role, model, parameters, software, seen_at, tokens_per_minute, step, groups_per_minute,
     refused_groups, pass_rates: [[step, pass_at_1]], learns_from: {peer_id: share}, measured_at, used_groups,
     used_tokens}]}]; with --watch one line per update.
     """
+    lines: Callable[..., list[str]] = _lines
     read = _from_directory(tuple(peers), run) if peers else lambda: read_document(home_at(home), "/swarm")
     if html is not None:
-        _write_page(html, _views(read()), tuple(peers or ()) or addresses_of(home_at(home)))
-        return
+        if as_json:
+            raise UsageError("--html writes a page and --json prints: give one of the two")
+        read = _page_writer(html, read, lambda: tuple(peers or ()) or addresses_of(home_at(home)), is_live=watch)
+        lines = _written
     if not watch:
         document = read()
-        print_document(document, lambda: _lines(document), as_json=as_json)
+        print_document(document, lambda: lines(document), as_json=as_json)
         return
     from ftis_node.cli.watch import watch as show_until_interrupt
 
     show_until_interrupt(
         read,
-        screen=_lines,
-        log_text=lambda document: "\n".join(_lines(document)),
+        screen=lines,
+        log_text=lambda document: "\n".join(lines(document)),
         interval_s=interval_s,
         as_json=as_json,
     )
@@ -74,19 +78,36 @@ def addresses_of(home: Home) -> tuple[str, ...]:
 
 def swarm_page(home: Home, history: SwarmHistory) -> str:
     """Return the live page of the swarm as the node on this home sees it. Adds to `history`."""
-    views = _views(read_document(home, "/swarm"))
+    return _page(read_document(home, "/swarm"), history, addresses_of(home), is_live=True)
+
+
+def _page(document: Any, history: SwarmHistory, addresses: tuple[str, ...], *, is_live: bool) -> str:
+    views = _views(document)
     history.note(views, now=time.time())
-    return history.render(views, addresses=addresses_of(home))
+    return history.render(views, addresses=addresses, is_live=is_live)
 
 
-def _write_page(out: Path, views: list[SwarmView], addresses: tuple[str, ...]) -> None:
-    from ftis_node.report.swarm_page import render_swarm
+def _page_writer(
+    out: Path, read: Callable[[], Any], addresses: Callable[[], tuple[str, ...]], *, is_live: bool
+) -> Callable[[], str]:
+    """Return a function that reads the swarm, writes its page to `out`, and returns this path."""
+    from ftis_node.report.swarm_history import SwarmHistory
 
-    try:
-        replace_file(out, render_swarm(views, addresses=addresses).encode())
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror}; give another --html") from None
-    typer.echo(str(out))
+    history = SwarmHistory()
+
+    def write() -> str:
+        page = _page(read(), history, addresses(), is_live=is_live)
+        try:
+            replace_file(out, page.encode())
+        except OSError as error:
+            raise UsageError(f"cannot write {out}: {error.strerror}; give another --html") from None
+        return str(out)
+
+    return write
+
+
+def _written(path: str, width: int = 0) -> list[str]:
+    return [path]
 
 
 def _lines(document: Any, width: int = 120) -> list[str]:
