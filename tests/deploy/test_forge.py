@@ -36,6 +36,16 @@ def test_the_workflows_run_what_continuous_integration_runs():
     assert set(re.findall(r"run: make (\S+)", checks.read_text())) == set(loop.split())
 
 
+def test_a_release_is_built_twice_compared_and_attached():
+    (document,) = documents(ROOT / ".github/workflows/release.yml")
+    packages, publish = (
+        [step.get("run", "") for step in document["jobs"][name]["steps"]] for name in ("packages", "publish")
+    )
+    assert packages.count("make packages") == 2 and "diff -r ../first dist" in packages
+    assert publish[-1].startswith('gh release create "$GITHUB_REF_NAME" dist/')
+    assert document["jobs"]["publish"]["permissions"]["contents"] == "write"
+
+
 def test_the_matrix_begins_with_the_lowest_supported_python():
     (document,) = documents(ROOT / ".github/workflows/checks.yml")
     pythons = document["jobs"]["test"]["strategy"]["matrix"]["python"]
