@@ -98,7 +98,7 @@ class NodeSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="FTIS_", env_nested_delimiter="__", extra="forbid", frozen=True)
 
-    model: str = Field(min_length=1, description="Hub id or folder of the model this node trains.")
+    model: str = Field(min_length=1, description="Hub id, folder or GGUF file of the model this node trains.")
     name: str = Field(default="", max_length=64, description="Name shown to people; empty: derived from the peer id.")
     role: Role = Field(
         default="full", description="What the node does: generate, learn, both or neither (ftis-node docs train/roles)."

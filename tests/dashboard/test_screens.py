@@ -18,11 +18,12 @@ from ftis_node.config.home import Home
 from ftis_node.dashboard.app import DashboardApp
 from ftis_node.dashboard.context import NodeSeen
 from ftis_node.dashboard.screens.groups import GroupsScreen, PeerScreen
+from ftis_node.dashboard.screens.help import help_lines
 from ftis_node.dashboard.widgets import RowsTable
 from ftis_node.errors import ConfigError
 from ftis_node.replay.reader import GroupSummary
 from ftis_node.view.snapshot import NodeSnapshot
-from ftis_node.view.spans import Span
+from ftis_node.view.spans import Span, text_of
 from tests.dashboard.sample_node import ANN, BOB, RUNNING, SUMMARY, use_snapshots
 from tests.dashboard.svg_text import text_of_rows
 
@@ -182,6 +183,14 @@ async def test_help_opens_on_every_screen_and_closes_by_the_same_key(opened: Any
             await pilot.press("question_mark")
             assert "select a row" not in await _shown(app, pilot, "help")
             await pilot.press("escape")
+
+
+def test_help_has_the_terms_of_the_main_screen_and_of_the_swarm() -> None:
+    lines = [text_of(shown) for shown in help_lines(None)]
+    terms = lines[lines.index("terms") + 1 :]
+    labels = {term[:16].strip() for term in terms}
+    assert {"answers", "used", "rank", "share", "teaches", "as of"} < labels
+    assert max(map(len, terms)) < 80, "a line of the smallest terminal"
 
 
 async def test_the_screen_of_the_swarm_opens_from_the_main_screen(opened: Any) -> None:

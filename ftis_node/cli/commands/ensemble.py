@@ -35,7 +35,7 @@ TemplateOption = Annotated[
 
 def ensemble(
     task: TaskOption,
-    models: Annotated[str, typer.Option("--models", help="Hub ids or folders, comma-separated.")] = "",
+    models: Annotated[str, typer.Option("--models", help="Hub ids, folders or GGUF files, comma-separated.")] = "",
     swarm: Annotated[
         list[str] | None,
         typer.Option("--swarm", help="Folder of exported models or of nodes' homes; repeatable, or comma-separated."),

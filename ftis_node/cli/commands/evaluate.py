@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     task: TaskOption,
-    model: Annotated[str | None, typer.Option("--model", help="Hub id or folder.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Hub id, folder or GGUF file.")] = None,
     ensemble: EnsembleOption = None,
     limit: LimitOption = 512,
     k: Annotated[int, typer.Option("--k", min=1, help="Also estimate pass@k from samples.")] = 1,

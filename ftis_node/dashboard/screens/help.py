@@ -31,6 +31,7 @@ TERMS = (
     ("contributing", "yes: peers confirmed that they received groups of this node"),
     ("learning", "yes: steps change the model; the line adds the reward's trend"),
     ("healthy", "yes: no problem with workers, steps, peers, clock, disk, memory"),
+    ("answers", "own completions: tokens, cut, without signal, entropy, KL"),
     ("trained on", "groups used in steps since the home was created"),
     ("groups", "sent, confirmed by a peer, received, refused; since the start"),
     ("kept", "share of completions that the filter kept"),
@@ -39,6 +40,11 @@ TERMS = (
     ("score", "0 for a new peer, at most 10; below -3 probation, at -10 banned"),
     ("accepted", "groups of that peer that passed validation"),
     ("confirmed", "our groups that the peer has confirmed"),
+    ("used", "groups of a node that others trained on, by signed receipts"),
+    ("rank", "the place of this node by used; without receipts by share"),
+    ("share", "of all groups that nodes learned from others, in last steps"),
+    ("teaches", "the nodes whose last steps used groups of this one"),
+    ("as of", "the age of a node's figures; seen: of the last contact"),
 )
 
 
