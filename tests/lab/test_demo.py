@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from ftis_node.cli.app import run
 from ftis_node.config.manifest import load_manifest
 from ftis_node.evaluation.evaluate import answers_of
+from ftis_node.lab import demo
 from ftis_node.lab.demo import DemoNode, DemoPlan, DemoResult, NodeResult, run_demo
 from ftis_node.tasks import load_task
+from tests.report.support import write_home
 
 NODE = NodeResult("m", 800_000, 0.1, 0.9, 40, 640, 640, 1, 1, 8.1, min_final=0.85)
 
@@ -66,3 +69,20 @@ def test_two_nodes_train_and_answer_some_problems(tiny_models, tmp_path):
 def test_a_demo_that_missed_a_goal_says_which(changes, failure):
     result = DemoResult([replace(NODE, **changes)], 1.0, 0, [])
     assert result.failures() == ([] if failure is None else [failure])
+
+
+def test_each_report_has_the_answers_of_its_node(tmp_path, monkeypatch, capsys):
+    nodes = [NodeResult(name, 1, 0.1, 0.9, 60, 1, 1, 1, 1, 8.1, min_final=0.5) for name in ("full", "lora")]
+    for node in nodes:
+        write_home(tmp_path / f"home-{node.name}")
+    sample = {"problem": "2+2=", "right_answer": "four", "before": {"text": "five", "is_right": False}}
+    sample |= {node.name: {"text": f"four, says {node.name}", "is_right": True} for node in nodes}
+    monkeypatch.setattr(demo, "llm_plan", lambda **_: DemoPlan("words-ftis", (), "", steps=1))
+    monkeypatch.setattr(demo, "run_demo", lambda *_, **__: DemoResult(nodes, 1.0, 1, [sample]))
+    assert run(["demo", "--llm", "--out", str(tmp_path)]) == 0
+    for name, other in (("full", "lora"), ("lora", "full")):
+        page = (tmp_path / f"report-{name}.html").read_text(encoding="utf-8")
+        assert "Accuracy 0 % before, 75 % after, on 64 problems of arithmetic." in page
+        assert "<pre>five</pre>" in page and f"<pre>four, says {name}</pre>" in page and f"says {other}" not in page
+        assert f"After: node {name}.</p>" in page
+    assert "reports in" in capsys.readouterr().out
