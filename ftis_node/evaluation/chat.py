@@ -13,14 +13,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from ftis_node.config.home import Home
-from ftis_node.config.home_files import last_settings
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import UsageError
 from ftis_node.evaluation.ensemble_chat import EnsembleChat
+from ftis_node.evaluation.members import before_and_after
 from ftis_node.evaluation.saved_ensemble import open_ensemble
 from ftis_node.generation.chat_model import ChatAnswer, ChatModel, ChatSettings, OnText
 from ftis_node.models import ModelSource, PromptSettings, resolve_model
-from ftis_node.node.hub.model_export import export_model_of
 from ftis_node.tasks.registry import system_message
 from ftis_node.telemetry.log import OnProgress, unwatched
 
@@ -72,12 +71,10 @@ def open_models(
     if model:
         return [opened(role, found(which)) for role, which in (("base", compare), ("model", model)) if which]
     with TemporaryDirectory(prefix="ftis-chat-") as scratch:
-        folder = Path(scratch) / "model"
-        step = export_model_of(home, folder, merge=True, on_progress=on_progress)
-        start = found(str(last_settings(home)["model"]))
-        models = [] if alone else [opened("base", found(compare) if compare else start)]
-        trained = replace(found(str(folder)), name=f"{start.name} after step {step}")
-        return [*models, opened("trained", trained, PromptSettings())]  # the export has the home's template
+        start, trained = before_and_after(home, Path(scratch), on_progress=on_progress)
+        models = [] if alone else [opened("base", found(compare or start.model))]
+        source = replace(found(trained.model), name=trained.name)
+        return [*models, opened("trained", source, PromptSettings())]  # the export has the home's template
 
 
 def _with_ensemble(

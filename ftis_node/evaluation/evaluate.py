@@ -152,7 +152,7 @@ def load_experts(members: Sequence[Member], prompts: PromptSettings, on_progress
 
 
 async def answers_of(
-    models: Sequence[str],
+    models: Sequence[str | Member],
     task: str,
     *,
     limit: int,

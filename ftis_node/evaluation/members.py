@@ -14,15 +14,16 @@ from itertools import chain, count
 from pathlib import Path
 
 from ftis_node.config.home import Home
-from ftis_node.config.home_files import check_schema
+from ftis_node.config.home_files import check_schema, last_settings, remembered_paths
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FileError
 from ftis_node.files import read_object
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
-from ftis_node.models import PromptSettings
+from ftis_node.models import PromptSettings, resolve_model
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
 from ftis_node.models.json_file import CONFIG_FILE
 from ftis_node.node.hub.model_export import export_model_of
+from ftis_node.tasks import held_out_spec, parse_spec
 from ftis_node.telemetry.log import OnProgress, unwatched
 from ftis_node.workers.durable import newest_complete
 
@@ -119,6 +120,34 @@ def _exported(home: Home, scratch: Path, on_progress: OnProgress) -> Member | No
     export_model_of(home, out, merge=True, on_progress=on_progress)
     # The export has the home's chat template with its arguments, and the run's date.
     return Member(name, str(out), domain or load_manifest(str(home.run_toml)).task, PromptSettings(), home.root)
+
+
+def before_and_after(home: Home, scratch: Path, *, on_progress: OnProgress = unwatched) -> tuple[Member, Member]:
+    """Return the model from which the home's node started, and its newest checkpoint, exported into `scratch`.
+
+    Raises ConfigError if the home has no checkpoint, and ModelError and NetworkError.
+    """
+    folder = scratch / "model"
+    step = export_model_of(home, folder, merge=True, on_progress=on_progress)
+    start = str(last_settings(home)["model"])
+    name = resolve_model(start, trains=False, on_progress=on_progress).name
+    # The export has the home's chat template with its arguments.
+    return Member(name, start), Member(
+        f"{name} after step {step}", str(folder), prompts=PromptSettings(), home=home.root
+    )
+
+
+def held_out_task(home: Home) -> str:
+    """Return the SPEC of the held-out problems of the home's run. Raises ConfigError if it has none, or no run."""
+    if not home.run_toml.exists():
+        raise ConfigError(
+            f"no node has run with the home {home.root}: give the right one with --home, or --model MODEL"
+        )
+    spec = parse_spec(load_manifest(str(home.run_toml)).task)
+    held_out = held_out_spec(spec.with_paths(remembered_paths(home)))
+    if held_out is None:
+        raise ConfigError(f"the run of {home.root} has no held-out problems: name others with --task SPEC")
+    return str(held_out)
 
 
 def _short_name(model: str) -> str:

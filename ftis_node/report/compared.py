@@ -1,4 +1,4 @@
-"""Answers before and after training, from a file that `ftis-node eval --compare BASE --show 5 --json` printed."""
+"""Answers before and after training, from a file that `ftis-node eval --home H --show 5 --json` printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`chat`, `try` and `eval --compare` with real tiny models: the answers are those of the engine, and of the home."""
+"""`chat`, `try` and `eval` of homes and pairs of tiny models: the answers are those of the engine, and of the home."""
 
 import io
 import json
@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from ftis_node.cli.app import run
+from ftis_node.config.home import Home
+from ftis_node.config.node import NodeSettings
 from ftis_node.evaluation.evaluate import difference
 from ftis_node.generation.chat_model import ChatModel, ChatSettings
 from ftis_node.generation.evaluate import Answered, ScoredAnswer
@@ -222,6 +224,54 @@ def test_eval_compares_two_models_problem_by_problem(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{start} on arithmetic: pass@1 0.000") and lines[1].startswith(f"{trained} on")
     assert lines[2].startswith("difference +") and lines[3:5] == ["", f"problem  {problems[0]['problem']}"]
+
+
+def test_eval_of_a_home_compares_its_start_with_its_newest_checkpoint_on_the_problems_of_its_run(tmp_path, capsys):
+    trained_home(tmp_path, lora=True, run=RUN.replace('"arithmetic"', '"arithmetic:add"'))
+    home, how = str(tmp_path / "home"), ["--limit", "4", "--show", "4", "--max-tokens", "64", "--engine", "torch"]
+    assert run(["eval", "--home", home, *how, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["compared"]["model"], found["model"]) == ("tiny", "tiny after step 2")
+    assert run(["export", "--home", home, "--out", str(tmp_path / "out"), "--merge"]) == 0
+    capsys.readouterr()
+    models = ["--model", str(tmp_path / "out"), "--compare", str(tmp_path / "tiny")]
+    assert run(["eval", *models, "--task", "arithmetic:add", *how, "--json"]) == 0
+    named = json.loads(capsys.readouterr().out)
+    named["compared"]["model"], named["model"] = "tiny", "tiny after step 2"
+    assert named == found
+    assert found["problems"][0]["before"]["text"] != found["problems"][0]["after"]["text"]
+    other = ["--compare", str(tmp_path / "out"), "--task", "sums", "--limit", "1", "--engine", "torch", "--json"]
+    assert run(["eval", "--home", home, *other]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["task"], found["compared"]["model"]) == ("sums", str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--home", "{home}"],
+            "no node has run with the home {home}: give the right one with --home, or --model MODEL",
+        ),
+        (["--model", "m"], "add --task SPEC"),
+        (["--model", "m", "--ensemble", "f"], "--model and --ensemble exclude each other"),
+        (["--home", "{untrained}"], "there is no checkpoint in {untrained}"),
+        (["--home", "{one_split}"], "has no held-out problems: name others with --task SPEC"),
+    ],
+)
+def test_wrong_use_of_eval_is_one_line(tmp_path, capsys, words, message):
+    (tmp_path / "p.jsonl").write_text('{"problem": "1+1", "answer": "2"}')
+    folders = {"home": tmp_path / "new", "untrained": tmp_path / "u", "one_split": tmp_path / "o"}
+    settings = NodeSettings(model=str(save_tiny(tmp_path / "tiny")), data_paths={"math500": str(tmp_path / "p.jsonl")})
+    for name, task in (("untrained", "arithmetic"), ("one_split", "math500")):
+        home = Home(folders[name])
+        home.create()
+        home.run_toml.write_text(f'name = "a"\ntask = "{task}"\n')
+        home.settings.write_text(settings.model_dump_json())
+    capsys.readouterr()
+    assert run(["eval", *(word.format(**folders) for word in words)]) == 2
+    captured = capsys.readouterr()
+    assert message.format(**folders) in captured.err and captured.err.count("\n") == 1 and not captured.out
 
 
 def test_the_standard_error_is_that_of_paired_answers():

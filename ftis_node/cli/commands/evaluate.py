@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.commands.chat import EnsembleOption
-from ftis_node.cli.commands.ensemble import LimitOption, TaskOption, TemplateOption
-from ftis_node.cli.completion import ENGINES, one_of
+from ftis_node.cli.commands.chat import CompareOption, EnsembleOption, ModelOption
+from ftis_node.cli.commands.ensemble import LimitOption, TemplateOption
+from ftis_node.cli.completion import ENGINES, one_of, task_specs
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
 from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import UsageError
@@ -21,9 +23,17 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    task: TaskOption,
-    model: Annotated[str | None, typer.Option("--model", help="Hub id, folder or GGUF file.")] = None,
+    model: ModelOption = None,
     ensemble: EnsembleOption = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            help="Task SPEC, such as gsm8k or math500:PATH.",
+            show_default="with a home, its run's",
+            autocompletion=task_specs,
+        ),
+    ] = None,
     limit: LimitOption = 512,
     k: Annotated[int, typer.Option("--k", min=1, help="Also estimate pass@k from samples.")] = 1,
     max_tokens: Annotated[
@@ -32,9 +42,7 @@ def evaluate(
     engine: Annotated[
         str, typer.Option("--engine", help="auto, vllm or torch.", autocompletion=one_of(*ENGINES))
     ] = "auto",
-    compare: Annotated[
-        str | None, typer.Option("--compare", help="Also evaluate this model, such as the base model.")
-    ] = None,
+    compare: CompareOption = None,
     show: Annotated[int, typer.Option("--show", min=0, help="Print the answers to this many problems.")] = 0,
     home: HomeOption = None,
     template: TemplateOption = None,
@@ -42,35 +50,49 @@ def evaluate(
 ) -> None:
     """Measure greedy pass@1 (and pass@k) on held-out problems.
 
+    Without --model and --ensemble: the newest checkpoint of a home, and before it the model that it started from.
     Prompts are rendered by `[prompts]` of the home's node.toml.
 
     JSON shape: {model, task, pass_at_1, n, k, pass_at_k, truncated, unscored, too_long, completion_tokens_mean}; with
-    --compare also compared: {model, pass_at_1 and so on} and difference: {pass_at_1, standard_error, gained, lost},
-    where gained counts problems that only --model solves; with --show also problems: [{problem, right_answer, after:
-    {text, is_right}, before: the same of --compare}].
+    --compare or of a home also compared: {model, pass_at_1 and so on} and difference: {pass_at_1, standard_error,
+    gained, lost}, where gained counts problems that only the model itself solves; with --show also problems:
+    [{problem, right_answer, after: {text, is_right}, before: the same of the compared model}].
     """
     from ftis_node.evaluation.ensemble import ensemble_answers
     from ftis_node.evaluation.evaluate import answers_of, difference, shown_problems
+    from ftis_node.evaluation.members import Member, before_and_after, held_out_task
     from ftis_node.evaluation.saved_ensemble import open_ensemble
     from ftis_node.generation.evaluate import summarize
     from ftis_node.node.startup.prompts import prompts_for_command
 
-    if (model is None) == (ensemble is None):
-        raise UsageError("eval takes either --model MODEL or --ensemble FILE")
-    prompts = prompts_for_command(home_at(home), template=template)
-    models = ({"before": compare} if compare else {}) | ({"after": model} if model else {})
-    with show_fraction("eval") as progress:
+    if model and ensemble:
+        raise UsageError("--model and --ensemble exclude each other: leave one out")
+    is_home = not (model or ensemble)
+    if task is None and not is_home:
+        raise UsageError("eval --model and --ensemble need problems: add --task SPEC, such as --task gsm8k")
+    where = home_at(home)
+    task = task or held_out_task(where)
+    prompts = prompts_for_command(where, template=template)
+    with show_fraction("eval") as progress, TemporaryDirectory(prefix="ftis-eval-") as scratch:
+        asked: dict[str, str | Member] = {"before": compare} if compare else {}
+        if model:
+            asked["after"] = model
+        elif is_home:
+            start, trained = before_and_after(where, Path(scratch), on_progress=progress)
+            asked = {"before": compare or start, "after": trained}
         options: dict[str, Any] = {"limit": limit, "k": k, "max_tokens": max_tokens, "engine": engine}
-        options |= {"prompts": prompts, "home": home_at(home).root, "on_progress": progress}
-        asked = asyncio.run(answers_of([*models.values()], task, **options)) if models else []
-        answers = dict(zip(models, asked, strict=True))
+        options |= {"prompts": prompts, "home": where.root, "on_progress": progress}
+        found = asyncio.run(answers_of([*asked.values()], task, **options)) if asked else []
+        answers = dict(zip(asked, found, strict=True))
         if ensemble:
-            models["after"] = str(ensemble)
             with open_ensemble(ensemble, on_progress=progress) as opened:
                 answers["after"] = asyncio.run(ensemble_answers(opened, task, **options))
+    models = {when: each.name if isinstance(each, Member) else each for when, each in asked.items()}
+    if ensemble:
+        models["after"] = str(ensemble)
     results = {when: {"model": models[when], **asdict(summarize(answers[when], k=k))} for when in models}
     document = {"task": task, **results["after"]}
-    if compare:
+    if "before" in results:
         document["compared"] = results["before"]
         document["difference"] = asdict(difference(answers["before"], answers["after"]))
     if show:

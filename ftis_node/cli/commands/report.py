@@ -24,7 +24,7 @@ def report(
     out: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("report.html"),
     compared: Annotated[
         Path | None,
-        typer.Option("--compared", metavar="FILE", help="Output of `eval --compare BASE --show 5 --json`, for a card."),
+        typer.Option("--compared", metavar="FILE", help="Output of `eval --home H --show 5 --json`, for a card."),
     ] = None,
 ) -> None:
     """Write one page about a run: values, curves, peers, notable events. Works for a running or a stopped node.
