@@ -6,6 +6,7 @@ own history, with its own answers.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,14 +15,17 @@ from typing import Any, Protocol
 
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
-from ftis_node.errors import UsageError
+from ftis_node.errors import FtisError, UsageError
 from ftis_node.evaluation.ensemble_chat import EnsembleChat
 from ftis_node.evaluation.members import before_and_after
 from ftis_node.evaluation.saved_ensemble import open_ensemble
+from ftis_node.generation.chat_episode import ChatEpisode, chat_episode
 from ftis_node.generation.chat_model import ChatAnswer, ChatModel, ChatSettings, OnText
 from ftis_node.models import ModelSource, PromptSettings, resolve_model
 from ftis_node.tasks.registry import system_message
 from ftis_node.telemetry.log import OnProgress, unwatched
+
+log = logging.getLogger(__name__)
 
 
 class Conversation(Protocol):
@@ -60,9 +64,10 @@ def open_models(
     found = partial(resolve_model, trains=False, on_progress=on_progress)
     if ensemble:
         return _with_ensemble(ensemble, compare, system=system, prompts=prompts, on_progress=on_progress, **settings)
+    about = Home(Path(model).expanduser()) if model else home  # an export has its run.toml
     if system is None:
-        system = system_message_of(Home(Path(model).expanduser()) if model else home)  # an export has its run.toml
-    chat = ChatSettings(system=system, **settings)
+        system = system_message_of(about)
+    chat = ChatSettings(system=system, episode=episode_of(about), **settings)
 
     def opened(role: str, source: ModelSource, style: PromptSettings = prompts) -> ChatModel:
         on_progress(None, f"loading {source.name}")
@@ -103,3 +108,15 @@ def _with_ensemble(
 def system_message_of(home: Home) -> str:
     """Return the system message of the task of a home or an export; empty if it has none or cannot be loaded."""
     return system_message(load_manifest(str(home.run_toml)).task) if home.run_toml.exists() else ""
+
+
+def episode_of(home: Home) -> ChatEpisode | None:
+    """Return the environment of the run of a home or an export; None if its task has one turn or cannot be loaded."""
+    run = load_manifest(str(home.run_toml)) if home.run_toml.exists() else None
+    if run is None or run.episode is None:
+        return None
+    try:
+        return chat_episode(run.task, run.episode)
+    except FtisError as error:
+        log.warning("turns are not played: %s", error)
+        return None

@@ -11,6 +11,8 @@ from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from ftis_node.errors import ModelError, OutOfMemoryError
+from ftis_node.generation.chat_episode import ChatEpisode
+from ftis_node.generation.rollouts import OBSERVATION_MARK
 from ftis_node.models import ModelSource, PromptSettings, PromptTokenizer, load_causal_lm, load_tokenizer, pick_device
 from ftis_node.models.accelerators import Device
 
@@ -33,12 +35,16 @@ class ChatAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """How models answer. A temperature of 0 is greedy, and an empty `system` is no message."""
+    """How models answer. A temperature of 0 is greedy, and an empty `system` is no message.
+
+    `max_tokens` bounds an answer, or each turn of one. With an `episode` its environment answers each turn.
+    """
 
     system: str = ""
     max_tokens: int = 256
     temperature: float = 0.0
     device: Device = "auto"
+    episode: ChatEpisode | None = None
 
 
 def too_long(name: str, num_tokens: int, context: int | None) -> ModelError:
@@ -100,25 +106,39 @@ class ChatModel:
         self._history.clear()
 
     def ask(self, question: str, *, on_text: OnText | None = None) -> ChatAnswer:
-        """Return the answer, and pass its text to `on_text` as it comes.
+        """Return the answer, and pass its text to `on_text` as it comes, with the observations between its turns.
 
         Raises ModelError if the conversation is too long for the model, and OutOfMemoryError.
         """
-        turn = {"role": "user", "content": question}
-        prompt = self._tokenizer.render_prompt([*self._system, *self._history, turn])
-        words: list[str] = []
+        said = [{"role": "user", "content": question}]
+        prompt = self._tokenizer.render_prompt([*self._system, *self._history, *said])
+        play = self._settings.episode.begin(question) if self._settings.episode else None
+        token_ids, num_tokens = [*prompt.token_ids], 0
+        shown: list[str] = []
 
         def show(text: str) -> None:
-            words.append(text)
+            shown.append(text)
             if on_text is not None:
                 on_text(text)
 
-        if prompt.opening:
-            show(prompt.opening)
-        ids = self._completion(prompt.token_ids, show)
-        text = "".join(words)
-        self._history += [turn, {"role": "assistant", "content": text.strip()}]
-        return ChatAnswer(text, len(ids), truncated=ids[-1] not in self._tokenizer.eos_ids)
+        while True:
+            num_before = len(shown)
+            if prompt.opening:
+                show(prompt.opening)
+            ids = self._completion(tuple(token_ids), show)
+            num_tokens += len(ids)
+            has_stopped = ids[-1] in self._tokenizer.eos_ids
+            said.append({"role": "assistant", "content": "".join(shown[num_before:]).strip()})
+            text = self._tokenizer.answer_text(ids, has_stopped=has_stopped, opening=prompt.opening)
+            if play is None or text is None or not has_stopped or (observation := play.observation(text)) is None:
+                break
+            show(f"{OBSERVATION_MARK}{observation}\n")
+            said.append({"role": "user", "content": observation})
+            token_ids += ids + self._tokenizer.encode_observation(
+                observation, opening=prompt.opening, max_tokens=play.limits.max_observation_tokens
+            )
+        self._history += said
+        return ChatAnswer("".join(shown), num_tokens, truncated=not has_stopped)
 
     @torch.inference_mode()
     def _completion(self, prompt_ids: tuple[int, ...], on_text: OnText) -> list[int]:

@@ -204,7 +204,7 @@ class IsolatedScorer:
             async with self._worker:
                 played = cast("Play | None", await self._work_on(play_in_worker, item, tuple(texts), cost=cost))
         else:
-            played = _play_here(task, item, texts)
+            played = play_here(task, item, texts)
         if played is None and cost.num_unfinished == before:  # the episode raised
             cost.num_lost += 1
         return played
@@ -331,7 +331,8 @@ def _score_here(task: Task, item: TaskItem, text: str) -> Score:
         return UNSCORED
 
 
-def _play_here(task: Any, item: TaskItem, texts: Sequence[str]) -> Play | None:
+def play_here(task: Any, item: TaskItem, texts: Sequence[str]) -> Play | None:
+    """Return the replay of an episode in this process; None if the episode raised."""
     try:
         played: Play = task.play(item, texts)
         return played

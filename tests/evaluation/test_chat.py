@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,13 @@ from typing import Any
 import pytest
 
 from ftis_node.cli.app import run
+from ftis_node.config.episode import EpisodeSection
 from ftis_node.config.home import Home
+from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
+from ftis_node.evaluation.chat import episode_of
 from ftis_node.evaluation.evaluate import difference
+from ftis_node.generation.chat_episode import chat_episode
 from ftis_node.generation.chat_model import ChatModel, ChatSettings
 from ftis_node.generation.evaluate import Answered, ScoredAnswer
 from ftis_node.models import PromptSettings, resolve_model
@@ -67,6 +72,39 @@ def test_greedy_answers_are_those_of_the_evaluation(capsys):
         assert run(["try", problem["problem"], "--model", model, "--json"]) == 0
         (reply,) = json.loads(capsys.readouterr().out)["answers"]
         assert reply["text"] == problem["after"]["text"] and not reply["truncated"]
+
+
+def test_an_episode_is_played_as_in_the_evaluation(tmp_path, capsys):
+    """A model that does sums says a number and stops, so that each game has several turns."""
+    model = shutil.copytree(trained_model("s"), tmp_path / "s")
+    (model / "run.toml").write_text(load_manifest("guess-ftis").to_toml())
+    how = ["--model", str(model), "--json"]
+    assert run(["eval", *how, "--task", "guess", "--limit", "4", "--show", "4", "--engine", "torch"]) == 0
+    shown = json.loads(capsys.readouterr().out)["problems"]
+    assert any(problem["after"]["text"].count("\n> ") == 3 for problem in shown), "four turns"
+    source = resolve_model(str(model))
+    settings = ChatSettings(device="cpu", episode=episode_of(Home(model)))
+    assert run(["try", shown[0]["problem"], *how]) == 0
+    (reply,) = json.loads(capsys.readouterr().out)["answers"]
+    assert reply["text"] == shown[0]["after"]["text"] and not reply["truncated"]
+    chat = ChatModel("model", source, prompts=PromptSettings(), settings=settings)
+    pieces: list[str] = []
+    chat.ask(shown[0]["problem"], on_text=pieces.append)
+    assert "".join(pieces) == shown[0]["after"]["text"]
+    roles = [turn["role"] for turn in chat._history]
+    assert roles == ["user", "assistant"] * (reply["text"].count("\n> ") + 1), "observations are turns of the user"
+
+
+def test_an_environment_without_a_state_plays_any_question():
+    limits = EpisodeSection(max_turns=3)
+    calculator = chat_episode("calculator", limits).begin("What is 26 * 51?")
+    assert [calculator.observation(text) for text in ("26 * 51", "It is 1326.")] == ["1326", None]
+    calculator = chat_episode("calculator", limits).begin("What is 26 * 51?")
+    assert [calculator.observation("1 + 1") for _ in range(3)] == ["2", "2", None], "the run has three turns"
+    assert chat_episode("guess", limits).begin("What is 26 * 51?") is None
+    held_out = load_task("countdown", "test")[3]
+    known = chat_episode("countdown", limits).begin(held_out.prompt[-1]["content"])
+    assert known.item == held_out and known.observation(held_out.answer) is None
 
 
 def test_text_streams_as_it_comes_in_whole_characters(tmp_path):

@@ -101,6 +101,10 @@ class EpisodeTask:
         """
         return _play(self._episode, item, texts)
 
+    def has_state(self, item: TaskItem) -> bool:
+        """Return whether an observation depends on more than the last text, such as on the problem."""
+        return self._episode.begin(item) is not None
+
     def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
         """Return the answer in the text of an episode's last turn, for votes."""
         of_episode = getattr(self._episode, "answer_of", None)
