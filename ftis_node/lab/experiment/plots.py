@@ -19,34 +19,40 @@ PANEL_WIDTH, PANEL_HEIGHT = 5.6, 3.9  # inches
 DPI = 110
 
 
-def plot_curves(lines: Sequence[MethodResult], task: str, path: Path) -> None:
-    """Plot accuracy by step: one panel per model of a pairing, one line per method, bars of one standard error."""
+def plot_curves(lines: Sequence[MethodResult], task: str, path: Path, *, by_tokens: bool = False) -> None:
+    """Plot accuracy by step: one panel per model of a pairing, one line per method, bars of one standard error.
+
+    `by_tokens`: by the tokens that the node generated itself, as means over its runs.
+    """
     panels = {
         f"{pair}: {model}": {
-            line.method: line.curve(task) for line in lines if (line.pair, line.model) == (pair, model)
+            line.method: line.token_curve(task) if by_tokens else line.curve(task)
+            for line in lines
+            if (line.pair, line.model) == (pair, model)
         }
         for pair, model in _models(lines)
     }
     dashed = {line.method for line in lines if has_no_peers(line)}
-    plot_panels(panels, path, y=_accuracy(task), dashed=dashed)
+    plot_panels(panels, path, x="own tokens" if by_tokens else "step", y=_accuracy(task), dashed=dashed)
 
 
 def plot_panels(
-    panels: Mapping[str, Mapping[str, Sequence[tuple[int, Estimate]]]],
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, Estimate]]]],
     path: Path,
     *,
     y: str,
+    x: str = "step",
     dashed: Container[str] = (),
 ) -> None:
-    """Plot curves by step: one panel per title, one line per label, bars of one standard error over seeds."""
+    """Plot curves by `x`: one panel per title, one line per label, bars of one standard error over seeds."""
     figure, axes = new_panels(len(panels))
     for (title, lines), panel in zip(panels.items(), axes, strict=False):
         dashes = itertools.cycle(DASHES)
         for label, curve in lines.items():
-            steps, estimates = zip(*curve, strict=True)
+            at, estimates = zip(*curve, strict=True)
             style = dict(zip(("color", "linestyle"), next(dashes), strict=True)) if label in dashed else {}
-            _draw(panel, steps, estimates, label=label, **style)
-        panel.set(title=title, xlabel="step", ylabel=y)
+            _draw(panel, at, estimates, label=label, **style)
+        panel.set(title=title, xlabel=x, ylabel=y)
     save_figure(figure, axes[: len(panels)], path)
 
 
@@ -135,7 +141,7 @@ def new_panels(count: int) -> tuple[Any, list[Any]]:
     return figure, flat
 
 
-def _draw(panel: Any, x: Sequence[int], estimates: Sequence[Estimate], **style: Any) -> None:
+def _draw(panel: Any, x: Sequence[float], estimates: Sequence[Estimate], **style: Any) -> None:
     """Draw a line with error bars; a mean of one seed has none."""
     means, errors = [value.mean for value in estimates], [value.error for value in estimates]
     bars = {"elinewidth": CAP_WIDTH, "capsize": CAP_SIZE, "capthick": CAP_WIDTH}

@@ -91,6 +91,13 @@ class MethodResult:
         steps = [point.step for point in self.members()[0].curve(task)]
         return [(step, self.estimate(_accuracy_at(task, place))) for place, step in enumerate(steps)]
 
+    def token_curve(self, task: str) -> list[tuple[float, Estimate]]:
+        """Return the curve by the tokens generated until each evaluation, as means over the runs."""
+        return [
+            (self.estimate(_tokens_at(task, place)).mean, accuracy)
+            for place, (_, accuracy) in enumerate(self.curve(task))
+        ]
+
     def step_means(self, figure: str) -> list[tuple[int, float]]:
         """Return a step metric as (step, mean) pairs; the mean is over all runs that recorded it at that step."""
         by_step: dict[int, list[float]] = defaultdict(list)
@@ -139,6 +146,10 @@ def over_seeds(values: Mapping[tuple[int, int], float]) -> list[float]:
 
 def _accuracy_at(task: str, place: int) -> Callable[[MemberResult], float]:
     return lambda member: member.curve(task)[place].pass_at_1
+
+
+def _tokens_at(task: str, place: int) -> Callable[[MemberResult], float]:
+    return lambda member: member.curve(task)[place].tokens_generated
 
 
 def varied_axes(results: Sequence[TrialResult]) -> list[str]:
