@@ -42,11 +42,11 @@ DISCARDED = "the engine has discarded its weights: it serves nothing before it i
 class VllmCompletion:
     """One completion, which is one request for vLLM: it can end before the others of its group.
 
-    `request_id` is vLLM's, `salt` that of the group's cache. `version` is the served version when it first was passed
-    to the core, the oldest possible one, and `newest` the newest. A completion with an adapter has that one version, or
-    one more after each sleep. `adapter` is its number, None for the model's own weights. `num_draws` counts the
-    restarts because the first id was no token, `num_pauses` the sleeps of the engine. After a sleep it continues as a
-    request whose prompt ends in its tokens.
+    `request_id` is vLLM's, `salt` that of the cache of its weights. `version` is the served version when it first was
+    passed to the core, the oldest possible one, and `newest` the newest. A completion with an adapter has that one
+    version, or one more after each sleep. `adapter` is its number, None for the model's own weights. `num_draws` counts
+    the restarts because the first id was no token, `num_pauses` the sleeps of the engine. After a sleep it continues as
+    a request whose prompt ends in its tokens.
     """
 
     job: VllmJob

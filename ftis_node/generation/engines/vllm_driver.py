@@ -6,8 +6,8 @@ A turn admits groups, runs one step, takes its tokens, and queues the next turn.
 The driver uses the core directly (`EngineCoreClient`, the base of vLLM's own `LLM` and `AsyncLLM`), so a group can end
 early with its present tokens. After any error of the core the driver ends, and every waiting caller gets an error.
 
-Groups wait here, not in the core, until the batch has space. The completions of a group share their prompt's cache,
-under a salt that no other group has. So a prompt computed by old weights never serves new ones.
+Groups wait here, not in the core, until the batch has space. Completions that begin with the same weights share the
+cache of their prompts, also turns of an episode. Others have another salt: no prompt of old weights serves new ones.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class VllmDriver:
         self._probes: dict[str, tuple[Future[list[float]], int | None]] = {}  # with the number of the adapter
         self._adapters = LoraAdapters(LoRARequest, num_loras(can_sleep=settings.can_sleep))
         self._new_ids = map(str, itertools.count())
+        self._salt = next(self._new_ids)  # of the weights that are served
         self._sleepers: list[Future[None]] = []
         self._may_discard = False  # discard the weights, if all callers of `sleep` allow it
         self._core: Any = None
@@ -73,7 +74,7 @@ class VllmDriver:
         self.broken: Future[str] = Future()
         self.policy_version = 0
         self.tokens_made = 0
-        self.prompt_tokens_cached = 0  # reused from another completion of the group
+        self.prompt_tokens_cached = 0  # computed before with the same weights
         self.max_model_len = 0
 
     def call(self, command: Callable[..., Answer], *arguments: Any) -> Future[Answer]:
@@ -134,6 +135,7 @@ class VllmDriver:
 
         Completions that are too old, or that use an adapter, end.
         """
+        self._salt = next(self._new_ids)
         checksums = load(self._state)
         self._end_sleepers(WorkerTaskError(AWAKENED))
         self._adapters.current = None
@@ -144,6 +146,7 @@ class VllmDriver:
     def adapt(self, folder: Path, version: int) -> None:
         """Serve an adapter to all requests that begin from now on; those in flight keep theirs. Raises ModelError."""
         self.wake()
+        self._salt = next(self._new_ids)
         self._drop_unused_adapters()
         unbegun: list[VllmCompletion] = []
         if (oldest := self._adapters.oldest_in_the_way()) is not None:
@@ -174,6 +177,7 @@ class VllmDriver:
     def sleep(self, asleep: Future[None], discard: bool) -> None:
         """Stop admission. Interrupt all completions until the engine is awake. `asleep`: the memory is free."""
         self._may_discard = discard and (self._may_discard or not self._sleepers)
+        self._salt = next(self._new_ids)  # the cache's memory is freed
         self._sleepers.append(asleep)
         self._core.abort_requests([*self._running])
         for partial in self._running.values():
@@ -248,10 +252,9 @@ class VllmDriver:
         self._sleepers.clear()
 
     def _begin(self, partials: Sequence[VllmCompletion]) -> None:
-        """Pass new or interrupted partials to the core. Those of a group share a new cache salt."""
-        salts = {partial.job: next(self._new_ids) for partial in partials}
+        """Pass new or interrupted partials to the core."""
         for partial in partials:
-            partial.begin(salt=salts[partial.job], version=self.policy_version, adapter=self._adapters.current)
+            partial.begin(salt=self._salt, version=self.policy_version, adapter=self._adapters.current)
             self._start(partial)
 
     def _start(self, partial: VllmCompletion) -> None:
