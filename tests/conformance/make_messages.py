@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from ftis_node.config.episode import EpisodeSection
 from ftis_node.config.manifest import RunManifest
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.codec import hash_messages, hash_prompt
+from ftis_node.records.codec import hash_messages, hash_observations, hash_prompt
 from ftis_node.records.identity import peer_id_bytes, peer_id_from_text
 from ftis_node.tasks.arithmetic import ArithmeticTask
+from ftis_node.tasks.episodes.guess import LARGER, SMALLER, GuessEpisode
 from tests.records import wire_example as example
 from tests.records.make_vectors import sign_body
 
@@ -27,6 +29,7 @@ MANIFEST = RunManifest(
     task="arithmetic",
     sampling={"group_size": 2, "max_prompt_tokens": 32, "max_completion_tokens": 4, "max_total_tokens": 36},
 )
+EPISODE_MANIFEST = MANIFEST.model_copy(update={"task": "guess", "episode": EpisodeSection(max_turns=2)})
 NOW_MS = 1767225660000
 VOCABULARY, END = 128, 2  # a token is a character of ASCII; 2 ends a completion
 TOKENIZER = bytes.fromhex("cd" * 16)
@@ -149,6 +152,46 @@ def groups() -> list[dict[str, str]]:
     ]
 
 
+def episodes() -> list[dict[str, str]]:
+    """Return signed groups of a run of the episode `guess` with their verdicts: two completions of two guesses each."""
+    problem = GuessEpisode()[5]
+    number = int(problem.answer)
+    below, above = number - 1, number + 1
+
+    def played(
+        first: tuple[int, int], second: tuple[int, int], observations: list[list[str]], **changes: Any
+    ) -> pb.Body:
+        ids = [token for guess in (*first, *second) for token in (*str(guess).encode(), END)]
+        turns = {
+            "lengths": [6, 6],
+            "turns": [2, 2],
+            "turn_lengths": [3, 3, 3, 3],
+            "observation_hash": hash_observations(observations),
+            "rewards": [1.0, 0.5],  # found; two guesses that the answers allow
+            "token_ids": int32s(ids),
+            "logprobs": float32s([-0.5] * len(ids)),
+        }
+        about = {
+            "run": bytes.fromhex(EPISODE_MANIFEST.run_id),
+            "task": "guess",
+            "prompt_index": problem.ref.index,
+            "problem_hash": hash_messages(problem.prompt),
+            "prompt_hash": hash_prompt(list(problem.prompt[0]["content"].encode())),
+        }
+        return body(**about | turns | changes)
+
+    guesses, answers = ((below, number), (below, above)), [[LARGER], [LARGER]]
+    one_turn = {"turns": [], "turn_lengths": [], "observation_hash": b""}
+    cases = {
+        "two turns": (ACCEPTED, played(*guesses, answers)),
+        "another text of an observation": ("episode_mismatch", played(*guesses, [[LARGER], [SMALLER]])),
+        "a turn after the end of its episode": ("episode_mismatch", played((number, number), guesses[1], answers)),
+        "another reward": ("reward_mismatch", played(*guesses, answers, rewards=[1.0, 1.0])),
+        "no turns in a run with episodes": ("episode_mismatch", played(*guesses, answers, **one_turn)),
+    }
+    return [_case(case, verdict, sign_body(data)) for case, (verdict, data) in cases.items()]
+
+
 def announcements() -> list[dict[str, str]]:
     """Return announcements with their verdicts; a reader may still not follow an accepted one."""
 
@@ -239,7 +282,14 @@ def document() -> dict[str, Any]:
         "banned": [BANNED.hex()],
         "used_numbers": {body().sender.hex(): [USED_NUMBER]},
     }
-    parts = {"groups": groups(), "announcements": announcements(), "questions": questions(), "id_lists": id_lists()}
+    node["episodes"] = {"manifest": EPISODE_MANIFEST.canonical().decode(), "run": EPISODE_MANIFEST.run_id}
+    parts = {
+        "groups": groups(),
+        "episodes": episodes(),
+        "announcements": announcements(),
+        "questions": questions(),
+        "id_lists": id_lists(),
+    }
     return {"node": node, **parts}
 
 

@@ -17,6 +17,8 @@ from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.tasks.arithmetic import ArithmeticTask
 from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.episodes.episode import EpisodeTask, Play
+from ftis_node.tasks.episodes.guess import GuessEpisode
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation import Refused, ValidationContext, validate
 
@@ -31,17 +33,23 @@ class _AsciiTokenizer:
 
     fingerprint = NODE["tokenizer"]
     num_ids = vocab_size = NODE["vocabulary"]
+    end_ids, observation_form = (NODE["end"],), ()
 
     def encode_prompt(self, messages: Sequence[Mapping[str, str]], *, opening: str) -> list[int]:
         (message,) = messages
         return list((message["content"] + opening).encode("ascii"))
 
     def answer_texts(self, tokens: TokenBatch, finish_reasons: Sequence[FinishReason], *, opening: str) -> list[str]:
-        answers = [
-            ids[:-1] if reason is FinishReason.STOP else ids
+        return [
+            self.answer_text(ids.tolist(), has_stopped=reason is FinishReason.STOP, opening=opening)
             for ids, reason in zip(tokens.ids_of_each(), finish_reasons, strict=True)
         ]
-        return [opening + bytes(answer.tolist()).decode("ascii") for answer in answers]
+
+    def answer_text(self, ids: Sequence[int], *, has_stopped: bool, opening: str) -> str:
+        return opening + bytes(ids[:-1] if has_stopped else ids).decode("ascii")
+
+    def encode_observation(self, text: str, *, opening: str, max_tokens: int) -> list[int]:
+        return list((text[:max_tokens] + opening).encode("ascii"))
 
 
 class _Scorer:
@@ -52,13 +60,18 @@ class _Scorer:
     ) -> list[tuple[float, CompletionStatus]]:
         return [(ArithmeticTask().score(item, text), CompletionStatus.SCORED) for text in texts]
 
+    async def play(self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost) -> Play:
+        return EpisodeTask(GuessEpisode()).play(item, texts)
 
-async def _resolve(ref: PromptRef, cost: ScoringCost) -> TaskItem:
-    return ArithmeticTask().resolve(ref)
 
+def _context(manifest: str = NODE["manifest"]) -> ValidationContext:
+    """Return the state of the node in the file, in its run or another one."""
+    run = parse_canonical(manifest.encode(), source="messages.json")
+    task = GuessEpisode() if run.episode else ArithmeticTask()
 
-def _context() -> ValidationContext:
-    """Return the state of the node in the file."""
+    async def resolve(ref: PromptRef, cost: ScoringCost) -> TaskItem:
+        return task.resolve(ref)
+
     used = {
         (peer_id_text(bytes.fromhex(sender)), number)
         for sender, numbers in NODE["used_numbers"].items()
@@ -66,9 +79,9 @@ def _context() -> ValidationContext:
     }
     banned = {peer_id_text(bytes.fromhex(sender)) for sender in NODE["banned"]}
     return ValidationContext(
-        manifest=parse_canonical(NODE["manifest"].encode(), source="messages.json"),
+        manifest=run,
         tokenizer=_AsciiTokenizer(),  # type: ignore[arg-type]
-        resolve=_resolve,
+        resolve=resolve,
         scorer=_Scorer(),
         is_known=lambda group_id: False,
         has_number=lambda sender, number: (sender, number) in used,
@@ -97,6 +110,12 @@ def test_the_file_is_current():
 @_cases("groups")
 async def test_a_group_has_its_verdict(message):
     verdict = await validate(bytes.fromhex(message["data"]), _context())
+    assert (verdict.refusal.reason if isinstance(verdict, Refused) else ACCEPTED) == message["verdict"]
+
+
+@_cases("episodes")
+async def test_an_episode_has_its_verdict(message):
+    verdict = await validate(bytes.fromhex(message["data"]), _context(NODE["episodes"]["manifest"]))
     assert (verdict.refusal.reason if isinstance(verdict, Refused) else ACCEPTED) == message["verdict"]
 
 
