@@ -55,7 +55,8 @@ def _lost_commit(buffer: sqlite3.Connection, last_events: Iterable[bytes]) -> st
     """Return a commit that the event log records and the buffer lacks, as after damage to the write-ahead log.
 
     An event is written after its commit, so a complete buffer is never behind the event log. A start has applied the
-    whole write-ahead log, so only later commits can be lost. Lost steps make their groups READY again.
+    whole write-ahead log, so only later commits can be lost. Lost steps make their groups READY again. Epochs protect
+    the numbers, not the groups: without this check a group whose use was lost would be trained twice.
     """
     admitted: dict[str, tuple[str, int]] = {}
     gone: set[str] = set()  # taken or released

@@ -118,7 +118,7 @@ KINDS = {
     "stop": Kind("plain", "Stopped at step {step}", has_cause=False),
     "step_skipped": Kind("plain", "No signal: {steps} had no effect ({skipped})", has_cause=False),
     "step_refused": Kind("bad", "The update was refused, {steps}: {refused}", has_cause=False),
-    "step_lost": Kind("bad", "The learner died in step {step} and was restarted"),
+    "step_lost": Kind("bad", "The learner lost step {step} and repeats it"),
     "generation_failed": Kind("bad", "A group was not generated"),
     "eval_failed": Kind("bad", "Step {step} was not evaluated"),
     "weight_sync_failed": Kind("bad", "Weights {version} did not reach the generator, which was restarted"),

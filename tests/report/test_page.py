@@ -167,7 +167,7 @@ def test_the_timeline_has_the_events_in_order(page: Page) -> None:
         "38 groups refused: reward_mismatch 37, &lt;script&gt;",
     ]
     expected += [" is banned: &lt;script&gt;", "Restarted after an end without a stop event"]
-    expected += ["The learner died in step 45 and was restarted: see …/learner.log &lt;script&gt;"]
+    expected += ["The learner lost step 45 and repeats it: see …/learner.log &lt;script&gt;"]
     expected += ["Implausible log-probs from &lt;script&gt;", "&lt;script&gt;"]
     expected += ["Resumed at step 43 of the newest valid checkpoint; step 44 was done"]
     expected += ["clock was moved by -3,600 s", "Caught up with missed groups: 321"]

@@ -202,6 +202,9 @@ class TrainLoop:
         self._num_pauses = self.context.pause.num_pauses
         state = await waiting("the learner worker", self.learner.start())
         await waiting("the generation worker", self.generation.start())
+        if state.step < self.step:  # before `resume`: the next start expects no other groups to be READY again
+            cause = f"the learner is at step {state.step} after a pause"
+            self.context.events.write("step_lost", step=state.step + 1, error=cause)
         if (state.step, state.policy_version) != (self.step, self.generation.policy_version):
             await self.resume(state)
         return True

@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 
+from ftis_node.config.home import Home
 from ftis_node.learner.messages import LearnerState
 from ftis_node.node.context import NodeState
 from ftis_node.node.pausing.gate import PauseGate
 from ftis_node.node.pausing.policy import Decision
 from ftis_node.node.protocols import NullLearner
+from ftis_node.node.startup.recovery import rescue_files
+from ftis_node.node.training.step_gate import StepSelection
 from ftis_node.node.wiring import Wiring
+from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
-from tests.node.nodes import buffer_of, components
+from tests.node.nodes import buffer_of, components, events_of
+from tests.replay.test_buffer import ANN, accepted
 from tests.waiting import eventually
 
 
@@ -66,3 +71,32 @@ async def test_the_node_follows_a_learner_that_lost_steps_in_a_pause_before_it_h
         assert not running.done()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.timeout(60)
+async def test_groups_of_steps_that_a_pause_lost_are_kept_at_the_next_start(tmp_path: Path) -> None:
+    """The event log must say that they are READY again: otherwise the buffer looks as if it had lost commits."""
+
+    async def deliver(weights: PublishedWeights, proof: Any) -> None:
+        pass
+
+    with components(tmp_path, learner=Learner(), state=NodeState(step=5, policy_version=5)) as node:
+        node.context.events.write("start", peer="")
+        wiring = Wiring(node)
+        loop = wiring.train_loop(wiring.step_gate(), last_step=None, deliver=deliver)
+        for number in (1, 2):
+            node.store.buffer.admit(accepted(ANN, number), own=False)
+        await StepSelection(node.context, node.store, node.peers).take(5, own=0, foreign=2)
+        node.store.buffer.release_step(5, ReleaseReason.TRAINED)
+        running = asyncio.create_task(loop.run())
+        await eventually(lambda: buffer_of(node).reconciled == [5])
+        await asyncio.sleep(0.1)
+        node.learner.step = 4  # type: ignore[attr-defined]
+        await pause(node.context.pause, is_in_effect=True)
+        await eventually(lambda: node.store.reader.ready_counts() == (0, 2))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert [event["step"] for event in events_of(node, "step_lost")] == [5]
+    rescue_files(Home(tmp_path))
+    with components(tmp_path) as node:
+        assert node.store.reader.ready_counts() == (0, 2), "the next start discards the buffer"
