@@ -62,8 +62,13 @@ REFUSALS = {
         advice="one home per node: two nodes use the same identity.key",
     ),
     "weights_not_offered": Reason(
-        "it claims weights of this node that this node has not offered",
-        advice="restart the follower: it names weights that its learner does not offer",
+        "it claims weights of this node, which offers none",
+        advice="start the refusing node with --role learner, or let the sender follow another node",
+    ),
+    "version_not_offered": Reason(
+        "it claims a version above those that this node can have offered, as followers of a learner that lost steps do",
+        HARMLESS,
+        advice="wait: the sender fetches this node's weights; if it refuses them (goes_back), delete its weights/",
     ),
     "clock_skew": Reason(
         "its time is more than a minute ahead: one of the two clocks is wrong", HARMLESS, advice=CLOCKS

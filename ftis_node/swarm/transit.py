@@ -1,7 +1,8 @@
 """Weight versions in transit to one generator: tracks arrivals, and decides which versions to fetch.
 
-Versions may overtake each other. A generator serves the newest version that has arrived and never goes back. Time is a
-number in the unit of the delay: seconds by a node's clock, or optimizer steps in an experiment.
+Versions may overtake each other. A generator serves the newest version that has arrived. It goes back only with a
+learner that has lost steps. Time is a number in the unit of the delay: seconds by a node's clock, or optimizer steps in
+an experiment.
 """
 
 from __future__ import annotations
@@ -29,6 +30,14 @@ class VersionsInTransit:
     def send(self, version: int, *, at: float) -> None:
         """Add a version that leaves the learner at time `at`."""
         self._arrivals[version] = at + self.delay.draw(self.source)
+
+    def go_back(self, version: int) -> list[int]:
+        """Drop and return the versions in transit from `version` on, because the learner lost them and repeats them."""
+        lost = [held for held in self._arrivals if held >= version]
+        for held in lost:
+            del self._arrivals[held]
+        self.served = min(self.served, version - 1)
+        return lost
 
     def receive(self, now: float) -> int | None:
         """Return the version to serve from now on, None if nothing newer has arrived. Older ones are dropped."""

@@ -116,7 +116,8 @@ def weights_offered(envelope: Envelope, group: Group | TextGroup, context: Valid
     if newest is None:
         return Refusal("weights_not_offered", "it claims this node's weights, and this node offers none")
     if group.policy_version_newest > newest:
-        return Refusal("weights_not_offered", f"it claims version {group.policy_version_newest} of this node's weights")
+        claimed = group.policy_version_newest
+        return Refusal("version_not_offered", f"it claims version {claimed} of this node's weights, above {newest}")
     return None
 
 

@@ -21,6 +21,10 @@ def test_a_version_arrives_after_its_delay_and_never_after_a_newer_one():
     assert transit.receive(20.0) == 3
     transit.send(1, at=0.0)
     assert transit.receive(99.0) is None, "an older version never replaces a newer one"
+    transit.send(4, at=99.0)
+    assert transit.go_back(2) == [4]
+    transit.send(2, at=99.0)
+    assert transit.receive(200.0) == 2, "the learner has lost the versions from there on"
 
 
 def test_a_delay_in_seconds_is_not_rounded():

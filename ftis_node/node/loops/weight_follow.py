@@ -1,8 +1,9 @@
 """The follow loop: a generator fetches and serves the weights of its learner, with the delay of its settings.
 
     offer --signature, rules--> fetch (weight_download.py) --> complete file --delay--> engine --proof--> served
-                                                              the newest due version; never an older one
+                                                              the newest due version
 
+A lower version is taken if it was offered later: the learner has lost steps, and repeats them from there.
 The proof is the log-probs of fixed probe tokens, which the engine must reproduce. If a signature, a chunk or the proof
 is wrong, the generator continues with its present weights and logs the reason.
 """
@@ -65,6 +66,7 @@ class FollowLoop:
         self._wanted_at = -math.inf  # when the fetch of the last version began
         self._is_away = False
         self._arrived = asyncio.Event()
+        self._trial = asyncio.Lock()  # held while a version is tried or replaced
         self._follower: Follower | None = None
         self._has_resumed = False
 
@@ -76,13 +78,12 @@ class FollowLoop:
             if refuse_offer(offer, await self._self_as_follower()):  # the settings may have changed since
                 self._held.remove(offer.version)
                 continue
-            self._newest = offer
+            self._follow(offer)
             if was_served:
-                served = offer.version
+                served = self._transit.served = offer.version
             else:
                 self._transit.send(offer.version, at=time.monotonic() - max(0.0, time.time() - offer.created_at))
         if served:
-            self._transit.served = served
             await self._serve_guarded(served, before=0)
 
     async def run(self) -> None:
@@ -116,9 +117,9 @@ class FollowLoop:
             refusal: Refusal | None = Refusal(error.reason, str(error))
         else:
             refusal = refuse_offer(offer, await self._self_as_follower())
-            if refusal is None and self._newest is not None and offer.version < self._newest.version:
-                goes_back = f"version {offer.version} was offered after {self._newest.version}"
-                refusal = Refusal("goes_back", goes_back)  # of a learner that lost steps
+            newest = self._newest
+            if refusal is None and newest and offer.version < newest.version and offer.created_at < newest.created_at:
+                refusal = Refusal("goes_back", f"version {offer.version} was offered before {newest.version}")
         if refusal is None:
             return offer, signed
         self._refused = signed
@@ -127,7 +128,7 @@ class FollowLoop:
 
     def _should_fetch(self, offer: WeightsOffer) -> bool:
         """Return whether the offer is new, and the delay policy allows another pending version."""
-        if self.context.pause.is_paused or (self._newest is not None and offer.version <= self._newest.version):
+        if self.context.pause.is_paused or (self._newest is not None and offer.version == self._newest.version):
             return False
         return should_fetch(
             self._settings.delay,
@@ -143,7 +144,9 @@ class FollowLoop:
         download = Download(self.gossip, offer, folder, pause_s=POLL_INTERVAL_S, on_outcome=on_outcome)
         try:
             file = await download.run()
-            await in_background(self._held.put, file, offer, signed)
+            async with self._trial:  # a repeated version replaces the lost one
+                await in_background(self._held.put, file, offer, signed)
+                self._follow(offer)
         except (OfferWithdrawnError, RecordError) as error:
             if isinstance(error, RecordError):
                 self._refused = signed
@@ -165,9 +168,17 @@ class FollowLoop:
             duration_s=round(time.monotonic() - began_at, 4),
             age_s=round(time.time() - offer.created_at, 3),
         )
-        self._newest, self._wanted_at = offer, began_at
+        self._wanted_at = began_at
         self._transit.send(offer.version, at=began_at - age_s)
         self._arrived.set()
+
+    def _follow(self, offer: WeightsOffer) -> None:
+        """Note the newest stored version. If it is a lower one, drop those that the learner repeats."""
+        if self._newest is not None and offer.version < self._newest.version:
+            for lost in self._transit.go_back(offer.version):
+                if lost != offer.version:
+                    self._held.remove(lost)
+        self._newest = offer
 
     async def _keep_serving(self) -> None:
         while True:
@@ -193,11 +204,11 @@ class FollowLoop:
         A worker that a pause ends would interrupt the trial, and the next one would begin with unproven weights.
         """
         is_served = False
-        async with self.context.pause.working():
+        async with self.context.pause.working(), self._trial:
             with self.gossip.guard.work_for(self._settings.follow, Place.WEIGHTS):
                 is_served = await self._serve(version)
             if not is_served:
-                self._transit.served = before
+                self._transit.served = min(before, self._transit.served)  # the learner may have gone back meanwhile
                 self._held.remove(version)
         return is_served
 

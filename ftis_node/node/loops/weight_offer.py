@@ -184,15 +184,16 @@ class OfferLoop:
 def newest_offered(context: NodeContext, learner: Learning) -> int | None:
     """Return the newest version of this node's weights that an honest follower may name; None if it offers none.
 
-    Until the learner reports its version, a follower may name any version. The bound includes one version more, since
-    the loop offers a version before its step is complete. It also includes the steps that the kept checkpoints span. A
-    learner that dies may go back by that many steps, while its followers keep their versions.
+    Until the learner reports its version, and until its first step, a follower may name any version. It may have those
+    of a learner that has begun again. The bound includes one version more, since the loop offers a version before its
+    step is complete. It also includes the steps that the kept checkpoints span. A learner that dies may go back by that
+    many steps, while groups of its followers are on their way.
     """
     if context.settings.role != "learner":
         return None
-    if learner.state is None:
+    version = 0 if learner.state is None else max(learner.state.policy_version, context.state.policy_version)
+    if not version:
         return MAX_INTEGER
-    version = max(learner.state.policy_version, context.state.policy_version)
     settings = context.settings.learner
     unsaved = settings.checkpoint_every_steps or MAX_UNSAVED_STEPS
     return version + 1 + unsaved * settings.keep_checkpoints

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ftis_node.errors import RecordError
+from ftis_node.errors import FileError, RecordError
 from ftis_node.files import read_file
 from ftis_node.gossip import Fetched, FetchOutcome, Gossip
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
@@ -28,6 +29,7 @@ from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest,
 from ftis_node.workers.durable import complete_folder, remove_leftovers
 from ftis_node.workers.weight_store import WEIGHTS_FILE, PublishedWeights, WeightProof
 
+log = logging.getLogger(__name__)
 CHUNKS_AT_ONCE = 16
 HASHES_PER_ITEM = MAX_CHUNK_BYTES // DIGEST_BYTES
 PREFIX = "version-"
@@ -54,13 +56,19 @@ class VersionStore:
         return self._folder / "partial"
 
     def find(self) -> list[StoredVersion]:
-        """Return the versions of earlier starts, oldest first; remove incomplete ones."""
+        """Return the versions of earlier starts in the order of their offers; remove incomplete and damaged ones."""
         remove_leftovers(self._folder, PREFIX)
         found = []
-        for folder in sorted(self._folder.glob(f"{PREFIX}*")):
-            offer = open_offer(read_file(folder / OFFER_FILE))
-            self._offers[offer.version] = offer
+        for folder in self._folder.glob(f"{PREFIX}*"):
+            try:
+                offer = open_offer(read_file(folder / OFFER_FILE))
+            except (OSError, FileError, RecordError) as error:
+                log.warning("%s is damaged, and is removed: %s", folder, error)
+                shutil.rmtree(folder)
+                continue
             found.append(StoredVersion(offer, (folder / SERVED_MARK).exists()))
+        found.sort(key=lambda stored: (stored.offer.created_at, stored.offer.version))
+        self._offers = {offer.version: offer for offer, _ in found}
         return found
 
     def put(self, file: Path, offer: WeightsOffer, signed: bytes) -> None:
@@ -70,7 +78,8 @@ class VersionStore:
             (temporary / OFFER_FILE).write_bytes(signed)
             if offer.adapter_config:
                 (temporary / ADAPTER_CONFIG_FILE).write_bytes(offer.adapter_config)
-        self._offers[offer.version] = offer
+        self._offers.pop(offer.version, None)
+        self._offers[offer.version] = offer  # the last one
 
     def offer(self, version: int) -> WeightsOffer:
         return self._offers[version]
@@ -83,9 +92,10 @@ class VersionStore:
         return weights, WeightProof(version=version, probe_ids=offer.probe_ids, logprobs=offer.probe_logprobs)
 
     def mark_served(self, version: int) -> None:
-        """Mark a version as verified, and remove all earlier versions."""
+        """Mark a version as verified, and remove all that were stored before it."""
         (self._path(version) / SERVED_MARK).touch()
-        for older in [held for held in tuple(self._offers) if held < version]:
+        held = list(self._offers)
+        for older in held[: held.index(version)]:
             self.remove(older)
 
     def remove(self, version: int) -> None:

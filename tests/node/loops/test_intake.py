@@ -106,26 +106,33 @@ def open_disk() -> GatedDisk:
 NUM_CLAIMS = 46
 
 
-@pytest.mark.parametrize(("role", "version"), [("full", 0), ("learner", 10**6)])
-async def test_a_peer_that_claims_weights_that_the_node_did_not_offer_is_refused_and_banned(
-    tmp_path, identity, role, version
-):
-    with node_on(tmp_path, open_disk(), role=role) as node:
-        async with running(node) as intake:
-            for number in range(1, NUM_CLAIMS + 1):
-                claim = make_group(
-                    identity,
-                    number=number,
-                    run_id=MANIFEST.run_id,
-                    versions=(version, version),
-                    weights_of=ME.peer_id,
-                )
-                await intake.submit(seal_group(claim, identity).to_bytes(), origin=identity.peer_id)
+async def send_claims(node: NodeComponents, identity: Identity, *, version: int) -> None:
+    """Send groups that claim a version of the node's weights."""
+    async with running(node) as intake:
+        for number in range(1, NUM_CLAIMS + 1):
+            versions = (version, version)
+            claim = make_group(
+                identity, number=number, run_id=MANIFEST.run_id, versions=versions, weights_of=ME.peer_id
+            )
+            await intake.submit(seal_group(claim, identity).to_bytes(), origin=identity.peer_id)
+
+
+async def test_a_peer_that_claims_weights_of_a_node_that_offers_none_is_refused_and_banned(tmp_path, identity):
+    with node_on(tmp_path, open_disk()) as node:
+        await send_claims(node, identity, version=0)
         assert node.store.reader.ready_counts() == (0, 0)
         assert sorted(node.peers.counters.refused) == ["banned", "weights_not_offered"]
         # The score recovers with time, so the ban may need one more refusal.
         assert node.peers.counters.refused["weights_not_offered"] in (5, 6)
         assert node.peers.row(identity.peer_id)["trust_level"] == "banned"
+
+
+async def test_a_follower_whose_learner_lost_steps_is_not_banned(tmp_path, identity):
+    with node_on(tmp_path, open_disk(), role="learner") as node:
+        node.context.state.policy_version = 1
+        await send_claims(node, identity, version=500)
+        assert node.peers.counters.refused == {"version_not_offered": NUM_CLAIMS}
+        assert node.peers.row(identity.peer_id)["trust_level"] != "banned"
 
 
 @pytest.mark.parametrize("trusted", [False, True])

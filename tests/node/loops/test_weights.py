@@ -27,7 +27,7 @@ from ftis_node.node.loops import weight_offer as weights_offer
 from ftis_node.node.loops.weight_offer import newest_offered
 from ftis_node.node.pausing.policy import Decision
 from ftis_node.node.protocols import NullGeneration, NullLearner
-from ftis_node.node.weights.weight_download import Download, OfferWithdrawnError
+from ftis_node.node.weights.weight_download import OFFER_FILE, Download, OfferWithdrawnError
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
@@ -125,6 +125,7 @@ class _Pair:
     def __init__(self, learner: NodeComponents, generator: NodeComponents) -> None:
         self.learner = learner
         self.generator = generator
+        self.follow = Wiring(generator).follow_loop
         self.offers = Wiring(learner).offer_loop
         self.requests: list[WeightsRequest] = []
 
@@ -165,7 +166,7 @@ async def _pair(folder: Path, *, follows: bool = True, **roles: Any) -> AsyncIte
         pair = _Pair(learner, generator)
         tasks = [asyncio.create_task(pair.offers.run())]
         if follows:
-            tasks.append(asyncio.create_task(Wiring(generator).follow_loop.run()))
+            tasks.append(asyncio.create_task(pair.follow.run()))
         for gossip in (of_learner, of_generator):
             await gossip.start()
         of_learner.serve_weights(pair.give)
@@ -266,16 +267,55 @@ async def test_weights_whose_proof_fails_are_not_served_and_later_ones_are(tmp_p
         await eventually(lambda: pair.served == [1, 3])
 
 
-async def test_an_older_version_is_not_accepted(tmp_path):
+async def test_a_generator_goes_back_with_a_learner_that_lost_steps(tmp_path):
     async with _pair(tmp_path) as pair:
+        await pair.offer(500, b"five hundred")
+        await eventually(lambda: pair.served == [500])
+    async with _pair(tmp_path, weights_delay="fixed:1") as pair:  # both restart; the learner has lost its home
+        await pair.offer(4, b"four")
+        await eventually(lambda: pair.served == [500, 4])
+        assert pair.generator.context.state.policy_version == 4
         await pair.offer(5, b"five")
+        await eventually(lambda: pair.served == [500, 4, 5])
+        assert pair.refused == {}
+    async with _pair(tmp_path) as pair:
         await eventually(lambda: pair.served == [5])
-        await pair.offer(4, b"four, after a crash")
+
+
+async def test_lost_versions_that_wait_for_their_delay_are_not_served(tmp_path):
+    async with _pair(tmp_path, weights_delay="fixed:2") as pair:
+        for version, content in ((7, b"lost"), (8, b"lost"), (7, b"seven, made again")):
+            await pair.offer(version, content)
+            await eventually(lambda version=version: pair.follow._newest and pair.follow._newest.version == version)
+        folder = tmp_path / "generator/weights/followed"
+        assert [path.name for path in folder.glob("version-*")] == ["version-00000007"]
+        await eventually(lambda: pair.served == [7])
+        assert (folder / "version-00000007" / WEIGHTS_FILE).read_bytes() == b"seven, made again"
+
+
+async def test_an_offer_that_is_sent_again_is_not_accepted(tmp_path):
+    async with _pair(tmp_path) as pair:
+        old = await pair.offer(4, b"four")
+        await eventually(lambda: pair.served == [4])
+        await pair.offer(5, b"five")
+        await eventually(lambda: pair.served == [4, 5])
+        pair.learner.gossip.serve_weights(_Malicious(pair, old).give)
         await eventually(lambda: pair.refused == {"goes_back": 1})
-        await pair.offer(5, b"five, made again")
+        pair.learner.gossip.serve_weights(pair.give)
         await pair.offer(6, b"six")
-        await eventually(lambda: pair.served == [5, 6])
+        await eventually(lambda: pair.served == [4, 5, 6])
         assert pair.refused == {"goes_back": 1}, "the same offer was reported twice"
+
+
+async def test_a_damaged_version_of_an_earlier_start_is_removed(tmp_path):
+    async with _pair(tmp_path) as pair:
+        await pair.offer(1, b"one")
+        await eventually(lambda: pair.served == [1])
+    folder = tmp_path / "generator/weights/followed/version-00000001"
+    (folder / OFFER_FILE).write_bytes(b"\x0a\x03abc\x12")
+    async with _pair(tmp_path, follows=False) as pair:
+        await pair.follow.resume()
+        assert pair.served == [] and not folder.exists()
 
 
 class _Malicious:
@@ -445,6 +485,8 @@ def test_a_starting_learner_refuses_no_version_of_its_followers(tmp_path):
         context = node.context
         assert newest_offered(context, learner) == MAX_INTEGER, "it does not know its version yet"
         proof = WeightProof(version=74, probe_ids=(), logprobs=())
+        learner.known = LearnerState(0, 0, parameters=1, trainable_parameters=1, proof=proof)
+        assert newest_offered(context, learner) == MAX_INTEGER, "its followers may have the weights of lost steps"
         learner.known = LearnerState(74, 74, parameters=1, trainable_parameters=1, proof=proof)
         assert newest_offered(context, learner) == 74 + 1 + 2 * MAX_UNSAVED_STEPS, "the train loop has not noted it yet"
 
