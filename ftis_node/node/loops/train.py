@@ -8,7 +8,8 @@ on which the learner fails several times is released, so that no group can block
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from ftis_node.errors import WorkerDiedError, WorkerError, WorkerTaskError
 from ftis_node.learner.client import OnPublished
 from ftis_node.learner.messages import LearnerState, TrainGroup, TrainReply
 from ftis_node.node.context import NodeContext
+from ftis_node.node.pausing.gate import PauseBeganError
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.protocols import Generation, Learning
 from ftis_node.node.storage.node_store import Store
@@ -70,7 +72,7 @@ class TrainLoop:
 
     async def run(self) -> None:
         """Run until the last step is done, or until canceled."""
-        async with self.context.pause.working():
+        async with self._working():
             self._num_pauses = self.context.pause.num_pauses
             state = await waiting("the learner worker", self.learner.start())
             await self.resume(state)
@@ -81,7 +83,7 @@ class TrainLoop:
             with waiting_for(f"the groups of step {self.step + 1}"):
                 if not await self.gate.wait(self.step + 1):
                     break
-            async with self.context.pause.working():
+            async with self._working():
                 if await self._resume_after_pause():
                     continue  # with the gate of the learner's step, which may be an earlier one
                 own, foreign = self.gate.shares(self.step + 1)
@@ -192,21 +194,41 @@ class TrainLoop:
         if state.weights is not None:
             await waiting(f"weights {state.policy_version} in the generator", self.deliver(state.weights, state.proof))
 
-    async def _resume_after_pause(self) -> bool:
+    @asynccontextmanager
+    async def _working(self) -> AsyncIterator[None]:
+        """Delay a pause as `PauseGate.working` does, but not until a full disk has space: the step in progress is lost.
+
+        The block then ends early, and what follows it comes after the pause.
+        """
+        try:
+            async with self.context.pause.working():
+                yield
+        except PauseBeganError as error:
+            log.warning("step %d is lost to a pause, because %s", self.step + 1, error)
+            async with self._working():
+                await self._resume_after_pause(is_lost=True)
+
+    async def _resume_after_pause(self, *, is_lost: bool = False) -> bool:
         """Reconcile with the workers that started after a pause, unless they have the last step and its weights.
 
-        Return whether there was a pause since the last call.
+        `is_lost`: the pause interrupted a step. Return whether there was a pause since the last call.
         """
         if self._num_pauses == self.context.pause.num_pauses:
-            return False
+            if not is_lost:
+                return False
+            self.learner.restart("interrupted step")  # the pause had no effect: the step may be half applied
         self._num_pauses = self.context.pause.num_pauses
         state = await waiting("the learner worker", self.learner.start())
         await waiting("the generation worker", self.generation.start())
-        if state.step < self.step:  # before `resume`: the next start expects no other groups to be READY again
+        if (
+            state.step < self.step + is_lost
+        ):  # before `resume`: the next start expects no other groups to be READY again
             cause = f"the learner is at step {state.step} after a pause"
             self.context.events.write("step_lost", step=state.step + 1, error=cause)
-        if (state.step, state.policy_version) != (self.step, self.generation.policy_version):
+        if is_lost or (state.step, state.policy_version) != (self.step, self.generation.policy_version):
             await self.resume(state)
+        if is_lost and self.takes_turns:
+            await waiting("the generator to wake", self.generation.wake())
         return True
 
     async def _check_start(self, proof: WeightProof) -> None:
@@ -219,7 +241,7 @@ class TrainLoop:
         """Evaluate pass@1 by greedy decoding on held-out problems at step 0, at each interval and at the last step."""
         if not self._is_evaluation_due(is_last=is_last):
             return
-        async with self.context.pause.working():
+        async with self._working():
             await self._resume_after_pause()
             if self._is_evaluation_due(is_last=is_last):
                 await waiting("an evaluation", self.evaluator.evaluate(step=self.step))

@@ -58,9 +58,9 @@ class WeightSync:
             await self._task
 
     def cancel(self) -> None:
-        """Cancel the transfer, because the node stops."""
-        if self._task is not None:
-            self._task.cancel()
+        """Cancel the transfer, because the step ended without it or the node stops."""
+        if self._task is not None and not self._task.cancel() and not self._task.cancelled():
+            self._task.exception()  # asyncio reports an error that no code has seen
 
 
 async def update_engine(

@@ -9,18 +9,21 @@ from typing import Any
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.learner.messages import LearnerState
+from ftis_node.errors import DiskFullError
+from ftis_node.learner.messages import LearnerState, TrainReply
 from ftis_node.node.context import NodeState
 from ftis_node.node.pausing.gate import PauseGate
 from ftis_node.node.pausing.policy import Decision
 from ftis_node.node.protocols import NullLearner
 from ftis_node.node.startup.recovery import rescue_files
+from ftis_node.node.storage.disk_space import DiskSpace
+from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.training.step_gate import StepSelection
 from ftis_node.node.wiring import Wiring
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from tests.node.nodes import buffer_of, components, events_of
-from tests.replay.test_buffer import ANN, accepted
+from tests.replay.test_buffer import ANN, ME, accepted
 from tests.waiting import eventually
 
 
@@ -100,3 +103,48 @@ async def test_groups_of_steps_that_a_pause_lost_are_kept_at_the_next_start(tmp_
     rescue_files(Home(tmp_path))
     with components(tmp_path) as node:
         assert node.store.reader.ready_counts() == (0, 2), "the next start discards the buffer"
+
+
+class FullDiskLearner(Learner):
+    """A learner whose disk refuses the weights of step 6."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.killed: list[str] = []
+
+    async def train(self, groups: Any, **how: Any) -> TrainReply:
+        raise DiskFullError("weights 6 cannot be written; free disk space")
+
+    def restart(self, how: str) -> None:
+        self.killed.append(how)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("is_in_effect", [True, False])
+async def test_a_pause_ends_a_step_that_waits_for_disk_space(tmp_path: Path, *, is_in_effect: bool) -> None:
+    async def deliver(weights: PublishedWeights, proof: Any) -> None:
+        pass
+
+    space, learner = DiskSpace(root=tmp_path), FullDiskLearner()
+    parts = {"learner": learner, "space": space, "disk": DiskThread(space)}
+    with components(tmp_path, state=NodeState(step=5, policy_version=5), **parts) as node:
+        for number in range(1, 9):
+            node.store.buffer.admit(accepted(ME, number), own=True)
+            node.store.buffer.admit(accepted(ANN, number), own=False)
+        wiring = Wiring(node)
+        loop = wiring.train_loop(wiring.step_gate(), last_step=None, deliver=deliver)
+        running = asyncio.create_task(loop.run())
+        await eventually(lambda: space.why_full == "weights 6 cannot be written")
+        assert node.store.reader.ready_counts() != (8, 8)
+        await asyncio.wait_for(node.context.pause.begin(Decision("by command")), 30)
+        await asyncio.sleep(0.1)
+        assert buffer_of(node).reconciled == [5] and not running.done()
+        if is_in_effect:
+            node.context.pause.take_effect()
+        node.context.pause.end()
+        await eventually(lambda: buffer_of(node).reconciled == [5, 5])
+        assert [event["step"] for event in events_of(node, "step_lost")] == [6]
+        assert learner.killed == ([] if is_in_effect else ["interrupted step"])
+        await eventually(lambda: space.why_full)  # the same step again, with its groups
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
