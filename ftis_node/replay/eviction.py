@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,17 +59,23 @@ def _beyond_problems(held: list[Candidate]) -> list[Candidate]:
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """Age limits. Times are Unix seconds; versions count weight updates of this node, whose id is `peer_id`."""
+    """Age limits. Times are Unix seconds; versions count weight updates of this node, whose id is `peer_id`.
+
+    Own groups are also too old if their time is more than `max_ahead_s` after `now`, because the clock was set back.
+    """
 
     now: float
     max_age_s: float
     policy_version: int
     max_version_lag: int
     peer_id: str | None = None
+    max_ahead_s: float = math.inf
 
     def is_stale(self, candidate: Candidate) -> bool:
         """Return whether a group is too old; only versions of this node's own weights are comparable."""
         if self.now - candidate.created_at > self.max_age_s:
+            return True
+        if candidate.own and candidate.created_at - self.now > self.max_ahead_s:
             return True
         by_our_weights = candidate.own or (candidate.weights_of is not None and candidate.weights_of == self.peer_id)
         return by_our_weights and self.policy_version - candidate.policy_version > self.max_version_lag

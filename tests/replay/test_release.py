@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -23,6 +24,17 @@ def test_stale_groups_are_released_with_the_reason_stale(buffer, reader):
     assert [candidate.arrival for candidate in stale] == [1, 2], "versions of different learners cannot be compared"
     assert reader.figures().released == {"stale": 2}
     assert reader.own_held() == 1
+
+
+def test_own_groups_from_before_the_clock_was_set_back_are_stale_without_a_learner(buffer):
+    now = time.time()
+    for number, ahead_s in enumerate((50, 70), start=1):
+        buffer.admit(accepted(ME, number, created_at=now + ahead_s), own=True)
+        buffer.admit(accepted(ANN, number, created_at=now + ahead_s), own=False)
+    freshness = Freshness(now=now, max_age_s=50, policy_version=0, max_version_lag=5)
+    assert buffer.release_stale(freshness) == [], "this node can still train on them"
+    stale = buffer.release_stale(replace(freshness, max_ahead_s=60))
+    assert [candidate.arrival for candidate in stale] == [3]
 
 
 def test_a_followers_groups_become_stale_by_versions_of_this_node(buffer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from ftis_node.replay.eviction import Freshness
 from ftis_node.replay.lifecycle import Candidate, ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.rate_limits import ShareCap
+from ftis_node.validation.rules import MAX_CLOCK_SKEW_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Store:
             policy_version=self.context.state.policy_version,
             max_version_lag=step.max_version_lag,
             peer_id=self.context.peer_id,
+            max_ahead_s=math.inf if self.context.settings.learns else MAX_CLOCK_SKEW_S,  # else only peers use them
         )
         stale = await self.disk(self.buffer.release_stale, freshness)
         for group in stale:
