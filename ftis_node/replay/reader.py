@@ -162,6 +162,10 @@ class ReplayReader:
         rows = self._db.execute("SELECT count(*) AS n FROM groups WHERE own = 1 AND state IN ('ready', 'taken')")
         return int(rows.fetchone()["n"])
 
+    def last_step(self) -> int:
+        """Return the largest step that took one of the stored groups, 0 if none did."""
+        return int(self._db.execute("SELECT coalesce(max(step), 0) AS step FROM groups").fetchone()["step"])
+
     def own_ready(self) -> list[bytes]:
         """Return the ids of own groups that are READY, oldest first."""
         rows = self._db.execute("SELECT id FROM groups WHERE own = 1 AND state = 'ready' ORDER BY arrival")

@@ -96,9 +96,10 @@ class GroupExchange:
         self._taking = asyncio.Lock()
 
     async def resume(self) -> None:
-        """Release the groups that a take before a crash left TAKEN."""
+        """Release the groups that a take before a crash left TAKEN. Number takes above those of earlier starts."""
         self.context.state.saved_step = None  # no checkpoint needs released groups again
         await self.store.disk(self.store.buffer.reconcile, MAX_STEP)
+        self._take_number = max(self._take_number, self.store.reader.last_step())
 
     async def publish(self, offered: OwnGroup) -> PublishedGroup | Refusal:
         """Score and publish the trainer's group. Return its number and rewards, or why it is not published."""
@@ -131,6 +132,7 @@ class GroupExchange:
             return []
         async with self._taking:
             if self._has_failed:  # a full disk: the trainer did not get the groups of that take
+                self.context.events.write("step_lost", step=self._take_number, error="the take before failed")
                 await self.store.disk(self.store.buffer.reconcile, self._take_number - 1)
             self._take_number += 1
             self._has_failed = True

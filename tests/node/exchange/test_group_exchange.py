@@ -13,6 +13,7 @@ import pytest
 from ftis_node.node.exchange.group_exchange import PASSING, REQUEST_REASONS, RequestReason
 from ftis_node.node.exchange.messages import PublishedGroup
 from ftis_node.node.http_api.exchange_api import BODY_S, MAX_PENDING
+from ftis_node.node.startup.recovery import rescue_files
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.records.codec import hash_messages, hash_prompt, unpack_group
 from ftis_node.records.envelope import open_envelope
@@ -183,6 +184,26 @@ async def test_a_failed_take_loses_no_groups(tmp_path, monkeypatch):
         assert [group.sender for group in await exchange.take(1)] == [ANN.peer_id]
         assert await exchange.take(1) == []
         assert node.peers.counters.groups_trained_foreign == 1
+
+
+async def test_a_failed_take_returns_no_groups_of_earlier_starts(tmp_path, monkeypatch):
+    async with exchanging(tmp_path) as (node, exchange):
+        node.context.events.write("start", peer="")
+        for number in (1, 2, 3):
+            assert node.store.buffer.admit(accepted(ANN, number), own=False)
+        assert len([await exchange.take(1) for _ in range(3)]) == 3
+    async with exchanging(tmp_path) as (node, exchange):
+        node.context.events.write("start", peer="")
+        assert node.store.buffer.admit(accepted(BOB, 1), own=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(node.store.buffer, "release_step", _fail_as_on_a_full_disk)
+            with pytest.raises(sqlite3.OperationalError):
+                await exchange.take(9)
+        await exchange.take(0)
+        assert node.store.reader.ready_counts() == (0, 1)
+    rescue_files(node.home)
+    async with exchanging(tmp_path) as (_, exchange):
+        assert [group.sender for group in await exchange.take(9)] == [BOB.peer_id], "the start discards the buffer"
 
 
 def _fail_as_on_a_full_disk(*_: object) -> int:
