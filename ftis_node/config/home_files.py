@@ -17,7 +17,11 @@ from ftis_node.files import read_object, replace_file
 HOME_SCHEMA = 1
 MAX_EPOCH = 1 << 42  # seconds: a larger one is no time
 REBUILT = "the next start writes it again from the home's content"
-REMEMBERED = {"model": str, "engine": str, "quantize": str, "peers": list, "data_paths": dict}
+REMEMBERED = {
+    **dict.fromkeys(("model", "engine", "quantize", "name", "role"), str),
+    **dict.fromkeys(("peers", "listen"), list),
+    **dict.fromkeys(("data_paths", "roles"), dict),
+}
 BUDGET_OPTIONS = {"learn_steps": "--steps", "learn_tokens": "--learn-tokens", "generate_tokens": "--generate-tokens"}
 
 
@@ -77,14 +81,9 @@ def raised_budgets(budget: dict[str, Any]) -> dict[str, int]:
 
 def start_command(home: Home, *, raised: dict[str, int] | None = None) -> str:
     """Return the command that resumes this home's node. `raised` are budgets by name, as higher limits."""
-    last = last_settings(home)
     words = ["ftis-node", "join", "--home", str(home.root)]
-    if not last.get("model"):
+    if "model" not in remembered_settings(home):
         words += ["--model", "MODEL"]
-    if last.get("role") not in (None, "full"):
-        words += ["--role", str(last["role"])]
-    if follow := (last.get("roles") or {}).get("follow"):
-        words += ["--follow", str(follow)]
     for name, limit in (raised or {}).items():
         words += [BUDGET_OPTIONS[name], str(limit)]
     return shlex.join(words)

@@ -251,6 +251,16 @@ class NodeSettings(BaseSettings):
         return self
 
 
+class _LastStart(InitSettingsSource):
+    """The remembered settings. `roles` belong to the remembered role: another role of a stronger source drops them."""
+
+    def __call__(self) -> dict[str, Any]:
+        last = super().__call__()
+        if self.current_state.get("role", last.get("role")) != last.get("role"):
+            last.pop("roles", None)
+        return last
+
+
 def load_node_settings(
     node_toml: Path, *, remembered: Mapping[str, Any] = MappingProxyType({}), **flags: Any
 ) -> NodeSettings:
@@ -269,7 +279,7 @@ def load_node_settings(
         def settings_customise_sources(
             cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            last = InitSettingsSource(settings_cls, dict(remembered))
+            last = _LastStart(settings_cls, dict(remembered))
             return (init_settings, EnvSettingsSource(settings_cls), InitSettingsSource(settings_cls, tables), last)
 
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from ftis_node.cli.app import run
+from ftis_node.config.node import NodeSettings
 
 
 @pytest.fixture
@@ -46,6 +48,21 @@ def test_install_and_remove(home, tmp_path, monkeypatch, capsys):
     assert run(["service", "install", "--home", str(home)]) == 0
     assert "systemctl --user enable --now ftis-node.service" in capsys.readouterr().out, "no line to type"
     assert len((tmp_path / "calls").read_text().splitlines()) == len(calls)
+
+
+def test_the_unit_starts_with_the_options_that_the_home_keeps(home, tmp_path, monkeypatch):
+    kept = {"model": "org/name", "listen": ["/ip4/0.0.0.0/tcp/4001"], "name": "anna", "role": "learner"}
+    (home / "node.toml").unlink()
+    (home / "settings.json").write_text(json.dumps(kept))
+    assert run(["service", "install", "--home", str(home)]) == 0
+    unit = (tmp_path / "config" / "systemd" / "user" / "ftis-node.service").read_text()
+    (words,) = [shlex.split(line) for line in unit.splitlines() if line.startswith("ExecStart=")]
+    started_with: list[NodeSettings] = []
+    monkeypatch.setattr(
+        "ftis_node.node.startup.run.run_until_stopped", lambda settings, *_, **__: started_with.append(settings)
+    )
+    assert run([word.replace("%%", "%").replace("$$", "$") for word in words[words.index("join") :]]) == 0
+    assert started_with[0].model_dump(mode="json", include=set(kept)) == kept
 
 
 def test_the_service_of_another_home_is_not_replaced(home, tmp_path, capsys):

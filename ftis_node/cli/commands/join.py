@@ -90,12 +90,20 @@ def join(
     home: HomeOption = None,
     role: Annotated[
         str | None,
-        typer.Option("--role", help=f"{', '.join(ROLES[:-1])} or {ROLES[-1]}.", autocompletion=one_of(*ROLES)),
+        typer.Option(
+            "--role",
+            help=f"{', '.join(ROLES[:-1])} or {ROLES[-1]}.",
+            autocompletion=one_of(*ROLES),
+            show_default="that of the last start, else full",
+        ),
     ] = None,
     follow: Annotated[
         str | None,
         typer.Option(
-            "--follow", help="Peer id of the learner whose weights a generator uses.", autocompletion=peer_ids
+            "--follow",
+            help="Peer id of the learner whose weights a generator uses.",
+            autocompletion=peer_ids,
+            show_default="that of the last start",
         ),
     ] = None,
     engine: Annotated[
@@ -119,8 +127,18 @@ def join(
     ] = None,
     gpus: GpusOption = None,
     tensor_parallel: TensorParallelOption = None,
-    listen: Annotated[list[str] | None, typer.Option("--listen", help="Multiaddr to listen on. Repeatable.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the node on screens.")] = None,
+    listen: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--listen",
+            help="Multiaddr to listen on. Repeatable.",
+            show_default="those of the last start, else any free port",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Name of the node on screens.", show_default="that of the last start"),
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of prompts, sampling and adapters.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Stop after this many steps in all.")] = None,
     generate_tokens: Annotated[
@@ -142,7 +160,8 @@ def join(
 
     A learner (--role learner) trains on groups from peers. A generator (--role generator) uses weights from a learner.
     An exchange node (--role exchange) shares the groups of a TRL trainer. See ftis-node docs train/roles. A home keeps
-    its run, model, peers, engine and --quantize: a restart resumes it. Without peers the node runs standalone.
+    its run, model, peers, role, name, engine, --listen and --quantize: a restart resumes it. Without peers the node
+    runs standalone.
     """
     if log_format is LogFormat.JSON:
         log_as_json()
