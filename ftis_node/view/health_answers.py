@@ -124,12 +124,13 @@ def problems(snapshot: NodeSnapshot) -> list[str]:
 
 
 def _stalled_s(snapshot: NodeSnapshot) -> float | None:
-    """Return the seconds since the last step if they far exceed the usual time of a step, else None."""
+    """Return the seconds since the last step or pause if they far exceed the usual time of a step, else None."""
     times = [point.time for point in snapshot.history.steps[-MIN_STEPS:]]
-    if len(times) < MIN_STEPS:
+    pause = snapshot.status.pause
+    if len(times) < MIN_STEPS or pause.reason:
         return None
     usual_s = (times[-1] - times[0]) / (len(times) - 1)
-    began_at = snapshot.taken_at - snapshot.status.node.uptime_s
+    began_at = max(snapshot.taken_at - snapshot.status.node.uptime_s, pause.resumed_at or 0.0)
     waited_s = snapshot.taken_at - max(times[-1], began_at)
     return waited_s if waited_s > max(STALL_AT_LEAST_S, STALL_FACTOR * usual_s) else None
 

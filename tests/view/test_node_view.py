@@ -16,7 +16,7 @@ from ftis_node.dashboard.curves import plot_rows
 from ftis_node.dashboard.screens.main import metric_lines
 from ftis_node.telemetry.history import History, thinned
 from ftis_node.telemetry.receipt_figures import ReceiptFigures
-from ftis_node.telemetry.status import EvalStatus, RefusalStatus, Status
+from ftis_node.telemetry.status import EvalStatus, PauseStatus, RefusalStatus, Status
 from ftis_node.telemetry.status_at_rest import at_rest
 from ftis_node.telemetry.terminal_text import printable, size
 from ftis_node.view.events import event_line, notable_events
@@ -130,6 +130,18 @@ def test_advice_of_a_node_that_learns_is_shown_as_a_problem() -> None:
 
 def test_a_node_that_just_started_has_no_stalled_steps() -> None:
     assert problems(_later(_with("node", uptime_s=5.0), 3000)) == []
+
+
+def test_steps_do_not_stall_in_a_pause_and_are_awaited_after_it() -> None:
+    node = _with("node", uptime_s=9000.0)
+
+    def found(**pause: Any) -> list[str]:
+        changed = replace(node, status=msgspec.structs.replace(node.status, pause=PauseStatus(**pause)))
+        return problems(_later(changed, 3000))
+
+    assert found(reason="by command") == []
+    assert found(resumed_at=NOW + 2910.0) == []
+    assert found(resumed_at=NOW + 2520.0) == ["no step for 8 min: are groups ready? press `g`"]
 
 
 def test_a_cause_of_two_answers_and_each_refusal_appear_once() -> None:
