@@ -45,6 +45,7 @@ from ftis_node.models import (
 )
 from ftis_node.models.adapter_folder import continued
 from ftis_node.models.chat_template import EXAMPLES
+from ftis_node.models.gguf import gguf_config, gguf_here, is_gguf
 from ftis_node.models.hub import HubModel, ask_about, cached_snapshot
 from ftis_node.models.quantized import missing_package
 from ftis_node.models.source import check_name
@@ -172,13 +173,23 @@ def check_model(question: MemoryQuestion) -> Iterator[CheckResult]:
     try:
         check_name(model)
         source = _on_this_machine(model)
+        file_config = gguf_config(source) if isinstance(source, Path) else {}
     except FtisError as error:
         yield CheckResult("model.found", "fail", str(error), "correct --model, or complete the folder")
+        return
+    if isinstance(source, Path):
+        size = f"{source.stat().st_size / 1e9:.2f} GB"
+        yield CheckResult("model.found", "ok", f"{source} is complete, {size}: the first `join` converts it")
+        yield from _planned(question, partial(shape_of, file_config, where=str(source)))
         return
     if source is not None:
         question = replace(question, settings=continued(question.settings, source.adapter))
         yield from _files(source, prompts_of(question.settings))
         yield from _planned(question, partial(read_shape, source))
+        return
+    if is_gguf(model):
+        finding = f"{model} is not on this machine, so doctor cannot plan its memory"
+        yield CheckResult("model.found", "warn", finding, "the first `join` downloads it, and then plans its memory")
         return
     try:
         on_hub = ask_about(model)
@@ -194,10 +205,16 @@ def check_model(question: MemoryQuestion) -> Iterator[CheckResult]:
     yield from _planned(question, partial(shape_of, on_hub.config, where=where, num_parameters=on_hub.num_parameters))
 
 
-def _on_this_machine(model: str) -> ModelSource | None:
-    """Return the model in its folder or in the hub's cache; None if it must be downloaded. Raises ModelError."""
+def _on_this_machine(model: str) -> ModelSource | Path | None:
+    """Return the model in its folder or in a cache, or its GGUF file if that is not converted.
+
+    None if it must be downloaded. Raises ModelError.
+    """
     if Path(model).expanduser().is_dir():
         return resolve_model(model)
+    if is_gguf(model):
+        found = gguf_here(model)
+        return resolve_model(str(found)) if found is not None and found.is_dir() else found
     folder = cached_snapshot(model)
     if folder is None:
         return None

@@ -27,7 +27,7 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 from zipfile import BadZipFile, ZipFile
 
 from ftis_node.errors import MachineError, ModelError, ModelFetchError, UntrainableModelError
@@ -71,21 +71,50 @@ def gguf_folder(model: str, *, on_progress: OnProgress = unwatched) -> Path:
         return _packaged(model.removeprefix(PACKAGE_PREFIX), on_progress)
     path = Path(model).expanduser()
     if path.is_file():
-        status = path.stat()
-        key = f"{path.resolve()}/{status.st_size}/{status.st_mtime_ns}"
-        return _converted(path, _cache(key), on_progress)
-    if found := HUB_FILE.fullmatch(model):
-        from ftis_node.models.hub import fetch_file
+        return _converted(path, _cache_of_file(path), on_progress)
+    from ftis_node.models.hub import fetch_file
 
-        path = fetch_file(found["repo"], found["file"], on_progress=on_progress)
-        return _converted(path, _cache(str(path.resolve())), on_progress)
-    raise ModelError(f"no such file: {model} (on the hub it is OWNER/NAME/FILE{SUFFIX})")
+    path = fetch_file(*_on_hub(model), on_progress=on_progress)
+    return _converted(path, _cache(str(path.resolve())), on_progress)
+
+
+def gguf_here(model: str) -> Path | None:
+    """Return the folder to which a GGUF file was converted, else the file; None if it must be downloaded.
+
+    Raises ModelError if there is no such file.
+    """
+    if model.startswith(PACKAGE_PREFIX):
+        return _ready(_cache_of_package(model.removeprefix(PACKAGE_PREFIX)))
+    path = Path(model).expanduser()
+    if path.is_file():
+        return _ready(_cache_of_file(path)) or path
+    from ftis_node.models.hub import cached_file
+
+    file = cached_file(*_on_hub(model))
+    return None if file is None else _ready(_cache(str(file.resolve()))) or file
+
+
+def gguf_config(path: Path) -> dict[str, Any]:
+    """Return the configuration in a GGUF file, as transformers names its keys. Raises as `check_trainable`."""
+    check_trainable(path)
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    except Exception as error:  # the reader raises whatever a damaged header leads it to
+        raise ModelError(f"{path} has no readable configuration: {error}") from error
+    return dict(config.to_dict())
+
+
+def _on_hub(model: str) -> tuple[str, str]:
+    """Return repository and file of OWNER/NAME/FILE.gguf. Raises ModelError."""
+    if (found := HUB_FILE.fullmatch(model)) is None:
+        raise ModelError(f"no such file: {model} (on the hub it is OWNER/NAME/FILE{SUFFIX})")
+    return found["repo"], found["file"]
 
 
 def _packaged(package: str, on_progress: OnProgress) -> Path:
-    if not PACKAGE.fullmatch(package):
-        raise ModelError(f"{package!r} is no package: write pypi:NAME or pypi:NAME==VERSION")
-    cache = _cache(PACKAGE_PREFIX + package)
+    cache = _cache_of_package(package)
     if (ready := _ready(cache)) is not None:
         return ready
     with TemporaryDirectory(dir=_made(cache.parent)) as temporary:
@@ -217,6 +246,17 @@ def architectures() -> tuple[str, ...]:
 def _ready(cache: Path) -> Path | None:
     """Return the model folder in a finished entry of the cache."""
     return next(iter(sorted(cache.iterdir())), None) if cache.is_dir() else None
+
+
+def _cache_of_package(package: str) -> Path:
+    if not PACKAGE.fullmatch(package):
+        raise ModelError(f"{package!r} is no package: write pypi:NAME or pypi:NAME==VERSION")
+    return _cache(PACKAGE_PREFIX + package)
+
+
+def _cache_of_file(path: Path) -> Path:
+    status = path.stat()
+    return _cache(f"{path.resolve()}/{status.st_size}/{status.st_mtime_ns}")
 
 
 def _cache(key: str) -> Path:

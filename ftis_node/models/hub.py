@@ -89,6 +89,14 @@ def fetch_file(repo: str, file: str, *, on_progress: OnProgress = unwatched) -> 
             raise _fetch_error(repo, error) from error
 
 
+def cached_file(repo: str, file: str) -> Path | None:
+    """Return one file of `repo` in the local cache, or None."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repo, file)
+    return Path(found) if isinstance(found, str) else None
+
+
 def _fetch_error(repo: str, error: Exception) -> FtisError:
     from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
 
