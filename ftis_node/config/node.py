@@ -190,6 +190,10 @@ class NodeSettings(BaseSettings):
                 "an exchange node neither generates nor trains: remove --steps, --generate-tokens, --learn-tokens and "
                 "the section [budget]; limit the trainer instead"
             )
+        if self.role == "exchange" and self.schedule != ScheduleSection():
+            raise ValueError(
+                "an exchange node has no workers to pause: remove the section [schedule]; pause the trainer instead"
+            )
         if self.role == "learner" and self.budget.generate_tokens is not None:
             raise ValueError(
                 "a learner does not generate: remove --generate-tokens and [budget] generate_tokens; use --steps "

@@ -35,6 +35,7 @@ def test_flags_override_the_environment_and_the_environment_overrides_the_file(t
         ('role = "learner"\n[roles]\nfollow = "12D3KooWx"', "follows no learner"),
         ('role = "exchange"\n[roles]\nfollow = "12D3KooWx"', "follows no learner"),
         ('role = "exchange"\n[budget]\nlearn_steps = 4', "neither generates nor trains"),
+        ('role = "exchange"\n[schedule]\nhours = "22-07"', "no workers to pause: remove the section [schedule]"),
         ('[roles]\nweights_delay = "fixed:2000"', "at most 1800 seconds"),
         ("seed seed", "not TOML"),
         ('[generation]\nadapters = "serve"', "set lora = true"),

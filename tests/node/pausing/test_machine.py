@@ -7,7 +7,12 @@ import subprocess
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.config.node import NodeSettings
 from ftis_node.config.schedule import ScheduleSection
+from ftis_node.node.loops import pause
 from ftis_node.node.pausing import machine
 from ftis_node.node.pausing.machine import GRAPHICS_BYTES, SETTLE_S, MachineObserver
 
@@ -35,6 +40,22 @@ class FakeNvml:
 
     def nvmlDeviceGetGraphicsRunningProcesses(self, gpu: int) -> list[Any]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.drawing.items()]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nvml", "num_warnings"), [("pause", None, 1), ("pause", FakeNvml(), 0), ("run", None, 0)]
+)
+def test_a_node_that_cannot_see_the_users_of_gpus_warns_at_its_start(
+    tmp_path, monkeypatch, caplog, wanted, nvml, num_warnings
+):
+    for module in (machine, pause):
+        monkeypatch.setattr(module, "opened_nvml", lambda: nvml)
+    settings = NodeSettings(model="m", schedule=ScheduleSection(when_gpu_is_used=wanted))
+    with caplog.at_level(logging.WARNING):
+        assert not pause.first_decision(settings, Home(tmp_path)).is_pause
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == num_warnings
+    assert all("when_gpu_is_used has no effect" in text and '".[gpu-figures]"' in text for text in warnings)
 
 
 def test_a_driver_that_fails_has_no_users_and_gives_one_warning(monkeypatch, caplog):
