@@ -149,7 +149,7 @@ def check_database(path: Path) -> None:
 
 
 def open_to_write(path: Path, flags: int, mode: int = 0o666) -> int:
-    """Return a descriptor for writing, never through a link. Raises FileError for a link or folder, else OSError."""
+    """Return a descriptor to write or read, not through a link. Raises FileError for a link or folder, else OSError."""
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | NO_DEVICE_WAITS, mode)
     except OSError as error:

@@ -273,11 +273,16 @@ class Home:
         return int(pid) if pid.isdecimal() else None
 
     def is_held(self) -> bool:
-        """Return whether a node runs on this home or is starting."""
+        """Return whether a node runs on this home or is starting, also on a read-only file system.
+
+        Raises ConfigError if this user may not read the lock.
+        """
         try:
-            descriptor = open_to_write(self.lock, os.O_RDWR)
-        except FileNotFoundError:
+            descriptor = open_to_write(self.lock, os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError as error:
+            raise self._unusable(error) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

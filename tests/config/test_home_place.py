@@ -2,6 +2,9 @@
 
 import os
 import pwd
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -101,3 +104,30 @@ def test_their_files_do_not_count_as_the_nodes(tmp_path):
     (home.user / ".cache" / "model.safetensors").write_bytes(bytes(1000))
     home.settings.write_bytes(bytes(10))
     assert measure_usage(home, keep_checkpoints=1).used_bytes == 10
+
+
+def test_the_node_of_a_home_that_is_mounted_read_only_is_found(tmp_path):
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
+        pytest.skip("the system does not allow `unshare -rm` (user namespaces)")
+    home = tmp_path / "home"
+    ask = f"from pathlib import Path; from ftis_node.config.home import Home; print(Home(Path({str(home)!r})).holder())"
+    script = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && exec "$2" -c "$3"'
+    with Home(home).owned():
+        command = ["unshare", "-rm", "bash", "-c", script, "bash", str(home), sys.executable, ask]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == f"{os.getpid()}\n", done.stderr
+
+
+def test_a_home_of_another_user_and_a_file_are_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    (file := tmp_path / "file").touch()
+    assert run(["status", "--home", str(file)]) == 2
+    assert capsys.readouterr().err == f"ftis-node: no node has run in {file}: give its home with --home\n"
+
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("ftis_node.config.home.open_to_write", refuse)
+    for command in (["status"], ["peers"], ["stop"], ["pause"]):
+        assert run([*command, "--home", str(tmp_path)]) == 2
+        line = f"ftis-node: cannot use {tmp_path} as home: Permission denied; give another with --home\n"
+        assert capsys.readouterr().err == line
