@@ -184,3 +184,11 @@ def test_addresses_of_a_local_network_are_named(addresses, tmp_path, monkeypatch
     invited(tmp_path, monkeypatch, model="org/name", addresses=addresses)
     err = capsys.readouterr().err
     assert "only this machine and its local network can dial the addresses in it: for other friends see" in err
+
+
+def test_a_bootstrap_node_has_no_run_to_invite_to(tmp_path, capsys):
+    home = Home(tmp_path / "bootstrap")
+    with home.owned():
+        home.publish_address("http://127.0.0.1:5")
+        assert cli(["invite", "--home", str(home.root)]) == 2
+    assert "holds no run, as a bootstrap node: invite from a node of the run" in capsys.readouterr().err

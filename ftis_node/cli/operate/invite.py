@@ -43,6 +43,8 @@ def invite(
     where = home_at(home)
     if where.running_url() is None:
         raise ConfigError(f"no node runs in {where.root}: start it, so that the invitation has its addresses")
+    if not where.run_toml.exists():
+        raise ConfigError(f"the node in {where.root} holds no run, as a bootstrap node: invite from a node of the run")
     manifest, expires_at = read_own_manifest(where.run_toml), int(time.time() + parse_length_s(length))
     addresses, secret = _addresses(where), _secret(where)
     text = invite_to(manifest, addresses=addresses, secret=secret, expires_at=expires_at).text()
