@@ -46,7 +46,7 @@ from ftis_node.cli.commands import (
 from ftis_node.cli.completion import complete_in_bash
 from ftis_node.cli.operate import invite, pause, service
 from ftis_node.config.no_network_env import NO_TELEMETRY
-from ftis_node.errors import FtisError
+from ftis_node.errors import DamagedError, FtisError
 from ftis_node.telemetry.log import (
     discard_output,
     drop_what_cannot_be_written,
@@ -190,8 +190,19 @@ def run(arguments: list[str]) -> int:
             return 0  # `| head` has ended
         if isinstance(error, OSError) and error.errno in NO_SPACE and error.filename is None:
             return _output_lost(error)
+        if type(error).__module__ == "sqlite3" and _is_damage(error):
+            line = f"a database in the home is damaged ({error}): the next start of the node replaces it"
+            return _fail(error, line, DamagedError.exit_code)
         return _fail(error, f"internal fault ({type(error).__name__}: {error}); run with --debug and report it", 1)
     return code if isinstance(code, int) else 0
+
+
+def _is_damage(error: Exception) -> bool:
+    import sqlite3  # imports for 10 ms
+
+    from ftis_node.replay.integrity import is_damage
+
+    return isinstance(error, sqlite3.DatabaseError) and is_damage(error)
 
 
 def _fail(error: Exception, line: str, code: int) -> int:

@@ -18,6 +18,7 @@ from ftis_node.learner.checkpoint.checkpoint import read_checkpoint
 from ftis_node.learner.checkpoint.checkpoint_files import STATE_FILE
 from ftis_node.models import resolve_model
 from ftis_node.models.safetensors_file import read_header
+from ftis_node.replay.database import open_writer
 from ftis_node.report.facts import EventTotals
 from ftis_node.telemetry.history import HistoryReader
 from tests.cli.test_usage_errors import error_of
@@ -206,6 +207,18 @@ def test_a_folder_in_place_of_a_databases_journal_is_an_error(tmp_path):
     (tmp_path / "replay.sqlite-wal").mkdir()
     with pytest.raises(FileError, match="replay.sqlite-wal is a folder"):
         check_database(path)
+
+
+@pytest.mark.parametrize("command", [["list"], ["stats"], ["export", "--out", "rows.jsonl"]])
+def test_damaged_pages_of_the_buffer_are_an_error(capsys, home, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    open_writer(home.replay).close()
+    pages = bytearray(home.replay.read_bytes())
+    pages[4096:] = b"x" * (len(pages) - 4096)  # all but the first
+    home.replay.write_bytes(pages)
+    code, line = error_of(capsys, "replay", *command, "--home", str(home.root))
+    assert code == 2
+    assert "a database in the home is damaged" in line and "the next start of the node replaces it" in line
 
 
 @pytest.mark.parametrize("name", ["lock", "events.jsonl", "status.json.tmp", "worker.log"])
