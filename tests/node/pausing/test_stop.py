@@ -1,0 +1,60 @@
+"""`ftis-node stop` ends the process that holds the home, and no process of another container that has its number."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from ftis_node.cli.app import run
+
+HOLDER = """
+import fcntl, os, sys, time
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+lock.write((sys.argv[2] or str(os.getpid())) + "\\n")
+lock.flush()
+print(flush=True)
+time.sleep(120)
+"""
+NO_PROCESS = (1 << 22) + 1  # above the largest process id of Linux
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Return a function that starts a holder of a lock, which has its own process id or another one in it."""
+    with ExitStack() as running:
+
+        def start(lock: Path, pid: int | str = "") -> subprocess.Popen[bytes]:
+            process = subprocess.Popen([sys.executable, "-c", HOLDER, str(lock), str(pid)], stdout=subprocess.PIPE)
+            running.enter_context(process)
+            running.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+            return process
+
+        yield start
+
+
+def test_the_holder_ends(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    holder = start(tmp_path / "lock")
+    assert run(["stop", "--home", str(tmp_path)]) == 0, capsys.readouterr().err
+    assert holder.wait(10) == -15
+
+
+def test_a_node_of_another_container_is_refused(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = start(tmp_path / "other")
+    for name, pid in (("same", other.pid), ("none", NO_PROCESS)):
+        (home := tmp_path / name).mkdir()
+        start(home / "lock", pid)
+        assert run(["stop", "--home", str(home)]) == 2
+        line = f"ftis-node: the node in {home} runs in another container: stop it there, or stop the container\n"
+        assert capsys.readouterr().err == line
+    assert other.poll() is None, "another process was ended"
