@@ -123,7 +123,7 @@ def _call(url: str, method: str, path: str, timeout_s: float, **content: Any) ->
         connection.request(method, path, **content)
         response = connection.getresponse()
         return response.status, json.loads(response.read())
-    except (OSError, ValueError) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
         raise FtisError(f"the node at {url} does not answer ({error}): see its logs/") from None
     finally:
         connection.close()
