@@ -200,3 +200,16 @@ def test_an_invalid_file_or_option_of_join_is_an_error(capsys, tmp_path, model, 
     code, line = join(capsys, tmp_path, "--model", str(model), *of_file, *arguments)
     assert code == 2
     assert message in line
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["replay", "list", "--state", "redy"], "--state redy: give one of ready, taken, released"),
+        (["replay", "list", "--limit", "99999999999999999999"], "less than or equal to 1000000"),
+    ],
+)
+def test_an_option_of_a_list_that_no_list_has_is_an_error(capsys, tmp_path, command, message):
+    code, line = error_of(capsys, *command, "--home", str(tmp_path))
+    assert code == 2
+    assert message in line

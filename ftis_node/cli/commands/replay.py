@@ -43,6 +43,7 @@ app = typer.Typer(
 
 LIST_HEADER = ("GROUP", "AGE", "OF", "PROBLEM", "STATE", "STEP", "REWARD", "TOKENS")
 MIB = 1 << 20
+MAX_LISTED = 1_000_000
 
 
 class ExportFormat(StrEnum):
@@ -56,7 +57,9 @@ class ExportFormat(StrEnum):
 def list_groups(
     home: HomeOption = None,
     as_json: JsonOption = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of groups, newest first.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=MAX_LISTED, help="Maximum number of groups, newest first.")
+    ] = 20,
     state: Annotated[
         str | None,
         typer.Option(
@@ -69,6 +72,8 @@ def list_groups(
     JSON shape: [{id, own, sender, number, state, reason, step, task, prompt_index, model, policy_version, created_at,
     admitted_at, num_tokens, rewards: [..]}].
     """
+    if state not in (None, *STATES):
+        raise UsageError(f"--state {state}: give one of {', '.join(STATES)}")
     summaries = _open(home).list_groups(limit=limit, state=state)
     rows = [dataclasses.asdict(summary) for summary in summaries]
     print_document(rows, lambda: _table(summaries, now=time.time()), as_json=as_json)
