@@ -207,6 +207,7 @@ def test_an_invalid_file_or_option_of_join_is_an_error(capsys, tmp_path, model, 
     [
         (["replay", "list", "--state", "redy"], "--state redy: give one of ready, taken, released"),
         (["replay", "list", "--limit", "99999999999999999999"], "less than or equal to 1000000"),
+        (["swarm", "--run", RUN_ID], "--run is for --peers ADDRESS: omit it"),
     ],
 )
 def test_an_option_of_a_list_that_no_list_has_is_an_error(capsys, tmp_path, command, message):

@@ -47,6 +47,8 @@ def swarm(
     refused_groups, pass_rates: [[step, pass_at_1]], learns_from: {peer_id: share}, measured_at, used_groups,
     used_tokens}]}]; with --watch one line per update.
     """
+    if run and not peers:
+        raise UsageError("--run is for --peers ADDRESS: omit it to see the runs of the home")
     lines: Callable[..., list[str]] = _lines
     read = _from_directory(tuple(peers), run) if peers else lambda: read_document(home_at(home), "/swarm")
     if html is not None:
