@@ -142,3 +142,8 @@ def test_a_batch_has_at_least_one_own_group(tmp_path, monkeypatch):
     monkeypatch.setattr(Drawn, "per_batch", 2)
     with pytest.raises(ConfigError, match="below the 2 groups of a batch"):
         make_trainer(tmp_path / "trl", exchange=Drawn())
+
+
+def test_foreign_groups_that_are_scaled_otherwise_than_own_ones_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="set it to 'group' or 'none'"):
+        make_trainer(tmp_path / "trl", exchange=Drawn(), grpo={"scale_rewards": "batch"})

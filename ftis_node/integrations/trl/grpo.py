@@ -266,7 +266,11 @@ def _is_unscaled(args: GRPOConfig) -> bool:
 
 
 def _require_place(args: GRPOConfig, per_batch: int, *, num_processes: int) -> None:
-    """Raise ConfigError unless a batch has place for the foreign groups and one own group."""
+    """Raise ConfigError unless a batch has place for the foreign groups and one own group, all scaled alike."""
+    if args.scale_rewards == "batch":
+        raise ConfigError(
+            "scale_rewards='batch' scales own groups otherwise than foreign ones: set it to 'group' or 'none'"
+        )
     if num_processes > 1:
         raise ConfigError("foreign groups need one process: start the trainer without accelerate or torchrun")
     num_groups = args.generation_batch_size // args.num_generations
