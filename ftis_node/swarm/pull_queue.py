@@ -6,14 +6,15 @@
 
 The newest groups come first. Peers take turns, so that no sender fills a learner's batch alone. A group is requested
 from one peer at a time: first its sender, then other peers that announced it, then members that the caller names. At
-most `MAX_TRIES` peers get a request for a group.
+most `MAX_TRIES` peers get a request for a group. A peer is asked by its own announcement, if it made one. The form,
+sender, size and age in it are claims, and a false one affects no other peer.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 MAX_HOLDERS = 4
@@ -22,9 +23,10 @@ MAX_TRIES = 4
 
 @dataclass(frozen=True, slots=True)
 class PullItem:
-    """An announced group. `is_repair`: its announcement was missed. `is_assigned`: this node is assigned to pull it.
+    """A group as one peer announced it. `is_own`: that peer announced it as its own group.
 
-    `num_retries` counts how often no peer had it.
+    `is_repair`: the first announcement was missed. `is_assigned`: this node is assigned to pull it. `num_retries`
+    counts how often no peer had it.
     """
 
     id: bytes
@@ -33,6 +35,7 @@ class PullItem:
     num_bytes: int
     created_at: float
     as_text: bool = False
+    is_own: bool = False
     is_repair: bool = False
     is_assigned: bool = False
     num_retries: int = 0
@@ -54,11 +57,11 @@ class PullRequest(NamedTuple):
 
 @dataclass(slots=True)
 class _Known:
-    """An item, the holder to ask next, other known holders, and the peers already tried."""
+    """The holder to ask next, its item, the items of other holders, and the peers already tried."""
 
     item: PullItem
     holder: str
-    spare: tuple[str, ...] = ()
+    spare: dict[str, PullItem] = field(default_factory=dict)
     tried: frozenset[str] = frozenset()
 
 
@@ -101,12 +104,14 @@ class PullQueue:
         known = self._by_id.get(item.id)
         if known is None:
             self._put(_Known(item, holder))
+            waiting = self._waiting[PullSource(holder, item.as_text)]
+            if len(waiting) > self._max_per_holder:
+                self._pass_on(next(iter(waiting.values())))
             if len(self._by_id) > self._capacity:
                 self._evict()
             return True
-        is_other = holder != known.holder and holder not in known.spare and holder not in known.tried
-        if is_other and not item.as_text and len(known.spare) < MAX_HOLDERS:
-            known.spare = (*known.spare, holder)
+        if holder != known.holder and holder not in known.tried and len(known.spare) < MAX_HOLDERS:
+            known.spare.setdefault(holder, item)
         if item.is_assigned and not known.item.is_assigned:
             known.item = replace(known.item, is_assigned=True)
             if item.id not in self._in_flight:
@@ -141,9 +146,16 @@ class PullQueue:
         return None
 
     def arrived(self, ids: Iterable[bytes]) -> None:
-        """Remove groups that arrived or were refused."""
+        """Remove groups that arrived or were refused.
+
+        A text shows only its signer's word for the id of its group, so the other holders of that id stay.
+        """
         for group_id in ids:
-            self._drop(group_id)
+            known = self._by_id.get(group_id)
+            if known is not None and known.item.as_text:
+                self._pass_on(known)
+            else:
+                self._drop(group_id)
 
     def missed(
         self,
@@ -164,14 +176,15 @@ class PullQueue:
             if known is None:
                 continue
             known.tried |= {request.source.peer_id}
-            left = [peer for peer in (*known.spare, *others) if peer not in known.tried and can_serve(peer, group_id)]
-            if not left or len(known.tried) >= MAX_TRIES or known.item.as_text:  # only its sender has the text form
+            known.spare = {peer: item for peer, item in known.spare.items() if can_serve(peer, group_id)}
+            left = [*known.spare]
+            if not known.item.as_text:  # only its sender has the text form
+                left += [peer for peer in others if peer not in known.tried and can_serve(peer, group_id)]
+            if not left or len(known.tried) >= MAX_TRIES:
                 del self._by_id[group_id]
                 given_up.append(known.item)
-                continue
-            known.holder = left[0]
-            known.spare = tuple(peer for peer in known.spare if peer != known.holder)
-            self._put(known)
+            else:
+                self._ask_next(known, left[0])
         return given_up
 
     def put_back(self, request: PullRequest) -> None:
@@ -181,10 +194,11 @@ class PullQueue:
                 self._put(known)
 
     def drop_older(self, created_before: float) -> int:
-        """Drop waiting items created before this time; return how many."""
-        waiting = [known.item for source in self._waiting.values() for known in source.values()]
-        old = [item.id for item in waiting if item.created_at < created_before]
-        self.arrived(old)
+        """Drop waiting items created before this time, by the words of their holders; return how many."""
+        waiting = [known for source in self._waiting.values() for known in source.values()]
+        old = [known for known in waiting if known.item.created_at < created_before]
+        for known in old:
+            self._pass_on(known)
         return len(old)
 
     def reroute(self, may_ask: Callable[[str], bool]) -> None:
@@ -196,10 +210,10 @@ class PullQueue:
         for known in [known for source in paused for known in self._waiting[source].values() if known.spare]:
             able = next((peer for peer in known.spare if may_ask(peer)), None)
             if able is not None:
-                was = known.holder
+                was = {known.holder: known.item}
                 self._take_out(known)
-                known.holder, known.spare = able, (was, *(peer for peer in known.spare if peer != able))
-                self._put(known)
+                self._ask_next(known, able)
+                known.spare = was | known.spare
 
     @staticmethod
     def _choose(waiting: Sequence[_Known], *, most: int, num_others: int, max_bytes: int) -> list[_Known]:
@@ -233,8 +247,22 @@ class PullQueue:
         waiting[known.item.id] = known
         self._by_id[known.item.id] = known
         self._count_assigned(source, known.item.is_assigned)
-        if len(waiting) > self._max_per_holder:
-            self._drop(next(iter(waiting)))
+
+    def _ask_next(self, known: _Known, holder: str) -> None:
+        """Queue a group that is in no source for another holder; one that did not announce it promised nothing."""
+        was = known.item
+        item = known.spare.pop(holder, None) or replace(was, is_own=False)
+        known.holder, known.item = holder, replace(item, is_assigned=was.is_assigned, num_retries=was.num_retries)
+        self._put(known)
+
+    def _pass_on(self, known: _Known) -> None:
+        """Queue a group for its next holder instead; drop it if there is none."""
+        self._in_flight.pop(known.item.id, None)
+        if known.spare:
+            self._take_out(known)
+            self._ask_next(known, next(iter(known.spare)))
+        else:
+            self._drop(known.item.id)
 
     def _drop(self, group_id: bytes) -> None:
         known = self._by_id.pop(group_id, None)

@@ -48,6 +48,7 @@ REFUSALS = {
     "run": Reason("it belongs to another run"),
     "wrong_encoding": Reason(
         "it is encoded as text, but the exact form is available from this sender or required by the run",
+        HARMLESS,
         advice=SAME_RELEASE,
     ),
     "banned": Reason("its sender is banned or not on the allow-list", HARMLESS, advice=UNBAN),
@@ -80,6 +81,7 @@ REFUSALS = {
     ),
     "tokenizer": Reason(
         "its token ids are those of another tokenizer",
+        HARMLESS,
         advice='use models of one family, or a run with step.other_tokenizers = "text"',
     ),
     "group_size": Reason("its number of completions differs from the run's group size"),

@@ -74,6 +74,54 @@ def test_a_text_group_is_requested_from_its_sender_only():
     assert queue.missed(batch, missing=[b"a0"], others=["b"]) == [item("a0", as_text=True)]
 
 
+def asked_next(queue: PullQueue, *, but: str = "") -> tuple[PullSource, list[PullItem]]:
+    batch = queue.next_request(most=9, need=None, max_bytes=ANY, may_ask=lambda peer: peer != but)
+    assert batch is not None
+    return batch.source, list(batch.items)
+
+
+@pytest.mark.parametrize("first_is_text", [True, False])
+@pytest.mark.parametrize("ending", ["busy", "empty", "old", "too_many"])
+def test_each_peer_is_asked_by_its_own_announcement(first_is_text, ending):
+    """A false announcement of an id, before the true one of its sender, changes nothing for the sender."""
+    false = item("x", sender="mallory", at=1.0, num_bytes=1, as_text=first_is_text, is_own=True)
+    true = item("x", sender="victim", at=2.0, num_bytes=99, as_text=not first_is_text, is_own=True)
+    queue = PullQueue(max_per_holder=2)
+    queue.add(false, holder="mallory")
+    queue.add(true, holder="victim")
+    if ending in ("busy", "empty"):
+        batch = queue.next_request(most=1, need=None, max_bytes=ANY)
+        assert batch is not None and batch.source == PullSource("mallory", first_is_text)
+        if ending == "busy":
+            queue.put_back(batch)
+            queue.reroute(lambda peer: peer != "mallory")
+        else:
+            assert queue.missed(batch, missing=[b"x"], others=["other"]) == []
+    elif ending == "old":
+        queue.drop_older(1.5)
+    else:
+        for name in "yz":
+            queue.add(item(name, sender="mallory", as_text=first_is_text), holder="mallory")
+    assert asked_next(queue, but="mallory") == (PullSource("victim", not first_is_text), [true])
+
+
+def test_a_text_that_claims_the_id_of_another_peers_group_does_not_replace_it():
+    queue = queue_of(item("x", sender="mallory", as_text=True))
+    queue.add(item("x", sender="victim"), holder="victim")
+    queue.next_request(most=1, need=None, max_bytes=ANY)
+    queue.arrived([b"x"])
+    assert asked_next(queue) == (PullSource("victim", False), [item("x", sender="victim")])
+
+
+def test_a_peer_that_did_not_announce_a_group_promised_nothing():
+    queue = queue_of(item("x", is_own=True))
+    batch = queue.next_request(most=1, need=None, max_bytes=ANY)
+    assert batch is not None and batch.items[0].is_own
+    queue.missed(batch, missing=[b"x"], others=["b"])
+    source, (one,) = asked_next(queue)
+    assert source == PullSource("b", False) and not one.is_own
+
+
 def test_an_arrived_group_leaves_the_queue_and_a_busy_peer_is_asked_again():
     queue = queue_of(item("a0"), item("a1", at=1.0))
     batch = queue.next_request(most=2, need=None, max_bytes=ANY)

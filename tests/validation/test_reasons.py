@@ -34,7 +34,7 @@ def test_every_reason_has_a_row_and_every_row_a_reason():
 
 def test_the_rows_name_the_peer_at_fault():
     for reason, fault in ROWS.items():
-        if reason in {"quota", "scoring_quota", "wrong_encoding", "run", *AFTER_VALIDATION}:
+        if reason in {"quota", "scoring_quota", "run", *AFTER_VALIDATION}:
             continue  # their attribution depends on more than the reason
         blamed, behaviour = attribute_refusal(reason, origin="relay", sender="signer", signed=True)
         expected = "nobody" if behaviour is Behaviour.HARMLESS else f"{blamed}: {behaviour.value}"

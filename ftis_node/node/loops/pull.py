@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ftis_node.backoff import BackoffTable, doubling
-from ftis_node.gossip import FetchOutcome, Gossip
+from ftis_node.gossip import FetchOutcome, Gossip, GossipLimits
 from ftis_node.node.context import NodeContext
 from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.loops.confirm import ConfirmationLoop
@@ -50,6 +50,7 @@ MAX_RETRIES = 6
 MAX_LATER = 1024  # groups that wait for a retry
 TRANSIENT = frozenset({"quota", "scoring_quota", "scoring_failed", "banned"})  # refusals not caused by the group itself
 NOT_THE_GROUP = frozenset({"size", "parse", "unsolicited", "signature"})  # the body is not the requested group
+WRONG_FORM = "tokenizer"  # a refusal of token ids, not of the group as text
 PULLS_IN_FLIGHT = 4  # peers from which the node pulls at the same time
 PULL_BATCH = 16  # groups
 PULL_TIMEOUT_S = 30.0  # of one batch
@@ -76,6 +77,8 @@ class PullLoop:
         self._later = BackoffTable[PullItem](doubling(RETRY_S), capacity=MAX_LATER)
         self._confirmations = ConfirmationLoop(announcements=self.announcements, gossip=self.gossip)
         self._slots = PullSlots(num_slots=PULLS_IN_FLIGHT, guard=self.gossip.guard, peers=self.peers)
+        largest = self.context.manifest.wire.max_envelope_bytes  # the announced sizes are claims of peers
+        self._most = min(PULL_BATCH, GossipLimits().max_request_bytes // largest)
         rate = self.context.settings.swarm.max_download_bytes_per_s
         self._allowance = TokenBucket(rate_per_s=rate, burst=rate * BURST_S) if rate else None
 
@@ -120,7 +123,7 @@ class PullLoop:
         while True:
             await self._slots.wait()
             batch = self._queue.next_request(
-                most=PULL_BATCH,
+                most=self._most,
                 need=None if need is None else need - num_pulled,
                 max_bytes=MAX_BATCH_BYTES,
                 may_ask=self._slots.may_ask,
@@ -220,12 +223,18 @@ class PullLoop:
 
     def _settle(self, batch: PullRequest, verdicts: Sequence[ValidationResult]) -> set[bytes]:
         """Remove accepted and refused groups from the queue; return their ids."""
-        judged = {v.announced_id if isinstance(v, Accepted) else v.group_id for v in verdicts if not _is_useless(v)}
-        here = {item.id for item in batch.items if item.id in judged}
+        as_text = batch.source.as_text  # then the body names the id that was requested
+        accepted = {v.announced_id if as_text else v.envelope.id for v in verdicts if isinstance(v, Accepted)}
         refused = [v for v in verdicts if isinstance(v, Refused) and not _is_useless(v)]
-        self.announcements.refuse(v.group_id for v in refused if v.refusal.reason not in TRANSIENT)
-        self._queue.arrived(here)
-        accepted = {verdict.announced_id for verdict in verdicts if isinstance(verdict, Accepted)}
+        wrong_form = {v.group_id for v in refused if v.refusal.reason == WRONG_FORM and v.group_id is not None}
+        self.announcements.refuse_of(batch.source.peer_id, wrong_form)
+        self._queue.missed(batch, missing=wrong_form)  # another holder may have announced it as text
+        self.announcements.refuse(
+            v.group_id for v in refused if v.refusal.reason not in TRANSIENT and v.group_id not in wrong_form
+        )
+        judged = accepted | {v.group_id for v in refused}
+        here = {item.id for item in batch.items if item.id in judged}
+        self._queue.arrived(here - wrong_form)
         self.peers.counters.groups_repaired += sum(item.is_repair and item.id in accepted for item in batch.items)
         return here
 
@@ -251,7 +260,7 @@ class PullLoop:
     def _note_outcome(self, batch: PullRequest, outcome: FetchOutcome, *, is_empty: bool) -> None:
         """Charge a peer for a failed pull, or for an empty answer to a request for its own groups only."""
         peer_id = batch.source.peer_id
-        is_broken_promise = is_empty and all(item.sender == peer_id for item in batch.items)
+        is_broken_promise = is_empty and all(item.is_own for item in batch.items)
         if outcome is FetchOutcome.COMPLETE and not is_broken_promise:
             self._slots.backoff.discard(peer_id)
             return
@@ -273,7 +282,9 @@ class PullLoop:
         others = random.sample(members, min(NUM_OTHERS, len(members)))
         given_up = self._queue.missed(batch, missing=missing, others=others, can_serve=self.announcements.can_serve)
         if batch.source.as_text and is_answered:
-            self.announcements.refuse(missing)  # a text is stored under another id, so the announced one stays missing
+            self.announcements.refuse_of(
+                batch.source.peer_id, missing
+            )  # its text is stored under another id, or refused
         for_good = [item for item in given_up if not self._is_retried(item)]
         if for_good:  # one event for all: an attacker may announce many groups that no peer has
             shown = [item.id.hex() for item in for_good[:NUM_SHOWN]]

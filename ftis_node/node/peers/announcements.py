@@ -170,6 +170,7 @@ class AnnouncementHandler:
             num_bytes=announcement.envelope_bytes,
             created_at=min(announcement.created_at, time.time()),  # a sender's fast clock must give no advantage
             as_text=as_text,
+            is_own=sender == announcer,
             is_repair=is_repair,
             is_assigned=self._is_assigned(announcement, sender),
         )

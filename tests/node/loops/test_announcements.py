@@ -176,3 +176,23 @@ async def test_an_invalid_copy_of_a_group_from_another_peer_does_not_block_the_g
         await alice.parts.gossip.announce(announcement.to_bytes())
         await eventually(lambda: held(bob) == 1)
         assert bob.parts.peers.counters.refused[reason] == 1
+
+
+async def test_a_false_announcement_as_text_does_not_block_the_group(tmp_path):
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0, other_tokenizers="text"))
+    swarm.loses = lambda sender, receiver, kind, message: sender == 1 and kind == "announced"
+    alice_id = identity_of(1).peer_id
+    async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob, swarm.node(3) as mallory:
+        await asyncio.sleep(0.3)
+        alice.parts.peers.confirmations.pending = BackoffTable[bytes](doubling(3600))
+        await swarm.publish(alice, 1)
+        (group_id,) = alice.parts.store.reader.own_ready()
+        kept = alice.parts.store.reader.held(group_id)
+        assert kept is not None
+        announcement = announcement_of(kept, alice.parts.context.about)
+        await mallory.parts.gossip.announce(replace(announcement, tokenizer=b"another ").to_bytes())
+        await eventually(lambda: bob.parts.peers.row(identity_of(3).peer_id)["reasons"] == {"pull_complete": 1})
+        swarm.loses = lambda *_: False
+        await alice.parts.gossip.announce(announcement.to_bytes())
+        await eventually(lambda: held(bob) == 1)
+        assert bob.parts.peers.row(alice_id)["reasons"] == {}

@@ -1,6 +1,7 @@
 """Announced groups arrive although messages are lost: whole loops of light nodes over the loopback swarm."""
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -8,13 +9,17 @@ import pytest
 
 from bench.stubs.stub_node import stub_group
 from ftis_node.backoff import BackoffTable, doubling
+from ftis_node.config.manifest import RunManifest
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.node.daemon import serve_last_groups
 from ftis_node.node.loops import backfill, pull, reannounce, shards
 from ftis_node.node.loops.confirm import BURST
 from ftis_node.node.peers import request_slots
 from ftis_node.node.peers.serve import announcement_of
+from ftis_node.node.wiring import Wiring
+from ftis_node.records.envelope import Announcement
 from ftis_node.swarm.topology import shard_of
+from ftis_node.validation import Refusal, Refused
 from tests.node.light_swarm import ANNOUNCED, REQUESTED, RNG, LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
 
@@ -248,3 +253,51 @@ async def test_new_and_failed_peers_leave_slots_to_others(tmp_path):
         assert not pull._slots.may_ask("slow2"), "more than one slot for failed peers"
         pull._slots.backoff.failed("proven", now=-1e9)
         assert not pull._slots.may_ask("proven")
+
+
+async def test_a_false_hint_about_a_peer_is_not_charged_to_that_peer(tmp_path, monkeypatch):
+    monkeypatch.setattr(pull, "RETRY_S", 0.05)
+    swarm, asked = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), list[str]()
+    alice_id = identity_of(1).peer_id
+    async with swarm.node(1), swarm.node(2, directory_period_s=150.0) as bob, swarm.node(3) as mallory:
+        fetch = bob.gossip.fetch
+
+        async def record(peer_id, ids, **how):
+            fetched = await fetch(peer_id, ids, **how)
+            asked.append(peer_id)
+            return fetched
+
+        monkeypatch.setattr(bob.gossip, "fetch", record)
+        invented = Announcement(bytes(32), 7, 278, 5, bob.parts.context.about.tokenizer_prefix, 3, time.time())
+        await mallory.gossip.announce(replace(invented, sender=alice_id).to_bytes())
+        await eventually(lambda: asked.count(alice_id) > 1)
+        assert bob.parts.peers.row(alice_id)["reasons"] == {}
+        assert not bob.wiring.pull._slots.backoff.has_failed(alice_id)
+
+
+async def test_a_group_that_came_in_another_tokenizers_ids_is_requested_as_text(tmp_path):
+    """Another peer may announce and serve the token ids of a group whose sender announces it as text."""
+    alice_id, mallory_id, group_id = identity_of(1).peer_id, identity_of(3).peer_id, bytes(32)
+    async with LightSwarm(tmp_path, manifest_of(other_tokenizers="text")).node(2) as bob:
+        wiring = Wiring(bob.parts)
+        handler, queue = wiring.announcements, wiring.announcements.queue
+        theirs = Announcement(group_id, 7, 278, 5, b"another ", 3, time.time())
+        own = bob.parts.context.about.tokenizer_prefix
+        handler.handle(mallory_id, replace(theirs, tokenizer=own, sender=alice_id).to_bytes())
+        handler.handle(alice_id, theirs.to_bytes())
+        batch = queue.next_request(most=1, need=None, max_bytes=1 << 20)
+        assert batch is not None and batch.source == (mallory_id, False)
+        refused = Refused(Refusal("tokenizer", ""), alice_id, group_id, signed=True)
+        assert wiring.pull._settle(batch, [refused]) == {group_id}
+        batch = queue.next_request(most=1, need=None, max_bytes=1 << 20)
+        assert batch is not None and batch.source == (alice_id, True)
+        handler.handle(mallory_id, replace(theirs, tokenizer=own, sender=alice_id).to_bytes())
+        assert len(queue) == 1
+
+
+@pytest.mark.parametrize(("largest", "most"), [(1 << 20, 16), (4 << 20, 4)])
+async def test_no_answer_of_allowed_groups_is_too_large(tmp_path, largest, most):
+    """A peer may hold larger groups than another peer announced."""
+    manifest = RunManifest(name="light", task="gsm8k", wire={"max_envelope_bytes": largest})
+    async with LightSwarm(tmp_path, manifest).node(1) as alice:
+        assert alice.wiring.pull._most == most
