@@ -11,6 +11,9 @@ copy from `MIN_EVIDENCE_NATS` (e^-20). Likely text has no surprise. So honest no
 never count, and neither does a policy that has collapsed onto one text. Runs of equal tokens earn no credit
 (`new_nats`).
 
+With `top_p`, a sampled token is likelier than its log-prob in the full softmax says, by up to 1 / `top_p`. So each
+token counts ln `top_p` nats less. With `top_k` there is no such bound, and nothing counts as a copy.
+
 The original is the group that was announced first: its id is the hash of its contents. A slow link can reverse the
 order. Copies of this node's groups and of the sender's own groups are certain enough for a charge. So is a new peer's
 group that is announced long after the equal one of a known peer.
@@ -18,6 +21,7 @@ group that is announced long after the equal one of a known peer.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -63,13 +67,17 @@ class DuplicateKind(StrEnum):
 
 
 def describe(group: Group) -> list[SeenCompletion]:
-    """Return the completions of a group in the form in which the detector compares and keeps them."""
+    """Return the completions of a group in the form in which the detector compares and keeps them.
+
+    Their surprise is a lower bound of the one under the distribution that `top_p` leaves; with `top_k` there is none.
+    """
     ids = [one[:MAX_KEPT_TOKENS] for one in group.tokens.ids_of_each()]
     if group.mean_logprobs:  # sent as text
         nats = [np.full(len(one), -mean, dtype=np.float32) for one, mean in zip(ids, group.mean_logprobs, strict=True)]
     else:
         nats = [-one[:MAX_KEPT_TOKENS] for one in group.tokens.logprobs_of_each()]
-    return [SeenCompletion(one, np.maximum(surprise, 0)) for one, surprise in zip(ids, nats, strict=True)]
+    certain = math.log(group.sampling.top_p)
+    return [SeenCompletion(one, np.maximum(surprise + certain, 0)) for one, surprise in zip(ids, nats, strict=True)]
 
 
 def decide(copy: Copy, again: Origin, *, own_id: str, is_known: Callable[[str], bool]) -> DuplicateKind | None:

@@ -56,6 +56,8 @@ class CopyCatalog:
 
     def duplicate_reason(self, group: Group, group_id: bytes) -> str | None:
         """Return the reason to refuse a group with copied completions; None if they are new, or it is the original."""
+        if group.sampling.top_k:  # equal completions may be certain, whatever their log-probs
+            return None
         copy = self._duplicates.find(group.sender, group.problem_hash, self._seen_completions(group))
         if copy is None:
             return None

@@ -1,12 +1,15 @@
 """The peer manager: validation results change the trust_level of peers, and the trust_level survives a restart."""
 
 import json
+import math
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ftis_node.config.limits import AccessSection
@@ -14,6 +17,7 @@ from ftis_node.errors import ConfigError
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.store import SCHEMA, SCHEMA_VERSION, PeerStore
 from ftis_node.records.envelope import seal_group
+from ftis_node.records.group import SamplingSettings
 from ftis_node.records.identity import Identity
 from ftis_node.swarm import rate_limits
 from ftis_node.swarm.reputation import Behaviour, ReputationTable
@@ -116,6 +120,28 @@ def test_a_copy_of_an_own_group_is_recognized(tmp_path, events):
     assert reason_for(manager, accepted(ME, long=True)) is None
     manager.remember(accepted(ME))
     assert reason_for(manager, accepted(ANN)) is None, "short completions may be equal by chance"
+    manager.close()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "probability", "reason"),
+    [
+        (SamplingSettings(), 0.95, "duplicate_of_own"),
+        (SamplingSettings(top_p=0.9), 0.95, None),  # top_p leaves this token alone, so it is certain
+        (SamplingSettings(top_p=0.9), 0.8, "duplicate_of_own"),
+        (SamplingSettings(top_k=1), 0.5, None),
+    ],
+)
+def test_equal_completions_that_truncated_sampling_makes_are_no_copies(tmp_path, events, sampling, probability, reason):
+    def sampled(identity: Identity) -> Accepted:
+        one = replace(make_completion(*range(500)), logprobs=np.full(500, math.log(probability), dtype=np.float32))
+        group = make_group(identity, completions=(replace(one, reward=1.0), one), sampling=sampling)
+        envelope = seal_group(group, identity)
+        return Accepted(envelope, envelope.to_bytes(), group, (1,))
+
+    manager = open_manager(tmp_path, events)
+    manager.remember(sampled(ME))
+    assert reason_for(manager, sampled(ANN)) == reason
     manager.close()
 
 
