@@ -127,20 +127,22 @@ class PullQueue:
         most: int,
         need: int | None,
         max_bytes: int,
+        most_of: Callable[[str], int] | None = None,
         may_ask: Callable[[str], bool] = lambda _: True,
         is_meant: Callable[[PullItem], bool] = lambda _: True,
     ) -> PullRequest | None:
         """Return the next request of at most `most` groups and `max_bytes` announced bytes; None if none is due.
 
-        `need` is the number of groups that the learner lacks beside the assigned ones; None: all. Items that are not
-        assigned must satisfy `is_meant`.
+        `most_of` returns a lower limit on the groups for one peer. `need` is the number of groups that the learner
+        lacks beside the assigned ones; None: all. Items that are not assigned must satisfy `is_meant`.
         """
         for source in list(self._num_assigned if need == 0 else self._waiting):
             if not may_ask(source.peer_id):
                 continue
-            share = most if need is None else -(-need // len(self._waiting))  # sources take turns
+            limit = most if most_of is None else min(most, most_of(source.peer_id))
+            share = limit if need is None else -(-need // len(self._waiting))  # sources take turns
             meant = [k for k in self._waiting[source].values() if k.item.is_assigned or is_meant(k.item)]
-            chosen = self._choose(meant, most=most, num_others=min(most, share), max_bytes=max_bytes)
+            chosen = self._choose(meant, most=limit, num_others=min(limit, share), max_bytes=max_bytes)
             if chosen:
                 return self._send_off(source, chosen)
         return None

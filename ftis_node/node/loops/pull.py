@@ -29,11 +29,12 @@ from ftis_node.node.loops.confirm import ConfirmationLoop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.peers.announcements import AnnouncementHandler, AssignmentMembers
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.request_slots import PullSlots
+from ftis_node.node.peers.request_slots import MAX_PEERS, PullSlots
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import waiting, waiting_for
 from ftis_node.node.training.step_shares import StepShares
 from ftis_node.swarm.demand import ANY, STEPS_IN_STOCK, DomainPortion, PullDemand, portions, pull_demand
+from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pull_queue import PullItem, PullRequest
 from ftis_node.swarm.rate_limits import TokenBucket
@@ -81,6 +82,7 @@ class PullLoop:
         self._most = min(PULL_BATCH, GossipLimits().max_request_bytes // largest)
         rate = self.context.settings.swarm.max_download_bytes_per_s
         self._allowance = TokenBucket(rate_per_s=rate, burst=rate * BURST_S) if rate else None
+        self._group_s = LruDict[str, float](MAX_PEERS)  # seconds for a group in the last pull from a peer
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -124,6 +126,7 @@ class PullLoop:
             await self._slots.wait()
             batch = self._queue.next_request(
                 most=self._most,
+                most_of=self._most_of,
                 need=None if need is None else need - num_pulled,
                 max_bytes=MAX_BATCH_BYTES,
                 may_ask=self._slots.may_ask,
@@ -135,6 +138,11 @@ class PullLoop:
             self._slots.take(batch.source.peer_id)
             await self._keep_to_budget(batch)
             tasks.create_task(self._pull_and_release(batch), name=f"pull-{batch.source.peer_id[-6:]}")
+
+    def _most_of(self, peer_id: str) -> int:
+        """Return how many groups to request from a peer, so that its answer takes half of the time limit."""
+        group_s = self._group_s.get(peer_id)
+        return max(1, int(PULL_TIMEOUT_S / 2 / group_s)) if group_s else PULL_BATCH
 
     def _portions(self, need: int | None) -> Sequence[DomainPortion]:
         """Return the portions to pull, in order: missing groups inside and outside the preferred domain, then any."""
@@ -200,15 +208,20 @@ class PullLoop:
     async def _pull(self, batch: PullRequest) -> list[ValidationResult]:
         peer_id, as_text = batch.source
         ids = [item.id for item in batch.items]
+        began_at = time.monotonic()
         fetched = await self.gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=PULL_TIMEOUT_S)
+        if fetched.bodies:
+            self._group_s[peer_id] = (time.monotonic() - began_at) / len(fetched.bodies)
         self._spend_the_rest(batch, fetched.bodies)
         requested = None if as_text else frozenset(ids)  # a group as text has a different id
         judged = [self.intake.submit(data, origin=peer_id, requested=requested) for data in fetched.bodies]
         verdicts = await waiting("validation verdicts", asyncio.gather(*judged))
         here = self._settle(batch, verdicts)
-        is_partial = fetched.outcome is FetchOutcome.BROKEN and bool(here)
-        if is_partial:  # each such request delivers a group, so this peer gets the rest of it soon
-            self._note_failed(batch, fetched.outcome)
+        is_partial = fetched.outcome in (FetchOutcome.BROKEN, FetchOutcome.TIMED_OUT) and bool(here)
+        if is_partial:  # each such request delivers a group, so this peer gets the rest of it soon, and is not charged
+            self._count_failed(batch, fetched.outcome)
+        if is_partial and fetched.outcome is FetchOutcome.TIMED_OUT:  # slow peers share a slot
+            self._slots.backoff.failed(peer_id, now=time.monotonic(), num_failures=1)
         if is_partial or fetched.outcome is FetchOutcome.BUSY:
             self._slots.backoff.pause(peer_id, BUSY_REST_S * random.uniform(0.75, 1.25), now=time.monotonic())
             self._queue.put_back(batch)
@@ -265,13 +278,13 @@ class PullLoop:
             self._slots.backoff.discard(peer_id)
             return
         self._slots.backoff.failed(peer_id, now=time.monotonic())
-        self._note_failed(batch, outcome)
-
-    def _note_failed(self, batch: PullRequest, outcome: FetchOutcome) -> None:
-        peer_id = batch.source.peer_id
-        self.peers.registry.seen(peer_id).failed_pulls += 1
         behaviour = Behaviour.REFUSED if outcome is FetchOutcome.TOO_LARGE else Behaviour.PULL_FAILED
         self.peers.note(peer_id, behaviour, reason=f"pull_{outcome.value}")
+        self._count_failed(batch, outcome)
+
+    def _count_failed(self, batch: PullRequest, outcome: FetchOutcome) -> None:
+        peer_id = batch.source.peer_id
+        self.peers.registry.seen(peer_id).failed_pulls += 1
         self.context.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.items))
 
     async def _request_from_others(self, batch: PullRequest, *, missing: Sequence[bytes], is_answered: bool) -> None:
