@@ -11,6 +11,10 @@ copy from `MIN_EVIDENCE_NATS` (e^-20). Likely text has no surprise. So honest no
 never count, and neither does a policy that has collapsed onto one text. Runs of equal tokens earn no credit
 (`new_nats`).
 
+Of a group sent as text only the mean surprise is known. Its likely part, such as a restated problem, then has more
+surprise than in truth, and independent completions share that part. So `MIN_COMMON` of the tokens must be equal, and
+no peer is charged.
+
 With `top_p`, a sampled token is likelier than its log-prob in the full softmax says, by up to 1 / `top_p`. So each
 token counts ln `top_p` nats less. With `top_k` there is no such bound, and nothing counts as a copy.
 
@@ -52,10 +56,14 @@ class Origin(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Result of a search: the earlier group, and whether also the copier's log-probs make chance unlikely."""
+    """Result of a search: the earlier group, and whether also the copier's log-probs make chance unlikely.
+
+    `is_text`: one of the two groups arrived as text.
+    """
 
     first: Origin
     is_unlikely_twice: bool
+    is_text: bool = False
 
 
 class DuplicateKind(StrEnum):
@@ -77,7 +85,10 @@ def describe(group: Group) -> list[SeenCompletion]:
     else:
         nats = [-one[:MAX_KEPT_TOKENS] for one in group.tokens.logprobs_of_each()]
     certain = math.log(group.sampling.top_p)
-    return [SeenCompletion(one, np.maximum(surprise + certain, 0)) for one, surprise in zip(ids, nats, strict=True)]
+    is_text = bool(group.mean_logprobs)
+    return [
+        SeenCompletion(one, np.maximum(surprise + certain, 0), is_text) for one, surprise in zip(ids, nats, strict=True)
+    ]
 
 
 def decide(copy: Copy, again: Origin, *, own_id: str, is_known: Callable[[str], bool]) -> DuplicateKind | None:
@@ -87,6 +98,8 @@ def decide(copy: Copy, again: Origin, *, own_id: str, is_known: Callable[[str], 
     its own rate limits.
     """
     first = copy.first
+    if copy.is_text and first.sender in (own_id, again.sender):
+        return DuplicateKind.UNDECIDED
     if first.sender == own_id:
         return DuplicateKind.OURS
     if first.sender == again.sender:
@@ -96,7 +109,9 @@ def decide(copy: Copy, again: Origin, *, own_id: str, is_known: Callable[[str], 
     is_newcomers_word = is_known(first.sender) and not is_known(again.sender)
     if again.announced_at < first.announced_at:
         return DuplicateKind.UNDECIDED if is_newcomers_word else None
-    is_certain = again.announced_at - first.announced_at > ORDER_MARGIN_S and copy.is_unlikely_twice
+    is_certain = (
+        again.announced_at - first.announced_at > ORDER_MARGIN_S and copy.is_unlikely_twice and not copy.is_text
+    )
     return DuplicateKind.COPY if is_newcomers_word and is_certain else DuplicateKind.UNDECIDED
 
 
@@ -166,15 +181,16 @@ class DuplicateDetector:
         kept = [one for one in self._kept.get(problem, ()) if one.has_surprise]
         texts, pairings = self._similarity.similar(long, [one.text for one in kept])
         origins = [*(one.origin for one in kept), *(Origin(sender) for _ in long)]
-        firsts, num_twice = Counter[Origin](), 0
+        firsts, num_twice, is_text = Counter[Origin](), 0, long[0].is_text
         for place, text in first_copied(long, texts, pairings, nats=MIN_EVIDENCE_NATS).items():
             firsts[origins[text]] += 1
+            is_text |= texts[text].completion.is_text
             num_twice += bool(long[place].nats.sum() >= MIN_EVIDENCE_NATS)
         if firsts.total() <= most:
             return None
         own = [first for first in firsts if first.sender == self._own_id]
         is_of_own = sum(firsts[first] for first in own) > most
-        return Copy(own[0] if is_of_own else max(firsts, key=firsts.__getitem__), num_twice > most)
+        return Copy(own[0] if is_of_own else max(firsts, key=firsts.__getitem__), num_twice > most, is_text)
 
     def remember(self, origin: Origin, problem: bytes, completions: Sequence[SeenCompletion]) -> None:
         """Keep the completions of an accepted group. Equal ones keep their first origin."""

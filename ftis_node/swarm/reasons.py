@@ -133,7 +133,9 @@ REFUSALS = {
     ),
     "duplicate_of_own": Reason("its completions were in a group of this node before", FALSE_CLAIM, advice=OWN_HOME),
     "duplicate_undecided": Reason(
-        "its completions were in a group of another peer before; either may be the original", HARMLESS
+        "its completions were in a group of another peer before, and either may be the original; or one of the two "
+        "came as text",
+        HARMLESS,
     ),
     "scoring_failed": Reason(
         "scoring it here failed, or this machine was too busy",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -30,6 +30,7 @@ MIN_SHIFTS, MAX_SHIFTS = 3, 16  # between two texts, besides 0; beyond the first
 MAX_LINKS = 8  # runs before a run to which a chain may lead from it
 MAX_COMPARED = 4  # known texts for a completion: the most similar at shift 0, and as many by anchors
 MAX_PAIRS = 1 << 16  # of a window and an equal anchor, in one search
+MIN_COMMON = 0.9  # fraction of the tokens of a copy sent as text: its likely part may be equal by chance
 MAX_TOKEN_NATS = 2.0  # of one token, in `new_nats`
 NO_HASH = np.uint64(2**64 - 1)
 TABLE_SHIFT = np.uint64(48)
@@ -37,10 +38,14 @@ MAX_SHIFT = 1 << 19
 
 
 class SeenCompletion(NamedTuple):
-    """The first token ids int32 `[T]` of a completion, and their surprise float32 `[T]` in nats."""
+    """The first token ids int32 `[T]` of a completion, and their surprise float32 `[T]` in nats.
+
+    `is_text`: it arrived as text, and only the mean of the surprise is known.
+    """
 
     ids: NDArray[np.int32]
     nats: NDArray[np.float32]
+    is_text: bool = False
 
 
 class Text(NamedTuple):
@@ -196,10 +201,18 @@ def first_copied(
     """Return, by place of each completion that is a copy with an evidence of `nats`, the place of its first text."""
     found: dict[int, int] = {}
     for (place, text), group in groupby(_likely(completions, texts, pairings, nats=nats), key=lambda one: one[:2]):
-        shifts = [one.shift for one in group]
-        if place not in found and evidence(texts[text].completion, completions[place].ids, shifts) >= nats:
+        shifts, first, again = [one.shift for one in group], texts[text].completion, completions[place]
+        if place in found or ((first.is_text or again.is_text) and _common_fraction(first.ids, again.ids) < MIN_COMMON):
+            continue
+        if evidence(first, again.ids, shifts) >= nats:
             found[place] = text
     return found
+
+
+def _common_fraction(first: NDArray[np.int32], again: NDArray[np.int32]) -> float:
+    """Return the fraction of the tokens of the longer text that the other one has, too, in any order."""
+    common = Counter(first.tolist()) & Counter(again.tolist())
+    return common.total() / max(len(first), len(again))
 
 
 def _likely(

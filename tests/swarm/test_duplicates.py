@@ -275,5 +275,37 @@ def test_a_group_is_described_by_the_surprise_of_its_tokens_or_texts():
     short, long = describe(group)
     assert short.nats == pytest.approx(-group.completions[0].logprobs)
     assert len(long.ids) == len(long.nats) == 1024
+    assert not short.is_text
     texts = replace(group, mean_logprobs=(-0.5, -2.0))
+    assert all(one.is_text for one in describe(texts))
     assert [one.nats.mean() for one in describe(texts)] == pytest.approx([0.5, 2.0])
+
+
+def restated(rng: np.random.Generator) -> SeenCompletion:
+    """Return a completion that restates its problem, which is certain, and then reasons by itself."""
+    ids = np.concatenate([np.arange(60), rng.integers(100, 40_000, 180)]).astype(np.int32)
+    return SeenCompletion(ids, np.repeat(np.array([0.01, 0.5], dtype=np.float32), [60, 180]))
+
+
+def as_text(one: SeenCompletion) -> SeenCompletion:
+    return SeenCompletion(one.ids, np.full(len(one.ids), one.nats.mean(), dtype=np.float32), is_text=True)
+
+
+def test_a_restated_problem_is_no_copy_in_a_group_sent_as_text():
+    completions = [restated(RNG) for _ in range(12)]
+    texts = [as_text(one) for one in completions]
+    assert not found(completions, *[restated(RNG) for _ in range(12)])
+    assert not found(texts)
+    assert not found(texts, *[as_text(restated(RNG)) for _ in range(12)])
+    assert not found([restated(RNG) for _ in range(12)], *texts)
+    assert found([changed(one, 5, 100, -1) for one in texts], *texts), "whole texts are copies"
+
+
+@pytest.mark.parametrize(("first", "again"), [(ME, BOB), (BOB, BOB), (ANN, BOB._replace(announced_at=2000.0))])
+@pytest.mark.parametrize("which", ["first", "again"])
+def test_no_copy_of_or_by_a_group_sent_as_text_is_charged(first, again, which):
+    completion, detector = text(), DuplicateDetector("me")
+    detector.remember(first, b"sum/1", [as_text(completion) if which == "first" else completion])
+    copy = detector.find(again.sender, b"sum/1", [as_text(completion) if which == "again" else completion])
+    assert copy is not None
+    assert decide(copy, again, own_id="me", is_known=KNOWN.__contains__) is DuplicateKind.UNDECIDED
