@@ -42,7 +42,7 @@ class BootstrapNode:
         limits: GossipLimits | None = None,
         pinned_runs: Sequence[str] = (),
     ) -> None:
-        """`pinned_runs` are ids of runs that the survey reads before all others."""
+        """`pinned_runs` are ids of runs that the survey reads, and the node forwards, before all others."""
         limits = limits or GossipLimits()
         self._settings = settings
         self.pinned_runs = pinned_runs
@@ -113,7 +113,9 @@ class BootstrapNode:
             group.create_task(self._keep_forwarding(session), name="bootstrap-forward")
 
     async def _keep_forwarding(self, session: Session) -> None:
-        """Subscribe to the topics of the first runs in the local part of the directory; discard their messages.
+        """Subscribe to the topics of pinned runs, then of the largest, in the local part of the directory.
+
+        Discard their messages.
 
         Raises OSError or EOFError in a group if p2pd is lost.
         """
@@ -122,6 +124,7 @@ class BootstrapNode:
             group.create_task(subscriptions.follow(session.client.subscribe))
             while True:
                 runs = session.directory.stored_runs()
+                runs = {run_id: runs[run_id] for run_id in (*self.pinned_runs, *runs) if run_id in runs}
                 of_runs = (topic(run_id, shard) for run_id, run in runs.items() for shard in range(run.num_shards))
                 topics = frozenset(islice(of_runs, MAX_TOPICS))
                 for name in sorted(topics - forwarded):

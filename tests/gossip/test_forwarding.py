@@ -25,3 +25,12 @@ async def test_many_small_runs_take_no_topic_from_a_larger_run(start, monkeypatc
     monkeypatch.setattr(directory, "stored_runs", lambda: {LARGER: StoredRun(8, 3)} | SMALL_RUNS)
     larger = {topic(LARGER, shard) for shard in range(8)}
     await eventually(lambda: larger <= _topics() and len(_topics()) == MAX_TOPICS)  # new ones first
+
+
+async def test_larger_runs_take_no_topic_from_a_pinned_run(start, monkeypatch):
+    node = await start(run_id=None, forward_s=0.05)
+    node.pinned_runs = [LARGER, "ee" * 16]
+    larger = {run_id: StoredRun(64, 11) for run_id in SMALL_RUNS}
+    monkeypatch.setattr(node._supervisor.session.directory, "stored_runs", lambda: larger | {LARGER: StoredRun(8, 1)})
+    expected = {topic(LARGER, shard) for shard in range(8)}
+    await eventually(lambda: expected <= _topics() and len(_topics()) == MAX_TOPICS)

@@ -37,7 +37,9 @@ def bootstrap(
     runs: Annotated[
         list[str] | None,
         typer.Option(
-            "--run", metavar="RUN_ID", help="Run that its page shows; without it all, the largest first. Repeatable."
+            "--run",
+            metavar="RUN_ID",
+            help="Run that its page shows and that it forwards first; without it all, the largest first. Repeatable.",
         ),
     ] = None,
     log_format: LogFormatOption = LogFormat.TEXT,
