@@ -156,7 +156,8 @@ class AnnouncementHandler:
         if sender == self.context.peer_id:
             return None
         if why_unusable := self._why_unusable(announcement, as_text=as_text):
-            if why_unusable != "stale" and not is_repair and not announcement.attempt:  # once for each group
+            is_first = not is_repair and not announcement.attempt  # once for each group
+            if why_unusable != "stale" and is_first and sender == announcer:  # others' words about a sender are hints
                 self.peers.note_unused(sender, why_unusable)
             return None
         if sender != announcer and self.peers.is_banned(sender):

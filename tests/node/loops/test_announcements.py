@@ -196,3 +196,14 @@ async def test_a_false_announcement_as_text_does_not_block_the_group(tmp_path):
         await alice.parts.gossip.announce(announcement.to_bytes())
         await eventually(lambda: held(bob) == 1)
         assert bob.parts.peers.row(alice_id)["reasons"] == {}
+
+
+async def test_no_peer_makes_another_a_refused_sender(tmp_path):
+    async with LightSwarm(tmp_path, manifest_of()).node(1) as alice:
+        handler, theirs = Wiring(alice.parts).announcements, replace(announced(1), tokenizer=b"another ")
+        for number in range(1, 20):
+            handler.handle(PEER, replace(theirs, number=number, sender=identity_of(3).peer_id).to_bytes())
+        assert alice.parts.peers.refused_senders() == []
+        for number in range(1, 20):
+            handler.handle(PEER, replace(theirs, number=number).to_bytes())
+        assert [sender.peer_id for sender in alice.parts.peers.refused_senders()] == [PEER]
