@@ -27,12 +27,12 @@ from ftis_node.gossip.types import (
     GossipCounters,
     GossipLimits,
     GossipMessage,
-    IsRefused,
     Lookup,
     OnConfirm,
     OnRefusal,
     OnSent,
     PeerConnection,
+    PeerTest,
     ServeWeights,
     SwarmState,
 )
@@ -91,14 +91,16 @@ class Gossip(ABC):
         on_confirm: OnConfirm | None = None,
         answer: AnswerQuery | None = None,
         lookup_text: Lookup | None = None,
-        is_refused: IsRefused | None = None,
+        is_refused: PeerTest | None = None,
+        is_new: PeerTest | None = None,
         on_sent: OnSent | None = None,
         on_refusal: OnRefusal | None = None,
     ) -> None:
         """Set the look-ups of bodies, and the callbacks for confirmations and queries.
 
         `lookup_text` returns, for ids of this node's own bodies, the same groups re-encoded as text. Streams of peers
-        for which `is_refused` is true are closed before they are read. `on_sent` is called for each body sent
+        for which `is_refused` is true are closed before they are read. All peers for which `is_new` is true together
+        get three quarters of the streams. `on_sent` is called for each body sent
         completely, `on_refusal` for each announcement that was too large.
         """
         services = self._services
@@ -108,6 +110,8 @@ class Gossip(ABC):
         self._on_refusal = on_refusal
         if is_refused is not None:
             self._admission.is_refused = is_refused
+        if is_new is not None:
+            self._admission.is_new = is_new
 
     def serve_weights(self, give: ServeWeights) -> None:
         """Set the handler for requests about weights, at any time. Before that such requests get no items."""

@@ -11,10 +11,10 @@ from ftis_node.gossip.types import (
     AnswerQuery,
     GossipCounters,
     GossipLimits,
-    IsRefused,
     Lookup,
     OnConfirm,
     OnSent,
+    PeerTest,
     ServeWeights,
 )
 from ftis_node.gossip.wire_format import RpcService, unpack_ids
@@ -41,7 +41,8 @@ class AdmissionControl:
         self._budget = UploadBudget(
             max_bytes_per_s=limits.max_upload_bytes_per_s, max_requests_per_minute=limits.max_requests_per_minute
         )
-        self.is_refused: IsRefused = lambda peer_id: False
+        self.is_refused: PeerTest = lambda peer_id: False
+        self.is_new: PeerTest = lambda peer_id: False
 
     @contextmanager
     def admitted(self, peer_id: str, service: RpcService) -> Iterator[None]:
@@ -49,12 +50,23 @@ class AdmissionControl:
         if not self._budget.takes_request(peer_id, service, cost=COSTS.get(service, 1.0), now=_now()):
             raise OverBudget("over_requests", f"too many requests from {peer_id} for {service}")
         max_streams, max_of_peer = self._limits.max_streams, self._limits.max_streams_per_peer
-        if not self._streams.take(peer_id, most=max_streams, per_peer=max_of_peer):
+        if not self.take_slot(self._streams, peer_id, most=max_streams, per_peer=max_of_peer):
             raise OverBudget("busy", "all stream slots are taken")
         try:
             yield
         finally:
             self._streams.release(peer_id)
+
+    def take_slot(self, slots: PeerSlots, peer_id: str, *, most: int, per_peer: int) -> bool:
+        """Take one of `most` slots, and return True; False if none is free for the peer.
+
+        A peer can have many identities, so new peers together get three quarters of the slots.
+        """
+        if slots.num_held() >= most:
+            return False
+        if self.is_new(peer_id):
+            return slots.take(peer_id, kind="new", most=max(1, most * 3 // 4), per_peer=per_peer)
+        return slots.take(peer_id, kind="known", most=most, per_peer=per_peer)
 
     async def before_item(self, peer_id: str, num_bytes: int) -> None:
         """Wait until an item may be sent. Raises OverBudget if that would take long."""

@@ -89,7 +89,7 @@ class StreamServer:
             self._counters.non_ed25519["stream"] += 1
         elif self._admission.is_refused(peer_id):
             self._counters.serve_errors["refused"] += 1
-        elif not self._open.take(peer_id, most=self._max_open, per_peer=self._max_of_peer):
+        elif not self._admission.take_slot(self._open, peer_id, most=self._max_open, per_peer=self._max_of_peer):
             self._counters.serve_errors["flood"] += 1
         else:
             try:

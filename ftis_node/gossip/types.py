@@ -34,8 +34,8 @@ OnSent = Callable[[str, bytes], None]
 OnRefusal = Callable[[str, RecordError], None]
 """Takes a peer id and why one of its announcements was refused. Must be cheap, without IO."""
 
-IsRefused = Callable[[str], bool]
-"""Returns whether a peer is refused all service. Called for every stream: must be cheap, without IO."""
+PeerTest = Callable[[str], bool]
+"""Returns whether a peer is refused all service, or is new. Called for every stream: must be cheap, without IO."""
 
 
 class SwarmPhase(StrEnum):

@@ -111,6 +111,7 @@ class Wiring:
             answer=served.answer,
             lookup_text=served.encode_as_text,
             is_refused=self.peers.is_banned,
+            is_new=self.peers.is_new_peer,
             on_sent=served.sent,
             on_refusal=served.announcement_refused,
         )

@@ -16,8 +16,10 @@ from ftis_node.gossip.streams import StreamServer
 from ftis_node.gossip.wire_format import Frame, RpcService, protocol, read_frame, write_frame
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import settings
+from tests.waiting import eventually
 
 HELLO = protocol("r", RpcService.HELLO)
+ONE_EACH = GossipLimits(max_streams_per_peer=1)
 ANN, BOB = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
 
 
@@ -26,12 +28,17 @@ async def hello(peer_id: str, payload: bytes) -> AsyncGenerator[bytes, None]:
 
 
 @asynccontextmanager
-async def serving(path: Path, admission: AdmissionControl, counters: GossipCounters) -> AsyncIterator[None]:
-    """Run a server of one service, with one stream at a time for each peer."""
+async def serving(
+    path: Path,
+    admission: AdmissionControl,
+    counters: GossipCounters,
+    limits: GossipLimits = ONE_EACH,
+) -> AsyncIterator[None]:
+    """Run a server of one service."""
     server = StreamServer(
         P2pdConfig(
             settings=settings(path.parent),
-            limits=GossipLimits(max_streams_per_peer=1),
+            limits=limits,
             counters=counters,
             handlers={HELLO: hello},
             admission=admission,
@@ -59,7 +66,7 @@ async def request(path: Path, peer: bytes) -> list[Frame]:
 
 async def test_a_slot_is_released_after_each_answer(tmp_path):
     counters = GossipCounters()
-    async with serving(tmp_path / "s", AdmissionControl(GossipLimits(max_streams_per_peer=1)), counters):
+    async with serving(tmp_path / "s", AdmissionControl(ONE_EACH), counters):
         assert [await request(tmp_path / "s", ANN.peer) for _ in range(8)] == [[Frame.ITEM, Frame.END]] * 8
     assert counters.serve_errors == {}
 
@@ -71,6 +78,25 @@ async def test_a_refused_peer_is_not_served_and_another_is(tmp_path):
         assert await request(tmp_path / "s", ANN.peer) == []
         assert await request(tmp_path / "s", BOB.peer) == [Frame.ITEM, Frame.END]
     assert counters.serve_errors == {"refused": 1}
+
+
+async def test_silent_streams_of_new_peers_leave_slots_to_known_peers(tmp_path):
+    """They hold at most three quarters of the served streams, and of those that wait for BUSY."""
+    counters, limits = GossipCounters(), GossipLimits(max_streams=4, max_streams_per_peer=1)
+    admission = AdmissionControl(limits)
+    admission.is_new = lambda peer_id: peer_id != ANN.peer_id
+    async with serving(tmp_path / "s", admission, counters, limits):
+        writers = []
+        for seed in range(10, 26):
+            _, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+            peer = Identity.from_seed(bytes([seed]) * 32).peer
+            await write_pbmsg(writer, p2pd_pb2.StreamInfo(peer=peer, addr=b"", proto=HELLO))
+            writers.append(writer)
+        await eventually(lambda: counters.serve_errors["busy"] == 9)
+        assert await request(tmp_path / "s", ANN.peer) == [Frame.ITEM, Frame.END]
+        assert counters.serve_errors == {"busy": 9, "flood": 4}
+        for writer in writers:
+            writer.close()
 
 
 async def test_a_peer_with_a_key_of_another_type_is_not_served(tmp_path):
