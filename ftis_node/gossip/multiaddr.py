@@ -5,6 +5,7 @@ Error messages show the right form of an address. `records/addresses.py` has the
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -115,13 +116,21 @@ def is_public(address: str) -> bool:
 
 
 def usable_addresses(peer_id: str, claimed: Iterable[str]) -> list[str]:
-    """Return the valid addresses among a peer's claims that name no other peer, without the final `/p2p/ID`."""
+    """Return the valid addresses among a peer's claims that name no other peer, without the final `/p2p/ID`.
+
+    Link-local addresses are left out: clouds serve the secrets of a machine at one. Other private addresses stay,
+    because members of one cluster or VPN often have addresses in different blocks.
+    """
     believable = []
     for text in claimed:
         try:
             address = parse_address(text)
         except AddressError:
             continue
-        if address.peer_id in (peer_id, None) and address.port:
+        if address.peer_id in (peer_id, None) and address.port and not _is_link_local(address):
             believable.append(address.without_peer.text)
     return list(dict.fromkeys(believable))
+
+
+def _is_link_local(address: Address) -> bool:
+    return address.names[0] in IPS and ipaddress.ip_address(address.host).is_link_local

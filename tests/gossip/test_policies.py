@@ -36,6 +36,11 @@ def test_claimed_addresses_must_name_the_claimant():
     assert usable_addresses(PEER, claimed[1:2]) == []
 
 
+def test_no_member_makes_a_node_dial_link_local_addresses():
+    private = ["/ip4/192.168.1.1/tcp/80", "/ip4/100.64.0.1/tcp/80", "/ip6/fd00::1/tcp/80", "/dns4/host/tcp/80"]
+    assert usable_addresses(PEER, ["/ip4/169.254.169.254/tcp/80/ws", "/ip6/fe80::1/tcp/80", *private]) == private
+
+
 @pytest.mark.parametrize(
     ("facts", "phase", "reason"),
     [
