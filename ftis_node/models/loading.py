@@ -59,6 +59,27 @@ def empty_causal_lm(source: ModelSource, *, dtype: torch.dtype) -> Any:
     return model.eval()
 
 
+def outlined_causal_lm(source: ModelSource) -> Any:
+    """Return the model of `load_causal_lm` without values: all tensors are on the meta device, in float32.
+
+    It reads only the headers of the weights' files, and knows by them how the files name its tensors. Tensors that the
+    model lacks are ignored. Raises ModelError as `empty_causal_lm` does.
+    """
+    import torch
+    from transformers.utils.logging import disable_progress_bar, enable_progress_bar
+
+    empty = empty_causal_lm(source, dtype=torch.float32)
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in source.weight_shapes.items()}
+    with quiet_library_logging():
+        disable_progress_bar()
+        try:
+            return type(empty).from_pretrained(
+                None, config=empty.config, state_dict=tensors, dtype=torch.float32, device_map="meta"
+            )
+        finally:
+            enable_progress_bar()
+
+
 def load_causal_lm(
     source: ModelSource, *, dtype: Dtype = "auto", device: Device = "cpu", quantize: Quantize = "none"
 ) -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from generation_support import SETTINGS, completions_of, make_request, save_model
+from generation_support import SETTINGS, completions_of, file_tensors, make_request, save_model
+from safetensors.torch import load_file, save_file
 
 from ftis_node.config.workers import GenerationSection
 from ftis_node.errors import (
@@ -30,7 +31,7 @@ from ftis_node.generation.engines.vllm_options import (
     quick_start,
 )
 from ftis_node.generation.engines.vllm_worker import WorkerExtension
-from ftis_node.models import ModelSource, resolve_model
+from ftis_node.models import ModelSource, load_causal_lm, resolve_model
 from ftis_node.records.group import FinishReason
 from ftis_node.workers.weight_store import WeightStore
 
@@ -298,3 +299,15 @@ def test_only_a_tied_head_may_be_missing_from_a_file(tmp_path, tied):
     else:
         with pytest.raises(ModelError, match=r"lacks lm_head\.weight$"):
             check(set(shapes) - {"lm_head.weight"})
+
+
+def test_tensors_that_only_the_models_file_has_are_not_asked_for(tmp_path):
+    """The learner loads no such tensor, so it publishes none. Some files of Llama have the first, of Qwen the second."""
+    folder = save_model(tmp_path / "model")
+    file = folder / "model.safetensors"
+    ignored = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8), "mtp.fc.weight": torch.ones(2, 2)}
+    save_file(load_file(file) | ignored, file, metadata={"format": "pt"})
+    source = resolve_model(str(folder))
+    shapes, optional = shapes_in(source)
+    published = WeightStore(tmp_path / "weights").publish(1, file_tensors(load_causal_lm(source)))
+    check_published(Path(published.path), shapes, optional=optional)

@@ -20,8 +20,7 @@ from torch import Tensor
 from ftis_node.errors import ModelError
 from ftis_node.models import ModelSource
 from ftis_node.models.adapter_folder import check_fits, read_adapter
-from ftis_node.models.json_file import read_json
-from ftis_node.models.loading import tied_names
+from ftis_node.models.loading import outlined_causal_lm, tied_names
 from ftis_node.models.quantized import quantized_shapes
 from ftis_node.models.safetensors_file import check_tensors, read_header
 from ftis_node.workers.durable import is_complete
@@ -31,7 +30,6 @@ from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.tensor_file import LockedFiles, checksums_of, read_tensors
 
 Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
-HEAD = "lm_head.weight"
 
 
 def load_in_place(model: Any, path: Path, *, locked: LockedFiles | None = None) -> dict[str, int]:
@@ -79,12 +77,12 @@ def _copy(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str,
 
 
 def shapes_in(source: ModelSource) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-    """Return the shapes in a model's own files, by name, and the names that a file may omit."""
-    shapes = source.weight_shapes
-    if not read_json(source.folder / "config.json").get("tie_word_embeddings", False):
-        return shapes, set()
-    shapes.pop(HEAD, None)
-    return shapes, {HEAD}
+    """Return the shapes that a learner of `source` publishes, by name, and the names that a file may have, too.
+
+    The model decides: its own files may hold tensors that transformers ignores.
+    """
+    own, tied = _own(outlined_causal_lm(source))
+    return _shapes(own), tied
 
 
 def check_published(path: Path, own: Shapes, *, optional: Iterable[str]) -> None:

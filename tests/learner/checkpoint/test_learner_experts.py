@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ModelError
-from ftis_node.generation.engines.published import check_adapter, load_in_place, shapes_in
+from ftis_node.generation.engines.published import check_adapter, check_published, load_in_place, shapes_in
 from ftis_node.learner.checkpoint.export import export_policy
 from ftis_node.learner.core import Learner
 from ftis_node.models import load_causal_lm, resolve_model
@@ -40,6 +40,8 @@ def test_versions_and_exports_have_the_names_of_the_folder(folder, tmp_path, lor
     for number in (1, 2):  # the first step of an adapter changes one of its two matrices
         reply = learner.train(random_groups(seed=number), step=number)
     assert names_in(reply.weights.path) == names
+    shapes, optional = shapes_in(resolve_model(str(folder)))
+    check_published(Path(reply.weights.path), shapes, optional=optional)
     served = load_causal_lm(resolve_model(str(folder)), dtype="float32")
     assert reply.proof.rms_difference(probe_logprobs(served, reply.proof.probe_ids)) > 1e-3
     held = load_in_place(served, Path(reply.weights.path))
