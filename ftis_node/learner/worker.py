@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ftis_node.errors import MachineError, WorkerTaskError
+from ftis_node.errors import MachineError, OutOfMemoryError, WorkerTaskError, first_line
 from ftis_node.learner import messages
 from ftis_node.learner.distributed.launch import RankAddress, start_ranks
 from ftis_node.learner.messages import LearnerBoot
@@ -104,7 +104,11 @@ def _open(boot: LearnerBoot, address: RankAddress | None, emit: Emitter) -> Lear
     if boot.memory_share is not None:  # beyond it a step is repeated with less memory, and the generator does not fail
         torch.cuda.set_per_process_memory_fraction(boot.memory_share)
     ranks = ALONE if address is None else RankGroup(address, boot)
-    learner = Learner(boot, ranks=ranks, on_event=emit)
+    try:
+        learner = Learner(boot, ranks=ranks, on_event=emit)
+    except torch.OutOfMemoryError as error:
+        lacks = f"{boot.model_name} does not fit into memory for training ({first_line(error)})"
+        raise OutOfMemoryError(f"{lacks}: see `ftis-node doctor`") from error
     learner.give_memory_back()
     return learner
 

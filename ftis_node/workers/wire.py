@@ -180,7 +180,10 @@ def union_of(types: Sequence[type[msgspec.Struct]]) -> Any:
 
 
 def failure_of(error: BaseException, *, call_id: int) -> Failure:
-    return Failure(call_id=call_id, kind=type(error).__name__, message=str(error))
+    kind = type(error).__name__
+    if getattr(errors, kind, type(error)) is not type(error):  # torch.OutOfMemoryError is no error of ours
+        kind = f"{type(error).__module__}.{kind}"
+    return Failure(call_id=call_id, kind=kind, message=str(error))
 
 
 def error_of(failure: Failure, *, worker: str) -> FtisError:

@@ -302,7 +302,7 @@ def test_only_a_tied_head_may_be_missing_from_a_file(tmp_path, tied):
 
 
 def test_tensors_that_only_the_models_file_has_are_not_asked_for(tmp_path):
-    """The learner loads no such tensor, so it publishes none. Some files of Llama have the first, of Qwen the second."""
+    """The learner loads no such tensor, so it publishes none. Some files of Llama have the first one."""
     folder = save_model(tmp_path / "model")
     file = folder / "model.safetensors"
     ignored = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8), "mtp.fc.weight": torch.ones(2, 2)}

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+import torch
 
 from ftis_node import errors
 from ftis_node.errors import ConfigError, FtisError, RecordError, WorkerTaskError
@@ -67,6 +68,14 @@ def test_any_other_error_names_the_worker_and_the_class(kind):
     error = error_of(Failure(call_id=1, kind=kind, message="oops"), worker="learner")
     assert type(error) is WorkerTaskError
     assert str(error) == f"learner: {kind}: oops"
+
+
+def test_an_error_of_another_library_is_not_taken_for_ours_of_the_same_name():
+    """Callers handle a WorkerError; an error of this machine would end the node."""
+    sent = torch.OutOfMemoryError("CUDA out of memory.")
+    error = error_of(failure_of(sent, call_id=1), worker="generation")
+    assert type(error) is WorkerTaskError
+    assert str(error) == "generation: torch.OutOfMemoryError: CUDA out of memory."
 
 
 def test_a_socket_path_above_the_limit_of_the_system_is_refused_with_advice(tmp_path):

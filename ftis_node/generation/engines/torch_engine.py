@@ -286,10 +286,10 @@ def load_served_model(source: ModelSource, settings: EngineSettings) -> Any:
     device = pick_device(settings.device)
     try:
         model = load_causal_lm(source, dtype=settings.dtype_on(device), device=device, quantize=settings.quantize)
+        check_decoding(model, source.name, vocab_size=settings.vocab_size)
     except torch.OutOfMemoryError as error:
         advice = "use a smaller model, or fewer together"
         raise OutOfMemoryError(f"{source.name} does not fit into the GPU's memory: {advice}") from error
-    check_decoding(model, source.name, vocab_size=settings.vocab_size)
     return model
 
 

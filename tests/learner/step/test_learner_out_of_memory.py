@@ -7,7 +7,7 @@ import torch
 from learner_rig import make_boot, random_groups
 from safetensors.torch import load_file
 
-from ftis_node.errors import MachineError
+from ftis_node.errors import MachineError, OutOfMemoryError
 from ftis_node.learner.core import Learner
 from ftis_node.learner.step.oom_retry import OomRetry, one_out_of_memory_error
 from ftis_node.learner.worker import _open
@@ -53,6 +53,17 @@ def test_errors_of_allocators_and_libraries_become_out_of_memory(error):
     first_line = re.escape(str(error).partition("\n")[0] or "out of memory")
     with pytest.raises(torch.OutOfMemoryError, match=first_line), one_out_of_memory_error():
         raise error
+
+
+def test_a_model_that_does_not_fit_at_the_start_is_an_error_of_the_machine(model_folder, tmp_path, monkeypatch):
+    """A first start that fails by it is not repeated."""
+
+    def no_memory(causal_lm, boot):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr("ftis_node.learner.core.make_masters", no_memory)
+    with pytest.raises(OutOfMemoryError, match=r"^tiny does not fit into memory for training \(CUDA out of memory"):
+        _open(make_boot(model_folder, tmp_path), None, lambda event: None)
 
 
 def test_an_error_of_the_cpus_allocator_becomes_out_of_memory_and_others_do_not():
