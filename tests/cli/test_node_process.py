@@ -19,6 +19,7 @@ from nbclient import NotebookClient
 from ftis_node import Node
 from ftis_node.cli import node_process
 from ftis_node.cli.app import app
+from ftis_node.cli.app import run as run_command
 from ftis_node.cli.commands.join import join
 from ftis_node.cli.node_process import JoinOptions, _as_words
 from ftis_node.errors import FtisError, UsageError
@@ -67,6 +68,22 @@ def test_the_options_equal_those_of_join():
     assert _as_words({"lora": True, "no_peers": False, "model": None}) == ["--lora"]
     with pytest.raises(TypeError, match="no option modle"):
         Node(home="h", modle="m")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("model", ["models/tiny", "models/mine/x.gguf"])
+def test_a_relative_path_of_a_model_is_kept_absolute(tmp_path, monkeypatch, model):
+    """A later start may be in another folder, where the file's path would name a repository of the hub."""
+    kept = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ftis_node.cli.commands.join._run", lambda settings, *_: kept.append(settings.model))
+    path = tmp_path / model
+    if path.suffix:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    else:
+        path.mkdir(parents=True)
+    assert run_command(["join", "--home", "home", "--model", model]) == 0
+    assert kept == [str(path)]
 
 
 def test_a_script_watches_a_node_until_its_steps_are_done(watched):

@@ -187,7 +187,7 @@ def join(
     settings = load_node_settings(
         where.node_toml,
         remembered=last,
-        model=_absolute_folder(model) if model is not None else None,
+        model=_absolute(model) if model is not None else None,
         role=role,
         roles={"follow": follow} if follow else None,
         engine=engine,
@@ -262,7 +262,7 @@ def _run(
         run_until_stopped(settings, plan, where, on_progress=progress)
 
 
-def _absolute_folder(model: str) -> str:
-    """Return a folder's absolute path, so that a resumed node finds it; a hub id unchanged."""
+def _absolute(model: str) -> str:
+    """Return the absolute path of a folder or file, so that a resumed node finds it; another name unchanged."""
     path = Path(model).expanduser()
-    return str(path.absolute()) if path.is_dir() else model
+    return str(path.absolute()) if path.exists() else model
