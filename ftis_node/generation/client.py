@@ -27,7 +27,7 @@ from ftis_node.generation.throughput import Throughput
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES, CallWorker, ProofToCome, WeightLoader, known
 from ftis_node.workers.liveness import RestartPolicy, Timing
 from ftis_node.workers.process import WorkerProcess, WorkerSpec
-from ftis_node.workers.supervisor import FreeMemory, Supervisor, WorkerClient, WorkerState
+from ftis_node.workers.supervisor import Preparation, Supervisor, WorkerClient, WorkerState
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from ftis_node.workers.wire import Done
 
@@ -55,7 +55,7 @@ class GenerationClient(WorkerClient):
         restart_policy: RestartPolicy | None = None,
         environment: Mapping[str, str] | None = None,
         on_problem: OnProblem | None = None,
-        free_memory: FreeMemory | None = None,
+        free_memory: Preparation | None = None,
         write_weights: WriteWeights | None = None,
         on_fall_back: OnProblem | None = None,
         worker_module: str = WORKER_MODULE,

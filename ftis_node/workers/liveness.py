@@ -72,6 +72,11 @@ class RestartCounter:
     num_shortages: int = 0
     num_deaths: int = 0
 
+    def note_service(self, served_s: float) -> None:
+        """Forget the failures before a service that was no quick death, also if a pause ended it."""
+        if served_s >= self.policy.quick_death_s:
+            self.num_quick_deaths = self.num_shortages = 0
+
     def next_delay_s(self, *, served_s: float, is_short: bool = False) -> float | None:
         """Count a death and return the time until the restart; None if no restart follows.
 

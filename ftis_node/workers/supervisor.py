@@ -46,8 +46,7 @@ from ftis_node.workers.wire import Body, Message
 
 logger = logging.getLogger(__name__)
 OnStarted: TypeAlias = Callable[[WorkerProcess], Awaitable[None]]
-BeforeRestart: TypeAlias = Callable[[], Awaitable[object]]
-FreeMemory: TypeAlias = Callable[[], Awaitable[object]]
+Preparation: TypeAlias = Callable[[], Awaitable[object]]
 
 
 class WorkerState(StrEnum):
@@ -78,8 +77,8 @@ class Supervisor:
         restart_policy: RestartPolicy | None = None,
         on_started: OnStarted | None = None,
         on_event: OnEvent | None = None,
-        before_restart: BeforeRestart | None = None,
-        free_memory: FreeMemory | None = None,
+        before_restart: Preparation | None = None,
+        free_memory: Preparation | None = None,
         on_slow_stop: OnSlowStop | None = None,
     ) -> None:
         """Store the specification and callbacks. `free_memory` may raise FtisError."""
@@ -151,7 +150,7 @@ class Supervisor:
             if not self._is_stopping:  # a second cancellation would interrupt the worker's clean stop
                 self._is_stopping = True  # `keeper.cancelling()` also counts the cancellation of a time limit
                 try:
-                    if not self._may_run.is_set():
+                    if self._life is not None and not self._may_run.is_set():
                         await self.pause()  # a cancellation would interrupt the worker that ends for the pause
                 finally:
                     keeper.cancel()
@@ -222,6 +221,7 @@ class Supervisor:
         while True:
             await self._until_resumed()
             served_s = await self._live_once()
+            restarts.note_service(served_s)
             if not self._may_run.is_set():
                 continue
             error = self._last_error

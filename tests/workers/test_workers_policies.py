@@ -33,6 +33,14 @@ def test_a_long_service_resets_the_count_of_deaths():
     assert (restarts.next_delay_s(served_s=29.9), restarts.num_deaths) == (None, 5)
 
 
+def test_failures_before_a_long_service_that_a_pause_ended_do_not_count():
+    restarts = RestartCounter(POLICY, num_quick_deaths=4, num_shortages=19)
+    restarts.note_service(29.9)
+    assert (restarts.num_quick_deaths, restarts.num_shortages) == (4, 19)
+    restarts.note_service(30.0)
+    assert (restarts.num_quick_deaths, restarts.num_shortages) == (0, 0)
+
+
 def ticks(liveness: Liveness, count: int) -> list[str]:
     return [liveness.tick() for _ in range(count)]
 

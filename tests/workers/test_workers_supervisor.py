@@ -485,6 +485,28 @@ async def test_a_paused_worker_has_no_process_and_calls_wait_for_its_end(make_su
     assert (supervisor.state, supervisor.restarts) == (WorkerState.READY, 0)
 
 
+async def test_deaths_before_a_pause_of_a_good_service_do_not_count(make_supervisor):
+    policy = RestartPolicy(ExponentialBackoff(first_s=0.05), quick_death_s=1.0, max_quick_deaths=2)
+    supervisor = make_supervisor(restart_policy=policy)
+    await die(supervisor)
+    await supervisor.wait_ready()
+    await asyncio.sleep(policy.quick_death_s)
+    await supervisor.pause()
+    supervisor.resume()
+    await die(supervisor)
+    await supervisor.wait_ready()
+
+
+async def test_a_stop_after_a_pause_does_not_wait_for_a_back_off(make_supervisor):
+    supervisor = make_supervisor(fault="bug", restart_policy=RestartPolicy(ExponentialBackoff(first_s=60.0)))
+    starting = asyncio.create_task(supervisor.start())
+    await eventually(lambda: supervisor.state is WorkerState.BACKING_OFF)
+    await supervisor.pause()
+    async with asyncio.timeout(30):
+        await supervisor.stop()
+    await asyncio.gather(starting, return_exceptions=True)
+
+
 @pytest.mark.parametrize("fault", ["slow", "bug"], ids=["starting", "backing off"])
 async def test_a_pause_at_any_moment_ends_the_start(make_supervisor, tmp_path, fault):
     slow = RestartPolicy(ExponentialBackoff(first_s=1.0), max_quick_deaths=9)
