@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.config.home import Home
-from ftis_node.errors import FileError
+from ftis_node.errors import FileError, ModelError
 from ftis_node.files import read_object
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
+from ftis_node.models.gguf import gguf_here, is_gguf
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -82,6 +83,7 @@ def _base_of(folder: Path) -> Path | None:
 
 
 def _folder_of(model: str) -> Path | None:
+    """Return the model's folder on this machine, or its GGUF file if that was never converted."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
@@ -90,6 +92,6 @@ def _folder_of(model: str) -> Path | None:
     from ftis_node.models.hub import cached_snapshot
 
     try:
-        return cached_snapshot(model)
-    except HFValidationError:  # the folder was removed
+        return gguf_here(model) if is_gguf(model) else cached_snapshot(model)
+    except (HFValidationError, ModelError):  # the folder or file was removed
         return None

