@@ -28,6 +28,7 @@ from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models.accelerators import Accelerator, unusable_gpu, unusable_system, unused_gpu
 from ftis_node.node.storage.disk_space import measure_usage, usual_home_bytes
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
+from ftis_node.telemetry.host_memory import free_host_bytes
 from ftis_node.telemetry.terminal_text import GIB, size
 from ftis_node.workers.durable import newest_complete
 from ftis_node.workers.weight_store import MEMORY_DISK
@@ -164,11 +165,13 @@ def read_driver(code: int, output: str) -> Iterator[CheckResult]:
 
 
 def check_memory() -> Iterator[CheckResult]:
-    memory = psutil.virtual_memory()
-    text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
-    short = memory.available < SHORT_RAM_BYTES
+    memory, free = psutil.virtual_memory(), free_host_bytes()
+    text = f"{free / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
+    if free < memory.available:
+        text += " within the limit of this container or service"
+    short = free < SHORT_RAM_BYTES
     advice = "end other programs, or use a tiny model" if short else ""
-    yield CheckResult("ram.free", "warn" if short else "ok", text, advice, memory.available)
+    yield CheckResult("ram.free", "warn" if short else "ok", text, advice, free)
 
 
 def check_disk(home: Path, memory_disk: Path = MEMORY_DISK) -> Iterator[CheckResult]:

@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import remembered_settings
 from ftis_node.config.manifest import RunManifest, load_manifest, read_own_manifest
@@ -50,6 +48,7 @@ from ftis_node.models.hub import HubModel, ask_about, cached_snapshot
 from ftis_node.models.quantized import missing_package
 from ftis_node.models.source import check_name
 from ftis_node.node.startup.prompts import prompts_of
+from ftis_node.telemetry.host_memory import free_host_bytes
 from ftis_node.telemetry.terminal_text import GIB, in_gib, printable
 
 OPTIONS_HEAD = f"{'needs':>10}  fits  plan"
@@ -109,7 +108,7 @@ def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[Chec
         if question.gpus_bytes is None:
             settings, machine = inspect_machine(settings)
         else:
-            machine = Machine(cards_of(*question.gpus_bytes), psutil.virtual_memory().available)
+            machine = Machine(cards_of(*question.gpus_bytes), free_host_bytes())
         choice = choose(settings, manifest, shape, machine, question.begun)
         chosen = next((option for option in choice.options if option.settings is choice.settings), None)
         if chosen is None:

@@ -16,8 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ftis_node.errors import ConfigError, MachineError, ModelError, UsageError
 from ftis_node.evaluation.evaluate import Expert, Study, load_experts
 from ftis_node.evaluation.members import Member, as_members, swarm_members
@@ -55,6 +53,7 @@ from ftis_node.models import (
 from ftis_node.tasks import load_task
 from ftis_node.tasks.base import Task
 from ftis_node.tasks.scorer import IsolatedScorer
+from ftis_node.telemetry.host_memory import free_host_bytes
 from ftis_node.telemetry.log import OnProgress, unwatched
 from ftis_node.telemetry.terminal_text import GIB
 
@@ -233,4 +232,4 @@ def free_bytes(device: str) -> int:
     """Return the memory that models may use: most of the first GPU, or the free memory of the host."""
     if device == "cuda":
         return Card.of(list_accelerators()[0]).usable_bytes
-    return int(psutil.virtual_memory().available)
+    return free_host_bytes()

@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
-import psutil
-
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import PARALLEL_SIZES
@@ -28,6 +26,7 @@ from ftis_node.memory.plan import MemoryPlan, plan
 from ftis_node.memory.weight_transfer import transfer_of
 from ftis_node.models import ModelShape, ModelSource, list_accelerators, pick_device, read_shape
 from ftis_node.models.accelerators import unusable_gpu, unused_gpu
+from ftis_node.telemetry.host_memory import free_host_bytes
 from ftis_node.telemetry.nvml import VISIBLE_GPUS
 from ftis_node.telemetry.terminal_text import in_gib
 from ftis_node.workers.shared_weights import Transfer
@@ -143,7 +142,7 @@ def inspect_machine(settings: NodeSettings, *, others_count: bool = True) -> tup
     cards = inspect_cards(settings)
     if not others_count:
         cards = tuple(replace(card, taken_bytes=0) for card in cards)
-    return settings, Machine(cards, psutil.virtual_memory().available, free_in_memory())
+    return settings, Machine(cards, free_host_bytes(), free_in_memory())
 
 
 def inspect_cards(settings: NodeSettings) -> tuple[Card, ...]:

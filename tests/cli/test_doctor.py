@@ -2,10 +2,8 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from ftis_node.cli.app import run
@@ -110,7 +108,7 @@ def save_qwen_3b(folder: Path) -> Path:
 
 def test_the_options_of_training_are_one_short_table(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(memory_choice, "find_spec", lambda name: None)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    monkeypatch.setattr("ftis_node.doctor.model.free_host_bytes", lambda: 64 * GIB)
     model = save_qwen_3b(tmp_path / "Qwen2.5-3B")
     arguments = ("--model", str(model), "--gpu-memory", "22")
     _, output, _ = doctor(capsys, tmp_path, *arguments)

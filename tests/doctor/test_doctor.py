@@ -165,6 +165,13 @@ def test_a_nearly_full_disk_and_small_shared_memory_are_reported(tmp_path, monke
     assert levels(check_disk(Path("/proc/self/home"), tmp_path / "no"))[0] == ("disk.writable", "fail")
 
 
+def test_the_memory_limit_of_a_container_is_reported(monkeypatch):
+    monkeypatch.setattr(doctor_machine, "free_host_bytes", lambda: 1 << 20)
+    (found,) = doctor_machine.check_memory()
+    assert (found.level, found.num_bytes) == ("warn", 1 << 20)
+    assert found.finding.endswith("GiB free within the limit of this container or service")
+
+
 def test_ports_in_use_are_reported(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

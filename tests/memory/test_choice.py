@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -242,7 +241,7 @@ def card(monkeypatch):
     seen: list[float] = []
     monkeypatch.setattr(placement, "pick_device", lambda device: "cuda" if seen else "cpu")
     monkeypatch.setattr(placement, "list_accelerators", lambda: [Accelerator("card", int(gib * GIB)) for gib in seen])
-    monkeypatch.setattr(placement.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    monkeypatch.setattr(placement, "free_host_bytes", lambda: 64 * GIB)
     monkeypatch.setattr(memory_choice, "read_shape", lambda source: QWEN["3B"])
     return seen
 
@@ -277,7 +276,7 @@ def test_a_home_that_trains_all_weights_never_switches_to_an_adapter(tmp_path, c
     home = Home(tmp_path / "home")
     write_home(home, trains="full", lora=False)
     card[:] = [8.0]
-    monkeypatch.setattr(placement.psutil, "virtual_memory", lambda: SimpleNamespace(available=GIB))
+    monkeypatch.setattr(placement, "free_host_bytes", lambda: GIB)
     choice = choose_training(settings(), RUN, home, SOURCE)
     assert choice.settings.lora is False
     with pytest.raises(MachineError, match="does not fit on the GPU"):

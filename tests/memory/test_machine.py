@@ -3,7 +3,6 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -96,7 +95,7 @@ def test_the_memory_of_other_programs_does_not_count_for_a_node_that_starts_paus
     monkeypatch.setattr(placement, "pick_device", lambda device: "cuda")
     monkeypatch.setattr(placement, "list_accelerators", lambda: seen)
     monkeypatch.setattr(placement, "read_shape", lambda source: HALF_B)
-    monkeypatch.setattr(placement.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    monkeypatch.setattr(placement, "free_host_bytes", lambda: 64 * GIB)
     with pytest.raises(MachineError, match="other programs use 20.00 GiB"):
         placement.arrange(vllm_settings(), RUN, SOURCE)
     arranged_paused = placement.arrange(vllm_settings(), RUN, SOURCE, others_count=False)
@@ -107,7 +106,7 @@ def test_gpus_that_cannot_work_are_refused_or_hidden(monkeypatch, caplog):
     seen = [Accelerator("NVIDIA L4", 22 * GIB, (8, 9)), Accelerator("Tesla T4", 15 * GIB, (7, 5))]
     monkeypatch.setattr(placement, "pick_device", lambda device: "cuda" if seen and device != "cpu" else "cpu")
     monkeypatch.setattr(placement, "list_accelerators", lambda: seen)
-    monkeypatch.setattr(placement.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    monkeypatch.setattr(placement, "free_host_bytes", lambda: 64 * GIB)
     with pytest.raises(MachineError, match="GPU 1, Tesla T4 has compute capability 7.5.*or hide it by CUDA_VISIBLE"):
         inspect_machine(vllm_settings())
     for accepted in ({"gpus": 1}, {"generation": {"gpus": [0]}, "learner": {"gpus": [0]}}):

@@ -19,7 +19,6 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import psutil
 from pydantic import ValidationError
 
 from ftis_node.errors import (
@@ -49,6 +48,7 @@ from ftis_node.models import ModelSource, import_quickly, pick_device
 from ftis_node.models.adapter_folder import ADAPTER_FILE
 from ftis_node.models.loading import merged_source
 from ftis_node.models.quantized import check_installed
+from ftis_node.telemetry.host_memory import free_host_bytes
 from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.weight_store import file_checksums
 
@@ -279,7 +279,7 @@ def with_known_options(make: Callable[..., Made], quick: dict[str, Any]) -> Made
         return made
 
 
-def cpu_cache_bytes(config: Any, *, free_bytes: int | None = None) -> int:
+def cpu_cache_bytes(config: Any) -> int:
     """Return the bytes of the key-value cache on a CPU: a full batch, within a quarter of the free memory.
 
     vLLM's own default is a share of the whole machine, which learners and other nodes also use.
@@ -287,6 +287,5 @@ def cpu_cache_bytes(config: Any, *, free_bytes: int | None = None) -> int:
     model, parallel, scheduler = config.model_config, config.parallel_config, config.scheduler_config
     per_token: int = 2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
     one_sequence: int = per_token * model.dtype.itemsize * (model.max_model_len + CPU_BLOCK_TOKENS)
-    free_bytes = psutil.virtual_memory().available if free_bytes is None else free_bytes
-    most = max(one_sequence, int(free_bytes * CPU_CACHE_SHARE))
+    most = max(one_sequence, int(free_host_bytes() * CPU_CACHE_SHARE))
     return min(one_sequence * int(scheduler.max_num_seqs), most) + MIN_CPU_CACHE_BYTES
