@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
@@ -46,7 +46,8 @@ REJECTION_PURPOSE = b"ftis-node/rejection/1\n"
 MAX_REQUESTS_PER_MINUTE = 1200.0  # of one peer for one service; a request of `ask` or `hello` counts as ten
 # A start loads the model and compiles kernels. An engine with requests makes a step within `stall_timeout_s`.
 GENERATION_TIMING = Timing(start_grace_s=1800.0, stall_timeout_s=300.0)
-LEARNER_TIMING = Timing(stall_timeout_s=1800.0, save_limit_s=SAVE_LIMIT_S)  # a large step on a CPU is slow
+CPU_STALL_TIMEOUT_S = 1800.0  # a step of the learner, or one pass over the prompts of a large model, takes minutes
+LEARNER_TIMING = Timing(stall_timeout_s=CPU_STALL_TIMEOUT_S, save_limit_s=SAVE_LIMIT_S)
 ENGINE_CORE: Literal["auto", "inside", "separate"] = "auto"  # process of vLLM's core: inside the worker on a CPU
 
 
@@ -117,7 +118,7 @@ class ProcessNodeFactory:
             log_path=of.home.logs / "generation.log",
             num_threads=threads_of(of.settings.generation.threads),
             proof_tolerance=PROOF_TOLERANCES[dtype_of(of.settings)],
-            timing=GENERATION_TIMING,
+            timing=generation_timing(of.settings),
             environment=visible_gpus(of.arrangement.generator_gpus),
             on_problem=lambda problem: events.write("weight_check_failed", problem=problem),
             free_memory=learner.give_memory_back,
@@ -156,6 +157,12 @@ class ProcessNodeFactory:
             num_shards=of.manifest.wire.announcement_shards,
             secret=self._secret,
         )
+
+
+def generation_timing(settings: NodeSettings) -> Timing:
+    """Return the time limits of the generation worker on the device of `settings`."""
+    is_on_cpu = pick_device(settings.device) == "cpu"
+    return replace(GENERATION_TIMING, stall_timeout_s=CPU_STALL_TIMEOUT_S) if is_on_cpu else GENERATION_TIMING
 
 
 def _place(

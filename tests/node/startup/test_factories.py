@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -167,3 +168,19 @@ def test_an_announced_address_is_checked_before_the_start(tmp_path):
     assert factories.ProcessNodeFactory(settings, Home(tmp_path))._network.announce == settings.announce
     with pytest.raises(ConfigError, match="cannot announce"):
         factories.ProcessNodeFactory(NodeSettings(model="m", announce=("/tcp/4001",)), Home(tmp_path))
+
+
+@pytest.mark.parametrize(("device", "limit_s"), [("cuda", 300.0), ("cpu", 1800.0)])
+def test_a_generation_worker_on_a_cpu_has_more_time_for_one_pass(tmp_path, monkeypatch, device, limit_s):
+    monkeypatch.setattr(factories, "pick_device", lambda option: device)
+    inputs: Any = SimpleNamespace(
+        settings=NodeSettings(model="m", engine="torch"),
+        manifest=load_manifest("gsm8k-ftis"),
+        source=ModelSource(name="m", folder=tmp_path),
+        tokenizer=StubTokenizer(),
+        arrangement=WorkerPlacement(),
+        home=Home(tmp_path),
+    )
+    parts: Any = {"events": None, "learner": SimpleNamespace(give_memory_back=None, write_weights=None)}
+    client = factories.ProcessNodeFactory(inputs.settings, inputs.home).generation(inputs, **parts)
+    assert client._supervisor._timing.stall_timeout_s == limit_s
