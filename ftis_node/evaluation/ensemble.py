@@ -50,6 +50,7 @@ from ftis_node.models import (
     pick_device,
     read_shape,
 )
+from ftis_node.models.accelerators import Device
 from ftis_node.tasks import load_task
 from ftis_node.tasks.base import Task
 from ftis_node.tasks.scorer import IsolatedScorer
@@ -177,7 +178,7 @@ async def ensemble_answers(
     return elected(by_model, problems) if ensemble.mode == "vote" else most_confident(by_model)
 
 
-def check_mixture(experts: Sequence[Expert], *, max_tokens: int, num_rows: int = ROWS) -> None:
+def check_mixture(experts: Sequence[Expert], *, max_tokens: int, num_rows: int = ROWS, device: Device = "auto") -> None:
     """Raise ConfigError if the experts have different tokenizers, and MachineError if they do not fit together."""
     first = experts[0]
     for other in experts[1:]:
@@ -186,7 +187,8 @@ def check_mixture(experts: Sequence[Expert], *, max_tokens: int, num_rows: int =
                 f"{first.member.name} and {other.member.name} have different tokenizers, so their tokens cannot be "
                 "mixed: use the mode vote or confidence"
             )
-    check_models_fit([expert.source for expert in experts], max_tokens=max_tokens, num_rows=num_rows)
+    sources = [expert.source for expert in experts]
+    check_models_fit(sources, max_tokens=max_tokens, num_rows=num_rows, device=device)
 
 
 def _selection_rows(
@@ -216,11 +218,13 @@ def bytes_together(
     return total
 
 
-def check_models_fit(sources: Sequence[ModelSource], *, max_tokens: int, num_rows: int = ROWS) -> None:
-    """Raise MachineError, which says what to do, if they need more memory together than is free."""
-    device = pick_device("auto")
-    needed = bytes_together(sources, max_tokens=max_tokens, bytes_per_number=BYTES[device], num_rows=num_rows)
-    free = free_bytes(device)
+def check_models_fit(
+    sources: Sequence[ModelSource], *, max_tokens: int, num_rows: int = ROWS, device: Device = "auto"
+) -> None:
+    """Raise MachineError, which says what to do, if they need more memory together than is free on `device`."""
+    picked = pick_device(device)
+    needed = bytes_together(sources, max_tokens=max_tokens, bytes_per_number=BYTES[picked], num_rows=num_rows)
+    free = free_bytes(picked)
     if needed > free:
         raise MachineError(
             f"{len(sources)} models together need about {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free: "

@@ -60,10 +60,10 @@ class EnsembleChat:
         hows = [EngineSettings(vocab_size=each.tokenizer.vocab_size, device=settings.device) for each in self._experts]
         self._engine_settings = hows
         if ensemble.is_mixture:
-            check_mixture(self._experts, max_tokens=settings.max_tokens, num_rows=1)
+            check_mixture(self._experts, max_tokens=settings.max_tokens, num_rows=1, device=settings.device)
             self._models = load_mixture(sources, hows[0], on_progress=on_progress)
         else:
-            check_models_fit(sources, max_tokens=settings.max_tokens, num_rows=len(sources))
+            check_models_fit(sources, max_tokens=settings.max_tokens, num_rows=len(sources), device=settings.device)
             on_progress(None, f"loading {self.name}")
             self._models = [load_served_model(source, how) for source, how in zip(sources, hows, strict=True)]
         self._systems = [systems(expert.member.model) for expert in self._experts]

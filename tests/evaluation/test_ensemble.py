@@ -232,6 +232,20 @@ def test_a_conversation_with_an_ensemble_has_its_answers(models, tmp_path):
         chat.ask("7 " * 400)
 
 
+@pytest.mark.parametrize("mode", ["confidence", "mean"])
+def test_a_conversation_on_the_cpu_needs_no_memory_of_a_gpu(models, tmp_path, monkeypatch, mode):
+    """A node may use all of the GPU."""
+    monkeypatch.setattr(ensemble, "pick_device", lambda device: "cpu" if device == "cpu" else "cuda")
+    monkeypatch.setattr(ensemble, "free_bytes", lambda device: 1 << 30 if device == "cpu" else 0)
+    file = tmp_path / "both.json"
+    save_ensemble(file, mode, as_members(models))
+    with open_ensemble(file) as opened:
+        parts: Any = {"systems": lambda model: "", "prompts": PromptSettings()}
+        EnsembleChat(opened, **parts, settings=ChatSettings(device="cpu"))
+        with pytest.raises(MachineError, match=r"and 0\.0 GiB are free"):
+            EnsembleChat(opened, **parts, settings=ChatSettings())
+
+
 ONE_MODEL: Any = {"name": "a", "model": "./a"}
 
 
