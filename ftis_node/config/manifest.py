@@ -53,7 +53,9 @@ class SamplingSection(Section):
     """How completions are sampled."""
 
     group_size: int = Field(default=12, ge=2, le=256, description="Completions for one prompt by one node (G).")
-    temperature: float = Field(default=1.0, gt=0, le=5, description="Softmax temperature.")
+    temperature: float = Field(
+        default=1.0, ge=0.01, le=5, description="Softmax temperature."
+    )  # vLLM samples at no lower one
     top_p: float = Field(
         default=1.0,
         gt=0,

@@ -128,6 +128,7 @@ TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_t
         (CUT + "top_k = 20\ntemperature = 0.7", "temperature = 1"),
         ('name = "a"\ntask = "x"\n[optimizer]\nschedule = "cosine"', "needs decay_steps"),
         ('name = "a"\ntask = "x"\n[optimizer]\ndecay_steps = 9', "has no effect on a constant rate"),
+        (CUT + "temperature = 0.005", "sampling.temperature"),
         ('name = "A b"\ntask = "x"', "name"),
         ("name = ", "not TOML"),
     ],
