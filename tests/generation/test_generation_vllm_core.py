@@ -306,6 +306,18 @@ def test_the_log_has_the_phases_of_a_start_each_of_which_is_read_once(tmp_path):
     assert read == PHASES, "those of an earlier start are not read"
 
 
+def test_a_log_that_was_truncated_is_read_from_its_beginning(tmp_path):
+    """The daemon copies and truncates a long log."""
+    phase = START_LOG.splitlines(keepends=True)[0].encode()
+    with stderr_in(tmp_path / "log"):
+        os.write(2, b"x\n" * 1000)
+        log = WorkerLog()
+        os.ftruncate(2, 0)
+        os.write(2, phase + b"ValueError: the cause\n")
+        assert (len(log.new_phases()), log.new_phases()) == (1, [])
+        assert log.cause_of(LOST_CORE) == "ValueError: the cause"
+
+
 CORE_LOG = """\
 (EngineCore pid=6109) WARNING 11-23 19:01:08 [core.py:99] ValueError: of no consequence
 (Worker_TP1 pid=6289) ERROR 11-23 19:01:08 [multiproc_executor.py:950] WorkerProc failed to start.

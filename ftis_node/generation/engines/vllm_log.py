@@ -57,7 +57,7 @@ class WorkerLog:
         """Return the logged error of another process, if `text` only reports that one failed."""
         if not ELSEWHERE.search(text):
             return None
-        length = os.fstat(STDERR).st_size if self.is_file else 0
+        length = self._length()
         return root_cause(self._read(max(self._began_at, length - READ_LOG_BYTES)).decode(errors="replace"))
 
     def with_cause(self, text: str) -> str:
@@ -71,10 +71,18 @@ class WorkerLog:
 
     def new_phases(self) -> list[str]:
         """Return the phases that began in the whole lines since the last call."""
+        self._length()
         lines, newline, _ = self._read(self._read_to).rpartition(b"\n")
         self._read_to += len(lines + newline)
         begun = map(phase_of, lines.decode(errors="replace").splitlines())
         return [phase for phase in begun if phase is not None]
+
+    def _length(self) -> int:
+        """Return the log's length in bytes. A log that was truncated, as rotation does, is read from its beginning."""
+        length = os.fstat(STDERR).st_size if self.is_file else 0
+        if length < max(self._began_at, self._read_to):
+            self._began_at = self._read_to = 0
+        return length
 
     def _read(self, begin: int) -> bytes:
         with suppress(OSError):  # without /proc
