@@ -38,7 +38,7 @@ def _groups(groups: Path, own: Path) -> Iterator[Group]:
             top, names = groups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
         else:
             continue
-        folder = top / path.lstrip("/")  # in a container without a namespace of its own only `top` exists
+        folder = top / path.lstrip("/")  # a container may see only `top`
         yield from ((each, *names) for each in (folder, *folder.parents) if each.is_relative_to(top))
 
 

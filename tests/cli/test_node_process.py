@@ -72,7 +72,7 @@ def test_the_options_equal_those_of_join():
 
 @pytest.mark.parametrize("model", ["models/tiny", "models/mine/x.gguf"])
 def test_a_relative_path_of_a_model_is_kept_absolute(tmp_path, monkeypatch, model):
-    """A later start may be in another folder, where the file's path would name a repository of the hub."""
+    """In another folder, the file's path would name a repository of the hub."""
     kept = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ftis_node.cli.commands.join._run", lambda settings, *_: kept.append(settings.model))
