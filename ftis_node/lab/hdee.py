@@ -25,7 +25,8 @@ from ftis_node.evaluation.saved_ensemble import MIXTURES, MODES
 from ftis_node.lab.experiment.pairs import HDEE, Pair, TrialMember, resolve_pair
 from ftis_node.lab.experiment.specs import ALONE, is_alone
 from ftis_node.lab.experiment.trial import FinalEvaluation, Trial
-from ftis_node.lab.experiment.trial_matrix import Experiment, TrialSetting, with_key
+from ftis_node.lab.experiment.trial_key import options_of
+from ftis_node.lab.experiment.trial_matrix import Experiment, TrialSetting
 from ftis_node.lab.experiment.trial_result import GENERATED_COST, TRAINED_COST
 from ftis_node.lab.tiny_sums import RECIPES, Size
 from ftis_node.models import PromptSettings, load_tokenizer, parameter_count, resolve_model
@@ -221,12 +222,12 @@ def hdee_trials(
     if not all(map(is_alone, experiment.methods)):
         sharing = [planned_steps(arms, arm, experiment.steps, is_apart=False) for arm in arms if arm != ONE]
         _check_shares(experiment.base, sharing)
-    found: dict[str, Trial] = {}
+    found: dict[tuple[str, str], Trial] = {}
     for seed, arm, method in product(experiment.seeds, arms, experiment.methods):
         if arm != ONE or is_alone(method):  # a single model has no peer
             trial = _trial(experiment, domains, arms, Pair(f"{HDEE}:{arm}", (), model_seed), method)
-            trial = with_key(replace(trial, seed=seed, labels=trial.labels | {"arm": arm}))
-            found.setdefault(trial.key, trial)
+            trial = replace(trial, seed=seed, labels=trial.labels | {"arm": arm})
+            found.setdefault((options_of(trial), arm), trial)
     return list(found.values())
 
 

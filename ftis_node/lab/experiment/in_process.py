@@ -12,6 +12,7 @@ import hashlib
 import os
 import random
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,6 +71,7 @@ class InProcessGeneration:
         self.restarts = 0
         self.tokens_per_s = 0.0
         self.weight_transfer = ""
+        self._times_asked: Counter[str] = Counter()
 
     @property
     def newest(self) -> Engine:
@@ -104,12 +106,16 @@ class InProcessGeneration:
             await engine.close()
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
-        """Generate one unscored group. Without a seed in the request, the seed depends on prompt and version.
+        """Generate one unscored group. Without a seed in the request, the seed depends on prompt and version, and on
+        how often the version was asked for this prompt before.
 
         So trials are repeatable.
         """
         if request.seed is None:
             text = f"{self._boot.settings.seed}/{self.policy_version}/{list(request.prompt_ids)}"
+            self._times_asked[text] += 1
+            if self._times_asked[text] > 1:
+                text += f"/{self._times_asked[text]}"
             seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
             request = replace(request, seed=seed)
         return await self._engines["late"].generate(request)
@@ -168,6 +174,7 @@ class InProcessGeneration:
                 if folder <= self._folder(version):
                     shutil.rmtree(folder)
         self.policy_version = version
+        self._times_asked.clear()
 
     def _folder(self, version: int) -> Path:
         return self._held / f"{version:08d}"

@@ -3,7 +3,7 @@
     trial matrix --trials--> process pool, one core each --> out/runs/<key>.json --> results.json, curves.csv, plots
 
 A trial whose result exists is not run again. So an interrupted experiment continues, and an additional method costs
-only its own trials.
+only its own trials. Trials with one key run once: their results differ in their labels only.
 
 A node writes its replay buffer and its weights with every step synced to disk. The homes of an experiment are
 temporary, in memory if possible: waiting for the disk would take most of the time. A killed process cannot clean up,
@@ -24,6 +24,7 @@ import psutil
 
 from ftis_node.lab.experiment.pool import call_in_processes, report
 from ftis_node.lab.experiment.trial import Trial
+from ftis_node.lab.experiment.trial_key import with_keys
 from ftis_node.lab.experiment.trial_result import TrialResult
 from ftis_node.telemetry.log import OnProgress
 from ftis_node.workers.weight_store import MEMORY_DISK
@@ -36,13 +37,15 @@ def run_trials(trials: Sequence[Trial], out: Path, *, jobs: int, watch: OnProgre
     """Run `jobs` trials at a time; return all results, in order. Raises the FtisError of the first failure."""
     runs = out / "runs"
     runs.mkdir(parents=True, exist_ok=True)
-    missing = [trial for trial in trials if not _file(runs, trial).exists()]
+    trials = with_keys(trials)
+    by_key = {trial.key: trial for trial in trials}
+    missing = [trial for trial in by_key.values() if not _file(runs, trial).exists()]
     if missing:
         total = sum(_weight(trial) * trial.steps for trial in missing)
 
         def show(steps: Mapping[str, float], num_left: int) -> None:
             done = sum(_weight(trial) * steps[trial.key] for trial in missing)
-            watch(done / total, f"{len(trials) - num_left} of {len(trials)} done")
+            watch(done / total, f"{len(by_key) - num_left} of {len(by_key)} done")
 
         with scratch_folder() as scratch:
             calls = {trial.key: (trial, runs, scratch) for trial in missing}

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+
 from ftis_node.config.delay import Delay
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
@@ -51,6 +53,7 @@ log = logging.getLogger(__name__)
 NEVER = 100_000  # steps between checkpoints: an interrupted trial starts again
 POLL_S = 0.5
 MAX_BATCH = 256
+MAX_MEMBERS = 1024  # of a trial: seeds of sampling are different for all members of all trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +105,12 @@ async def run_final_evaluation(
 class Trial:
     """Parameters of one trial. `manifest` sets the groups of a step and the method; the specs contain local paths.
 
-    `labels` are the trial's cell in the matrix, `key` is its name among stored results. With `apart`, each member is a
-    separate swarm of one. The `final_evaluation` evaluates all members together after training.
+    `labels` are the trial's cell in the matrix, `key` is its name among stored results (`trial_key.py`). With `apart`,
+    each member is a separate swarm of one. Prompts and sampling of a member follow from its place in the swarm. If one
+    is alone, `first_place` is its place in the swarm with which it is compared. The `final_evaluation` evaluates all
+    members together after training.
     """
 
-    key: str
     labels: dict[str, Any]
     manifest: RunManifest
     members: tuple[TrialMember, ...]
@@ -120,6 +124,8 @@ class Trial:
     codec: Codec = "exact"
     apart: bool = False
     final_evaluation: FinalEvaluation | None = None
+    first_place: int = 0
+    key: str = ""
 
     def last_step(self, member: TrialMember) -> int:
         return self.steps if member.steps is None else member.steps
@@ -171,12 +177,12 @@ async def _run(
     async with AsyncExitStack() as stack:
         nodes = []
         together, swarm = SynchronousRounds(trial.rounds(trial.members)), LoopbackSwarm()
-        for index, member in enumerate(trial.members):
+        for number, member in enumerate(trial.members, start=trial.first_place):
             if trial.apart:
                 together, swarm = SynchronousRounds(trial.rounds([member])), LoopbackSwarm()
-            home = _make_home(folder / f"{index}-{member.name}", trial.seed, index)
+            home = _make_home(folder / f"{number}-{member.name}", trial.seed, number)
             plan = RunPlan(trial.manifest, trial.task_spec, trial.eval_specs, domain_spec=member.domain)
-            seed = trial.seed * len(trial.members) + index
+            seed = trial.seed * MAX_MEMBERS + number
             makers = InProcessNodeFactory(swarm, delay=trial.delay_of(member), seed=seed)
             parts = await stack.enter_async_context(running_components(_settings(trial, member), plan, home, makers))
             is_honest = member.lie is None
@@ -257,8 +263,18 @@ def _make_home(root: Path, seed: int, index: int) -> Home:
     return home
 
 
+class _SettingsOfTrial(NodeSettings):
+    """Settings without the environment, so that it does not change a result."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
 def _settings(trial: Trial, member: TrialMember) -> NodeSettings:
-    return NodeSettings(
+    return _SettingsOfTrial(
         model=member.model,
         name=member.name,
         engine="torch",

@@ -7,11 +7,9 @@ Fairness: an update takes the same number of completions in every trial, except 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
@@ -28,6 +26,7 @@ from ftis_node.lab.experiment.byzantine import LIES
 from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK, Pair, TrialMember
 from ftis_node.lab.experiment.specs import ALONE, CONTROLS, delay_alone, is_alone, parse_alone, parse_delays
 from ftis_node.lab.experiment.trial import Trial
+from ftis_node.lab.experiment.trial_key import options_of
 from ftis_node.plugins import CHOICE_GROUP, find_plugins
 from ftis_node.records.codec import CODECS
 
@@ -66,14 +65,15 @@ class Experiment:
         return (step.own_groups + step.foreign_groups) * self.base.sampling.group_size
 
     def trials(self) -> list[Trial]:
-        """Return all trials without duplicates. Seeds are the outer loop, so that early results show all methods.
+        """Return all trials. Seeds are the outer loop, so that early results show all methods.
 
+        Of equal trials under several methods, the first remains. A control of several swarms remains for each of them.
         Raises UsageError for a setting that does not fit.
         """
-        found: dict[str, Trial] = {}
+        found: dict[tuple[str, str, int], Trial] = {}
         for seed, setting in product(self.seeds, list(self._settings())):
             for trial in setting.trials(seed):
-                found.setdefault(trial.key, trial)
+                found.setdefault((options_of(trial), setting.share, setting.num_nodes), trial)
         return list(found.values())
 
     @property
@@ -132,8 +132,8 @@ class TrialSetting:
     def trials(self, seed: int) -> Iterator[Trial]:
         """Yield one swarm, or for `alone` one run for every model of the pairing."""
         if is_alone(self.method):
-            for member in self.pair.members:
-                yield self.trial([member], seed)
+            for place, member in enumerate(self.pair.members):
+                yield self.trial([member], seed, first_place=place)
             return
         members = self.pair.swarm(self.num_nodes)
         if self.lie != "none":
@@ -161,10 +161,9 @@ class TrialSetting:
         model, mark, _ = last.name.partition(COPY_MARK)
         return replace(last, name=model + LATE_MARK if mark else model, delay=delay)
 
-    def trial(self, members: Sequence[TrialMember], seed: int) -> Trial:
+    def trial(self, members: Sequence[TrialMember], seed: int, *, first_place: int = 0) -> Trial:
         experiment = self.experiment
-        trial = Trial(
-            key="",
+        return Trial(
             labels=self.labels,
             manifest=self._manifest(),
             members=tuple(members),
@@ -176,8 +175,8 @@ class TrialSetting:
             device=experiment.device,
             lora_adapter=experiment.lora_adapter,
             codec=self.codec,  # type: ignore[arg-type]  # checked
+            first_place=first_place,
         )
-        return with_key(trial)
 
     def _manifest(self) -> RunManifest:
         base = self.experiment.base
@@ -281,21 +280,3 @@ def parse_method(text: str, base: MethodSection) -> MethodSection:
         raise UsageError(f"{text!r}: {first_problem(error)}") from None
     except ValueError as error:
         raise UsageError(str(error)) from None
-
-
-def with_key(trial: Trial) -> Trial:
-    """Return the trial with a key derived from all that determines its result."""
-    described = {
-        "manifest": trial.manifest.model_dump(mode="json"),
-        "members": [asdict(member) for member in trial.members],
-        "specs": [trial.task_spec, *trial.eval_specs],
-        "delay": asdict(trial.delay),
-        "seed": trial.seed,
-        "steps": trial.steps,
-        "adapter": trial.lora_adapter.model_dump(),
-        "codec": trial.codec,
-        "apart": trial.apart,
-        "final_evaluation": trial.final_evaluation and asdict(trial.final_evaluation),
-    }
-    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
-    return replace(trial, key=f"{trial.members[0].name}-{trial.labels['method'].split(':')[0]}-{digest}")

@@ -17,6 +17,7 @@ from ftis_node.lab.experiment.pairs import Pair, TrialMember
 from ftis_node.lab.experiment.rounds import RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
 from ftis_node.lab.experiment.runner import run_trials
 from ftis_node.lab.experiment.trial import Trial, run_trial
+from ftis_node.lab.experiment.trial_key import with_keys
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
 from ftis_node.learner.groups import unpack_train_group
@@ -231,7 +232,8 @@ def test_an_adapter_and_a_full_model_learn_together(experiment, tiny_models):
 
 
 def test_stored_results_are_reused(experiment, usual, tmp_path, monkeypatch):
-    trials = replace(experiment, methods=("ftis", "nois")).trials()
+    trials = with_keys(replace(experiment, methods=("ftis", "nois")).trials())
+    same = replace(trials[0], labels=trials[0].labels | {"share": "filled"})
     made: list[str] = []
 
     def in_this_process(function, calls, **_):
@@ -243,12 +245,12 @@ def test_stored_results_are_reused(experiment, usual, tmp_path, monkeypatch):
     monkeypatch.setattr(
         trial_module, "run_trial", lambda trial, *_, **__: msgspec.structs.replace(usual, key=trial.key)
     )
-    for chosen in (trials[:1], trials):
+    for chosen in (trials[:1], [*trials, same]):
         results = run_trials(chosen, tmp_path, jobs=1, watch=lambda *_: None)
     assert made == [trial.key for trial in trials], "a finished trial is run again"
-    assert [(result.key, result.labels["method"]) for result in results] == [
-        (trial.key, method) for trial, method in zip(trials, ("ftis", "nois"), strict=True)
-    ]
+    assert [(result.key, result.labels) for result in results] == [
+        (trial.key, trial.labels) for trial in (*trials, same)
+    ], "a trial has a result for each of its labels"
     assert results[0].members == usual.members
 
 

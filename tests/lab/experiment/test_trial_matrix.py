@@ -11,6 +11,7 @@ from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.pairs import Pair, TrialMember, resolve_pair
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.lab.experiment.trial import _settings
+from ftis_node.lab.experiment.trial_key import options_of
 from ftis_node.lab.experiment.trial_matrix import Experiment, parse_method
 
 PAIR = Pair("size", (TrialMember("s", "/models/s"), TrialMember("m", "/models/m")))
@@ -89,7 +90,7 @@ def test_a_node_without_peers_ignores_delays_of_peers_and_runs_once():
         for delay in (("fixed:8", Delay(8, 8)), ("none", NO_DELAY))
     ]
     undelayed = replace(EXPERIMENT, methods=("alone",), seeds=range(1)).trials()
-    assert {trial.key for trial in undelayed} < {trial.key for trial in trials}
+    assert set(map(options_of, undelayed)) < set(map(options_of, trials))
 
 
 def test_a_codec_is_allowed_in_the_manifest_and_set_in_the_nodes():
@@ -99,17 +100,28 @@ def test_a_codec_is_allowed_in_the_manifest_and_set_in_the_nodes():
         ("exact", "lossless", "lossy"),
     ]
     assert [_settings(trial, trial.members[0]).swarm.codec for trial in (exact, lossy)] == ["exact", "lossy"]
-    assert exact.key != lossy.key
+    assert options_of(exact) != options_of(lossy)
     with pytest.raises(UsageError, match="no codec 'zip'"):
         replace(EXPERIMENT, codecs=("zip",)).trials()
 
 
-def test_a_key_depends_on_all_that_determines_the_result():
-    keys = {trial.key for trial in EXPERIMENT.trials()}
-    assert len(keys) == 2
-    assert {trial.key for trial in replace(EXPERIMENT, steps=5).trials()}.isdisjoint(keys)
-    assert {trial.key for trial in replace(EXPERIMENT, delays=("fixed:2",)).trials()}.isdisjoint(keys)
-    assert {trial.key for trial in replace(EXPERIMENT, methods=("ftis", "tis")).trials()} > keys
+def test_a_model_alone_has_the_place_that_it_has_in_the_swarm():
+    trials = replace(EXPERIMENT, methods=("alone", "alone:own", "ftis"), seeds=range(1)).trials()
+    found = [(trial.labels["method"], trial.members[0].name, trial.first_place) for trial in trials]
+    assert found == [
+        *(("alone", name, place) for place, name in enumerate("sm")),
+        *(("alone:own", name, place) for place, name in enumerate("sm")),
+        ("ftis", "s", 0),
+    ]
+
+
+def test_a_control_remains_for_each_swarm_and_equal_methods_do_not():
+    experiment = replace(EXPERIMENT, shares=("vertical", "filled"), seeds=range(1), controls=True)
+    own = [trial for trial in experiment.trials() if trial.labels["method"] == "alone:own"]
+    assert [trial.labels["share"] for trial in own] == ["vertical"] * 2 + ["filled"] * 2
+    assert options_of(own[0]) == options_of(own[2]), "one trial with two labels"
+    same = replace(EXPERIMENT, methods=("ftis", "ftis:kl_threshold=0.03"), seeds=range(1))
+    assert [trial.labels["method"] for trial in same.trials()] == ["ftis"]
 
 
 def test_methods_take_parameters_and_the_filter_of_the_base():
