@@ -40,6 +40,7 @@ TINY_SIZES: Final[tuple[Size, ...]] = ("s", "sm", "m")
 ONE: Final = "one"
 TRIED_PERCENT: Final = range(5, 401)  # percent of the usual steps
 MAX_NAME: Final = 48
+NUM_COMPARED: Final = 4096  # training problems of a part, to find test problems of other domains
 UNSAFE: Final = re.compile(r"[^\w.-]+")  # in the name of a folder
 
 
@@ -91,7 +92,10 @@ class Domains:
 
 
 def read_domains(task: str, excluded: str | None = None) -> Domains:
-    """Return the parts of the SPECs. Raises UsageError for one task, TaskError for one that cannot be loaded."""
+    """Return the parts of the SPECs.
+
+    Raises UsageError for one task and for overlapping parts, TaskError for one that cannot be loaded.
+    """
     parts = parse_parts(task)
     if len(parts) < 2:
         raise UsageError(f"--task {task} is one domain: join at least two, such as arithmetic:add+arithmetic:sub")
@@ -101,7 +105,21 @@ def read_domains(task: str, excluded: str | None = None) -> Domains:
     domains = Domains(tuple(map(_trained, parts)), tuple(_domain(part, str(_alone(part))) for part in untrained))
     if len({domain.expert for domain in domains.trained}) < len(parts):
         raise UsageError(f"--task {task}: two parts have almost the same name; give their data sets other names")
+    _check_overlap(domains)
     return domains
+
+
+def _check_overlap(domains: Domains) -> None:
+    """Raise UsageError if the first training problems of a part contain test problems of another domain."""
+    tests = [load_task(domain.held_out, split="test") for domain in (*domains.trained, *domains.excluded)]
+    for domain in domains.trained:
+        task = load_task(domain.spec)
+        shown = {str(task[index].prompt) for index in range(min(len(task), NUM_COMPARED))}
+        for test in tests:
+            if test.name != domain.task and any(str(test[index].prompt) in shown for index in range(len(test))):
+                raise UsageError(
+                    f"{domain.task} trains on test problems of {test.name}: name domains without common ones"
+                )
 
 
 def _trained(part: TaskPart) -> Domain:

@@ -118,6 +118,19 @@ def test_the_arms_of_any_mixture_follow_its_order_its_weights_and_the_given_mode
     assert modes == {"equal": MODES, "steps": MODES, "sizes": ("vote", "confidence")}
 
 
+@pytest.mark.parametrize(
+    ("task", "excluded", "trained", "test"),
+    [
+        ("arithmetic:add+arithmetic:sub", "arithmetic:borrow", "sub", "borrow"),
+        ("arithmetic:add+sums", "sums:long+arithmetic:no-carry", "add", "no-carry"),
+        ("arithmetic:medium+arithmetic:carry", None, "medium", "carry"),
+    ],
+)
+def test_a_domain_whose_test_problems_another_one_trains_on_is_refused(task, excluded, trained, test):
+    with pytest.raises(UsageError, match=f"^arithmetic:{trained} trains on test problems of arithmetic:{test}: name"):
+        read_domains(task, excluded)
+
+
 def test_one_is_compared_at_equal_compute_updates_and_time():
     """Two experts share. The curve of `one` is linear, so the places of comparison can be computed by hand."""
     domains = read_domains("arithmetic:add+arithmetic:sub", "sums")
