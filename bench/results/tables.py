@@ -50,7 +50,7 @@ TABLES: Final = {
     "working": Table(
         "What does one peer give at equal own generation, where answers have working?",
         f"--pair sums --run {RUNS}/sums.toml --controls --nodes 2 --prompts 8 --steps 40"
-        " --methods ftis,ftis:floor=0.5,f-nois",
+        " --methods ftis,ftis:floor=0.5,f-nois,accepted,gepo,gepo:clip=false",
         model_seeds=10,
         quick="--methods ftis",
     ),
@@ -66,14 +66,15 @@ TABLES: Final = {
     "rare": Table(
         "Where each model never finds an answer to half of the problems?",
         f"--pair blind --run {RUNS}/blind.toml --steps 240 --eval-every 20"
-        " --methods alone,alone:own,ftis,ftis:floor=0.5,f-nois",
+        " --methods alone,alone:own,ftis,ftis:floor=0.5,f-nois,accepted,gepo,gepo:clip=false",
         quick="--methods alone:own,f-nois",
     ),
     "pairs": Table(
         "Which correction is best between experts?",
-        "--pair expertise --methods alone,alone:own,alone:own:updates=2,nois,vis,tis,ftis,f-nois",
+        "--pair expertise --methods alone,alone:own,alone:own:updates=2,nois,vis,tis,ftis,f-nois,accepted,gepo,"
+        "gepo:clip=false",
         model_seeds=3,
-        quick="--methods alone,alone:own,nois,tis,ftis,f-nois",
+        quick="--methods alone,alone:own,nois,ftis,f-nois",
     ),
     "peft": Table(
         "And between full training and LoRA?",
@@ -97,7 +98,7 @@ TABLES: Final = {
         " --methods tis,ftis:kl_estimator=rkl_iw:kl_threshold=0.03,ftis:kl_estimator=rkl_iw:kl_threshold=0.3,"
         "ftis:kl_estimator=author_k3:kl_threshold=50,ftis:filter=quantile,ftis:filter=quantile:keep_share=0.1,"
         "ftis:filter=ess",
-        quick="--methods tis,ftis:kl_estimator=rkl_iw:kl_threshold=0.03,ftis:filter=quantile:keep_share=0.1",
+        quick="--methods ftis:kl_estimator=rkl_iw:kl_threshold=0.03,ftis:filter=quantile:keep_share=0.1",
     ),
     "filters-late": Table(
         "And where weights reach the generators 16 steps late?",
@@ -113,7 +114,7 @@ TABLES: Final = {
         "What do late weights cost each method, with the same clip and advantages?",
         "--pair expertise --steps 80 --prompts 16 --eval-every 5 --delay none,fixed:8,fixed:64,lognormal:1-64"
         " --methods grpo:advantage_scale=mean,gspo:eps_low=0.2:eps_high=0.2:advantage_scale=mean,"
-        "gepo,gepo:alpha=0.1,ftis:advantage_scale=mean",
+        "gepo,gepo:alpha=0.1,gepo:clip=false,ftis:advantage_scale=mean,accepted:advantage_scale=mean",
         model_seeds=3,
         quick="--delay none,fixed:64 --methods grpo:advantage_scale=mean,gepo,ftis:advantage_scale=mean",
     ),
@@ -137,9 +138,11 @@ TABLES: Final = {
         model_seeds=3,
     ),
     "attackers": Table(
-        "What does an attacker do whose log-probs are those of a learner?",
-        "--pair size --nodes 4 --attack none,mimic --methods ftis,ftis:peer_weights=agreement",
+        "What does an attacker do whose log-probs look honest: small, or those of a learner?",
+        "--pair size --nodes 4 --attack none,padded,mimic"
+        " --methods ftis,ftis:floor=0.5,f-nois,accepted,ftis:peer_weights=agreement",
         model_seeds=3,
+        quick="--attack none,padded --methods ftis",
     ),
 }
 

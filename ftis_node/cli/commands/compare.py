@@ -74,7 +74,7 @@ def compare(
     nodes: Annotated[str, typer.Option("--nodes", help="Nodes in a swarm; comma-separated.")] = "2",
     attack: Annotated[
         str,
-        typer.Option("--attack", help="Attack of the last nodes: none, rewards, logprobs, positives, mimic."),
+        typer.Option("--attack", help="Attack of the last nodes: none, rewards, logprobs, positives, padded, mimic."),
     ] = "none",
     attackers: Annotated[int, typer.Option("--attackers", min=1, help="Number of attackers with --attack.")] = 1,
     codec: Annotated[

@@ -7,8 +7,10 @@
 |             | that the untrained model gives them: they look close        | moved away from the untrained model      |
 | `positives` | right answers behind junk that scoring does not see, with   | the cap: at most C times the weight of   |
 |             | log-probs so low that the weight would be enormous          | an honest completion                     |
-| `mimic`     | the same, with the log-probs that a learner of the swarm    | its weight, if peers are weighted by the |
-|             | gives them at that moment, so likelihood cannot detect it   | agreement of their gradients             |
+| `padded`    | right answers, then junk that scoring does not see, with    | truncation: the learner finds the junk   |
+|             | log-probs that look honest (-0.05)                          | unlikely, so its weight is near 0        |
+| `mimic`     | as `positives`, with the log-probs that a learner gives     | its weight, if peers are weighted by the |
+|             | them at that moment, so likelihood cannot detect it         | agreement of their gradients             |
 
 It generates with the initial model and does not train.
 """
@@ -29,9 +31,10 @@ from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.envelope import announce_group, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group
 
-Lie = Literal["rewards", "logprobs", "positives", "mimic"]
+Lie = Literal["rewards", "logprobs", "positives", "padded", "mimic"]
 LIES: tuple[Lie, ...] = get_args(Lie)
 UNLIKELY_LOGPROB = -12.0  # a ratio of e^12 before the cap
+LIKELY_LOGPROB = -0.05  # the mean of a completion
 NUM_JUNK_TOKENS = 3
 MIN_RIGHT_REWARD = 0.5
 
@@ -116,5 +119,11 @@ class ByzantineNode:
     def _padded(self, completion: Completion, *, limit: int) -> Completion:
         room = min(NUM_JUNK_TOKENS, limit - len(completion.token_ids))
         junk = [self._random.choice(self._unseen) for _ in range(room)] if self._unseen else []
-        ids = np.asarray([*junk, *completion.token_ids.tolist()], dtype=np.int32)
-        return replace(completion, token_ids=ids, logprobs=np.full(len(ids), UNLIKELY_LOGPROB, dtype=np.float32))
+        ids, place = completion.token_ids.tolist(), 0
+        if self._lie == "padded":
+            place = len(ids) - (completion.finish_reason is FinishReason.STOP)
+        ids[place:place] = junk
+        logprobs = np.full(len(ids), UNLIKELY_LOGPROB, dtype=np.float32)
+        if self._lie == "padded":  # not equal, because validation refuses that
+            logprobs[:] = [self._random.uniform(2 * LIKELY_LOGPROB, 0.0) for _ in ids]
+        return replace(completion, token_ids=np.asarray(ids, dtype=np.int32), logprobs=logprobs)

@@ -19,7 +19,7 @@ from ftis_node.cli.app import run
 from ftis_node.cli.commands import compare
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment.runner import MEMORY_DISK, SCRATCH_PREFIX, scratch_folder
+from ftis_node.lab.experiment.runner import MEMORY_DISK, SCRATCH_PREFIX, _weight, scratch_folder
 from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
@@ -39,6 +39,7 @@ RESULTS, MAKE_RESULTS = _load("tables"), _load("run")
 ALL_TABLES = RESULTS.TABLES | RESULTS.LLM_TABLES
 pytestmark = pytest.mark.timeout(300)
 STOP_LIMIT_S = 20
+MOST_QUICK = 125_000  # completions that the nodes of a quick table train on: about 5 minutes
 
 
 def arguments(models: dict[str, Path], out: Path, *more: str) -> list[str]:
@@ -80,10 +81,11 @@ def test_compare_writes_its_files_and_keeps_finished_trials(tiny_models, tmp_pat
 @pytest.mark.parametrize("name", ALL_TABLES)
 def test_the_commands_of_the_results_page_are_valid(name, tmp_path, monkeypatch):
     """The commands are parsed to a grid of trials, which is not run."""
-    counts = []
+    counts, work = [], []
 
     def note(trials, *_, **__):
         counts.append(len(trials))
+        work.append(sum(_weight(trial) * trial.steps for trial in trials))
         raise UsageError("enough")
 
     monkeypatch.chdir(REPOSITORY)  # the paths of its run files are relative to it
@@ -91,6 +93,7 @@ def test_the_commands_of_the_results_page_are_valid(name, tmp_path, monkeypatch)
     for quick in (True, False):
         assert run(ALL_TABLES[name].arguments(str(tmp_path), quick=quick)) == UsageError.exit_code
     assert 0 < counts[0] <= counts[1]
+    assert work[0] <= MOST_QUICK or name in RESULTS.LLM_TABLES
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -11,7 +11,7 @@ import pytest
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ModelError
-from ftis_node.lab.experiment import runner
+from ftis_node.lab.experiment import byzantine, runner
 from ftis_node.lab.experiment import trial as trial_module
 from ftis_node.lab.experiment.pairs import Pair, TrialMember
 from ftis_node.lab.experiment.rounds import RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
@@ -22,6 +22,7 @@ from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
 from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.step.train_step import compute_gradients
+from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.node.context import NodeCounters, NodeState
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.training.evaluator import Evaluator
@@ -201,6 +202,25 @@ def test_false_log_probs_are_refused_or_truncated(experiment, lie):
         else:
             assert not member.refused
             assert member.foreign_groups == PROMPTS * 3 // 4
+
+
+def test_padded_right_answers_with_likely_log_probs_pass_all_checks(experiment, trained, tiny_models, monkeypatch):
+    monkeypatch.setattr(byzantine, "MIN_RIGHT_REWARD", 0.0)  # all answers are padded
+    result = run_trial(only(experiment, attacks=("padded",), num_nodes=(4,), steps=1))
+    for member in result.members:
+        assert not member.refused
+        assert member.foreign_groups == PROMPTS * 3 // 4
+    padded = [
+        token_ids.tolist()
+        for _, _, groups in trained
+        for group in groups
+        for token_ids, logprobs in zip(group.tokens.ids_of_each(), group.tokens.logprobs_of_each(), strict=True)
+        if not group.sent.own and logprobs.min() >= 2 * byzantine.LIKELY_LOGPROB
+    ]
+    assert len(padded) >= 3 * PROMPTS // 4 * GROUP_SIZE, "each honest node trains on all of them"
+    tokenizer = load_tokenizer(resolve_model(str(tiny_models["s"])))
+    texts = [tokenizer.decode(ids) for ids in padded]
+    assert sum(text != text.rstrip() for text in texts) > len(texts) / 2, "most have space behind the answer"
 
 
 def test_copied_log_probs_of_a_learner_pass_all_its_checks(experiment):
