@@ -25,6 +25,7 @@ from ftis_node.learner.step.train_step import compute_gradients
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.node.context import NodeCounters, NodeState
 from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.prompt_order import PromptOrder
 from ftis_node.node.training.evaluator import Evaluator
 
 STEPS = 3
@@ -145,6 +146,27 @@ def trained(monkeypatch):
 
     monkeypatch.setattr(trial_module.InProcessNodeFactory, "learner", spying)
     return seen
+
+
+def test_a_model_alone_has_the_prompts_and_samples_that_it_has_in_the_swarm(experiment, trained):
+    setting = replace(experiment, methods=("ftis", "alone:own"), seeds=range(1, 2), steps=1)
+    for trial in setting.trials():
+        run_trial(trial)
+    for name in ("s", "m"):
+        swarm, alone = (
+            sorted((group.sent.prompt_ids, group.tokens.token_ids.tolist()) for group in groups if group.sent.own)
+            for member, _, groups in trained
+            if member == name
+        )
+        assert swarm == alone and len(alone) == PROMPTS // 2
+
+
+def test_groups_of_one_prompt_are_different(experiment, trained, monkeypatch):
+    monkeypatch.setattr(PromptOrder, "index", lambda order, place: 0)
+    run_trial(replace(experiment, methods=("alone",), steps=1).trials()[0])
+    ((_, _, groups),) = trained
+    assert len({group.sent.prompt_ids for group in groups}) == 1
+    assert len({group.tokens.token_ids.tobytes() for group in groups}) == PROMPTS
 
 
 def test_groups_of_the_late_node_are_late_for_both_nodes(experiment, trained):
