@@ -13,7 +13,7 @@ import pytest
 
 from gpu import half_hour, parts
 from gpu.half_hour import Driver, note_driver, results, table, wait_for
-from gpu.stages import Stage, impossible, stages_of, startable
+from gpu.stages import PARTS, Stage, impossible, stages_of, startable
 
 # Writes a figure, sleeps, and exits with a code.
 COMMAND = """import json, pathlib, sys, time
@@ -49,6 +49,22 @@ def test_a_stage_starts_when_its_needs_are_there_and_the_gpu_is_free():
     assert impossible(stages, states, everything, left_s=260, more_parts=False).keys() == {"engines"}
     states |= {"engines": "skipped"}
     assert names(startable(stages, states, everything, left_s=260)) == ["one_gpu"]
+
+
+@pytest.mark.parametrize(("minutes", "skipped"), [(14, {"engines", "curves"}), (24, set())])
+def test_the_stages_that_fit_if_each_takes_what_is_expected(minutes, skipped):
+    stages, ends = stages_of(small=False), dict[str, float]()
+    states: dict[str, Any] = {stage.name: "waiting" for stage in stages}
+    now_s = 0.0
+    while ends or "waiting" in states.values():
+        left_s = 60 * minutes - now_s
+        states |= dict.fromkeys(impossible(stages, states, PARTS, left_s=left_s, more_parts=False), "skipped")
+        for stage in startable(stages, states, PARTS, left_s=left_s):
+            states[stage.name], ends[stage.name] = "running", now_s + stage.expected_s
+        if ends:
+            first = min(ends, key=lambda name: ends[name])
+            now_s, states[first] = ends.pop(first), "passed"
+    assert {name for name, state in states.items() if state == "skipped"} == skipped
 
 
 def test_a_stage_without_its_needs_is_given_up():
