@@ -55,6 +55,7 @@ _COMMAND = re.compile(r"\\(?:text|mbox|mathrm|operatorname)\s*\{[^{}]*\}|\\[A-Za
 _PROSE = re.compile(r"(?<![A-Za-z])(?!(?:sqrt|frac|sin|cos|tan|log|exp|and)\b)[A-Za-z]{3,}")
 _THOUSANDS = re.compile(r"(?<=\d)(?:,?\\[,!;: ]|\{,\})(?=\d{3})")
 _PERCENT = re.compile(r"\\?%")
+_BOLD = re.compile(r"\s*\*\*([^*]+)\*\*\s*")
 _ENVIRONMENT = re.compile(r"\\begin\{.*?\\end\{", re.DOTALL)
 _LIST = re.compile(r",|;|\\cup|\\text|\b(?:and|or)\b")
 _COMMAS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -110,6 +111,7 @@ def _side_equals(reference: Fraction, side: str) -> bool:
 
 def _is_math(reference: str, answer: str) -> bool:
     reference, answer = (_PERCENT.sub("", without_vulgar(text)).rstrip(" .") for text in (reference, answer))
+    answer = _BOLD.sub(r"\1", answer) if _BOLD.fullmatch(answer) else answer
     if len(_lines(answer)) > 1:
         return False
     answer = " ".join(answer.split())

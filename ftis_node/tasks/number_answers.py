@@ -4,13 +4,14 @@ An answer is one number. Its notation does not count:
 
     1,450   1 450   1.45e3   1/2   \frac12   ½   2 1/2       thousands, exponents, fractions
     $20   20 dollars   20 cm^2   20%                         currencies, units, words; 50% equals 50 and not 0.5
+    -3    minus 3   negative 3                               a sign, also in words
     2.5 hours (150 minutes)   12 of the 15 eggs              a remark, or the whole of which it is a part
     \boxed{42}   **42**   42.                                LaTeX delimiters, bold type, a full stop
     6*7 = 42   x = 42                                        equations whose sides are equal
 
 Any other text with several different numbers is wrong, as is one with a word that changes the number (`2 million`,
-`two and a half`). Numbers in words (`seventy-two`) are not read. `answers.py` evaluates a text that is an expression of
-numbers (`2^5`, `\sqrt{16}`). The comparison is exact: 0.333 is not 1/3.
+`two and a half`), or with two signs (`--7`). Numbers in words (`seventy-two`) are not read. `answers.py` evaluates a
+text that is an expression of numbers (`2^5`, `\sqrt{16}`). The comparison is exact: 0.333 is not 1/3.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _REPLACED: Final = (
     (r"[\u2212\ufe63\uff0d]", "-"),
     (r"[\u00a0\u2007\u2009\u202f]|\\[,;: ]|\\quad|~", " "),
     (r"\\!|\\left(?![A-Za-z])|\\right(?![A-Za-z])|\\displaystyle", ""),
+    (r"\b(?i:minus|negative) (?=[\d.])", "-"),
     (r"×|\\times|·|\\cdot", "*"),
     (r"÷|\\div(?![A-Za-z])", "/"),
     (r"(?<=\d)(?:\{,\}|, )(?=\d{3}(?!\d))", ","),  # as in 1{,}000
@@ -57,6 +59,7 @@ _SCALES = re.compile(
 )
 _EXPRESSION = re.compile(r"(?:[\d\s.+\-*/^(){}!]|\\sqrt|\\[dt]?frac|\\d?binom)*\d(?:[\d\s.+\-*/^(){}!]|\\[a-z]+)*")
 _NAME = re.compile(r"\\?[A-Za-z]\w*(?:\s*\([^()]*\))?")
+_TWO_SIGNS = re.compile(r"(?:^|[A-Za-z:] *)- ?-")
 _EQUALS = re.compile(r"(?<![<>!:])=+")
 
 
@@ -82,6 +85,8 @@ def plain_number(reference: str) -> Fraction | None:
 def number_in(text: str) -> Fraction | None:
     """Return the only number of a cleaned text that has nothing but words beside it; None if there is none."""
     text = _OF_ALL.sub(" ", _REMARK.sub(r"\1", text))
+    if _TWO_SIGNS.search(text):
+        return None
     values = {_value(found) for found in _NUMBER.finditer(text)}
     words = _NUMBER.sub(" ", text)
     letters = {found[0] for found in _LETTER.finditer(words)}
@@ -92,7 +97,11 @@ def number_in(text: str) -> Fraction | None:
 
 def is_expression(text: str) -> bool:
     """Return whether a cleaned text has only numbers, operators, brackets, roots and fractions."""
-    return _EXPRESSION.fullmatch(text) is not None and not re.search(r"\\(?!sqrt|[dt]?frac|d?binom)", text)
+    return (
+        not _TWO_SIGNS.match(text)
+        and _EXPRESSION.fullmatch(text) is not None
+        and not re.search(r"\\(?!sqrt|[dt]?frac|d?binom)", text)
+    )
 
 
 def sides_of(text: str) -> tuple[list[str], str]:
