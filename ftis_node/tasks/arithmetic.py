@@ -11,8 +11,9 @@ it often does not. A real example, index 0 of the training split:
 `PARTS` divides the problems by kind and by difficulty, so that experiments can start from models with different
 expertise. An index is a seed: `train[i]` hashes i to a problem, so the training split has any length and repeats
 problems. Whole problems are held out, not indices: the `NUM_HELD_OUT` problems of each kind with the smallest hash.
-`a+b` and `b+a` count as one problem. If a training draw is held out, another one is drawn, so training on a part never
-shows an answer of its test split, which contains the held-out problems of that part. Another part may show it.
+`a+b` and `b+a` count as one problem. If a training draw is held out, another one is drawn. The test split of a part
+contains the held-out problems of that part. So training on a part never shows an answer of its test split, but
+training on another part may.
 """
 
 from __future__ import annotations

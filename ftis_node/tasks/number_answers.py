@@ -10,8 +10,9 @@ An answer is one number. Its notation does not count:
     6*7 = 42   x = 42                                        equations whose sides are equal
 
 Any other text with several different numbers is wrong, as is one with a word that changes the number (`2 million`,
-`two and a half`), or with two signs (`--7`). Numbers in words (`seventy-two`) are not read. `answers.py` evaluates a
-text that is an expression of numbers (`2^5`, `\sqrt{16}`). The comparison is exact: 0.333 is not 1/3.
+`two and a half`). A number with two signs (`--7`) is wrong, too. Numbers in words (`seventy-two`) are not read.
+`answers.py` evaluates a text that is an expression of numbers (`2^5`, `\sqrt{16}`). The comparison is exact: 0.333 is
+not 1/3.
 """
 
 from __future__ import annotations
