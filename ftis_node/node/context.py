@@ -79,6 +79,10 @@ class EvaluationHistory:
         num_later = max(1, MAX_EVALUATIONS - len(first))
         self.entries = first + known[len(first) :][-num_later:]
 
+    def go_back(self, step: int) -> None:
+        """Drop the evaluations after `step`: the learner lost those weights."""
+        self.entries = [entry for entry in self.entries if entry.step <= step]
+
 
 @dataclass(frozen=True, slots=True)
 class NodeDescription:

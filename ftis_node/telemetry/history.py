@@ -1,8 +1,8 @@
 """The history of a run as points for curves, read from its event log at once or while the run continues.
 
 Event logs have hundreds of megabytes. So the reader decodes a few fields, and parses a line only if it is a point. The
-last few lines are kept as text. If the learner falls back to an older checkpoint, a repeated step replaces the points
-from that step on. So the curves show the steps that led to the current weights.
+last few lines are kept as text. If the learner falls back to an older checkpoint, a repeated step replaces the steps and
+evaluations from that step on. So the curves show those of the current weights.
 """
 
 from __future__ import annotations
@@ -112,8 +112,7 @@ class HistoryReader:
         try:
             if name == "step":
                 step = msgspec.convert(read_event(line), StepPoint)
-                while self._steps and self._steps[-1].step >= step.step:
-                    self._steps.pop()
+                self._go_back(step.step - 1)
                 self._steps.append(step)
             elif name == "eval":
                 point = msgspec.convert(read_event(line), EvaluationPoint)
@@ -128,6 +127,11 @@ class HistoryReader:
             self._notable_lines.append((self._num_events, line))
         self._num_events += 1
         return head
+
+    def _go_back(self, step: int) -> None:
+        if self._steps and self._steps[-1].step > step:
+            self._steps = [point for point in self._steps if point.step <= step]
+            self._evaluations = {key: point for key, point in self._evaluations.items() if point.step <= step}
 
     def build(self) -> History:
         begin = self._num_events - len(self._last_lines)

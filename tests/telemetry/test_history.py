@@ -78,6 +78,16 @@ def test_a_repeated_step_replaces_the_earlier_one(path):
     assert [(point.step, point.reward_mean) for point in read_history(path).steps] == [(1, 0.1), (2, 0.25), (3, 0.35)]
 
 
+def test_a_repeated_step_removes_the_evaluations_of_the_lost_weights(path):
+    with closing(EventLog(path)) as events:
+        for step in (1, 2, 3, 4, 2):
+            events.write("step", step=step)
+            if step in (1, 3, 4):
+                events.write("eval", step=step, task="arithmetic", pass_at_1=0.5, n=16)
+        events.write("eval", step=2, task="arithmetic", pass_at_1=0.25, n=16)
+    assert [(point.step, point.pass_at_1) for point in read_history(path).evaluations] == [(1, 0.5), (2, 0.25)]
+
+
 def test_a_reader_reads_each_line_once_while_files_rotate(path):
     reader = HistoryReader(path, num_last_events=4)
     with closing(EventLog(path, max_bytes=200, kept_files=5)) as events:

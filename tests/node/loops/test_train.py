@@ -20,6 +20,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.rows import StoredGroup
 from ftis_node.swarm.reputation import Behaviour
+from ftis_node.telemetry.status import EvalStatus
 from ftis_node.workers.weight_store import WeightProof
 from tests.conftest import accept, make_group
 from tests.node.nodes import buffer_of, components, events_of, notes_of
@@ -94,9 +95,12 @@ async def test_a_step_without_an_update_credits_no_sender(tmp_path):
 async def test_the_node_follows_a_learner_that_fell_back(tmp_path):
     with loop_with(tmp_path, StepReport(step=1, policy_version=1), step=5) as (loop, node):
         proof = WeightProof(version=2, probe_ids=(1, 2), logprobs=(-1.0,))
+        for evaluated in (0, 3, 5):
+            node.context.evaluations.add(EvalStatus(step=evaluated, task="sums", pass_at_1=0.5, n=8))
         await loop.resume(LearnerState(3, 2, parameters=1, trainable_parameters=1, proof=proof))
         assert (loop.step, node.context.state.saved_step, node.context.state.policy_version) == (3, 3, 2)
         assert buffer_of(node).reconciled == [3]
+        assert [one.step for one in node.context.evaluations.entries] == [0, 3], "step 5 is evaluated again"
         assert node.context.state.last_reused_version == 6, (
             "weights 6 may have been offered before their step was noted"
         )
