@@ -74,6 +74,7 @@ def sender_sums(
     sender_ids: Tensor,
     *,
     num_senders: int,
+    of_own_weights: Tensor | None = None,
     is_text: Tensor | None = None,
     text_weights: Tensor | None = None,
     **params: Any,
@@ -81,9 +82,9 @@ def sender_sums(
     """Return statistics of the first pass over a batch for each of S senders, float64 `[S]`.
 
     The first five tensors and `params` are as in `policy_loss`; `sender_ids` `[N]` are integers in 0..S-1, 0 for this
-    node's own. Rows of `is_text` `[N]` have no log-probs of their sender: pass the learner's own as
-    `behaviour_logprobs`, and their weights `[N]` as `text_weights` (`importance_weights.py`). Raises ValueError as
-    `policy_loss` does.
+    node's own. Filter and objective treat rows of `of_own_weights` `[N]` as own, too. Rows of `is_text` `[N]` have no
+    log-probs of their sender: pass the learner's own as `behaviour_logprobs`, and their weights `[N]` as `text_weights`
+    (`importance_weights.py`). Raises ValueError as `policy_loss` does.
 
         groups, groups_with_signal          groups, and those with an advantage that is not 0
         completions, negatives              completions, and those with A < 0
@@ -105,6 +106,8 @@ def sender_sums(
     if is_text is None or text_weights is None:
         is_text, text_weights = torch.zeros_like(advantages, dtype=torch.bool), torch.zeros_like(advantages)
     compared = torch.where(is_text, 0, sender_ids)  # their KL is unknown, so no filter compares them
+    if of_own_weights is not None:
+        compared = torch.where(of_own_weights, 0, compared)
     batch = read_batch(learner_logprobs.detach(), behaviour_logprobs, mask, advantages, group_ids, sender_ids=compared)
     kl, keep, used = apply_filter(batch, settings, filtered=row.filtered)
     advantage = batch.advantages

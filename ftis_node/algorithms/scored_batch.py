@@ -25,7 +25,7 @@ class ScoredBatch:
 
     rewards     float64, by this node
     group_ids   int64, equal for completions that are compared with each other
-    sender_ids  int64, 0 for this node's own completions
+    sender_ids  int64, 0 for completions of this node's weights
     task_ids    int64, one id for each task of a mixture
     ratios      float64, s = exp(mean_t(lp - lg)) at the first pass over the batch
     """

@@ -88,6 +88,11 @@ class TrainBatch:
         return int(self.mask.sum())
 
     @property
+    def policy_ids(self) -> Tensor:
+        """Return `[N]` int64: the sender ids for loss and advantages, 0 for all rows of this node's weights."""
+        return torch.where(self.of_own_weights, 0, self.sender_ids)
+
+    @property
     def lengths(self) -> list[int]:
         """Return the tokens of each text with its prompt, `[N]`."""
         return [len(prompt) + len(ids) for prompt, ids in zip(self.prompts, self.texts, strict=True)]

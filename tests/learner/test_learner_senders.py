@@ -58,6 +58,26 @@ def test_the_figures_of_a_step_by_hand(learner):
     assert report.mean_kl == pytest.approx(kl, rel=1e-9)
 
 
+def test_groups_of_a_trusted_generator_train_as_own_ones(model_folder, tmp_path):
+    """The quantile filter ranks each peer's negatives, and keeps all those of the node's own weights."""
+
+    def report_of(name, **sender):
+        settings = {"method": "ftis", "filter": "quantile", "keep_share": 0.1, "advantage_shift": 0.1}
+        learner = Learner(make_boot(model_folder, tmp_path / name, **settings))
+        groups = [
+            make_group([[1, 2], [3, first], [5], [first, 6]], [1.0, 0.0, 0.0, 0.0], number=first, own="own" in sender)
+            for first in (7, 8)
+        ]
+        return learner.train([replace(group, **sender) for group in groups], step=1).report
+
+    own = report_of("own", own=True, sender="me")
+    trusted = report_of("trusted", of_own_weights=True, sender="ann")
+    other = report_of("other", sender="ann")
+    assert (own.by_sender[0].kept_negatives, other.by_sender[0].kept_negatives) == (6, 1)
+    assert trusted.by_sender == (replace(own.by_sender[0], sender="ann", own=False),)
+    assert (trusted.loss, trusted.grad_norm, trusted.foreign_groups) == (own.loss, own.grad_norm, 2)
+
+
 def test_figures_are_restored_from_json_and_a_checkpoint(learner, model_folder, tmp_path):
     report = learner.train(groups_of(learner), step=1).report
     assert msgspec.json.decode(msgspec.json.encode(report), type=StepReport) == report

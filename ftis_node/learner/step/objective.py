@@ -96,7 +96,7 @@ class Objective:
                 batch.rewards,
                 batch.advantage_ids,
                 scale=self.advantage_scale,
-                sender_ids=batch.sender_ids,
+                sender_ids=batch.policy_ids,
                 shift=self.advantage_shift,
             )
         advantages = batch.weights * advantages
@@ -157,7 +157,7 @@ class Objective:
         learner_logprobs = torch.where(frozen[:, None], learner_logprobs.detach(), learner_logprobs)
         params = {**self.params, "first_pass_logprobs": None if first_pass is None else there(first_pass)}
         if "sender_ids" in params:
-            params["sender_ids"] = torch.where(batch.is_text, 0, batch.sender_ids)
+            params["sender_ids"] = torch.where(batch.is_text, 0, batch.policy_ids)
         mask = there(batch.mask)
         if batch.is_text.any():
             loss, metrics = self._loss_with_texts(learner_logprobs, batch, believed, params)
@@ -236,6 +236,7 @@ class Objective:
             self._group_ids(batch),
             batch.sender_ids,
             num_senders=len(batch.senders),
+            of_own_weights=batch.of_own_weights,
             **texts,
             **{name: value for name, value in self.params.items() if name not in TENSORS},
         )
@@ -249,7 +250,7 @@ def _scored(batch: TrainBatch, first_pass: Tensor | None) -> ScoredBatch:
         generator = torch.where(batch.is_text, batch.behaviour_means, generator)
         log_ratios = _mean_logprobs(first_pass.detach().cpu(), batch.mask) - generator
         ratios = log_ratios.clamp(max=SEQUENCE_LOG_RATIO_LIMIT).exp()
-    return ScoredBatch(batch.rewards, batch.advantage_ids, batch.sender_ids, batch.task_ids, ratios)
+    return ScoredBatch(batch.rewards, batch.advantage_ids, batch.policy_ids, batch.task_ids, ratios)
 
 
 def _mean_logprobs(logprobs: Tensor, mask: Tensor) -> Tensor:
