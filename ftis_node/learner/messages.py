@@ -87,10 +87,10 @@ class TrainGroup(msgspec.Struct, frozen=True):
 
     Groups with the same `advantage_key` share their mean and deviation: prompt and sender in the vertical mode, the
     prompt in the horizontal mode. `own`: this node signed the group. `of_own_weights`: a trusted node signed it and
-    sampled with this node's weights: the mismatch is measured on it, and the loss treats it as own. `sender` is the signer's peer id; a group
-    without one counts as a separate sender. Advantages are multiplied by `weight`. `end_ids`, of this learner's model,
-    replace the sender's (`Group.tokens_ending_with`); none: the ids stay. `observation_form` are the ids that its chat
-    template writes around an observation. `task` is the group's part of a mixture.
+    sampled with this node's weights: the mismatch is measured on it, and the loss treats it as own. `sender` is the
+    signer's peer id; a group without one counts as a separate sender. Advantages are multiplied by `weight`. `end_ids`,
+    of this learner's model, replace the sender's (`Group.tokens_ending_with`); none: the ids stay. `observation_form`
+    are the ids that its chat template writes around an observation. `task` is the group's part of a mixture.
     """
 
     group_id: str

@@ -1,8 +1,8 @@
 """The history of a run as points for curves, read from its event log at once or while the run continues.
 
 Event logs have hundreds of megabytes. So the reader decodes a few fields, and parses a line only if it is a point. The
-last few lines are kept as text. If the learner falls back to an older checkpoint, a repeated step replaces the steps and
-evaluations from that step on. So the curves show those of the current weights.
+last few lines are kept as text. If the learner falls back to an older checkpoint, a repeated step replaces the points
+from that step on, evaluations too. So the curves show the steps that led to the current weights.
 """
 
 from __future__ import annotations
