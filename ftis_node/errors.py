@@ -105,6 +105,10 @@ class WorkerDiedError(WorkerError):
     """A worker ended or stopped answering."""
 
 
+class WorkerCrashedError(WorkerDiedError):
+    """A worker ended by itself: not killed, as the system does without memory, and not silent."""
+
+
 class WorkerTaskError(WorkerError):
     """A running worker reports that one request failed."""
 

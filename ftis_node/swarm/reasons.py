@@ -184,7 +184,7 @@ BEHAVIOUR = {
         "a value that it sent made this node's code fail: please report the line of the log",
         advice="report the line of the refusing node's log; install the same release on both nodes",
     ),
-    "poisoned": Reason("the learner failed in three steps that had a group of it"),
+    "poisoned": Reason("the learner failed in three steps that had a group of it, and none of other peers"),
     "false_claim": Reason("it made a false claim under its own signature"),
     BY_OPERATOR: Reason("an operator of this node decided so", advice=UNBAN),
     "announcement_flood": Reason("it announced more groups than this node reads", advice=SEND_FEWER),

@@ -24,7 +24,7 @@ import zmq
 import zmq.asyncio
 
 from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
-from ftis_node.errors import FtisError, WorkerDiedError
+from ftis_node.errors import FtisError, WorkerCrashedError, WorkerDiedError
 from ftis_node.files import open_to_write
 from ftis_node.workers import wire
 from ftis_node.workers.liveness import SILENT, Timing, describe_exit
@@ -245,7 +245,9 @@ class WorkerProcess:
             raise self._die(self._died(f"cannot be reached ({error or 'it reads nothing'})")) from error
 
     async def _watch_exit(self) -> None:
-        self._die(self._died(describe_exit(await self._process.wait())))
+        code = await self._process.wait()
+        kind = WorkerDiedError if code == -signal.SIGKILL else WorkerCrashedError
+        self._die(self._died(describe_exit(code), kind))
 
     async def _watch_heartbeats(self) -> None:
         timing = self._timing
@@ -257,8 +259,8 @@ class WorkerProcess:
         after_s = timing.heartbeat_timeout_s if problem == SILENT else timing.stall_timeout_s
         self.kill(f"{problem} for {after_s:.0f} s")
 
-    def _died(self, how: str) -> WorkerDiedError:
-        return WorkerDiedError(f"the {self._spec.name} worker {how}; its log is {self._spec.log_path}")
+    def _died(self, how: str, kind: type[WorkerDiedError] = WorkerDiedError) -> WorkerDiedError:
+        return kind(f"the {self._spec.name} worker {how}; its log is {self._spec.log_path}")
 
     def _die(self, cause: FtisError) -> FtisError:
         """End every call in flight with the first cause; later causes change nothing. Returns the first cause."""

@@ -40,9 +40,12 @@ NO_TOKEN = np.array([1 << 20], dtype="<i4").tobytes()  # beyond the vocabulary o
 
 
 class _Poisoned(InProcessNodeFactory):
-    """A factory whose learner dies of, or fails on, each step with its first group, or its first foreign group."""
+    """A factory whose learner dies of, or fails on, each step with its first group, or its first foreign group.
 
-    def __init__(self, home: Home, *, kills: bool, of_peer: bool = False) -> None:
+    `kills` is the signal of its death; 0: it reports an error.
+    """
+
+    def __init__(self, home: Home, *, kills: int = 0, of_peer: bool = False) -> None:
         super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
         self.poison = ""
         self.num_failed = 0
@@ -62,7 +65,7 @@ class _Poisoned(InProcessNodeFactory):
                 return await train(groups, **how)
             self.num_failed += 1
             if self._kills:
-                os.kill(client.pid, signal.SIGKILL)
+                os.kill(client.pid, self._kills)
                 return await train(groups, **how)
             spoiled = msgspec.structs.replace(groups[at], prompt_ids=NO_TOKEN)
             try:
@@ -113,24 +116,36 @@ def _assert_released(home: Home, makers: _Poisoned) -> None:
 
 
 async def test_a_group_that_kills_the_learner_is_released(home):
-    makers = _Poisoned(home, kills=True)
+    makers = _Poisoned(home, kills=signal.SIGKILL)
     assert await _run(home, makers, steps=2) == 2
     _assert_released(home, makers)
 
 
 async def test_a_failed_request_with_a_peers_group_does_not_end_the_node(home):
     """Only a failed step of own groups alone is the node's fault."""
-    makers = _Poisoned(home, kills=False, of_peer=True)
+    makers = _Poisoned(home, of_peer=True)
     assert await _run(home, makers, steps=2, foreign=_foreign_groups(home)) == 2
     assert makers.num_failed == MAX_FAILED_STEPS
     released = [event["group"] for event in read_events(home.events, name="released") if event["reason"] == "poisoned"]
     assert makers.poison in released
+    assert _num_charged(home) == 1
+
+
+@pytest.mark.parametrize(("kills", "num_charged"), [(signal.SIGSEGV, 1), (signal.SIGKILL, 0)])
+async def test_a_peer_is_charged_for_a_crash_and_not_for_a_lack_of_memory(home, kills, num_charged):
+    makers = _Poisoned(home, kills=kills, of_peer=True)
+    assert await _run(home, makers, steps=1, foreign=_foreign_groups(home)) == 1
+    assert makers.num_failed == MAX_FAILED_STEPS
+    assert _num_charged(home) == num_charged
+
+
+def _num_charged(home: Home) -> int:
     with closing(sqlite3.connect(home.peers)) as peers:
-        assert peers.execute("SELECT count(*) FROM peers WHERE score < 0").fetchone() == (1,)
+        return int(peers.execute("SELECT count(*) FROM peers WHERE score < 0").fetchone()[0])
 
 
 async def test_a_node_that_ends_at_each_failed_request_releases_the_group_at_last(home):
-    makers = _Poisoned(home, kills=False)
+    makers = _Poisoned(home)
     for _ in range(MAX_FAILED_STEPS):
         with pytest.raises(ExceptionGroup) as raised:
             await _run(home, makers, steps=2)

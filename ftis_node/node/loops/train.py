@@ -139,6 +139,7 @@ class TrainLoop:
             if is_own_fault and not streak.has_succeeded and streak.num_in_row >= MAX_LOST_STEPS:
                 times = streak.num_in_row
                 raise type(error)(f"training failed on every step since the start, {times} times: {error}") from error
+            self._step_peers.note_lost(groups, error)
             await self.store.disk(self.store.buffer.note_failed, step)
             await waiting(f"weights {step} in the generator", under_way.abandon())
             state = await waiting("the learner worker", self.learner.start())

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from ftis_node.config.method_section import PeerWeighting
 from ftis_node.config.step import Share
+from ftis_node.errors import WorkerCrashedError, WorkerError, WorkerTaskError, says_out_of_memory
 from ftis_node.learner.messages import StepReport, TrainGroup
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
@@ -40,6 +41,7 @@ MIN_STEPS = 2  # measurements of a peer before its weight may fall below 1
 MIN_WEIGHT = 0.02
 MIN_OWN_AGREEMENT = 0.05
 MAX_PEERS = 4096
+MAX_EXEMPT = 4096  # groups
 
 
 @dataclass(slots=True)
@@ -98,9 +100,11 @@ class StepPeers:
     peers: PeerManager
     end_ids: tuple[int, ...]
     observation_form: tuple[int, ...] = ()
+    _exempt: LruDict[bytes, None] = field(init=False)
     _peer_weights: PeerWeights = field(init=False)
 
     def __post_init__(self) -> None:
+        self._exempt = LruDict[bytes, None](MAX_EXEMPT)
         self._peer_weights = PeerWeights(self.context.manifest.method.peer_weights)
 
     def batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
@@ -153,10 +157,20 @@ class StepPeers:
             if not group.own:
                 self.peers.note(group.sender, Behaviour.FAULT, reason=UNREADABLE)
 
+    def note_lost(self, groups: Sequence[StoredGroup], error: WorkerError) -> None:
+        """Exempt the groups of a lost step from a charge, unless they are of one peer and the error is not this node's.
+
+        A learner that was killed or fell silent may have lacked memory. Groups of several peers do not show whose is
+        guilty.
+        """
+        is_theirs = isinstance(error, WorkerTaskError | WorkerCrashedError) and not says_out_of_memory(str(error))
+        if not is_theirs or len({group.sender for group in groups if not group.own}) > 1:
+            self._exempt.update(dict.fromkeys(group.id for group in groups))
+
     def note_poisoned(self, group_id: bytes, held: HeldGroup | None) -> None:
-        """Charge the sender of a group on which the learner failed repeatedly."""
+        """Charge the sender of a group on which the learner failed repeatedly, unless `note_lost` exempts it."""
         self.context.events.write("released", group=group_id, reason=ReleaseReason.POISONED)
-        if held is not None and not held.own:
+        if held is not None and not held.own and group_id not in self._exempt:
             self.peers.note(held.sender, Behaviour.FAULT, reason=ReleaseReason.POISONED)
 
 

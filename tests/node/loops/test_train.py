@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from ftis_node.config.manifest import RunManifest, parse_manifest
+from ftis_node.errors import WorkerCrashedError, WorkerDiedError, WorkerError, WorkerTaskError
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.senders import SenderStats
 from ftis_node.node.context import NodeState
@@ -35,13 +37,16 @@ def foreign(sender: Identity, number: int) -> StoredGroup:
 
 
 class Learner(NullLearner):
-    """A learner that returns the same report for each step."""
+    """A learner that returns the same report for each step, after its failures."""
 
     def __init__(self, report: StepReport) -> None:
         super().__init__(parameters=1)
         self._report = report
+        self.failures: list[WorkerError] = []
 
     async def train(self, groups: Any, **how: Any) -> TrainReply:
+        if self.failures:
+            raise self.failures.pop(0)
         return TrainReply(report=self._report)
 
 
@@ -90,6 +95,31 @@ async def test_a_step_without_an_update_credits_no_sender(tmp_path):
         await loop._train([foreign(HONEST, 1)])
         assert notes_of(node) == []
         assert buffer_of(node).released == [(1, ReleaseReason.REFUSED)]
+
+
+CRASH, REPORTED = WorkerCrashedError("the learner worker was ended by SIGSEGV"), WorkerTaskError("IndexError: 7")
+KILLED, SHORT = WorkerDiedError("the learner worker was killed by SIGKILL"), WorkerTaskError("CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    ("errors", "senders", "num_charged"),
+    [
+        ((CRASH, CRASH, REPORTED), (HONEST,), 2),
+        ((KILLED, CRASH, CRASH), (HONEST,), 0),  # the kernel kills for memory
+        ((SHORT, CRASH, CRASH), (HONEST,), 0),
+        ((CRASH, CRASH, CRASH), (HONEST, MALLORY), 0),  # one of two, nobody knows which
+    ],
+)
+async def test_only_the_sender_that_must_have_broken_the_learner_is_charged(tmp_path, errors, senders, num_charged):
+    with loop_with(tmp_path, StepReport(step=1, policy_version=1)) as (loop, node):
+        for number in (1, 2):
+            for sender in senders:
+                node.store.buffer.admit(accept(make_group(sender, number=number), sender), own=False)
+        loop.learner.failures = list(errors)
+        for _ in errors:
+            await loop._train(await loop._selection.take(1, own=0, foreign=4))
+        assert len(events_of(node, "released")) == 2 * len(senders), "a group that stays would break the learner again"
+        assert behavior_of(node) == [(HONEST.peer_id, Behaviour.FAULT)] * num_charged
 
 
 async def test_the_node_follows_a_learner_that_fell_back(tmp_path):
