@@ -113,8 +113,9 @@ class StepReport(StepFigures, frozen=True, kw_only=True):
     """The report of one step.
 
     `policy_version` is the newest step that changed the weights. `skipped` (no signal) and `refused` (a value was not
-    finite) give the reason why this step did not. Then `num_updates` and `grad_norm` are 0. The `mismatch_` fields (see
-    `train_report.py`) cover own tokens that `mismatch_version` sampled, the version from which the step started.
+    finite) give the reason why this step did not. Then `num_updates` and `grad_norm` are 0. `unfinished` is the reason
+    why the updates after the first `num_updates` were not done. The `mismatch_` fields (see `train_report.py`) cover
+    own tokens that `mismatch_version` sampled, the version from which the step started.
 
     `understated` holds the ids of groups that `Objective.excluded` excludes, `unreadable` those of groups whose body
     could not be unpacked. `by_sender` includes this node. `agreement` by sender and `own_agreement` are cosines of
@@ -138,6 +139,7 @@ class StepReport(StepFigures, frozen=True, kw_only=True):
     own_agreement: float | None = None
     skipped: str | None = None
     refused: str | None = None
+    unfinished: str | None = None
     repeated: bool = False
 
 

@@ -128,8 +128,9 @@ def report_of(
         own_groups=batch.num_own_groups,
         foreign_groups=batch.num_foreign_groups,
         by_sender=_by_sender(first, batch, objective),
-        skipped=outcome.skipped,
-        refused=outcome.refused,
+        skipped=None if outcome.num_updates else outcome.skipped,
+        refused=None if outcome.num_updates else outcome.refused,
+        unfinished=(outcome.refused or outcome.skipped) if outcome.num_updates else None,
     )
 
 

@@ -92,6 +92,17 @@ def test_a_step_without_signal_advances_the_step_and_not_the_version(model_folde
     assert learner.train(random_groups(), step=3).report.policy_version == 3
 
 
+def test_a_later_update_without_a_gradient_does_not_undo_the_earlier_ones(model_folder, tmp_path):
+    """GSPO clips each sequence as soon as an update has moved it far enough."""
+    boot = make_boot(model_folder, tmp_path, method="gspo", updates_per_batch=4, learning_rate=1e-2)
+    learner = Learner(boot)
+    completions = [[1, 2, 3], [4, 5]]
+    exact = [one_by_one_logprobs(learner.policy.causal_lm, PROMPT, ids).tolist() for ids in completions]
+    report = learner.train([make_group(completions, [1.0, 0.0], logprobs=exact)], step=1).report
+    assert 0 < report.num_updates < 4
+    assert (report.policy_version, report.skipped, report.refused, report.unfinished) == (1, None, None, "no signal")
+
+
 def test_a_failed_checkpoint_is_written_again_at_the_end(model_folder, tmp_path, monkeypatch):
     write, failures = checkpoint_manager.write_checkpoint, [OSError(28, "No space left on device")]
 

@@ -65,7 +65,7 @@ class Gradients:
 class StepOutcome:
     """The outcome of one or more updates on one batch. `first` is the result of the first update's passes.
 
-    With `num_updates` > 0, `refused` is of a later update, and `ran_out` means that memory ran out in it.
+    With `num_updates` > 0, `skipped` and `refused` are of a later update. `ran_out`: memory ran out in it.
     """
 
     first: Gradients

@@ -148,8 +148,7 @@ class TrainLoop:
         finally:
             under_way.cancel()
         self.context.failures.succeeded(TRAINING)
-        changed_nothing = reply.report.refused and reply.report.num_updates == 0
-        reason = ReleaseReason.REFUSED if changed_nothing else ReleaseReason.TRAINED
+        reason = ReleaseReason.REFUSED if reply.report.refused else ReleaseReason.TRAINED
         await self.store.disk(self.store.buffer.release_step, step, reason)
         self._step_peers.settle(reply.report, groups, is_trained=reason is ReleaseReason.TRAINED)
         self.context.state.saved_step = reply.saved_step

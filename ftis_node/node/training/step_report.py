@@ -117,6 +117,8 @@ class StepReporter:
                 report.duration_s,
                 extra={"fields": fields},
             )
+            if report.unfinished:
+                log.info("step %d ended after update %d: %s", report.step, report.num_updates, report.unfinished)
         self._note_mismatch(report)
         await self._track(report)
 

@@ -163,6 +163,6 @@ def test_out_of_memory_in_a_later_update_halves_the_budget_of_the_next_step(mode
     monkeypatch.setattr(learner._optimizer, "step", step_then_fail)
     report = learner.train(random_groups(), step=1).report
     assert (report.num_updates, report.micro_batch_tokens, report.out_of_memory) == (1, 100, 1)
-    assert report.refused == "update 2 of 3 was not done: CUDA out of memory"
+    assert (report.refused, report.unfinished) == (None, "update 2 of 3 was not done: CUDA out of memory")
     report = learner.train(random_groups(seed=1), step=2).report
     assert (report.num_updates, report.micro_batch_tokens, report.out_of_memory) == (3, 50, 0)

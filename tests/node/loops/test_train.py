@@ -1,5 +1,6 @@
 """The train loop's reaction to a step's report and the learner's state: behavior of peers, groups, progress."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -134,6 +135,17 @@ async def test_the_node_follows_a_learner_that_fell_back(tmp_path):
         assert node.context.state.last_reused_version == 6, (
             "weights 6 may have been offered before their step was noted"
         )
+
+
+async def test_a_step_whose_last_update_was_not_done_credits_its_senders(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    report = StepReport(step=1, policy_version=1, num_updates=1, unfinished="update 2 of 2 was not done: stopped")
+    with loop_with(tmp_path, report) as (loop, node):
+        await loop._train([foreign(HONEST, 1)])
+        assert behavior_of(node) == [(HONEST.peer_id, Behaviour.CONTRIBUTED)]
+        assert buffer_of(node).released == [(1, ReleaseReason.TRAINED)]
+        assert "step 1 ended after update 1: update 2 of 2 was not done: stopped" in caplog.text
+        assert "changed nothing" not in caplog.text
 
 
 async def test_a_step_event_has_the_statistics_of_each_sender(tmp_path):
