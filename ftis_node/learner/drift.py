@@ -17,7 +17,9 @@ with `optimizer.kl_coef` has the first over the whole batch, as part of the loss
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -28,13 +30,18 @@ from ftis_node.learner.step.train_step import Forward
 from ftis_node.learner.train_report import measure_mismatch
 
 NUM_GROUPS = 2
+MAX_GROUP_BYTES = 4 << 20  # as JSON: all groups are in `state.json`, of which 16 MiB are read
 FIRST_STEP, PERIOD = 2, 5  # so that it takes at most a few percent of the time, also of small steps
 
 
 def groups_of_start(groups: Sequence[UnpackedGroup]) -> tuple[TrainGroup, ...]:
-    """Return the groups to keep of a step whose policy is the starting model."""
-    sampled_here = [group.sent for group in groups if group.sent.own or group.sent.of_own_weights]
-    return tuple(sampled_here[:NUM_GROUPS])
+    """Return the groups to keep of a step whose policy is the starting model: each small enough for checkpoints."""
+    sampled_here = (group.sent for group in groups if group.sent.own or group.sent.of_own_weights)
+    return tuple(islice(filter(_is_small, sampled_here), NUM_GROUPS))
+
+
+def _is_small(group: TrainGroup) -> bool:
+    return len(msgspec.json.format(msgspec.json.encode(group))) <= MAX_GROUP_BYTES
 
 
 def is_due(step: int) -> bool:

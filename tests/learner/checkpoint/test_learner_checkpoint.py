@@ -4,16 +4,28 @@ import json
 import shutil
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import torch
-from learner_rig import SMALL, checkpoint_tensors, make_boot, random_groups, train_steps, without_times
+from learner_rig import SMALL, checkpoint_tensors, make_boot, make_group, random_groups, train_steps, without_times
 from tiny_models import save_tiny
 
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, ModelError
+from ftis_node.learner.checkpoint.checkpoint import (
+    TrainingProgress,
+    newest_usable,
+    owner_of,
+    state_of,
+    write_checkpoint,
+)
 from ftis_node.learner.checkpoint.checkpoint_files import write_checksums
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS, SHARE, CheckpointSaver
 from ftis_node.learner.core import Learner
+from ftis_node.learner.drift import groups_of_start
+from ftis_node.learner.groups import UnpackedGroup
+from ftis_node.learner.model.policy_loading import load_policy
+from ftis_node.records.token_batch import TokenBatch
 
 LORA = LoraSection(rank=4, alpha=8)
 FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
@@ -231,3 +243,19 @@ def test_a_failed_write_is_reported_once_and_the_step_is_due_again():
     saver.begin(1, lambda: None)
     saver.wait()
     assert saver.saved_step == 1
+
+
+def test_a_checkpoint_with_groups_of_long_observations_can_be_read(model_folder, tmp_path):
+    """Observations have no limit in bytes, and each of their ids is a line of `state.json`."""
+
+    def group(num_ids):
+        sent = msgspec.structs.replace(make_group([[1, 2]], [1.0]), observation_ids=((151_000,) * num_ids,))
+        return UnpackedGroup(sent, TokenBatch.from_parts([[1, 2]], [[-5.5, -5.5]]))
+
+    huge, large = group(1 << 19), group(280_000)
+    kept = groups_of_start([huge, large, large])
+    assert kept == (large.sent, large.sent)
+    owner = owner_of(load_policy(boot := make_boot(model_folder, tmp_path)), boot)
+    write_checkpoint(tmp_path, state_of(owner, TrainingProgress(step=1, start_groups=kept)), {}, {}, keep=1)
+    checkpoint, damaged = newest_usable(tmp_path, owner=owner)
+    assert checkpoint.state.start_groups == kept and damaged == []
