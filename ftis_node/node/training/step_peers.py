@@ -41,7 +41,7 @@ MIN_STEPS = 2  # measurements of a peer before its weight may fall below 1
 MIN_WEIGHT = 0.02
 MIN_OWN_AGREEMENT = 0.05
 MAX_PEERS = 4096
-MAX_EXEMPT = 4096  # groups
+MAX_GROUPS = 16_384  # whose ids are kept, those of a hundred steps of usual size
 
 
 @dataclass(slots=True)
@@ -101,10 +101,11 @@ class StepPeers:
     end_ids: tuple[int, ...]
     observation_form: tuple[int, ...] = ()
     _exempt: LruDict[bytes, None] = field(init=False)
+    _used: LruDict[bytes, None] = field(init=False)
     _peer_weights: PeerWeights = field(init=False)
 
     def __post_init__(self) -> None:
-        self._exempt = LruDict[bytes, None](MAX_EXEMPT)
+        self._exempt, self._used = LruDict[bytes, None](MAX_GROUPS), LruDict[bytes, None](MAX_GROUPS)
         self._peer_weights = PeerWeights(self.context.manifest.method.peer_weights)
 
     def batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
@@ -130,11 +131,15 @@ class StepPeers:
         self._peer_weights.note(report.agreement, report.own_agreement)
 
     def settle(self, report: StepReport, groups: Sequence[StoredGroup], *, is_trained: bool) -> None:
-        """Credit the senders whose groups a step used, and charge those whose groups it refused."""
+        """Credit the senders whose groups a step used, and charge those whose groups it refused.
+
+        A group counts once, also if the learner lost the step and repeats it.
+        """
         if is_trained and not report.skipped:
             left_out = {*report.understated, *report.unreadable}
             for group in groups:
-                if group.id.hex() not in left_out:
+                if group.id.hex() not in left_out and group.id not in self._used:
+                    self._used[group.id] = None
                     self.peers.note_used(group)
         self._note_understated(report, groups)
         self._note_unreadable(report, groups)

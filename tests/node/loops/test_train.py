@@ -137,6 +137,14 @@ async def test_the_node_follows_a_learner_that_fell_back(tmp_path):
         )
 
 
+async def test_a_step_that_the_learner_lost_and_repeats_counts_once(tmp_path):
+    with loop_with(tmp_path, StepReport(step=1, policy_version=1, num_updates=1)) as (loop, node):
+        for groups in ([foreign(HONEST, 1)], [foreign(HONEST, 1), foreign(MALLORY, 2)]):
+            await loop._train(groups)
+            await loop.resume(await loop.learner.start())  # at step 0, as after a death
+        assert behavior_of(node) == [(HONEST.peer_id, Behaviour.CONTRIBUTED), (MALLORY.peer_id, Behaviour.CONTRIBUTED)]
+
+
 async def test_a_step_whose_last_update_was_not_done_credits_its_senders(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     report = StepReport(step=1, policy_version=1, num_updates=1, unfinished="update 2 of 2 was not done: stopped")
