@@ -127,6 +127,8 @@ def _distances(batch: TrainBatch, slots: Tensor, sums: dict[int, Tensor]) -> tup
     num_own = sum(sizes[half] for half in range(OWN_HALVES))
     own = sum(means[half] * (sizes[half] / num_own) for half in range(OWN_HALVES))
     variance = float((means[0] - means[1]).square().sum()) * sizes[0] * sizes[1] / num_own**2
+    if not math.isfinite(variance):
+        return {}, None
     found = {
         batch.senders[slot - OWN_HALVES + 1]: (float((own - mean).square().sum()) - variance) * sizes[slot] / num_own
         for slot, mean in means.items()

@@ -1,13 +1,15 @@
 """Agreement of gradients by sender, compared with gradients of single senders, on steps of a tiny model."""
 
+import math
+
 import pytest
 import torch
-from learner_rig import make_boot, random_groups
+from learner_rig import make_boot, make_group, random_groups
 from msgspec.structs import replace
 
 from ftis_node.learner.batch import make_batch
 from ftis_node.learner.core import Learner
-from ftis_node.learner.step.agreement import MAX_SENDERS
+from ftis_node.learner.step.agreement import MAX_SENDERS, _distances, _slots
 from ftis_node.learner.step.objective import make_objective
 
 ANN, BOB, EVE = "ann", "bob", "eve"
@@ -120,3 +122,13 @@ def test_senders_are_bounded_and_without_a_signal_there_are_no_figures(model_fol
     quiet = [replace(group, weight=0.0) for group in groups_of_three()]
     report = learner.train(quiet, step=2).report
     assert (report.agreement, report.own_agreement, report.skipped) == ({}, None, "no signal")
+
+
+def test_values_that_are_not_finite_are_no_measurement():
+    """A refused step must not enter the means of the peer weights, which would stay NaN."""
+    own, others = make_group([[1, 2], [3]], [1.0, 0.0]), make_group([[1, 2], [3]], [1.0, 0.0], own=False)
+    batch = make_batch([own, own, replace(others, sender=BOB)])
+    ones, broken = torch.ones(2, 2), torch.full((2, 2), math.nan)
+    for sums in ({0: broken, 1: ones, 2: ones}, {0: torch.full((2, 2), math.inf), 1: ones, 2: ones}):
+        assert _distances(batch, _slots(batch), sums) == ({}, None)
+    assert _distances(batch, _slots(batch), {0: ones, 1: ones, 2: broken}) == ({}, 0.0)
