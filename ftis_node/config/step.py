@@ -145,7 +145,7 @@ class StepSection(Section):
         default=8,
         ge=0,
         le=100000,
-        description="Versions after which an unused own group is dropped.",
+        description="Weight updates after which an unused own group is dropped.",
     )
     other_tokenizers: Literal["ignore", "text"] = Field(
         default="ignore",

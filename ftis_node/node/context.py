@@ -22,6 +22,7 @@ from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.status import EvalStatus
 
 RECENT_STEPS = 20
+MAX_UPDATES = 1024
 MAX_EVALUATIONS = 1024  # in the status, which HTTP clients read every second; the event log has all evaluations
 
 
@@ -41,6 +42,24 @@ class NodeState:
     read_shards: frozenset[int] = frozenset()
     groups_without_reward: int = 0  # the newest own groups in a row; `sample` is a completion of the last one
     sample: str = ""
+    updates: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_UPDATES))  # the learner's last versions
+
+    def go_to(self, version: int) -> None:
+        """Set the policy version of the learner, after a step, or after it went back."""
+        while self.updates and self.updates[-1] >= version:
+            self.updates.pop()
+        self.updates.append(version)
+        self.policy_version = version
+
+    def version_lag(self, num_updates: int) -> int:
+        """Return by how much a version of `num_updates` updates ago is lower than the present one of the learner.
+
+        Steps without an update have numbers, too. Before the first known version each step counts as an update.
+        """
+        if not self.updates:
+            return num_updates
+        num_known = min(num_updates, len(self.updates) - 1)
+        return self.updates[-1] - self.updates[-1 - num_known] + num_updates - num_known
 
 
 @dataclass(slots=True)

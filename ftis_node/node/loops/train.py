@@ -190,7 +190,7 @@ class TrainLoop:
         if state.last_report is not None and state.step > self.step:
             await self.reporter.note(state.last_report)  # the daemon ended before the learner's reply arrived
         self.context.state.step = self.context.state.saved_step = state.step
-        self.context.state.policy_version = state.policy_version
+        self.context.state.go_to(state.policy_version)
         self.context.evaluations.go_back(state.step)
         if state.weights is not None:
             await waiting(f"weights {state.policy_version} in the generator", self.deliver(state.weights, state.proof))

@@ -54,7 +54,7 @@ class Store:
             now=time.time(),
             max_age_s=step.max_age_s,
             policy_version=self.context.state.policy_version,
-            max_version_lag=step.max_version_lag,
+            max_version_lag=self.context.state.version_lag(step.max_version_lag),
             peer_id=self.context.peer_id,
             max_ahead_s=math.inf if self.context.settings.learns else MAX_CLOCK_SKEW_S,  # else only peers use them
         )

@@ -89,7 +89,8 @@ class StepReporter:
     async def note(self, report: StepReport) -> None:
         """Record the report of a finished step in state, counters, event log and trackers."""
         state = self.context.state
-        state.step, state.policy_version = report.step, report.policy_version
+        state.step = report.step
+        state.go_to(report.policy_version)
         self.peers.counters.last_report = report
         if report.kl_to_start is not None or report.kl_from_start is not None:
             self.peers.counters.drift_report = report

@@ -26,7 +26,7 @@ from ftis_node.swarm.reputation import Behaviour
 from ftis_node.telemetry.status import EvalStatus
 from ftis_node.workers.weight_store import WeightProof
 from tests.conftest import accept, make_group
-from tests.node.nodes import buffer_of, components, events_of, notes_of
+from tests.node.nodes import ME, buffer_of, components, events_of, notes_of
 from tests.node.support import manifest_text
 
 HONEST, MALLORY = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
@@ -121,6 +121,28 @@ async def test_only_the_sender_that_must_have_broken_the_learner_is_charged(tmp_
             await loop._train(await loop._selection.take(1, own=0, foreign=4))
         assert len(events_of(node, "released")) == 2 * len(senders), "a group that stays would break the learner again"
         assert behavior_of(node) == [(HONEST.peer_id, Behaviour.FAULT)] * num_charged
+
+
+def test_steps_without_an_update_do_not_make_groups_older():
+    state = NodeState()
+    assert state.version_lag(8) == 8
+    for version in (100, 100, 100, 110, 111):  # a learner that resumed at 100 and skipped nine steps
+        state.go_to(version)
+    assert [state.version_lag(number) for number in (0, 1, 2, 3)] == [0, 1, 11, 12]
+    state.go_to(110)  # the learner died and lost an update
+    assert [state.version_lag(number) for number in (0, 1, 2)] == [0, 10, 11]
+
+
+async def test_a_group_that_is_one_update_old_stays_after_skipped_steps(tmp_path):
+    with loop_with(tmp_path, StepReport(step=110, policy_version=110, num_updates=1)) as (loop, node):
+        proof = WeightProof(version=100, probe_ids=(1, 2), logprobs=(-1.0,))
+        await loop.resume(LearnerState(100, 100, parameters=1, trainable_parameters=1, proof=proof))
+        for number, version in ((1, 100), (2, 80)):
+            node.store.buffer.admit(accept(make_group(ME, number=number, versions=(version, version)), ME), own=True)
+        for step in range(101, 110):
+            await loop.reporter.note(StepReport(step=step, policy_version=100, skipped="no signal"))
+        await loop.reporter.note(StepReport(step=110, policy_version=110, num_updates=1))
+        assert [one.policy_version for one in await node.store.release_stale()] == [80]
 
 
 async def test_the_node_follows_a_learner_that_fell_back(tmp_path):
