@@ -44,7 +44,7 @@ def stages_of(*, small: bool) -> tuple[Stage, ...]:
     if small:
         memory, engines = "2m-full-kept-256,2m-lora-recomputed-256,2m-4bit-256", "2m-small,2m-inside"
     else:
-        kinds = ("0.5b-full-kept", "3b-full-recomputed", "0.5b-lora-recomputed", "3b-lora-kept", "3b-4bit")
+        kinds = ("0.5b-full-kept", "3b-full-recomputed", "3b-lora-kept", "3b-4bit")
         memory = ",".join(f"{kind}-16384" for kind in kinds)
         engines = "0.5b-small,0.5b-inside,3b-large,3b-adapter"
     made = (
@@ -56,7 +56,7 @@ def stages_of(*, small: bool) -> tuple[Stage, ...]:
             on_gpu=False,
         ),
         Stage("machine", (*check, "env", "host"), 60, ("node",)),
-        Stage("memory", (*check, "memory", "--cases", memory), 140, ("node",)),
+        Stage("memory", (*check, "memory", "--cases", memory), 110, ("node",)),
         Stage("models", (*nodes, "models"), 120, ("node", "model"), on_gpu=False),
         Stage("nodes", (*nodes, "exchange"), 420, ("models",), ("imports", "memory")),
         Stage(

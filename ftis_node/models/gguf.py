@@ -100,7 +100,9 @@ def gguf_config(path: Path) -> dict[str, Any]:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+        config = AutoConfig.from_pretrained(
+            path.parent, gguf_file=path.name, trust_remote_code=False, local_files_only=True
+        )
     except Exception as error:  # the reader raises whatever a damaged header leads it to
         raise ModelError(f"{path} has no readable configuration: {error}") from error
     return dict(config.to_dict())
