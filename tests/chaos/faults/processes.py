@@ -84,7 +84,8 @@ def stop_all_and_continue(context: FaultContext) -> None:
 
     waited_s = 0.0
     while not context.node.wait_for(lambda: _num_peers(context.node), timeout_s=1.0):
-        waited_s += any(not _sleeps(other) for other in context.swarm.neighbors(context.node))  # else nobody can be found
+        # While all others sleep, nobody can be found.
+        waited_s += any(not _sleeps(other) for other in context.swarm.neighbors(context.node))
         assert waited_s < BACK_WITHIN_S, f"no peer {BACK_WITHIN_S:.0f} s after the sleep"
     context.notes.append(f"a peer again after {waited_s:.0f} s")
 
