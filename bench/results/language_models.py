@@ -5,11 +5,14 @@
 
 An update takes 8 training problems of `words:1+words:2`, each answered in one short sentence. The seed S chooses
 them. So each seed is another model. Both sizes solve about a third of the problems, so most groups have a signal. After
-40 and 200 updates half of the groups had none. A folder that exists is kept.
+40 and 200 updates half of the groups had none. A folder is kept if it was trained on the problems of this version.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 import sys
 from itertools import product
 from pathlib import Path
@@ -35,13 +38,28 @@ def make_missing(folder: Path, *, seeds: int, source: str = LANGUAGE_MODEL) -> N
     """Make the models of seeds 0 to `seeds` - 1 that `folder` lacks, from the language model `source`."""
     for seed, kind in product(range(seeds), UPDATES):
         model = folder / f"{kind}-{seed}"
+        problems = digest(kind, seed)
+        if model.exists() and not (model / problems).exists():
+            shutil.rmtree(model)
         if not model.exists():
-            loss = make(kind, model, seed=seed, source=source)
+            loss = make(kind, model, seed=seed, source=source, mark=problems)
             sys.stdout.write(f"{model.name}: loss {loss:.3f}\n")
             sys.stdout.flush()
 
 
-def make(kind: str, folder: Path, *, seed: int, source: str) -> float:
+def training_problems(update: int, seed: int) -> list[Any]:
+    """Return the problems of an update."""
+    task, first = load_task(LANGUAGE_TASK), FIRST_PROBLEM * (seed + 1) + update * TEXTS
+    return [task[first + offset] for offset in range(TEXTS)]
+
+
+def digest(kind: str, seed: int) -> str:
+    """Return the name of the file that says which problems a model was trained on."""
+    prompts = [problem.prompt for update in range(UPDATES[kind]) for problem in training_problems(update, seed)]
+    return f"problems-{hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]}"
+
+
+def make(kind: str, folder: Path, *, seed: int, source: str, mark: str) -> float:
     """Write one model to `folder`, which appears only when it is complete. Return the mean loss of the last updates."""
     original = resolve_model(source).folder
     tokenizer = AutoTokenizer.from_pretrained(original)
@@ -52,6 +70,7 @@ def make(kind: str, folder: Path, *, seed: int, source: str) -> float:
     temporary = folder.with_name(folder.name + ".making")
     model.to(torch.bfloat16).save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
+    (temporary / mark).touch()
     temporary.rename(folder)
     return sum(losses[-8:]) / len(losses[-8:])
 
@@ -69,13 +88,11 @@ def cut(model: Any) -> None:
 
 def train(model: Any, tokenizer: Any, *, updates: int, seed: int) -> list[float]:
     """Train on right answers; the loss is that of the answers' tokens. Return the loss of each update."""
-    task = load_task(LANGUAGE_TASK)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     losses = []
     model.train()
     for update in range(updates):
-        first = FIRST_PROBLEM * (seed + 1) + update * TEXTS
-        token_ids, labels = batch([task[first + offset] for offset in range(TEXTS)], tokenizer)
+        token_ids, labels = batch(training_problems(update, seed), tokenizer)
         loss = model(input_ids=token_ids, attention_mask=token_ids != tokenizer.pad_token_id, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -60,7 +60,7 @@ _SCALES = re.compile(
 )
 _EXPRESSION = re.compile(r"(?:[\d\s.+\-*/^(){}!]|\\sqrt|\\[dt]?frac|\\d?binom)*\d(?:[\d\s.+\-*/^(){}!]|\\[a-z]+)*")
 _NAME = re.compile(r"\\?[A-Za-z]\w*(?:\s*\([^()]*\))?")
-_TWO_SIGNS = re.compile(r"(?:^|[A-Za-z:] *)- ?-")
+_TWO_SIGNS = re.compile(r"(?:^|[A-Za-z:] *)- ?-(?= ?[\d.])")
 _EQUALS = re.compile(r"(?<![<>!:])=+")
 
 

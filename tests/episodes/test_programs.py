@@ -7,6 +7,7 @@ import pickle
 import re
 import time
 from contextlib import redirect_stdout
+from hashlib import blake2b
 
 import pytest
 from hypothesis import given, settings
@@ -199,6 +200,8 @@ def test_the_first_problem_is_fixed() -> None:
     """Peers of other releases make the same one."""
     assert FIRST.prompt[1]["content"] == "What is the sum of the squares of all multiples of 18 below 452?"
     assert FIRST.answer == "1790100"
+    texts = [load_task("programs", split)[i].prompt[1]["content"] for split in ("train", "test") for i in range(64)]
+    assert blake2b("\n".join(texts).encode(), digest_size=8).hexdigest() == "2e3e8ed3f2e0928d"
 
 
 def test_programs_run_in_the_scoring_process() -> None:

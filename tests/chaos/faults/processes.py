@@ -82,17 +82,23 @@ def stop_all_and_continue(context: FaultContext) -> None:
             with suppress(psutil.NoSuchProcess):
                 process.resume()
 
-    waited_s = 0.0
+    waited_s, last = 0.0, time.monotonic()
     while not context.node.wait_for(lambda: _num_peers(context.node), timeout_s=1.0):
-        # While all others sleep, nobody can be found.
-        waited_s += any(not _sleeps(other) for other in context.swarm.neighbors(context.node))
+        assert context.node.is_running, f"it ended: {context.node.last_log_line()}"
+        now = time.monotonic()
+        if any(not _sleeps(other) for other in context.swarm.neighbors(context.node)):  # else nobody can be found
+            waited_s += now - last
+        last = now
         assert waited_s < BACK_WITHIN_S, f"no peer {BACK_WITHIN_S:.0f} s after the sleep"
     context.notes.append(f"a peer again after {waited_s:.0f} s")
 
 
 def _sleeps(node: SwarmNode) -> bool:
     """Return whether another fault has stopped the node's daemon."""
-    return any(process.status() == psutil.STATUS_STOPPED for process in node.roles().get("daemon", []))
+    try:
+        return psutil.Process(node.pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _num_peers(node: SwarmNode) -> int:
