@@ -149,7 +149,7 @@ def _kept(batch: Batch, settings: Settings, kl: Tensor) -> Tensor:
     if settings.filter == "kl":
         return keep_near_or_good(batch.advantages, kl, settings.kl_threshold)
     if settings.filter == "positives":
-        return batch.is_own | (batch.advantages > 0)
+        return batch.is_own | (batch.advantages >= 0)
     if settings.filter == "ess":
         return keep_nearest(batch, kl, effective_share(batch), rank_own=settings.rank_own)
     if settings.filter == "quantile":

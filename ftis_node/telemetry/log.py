@@ -160,6 +160,8 @@ def set_up_logging(*, debug: bool = False, plain: bool = False) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.DEBUG if debug else logging.WARNING)
     logging.getLogger("ftis_node").setLevel(logging.DEBUG if debug else logging.INFO)
+    if not debug:  # peft imports it, and it warns of a package that speeds up 4-bit weights on a CPU
+        logging.getLogger("bitsandbytes.backends.cpu").setLevel(logging.ERROR)
 
 
 @dataclass(slots=True)

@@ -314,7 +314,7 @@ def reference_loss(
         reject_tokens(rows, p["obrs_lambda"])
         keep = [not row.length or len(row.rejected) < row.length for row in rows]
     elif method in FILTERED and p["filter"] == "positives":
-        keep = [row.is_own or row.advantage > 0 for row in rows]
+        keep = [row.is_own or row.advantage >= 0 for row in rows]
     elif method in FILTERED and p["filter"] != "kl":
         keep = [i not in dropped_rows(rows, p["sender_ids"] or group_ids, kl, p) for i in range(len(rows))]
 
