@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
@@ -22,6 +23,7 @@ from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.status import EvalStatus
 
 RECENT_STEPS = 20
+ANSWER_STEPS = 10
 MAX_UPDATES = 1024
 MAX_EVALUATIONS = 1024  # in the status, which HTTP clients read every second; the event log has all evaluations
 
@@ -78,11 +80,20 @@ class NodeCounters:
     groups_trained_foreign: int = 0
     recent_sources: deque[dict[str, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     """Groups that each of the last steps used, by the sender's peer id; "" is the sum over the smallest senders."""
-    last_report: StepReport | None = None
+    last_reports: deque[StepReport] = field(default_factory=lambda: deque(maxlen=ANSWER_STEPS))
     mismatch_report: StepReport | None = None  # the last report with a measured mismatch
     drift_report: StepReport | None = None  # the last report with a measured distance from the starting model
     weights_refused: Counter[str] = field(default_factory=Counter)
     weights_created_at: float | None = None  # Unix time at which the learner offered the served weights, by its clock
+
+    @property
+    def last_report(self) -> StepReport | None:
+        return self.last_reports[-1] if self.last_reports else None
+
+    def recent_mean(self, name: str) -> float | None:
+        """Return the mean of a figure over the last reports that have it; None if none has."""
+        found = [value for report in self.last_reports if (value := getattr(report, name)) is not None]
+        return fmean(found) if found else None
 
 
 class EvaluationHistory:

@@ -53,6 +53,7 @@ PERIOD_S = 1.0
 PERIODS_PER_SAVE = 5
 STILL_S = 300.0  # pruning a full disk takes a while
 DRIFT_FIGURES = ("kl_to_start", "kl_from_start")
+SHARES = ("cut_fraction", "no_signal_fraction")
 MISMATCH_FIGURES = ("mismatch_kl", "mismatch_share", "mismatch_version")
 
 
@@ -243,6 +244,7 @@ class StatusLoop:
         fields: dict[str, Any] = {}
         if report := counters.last_report:
             fields |= {name: getattr(report, name) for name in StepFigures.__struct_fields__}
+            fields |= {name: counters.recent_mean(name) for name in SHARES}  # one step has few groups
         for measured, names in ((counters.mismatch_report, MISMATCH_FIGURES), (counters.drift_report, DRIFT_FIGURES)):
             fields |= {name: getattr(measured, name) for name in names if measured is not None}
         return LearnerStatus(

@@ -91,7 +91,7 @@ class StepReporter:
         state = self.context.state
         state.step = report.step
         state.go_to(report.policy_version)
-        self.peers.counters.last_report = report
+        self.peers.counters.last_reports.append(report)
         if report.kl_to_start is not None or report.kl_from_start is not None:
             self.peers.counters.drift_report = report
         generation_tokens_per_s = round(self.generation.tokens_per_s, 1)

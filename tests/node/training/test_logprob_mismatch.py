@@ -81,3 +81,15 @@ async def test_the_first_group_of_each_version_is_checked(tmp_path, identity, fa
         await asyncio.wait({running})
         assert learner.sent == [(0, 0), (1, 1)]
         assert len(events_of(node, "check_failed")) == fails
+
+
+async def test_the_status_has_the_mean_shares_of_the_last_steps(tmp_path):
+    """A step of few groups without a signal is no reason to advise another task."""
+    with components(tmp_path) as node:
+        wiring = Wiring(node)
+        for step, share in enumerate((0.5, *(0.25,) * 9, 1.0, None), start=1):
+            report = StepReport(step=step, policy_version=step, no_signal_fraction=share, cut_fraction=0.0)
+            await wiring.reporter.note(report)
+        learner = (await wiring.status_loop().refresh()).learner
+        assert learner.no_signal_fraction == pytest.approx((8 * 0.25 + 1) / 9)  # of ten steps, one has no own groups
+        assert learner.cut_fraction == 0.0
