@@ -27,6 +27,7 @@ PANEL_FACTS = {
     *("trainer", "generation", "episodes", "learner", "answers", "trains", "trained on", "groups", "used", "release"),
     *("buffer", "memory"),
 }
+TALL_FACTS = {"trains", "buffer"}  # left out of low terminals, where peers need the rows
 BORDERS = {"-good": Tone.GOOD, "-waits": Tone.WARN, "-bad": Tone.BAD}
 BRAILLE = "[\u2800-\u28ff]+"
 
@@ -54,12 +55,13 @@ class MetricsPanel(TextLines):
     BORDER_TITLE = "work"
 
     def show(self, snapshot: NodeSnapshot) -> None:
-        self.write(metric_lines(snapshot))
+        self.write(metric_lines(snapshot, is_low=self.app.size.height < TALL))
 
 
-def metric_lines(snapshot: NodeSnapshot) -> list[Line]:
+def metric_lines(snapshot: NodeSnapshot, *, is_low: bool = False) -> list[Line]:
     """Return the facts of `PANEL_FACTS`, one on a line; those of a node that does not run are faint."""
-    shown = [(label, labeled(label, *text)) for label, text in node_facts(snapshot) if label in PANEL_FACTS]
+    labels = PANEL_FACTS - TALL_FACTS if is_low else PANEL_FACTS
+    shown = [(label, labeled(label, *text)) for label, text in node_facts(snapshot) if label in labels]
     return [text if snapshot.is_live or label == "memory" else faded(text) for label, text in shown]
 
 
