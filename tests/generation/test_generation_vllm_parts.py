@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,8 @@ from ftis_node.errors import (
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.published import check_published, shapes_in
 from ftis_node.generation.engines.vllm_core import VllmCompletion, VllmJob
-from ftis_node.generation.engines.vllm_engine import MIN_CPU_CACHE_BYTES, cpu_cache_bytes
+from ftis_node.generation.engines.vllm_engine import MIN_CPU_CACHE_BYTES, VllmEngine, cpu_cache_bytes
+from ftis_node.generation.engines.vllm_log import WorkerLog
 from ftis_node.generation.engines.vllm_options import (
     engine_arguments,
     environment,
@@ -314,3 +316,29 @@ def test_tensors_that_only_the_models_file_has_are_not_asked_for(tmp_path):
     shapes, optional = shapes_in(source)
     published = WeightStore(tmp_path / "weights").publish(1, file_tensors(load_causal_lm(source)))
     check_published(Path(published.path), shapes, optional=optional)
+
+
+async def test_a_model_that_transformers_cannot_build_is_served(tmp_path):
+    """A quantized one needs a package that vLLM does not need. The check of published weights builds the model."""
+    config = save_model(tmp_path / "model") / "config.json"
+    plain = config.read_text()
+    config.write_text(json.dumps(json.loads(plain) | {"quantization_config": {"quant_method": "awq", "bits": 4}}))
+    source = resolve_model(str(config.parent), trains=False)
+    with pytest.raises(ImportError):
+        shapes_in(source)
+    loaded: list[int] = []
+
+    def call(_, load, version):
+        loaded.append(version)
+        done = Future()
+        done.set_result({})
+        return done
+
+    engine = VllmEngine(SimpleNamespace(call=call, load=None), SETTINGS, source, WorkerLog())
+    config.write_text(plain)
+    tensors, store = file_tensors(load_causal_lm(source)), WeightStore(tmp_path / "weights")
+    await engine.load_weights(Path(store.publish(1, tensors).path), 1)
+    del tensors["model.norm.weight"]
+    with pytest.raises(ModelError, match=r"lacks model\.norm\.weight$"):
+        await engine.load_weights(Path(store.publish(2, tensors).path), 2)
+    assert loaded == [1]

@@ -80,7 +80,8 @@ class VllmEngine:
         self._driver = driver
         self._log = log
         self._settings = settings
-        self._shapes, self._optional = shapes_in(source)
+        self._source = source
+        self._expected: tuple[dict[str, tuple[int, ...]], set[str]] | None = None
 
     @property
     def policy_version(self) -> int:
@@ -110,18 +111,28 @@ class VllmEngine:
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
         """Serve a published version from now on; see `base.Engine`. The file's name identifies an adapter."""
         if path.name == ADAPTER_FILE:
-            max_rank = self._settings.lora_rank
-            await asyncio.to_thread(check_adapter, path.parent, self._shapes, max_rank=max_rank)
+            shapes, _ = await self._shapes()
+            await asyncio.to_thread(check_adapter, path.parent, shapes, max_rank=self._settings.lora_rank)
             await self._call(self._driver.adapt, path.parent, version)
             return await asyncio.to_thread(file_checksums, path)  # vLLM keeps adapters in another form
-        await asyncio.to_thread(check_published, path, self._shapes, optional=self._optional)
+        shapes, optional = await self._shapes()
+        await asyncio.to_thread(check_published, path, shapes, optional=optional)
         load = partial(VllmCore.load, path=str(path), version=version, is_locked=is_locked)
         return await self._call(self._driver.load, load, version)
 
     async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
-        check_shared(shared, self._shapes, optional=self._optional)
+        shapes, optional = await self._shapes()
+        check_shared(shared, shapes, optional=optional)
         load = partial(VllmCore.load_shared, shared=shared, version=version)
         return await self._call(self._driver.load, load, version)
+
+    async def _shapes(self) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+        """Return `shapes_in` of the model, made when it is first needed: vLLM also serves models, such as quantized
+        ones, that transformers cannot build here.
+        """
+        if self._expected is None:
+            self._expected = await asyncio.to_thread(shapes_in, self._source)
+        return self._expected
 
     async def _call(self, command: Callable[..., Answer], *arguments: Any) -> Answer:
         """Return what a command of the driver returns, after its wait for the end of a step."""
