@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from itertools import pairwise
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ftis_node.config.episode import EpisodeSection
 from ftis_node.errors import TaskError
+from ftis_node.generation.chat_episode import chat_episode
 from ftis_node.tasks import grader_releases, load_task
 from ftis_node.tasks.episodes.code_digest import built_in_code, code_digest
 from ftis_node.tasks.episodes.expression import ExpressionError, value_of
@@ -134,6 +137,7 @@ def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 BOMB = """
+import os
 from ftis_node_episode_lock import LockEpisode
 
 class Bomb(LockEpisode):
@@ -144,6 +148,8 @@ class Bomb(LockEpisode):
                 pass
         if text == "grow":
             return "x" * 10_000_000, state
+        if text == "pid":
+            return str(os.getpid()), state
         if text == "raise":
             raise KeyError(text)
         return text, state
@@ -173,6 +179,16 @@ async def test_a_bomb_ends_its_own_replay_alone(example: None) -> None:
         again = await scorer.play(task[0], ["echo"], cost=ScoringCost())
     assert again is not None
     assert again.observations == ("echo",)
+
+
+def test_a_conversation_plays_an_episode_of_a_package_in_the_scoring_process(example: None) -> None:
+    limits, item = EpisodeSection(max_turns=3), load_task("bomb")[3]
+    play = chat_episode("calculator+bomb", limits).begin(item.prompt[-1]["content"])
+    assert play is not None and play.item == item
+    pid = play.observation("pid")
+    assert pid is not None and int(pid) != os.getpid()
+    assert play.observation("raise") is None, "it failed"
+    assert chat_episode("bomb", limits).begin("What is 26 * 51?") is None
 
 
 def test_the_reward_of_an_episode_cannot_be_replaced(example: None, example_plugin: Path, monkeypatch) -> None:
