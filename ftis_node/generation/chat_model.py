@@ -108,7 +108,8 @@ class ChatModel:
     def ask(self, question: str, *, on_text: OnText | None = None) -> ChatAnswer:
         """Return the answer, and pass its text to `on_text` as it comes, with the observations between its turns.
 
-        Raises ModelError if the conversation is too long for the model, and OutOfMemoryError.
+        Without space for another turn an episode ends. Raises ModelError if the conversation is too long for the first
+        one, and OutOfMemoryError.
         """
         said = [{"role": "user", "content": question}]
         prompt = self._tokenizer.render_prompt([*self._system, *self._history, *said])
@@ -132,21 +133,29 @@ class ChatModel:
             text = self._tokenizer.answer_text(ids, has_stopped=has_stopped, opening=prompt.opening)
             if play is None or text is None or not has_stopped or (observation := play.observation(text)) is None:
                 break
+            try:
+                token_ids += ids + self._tokenizer.encode_observation(
+                    observation, opening=prompt.opening, max_tokens=play.limits.max_observation_tokens
+                )
+                self._room(len(token_ids))
+            except ModelError:  # as in a rollout, the episode ends
+                break
             show(f"{OBSERVATION_MARK}{observation}\n")
             said.append({"role": "user", "content": observation})
-            token_ids += ids + self._tokenizer.encode_observation(
-                observation, opening=prompt.opening, max_tokens=play.limits.max_observation_tokens
-            )
         self._history += said
         return ChatAnswer("".join(shown), num_tokens, truncated=not has_stopped)
 
+    def _room(self, num_tokens: int) -> int:
+        """Return how many tokens a turn after `num_tokens` may have. Raises ModelError if there are none."""
+        context = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        room = self._settings.max_tokens if context is None else min(self._settings.max_tokens, context - num_tokens)
+        if room < 1:
+            raise too_long(self.name, num_tokens, context)
+        return room
+
     @torch.inference_mode()
     def _completion(self, prompt_ids: tuple[int, ...], on_text: OnText) -> list[int]:
-        max_tokens, temperature = self._settings.max_tokens, self._settings.temperature
-        context = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
-        room = max_tokens if context is None else min(max_tokens, context - len(prompt_ids))
-        if room < 1:
-            raise too_long(self.name, len(prompt_ids), context)
+        room, temperature = self._room(len(prompt_ids)), self._settings.temperature
         ends = list(self._tokenizer.end_ids) or None
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
         config = GenerationConfig(max_new_tokens=room, eos_token_id=ends, pad_token_id=0, **sampling)

@@ -6,6 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,12 +15,13 @@ from ftis_node.config.episode import EpisodeSection
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
+from ftis_node.errors import ModelError
 from ftis_node.evaluation.chat import episode_of
 from ftis_node.evaluation.evaluate import difference
 from ftis_node.generation.chat_episode import chat_episode
 from ftis_node.generation.chat_model import ChatModel, ChatSettings
 from ftis_node.generation.evaluate import Answered, ScoredAnswer
-from ftis_node.models import PromptSettings, resolve_model
+from ftis_node.models import PromptSettings, PromptTokenizer, resolve_model
 from ftis_node.records.group import CompletionStatus, FinishReason
 from ftis_node.tasks import load_task
 from ftis_node.telemetry.terminal_text import printable
@@ -93,6 +95,25 @@ def test_an_episode_is_played_as_in_the_evaluation(tmp_path, capsys):
     assert "".join(pieces) == shown[0]["after"]["text"]
     roles = [turn["role"] for turn in chat._history]
     assert roles == ["user", "assistant"] * (reply["text"].count("\n> ") + 1), "observations are turns of the user"
+
+
+@pytest.mark.parametrize("reason", ["no space", "no template"])
+def test_an_episode_that_cannot_go_on_ends_with_its_last_turn(tmp_path, monkeypatch, reason):
+    (tmp_path / "run.toml").write_text(load_manifest("guess-ftis").to_toml())
+    settings = ChatSettings(device="cpu", episode=episode_of(Home(tmp_path)))
+    chat = ChatModel("model", resolve_model(str(trained_model("s"))), prompts=PromptSettings(), settings=settings)
+    problem = load_task("guess", "test")[0].prompt
+    first, *others = chat.ask(problem[-1]["content"]).text.split("\n> ")
+    assert others, "several turns"
+    chat.reset()
+    if reason == "no space":
+        num_tokens = len(chat._tokenizer.render_prompt(problem).token_ids) + len(chat._tokenizer.encode_text(first))
+        chat._model.config.max_position_embeddings = num_tokens + 2
+    else:
+        monkeypatch.setattr(PromptTokenizer, "encode_observation", Mock(side_effect=ModelError("no second message")))
+    reply = chat.ask(problem[-1]["content"])
+    assert (reply.text, reply.truncated) == (first, False)
+    assert [turn["content"] for turn in chat._history] == [problem[-1]["content"], first.strip()]
 
 
 def test_an_environment_without_a_state_plays_any_question():
