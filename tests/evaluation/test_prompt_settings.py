@@ -16,6 +16,7 @@ from ftis_node.node.startup.prompts import prompts_for_command
 from tests.cli.test_export import RUN, trained_home
 from tests.models.tiny_models import save_tiny
 
+PEER_ID = "12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
 QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
 CHAT = (
     "{% if style == 'plain' %}   plain\n{% endif %}\n{{ strftime_now('%d %b %Y') }} Q: {{ messages[-1]['content'] }} A:"
@@ -71,6 +72,18 @@ def test_a_command_reads_environment_node_toml_and_the_last_start(tmp_path, monk
     monkeypatch.setenv("FTIS_PROMPTS__TEMPLATE", "tool")
     assert prompts_for_command(home).template == "tool"
     assert prompts_for_command(home, template="given").template == "given"
+
+
+@pytest.mark.parametrize("source", ["role", "roles", "environment"])
+def test_role_and_learner_of_a_generator_may_have_different_sources(tmp_path, monkeypatch, source):
+    home = Home(tmp_path)
+    last = {"model": "m", "role": "generator", "roles": {"follow": PEER_ID}, "prompts": PROMPTS}
+    home.settings.write_text(json.dumps(last))
+    if source == "environment":
+        monkeypatch.setenv("FTIS_ROLE", "generator")
+    else:
+        home.node_toml.write_text({"role": 'role = "generator"', "roles": f'[roles]\nfollow = "{PEER_ID}"'}[source])
+    assert prompts_for_command(home).template == "chat"
 
 
 def test_a_name_of_a_file_is_no_error_for_a_model_with_one_template(tmp_path):

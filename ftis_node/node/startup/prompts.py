@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftis_node.config.home import Home
-from ftis_node.config.home_files import last_settings
+from ftis_node.config.home_files import last_settings, remembered_settings
 from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.models import PromptSettings
 
@@ -19,6 +19,7 @@ def prompts_for_command(home: Home, *, template: str | None = None) -> PromptSet
     `template` is the name of a chat template that the command was given. Any other name counts only for a model that
     has several templates. The home need not exist. Raises ConfigError for a file that cannot be read.
     """
-    remembered = {name: value for name, value in last_settings(home).items() if name == "prompts"}
+    remembered = remembered_settings(home)  # roles.follow may be there, and role in node.toml
+    remembered |= {name: value for name, value in last_settings(home).items() if name == "prompts"}
     section = load_node_settings(home.node_toml, remembered=remembered, model="any").prompts
     return PromptSettings(template or section.template, section.template_arguments, needs_names=template is not None)
