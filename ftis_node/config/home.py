@@ -35,7 +35,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -271,6 +271,18 @@ class Home:
         """Return the process id of the node that runs on this home or is starting; None if none does."""
         pid = self.lock.read_text().split("\n", 1)[0] if self.is_held() else ""
         return int(pid) if pid.isdecimal() else None
+
+    def is_opened_by(self, pid: int) -> bool:
+        """Return whether a process has the lock open. A holder in another container has the number of another process.
+
+        Raises PermissionError for a process of another user.
+        """
+        with suppress(FileNotFoundError):
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(FileNotFoundError):  # closed meanwhile
+                    if entry.samefile(self.lock):
+                        return True
+        return False
 
     def is_held(self) -> bool:
         """Return whether a node runs on this home or is starting, also on a read-only file system.

@@ -59,7 +59,10 @@ class Watcher:
 
 
 def read_machine(home: Home | None) -> MachineUsage:
-    """Return the memory of the machine, of its GPUs, and of the processes of the node that holds `home`."""
+    """Return the memory of the machine, of its GPUs, and of the processes of the node that holds `home`.
+
+    A node in another container counts without processes.
+    """
     memory = psutil.virtual_memory()
     resident = [] if home is None else _resident_bytes(home)
     return MachineUsage(
@@ -75,7 +78,7 @@ def _resident_bytes(home: Home) -> list[int]:
     sizes: list[int] = []
     with suppress(OSError, ValueError, psutil.Error):
         process = psutil.Process(int(home.lock.read_text().split("\n", 1)[0]))
-        for member in (process, *process.children(recursive=True)):
+        for member in (process, *process.children(recursive=True)) if home.is_opened_by(process.pid) else ():
             with suppress(psutil.Error):
                 sizes.append(int(member.memory_info().rss))
     return sizes

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -60,7 +58,7 @@ def stop(home: HomeOption = None) -> None:
     if pid is None:
         raise ConfigError(f"no node runs in {where.root}: give its home with --home")
     try:
-        if _has_open(pid, where.lock):
+        if where.is_opened_by(pid):
             os.kill(pid, signal.SIGTERM)
         elif where.is_held():
             raise UsageError(
@@ -72,19 +70,6 @@ def stop(home: HomeOption = None) -> None:
         raise UsageError(f"the node in {where.root} belongs to another user: stop it as that user") from None
     _wait_for_end(where)
     typer.echo(_end_words(where))
-
-
-def _has_open(pid: int, path: Path) -> bool:
-    """Return whether a process has this file open. In another container its number may be that of another process.
-
-    Raises PermissionError for a process of another user.
-    """
-    with suppress(FileNotFoundError):
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed meanwhile
-                if entry.samefile(path):
-                    return True
-    return False
 
 
 def _end_words(home: Home) -> str:

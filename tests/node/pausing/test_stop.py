@@ -1,4 +1,7 @@
-"""`ftis-node stop` ends the process that holds the home, and no process of another container that has its number."""
+"""`ftis-node stop` ends the process that holds the home, and no process of another container that has its number.
+
+The memory that `status` shows is that of the same process.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from ftis_node.cli.app import run
+from ftis_node.config.home import Home
+from ftis_node.dashboard.watcher import read_machine
 
 HOLDER = """
 import fcntl, os, sys, time
@@ -43,6 +48,7 @@ def start() -> Iterator[Start]:
 
 def test_the_holder_ends(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     holder = start(tmp_path / "lock")
+    assert read_machine(Home(tmp_path)).num_processes == 1
     assert run(["stop", "--home", str(tmp_path)]) == 0, capsys.readouterr().err
     assert holder.wait(10) == -15
 
@@ -54,6 +60,7 @@ def test_a_node_of_another_container_is_refused(
     for name, pid in (("same", other.pid), ("none", NO_PROCESS)):
         (home := tmp_path / name).mkdir()
         start(home / "lock", pid)
+        assert read_machine(Home(home)).num_processes == 0
         assert run(["stop", "--home", str(home)]) == 2
         line = f"ftis-node: the node in {home} runs in another container: stop it there, or stop the container\n"
         assert capsys.readouterr().err == line
