@@ -54,7 +54,8 @@ class Expert:
 class Study:
     """Problems for every model. One progress bar shows the `num_parts` parts of the work.
 
-    `max_tokens` bounds prompt and completion together. `home` is that of the command, which may have a run.
+    `max_tokens` bounds prompt and completion together, `max_completion_tokens` the completion if it has one turn.
+    `home` is that of the command, which may have a run.
     """
 
     experts: list[Expert]
@@ -67,6 +68,7 @@ class Study:
     on_progress: OnProgress
     num_parts: int
     home: Path | None = None
+    max_completion_tokens: int | None = None
     num_done: int = 0
 
     async def answers_of(self, expert: Expert, open_engine: OpenEngine) -> list[Answered]:
@@ -107,7 +109,8 @@ class Study:
             self.on_progress(share, f"{name}: {done} of {total} problems")
 
         run, max_tokens = self._run(), self.max_tokens
-        max_turn_tokens = run.sampling.max_completion_tokens if is_episode(self.problems) else max_tokens
+        one_turn = self.max_completion_tokens or max_tokens
+        max_turn_tokens = run.sampling.max_completion_tokens if is_episode(self.problems) else one_turn
         answered = await answer_problems(
             opened,
             self.problems,
@@ -161,12 +164,14 @@ async def answers_of(
     engine: EngineName,
     prompts: PromptSettings | None = None,
     home: Path | None = None,
+    max_completion_tokens: int | None = None,
     on_progress: OnProgress = unwatched,
 ) -> list[list[Answered]]:
     """Return the answers of each model to the same test problems of a task.
 
-    `max_tokens` bounds prompt and completion together. `prompts` say how prompts are rendered; the model's own run sets
-    the date. Episodes have the limits of the run of `home` or of a model, else those of the preset.
+    `max_tokens` bounds prompt and completion together, `max_completion_tokens` the completion if it has one turn.
+    `prompts` say how prompts are rendered; the model's own run sets the date. Episodes have the limits of the run of
+    `home` or of a model, else those of the preset.
 
     Raises ConfigError, ModelError, TaskError, EngineError, NetworkError.
     """
@@ -176,7 +181,8 @@ async def answers_of(
     problems = load_task(task, split="test")
     async with IsolatedScorer(problems) as scorer:
         num_parts = len(experts)
-        study = Study(experts, problems, scorer, limit, k, max_tokens, None, on_progress, num_parts, home)
+        how = (limit, k, max_tokens, None, on_progress, num_parts, home, max_completion_tokens)
+        study = Study(experts, problems, scorer, *how)
         return [await study.answers_of(expert, open_engine) for expert in experts]
 
 

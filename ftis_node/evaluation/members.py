@@ -150,6 +150,15 @@ def held_out_task(home: Home) -> str:
     return str(held_out)
 
 
+def limits_of_run(home: Home) -> dict[str, int]:
+    """Return the limits in tokens of the home's run, as `answers_of` takes them: those of the node's evaluations.
+
+    Raises ConfigError if the home has no run.
+    """
+    sampling = load_manifest(str(home.run_toml)).sampling
+    return {"max_tokens": sampling.max_total_tokens, "max_completion_tokens": sampling.max_completion_tokens}
+
+
 def _short_name(model: str) -> str:
     path = Path(model).expanduser()
     return path.resolve().name if path.is_dir() else model

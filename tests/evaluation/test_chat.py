@@ -286,7 +286,9 @@ def test_eval_compares_two_models_problem_by_problem(tmp_path, capsys):
 
 
 def test_eval_of_a_home_compares_its_start_with_its_newest_checkpoint_on_the_problems_of_its_run(tmp_path, capsys):
-    trained_home(tmp_path, lora=True, run=RUN.replace('"arithmetic"', '"arithmetic:add"'))
+    limits = "\n[sampling]\nmax_prompt_tokens = {}\nmax_completion_tokens = 3\nmax_total_tokens = {}"
+    text = RUN.replace('"arithmetic"', '"arithmetic:add"') + limits
+    trained_home(tmp_path, lora=True, run=text.format(50, 64))
     home, how = str(tmp_path / "home"), ["--limit", "4", "--show", "4", "--max-tokens", "64", "--engine", "torch"]
     assert run(["eval", "--home", home, *how, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -303,6 +305,13 @@ def test_eval_of_a_home_compares_its_start_with_its_newest_checkpoint_on_the_pro
     assert run(["eval", "--home", home, *other]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["task"], found["compared"]["model"]) == ("sums", str(tmp_path / "out"))
+    assert run(["eval", "--home", home, "--limit", "4", "--engine", "torch", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 0 < found["completion_tokens_mean"] <= 3 < named["completion_tokens_mean"]
+    assert 0 < found["compared"]["completion_tokens_mean"] <= 3 < named["compared"]["completion_tokens_mean"]
+    trained_home(tmp_path / "short", lora=False, run=text.format(1, 2))
+    assert run(["eval", "--home", str(tmp_path / "short" / "home"), "--limit", "4", "--engine", "torch"]) == 0
+    assert capsys.readouterr().out.count("(4 problems, 4 too long: raise --max-tokens)") == 2
 
 
 @pytest.mark.parametrize(
@@ -314,6 +323,7 @@ def test_eval_of_a_home_compares_its_start_with_its_newest_checkpoint_on_the_pro
         ),
         (["--model", "m"], "add --task SPEC"),
         (["--model", "m", "--ensemble", "f"], "--model and --ensemble exclude each other"),
+        (["--home", "{untrained}", "--template", "t"], "--template is not for a home, whose trained model has one"),
         (["--home", "{untrained}"], "there is no checkpoint in {untrained}"),
         (["--home", "{one_split}"], "has no held-out problems: name others with --task SPEC"),
     ],

@@ -21,6 +21,8 @@ from ftis_node.telemetry.terminal_text import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+MAX_TOKENS = 760
+
 
 def evaluate(
     model: ModelOption = None,
@@ -37,8 +39,14 @@ def evaluate(
     limit: LimitOption = 512,
     k: Annotated[int, typer.Option("--k", min=1, help="Also estimate pass@k from samples.")] = 1,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, help="Maximum tokens of prompt and completion together.")
-    ] = 760,
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            min=1,
+            help="Maximum tokens of prompt and completion together.",
+            show_default=f"with a home, its run's limits, else {MAX_TOKENS}",
+        ),
+    ] = None,
     engine: Annotated[
         str, typer.Option("--engine", help="auto, vllm or torch.", autocompletion=one_of(*ENGINES))
     ] = "auto",
@@ -51,7 +59,7 @@ def evaluate(
     """Measure greedy pass@1 (and pass@k) on held-out problems.
 
     Without --model and --ensemble: the newest checkpoint of a home, and before it the model that it started from.
-    Prompts are rendered by `[prompts]` of the home's node.toml.
+    Prompts are rendered by `[prompts]` of the home's node.toml. Of a home, answers have the limits of its run.
 
     JSON shape: {model, task, pass_at_1, n, k, pass_at_k, truncated, unscored, too_long, completion_tokens_mean}; with
     --compare or of a home also compared: {model, pass_at_1 and so on} and difference: {pass_at_1, standard_error,
@@ -60,7 +68,7 @@ def evaluate(
     """
     from ftis_node.evaluation.ensemble import ensemble_answers
     from ftis_node.evaluation.evaluate import answers_of, difference, shown_problems
-    from ftis_node.evaluation.members import Member, before_and_after, held_out_task
+    from ftis_node.evaluation.members import Member, before_and_after, held_out_task, limits_of_run
     from ftis_node.evaluation.saved_ensemble import open_ensemble
     from ftis_node.generation.evaluate import summarize
     from ftis_node.node.startup.prompts import prompts_for_command
@@ -70,6 +78,8 @@ def evaluate(
     is_home = not (model or ensemble)
     if task is None and not is_home:
         raise UsageError("eval --model and --ensemble need problems: add --task SPEC, such as --task gsm8k")
+    if is_home and template:
+        raise UsageError("--template is not for a home, whose trained model has one chat template: leave it out")
     where = home_at(home)
     task = task or held_out_task(where)
     prompts = prompts_for_command(where, template=template)
@@ -80,7 +90,8 @@ def evaluate(
         elif is_home:
             start, trained = before_and_after(where, Path(scratch), on_progress=progress)
             asked = {"before": compare or start, "after": trained}
-        options: dict[str, Any] = {"limit": limit, "k": k, "max_tokens": max_tokens, "engine": engine}
+        options: dict[str, Any] = {"limit": limit, "k": k, "max_tokens": max_tokens or MAX_TOKENS, "engine": engine}
+        options |= limits_of_run(where) if is_home and max_tokens is None else {}
         options |= {"prompts": prompts, "home": where.root, "on_progress": progress}
         found = asyncio.run(answers_of([*asked.values()], task, **options)) if asked else []
         answers = dict(zip(asked, found, strict=True))
@@ -102,7 +113,8 @@ def evaluate(
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:
     for row in filter(None, (document.get("compared"), document)):
-        line = f"{row['model']} on {document['task']}: pass@1 {row['pass_at_1']:.3f} ({row['n']} problems)"
+        too_long = f", {row['too_long']} too long: raise --max-tokens" if row["too_long"] else ""
+        line = f"{row['model']} on {document['task']}: pass@1 {row['pass_at_1']:.3f} ({row['n']} problems{too_long})"
         yield line if row["pass_at_k"] is None else f"{line}, pass@{row['k']} {row['pass_at_k']:.3f}"
     if gain := document.get("difference"):
         yield (
