@@ -26,6 +26,7 @@ from ftis_node.errors import WorkerCrashedError, WorkerError, WorkerTaskError, s
 from ftis_node.learner.messages import StepReport, TrainGroup
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
+from ftis_node.replay.buffer import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import HeldGroup
 from ftis_node.replay.rows import StoredGroup
@@ -100,12 +101,12 @@ class StepPeers:
     peers: PeerManager
     end_ids: tuple[int, ...]
     observation_form: tuple[int, ...] = ()
-    _exempt: LruDict[bytes, None] = field(init=False)
+    _suspected: LruDict[bytes, int] = field(init=False)
     _used: LruDict[bytes, None] = field(init=False)
     _peer_weights: PeerWeights = field(init=False)
 
     def __post_init__(self) -> None:
-        self._exempt, self._used = LruDict[bytes, None](MAX_GROUPS), LruDict[bytes, None](MAX_GROUPS)
+        self._suspected, self._used = LruDict[bytes, int](MAX_GROUPS), LruDict[bytes, None](MAX_GROUPS)
         self._peer_weights = PeerWeights(self.context.manifest.method.peer_weights)
 
     def batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
@@ -163,19 +164,23 @@ class StepPeers:
                 self.peers.note(group.sender, Behaviour.FAULT, reason=UNREADABLE)
 
     def note_lost(self, groups: Sequence[StoredGroup], error: WorkerError) -> None:
-        """Exempt the groups of a lost step from a charge, unless they are of one peer and the error is not this node's.
+        """Suspect the groups of a lost step if they are of one peer and the error is not this node's.
 
         A learner that was killed or fell silent may have lacked memory. Groups of several peers do not show whose is
         guilty.
         """
         is_theirs = isinstance(error, WorkerTaskError | WorkerCrashedError) and not says_out_of_memory(str(error))
-        if not is_theirs or len({group.sender for group in groups if not group.own}) > 1:
-            self._exempt.update(dict.fromkeys(group.id for group in groups))
+        if is_theirs and len({group.sender for group in groups if not group.own}) == 1:
+            self._suspected.update({group.id: self._suspected.get(group.id, 0) + 1 for group in groups})
 
     def note_poisoned(self, group_id: bytes, held: HeldGroup | None) -> None:
-        """Charge the sender of a group on which the learner failed repeatedly, unless `note_lost` exempts it."""
+        """Charge the sender of a group on which the learner failed repeatedly, if each failure made it suspect.
+
+        The count of failures is on disk, but their causes are not. So a failure before a restart counts as the node's.
+        """
         self.context.events.write("released", group=group_id, reason=ReleaseReason.POISONED)
-        if held is not None and not held.own and group_id not in self._exempt:
+        is_suspect = self._suspected.get(group_id, 0) >= MAX_FAILED_STEPS
+        if held is not None and not held.own and is_suspect:
             self.peers.note(held.sender, Behaviour.FAULT, reason=ReleaseReason.POISONED)
 
 

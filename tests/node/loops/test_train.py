@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -121,6 +122,24 @@ async def test_only_the_sender_that_must_have_broken_the_learner_is_charged(tmp_
             await loop._train(await loop._selection.take(1, own=0, foreign=4))
         assert len(events_of(node, "released")) == 2 * len(senders), "a group that stays would break the learner again"
         assert behavior_of(node) == [(HONEST.peer_id, Behaviour.FAULT)] * num_charged
+
+
+async def test_failures_before_a_restart_charge_no_sender(tmp_path, monkeypatch):
+    """Their causes are not on disk: the kernel may have killed the learner for memory each time."""
+    report = StepReport(step=1, policy_version=1)
+    with loop_with(tmp_path, report) as (loop, node):
+        node.store.buffer.admit(accept(make_group(HONEST), HONEST), own=False)
+        loop.learner.failures = [KILLED, KILLED, KILLED]
+        for _ in range(2):
+            await loop._train(await loop._selection.take(1, own=0, foreign=1))
+        groups = await loop._selection.take(1, own=0, foreign=1)
+        monkeypatch.setattr(loop.learner, "start", AsyncMock(side_effect=KILLED))
+        with pytest.raises(WorkerDiedError):
+            await loop._train(groups)
+    with loop_with(tmp_path, report) as (loop, node):
+        await loop.resume(await loop.learner.start())
+        assert [event["reason"] for event in events_of(node, "released")] == ["poisoned"]
+        assert behavior_of(node) == []
 
 
 def test_steps_without_an_update_do_not_make_groups_older():
