@@ -172,7 +172,8 @@ class DuplicateDetector:
         """Return the group from which too many long completions are copied; None if the group is not a copy.
 
         A node's own group never is. The surprise is the one that the first sender reported, because a copy may claim
-        any value. For repetitions within one group it is that group's value.
+        any value. For repetitions within one group it is that group's value. Copies of texts count only if the others
+        are too few.
         """
         long = [one for one in completions if len(one.ids) >= MIN_LONG_TOKENS]
         if sender == self._own_id or not long:
@@ -181,10 +182,12 @@ class DuplicateDetector:
         kept = [one for one in self._kept.get(problem, ()) if one.has_surprise]
         texts, pairings = self._similarity.similar(long, [one.text for one in kept])
         origins = [*(one.origin for one in kept), *(Origin(sender) for _ in long)]
-        firsts, num_twice, is_text = Counter[Origin](), 0, long[0].is_text
-        for place, text in first_copied(long, texts, pairings, nats=MIN_EVIDENCE_NATS).items():
+        copied = first_copied(long, texts, pairings, nats=MIN_EVIDENCE_NATS)
+        exact = {place: text for place, text in copied.items() if not texts[text].completion.is_text}
+        is_text = long[0].is_text or len(exact) <= most
+        firsts, num_twice = Counter[Origin](), 0
+        for place, text in (copied if is_text else exact).items():
             firsts[origins[text]] += 1
-            is_text |= texts[text].completion.is_text
             num_twice += bool(long[place].nats.sum() >= MIN_EVIDENCE_NATS)
         if firsts.total() <= most:
             return None

@@ -301,6 +301,19 @@ def test_a_restated_problem_is_no_copy_in_a_group_sent_as_text():
     assert found([changed(one, 5, 100, -1) for one in texts], *texts), "whole texts are copies"
 
 
+@pytest.mark.parametrize(
+    ("num_exact", "verdict"), [(7, DuplicateKind.OURS), (3, DuplicateKind.OURS), (2, DuplicateKind.UNDECIDED)]
+)
+def test_copies_of_a_text_do_not_clear_a_group_with_too_many_exact_copies(num_exact, verdict):
+    detector, ours, old = DuplicateDetector("me"), [text() for _ in range(8)], text()
+    detector.remember(ME, b"sum/1", ours)
+    detector.remember(BOB, b"sum/1", [as_text(old)])
+    copies = [*ours[:num_exact], old, *(text() for _ in range(7 - num_exact))]
+    copy = detector.find("bob", b"sum/1", copies)
+    assert copy is not None
+    assert decide(copy, BOB._replace(group_id=b"c"), own_id="me", is_known=KNOWN.__contains__) is verdict
+
+
 @pytest.mark.parametrize(("first", "again"), [(ME, BOB), (BOB, BOB), (ANN, BOB._replace(announced_at=2000.0))])
 @pytest.mark.parametrize("which", ["first", "again"])
 def test_no_copy_of_or_by_a_group_sent_as_text_is_charged(first, again, which):
