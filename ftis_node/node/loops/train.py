@@ -65,6 +65,7 @@ class TrainLoop:
         self._selection = StepSelection(self.context, self.store, self.peers)
         self._step_peers = StepPeers(self.context, self.peers, self.end_ids, self.observation_form)
         self._num_pauses = 0  # after which the learner's state is known
+        self._begun = 0  # the step in progress, else the last one
 
     @property
     def step(self) -> int:
@@ -86,6 +87,7 @@ class TrainLoop:
             async with self._working():
                 if await self._resume_after_pause():
                     continue  # with the gate of the learner's step, which may be an earlier one
+                self._begun = self.step + 1
                 own, foreign = self.gate.shares(self.step + 1)
                 groups = await self._selection.take(self.step + 1, own=own, foreign=foreign)
                 await self._train_in_turn(groups)
@@ -125,6 +127,9 @@ class TrainLoop:
             )
             await self.reporter.note(reply.report)
             self._step_peers.weigh(reply.report, batch)
+            reason = ReleaseReason.REFUSED if reply.report.refused else ReleaseReason.TRAINED
+            # before the weights and the groups are written: a pause may end the step there
+            self._step_peers.settle(reply.report, groups, is_trained=reason is ReleaseReason.TRAINED)
             await waiting(f"weights {step} in the generator", under_way.finish(reply))
         except (WorkerDiedError, WorkerTaskError) as error:
             is_own_fault = all(group.own for group in groups)  # else a peer could end the node
@@ -148,9 +153,7 @@ class TrainLoop:
         finally:
             under_way.cancel()
         self.context.failures.succeeded(TRAINING)
-        reason = ReleaseReason.REFUSED if reply.report.refused else ReleaseReason.TRAINED
         await self.store.disk(self.store.buffer.release_step, step, reason)
-        self._step_peers.settle(reply.report, groups, is_trained=reason is ReleaseReason.TRAINED)
         self.context.state.saved_step = reply.saved_step
         await self.store.prune()
         self.slots.set_held(self.store.reader.own_held())
@@ -203,32 +206,34 @@ class TrainLoop:
         """
         try:
             async with self.context.pause.working():
+                self._begun = self.step
                 yield
         except PauseBeganError as error:
-            log.warning("step %d is lost to a pause, because %s", self.step + 1, error)
+            begun = self._begun
+            log.warning("the work on step %d ends for a pause, because %s", begun, error)
             async with self._working():
-                await self._resume_after_pause(is_lost=True)
+                await self._resume_after_pause(interrupted=begun)
 
-    async def _resume_after_pause(self, *, is_lost: bool = False) -> bool:
+    async def _resume_after_pause(self, *, interrupted: int | None = None) -> bool:
         """Reconcile with the workers that started after a pause, unless they have the last step and its weights.
 
-        `is_lost`: the pause interrupted a step. Return whether there was a pause since the last call.
+        `interrupted`: the step whose work the pause ended. Return whether there was a pause since the last call.
         """
+        is_interrupted = interrupted is not None
         if self._num_pauses == self.context.pause.num_pauses:
-            if not is_lost:
+            if not is_interrupted:
                 return False
             self.learner.restart("interrupted step")  # the pause had no effect: the step may be half applied
         self._num_pauses = self.context.pause.num_pauses
         state = await waiting("the learner worker", self.learner.start())
         await waiting("the generation worker", self.generation.start())
-        if (
-            state.step < self.step + is_lost
-        ):  # before `resume`: the next start expects no other groups to be READY again
+        if state.step < max(self.step, interrupted or 0):
+            # before `resume`: the next start expects no other groups to be READY again
             cause = f"the learner is at step {state.step} after a pause"
             self.context.events.write("step_lost", step=state.step + 1, error=cause)
-        if is_lost or (state.step, state.policy_version) != (self.step, self.generation.policy_version):
+        if is_interrupted or (state.step, state.policy_version) != (self.step, self.generation.policy_version):
             await self.resume(state)
-        if is_lost and self.takes_turns:
+        if is_interrupted and self.takes_turns:
             await waiting("the generator to wake", self.generation.wake())
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from ftis_node.config.home import Home
 from ftis_node.errors import DiskFullError
-from ftis_node.learner.messages import LearnerState, TrainReply
+from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.node.context import NodeState
 from ftis_node.node.pausing.gate import PauseGate
 from ftis_node.node.pausing.policy import Decision
@@ -21,8 +22,9 @@ from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.training.step_gate import StepSelection
 from ftis_node.node.wiring import Wiring
 from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.swarm.reputation import Behaviour
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
-from tests.node.nodes import buffer_of, components, events_of
+from tests.node.nodes import buffer_of, components, events_of, notes_of
 from tests.replay.test_buffer import ANN, ME, accepted
 from tests.waiting import eventually
 
@@ -146,5 +148,46 @@ async def test_a_pause_ends_a_step_that_waits_for_disk_space(tmp_path: Path, *, 
         assert [event["step"] for event in events_of(node, "step_lost")] == [6]
         assert learner.killed == ([] if is_in_effect else ["interrupted step"])
         await eventually(lambda: space.why_full)  # the same step again, with its groups
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+class DoneLearner(FullDiskLearner):
+    """A learner that does each step, and cannot unpack the first group of a peer."""
+
+    async def train(self, groups: Any, **how: Any) -> TrainReply:
+        self.step += 1
+        unreadable = next(group.group_id for group in groups if not group.own)
+        return TrainReply(StepReport(step=self.step, policy_version=self.step, num_updates=1, unreadable=(unreadable,)))
+
+
+@pytest.mark.timeout(60)
+async def test_a_pause_between_a_step_and_its_last_write_loses_no_credit_or_charge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def deliver(weights: PublishedWeights, proof: Any) -> None:
+        pass
+
+    def release_step(step: int, reason: ReleaseReason) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    space = DiskSpace(root=tmp_path)
+    parts = {"learner": DoneLearner(), "space": space, "disk": DiskThread(space)}
+    with components(tmp_path, state=NodeState(step=5, policy_version=5), **parts) as node:
+        for number in range(1, 5):
+            node.store.buffer.admit(accepted(ME, number), own=True)
+            node.store.buffer.admit(accepted(ANN, number), own=False)
+        monkeypatch.setattr(node.store.buffer, "release_step", release_step)
+        wiring = Wiring(node)
+        loop = wiring.train_loop(wiring.step_gate(), last_step=None, deliver=deliver)
+        running = asyncio.create_task(loop.run())
+        await eventually(lambda: space.why_full)
+        await asyncio.wait_for(node.context.pause.begin(Decision("by command")), 30)
+        node.context.pause.take_effect()
+        node.context.pause.end()
+        await eventually(lambda: buffer_of(node).reconciled == [5, 6])
+        behaviors = [behaviour for peer_id, behaviour, _ in notes_of(node) if peer_id == ANN.peer_id]
+        assert behaviors == [Behaviour.CONTRIBUTED] * (len(behaviors) - 1) + [Behaviour.FAULT] and len(behaviors) > 1
+        assert events_of(node, "step_lost") == []
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
