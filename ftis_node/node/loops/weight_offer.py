@@ -187,16 +187,17 @@ def newest_offered(context: NodeContext, learner: Learning) -> int | None:
     Until the learner reports its version, and until its first step, a follower may name any version. It may have those
     of a learner that has begun again. The bound includes one version more, since the loop offers a version before its
     step is complete. It also includes the steps that the kept checkpoints span. A learner that dies may go back by that
-    many steps, while groups of its followers are on their way.
+    many steps, while groups of its followers are on their way. A version has the number of its step, so it counts the
+    steps without an update.
     """
     if context.settings.role != "learner":
         return None
-    version = 0 if learner.state is None else max(learner.state.policy_version, context.state.policy_version)
-    if not version:
+    state = learner.state
+    if state is None or not (state.policy_version or context.state.policy_version):
         return MAX_INTEGER
     settings = context.settings.learner
     unsaved = settings.checkpoint_every_steps or MAX_UNSAVED_STEPS
-    return version + 1 + unsaved * settings.keep_checkpoints
+    return max(state.step, context.state.step) + 1 + unsaved * settings.keep_checkpoints
 
 
 def digests_of(path: Path) -> FileDigests:

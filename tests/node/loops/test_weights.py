@@ -21,6 +21,7 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.learner.messages import LearnerState
+from ftis_node.node.context import NodeState
 from ftis_node.node.loops import weight_follow
 from ftis_node.node.loops import weight_follow as weights_follow
 from ftis_node.node.loops import weight_offer as weights_offer
@@ -489,6 +490,16 @@ def test_a_starting_learner_refuses_no_version_of_its_followers(tmp_path):
         assert newest_offered(context, learner) == MAX_INTEGER, "its followers may have the weights of lost steps"
         learner.known = LearnerState(74, 74, parameters=1, trainable_parameters=1, proof=proof)
         assert newest_offered(context, learner) == 74 + 1 + 2 * MAX_UNSAVED_STEPS, "the train loop has not noted it yet"
+
+
+def test_a_version_after_steps_without_an_update_is_not_refused(tmp_path):
+    """The learner offers version 14, and has not noted step 14 yet."""
+    learner, how = _StartingLearner(PARAMETERS), {"checkpoint_every_steps": 1, "keep_checkpoints": 2}
+    settings = NodeSettings.model_validate({"model": "m", "role": "learner", "learner": how})
+    with components(tmp_path, settings=settings, state=NodeState(step=13, policy_version=10)) as node:
+        proof = WeightProof(version=10, probe_ids=(), logprobs=())
+        learner.known = LearnerState(10, 10, parameters=1, trainable_parameters=1, proof=proof)
+        assert newest_offered(node.context, learner) == 13 + 1 + 2
 
 
 async def test_weights_for_trusted_peers_are_served_to_no_other_peer(tmp_path):
