@@ -20,7 +20,7 @@ def _versions(node: RunningNode) -> list[int]:
 
 def _served_on_disk(node: RunningNode) -> int:
     """Return the newest version that is marked as served."""
-    return max(int(mark.parent.name.removeprefix(PREFIX)) for mark in node.home.rglob(f"{PREFIX}*/{SERVED_MARK}"))
+    return max(int(mark.parent.name.split("-")[1]) for mark in node.home.rglob(f"{PREFIX}*/{SERVED_MARK}"))
 
 
 @pytest.mark.timeout(600)

@@ -73,18 +73,18 @@ class FollowLoop:
     async def resume(self) -> None:
         """Serve the version that was served before the node stopped; let newer stored versions wait for their delay."""
         self._has_resumed = True
-        served = 0
+        served: WeightsOffer | None = None
         for offer, was_served in await in_background(self._held.find):
             if refuse_offer(offer, await self._self_as_follower()):  # the settings may have changed since
-                self._held.remove(offer.version)
+                self._held.remove(offer)
                 continue
             self._follow(offer)
             if was_served:
-                served = self._transit.served = offer.version
+                served, self._transit.served = offer, offer.version
             else:
                 self._transit.send(offer.version, at=time.monotonic() - max(0.0, time.time() - offer.created_at))
-        if served:
-            await self._serve_guarded(served, before=0)
+        if served is not None:
+            await self._serve_guarded(served.version, before=0, offer=served)
 
     async def run(self) -> None:
         if not self._has_resumed:
@@ -173,11 +173,11 @@ class FollowLoop:
         self._arrived.set()
 
     def _follow(self, offer: WeightsOffer) -> None:
-        """Note the newest stored version. If it is a lower one, drop those that the learner repeats."""
-        if self._newest is not None and offer.version < self._newest.version:
+        """Note the newest stored version. If it is no higher one, drop those that the learner repeats."""
+        if self._newest is not None and offer.version <= self._newest.version:
             for lost in self._transit.go_back(offer.version):
                 if lost != offer.version:
-                    self._held.remove(lost)
+                    self._held.remove(self._held.offer(lost))
         self._newest = offer
 
     async def _keep_serving(self) -> None:
@@ -198,30 +198,31 @@ class FollowLoop:
             async with self.context.pause.working():
                 await waiting("an evaluation", self.evaluator.evaluate(step=version))
 
-    async def _serve_guarded(self, version: int, *, before: int) -> bool:
-        """Serve the version. If that fails, return False, remove its file and keep `before`.
+    async def _serve_guarded(self, version: int, *, before: int, offer: WeightsOffer | None = None) -> bool:
+        """Serve the version, its last `offer` by default. If that fails, return False, remove its file, keep `before`.
 
         A worker that a pause ends would interrupt the trial, and the next one would begin with unproven weights.
         """
         is_served = False
         async with self.context.pause.working(), self._trial:
+            offer = offer or self._held.offer(version)  # the fetch may have replaced it meanwhile
             with self.gossip.guard.work_for(self._settings.follow, Place.WEIGHTS):
-                is_served = await self._serve(version)
+                is_served = await self._serve(offer)
             if not is_served:
                 self._transit.served = min(before, self._transit.served)  # the learner may have gone back meanwhile
-                self._held.remove(version)
+                self._held.remove(offer)
         return is_served
 
-    async def _serve(self, version: int) -> bool:
+    async def _serve(self, offer: WeightsOffer) -> bool:
         """Load the version into the engine, and return whether it reproduces the proof."""
-        offer, began_at = self._held.offer(version), time.monotonic()
-        weights, proof = self._held.for_engine(version)
+        version, began_at = offer.version, time.monotonic()
+        weights, proof = self._held.for_engine(offer)
         try:
             await waiting(f"weights {version} in the generator", self._try(weights, proof))
         except (ModelError, WorkerDiedError) as error:
             self._refuse(Refusal("proof", str(error)), version=version)
             return False
-        await in_background(self._held.mark_served, version)
+        await in_background(self._held.mark_served, offer)
         self.context.state.policy_version, self.peers.counters.weights_created_at = version, offer.created_at
         age_s = round(time.time() - offer.created_at, 3)
         duration_s = round(time.monotonic() - began_at, 4)

@@ -1,9 +1,11 @@
 """Resumable download of a version from the learner, and the store of complete versions on a generator's disk.
 
-    version-00000012/          model.safetensors, the signed offer; the file `served` once its proof is verified
+    version-00000012-<hash>/   model.safetensors, the signed offer; the file `served` once its proof is verified
     partial/<sha256>.part      the verified chunks so far, from the first on
     partial/<sha256>.hashes    the list of chunk hashes; the signed offer contains the hash of this list
 
+A folder's hash is that of its offer. A learner that lost steps offers a version again, and the engine still needs the
+file that it serves.
 After a restart of the node, the download reads the partial file once and continues after its last valid chunk. A wrong
 chunk ends it. File names contain only version numbers and verified hashes, never a peer's text.
 """
@@ -49,7 +51,7 @@ class VersionStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._offers: dict[int, WeightsOffer] = {}
+        self._offers: dict[Path, WeightsOffer] = {}  # by folder, in the order in which they were stored
 
     @property
     def partial(self) -> Path:
@@ -58,7 +60,7 @@ class VersionStore:
     def find(self) -> list[StoredVersion]:
         """Return the versions of earlier starts in the order of their offers; remove incomplete and damaged ones."""
         remove_leftovers(self._folder, PREFIX)
-        found = []
+        found = {}
         for folder in self._folder.glob(f"{PREFIX}*"):
             try:
                 offer = open_offer(read_file(folder / OFFER_FILE))
@@ -66,41 +68,51 @@ class VersionStore:
                 log.warning("%s is damaged, and is removed: %s", folder, error)
                 shutil.rmtree(folder)
                 continue
-            found.append(StoredVersion(offer, (folder / SERVED_MARK).exists()))
-        found.sort(key=lambda stored: (stored.offer.created_at, stored.offer.version))
-        self._offers = {offer.version: offer for offer, _ in found}
-        return found
+            found[folder] = offer
+        self._offers = dict(sorted(found.items(), key=lambda held: (held[1].created_at, held[1].version)))
+        return [StoredVersion(offer, (folder / SERVED_MARK).exists()) for folder, offer in self._offers.items()]
 
     def put(self, file: Path, offer: WeightsOffer, signed: bytes) -> None:
-        """Move a fetched file and its signed offer into the store. After a crash the version is complete or absent."""
-        with complete_folder(self._path(offer.version)) as temporary:
+        """Move a fetched file and its signed offer into the store. After a crash the version is complete or absent.
+
+        It replaces an earlier version of this number, unless that one was served.
+        """
+        digest = hashlib.sha256(signed).hexdigest()[:16]
+        folder = self._folder / f"{PREFIX}{offer.version:08d}-{digest}"
+        with complete_folder(folder) as temporary:
             os.replace(file, temporary / _file_name(offer))
             (temporary / OFFER_FILE).write_bytes(signed)
             if offer.adapter_config:
                 (temporary / ADAPTER_CONFIG_FILE).write_bytes(offer.adapter_config)
-        self._offers.pop(offer.version, None)
-        self._offers[offer.version] = offer  # the last one
+        self._offers.pop(folder, None)
+        for held in [held for held in self._offers if self._offers[held].version == offer.version]:
+            if not (held / SERVED_MARK).exists():
+                self._remove(held)
+        self._offers[folder] = offer
 
     def offer(self, version: int) -> WeightsOffer:
-        return self._offers[version]
+        """Return the last stored offer of this version."""
+        return next(offer for offer in reversed(self._offers.values()) if offer.version == version)
 
-    def for_engine(self, version: int) -> tuple[PublishedWeights, WeightProof]:
+    def for_engine(self, offer: WeightsOffer) -> tuple[PublishedWeights, WeightProof]:
         """Return a version in the generation worker's form."""
-        offer = self._offers[version]
-        path = self._path(version) / _file_name(offer)
-        weights = PublishedWeights(version=version, path=str(path), num_bytes=offer.num_bytes)
-        return weights, WeightProof(version=version, probe_ids=offer.probe_ids, logprobs=offer.probe_logprobs)
+        path = self._path(offer) / _file_name(offer)
+        weights = PublishedWeights(version=offer.version, path=str(path), num_bytes=offer.num_bytes)
+        return weights, WeightProof(version=offer.version, probe_ids=offer.probe_ids, logprobs=offer.probe_logprobs)
 
-    def mark_served(self, version: int) -> None:
+    def mark_served(self, offer: WeightsOffer) -> None:
         """Mark a version as verified, and remove all that were stored before it."""
-        (self._path(version) / SERVED_MARK).touch()
+        (path := self._path(offer)).joinpath(SERVED_MARK).touch()
         held = list(self._offers)
-        for older in held[: held.index(version)]:
-            self.remove(older)
+        for older in held[: held.index(path)]:
+            self._remove(older)
 
-    def remove(self, version: int) -> None:
-        del self._offers[version]
-        shutil.rmtree(self._path(version))
+    def remove(self, offer: WeightsOffer) -> None:
+        self._remove(self._path(offer))
+
+    def _remove(self, folder: Path) -> None:
+        del self._offers[folder]
+        shutil.rmtree(folder)
 
     def clear_partial(self, *, but: bytes) -> None:
         """Remove partial files, except of the version with the hash `but`."""
@@ -108,8 +120,8 @@ class VersionStore:
             if path.stem != but.hex():
                 path.unlink()
 
-    def _path(self, version: int) -> Path:
-        return self._folder / f"{PREFIX}{version:08d}"
+    def _path(self, offer: WeightsOffer) -> Path:
+        return next(folder for folder, held in self._offers.items() if held == offer)
 
 
 def _file_name(offer: WeightsOffer) -> str:

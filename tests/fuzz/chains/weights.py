@@ -67,7 +67,7 @@ async def _once(loop: FollowLoop) -> None:
     if offer is not None and loop._should_fetch(offer):
         await loop._fetch(offer, signed)
         if loop._newest is not None and loop._newest.version == offer.version:
-            loop._held.for_engine(offer.version)
+            loop._held.for_engine(offer)
             await loop._serve_guarded(offer.version, before=0)
         loop._held.find()
 

@@ -71,14 +71,17 @@ class _Engine(NullGeneration):
     def __init__(self, refuses: bytes = b"invalid") -> None:
         super().__init__(lambda: 0)
         self.versions: list[int] = []
+        self.contents: list[bytes] = []
         self._refuses = refuses
 
     async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
-        with open(weights.path, "rb") as file:  # noqa: ASYNC230 - a few bytes
-            if file.read(len(self._refuses)) == self._refuses:
+        with open(weights.path, "rb") as file:  # noqa: ASYNC230 - a few MiB
+            content = file.read()
+            if content.startswith(self._refuses):
                 raise ModelError("differs from the learner by inf nats on the probe")
         assert proof.version == weights.version
         self.versions.append(weights.version)
+        self.contents.append(content)
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +154,11 @@ class _Pair:
         return self.generator.generation.versions
 
     @property
+    def contents(self) -> list[bytes]:
+        assert isinstance(self.generator.generation, _Engine)
+        return self.generator.generation.contents
+
+    @property
     def refused(self) -> dict[str, int]:
         return dict(self.generator.peers.counters.weights_refused)
 
@@ -180,6 +188,16 @@ async def _pair(folder: Path, *, follows: bool = True, **roles: Any) -> AsyncIte
                 assert isinstance(result, asyncio.CancelledError), result
 
 
+def _held(folder: Path) -> list[int]:
+    """Return the versions that the generator stores."""
+    return sorted(int(path.name.split("-")[1]) for path in (folder / "generator/weights/followed").glob("version-*"))
+
+
+def _folder(folder: Path, version: int) -> Path:
+    (path,) = (folder / "generator/weights/followed").glob(f"version-{version:08d}-*")
+    return path
+
+
 async def test_versions_arrive_and_are_served_in_order(tmp_path):
     async with _pair(tmp_path) as pair:
         for version in (1, 2, 5):
@@ -194,8 +212,7 @@ async def test_versions_arrive_and_are_served_in_order(tmp_path):
         assert received.weights_bytes_in > 3 * (2 * MIB + 5)
         assert received.body_bytes_in == 0
         await eventually(lambda: pair.generator.context.state.policy_version == 5)
-        held = sorted(path.name for path in (tmp_path / "generator/weights/followed").glob("version-*"))
-        assert held == ["version-00000005"], "older versions are still there"
+        assert _held(tmp_path) == [5], "older versions are still there"
 
 
 async def test_a_restarted_generator_serves_its_last_version_and_resumes_a_partial_file(tmp_path):
@@ -220,8 +237,7 @@ async def test_a_restarted_generator_serves_its_last_version_and_resumes_a_parti
         assert (fetched["num_resumed"], fetched["num_chunks"]) == (3, 4)
         chunk_requests = [request for request in pair.requests if request.part is WeightsPart.CHUNKS]
         assert [(request.first, request.count) for request in chunk_requests] == [(3, 4)]
-        path = tmp_path / "generator/weights/followed/version-00000002" / WEIGHTS_FILE
-        assert path.read_bytes() == content
+        assert _folder(tmp_path, 2).joinpath(WEIGHTS_FILE).read_bytes() == content
         assert list(partial.iterdir()) == []
 
 
@@ -262,8 +278,7 @@ async def test_weights_whose_proof_fails_are_not_served_and_later_ones_are(tmp_p
         await pair.offer(2, b"invalid weights: NaN")
         await eventually(lambda: pair.refused == {"proof": 1})
         assert pair.generator.context.state.policy_version == 1
-        assert not (tmp_path / "generator/weights/followed/version-00000002").exists()
-        assert (tmp_path / "generator/weights/followed/version-00000001").exists()
+        assert _held(tmp_path) == [1]
         await pair.offer(3, b"valid again")
         await eventually(lambda: pair.served == [1, 3])
 
@@ -271,14 +286,14 @@ async def test_weights_whose_proof_fails_are_not_served_and_later_ones_are(tmp_p
 async def test_a_generator_goes_back_with_a_learner_that_lost_steps(tmp_path):
     async with _pair(tmp_path) as pair:
         await pair.offer(500, b"five hundred")
-        await eventually(lambda: pair.served == [500])
+        await eventually(lambda: pair.generator.context.state.policy_version == 500)
     async with _pair(tmp_path, weights_delay="fixed:1") as pair:  # both restart; the learner has lost its home
         await pair.offer(4, b"four")
-        await eventually(lambda: pair.served == [500, 4])
-        assert pair.generator.context.state.policy_version == 4
+        await eventually(lambda: pair.generator.context.state.policy_version == 4)
+        assert pair.served == [500, 4]
         await pair.offer(5, b"five")
-        await eventually(lambda: pair.served == [500, 4, 5])
-        assert pair.refused == {}
+        await eventually(lambda: pair.generator.context.state.policy_version == 5)
+        assert (pair.served, pair.refused) == ([500, 4, 5], {})
     async with _pair(tmp_path) as pair:
         await eventually(lambda: pair.served == [5])
 
@@ -288,10 +303,29 @@ async def test_lost_versions_that_wait_for_their_delay_are_not_served(tmp_path):
         for version, content in ((7, b"lost"), (8, b"lost"), (7, b"seven, made again")):
             await pair.offer(version, content)
             await eventually(lambda version=version: pair.follow._newest and pair.follow._newest.version == version)
-        folder = tmp_path / "generator/weights/followed"
-        assert [path.name for path in folder.glob("version-*")] == ["version-00000007"]
+        assert _held(tmp_path) == [7]
         await eventually(lambda: pair.served == [7])
-        assert (folder / "version-00000007" / WEIGHTS_FILE).read_bytes() == b"seven, made again"
+        assert _folder(tmp_path, 7).joinpath(WEIGHTS_FILE).read_bytes() == b"seven, made again"
+
+
+async def test_the_served_version_stays_until_a_repeated_one_of_its_number_is_proven(tmp_path):
+    """A worker that dies meanwhile loads its file again, and a restarted node serves it."""
+    async with _pair(tmp_path) as pair:
+        await pair.offer(9, b"nine")
+        await eventually(lambda: pair.generator.context.state.policy_version == 9)
+        old = _folder(tmp_path, 9)
+    async with _pair(tmp_path, weights_delay="fixed:3") as pair:
+        await eventually(lambda: pair.served == [9])
+        for version, content in ((12, b"lost"), (9, b"nine, made again")):
+            await pair.offer(version, content)
+            await eventually(lambda version=version: pair.follow._newest and pair.follow._newest.version == version)
+        assert _held(tmp_path) == [9, 9]
+        assert pair.served == [9] and (old / WEIGHTS_FILE).read_bytes() == b"nine"
+    async with _pair(tmp_path, weights_delay="fixed:3") as pair:
+        await eventually(lambda: pair.contents == [b"nine"])
+        await eventually(lambda: pair.contents == [b"nine", b"nine, made again"])
+        await eventually(lambda: _held(tmp_path) == [9])
+        assert not old.exists()
 
 
 async def test_an_offer_that_is_sent_again_is_not_accepted(tmp_path):
@@ -312,7 +346,7 @@ async def test_a_damaged_version_of_an_earlier_start_is_removed(tmp_path):
     async with _pair(tmp_path) as pair:
         await pair.offer(1, b"one")
         await eventually(lambda: pair.served == [1])
-    folder = tmp_path / "generator/weights/followed/version-00000001"
+    folder = _folder(tmp_path, 1)
     (folder / OFFER_FILE).write_bytes(b"\x0a\x03abc\x12")
     async with _pair(tmp_path, follows=False) as pair:
         await pair.follow.resume()
