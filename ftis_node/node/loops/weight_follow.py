@@ -84,6 +84,7 @@ class FollowLoop:
             else:
                 self._transit.send(offer.version, at=time.monotonic() - max(0.0, time.time() - offer.created_at))
         if served is not None:
+            self.context.evaluations.go_back(served.version)
             await self._serve_guarded(served.version, before=0, offer=served)
 
     async def run(self) -> None:
@@ -178,6 +179,7 @@ class FollowLoop:
             for lost in self._transit.go_back(offer.version):
                 if lost != offer.version:
                     self._held.remove(self._held.offer(lost))
+            self.context.evaluations.go_back(offer.version - 1)
         self._newest = offer
 
     async def _keep_serving(self) -> None:

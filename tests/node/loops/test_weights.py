@@ -40,6 +40,7 @@ from ftis_node.records.weights import (
     open_weights_request,
     seal_offer,
 )
+from ftis_node.telemetry.status import EvalStatus
 from ftis_node.workers.durable import complete_folder
 from ftis_node.workers.weight_store import WEIGHTS_FILE, PublishedWeights, WeightProof, probe_token_ids
 from tests.conftest import TOKENIZER
@@ -326,6 +327,23 @@ async def test_the_served_version_stays_until_a_repeated_one_of_its_number_is_pr
         await eventually(lambda: pair.contents == [b"nine", b"nine, made again"])
         await eventually(lambda: _held(tmp_path) == [9])
         assert not old.exists()
+
+
+async def test_versions_that_the_learner_lost_are_evaluated_again(tmp_path):
+    async with _pair(tmp_path, evaluate=True) as pair:
+        await pair.offer(10, b"ten")
+        await eventually(lambda: pair.served == [10])
+        evaluations = pair.generator.context.evaluations
+        for step in (5, 10):
+            evaluations.add(EvalStatus(step=step, task="sums", pass_at_1=0.5, n=8))
+        await pair.offer(8, b"eight")
+        await eventually(lambda: pair.generator.context.state.policy_version == 8)
+        assert [one.step for one in evaluations.entries] == [5], "version 10 would not be evaluated again"
+    async with _pair(tmp_path, follows=False) as pair:
+        for step in (5, 10):  # as the event log has them
+            pair.generator.context.evaluations.add(EvalStatus(step=step, task="sums", pass_at_1=0.5, n=8))
+        await pair.follow.resume()
+        assert [one.step for one in pair.generator.context.evaluations.entries] == [5]
 
 
 async def test_an_offer_that_is_sent_again_is_not_accepted(tmp_path):
