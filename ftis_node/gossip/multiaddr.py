@@ -74,6 +74,7 @@ def check_announced_address(text: str) -> None:
     try:
         address = parse_address(text)
         why = "it needs a port, and no /p2p/ID" if "p2p" in address.names or address.port == 0 else ""
+        why = why or ("nodes dial no link-local address" if is_link_local(address) else "")
     except AddressError as error:
         why = str(error)
     if why:
@@ -127,10 +128,10 @@ def usable_addresses(peer_id: str, claimed: Iterable[str]) -> list[str]:
             address = parse_address(text)
         except AddressError:
             continue
-        if address.peer_id in (peer_id, None) and address.port and not _is_link_local(address):
+        if address.peer_id in (peer_id, None) and address.port and not is_link_local(address):
             believable.append(address.without_peer.text)
     return list(dict.fromkeys(believable))
 
 
-def _is_link_local(address: Address) -> bool:
+def is_link_local(address: Address) -> bool:
     return address.names[0] in IPS and ipaddress.ip_address(address.host).is_link_local

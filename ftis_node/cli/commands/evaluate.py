@@ -44,7 +44,7 @@ def evaluate(
             "--max-tokens",
             min=1,
             help="Maximum tokens of prompt and completion together.",
-            show_default=f"with a home, its run's limits, else {MAX_TOKENS}",
+            show_default=f"on the problems of a home's run, its limits; else {MAX_TOKENS}",
         ),
     ] = None,
     engine: Annotated[
@@ -81,6 +81,7 @@ def evaluate(
     if is_home and template:
         raise UsageError("--template is not for a home, whose trained model has one chat template: leave it out")
     where = home_at(home)
+    has_run_limits = is_home and task is None and max_tokens is None
     task = task or held_out_task(where)
     prompts = prompts_for_command(where, template=template)
     with show_fraction("eval") as progress, TemporaryDirectory(prefix="ftis-eval-") as scratch:
@@ -91,7 +92,7 @@ def evaluate(
             start, trained = before_and_after(where, Path(scratch), on_progress=progress)
             asked = {"before": compare or start, "after": trained}
         options: dict[str, Any] = {"limit": limit, "k": k, "max_tokens": max_tokens or MAX_TOKENS, "engine": engine}
-        options |= limits_of_run(where) if is_home and max_tokens is None else {}
+        options |= limits_of_run(where) if has_run_limits else {}
         options |= {"prompts": prompts, "home": where.root, "on_progress": progress}
         found = asyncio.run(answers_of([*asked.values()], task, **options)) if asked else []
         answers = dict(zip(asked, found, strict=True))

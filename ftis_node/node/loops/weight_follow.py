@@ -129,7 +129,7 @@ class FollowLoop:
 
     def _should_fetch(self, offer: WeightsOffer) -> bool:
         """Return whether the offer is new, and the delay policy allows another pending version."""
-        if self.context.pause.is_paused or (self._newest is not None and offer.version == self._newest.version):
+        if self.context.pause.is_paused or self._is_newest(offer):
             return False
         return should_fetch(
             self._settings.delay,
@@ -137,6 +137,10 @@ class FollowLoop:
             max_held=MAX_PENDING_VERSIONS,
             since_last=time.monotonic() - self._wanted_at,
         )
+
+    def _is_newest(self, offer: WeightsOffer) -> bool:
+        newest = self._newest
+        return newest is not None and (offer.version, offer.sha256) == (newest.version, newest.sha256)
 
     async def _fetch(self, offer: WeightsOffer, signed: bytes) -> None:
         began_at, age_s = time.monotonic(), max(0.0, time.time() - offer.created_at)
@@ -188,15 +192,16 @@ class FollowLoop:
             before = self._transit.served
             arrived = self._transit.receive(time.monotonic())
             if arrived is not None and await self._serve_guarded(arrived, before=before):
-                await self._evaluate_if_due(arrived, before=before)
+                await self._evaluate_if_due(arrived)
             with suppress(TimeoutError), waiting_for("the clock, or new weights"):
                 async with asyncio.timeout(POLL_INTERVAL_S):
                     await self._arrived.wait()
 
-    async def _evaluate_if_due(self, version: int, *, before: int) -> None:
+    async def _evaluate_if_due(self, version: int) -> None:
         """Evaluate at the run's interval if this generator evaluates; the next version waits meanwhile."""
         every_steps = self.context.manifest.eval.every_steps
-        if self._settings.evaluate and every_steps and version // every_steps > before // every_steps:
+        last = max((entry.step for entry in self.context.evaluations.entries), default=0)
+        if self._settings.evaluate and every_steps and version // every_steps > last // every_steps:
             async with self.context.pause.working():
                 await waiting("an evaluation", self.evaluator.evaluate(step=version))
 
@@ -225,6 +230,8 @@ class FollowLoop:
             self._refuse(Refusal("proof", str(error)), version=version)
             return False
         await in_background(self._held.mark_served, offer)
+        if version <= self.context.state.policy_version:  # an evaluation of the lost weights may have ended meanwhile
+            self.context.evaluations.go_back(version - 1)
         self.context.state.policy_version, self.peers.counters.weights_created_at = version, offer.created_at
         age_s = round(time.time() - offer.created_at, 3)
         duration_s = round(time.monotonic() - began_at, 4)

@@ -103,10 +103,12 @@ class StepPeers:
     observation_form: tuple[int, ...] = ()
     _suspected: LruDict[bytes, int] = field(init=False)
     _used: LruDict[bytes, None] = field(init=False)
+    _charged: LruDict[bytes, None] = field(init=False)
     _peer_weights: PeerWeights = field(init=False)
 
     def __post_init__(self) -> None:
-        self._suspected, self._used = LruDict[bytes, int](MAX_GROUPS), LruDict[bytes, None](MAX_GROUPS)
+        self._suspected = LruDict[bytes, int](MAX_GROUPS)
+        self._used, self._charged = LruDict[bytes, None](MAX_GROUPS), LruDict[bytes, None](MAX_GROUPS)
         self._peer_weights = PeerWeights(self.context.manifest.method.peer_weights)
 
     def batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
@@ -142,8 +144,11 @@ class StepPeers:
                 if group.id.hex() not in left_out and group.id not in self._used:
                     self._used[group.id] = None
                     self.peers.note_used(group)
-        self._note_understated(report, groups)
-        self._note_unreadable(report, groups)
+        new = [group for group in groups if group.id not in self._charged]
+        self._note_understated(report, new)
+        self._note_unreadable(report, new)
+        refused = {*report.understated, *report.unreadable}
+        self._charged.update({group.id: None for group in new if group.id.hex() in refused})
 
     def _note_understated(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
         if report.repeated:

@@ -87,6 +87,8 @@ async def test_the_sender_of_a_body_that_the_learner_cannot_unpack_is_charged_on
     with loop_with(tmp_path / "a", report) as (loop, node):
         await loop._train(groups)
         assert behavior_of(node) == [(HONEST.peer_id, Behaviour.CONTRIBUTED), (MALLORY.peer_id, Behaviour.FAULT)]
+        loop._step_peers.settle(report, groups, is_trained=True)  # as of a step that the learner lost and repeats
+        assert behavior_of(node).count((MALLORY.peer_id, Behaviour.FAULT)) == 1
     with loop_with(tmp_path / "b", msgspec.structs.replace(report, repeated=True)) as (loop, node):
         await loop._train(groups)
         assert (MALLORY.peer_id, Behaviour.FAULT) not in behavior_of(node)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ from tests.node.nodes import components, events_of
 from tests.node.support import manifest_text
 from tests.waiting import eventually
 
-MANIFEST = parse_manifest(manifest_text(foreign_wait_s=1).replace("every_steps = 2", "every_steps = 0"), source="test")
+MANIFEST = parse_manifest(manifest_text(foreign_wait_s=1).replace("every_steps = 2", "every_steps = 5"), source="test")
 RUN_ID = MANIFEST.run_id
 MIB = 1 << 20
 POLL_S = 0.05
@@ -344,6 +345,30 @@ async def test_versions_that_the_learner_lost_are_evaluated_again(tmp_path):
             pair.generator.context.evaluations.add(EvalStatus(step=step, task="sums", pass_at_1=0.5, n=8))
         await pair.follow.resume()
         assert [one.step for one in pair.generator.context.evaluations.entries] == [5]
+
+
+async def test_a_repeated_version_of_the_newest_number_is_fetched(tmp_path):
+    async with _pair(tmp_path) as pair:
+        offer = await pair.offer(9, b"nine")
+        await eventually(lambda: pair.served == [9])
+        assert not pair.follow._should_fetch(offer)
+        assert pair.follow._should_fetch(replace(offer, sha256=bytes(32)))
+
+
+async def test_an_evaluation_is_due_if_the_last_one_was_of_lost_weights(tmp_path):
+    async with _pair(tmp_path, evaluate=True) as pair:
+        context = pair.generator.context
+        evaluated: list[int] = []
+
+        async def evaluate(*, step):
+            evaluated.append(step)
+            context.evaluations.add(EvalStatus(step=step, task="sums", pass_at_1=0.5, n=8))
+
+        pair.follow.evaluator = SimpleNamespace(evaluate=evaluate)
+        for number, (version, due) in enumerate(((9, [9]), (12, [9, 12]), (11, [9, 12, 11]), (14, [9, 12, 11]))):
+            await pair.offer(version, b"%d" % number)
+            await eventually(lambda version=version: context.state.policy_version == version)
+            await eventually(lambda due=due: evaluated == due)
 
 
 async def test_an_offer_that_is_sent_again_is_not_accepted(tmp_path):
