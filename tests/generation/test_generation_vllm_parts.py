@@ -24,7 +24,7 @@ from ftis_node.errors import (
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.published import check_published, shapes_in
 from ftis_node.generation.engines.vllm_core import VllmCompletion, VllmJob
-from ftis_node.generation.engines.vllm_engine import MIN_CPU_CACHE_BYTES, VllmEngine, cpu_cache_bytes
+from ftis_node.generation.engines.vllm_engine import MIN_CPU_CACHE_BYTES, VllmEngine, cpu_cache_bytes, expected_of
 from ftis_node.generation.engines.vllm_log import WorkerLog
 from ftis_node.generation.engines.vllm_options import (
     engine_arguments,
@@ -334,8 +334,12 @@ async def test_a_model_that_transformers_cannot_build_is_served(tmp_path):
         done.set_result({})
         return done
 
-    engine = VllmEngine(SimpleNamespace(call=call, load=None), SETTINGS, source, WorkerLog())
+    driver = SimpleNamespace(call=call, load=None)
+    engine = VllmEngine(driver, SETTINGS, expected_of(source), WorkerLog())
+    with pytest.raises(ModelError, match="transformers cannot build .* to check its weights: "):
+        await engine.load_weights(tmp_path / "model.safetensors", 1)
     config.write_text(plain)
+    engine = VllmEngine(driver, SETTINGS, expected_of(source), WorkerLog())
     tensors, store = file_tensors(load_causal_lm(source)), WeightStore(tmp_path / "weights")
     await engine.load_weights(Path(store.publish(1, tensors).path), 1)
     del tensors["model.norm.weight"]

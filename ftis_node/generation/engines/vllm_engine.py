@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from ftis_node.errors import (
     EngineError,
     FtisError,
+    ModelError,
     OutOfMemoryError,
     UnknownArchitectureError,
     WorkerTaskError,
@@ -71,17 +72,33 @@ UNKNOWN_ARCHITECTURE = re.compile(
 )
 
 
+Expected = tuple[dict[str, tuple[int, ...]], set[str]]  # of `shapes_in`
+
+
+def expected_of(source: ModelSource) -> Expected | ModelError:
+    """Return `shapes_in`, or why transformers cannot build the model here: vLLM may serve it, such as a quantized one.
+
+    Call it before vLLM loads the model, because vLLM then replaces parts of transformers' classes in this process.
+    """
+    try:
+        return shapes_in(source)
+    except Exception as error:
+        return ModelError(f"transformers cannot build {source.name} to check its weights: {first_line(error)}")
+
+
 class VllmEngine:
     """The engine on top of `driver`; see `base.Engine`."""
 
     name = "vllm"
 
-    def __init__(self, driver: VllmDriver, settings: EngineSettings, source: ModelSource, log: WorkerLog) -> None:
+    def __init__(
+        self, driver: VllmDriver, settings: EngineSettings, expected: Expected | ModelError, log: WorkerLog
+    ) -> None:
+        """`expected` is that of `expected_of`: the first weights that come raise its error."""
         self._driver = driver
         self._log = log
         self._settings = settings
-        self._source = source
-        self._expected: tuple[dict[str, tuple[int, ...]], set[str]] | None = None
+        self._expected = expected
 
     @property
     def policy_version(self) -> int:
@@ -111,27 +128,24 @@ class VllmEngine:
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
         """Serve a published version from now on; see `base.Engine`. The file's name identifies an adapter."""
         if path.name == ADAPTER_FILE:
-            shapes, _ = await self._shapes()
+            shapes, _ = self._shapes()
             await asyncio.to_thread(check_adapter, path.parent, shapes, max_rank=self._settings.lora_rank)
             await self._call(self._driver.adapt, path.parent, version)
             return await asyncio.to_thread(file_checksums, path)  # vLLM keeps adapters in another form
-        shapes, optional = await self._shapes()
+        shapes, optional = self._shapes()
         await asyncio.to_thread(check_published, path, shapes, optional=optional)
         load = partial(VllmCore.load, path=str(path), version=version, is_locked=is_locked)
         return await self._call(self._driver.load, load, version)
 
     async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
-        shapes, optional = await self._shapes()
+        shapes, optional = self._shapes()
         check_shared(shared, shapes, optional=optional)
         load = partial(VllmCore.load_shared, shared=shared, version=version)
         return await self._call(self._driver.load, load, version)
 
-    async def _shapes(self) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-        """Return `shapes_in` of the model, made when it is first needed: vLLM also serves models, such as quantized
-        ones, that transformers cannot build here.
-        """
-        if self._expected is None:
-            self._expected = await asyncio.to_thread(shapes_in, self._source)
+    def _shapes(self) -> Expected:
+        if isinstance(self._expected, ModelError):
+            raise self._expected
         return self._expected
 
     async def _call(self, command: Callable[..., Answer], *arguments: Any) -> Answer:
@@ -194,6 +208,7 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
         raise EngineError(
             f"vLLM cannot be imported ({error}): use --engine torch, or see `ftis-node doctor`"
         ) from error
+    expected = await asyncio.to_thread(expected_of, source)
     driver = VllmDriver(settings, on_progress)
     serves_adapters = settings.lora_rank is not None
     try:
@@ -201,7 +216,7 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
             log.begin("reading the configuration")
             open_core = partial(_open_core, opened, settings, device)
             await asyncio.wrap_future(driver.thread.submit(driver.open, open_core))
-        engine = VllmEngine(driver, settings, source, log)
+        engine = VllmEngine(driver, settings, expected, log)
         if source.adapter is not None and serves_adapters:
             await asyncio.wrap_future(driver.call(driver.adapt, source.adapter, 0))
         # The first step compiles and allocates: within the start's grace, not a request's. It also finds faults of
