@@ -6,6 +6,7 @@ to rounding of float64. In float32 a log-prob of -6, and so its ratio, is rounde
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -99,3 +100,12 @@ def test_loss_and_gradient_equal_the_naive_ones(models, naive_logprobs, groups, 
         found = compute_gradients(lambda part, of=model: completion_logprobs(of, part), exact, micro_batches, objective)
         assert found.loss == pytest.approx(loss.item(), rel=tolerance, abs=tolerance * 0.1)
         assert (flat_gradient(model) - expected).norm() < tolerance * expected.norm()
+
+
+@pytest.mark.parametrize(("method", "weights"), [("accepted", [1.0, 1.0]), ("ftis", [0.5, 2.0])])
+def test_accepted_gives_completions_of_other_tokenizers_full_weight(method, weights):
+    means, batch = (
+        torch.tensor([-2.0, -1.0]).double(),
+        SimpleNamespace(behaviour_means=torch.tensor([-1.3068528, -9.0])),
+    )  # less log 0.5
+    assert make_objective(method, {})._text_weights(means, batch).tolist() == pytest.approx(weights)
