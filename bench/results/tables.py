@@ -151,7 +151,7 @@ LLM_TABLES: Final = {
     "llm-size": Table(
         "What does a language model gain from one with a third of its layers cut, and the other way round?",
         f"--pair {MODELS}/whole-{{seed}},{MODELS}/cut-{{seed}} --run {RUNS}/words.toml --prompts 8 --steps 30"
-        " --methods alone,alone:own,alone:own:updates=2,ftis,ftis:filter=quantile:keep_share=0,nois",
+        " --methods alone:own,ftis,accepted,nois,alone,alone:own:updates=2",
         model_seeds=3,
         quick="--methods alone,alone:own,ftis",
     ),
