@@ -1,7 +1,7 @@
 """All kinds of false groups: how a member makes them, the reason of their refusal, and whether it bans the member.
 
 A kind gives announcements of at least six groups, because five refusals ban and reputation recovers a little between
-them. Tests send each kind once (`test_groups.py`), the endurance run and `make chaos` send it beside other attacks.
+them. `test_groups.py` sends each kind, and `make chaos` sends some beside other faults.
 """
 
 import os
@@ -136,19 +136,6 @@ def _of_another_sender(member: Member, *, is_forged: bool = False) -> Claims:
 def _unsolicited(member: Member) -> Claims:
     data = member.envelope(member.group()).to_bytes()
     return {one: member.claim(one, data) for one in (os.urandom(32) for _ in range(NUM_GROUPS))}
-
-
-def copied_completions(member: Member) -> Claims:
-    """Return one valid group and copies of it, which arrive with it and are validated before it is on disk."""
-    first, now = member.group(), time.time()
-    copies = [replace(first, number=first.number + at, created_at=now + at / 10) for at in range(1, NUM_GROUPS + 1)]
-    return member.claims(first, *copies)
-
-
-def used_numbers(member: Member) -> Claims:
-    """Return different groups with one number; their announcements have others, so that a node requests all."""
-    number = member.group().number
-    return member.claims(*(member.envelope(member.group(number=number)) for _ in range(NUM_GROUPS)))
 
 
 def padded_envelope(member: Member) -> Envelope:

@@ -1,10 +1,15 @@
-"""Each invariant finds a made-up violation, and a correct history with a crash has none."""
+"""Each invariant finds a made-up violation, a correct history with a crash has none; the schedule; the README."""
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.chaos.faults import catalog as faults
 from tests.chaos.invariants import checks as invariants
 from tests.chaos.invariants.checks import OF_A_STATE, check, findings
 from tests.chaos.invariants.groups import lost_acknowledged, shared_numbers
@@ -195,64 +200,84 @@ def test_a_crash_a_stop_and_a_logged_loss_are_no_violations():
     assert names(replace(later, floor_step=2)) == {"no group is lost"}, "later losses are violations"
 
 
-def test_a_step_before_a_complete_checkpoint_must_not_be_repeated():
-    name = "no step before a checkpoint is repeated"
-    again = with_events(event("start", peer=US), event("taken", group=f"{US}-4", step=3))(correct())
-    assert name in {violation.invariant for violation in check(correct(), again, "")}
-    set_aside = replace(again, saved=(0, 2), set_aside=frozenset({"damaged-step-00000003"}))
-    assert name not in {violation.invariant for violation in check(correct(), set_aside, "")}
+def other_learner(seen: Observation) -> Observation:
+    changed = (replace(one, pid=one.pid + 50) if one.role == "learner worker" else one for one in seen.processes)
+    return replace(seen, processes=tuple(changed))
 
 
-def test_growth_is_found_after_a_fault_and_over_a_run():
-    before = replace(correct(), floor_step=9)
-    for more in ({"rss_bytes": 2000 * MIB}, {"num_fds": 200}, {"num_threads": 200}):
-        after = replace(before, processes=tuple(replace(process, **more) for process in before.processes))
-        found = [violation.invariant for violation in check(before, after, "")]
-        assert found == [invariants.GROWTH] * 4, "one for each role"
-        assert len(invariants.growth_over([before, after])) == 4
-        assert invariants.growth_over([replace(before, floor_step=0), after]) == [], "the first node is not warm"
+REPEATED = with_events(event("start", peer=US), event("taken", group=f"{US}-4", step=3))
+RESTARTED = status() | {"learner": {"state": "ready", "restarts": 1, "step": 3}}
+BANNED = replace(correct(), bans={PEER: time.time() + 10 * DAY_S})
+CHANGES: list[tuple[str, Observation, Change, Change]] = [  # the second change is allowed
+    (
+        "no step before a checkpoint is repeated",
+        correct(),
+        REPEATED,
+        lambda seen: replace(REPEATED(seen), saved=(0, 2), set_aside=frozenset({"damaged-step-00000003"})),
+    ),
+    (
+        "restarts are counted",
+        correct(),
+        other_learner,
+        lambda seen: with_status(RESTARTED)(other_learner(seen)),
+    ),
+    (
+        "restarts are counted",
+        correct(),
+        other_learner,
+        lambda seen: with_events(event("pause_ended", paused_s=9.0))(other_learner(seen)),
+    ),
+    (
+        "bans are kept",
+        BANNED,
+        lambda seen: replace(seen, bans={}),
+        lambda seen: with_events(event("recovered", file="peers.sqlite"))(replace(seen, bans={})),
+    ),
+    *(
+        (
+            invariants.GROWTH,
+            correct(),
+            lambda seen, more=more: replace(seen, processes=tuple(replace(one, **more) for one in seen.processes)),
+            lambda seen: seen,
+        )
+        for more in ({"rss_bytes": 2000 * MIB}, {"num_fds": 200}, {"num_threads": 200})
+    ),
+]
 
 
-def test_restarts_must_agree_with_the_processes():
-    other = tuple(replace(p, pid=p.pid + 50) if p.role == "learner worker" else p for p in processes())
-    replaced = replace(correct(), processes=other)
-    (violation,) = check(correct(), replaced, "")
-    assert violation.invariant == "restarts are counted"
-    restarted = status() | {"learner": {"state": "ready", "restarts": 1, "step": 3}}
-    assert check(correct(), with_status(restarted)(replaced), "") == []
-    resumed = replace(replaced, events=(*replaced.events, event("pause_ended", paused_s=9.0)))
-    assert check(correct(), resumed, "") == []
+def test_each_violation_of_a_change_is_found():
+    for invariant, before, wrong, allowed in CHANGES:
+        assert invariant in {violation.invariant for violation in check(before, wrong(before), "")}
+        assert invariant not in {violation.invariant for violation in check(before, allowed(before), "")}
+    assert {name for name, *_ in CHANGES} == set(invariants.OF_A_CHANGE)
 
 
-def test_a_number_of_two_groups_is_found_over_all_nodes():
-    sender, receiver = correct(), replace(correct(), events=(event("start", peer=PEER), admitted(2, group="another")))
-    assert list(shared_numbers([sender, receiver])) == [f"number 2 of {US} belongs to 2 groups"]
-    unknown = replace(receiver, events=(event("start", peer=PEER), admitted(2, sender="x", group="another")))
-    assert list(shared_numbers([sender, unknown])) == []
-
-
-def test_a_lost_acknowledged_group_is_found_unless_the_loss_was_logged():
+def test_growth_over_a_run_and_violations_over_all_nodes_are_found():
+    grown = replace(correct(), processes=tuple(replace(one, num_fds=200) for one in processes()), floor_step=9)
+    assert len(invariants.growth_over([replace(correct(), floor_step=9), grown])) == 4, "one for each role"
+    another = replace(correct(), events=(event("start", peer=PEER), admitted(2, group="another")))
+    assert list(shared_numbers([correct(), another])) == [f"number 2 of {US} belongs to 2 groups"]
     receiver = with_events(event("confirmed", group=f"{US}-2", peer=PEER))(correct())
     held = replace(correct(), events=(event("start", peer=PEER),))
     assert list(lost_acknowledged([receiver, held])) == []
-    lost = without(2)(held)
-    (figures,) = lost_acknowledged([receiver, lost])
+    (figures,) = lost_acknowledged([receiver, without(2)(held)])
     assert figures == f"group {US}-2 (number 2) is lost, which node a had acknowledged"
-    assert list(lost_acknowledged([receiver, with_events(event("recovered", file="replay.sqlite"))(lost)])) == []
 
 
-def test_a_lost_ban_is_found_unless_it_ends_soon():
-    for until_s, num_lost in ((10 * DAY_S, 1), (60.0, 0)):
-        before = replace(correct(), bans={PEER: time.time() + until_s})
-        assert len(check(before, correct(), "")) == num_lost
-        reset = with_events(event("recovered", file="peers.sqlite"))(correct())
-        assert check(before, reset, "") == check(before, before, "") == []
+def test_each_round_has_each_fault_once_and_consecutive_faults_affect_different_nodes():
+    nodes = ("a", "b", "c")
+    planned = list(islice(faults.rounds({"kill": nodes, "cut": nodes, "core": ("a",), "impossible": ()}, seed=3), 60))
+    for start in range(0, 60, 3):
+        assert sorted(one.fault for one in planned[start : start + 3]) == ["core", "cut", "kill"]
+    repeated = [two for one, two in pairwise(planned) if one.node == two.node]
+    assert all(one.fault == "core" for one in repeated), "no other node can have this fault"
 
 
-def test_an_earlier_violation_is_not_reported_again():
-    before = with_row(0, step=1)(correct())
-    assert findings(before)
-    assert check(before, before, "") == []
+def test_the_readme_has_the_tables_of_the_code():
+    readme = (Path(__file__).parent / "README.md").read_text()
+    assert faults.table() in readme and invariants.table() in readme, "python -m tests.chaos --table"
+    with pytest.raises(ValueError, match="erathquake: no such fault"):
+        faults.chosen(["erathquake"])
 
 
 def names(seen: Observation) -> set[str]:

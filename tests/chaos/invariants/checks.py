@@ -1,11 +1,5 @@
 """The invariants after each fault and at the end of a run, as functions from observations to violations.
 
-    before = snapshot(node)
-    ...                                           # the fault, and the node's recovery
-    found = check(before, snapshot(node), "kill-learner")  # new violations
-    ...
-    found = check_end(swarm)                      # over the whole run; the nodes are stopped
-
 An invariant of a state takes one observation with all events. An invariant of a change compares two observations. None
 depends on the fault. A violation names the invariant, the node, the fault and the figures.
 """
@@ -86,12 +80,11 @@ def table() -> str:
 
 def snapshot(node: SwarmNode, *, settle_s: float = SETTLE_S) -> Observation:
     """Observe the node; wait up to `settle_s` until transient problems are gone."""
+
+    def unsettled(seen: Observation) -> list[str]:
+        return [figures for violated in TRANSIENT for figures in violated(seen)]
+
     return watch_of(node).observe(unsettled=unsettled, settle_s=settle_s)
-
-
-def unsettled(seen: Observation) -> list[str]:
-    """Return the problems that may be transient."""
-    return [figures for violated in TRANSIENT for figures in violated(seen)]
 
 
 def findings(seen: Observation) -> list[tuple[str, str]]:

@@ -43,8 +43,7 @@ def read_buffer(path: Path) -> Buffer | None:
     if not path.exists():
         return None
     try:
-        address = f"{path.absolute().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(address, uri=True, timeout=BUSY_S)) as connection:
+        with closing(_opened(path)) as connection:
             connection.execute("BEGIN")
             return _read(connection)
     except sqlite3.Error as error:
@@ -64,11 +63,12 @@ def _read(connection: sqlite3.Connection) -> Buffer:
 
 def read_bans(path: Path) -> dict[str, float]:
     """Return the banned peers in the database at `path` with the ends of their bans; nothing if it is unreadable."""
-    if not path.exists():
-        return {}
     try:
-        address = f"{path.absolute().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(address, uri=True, timeout=BUSY_S)) as connection:
+        with closing(_opened(path)) as connection:
             return dict(connection.execute("SELECT peer_id, banned_until FROM peers WHERE banned_until > 0"))
     except sqlite3.Error:
         return {}
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)

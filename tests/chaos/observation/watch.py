@@ -1,10 +1,5 @@
 """Observes a node from outside: its files, its processes and its status. `invariants/` checks the observations.
 
-    watch = Watch(node)
-    before = watch.observe(unsettled=unsettled)
-    ...                                              # a fault, and the node's recovery
-    after = watch.observe(unsettled=unsettled)       # waits a little for transient problems
-
 An observation polls processes, files and status until they have no problem or `settle_s` are over. On a busy machine it
 takes longer, for at least half the polls of an idle one. An orphan or a leftover counts only if every poll found it.
 The buffer is read once, between two reads of the event log. It must contain all groups of the first read.
