@@ -17,6 +17,7 @@ from tests.conftest import make_text_group
 from tests.fuzz.hostile import ADDRESSES, BEHAVIORS, Hostile
 from tests.fuzz.mutator import INTEGERS, change_field
 from tests.fuzz.simulation import RUN, Simulation
+from tests.records.wire_example import sign_peer_info
 
 JUMPS_S = (-7200.0, -90.0, -30.0, 1.0, 30.0, 90.0, 3600.0)
 TOKENIZER, OTHER_TOKENIZER = bytes.fromhex(FINGERPRINT)[:8], b"\xff" * 8  # first 8 bytes, as announced
@@ -143,7 +144,9 @@ async def publish_record(simulation: Simulation, member: Hostile, rng: random.Ra
     )
     for _ in range(rng.choice((0, 1, 3))):
         change_field(info, rng)
-    record = member.sign_info(info) if rng.random() < 0.9 else rng.randbytes(rng.choice((0, 100, 3000)))
+    info.peer = member.identity.peer
+    record = sign_peer_info(info.SerializeToString(), member.identity)
+    record = record if rng.random() < 0.9 else rng.randbytes(rng.choice((0, 100, 3000)))
     owner = rng.choice((member, member, member, rng.choice(simulation.hostile)))
     simulation.swarm.put_record(owner.peer_id, record, run_id=RUN.run_id, ttl_s=600.0)
 
@@ -191,7 +194,7 @@ async def move_clock(simulation: Simulation, member: Hostile, rng: random.Random
     """Set the clock of the machine. Groups that are in transit may be refused."""
     if rng.random() < 0.3:
         simulation.clock.moved_s += rng.choice(JUMPS_S)
-        simulation._due.clear()
+        simulation.due.clear()
 
 
 def _group(simulation: Simulation, identity: Identity, **changes: Any) -> Group:

@@ -10,12 +10,10 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip import FetchOutcome, GossipLimits
 from ftis_node.gossip.loopback import UNBOUNDED, LoopbackGossip, LoopbackSwarm
 from ftis_node.gossip.wire_format import RpcService
-from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.identity import Identity
 from tests.fuzz.fuzzed_node import sign_body
-from tests.records.wire_example import sign_peer_info
 
 LIMITS = GossipLimits(max_requests_per_minute=UNBOUNDED, max_upload_bytes_per_s=UNBOUNDED)
 ADDRESSES = (
@@ -28,6 +26,7 @@ BEHAVIORS = (
 )
 BODIES = (RpcService.FETCH, RpcService.FETCH_TEXT)
 LATE_S = (0.1, 3.0, 9.9, 12.0, 61.0)
+MAX_ENVELOPES = 64
 
 
 class Hostile(LoopbackGossip):
@@ -39,12 +38,11 @@ class Hostile(LoopbackGossip):
         self.envelopes: dict[bytes, bytes] = {}
         self.answers: list[bytes] = []
         self.behaviors: dict[RpcService, str] = dict.fromkeys(RpcService, "correct")
-        self.claimed: list[str] | None = None
+        self.claimed: list[str] | None = None  # addresses
         self._rng: random.Random = rng
 
     @property
     def addresses(self) -> list[str]:
-        """The claimed addresses."""
         return super().addresses if self.claimed is None else self.claimed
 
     async def serve_stream(
@@ -64,8 +62,12 @@ class Hostile(LoopbackGossip):
         yield FetchOutcome.BROKEN if behavior == "broken" else FetchOutcome.COMPLETE
 
     def _items(self, behavior: str, service: RpcService, request: bytes) -> list[bytes]:
-        correct = self._correct_items(service, request)
-        others = list(self.envelopes.values())[-3:] if service in BODIES else self.answers
+        if service in BODIES:
+            ids = [request[at : at + 32] for at in range(0, len(request), 32)]
+            correct = [self.envelopes[one] for one in ids if one in self.envelopes]
+            others = list(self.envelopes.values())[-3:]
+        else:
+            correct, others = list(self.answers) if service is RpcService.ASK else [b""], self.answers
         return {
             "repeated": correct * 2,
             "other": others[:2],
@@ -75,12 +77,6 @@ class Hostile(LoopbackGossip):
             "large": [bytes(LIMITS.max_body_bytes + 1)],
             "reversed": correct[::-1],
         }.get(behavior, correct)
-
-    def _correct_items(self, service: RpcService, request: bytes) -> list[bytes]:
-        if service in BODIES:
-            ids = [request[at : at + 32] for at in range(0, len(request), 32)]
-            return [self.envelopes[one] for one in ids if one in self.envelopes]
-        return list(self.answers) if service is RpcService.ASK else [b""]
 
     def sign_body(self, body: bytes) -> bytes:
         """Sign and store any body; return its id."""
@@ -93,7 +89,7 @@ class Hostile(LoopbackGossip):
         except RecordError:
             group_id = hashlib.sha256(envelope).digest()
         self.envelopes[group_id] = envelope
-        while len(self.envelopes) > 64:
+        while len(self.envelopes) > MAX_ENVELOPES:
             del self.envelopes[next(iter(self.envelopes))]
         return group_id
 
@@ -103,7 +99,3 @@ class Hostile(LoopbackGossip):
             return max(1, unpack_any(open_envelope(self.envelopes[group_id]).body).number)
         except RecordError:
             return 1
-
-    def sign_info(self, info: pb.PeerInfo) -> bytes:
-        info.peer = self.identity.peer
-        return sign_peer_info(info.SerializeToString(), self.identity)

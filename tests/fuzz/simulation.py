@@ -1,24 +1,22 @@
 """A simulation of a real node's loops with hostile members and an honest node, and the invariants after each step.
 
-    python -m tests.fuzz.simulation --steps 10000 --seed 1
-
 A step runs one rule of `actions.py` for a hostile member. Rules and values come from a seeded random source, so the
-same seed repeats a failure.
+same seed repeats a failure. Time is simulated and passes when each task waits: hours of a node's loops take seconds.
 """
 
-import argparse
 import asyncio
 import random
+import selectors
 import shutil
 import sqlite3
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -35,12 +33,11 @@ from ftis_node.records.codec import CODECS, unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.identity import Identity
 from ftis_node.replay.lifecycle import ReleaseReason
-from tests.fuzz.fuzzed_node import MEMORY, InlineDisk, NumberTexts, check_bounds, quiet, render_views, use_patched_clock
+from tests.fuzz.fuzzed_node import MEMORY, InlineDisk, NumberTexts, check_bounds, render_views, use_patched_clock
 from tests.fuzz.hostile import Hostile
-from tests.fuzz.virtual import Clock, VirtualLoop
+from tests.waiting import eventually
 
 Rule = Callable[..., Any]
-
 
 RUN = RunManifest(
     name="light",
@@ -53,9 +50,52 @@ NUM_HOSTILE = 3
 NUM_WARM_UP_GROUPS = 12  # of the honest member, so the victim knows it before the first attack
 ARRIVAL_LIMIT_S = 90.0  # an honest group is late after both limits
 ARRIVAL_LIMIT_STEPS = 60
-VIEW_EVERY, AUDIT_EVERY, TRAIN_EVERY = 40, 15, 25
+PUBLISH_EVERY, VIEW_EVERY, AUDIT_EVERY, TRAIN_EVERY = 5, 40, 15, 25  # steps
 UNIX_S = 1.7e9
 PAUSES_S = (0.0, 0.02, 0.1, 0.5, 1.0, 3.0)
+
+
+class Clock:
+    """A monotonic clock, and a Unix clock that can be set."""
+
+    def __init__(self) -> None:
+        self.steady_s = 1000.0
+        self.moved_s = UNIX_S - self.steady_s  # difference of both clocks
+
+    def time(self) -> float:
+        return self.steady_s + self.moved_s
+
+
+class _Selector(selectors.SelectSelector):
+    """A selector that sets the clock to the next timer if no file is ready."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        ready = super().select(0)
+        if not ready and timeout is None:
+            raise RuntimeError("each task waits, and none for a time")
+        if not ready and timeout and timeout > 0:
+            self._clock.steady_s += timeout + 1e-6  # past the timer, despite rounding
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop with a simulated clock. Tasks must not wait for threads, because time would pass meanwhile."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        super().__init__(_Selector(clock))
+
+    def time(self) -> float:
+        return self._clock.steady_s
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run `work` under the clock, also for `time.time` and `time.monotonic`, and return its result."""
+        with patch("time.time", self._clock.time), patch("time.monotonic", self.time):
+            return self.run_until_complete(work)
 
 
 class TextTokenizer(NumberTexts, StubTokenizer):
@@ -63,42 +103,40 @@ class TextTokenizer(NumberTexts, StubTokenizer):
 
 
 class Simulation:
-    """A simulation in a separate event loop with simulated time: `start`, a `step` for each rule, `close`."""
+    """The nodes and members of a simulation, in a separate event loop."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ftis-simulation-", dir=MEMORY))
-        self.clock = Clock(unix_s=UNIX_S)
+        self.clock = Clock()
         self.loop = VirtualLoop(self.clock)
         self.swarm = LoopbackSwarm()
         self.rng_groups = np.random.default_rng(0)
-        self.num_steps = 0
-        self.num_identities = self.num_honest = 0
-        self.done: Counter[str] = Counter()
+        self.num_steps = self.num_identities = self.num_honest = 0
         self.admitted: Counter[str] = Counter()  # foreign groups at the victim, by sender
         self.hostile: list[Hostile] = []
-        self._due: dict[int, tuple[float, int]] = {}  # time and step of honest numbers that the victim lacks
-        self.longest_s = 0.0  # from publication to admission of an honest group
+        self.due: dict[int, tuple[float, int]] = {}  # time and step of honest numbers that the victim lacks
         self.faults: list[Exception] = []
 
-    def start(self) -> None:
-        """Start all nodes and warm up without attacks. The node's random source is seeded, so a run is reproducible."""
-        self._random_state = random.getstate()
-        random.seed(0)
-        self.loop.run(self._start())
-
-    def step(self, rule: Rule, rng: random.Random) -> None:
-        """Run one rule, let time pass, and check the invariants."""
-        self.num_steps += 1
-        self.done[rule.__name__] += 1
-        self.loop.run(self._step(rule, rng))
-
-    def close(self) -> None:
+    def play(self, rules: dict[str, Rule], names: list[str], rng: random.Random) -> None:
+        """Warm up without attacks, run the named rules, and close. A failure has a note with the last rules."""
+        random_state = random.getstate()
+        random.seed(0)  # of the node, so that a run is reproducible
         try:
-            self.loop.run(self._close())
+            self.loop.run(self._start())
+            for name in names:
+                self.num_steps += 1
+                self.loop.run(self._step(rules[name], rng))
+            self._audit()
+        except BaseException as error:
+            error.add_note(f"step {self.num_steps}; the last steps: {', '.join(names[: self.num_steps][-25:])}")
+            raise
         finally:
-            random.setstate(self._random_state)
-            self.loop.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            try:
+                self.loop.run(self._close())
+            finally:
+                random.setstate(random_state)
+                self.loop.close()
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _start(self) -> None:
         self.victim = self._node(1, self._on_event)
@@ -107,9 +145,9 @@ class Simulation:
             await node.start()
         self.housekeeping = asyncio.ensure_future(self.victim.wiring.peers_loop.run())
         for _ in range(NUM_WARM_UP_GROUPS):
-            await self.honest_publishes()
+            await self._publish_honest()
             await asyncio.sleep(0.2)
-        await self._until_arrived()
+        await eventually(lambda: not self.due, within_s=ARRIVAL_LIMIT_S)
         for _ in range(NUM_HOSTILE):
             await self.add_hostile()
 
@@ -133,9 +171,8 @@ class Simulation:
     def _on_event(self, name: str, fields: dict[str, Any]) -> None:
         if name == "admitted" and not fields["own"]:
             self.admitted[fields["sender"]] += 1
-            if fields["sender"] == self.honest.parts.context.peer_id and fields["number"] in self._due:
-                since, _ = self._due.pop(fields["number"])
-                self.longest_s = max(self.longest_s, self.clock.steady_s - since)
+            if fields["sender"] == self.honest.parts.context.peer_id:
+                self.due.pop(fields["number"], None)
 
     @property
     def num_honest_admitted(self) -> int:
@@ -143,10 +180,9 @@ class Simulation:
 
     async def add_hostile(self) -> Hostile:
         self.num_identities += 1
-        identity = Identity.from_seed(self.num_identities.to_bytes(32, "little"))
         member = Hostile(
             self.swarm,
-            identity,
+            Identity.from_seed(self.num_identities.to_bytes(32, "little")),
             run_id=RUN.run_id,
             num_shards=RUN.wire.announcement_shards,
             rng=random.Random(self.num_identities),
@@ -155,22 +191,17 @@ class Simulation:
         self.hostile.append(member)
         return member
 
-    async def honest_publishes(self) -> None:
+    async def _publish_honest(self) -> None:
         """Publish a group of the honest member, which the victim must admit soon."""
         await self.honest.publish(stub_group(self.honest.parts.context.identity, RUN, self.rng_groups, num_tokens=4))
         self.num_honest += 1
-        self._due[self.num_honest] = (self.clock.steady_s, self.num_steps)
-
-    async def _until_arrived(self) -> None:
-        deadline = self.clock.steady_s + ARRIVAL_LIMIT_S
-        while self._due:
-            assert self.clock.steady_s < deadline, f"{len(self._due)} groups did not arrive without attacks"
-            await asyncio.sleep(0.1)
+        self.due[self.num_honest] = (self.clock.steady_s, self.num_steps)
 
     async def _step(self, rule: Rule, rng: random.Random) -> None:
+        """Run one rule, let time pass, and check the invariants."""
         await rule(self, rng.choice(self.hostile), rng)
-        if self.num_steps % 5 == 0:
-            await self.honest_publishes()
+        if self.num_steps % PUBLISH_EVERY == 0:
+            await self._publish_honest()
         await asyncio.sleep(rng.choice(PAUSES_S))
         if self.num_steps % TRAIN_EVERY == 0:
             self._train()
@@ -178,7 +209,7 @@ class Simulation:
         if self.num_steps % VIEW_EVERY == 0:
             await render_views(self.victim.parts)
         if self.num_steps % AUDIT_EVERY == 0:
-            self.audit()
+            self._audit()
 
     def _train(self) -> None:
         """Do what a step of the learner does with the buffer."""
@@ -201,7 +232,7 @@ class Simulation:
         assert not self.housekeeping.done(), self.housekeeping
         honest_id = self.honest.parts.context.peer_id
         assert not self.victim.parts.peers.is_banned(honest_id), "an honest member is banned"
-        for number, (since, at_step) in self._due.items():
+        for number, (since, at_step) in self.due.items():
             waited = self.clock.steady_s - since
             is_late = waited > ARRIVAL_LIMIT_S and self.num_steps - at_step > ARRIVAL_LIMIT_STEPS
             assert not is_late, f"honest group {number} has not arrived within {waited:.0f} s"
@@ -224,16 +255,14 @@ class Simulation:
         }
         assert all(size <= most for size, most in sizes.values()), sizes
 
-    def audit(self) -> None:
+    def _audit(self) -> None:
         """Check the victim's database: its integrity, unique numbers, and the signature of each group."""
-        db = sqlite3.connect(self.victim.parts.home.replay)
-        try:
-            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        with closing(sqlite3.connect(self.victim.parts.home.replay)) as database:
+            assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
             repeated = "SELECT sender, number FROM groups GROUP BY sender, number HAVING count(*) > 1"
-            assert not db.execute(repeated).fetchall()
-            rows = db.execute("SELECT id, sender, number, envelope FROM groups WHERE length(envelope) > 0").fetchall()
-        finally:
-            db.close()
+            assert not database.execute(repeated).fetchall()
+            stored = "SELECT id, sender, number, envelope FROM groups WHERE length(envelope) > 0"
+            rows = database.execute(stored).fetchall()
         for group_id, sender, number, data in rows:
             envelope = open_envelope(data)
             assert envelope.id == group_id
@@ -243,48 +272,7 @@ class Simulation:
 
     async def _close(self) -> None:
         async with AsyncExitStack() as stack:
-            for node in (self.victim, self.honest):
-                stack.push_async_callback(node.close)
-            for member in self.hostile:
-                stack.push_async_callback(member.close)
+            for one in (self.victim, self.honest, *self.hostile):
+                stack.push_async_callback(one.close)
             self.housekeeping.cancel()
             await asyncio.wait({self.housekeeping})
-
-
-def play(steps: int, seed: int) -> Simulation:
-    """Run a simulation and return it closed. After a failure it prints the last steps and raises the error."""
-    from tests.fuzz.actions import CHOICES, RULES
-
-    rng = random.Random(seed)
-    names: list[str] = []
-    simulation = Simulation()
-    try:
-        simulation.start()
-        for _ in range(steps):
-            names.append(rng.choice(CHOICES))
-            simulation.step(RULES[names[-1]], rng)
-        simulation.audit()
-    except BaseException:
-        sys.stdout.write(f"step {len(names)}; the last steps: {', '.join(names[-25:])}\n")
-        raise
-    finally:
-        simulation.close()
-    return simulation
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    with quiet():
-        simulation = play(options.steps, options.seed)
-    sys.stdout.write(
-        f"{simulation.clock.steady_s - 1000:.0f} s of the node's time, {simulation.num_identities} hostile identities\n"
-        f"admitted: {sum(simulation.admitted.values())}, {simulation.num_honest_admitted} of the honest member\n"
-        f"rules: {dict(simulation.done)}\nrefused: {dict(simulation.victim.parts.peers.counters.refused)}\n"
-    )
-
-
-if __name__ == "__main__":
-    main()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ftis_node.node.loops.intake import IntakeLoop
 from tests.fuzz.chains import announcements, training
 from tests.fuzz.mutator import MAX_ITEMS, Item, change_bytes, mutated, split, variants
-from tests.fuzz.run import CORPUS, origin_of
+from tests.fuzz.run import CORPUS
 from tests.fuzz.targets import CHAINS, READERS, TARGETS
 
 NUM_EXAMPLES = {"directory": 300, **dict.fromkeys(READERS, 100)}
@@ -84,6 +84,5 @@ async def test_a_chain_reports_a_loop_that_ends():
     async def fail(*_):
         raise ZeroDivisionError
 
-    with patch.object(IntakeLoop, "_judge_all", fail), pytest.raises(ExceptionGroup) as caught:
+    with patch.object(IntakeLoop, "_judge_all", fail), pytest.raises(ExceptionGroup):
         await training.chain(split(training.seeds()[0]))
-    assert "ZeroDivisionError" in origin_of(caught.value)
