@@ -36,7 +36,6 @@ from ftis_node.node.supervision.task_monitor import TaskMonitor
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.swarm import rate_limits
 from ftis_node.telemetry.faults import unhandled_errors
-from tests.attacks.member import Member
 from tests.gossip.helpers import settings as network_settings
 from tests.injection.injector import in_member
 from tests.trained_models import trained_model
@@ -67,7 +66,6 @@ PERIODS: list[tuple[Any, str, float]] = [
     (rate_limits, "TOKENS_PER_MINUTE", 1e9),
     (rate_limits, "NEW_PEERS_TOKENS_PER_MINUTE", 1e9),
 ]
-HONEST_PERIOD_S = 0.15
 
 
 def node_settings(home: Home) -> NodeSettings:
@@ -162,17 +160,6 @@ class FullNode:
             pauses.keep(())
 
 
-async def send_valid_groups(member: Member) -> None:
-    """Send valid groups until cancelled."""
-    while True:
-        group = member.group(num_tokens=4)
-        envelope = member.envelope(group)
-        claim = member.claim(envelope.id, envelope.to_bytes(), number=group.number)
-        member.answers = lambda claim=claim: (claim,)
-        await member.gossip.announce(claim)
-        await asyncio.sleep(HONEST_PERIOD_S)
-
-
 def as_member(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     """Start a task that the injector does not treat as part of the node."""
     context = copy_context()
@@ -186,16 +173,11 @@ async def stop(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def prepare_home(home: Home) -> None:
-    """Create a home, and a tiny model next to it."""
-    if not (home.root.parent / "tiny").exists():
-        shutil.copytree(trained_model("s", scale=0.01), home.root.parent / "tiny")
-    home.create()
-
-
 @asynccontextmanager
 async def running_node(home: Home, folder: Path) -> AsyncIterator[tuple[FullNode, asyncio.Task[None]]]:
-    """Run the node in a separate task. If it ends early, the task has the error."""
+    """Run the node in a separate task, with a tiny model beside its home. If it ends early, the task has the error."""
+    shutil.copytree(trained_model("s", scale=0.01), home.root.parent / "tiny")
+    home.create()
     node, is_up = FullNode(), asyncio.Event()
     task = asyncio.create_task(node.run(home, folder, is_up))
     waiting = asyncio.create_task(is_up.wait())
