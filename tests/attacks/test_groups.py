@@ -175,8 +175,8 @@ async def test_each_kind_of_false_group_is_refused_by_its_name_and_bans_if_it_is
     kinds = {**FALSE_GROUPS, "current weights of the victim": current}
     attacks = {name: partial(send, kind) for name, kind in kinds.items()} | scene.by_members(*ATTACKS)
     for name in ("wrong claimed rewards", "a changed problem", "special tokens in a right answer"):
-        claim = a_false_claim_by_a_peer_with_this_nodes_releases_is_banned
-        attacks[f"{name} with a record"] = partial(scene.attack, claim, name)
+        with_record = a_false_claim_by_a_peer_with_this_nodes_releases_is_banned
+        attacks[f"{name} with a record"] = partial(scene.attack, with_record, name)
     await scene.at_once(attacks)
     for reason in {kind.reason for kind in kinds.values()}:
         await victim.until(lambda reason=reason: victim.num_refused(reason))
