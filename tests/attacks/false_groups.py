@@ -180,17 +180,6 @@ BYTES: dict[str, Callable[[], bytes]] = {
     "a varint of 4 GiB": lambda: b"\x0a\xff\xff\xff\xff\x0f" + bytes(100),
     "no bytes": lambda: b"",
 }
-FOREIGN_FIELDS: dict[str, dict[str, object]] = {  # a stricter reader would ban the honest peer that relays them
-    "texts": {"texts": ["a", "b", "c", "d"]},
-    "means of log-probs": {"mean_logprobs": [-1.0] * 4},
-    "the id of an exact form": {"exact_group": bytes(32)},
-    "planes of ids": {"id_planes": [b"x"]},
-    "planes of log-probs": {"logprob_planes": [b"x"]},
-}
-
-
-def _merge(fields: dict[str, object], body: pb.Body) -> None:
-    body.MergeFrom(pb.Body(**fields))
 
 
 FALSE_GROUPS: dict[str, FalseGroup] = {
@@ -199,10 +188,6 @@ FALSE_GROUPS: dict[str, FalseGroup] = {
     **{f"{name} for a body": FalseGroup(partial(_bytes, make), "parse") for name, make in BYTES.items()},
     "a plane of half a gigabyte": FalseGroup(partial(_bodies, _add_bomb, "lossless"), "malformed"),
     "lengths of four billion": FalseGroup(partial(_bodies, _lengthen, "lossless"), "size"),
-    **{
-        f"a body with {name}": FalseGroup(partial(_bodies, partial(_merge, fields), "exact"), "malformed")
-        for name, fields in FOREIGN_FIELDS.items()
-    },
     "a codec that the run does not allow": FalseGroup(
         partial(_bodies, lambda body: None, "lossy"), "codec", bans=False
     ),
