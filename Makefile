@@ -10,6 +10,9 @@ OUT ?= demo-out
 FUZZ_MINUTES ?= 10
 CHAOS_SEED ?= 0
 CHAOS_MINUTES ?= 60
+# Of `make hostile`.
+MINUTES ?= 60
+SEED ?= 0
 # The demo's models are tiny: torch alone serves them well, and nobody need wait for vLLM to be installed.
 ENGINE ?= torch
 # Of `make breaks`.
@@ -24,7 +27,7 @@ FAILED ?=
 TESTS = tests$(if $(PACKAGE),/$(PACKAGE))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(FAILED),--last-failed --last-failed-no-failures none)
 
-.PHONY: help setup setup-vllm kubernetes-tools demo demo-llm test test-all test-long coverage breaks mutants lint scan bench results results-llm fuzz chaos proto docs pictures site packages check-packages clean
+.PHONY: help setup setup-vllm kubernetes-tools demo demo-llm test test-all test-long coverage breaks mutants lint scan bench results results-llm fuzz chaos hostile proto docs pictures site packages check-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -141,6 +144,11 @@ fuzz: $(STAMP)
 ## make chaos          CHAOS_MINUTES=60 of faults on a small real swarm, by CHAOS_SEED
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos --seed $(CHAOS_SEED) --minutes $(CHAOS_MINUTES)
+
+# By hand: malicious members in that swarm (docs/develop/threat-model.md).
+## make hostile        MINUTES=60 of malicious members in such a swarm, by SEED
+hostile: $(STAMP)
+	$(BIN)/python -m tests.chaos --kinds members --seed $(SEED) --minutes $(MINUTES)
 
 ## make proto          the Python code of proto/*.proto
 proto: $(STAMP)

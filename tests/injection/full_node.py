@@ -47,6 +47,7 @@ MANIFEST = RunManifest(
     wire={"announcement_shards": 1},
 )
 QUICK = {"check_s": 0.6, "poll_s": 0.1, "dial_timeout_s": 2.0}
+START_S = 200.0  # a busy machine
 CONSTANTS = {
     "node.loops.directory.MEMBER_LOOKUP_INTERVAL_S": 0.1,
     "node.loops.upkeep.PEERS_PERIOD_S": 0.05,
@@ -171,10 +172,10 @@ async def running_node(home: Home, folder: Path) -> AsyncIterator[tuple[FullNode
     home.create()
     node, is_up = FullNode(), asyncio.Event()
     task = asyncio.create_task(node.run(home, folder, is_up))
-    await eventually(lambda: is_up.is_set() or task.done())
-    if task.done():
-        task.result()
     try:
+        await eventually(lambda: is_up.is_set() or task.done(), within_s=START_S)
+        if task.done():
+            task.result()
         yield node, task
     finally:
         await stop(task)

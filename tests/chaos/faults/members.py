@@ -25,15 +25,17 @@ Attack = Callable[[Member, Scene], Awaitable[object]]
 REFUSED_WITHIN_S = 240.0  # a busy machine
 ANNOUNCE_PERIOD_S = 3.0
 MAX_TOKENS = 6  # of the swarm's completions
-FALSE_CLAIMS = (
-    "ids out of range",
-    "NaN",
-    "positive log-probs",
-    "wrong claimed rewards",
-    "groups of one",
-    "another run",
+FALSE_CLAIMS = (  # those that do not depend on the length of a completion
+    *("ids out of range", "ids below zero", "NaN", "+inf", "-inf", "positive log-probs", "wrong claimed rewards"),
+    *("a changed problem", "an end id out of range", "groups of one", "another run", "a clock a day ahead"),
+    *("a clock a day behind", "a temperature of NaN", "a top_p of NaN"),
 )
-MALFORMED_BODIES = ("random bytes for a body", "a varint of 4 GiB for a body")
+MALFORMED_BODIES = (
+    "random bytes for a body",
+    "a varint of 4 GiB for a body",
+    "no bytes for a body",
+    "unsolicited bodies",
+)
 NUM_NONEXISTENT, NUM_AT_ONCE = 4_000, 8
 NUM_STREAMS, HELD_S = 30, 12.0
 NUM_INVENTED, LISTED_S = 200, 120.0
