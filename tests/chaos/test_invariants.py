@@ -13,10 +13,9 @@ from tests.chaos.faults import catalog as faults
 from tests.chaos.invariants import checks as invariants
 from tests.chaos.invariants.checks import check, findings
 from tests.chaos.invariants.groups import lost_acknowledged, shared_numbers
-from tests.chaos.invariants.status import DAY_S
-from tests.chaos.observation.buffer import Buffer, Row
-from tests.chaos.observation.event_log import Event
+from tests.chaos.invariants.nodes import DAY_S
 from tests.chaos.observation.processes import Process
+from tests.chaos.observation.records import Buffer, Event, Row
 from tests.chaos.observation.watch import Observation
 
 US, PEER = "12D3us", "12D3peer"

@@ -16,9 +16,8 @@ from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.node_client import read_document
 from ftis_node.workers.durable import is_complete
-from tests.chaos.observation.buffer import Buffer, read_bans, read_buffer
-from tests.chaos.observation.event_log import Event, EventLogMemory, effective_history
 from tests.chaos.observation.processes import Identity, Process, family_of, leftovers_of, orphans_of
+from tests.chaos.observation.records import Buffer, Event, EventLogMemory, effective_history, read_bans, read_buffer
 from tests.chaos.swarm import SwarmNode
 
 SETTLE_S = 5.0  # within this time the status is up to date and ended processes are gone
