@@ -145,10 +145,10 @@ fuzz: $(STAMP)
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos --seed $(CHAOS_SEED) --minutes $(CHAOS_MINUTES)
 
-# By hand: all attackers at once on one real node, beside two honest senders (docs/develop/threat-model.md).
-## make hostile        MINUTES=60 of all attackers at once on one real node, by SEED
+# By hand: malicious members in that swarm (docs/develop/threat-model.md).
+## make hostile        MINUTES=60 of malicious members in such a swarm, by SEED
 hostile: $(STAMP)
-	$(BIN)/python -m tests.attacks.endurance --minutes $(MINUTES) --seed $(SEED)
+	$(BIN)/python -m tests.chaos --kinds members --seed $(SEED) --minutes $(MINUTES)
 
 ## make proto          the Python code of proto/*.proto
 proto: $(STAMP)

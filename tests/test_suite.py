@@ -61,7 +61,7 @@ def test_a_test_whose_need_is_missing_is_skipped(monkeypatch):
 
 
 def test_files_that_share_nodes_are_one_group_and_others_are_separate():
-    assert group_of("tests/attacks/test_http.py::test_x") == group_of("tests/attacks/test_audit.py::test_y[1]")
+    assert group_of("tests/attacks/test_http.py::test_x") == group_of("tests/attacks/test_copies.py::test_y[1]")
     assert group_of("tests/replay/test_buffer.py::test_x[a::b]") == "tests/replay/test_buffer.py"
 
 

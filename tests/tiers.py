@@ -15,7 +15,7 @@ import pytest
 
 EXAMPLES: Final = Path(__file__).parents[1] / "examples"
 LONG: Final = (
-    "tests/chaos/test_chaos.py",
+    "tests/chaos/test_chaos.py::test_a_swarm_recovers_from_one_fault_of_each_kind",
     "tests/deploy/test_packages.py::test_two_builds_of_the_same_files_give_the_same_bytes",
     "tests/documented/test_site.py",
     "tests/integrations/test_trl_swarm.py::test_in_the_example_two_trainers_learn_from_each_other",
@@ -30,7 +30,7 @@ LONG: Final = (
 """Tests of many minutes, which `.ci/run` leaves out: `make test-long` runs them, each week and before a release."""
 SCENARIOS: Final = (
     "tests/attacks",
-    "tests/chaos/test_power.py",
+    "tests/chaos/test_chaos.py::test_a_node_loses_nothing_acknowledged_in_power_cuts",
     "tests/deploy/test_image_runs.py",
     "tests/documented/test_running.py::test_the_node_of_the_example_trains_a_step",
     "tests/evaluation/test_new_process.py",

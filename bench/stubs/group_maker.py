@@ -34,16 +34,11 @@ class GroupMaker:
         number: int,
         *,
         num_tokens: int = 24,
-        index: int | None = None,
         is_solved: bool = True,
         **changes: Any,
     ) -> Group:
-        """Return the right answer, if `is_solved`, and completions of `num_tokens` random ids, with true rewards.
-
-        `index` is that of the problem; None: a random one.
-        """
-        index = int(self._rng.integers(1 << 30)) if index is None else index
-        ref = PromptRef(self.manifest.task, "train", index)
+        """Return the right answer, if `is_solved`, and completions of `num_tokens` random ids, with true rewards."""
+        ref = PromptRef(self.manifest.task, "train", int(self._rng.integers(1 << 30)))
         item = self._task.resolve(ref)
         right = np.array([*self.tokenizer.encode_text(item.answer), self.tokenizer.eos_ids[0]], dtype=np.int32)
         num_others = self.manifest.sampling.group_size - is_solved

@@ -1,7 +1,7 @@
 """All kinds of false groups: how a member makes them, the reason of their refusal, and whether it bans the member.
 
 A kind gives announcements of at least six groups, because five refusals ban and reputation recovers a little between
-them. Tests send each kind once (`test_groups.py`), the endurance run and `make chaos` send it beside other attacks.
+them. `test_groups.py` sends each kind, and `make chaos` sends some beside other faults.
 """
 
 import os
@@ -138,19 +138,6 @@ def _unsolicited(member: Member) -> Claims:
     return {one: member.claim(one, data) for one in (os.urandom(32) for _ in range(NUM_GROUPS))}
 
 
-def copied_completions(member: Member) -> Claims:
-    """Return one valid group and copies of it, which arrive with it and are validated before it is on disk."""
-    first, now = member.group(), time.time()
-    copies = [replace(first, number=first.number + at, created_at=now + at / 10) for at in range(1, NUM_GROUPS + 1)]
-    return member.claims(first, *copies)
-
-
-def used_numbers(member: Member) -> Claims:
-    """Return different groups with one number; their announcements have others, so that a node requests all."""
-    number = member.group().number
-    return member.claims(*(member.envelope(member.group(number=number)) for _ in range(NUM_GROUPS)))
-
-
 def padded_envelope(member: Member) -> Envelope:
     """Return a valid envelope that an unknown field fills almost up to the limit of the run."""
     size = MAX_ENVELOPE_BYTES - 4096
@@ -193,17 +180,6 @@ BYTES: dict[str, Callable[[], bytes]] = {
     "a varint of 4 GiB": lambda: b"\x0a\xff\xff\xff\xff\x0f" + bytes(100),
     "no bytes": lambda: b"",
 }
-FOREIGN_FIELDS: dict[str, dict[str, object]] = {  # a stricter reader would ban the honest peer that relays them
-    "texts": {"texts": ["a", "b", "c", "d"]},
-    "means of log-probs": {"mean_logprobs": [-1.0] * 4},
-    "the id of an exact form": {"exact_group": bytes(32)},
-    "planes of ids": {"id_planes": [b"x"]},
-    "planes of log-probs": {"logprob_planes": [b"x"]},
-}
-
-
-def _merge(fields: dict[str, object], body: pb.Body) -> None:
-    body.MergeFrom(pb.Body(**fields))
 
 
 FALSE_GROUPS: dict[str, FalseGroup] = {
@@ -212,10 +188,6 @@ FALSE_GROUPS: dict[str, FalseGroup] = {
     **{f"{name} for a body": FalseGroup(partial(_bytes, make), "parse") for name, make in BYTES.items()},
     "a plane of half a gigabyte": FalseGroup(partial(_bodies, _add_bomb, "lossless"), "malformed"),
     "lengths of four billion": FalseGroup(partial(_bodies, _lengthen, "lossless"), "size"),
-    **{
-        f"a body with {name}": FalseGroup(partial(_bodies, partial(_merge, fields), "exact"), "malformed")
-        for name, fields in FOREIGN_FIELDS.items()
-    },
     "a codec that the run does not allow": FalseGroup(
         partial(_bodies, lambda body: None, "lossy"), "codec", bans=False
     ),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
@@ -25,24 +24,24 @@ from ftis_node.gossip.p2pd import session
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
 from ftis_node.gossip.streams import close_server
-from ftis_node.gossip.wire_format import RpcService, bucket_key, protocol, service_of
+from ftis_node.gossip.wire_format import RpcService, bucket_key, protocol
 from ftis_node.records.envelope import Announcement, Envelope, seal_group
 from ftis_node.records.group import Group
 from ftis_node.records.identity import ENVELOPE_DOMAIN, Identity
 from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.swarm.topology import bucket_of
-from tests.attacks.messages import record
+from tests.attacks.messages import Script, record
 from tests.attacks.victim import Victim, none_if_unanswered
 from tests.gossip.helpers import settings
 from tests.waiting import eventually
 
 Claims = dict[bytes, bytes]  # announcements by the ids of their groups
+Attack = Callable[..., Awaitable[object]]  # of the victim, a member, and the values of a case
 
 REANNOUNCE_PERIOD_S = 0.4  # gossipsub drops announcements until its mesh is complete
 WITHIN_S = 60.0
 HONEST_PERIOD_S = 0.5
 MAX_AT_ONCE = 12
-MAX_BODIES = 1000  # of an honest member
 UNUSED = 10**9  # sequence numbers from here on belong to no group of the tests
 LIMITS = GossipLimits(max_body_bytes=4 << 20, max_queued_announcements=64)
 GONE = (OSError, EOFError, P2pdError)  # the victim closed or refused a stream
@@ -77,7 +76,6 @@ class Member:
         self.gossip, self.identity, self.maker, self.victim_id = gossip, identity, maker, victim_id
         self._victim = victim
         self.bodies: dict[bytes, bytes] = {}
-        self.numbers: dict[bytes, int] = {}  # of the groups in `bodies`
         self.requested_ids: set[bytes] = set()
         self.answers: Callable[[], Sequence[bytes]] = tuple
         self.number = 0
@@ -132,7 +130,6 @@ class Member:
         for one in groups:
             envelope = one if isinstance(one, Envelope) else self.envelope(one)
             number = {"number": one.number} if isinstance(one, Group) else {}
-            self.numbers |= {envelope.id: one.number} if isinstance(one, Group) else {}
             claims[envelope.id] = self.claim(envelope.id, envelope.to_bytes(), **number, **changes)
         return claims
 
@@ -189,43 +186,33 @@ class Member:
 
         self.gossip.serve(self._lookup, answer=page)
 
-    async def register(self, transports: Sequence[Sequence[str]], *, ttl_s: float) -> int:
-        """Register an invented member for each list of addresses; return how many entries the directory stored."""
+    async def register(
+        self, transports: Sequence[Sequence[str]], *, ttl_s: float, identities: Sequence[Identity] = ()
+    ) -> int:
+        """Register a member for each list of addresses, an invented one without `identities`.
+
+        Returns how many entries the directory stored.
+        """
         run_id, expires_at = self.maker.manifest.run_id, time.time() + ttl_s
-        invented = [Identity.generate() for _ in transports]
-        payloads = [
-            pack_member([f"{transport}/p2p/{one.peer_id}" for transport in each], num_shards=1)
-            for one, each in zip(invented, transports, strict=True)
-        ]
-        stored = await self.link.directory._node.store_many(
-            [bucket_key(run_id, bucket_of(one.peer_id)) for one in invented],
-            [
-                sign_entry(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at)
-                for one, payload in zip(invented, payloads, strict=True)
-            ],
-            expires_at,
-            subkeys=[one.peer_id for one in invented],
+        members = identities or [Identity.generate() for _ in transports]
+        entries = []
+        for one, each in zip(members, transports, strict=True):
+            payload = pack_member([f"{transport}/p2p/{one.peer_id}" for transport in each], num_shards=1)
+            entries.append(sign_entry(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at))
+        keys, subkeys = (
+            [bucket_key(run_id, bucket_of(one.peer_id)) for one in members],
+            [one.peer_id for one in members],
         )
+        stored = await self.link.directory._node.store_many(keys, entries, expires_at, subkeys=subkeys)
         return sum(map(bool, stored.values()))
 
-    async def keep_sending(self, *, period_s: float = HONEST_PERIOD_S) -> None:
-        """Send a valid group every `period_s` until cancelled; a slow machine sends fewer."""
-        loop = asyncio.get_running_loop()
-        due = loop.time()
+    async def keep_sending(self, *, num_tokens: int = 12, period_s: float = HONEST_PERIOD_S) -> None:
+        """Send a valid group every `period_s` until cancelled."""
         while True:
-            due = max(due + period_s, loop.time())
-            (claim,) = self.claims(self.group(num_tokens=12)).values()
+            (claim,) = self.claims(self.group(num_tokens=num_tokens)).values()
             self.answers = lambda claim=claim: (claim,)
             await self.gossip.announce(claim)
-            self._forget()
-            await asyncio.sleep(due - loop.time())
-
-    def _forget(self) -> None:
-        """Drop old groups: a node requests only recent ones."""
-        for old in list(self.bodies)[:-MAX_BODIES]:
-            del self.bodies[old]
-            self.numbers.pop(old, None)
-            self.requested_ids.discard(old)
+            await asyncio.sleep(period_s)
 
     async def _is_banned(self) -> bool:
         return await self._victim.is_banned(self.peer_id)
@@ -236,9 +223,6 @@ class Member:
 
     async def _answer(self, peer_id: str, question: bytes) -> Sequence[bytes]:
         return self.answers()
-
-
-Script = "Callable[[Service, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]"
 
 
 class ScriptedServer:
@@ -267,7 +251,7 @@ class ScriptedServer:
         info = p2pd_pb2.StreamInfo()
         try:
             await read_pbmsg_safe(reader, info)
-            await self._script(service_of(info.proto), reader, writer)
+            await self._script(reader, writer)
         except (OSError, EOFError):
             pass  # the victim closed the stream
 
@@ -314,38 +298,27 @@ async def _is_connected(gossip: Libp2pGossip, peer_id: str) -> bool:
     return peer_id in {peer.peer_id for peer in await gossip.connected_peers()}
 
 
-@asynccontextmanager
-async def sending(member: Member, *, period_s: float = HONEST_PERIOD_S) -> AsyncIterator[Member]:
-    """Keep the member sending valid groups while the block runs."""
-    task = asyncio.create_task(member.keep_sending(period_s=period_s))
-    try:
-        yield member
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
 @dataclass
 class Scene:
-    """The victim, and what a process of attackers shares. `on_member` gets the peer id of each attacking member."""
+    """The victim, and what its attackers share."""
 
     victim: Victim
     maker: GroupMaker
     sockets: Path
     rng: random.Random = field(default_factory=random.Random)
-    on_member: Callable[[str], None] = lambda peer_id: None
-    honest: Any = None  # the honest peer of a test
-    _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def folder(self) -> Path:
-        return self.sockets / str(next(self._numbers))
+        return self.sockets / os.urandom(4).hex()
 
     @asynccontextmanager
     async def member(self, **options: Any) -> AsyncIterator[Member]:
         async with joined(self.folder(), self.maker, self.victim, **options) as member:
-            self.on_member(member.peer_id)
             yield member
+
+    async def attack(self, attack: Attack, *case: Any) -> None:
+        """Let a new member attack the victim."""
+        async with self.member() as attacker:
+            await attack(self.victim, attacker, *case)
 
     async def at_once(self, attacks: Mapping[str, Callable[[], Awaitable[object]]]) -> None:
         """Run attacks in parallel, at most `MAX_AT_ONCE`, and then raise the errors of those that failed."""
@@ -363,5 +336,6 @@ class Scene:
         if errors := [error for error in ended if isinstance(error, Exception)]:
             raise ExceptionGroup("attacks that did not end as expected", errors)
 
-    async def run(self, *attacks: Callable[[Scene], Awaitable[object]]) -> None:
-        await self.at_once({attack.__name__: partial(attack, self) for attack in attacks})
+    def by_members(self, *attacks: Attack) -> dict[str, Callable[[], Awaitable[object]]]:
+        """Return attacks for `at_once`, each by a new member."""
+        return {attack.__name__: partial(self.attack, attack) for attack in attacks}

@@ -1,10 +1,10 @@
-"""Copies, many groups about one problem, and groups without a signal: what they earn, and what they do to others."""
+"""Copies, and groups without a signal: what they earn, and what they do to others."""
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,32 +12,31 @@ import pytest
 
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import Group
-from ftis_node.replay.eviction import MAX_PER_PROBLEM
 from ftis_node.replay.lifecycle import ReleaseReason
-from tests.attacks.member import Member, Scene
+from tests.attacks.member import Member
 from tests.attacks.victim import Victim
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 NUM_GROUPS = 6
 NUM_TOKENS = 44
-NUM_OF_ONE_PROBLEM = 40
+NUM_WITHOUT_SIGNAL = 40
 KNOWN_SCORE = 1.0
 
 
-def long_groups(member: Member, count: int = NUM_GROUPS) -> list[Group]:
-    return [member.group(num_tokens=NUM_TOKENS) for _ in range(count)]
+def long_groups(member: Member) -> list[Group]:
+    return [member.group(num_tokens=NUM_TOKENS) for _ in range(NUM_GROUPS)]
 
 
 def copies(thief: Member, groups: Sequence[Group], *, change: bool = True) -> list[Group]:
     """Return the groups as the thief's own, with another last token in each long completion."""
-    made = []
+    words, made = thief.maker._words, []
     for group in groups:
         completions = []
         for completion in group.completions:
             ids = completion.token_ids.copy()
             if change and len(ids) == NUM_TOKENS:
-                ids[-1] = thief.maker._words[int(np.flatnonzero(thief.maker._words == ids[-1])[0]) - 1]
+                ids[-1] = words[int(np.flatnonzero(words == ids[-1])[0]) - 1]
             completions.append(replace(completion, token_ids=ids))
         thief.number += 1
         changes: dict[str, Any] = {"sender": thief.peer_id, "number": thief.number, "created_at": time.time()}
@@ -45,104 +44,74 @@ def copies(thief: Member, groups: Sequence[Group], *, change: bool = True) -> li
     return made
 
 
-async def copies_with_a_changed_token_are_refused_and_earn_nothing(scene: Scene) -> None:
-    victim = scene.victim
-    async with scene.member() as original, scene.member() as attacker:
-        groups = long_groups(original)
-        await original.offer(*groups)
-        assert (await victim.until_judged(original.peer_id, NUM_GROUPS))["groups_accepted"] == NUM_GROUPS
-        await attacker.offer(*copies(attacker, groups))
-        row = await victim.until_judged(attacker.peer_id, NUM_GROUPS)
-        assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}
-        assert (row["score"], row["trust_level"]) == (0.0, "good"), "the order of two announcements is not certain"
+def assert_undecided(row: dict[str, Any]) -> None:
+    """Assert that all groups of a peer were refused as copies of unknown origin, without a charge."""
+    assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}
+    assert (row["score"], row["trust_level"]) == (0.0, "good")
 
 
-async def a_thief_that_delivers_first_loses_to_the_group_that_was_announced_first(scene: Scene) -> None:
+async def copies_with_a_changed_token_are_refused_and_earn_nothing(victim: Victim, original: Member, thief: Member):
+    groups = long_groups(original)
+    await original.offer(*groups)
+    assert (await victim.until_judged(original.peer_id, NUM_GROUPS))["groups_accepted"] == NUM_GROUPS
+    await thief.offer(*copies(thief, groups))
+    assert_undecided(await victim.until_judged(thief.peer_id, NUM_GROUPS))  # the order of two announcements is not sure
+
+
+async def a_thief_that_delivers_first_loses_to_the_group_that_was_announced_first(
+    victim: Victim, original: Member, thief: Member
+):
     """The original's uplink is slow: it delivers after the thief, which has fetched and signed its groups."""
-    victim = scene.victim
-    async with scene.member() as original, scene.member() as attacker:
-        groups = long_groups(original)
-        uplink = SlowUplink(victim, original, groups)
-        await uplink.announce()
-        await attacker.offer(*copies(attacker, groups, change=False))
-        assert (await victim.until_judged(attacker.peer_id, NUM_GROUPS))["groups_accepted"] == NUM_GROUPS
-        row = await uplink.deliver()
-        assert (row["groups_accepted"], row["groups_refused"]) == (NUM_GROUPS, {})
-        assert (await victim.row(original.peer_id))["trust_level"] == "good"
+    groups = long_groups(original)
+    uplink = SlowUplink(victim, original, groups)
+    await uplink.announce()
+    await thief.offer(*copies(thief, groups, change=False))
+    assert (await victim.until_judged(thief.peer_id, NUM_GROUPS))["groups_accepted"] == NUM_GROUPS
+    row = await uplink.deliver()
+    assert (row["groups_accepted"], row["groups_refused"]) == (NUM_GROUPS, {})
+    assert (await victim.row(original.peer_id))["trust_level"] == "good"
 
-        async def has_no_credit() -> bool:
-            return bool((await victim.row(attacker.peer_id))["score"] == 0.0)
+    async def has_no_credit() -> bool:
+        return bool((await victim.row(thief.peer_id))["score"] == 0.0)
 
-        await victim.until(has_no_credit)
-        copied = {event["group"] for event in victim.node.events("released") if event["reason"] == ReleaseReason.COPY}
-        stolen = {e["group"] for e in victim.node.events("admitted") if e["sender"] == attacker.peer_id}
-        trained = {e["group"] for e in victim.node.events("taken") if e["sender"] == attacker.peer_id}
-        assert copied & stolen == stolen - trained, "a copy waits for a step no longer"
+    await victim.until(has_no_credit)
+    copied = {event["group"] for event in victim.node.events("released") if event["reason"] == ReleaseReason.COPY}
+    stolen = {event["group"] for event in victim.node.events("admitted") if event["sender"] == thief.peer_id}
+    trained = {event["group"] for event in victim.node.events("taken") if event["sender"] == thief.peer_id}
+    assert copied & stolen == stolen - trained, "a copy waits for a step no longer"
 
 
-async def a_peer_whose_announcements_a_relay_stalls_is_refused_without_a_charge(scene: Scene) -> None:
-    victim = scene.victim
-    async with scene.member() as original, scene.member() as attacker:
-        groups = long_groups(original)
-        await attacker.offer(*copies(attacker, groups))
-        await victim.until_judged(attacker.peer_id, NUM_GROUPS)
-        await original.offer(*groups)
-        row = await victim.until_judged(original.peer_id, NUM_GROUPS)
-        assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}
-        assert (row["score"], row["trust_level"]) == (0.0, "good")
+async def a_peer_whose_announcements_a_relay_stalls_is_refused_without_a_charge(
+    victim: Victim, original: Member, thief: Member
+):
+    groups = long_groups(original)
+    await thief.offer(*copies(thief, groups))
+    await victim.until_judged(thief.peer_id, NUM_GROUPS)
+    await original.offer(*groups)
+    assert_undecided(await victim.until_judged(original.peer_id, NUM_GROUPS))
 
 
-async def a_known_thief_harms_no_new_peer_and_a_new_thief_no_known_one(scene: Scene) -> None:
-    victim = scene.victim
-    async with scene.member() as original, scene.member() as attacker:
+async def a_known_thief_harms_no_new_peer_and_a_new_thief_no_known_one(victim: Victim, original: Member, thief: Member):
+    async def is_known() -> bool:
+        await thief.offer(*(thief.group() for _ in range(8)))
+        return bool((await victim.row(thief.peer_id))["score"] >= KNOWN_SCORE)
 
-        async def is_known() -> bool:
-            await attacker.offer(*(attacker.group() for _ in range(8)))
-            return bool((await victim.row(attacker.peer_id))["score"] >= KNOWN_SCORE)
-
-        await victim.until(is_known, within_s=120)
-        row = await victim.row(attacker.peer_id)
-        num_before = row["groups_accepted"] + sum(row["groups_refused"].values())
-        groups = long_groups(original)
-        uplink = SlowUplink(victim, original, groups)
-        await uplink.announce()
-        await attacker.offer(*copies(attacker, groups))
-        score = (await victim.until_judged(attacker.peer_id, num_before + NUM_GROUPS))["score"]
-        row = await uplink.deliver()
-        assert row["groups_refused"] == {"duplicate_undecided": NUM_GROUPS}, "a newcomer's word against a known peer's"
-        assert (row["score"], row["trust_level"]) == (0.0, "good")
-        assert (await victim.row(attacker.peer_id))["score"] >= score - 0.01, "nor can a newcomer harm a known peer"
+    await victim.until(is_known, within_s=120)
+    row = await victim.row(thief.peer_id)
+    num_before = row["groups_accepted"] + sum(row["groups_refused"].values())
+    groups = long_groups(original)
+    uplink = SlowUplink(victim, original, groups)
+    await uplink.announce()
+    await thief.offer(*copies(thief, groups))
+    score = (await victim.until_judged(thief.peer_id, num_before + NUM_GROUPS))["score"]
+    assert_undecided(await uplink.deliver())  # a newcomer's word against a known peer's
+    assert (await victim.row(thief.peer_id))["score"] >= score - 0.01, "nor can a newcomer harm a known peer"
 
 
-async def many_groups_about_one_problem_get_one_place_in_a_step(scene: Scene, indices: tuple[int, ...]) -> None:
-    async with scene.member() as attacker:
-        await _send_groups_about(scene.victim, attacker, indices)
-
-
-async def _send_groups_about(victim: Victim, attacker: Member, indices: tuple[int, ...]) -> None:
-    await attacker.offer(
-        *(attacker.group(index=index) for index in (indices * NUM_OF_ONE_PROBLEM)[:NUM_OF_ONE_PROBLEM])
-    )
-    row = await victim.until_judged(attacker.peer_id, NUM_OF_ONE_PROBLEM)
-    assert row["groups_refused"] == {}
-    await victim.until_above(await victim.step() + 3, victim.step, within_s=120)
-    events = victim.node.events()
-    of_attacker = [e["step"] for e in events if e["event"] == "taken" and e["sender"] == attacker.peer_id]
-    assert of_attacker
-    assert max(Counter(of_attacker).values()) == 1
-    admitted = {e["group"] for e in events if e["event"] == "admitted" and e["sender"] == attacker.peer_id}
-    assert len(admitted) == NUM_OF_ONE_PROBLEM
-    evicted = {e["group"] for e in events if e["event"] == "released" and e["reason"] == ReleaseReason.EVICTED}
-    assert len(admitted & evicted) >= NUM_OF_ONE_PROBLEM - MAX_PER_PROBLEM - len(of_attacker)
-    assert (await victim.row(attacker.peer_id))["score"] <= 0.12 + 1e-6, "one problem earns credit once"
-
-
-async def groups_without_a_signal_earn_nothing(scene: Scene) -> None:
-    victim = scene.victim
-    async with scene.member() as attacker:
-        await attacker.offer(*(attacker.group(is_solved=False) for _ in range(NUM_OF_ONE_PROBLEM)))
-        row = await victim.until_judged(attacker.peer_id, NUM_OF_ONE_PROBLEM)
-        assert (row["groups_accepted"], row["score"]) == (NUM_OF_ONE_PROBLEM, 0.0)
+async def groups_without_a_signal_earn_nothing(victim: Victim, attacker: Member):
+    await attacker.offer(*(attacker.group(is_solved=False) for _ in range(NUM_WITHOUT_SIGNAL)))
+    row = await victim.until_judged(attacker.peer_id, NUM_WITHOUT_SIGNAL)
+    assert (row["groups_accepted"], row["score"]) == (NUM_WITHOUT_SIGNAL, 0.0)
 
 
 class SlowUplink:
@@ -157,24 +126,16 @@ class SlowUplink:
 
     async def announce(self) -> None:
         """Return when the victim has read all announcements: one message has them, and it has requested a group."""
-
-        async def requested() -> set[bytes]:
-            await self._member.gossip.announce(self._message)
-            return self._member.requested_ids
-
-        await self._victim.until(requested)
+        await self._victim.until(self._requested)
 
     async def deliver(self) -> dict[str, Any]:
         """Serve the groups, announce them again in case a pull timed out, and return the row after their judgment."""
         self._delivers.set()
+        return await self._victim.until_judged(self._member.peer_id, self._num_groups, repeat=self._requested)
 
-        async def judged() -> dict[str, Any] | None:
-            await self._member.gossip.announce(self._message)
-            row = await self._victim.row(self._member.peer_id)
-            num_judged = row["groups_accepted"] + sum(row["groups_refused"].values())
-            return row if num_judged >= self._num_groups else None
-
-        return dict(await self._victim.until(judged))
+    async def _requested(self) -> set[bytes]:
+        await self._member.gossip.announce(self._message)
+        return self._member.requested_ids
 
     async def _lookup(self, ids: Sequence[bytes]) -> list[bytes]:
         bodies = await self._member._lookup(ids)
@@ -183,16 +144,15 @@ class SlowUplink:
 
 
 async def test_copies_earn_nothing_and_harm_no_peer(scene, honest):
-    await scene.run(
+    async def attack(victim, thief, theft):
+        async with scene.member() as original:
+            await theft(victim, original, thief)
+
+    thefts = (
         copies_with_a_changed_token_are_refused_and_earn_nothing,
         a_thief_that_delivers_first_loses_to_the_group_that_was_announced_first,
         a_peer_whose_announcements_a_relay_stalls_is_refused_without_a_charge,
         a_known_thief_harms_no_new_peer_and_a_new_thief_no_known_one,
-        groups_without_a_signal_earn_nothing,
     )
-
-
-async def test_groups_about_one_problem_share_its_place(scene, honest):
-    """Under one index, and under several indices of one text."""
-    send = many_groups_about_one_problem_get_one_place_in_a_step
-    await asyncio.gather(*(send(scene, indices) for indices in ((7,), (69, 382, 691, 754, 1641))))
+    attacks = {theft.__name__: partial(scene.attack, attack, theft) for theft in thefts}
+    await scene.at_once(attacks | scene.by_members(groups_without_a_signal_earn_nothing))

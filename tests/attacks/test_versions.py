@@ -10,7 +10,8 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.identity import PEER_DOMAIN
 from ftis_node.records.parsing import SCHEMA
 from tests.attacks.member import Member, sign_body
-from tests.attacks.victim import Victim, wait_until_continued
+from tests.attacks.victim import Victim
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
@@ -79,9 +80,5 @@ async def test_a_node_reports_that_most_members_are_newer(victim, honest, scene)
             return (swarm["update"], swarm["peers_newer"], swarm["peers_older"]) == (advice, 2, 0)
 
         await victim.until(is_behind)
-
-        async def is_logged():  # by the next look at the members
-            return advice in victim.node.log.read_text()
-
-        await victim.until(is_logged)
-        await wait_until_continued(victim, honest)
+        await eventually(lambda: advice in victim.node.log.read_text())  # by the next look at the members
+        await victim.until_continued()

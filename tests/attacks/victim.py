@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -14,12 +16,6 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.node_client import read_document
 from tests.node.support import ANY_PORT, RunningNode, started
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-    from pathlib import Path
-
-    from tests.attacks.member import Member
 
 POLL_S, READ_EVERY_S = 0.2, 0.25
 READY_S = 240.0  # a busy machine
@@ -88,6 +84,7 @@ class Victim:
         self.node = node
         self._status, self._peers = (Document(Home(node.home), path) for path in ("/status", "/peers"))
         self.resident_bytes_before = 0  # before the attacks
+        self.honest: Any = None  # a member that keeps sending valid groups
 
     async def status(self) -> dict[str, Any]:
         """Return the document of `status --json`."""
@@ -134,20 +131,34 @@ class Victim:
         return found
 
     async def until_above(self, before: int, count: Callable[[], Awaitable[int]], *, within_s: float = 60.0) -> None:
-
         async def is_above() -> bool:
             return await count() > before
 
         await self.until(is_above, within_s=within_s)
 
-    async def until_judged(self, peer_id: str, count: int) -> dict[str, Any]:
-        """Wait until the node has accepted or refused `count` groups of a peer, and return the peer's row."""
+    async def until_judged(
+        self, peer_id: str, count: int, *, repeat: Callable[[], Awaitable[object]] | None = None
+    ) -> dict[str, Any]:
+        """Wait until the node has accepted or refused `count` groups of a peer, and return the peer's row.
+
+        `repeat` is awaited before each look.
+        """
 
         async def judged() -> dict[str, Any] | None:
+            if repeat is not None:
+                await repeat()
             row = await self.row(peer_id)
             return row if row["groups_accepted"] + sum(row["groups_refused"].values()) >= count else None
 
         return dict(await self.until(judged))
+
+    async def until_continued(self) -> None:
+        """Wait until the node completes a step and admits a group of the honest peer, whose trust level stays good."""
+        peer_id = self.honest.peer_id
+        step, accepted = await self.step(), await self.num_accepted(peer_id)
+        await self.until_above(step, self.step)
+        await self.until_above(accepted, lambda: self.num_accepted(peer_id))
+        assert (await self.row(peer_id))["trust_level"] == "good"
 
     def resident_bytes(self) -> int:
         """Return the memory of the daemon, without its workers, which hold the model."""
@@ -170,24 +181,14 @@ async def none_if_unanswered(condition: Callable[[], Any]) -> Any:
         return None
 
 
-async def wait_until_continued(victim: Victim, honest: Member) -> None:
-    """Wait until the victim completes a step and admits a group of the honest peer, whose trust_level stays good."""
-    step, accepted = await victim.step(), await victim.num_accepted(honest.peer_id)
-    await victim.until_above(step, victim.step)
-    await victim.until_above(accepted, lambda: victim.num_accepted(honest.peer_id))
-    assert (await victim.row(honest.peer_id))["trust_level"] == "good"
-
-
 @asynccontextmanager
-async def running_victim(
-    folder: Path, model: Path, *, manifest: RunManifest = MANIFEST, constants: Mapping[str, Any] = CONSTANTS
-) -> AsyncIterator[Victim]:
+async def running_victim(folder: Path, model: Path, *, manifest: RunManifest = MANIFEST) -> AsyncIterator[Victim]:
     run, home = folder / "run.toml", folder / "home"
     run.write_text(manifest.to_toml())
     home.mkdir()
     (home / "node.toml").write_text(SETTINGS)
     arguments = ("--run", str(run), "--listen", ANY_PORT, "--name", "victim", "--engine", "torch")
-    with started(home, "join", "--model", str(model), *arguments, constants=constants) as node:
+    with started(home, "join", "--model", str(model), *arguments, constants=CONSTANTS) as node:
         victim = Victim(node)
         await asyncio.to_thread(node.wait_for, Home(home).running_url, timeout_s=READY_S)
         await victim.until(victim.addresses, within_s=READY_S)

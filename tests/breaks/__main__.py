@@ -1,5 +1,9 @@
 """`make breaks`, `python -m tests.breaks [NAME ...]` applies known faults one by one and names the test that finds it.
 
+The faults are the tables `[[fault]]` of `security.toml`, `exactly_once.toml` and `mathematics.toml`. A fault replaces
+the text `old` of one file with `new`. `old` occurs exactly once in the file. `why` is the fault and its effect for a
+user in one sentence. `tests` are paths for pytest; one of these tests finds the fault.
+
 A fault is applied to a copy of the working tree, and its tests run there. The tests that found faults then run without
 them. The exit code is 1 if a fault is not found, or if a test fails without its fault. It is 2 for an unknown name.
 """
@@ -12,18 +16,55 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
 
-from ftis_node.errors import FtisError
-from tests.breaks.faults import ROOT, Fault, all_faults, chosen
+from ftis_node.errors import FtisError, UsageError
 
+ROOT = Path(__file__).parents[2]
 LIMIT_S = 1800.0  # of one run; the suite limits each test
 INTERRUPTED = 130
 TESTS_FAILED = 1  # exit code of pytest
 TEST = r"(?:[\w.-]+/)*[\w.-]+\.py::\w+(?:\[.*?\])?"  # without a function, a file could not be imported
 FAILED = re.compile(rf"^(?:FAILED|ERROR) ({TEST})(?: - .*)?$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault. `topic` is the stem of its file; paths are relative to the root of the repository."""
+
+    topic: str
+    name: str
+    why: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def applied_to(self, text: str) -> str:
+        """Return a file's text with the fault. Raises ValueError if `old` does not occur exactly once."""
+        if (found := text.count(self.old)) != 1 or self.new == self.old:
+            raise ValueError(f"{self.name}: {self.old!r} occurs {found} times in {self.file}")
+        return text.replace(self.old, self.new)
+
+
+def all_faults() -> list[Fault]:
+    return [
+        Fault(path.stem, tests=tuple(entry.pop("tests")), **entry)
+        for path in sorted(Path(__file__).parent.glob("*.toml"))
+        for entry in tomllib.loads(path.read_text())["fault"]
+    ]
+
+
+def chosen(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
+    """Return the faults with these names or topics, or all. Raises UsageError for an unknown name."""
+    known = {name for one in faults for name in (one.name, one.topic)}
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"no fault {unknown[0]!r}: `python -m tests.breaks --list` prints the names")
+    return [one for one in faults if not names or one.name in names or one.topic in names]
 
 
 def main(arguments: Sequence[str]) -> int:

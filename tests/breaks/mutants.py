@@ -8,8 +8,7 @@ import shutil
 import subprocess
 import sys
 
-from tests.breaks.__main__ import copy_of_tree
-from tests.breaks.faults import ROOT
+from tests.breaks.__main__ import ROOT, copy_of_tree
 
 FOLDER = ROOT / "build" / "mutants"
 PACKAGES = ("algorithms", "records", "replay", "validation")  # quick tests without child processes

@@ -1,8 +1,8 @@
 """`python -m tests.chaos --seed 1 --minutes 60`: inject faults into a small real swarm until the time is over.
 
 It prints one line per fault. The last line is `N faults, V violations`, and the exit code is 1 if V is above 0. A run
-with a violation stays in `chaos-out/SEED-TIME/` with homes, logs and records (evidence.py). `--table` prints the tables
-of tests/chaos/README.md instead.
+with a violation stays in `chaos-out/SEED-TIME/` with homes, logs and a report of each. `--table` prints the tables of
+tests/chaos/README.md instead.
 """
 
 import argparse
@@ -16,11 +16,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.chaos.evidence import Evidence
 from tests.chaos.faults import catalog as faults
 from tests.chaos.invariants import checks as invariants
 from tests.chaos.runner import Outcome, Runner
-from tests.chaos.schedule import first_by_node
 from tests.chaos.swarm import Swarm
 from tests.trained_models import copy_trained_models
 
@@ -29,17 +27,18 @@ KEPT = Path("chaos-out")  # runs with a violation, by seed and time
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def run(arguments: argparse.Namespace, folder: Path, evidence: Evidence) -> int:
+def run(arguments: argparse.Namespace, folder: Path) -> int:
     """Start the swarm, run the schedule on it, print the results and return the number of violations."""
     known = faults.chosen(arguments.kinds.split(",") if arguments.kinds else ())
     outcomes: list[Outcome] = []
-    models, options = copy_trained_models(folder / "models"), {"vllm": arguments.vllm, "roles": arguments.roles}
-    with Swarm.running(folder, models, **options, num_nodes=arguments.nodes) as swarm:
-        runner, started_at = Runner(swarm, known, evidence), time.monotonic()
+    models = copy_trained_models(folder / "models")
+    swarm = Swarm(folder, models, vllm=arguments.vllm, roles=arguments.roles, num_nodes=arguments.nodes)
+    with swarm.running():
+        runner, started_at = Runner(swarm, known), time.monotonic()
         print_line(f"seed {arguments.seed}: {', '.join(f'{node.name} ({node.role})' for node in swarm.nodes)}")
         fitting = faults.fitting(known, swarm)
         print_line(f"not possible here: {', '.join(name for name, nodes in fitting.items() if not nodes) or 'none'}")
-        planned = first_by_node(arguments.faults, fitting, seed=arguments.seed)
+        planned = faults.first_by_node(arguments.faults, fitting, seed=arguments.seed)
         for outcome in runner.run_all(planned, stop_after_s=60 * arguments.minutes):
             outcomes.append(outcome)
             minutes, seconds = divmod(int(time.monotonic() - started_at), 60)
@@ -57,15 +56,13 @@ def run_and_keep(arguments: argparse.Namespace) -> int:
     folder = Path(tempfile.mkdtemp(prefix="chaos"))
     has_failed = True
     try:
-        has_failed = bool(run(arguments, folder, Evidence(folder)))
+        has_failed = bool(run(arguments, folder))
     finally:
         if has_failed or arguments.keep:
             kept = arguments.keep or KEPT / f"{arguments.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
             shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("run"), symlinks=True)  # sockets
-            shutil.rmtree(folder)
             sys.stderr.write(f"kept in {kept}\n")
-        else:
-            shutil.rmtree(folder)
+        shutil.rmtree(folder)
     return 1 if has_failed else 0
 
 

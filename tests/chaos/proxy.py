@@ -90,23 +90,12 @@ class Proxy:
                 target_writer.transport.abort()
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Copy chunks in order, each after the delay. Reading does not wait for the delivery."""
-        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=1024)
-
-        async def deliver() -> None:
-            while True:
-                due, chunk = await waiting.get()
-                await asyncio.sleep(max(0.0, due - self._loop.time()))
-                if not chunk:
-                    raise ConnectionResetError
-                writer.write(chunk)
-                await writer.drain()
-
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(deliver())
-            while chunk := await reader.read(CHUNK_BYTES):
-                await waiting.put((self._loop.time() + self.delay_s, chunk))
-            await waiting.put((self._loop.time() + self.delay_s, b""))
+        """Copy chunks in order, each after the delay. What arrives meanwhile is the next chunk."""
+        while chunk := await reader.read(CHUNK_BYTES):
+            await asyncio.sleep(self.delay_s)
+            writer.write(chunk)
+            await writer.drain()
+        raise ConnectionResetError
 
     async def _close(self) -> None:
         self._server.close()

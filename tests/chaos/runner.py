@@ -4,31 +4,36 @@
              --faults of node b--> thread: the same                        --+--> outcomes, as they arrive
              --faults of node c--> thread: the same                        --/
 
-So the neighbors of a recovering node have faults at the same time.
+So the neighbors of a recovering node have faults at the same time. A violation is recorded at once: `violations/001-a/`
+has a report, and the home and log of the node then.
 """
 
 import os
+import pprint
 import queue
 import random
+import shutil
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
-from tests.chaos.evidence import Evidence
 from tests.chaos.faults.base import Ends, Fault, FaultContext
+from tests.chaos.faults.catalog import Planned
 from tests.chaos.invariants import checks as invariants
 from tests.chaos.invariants.checks import Violation
-from tests.chaos.observation.watch import watch_of
-from tests.chaos.schedule import Planned
+from tests.chaos.observation.watch import Observation, watch_of
 from tests.chaos.swarm import POLL_S, START_S, STOP_S, Swarm, SwarmNode
 
 ENDS_WITHIN_S = 60.0
 RECOVERS_WITHIN_S = 300.0  # a busy machine starts a node slowly
 NEW_STEPS = 2  # the first may have ended before the fault and been reported after it
+MAX_COPIED = 6  # later records have the report only, because they often repeat the same violation
+NOT_COPIED = shutil.ignore_patterns("run", "*.safetensors", "*.part", "identity.key", "*.token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +59,11 @@ class Outcome:
 
 
 class Runner:
-    """Runs scheduled faults on a swarm, and records violations in `evidence` at once."""
+    """Runs scheduled faults on a swarm, and records violations in its folder."""
 
-    def __init__(self, swarm: Swarm, faults: Mapping[str, Fault], evidence: Evidence) -> None:
-        self._swarm, self._faults, self._evidence = swarm, faults, evidence
+    def __init__(self, swarm: Swarm, faults: Mapping[str, Fault]) -> None:
+        self._swarm, self._faults = swarm, faults
+        self._recording, self._num_records = threading.Lock(), 0
         with ThreadPoolExecutor() as threads:  # an observation mostly waits
             seen = threads.map(invariants.snapshot, swarm.nodes)
             self._seen = {node.name: one for node, one in zip(swarm.nodes, seen, strict=True)}
@@ -111,7 +117,7 @@ class Runner:
         before, seen = self._seen[node.name], invariants.snapshot(node)
         self._seen[node.name] = seen
         violations += invariants.check(before, seen, fault.name)
-        self._evidence.record(node, violations, seen=(before, seen))
+        self._record(node, violations, seen=(before, seen))
         return Outcome(planned, tuple(context.notes), injected_at - began_at, recovered_s, tuple(violations))
 
     def end(self) -> list[Violation]:
@@ -121,8 +127,24 @@ class Runner:
         found += invariants.check_end(self._swarm)
         for node in (*self._swarm.nodes, self._swarm.bootstrap):
             of_node = [violation for violation in found if violation.node in (node.name, invariants.ALL_NODES)]
-            self._evidence.record(node, of_node, seen=watch_of(node).seen[-1:])
+            self._record(node, of_node, seen=watch_of(node).seen[-1:])
         return found
+
+    def _record(self, node: SwarmNode, found: Sequence[Violation], *, seen: Sequence[Observation]) -> None:
+        """Write these violations, the observations before and after, and the node's files at once; it continues."""
+        if not found:
+            return
+        with self._recording:
+            self._num_records += 1
+            folder = self._swarm.folder / "violations" / f"{self._num_records:03}-{node.name}"
+            folder.mkdir(parents=True)
+            lines = [f"node {node.name} ({node.role})", *(f"VIOLATION {one}" for one in found)]
+            lines += [pprint.pformat(replace(one, events=(), buffer=None), width=120) for one in seen]
+            (folder / "report.txt").write_text("\n".join(lines) + "\n")
+            if self._num_records <= MAX_COPIED:
+                shutil.copyfile(node.process.log, folder / "node.log")
+                with suppress(shutil.Error):  # files that disappear meanwhile
+                    shutil.copytree(node.home, folder / "home", ignore=NOT_COPIED, symlinks=True)
 
 
 def _inject(fault: Fault, context: FaultContext) -> list[str]:

@@ -94,12 +94,10 @@ class SwarmNode:
 
     @property
     def is_running(self) -> bool:
-        """Whether the daemon runs."""
         return self._process is not None and self._process.process.poll() is None
 
     @property
     def pid(self) -> int:
-        """The daemon's process id."""
         return self.process.process.pid
 
     def start(self) -> None:
@@ -138,34 +136,27 @@ class SwarmNode:
                         found.setdefault(role_of(process, daemon_pid=self.pid), []).append(process)
         return found
 
-    def status(self) -> dict[str, Any] | None:
-        """Return `/status` from the node's HTTP port; None if it does not answer."""
-        try:
-            if Home(self.home).running_url() is None:
-                return None
-            return dict(read_document(Home(self.home), "/status"))
-        except (FtisError, OSError):
-            return None
+    def status(self, section: str, name: str) -> Any:
+        """Return a value of `/status` from the node's HTTP port; None if it does not answer."""
+        with contextlib.suppress(FtisError, OSError):
+            if Home(self.home).running_url() is not None:
+                return read_document(Home(self.home), "/status")[section][name]
+        return None
 
     def is_ready(self) -> bool:
         """Return whether the status is `running` and the workers of the role are ready."""
-        status = self.status()
-        return (
-            status is not None
-            and status["node"]["state"] == "running"
-            and {status["generation"]["state"], status["learner"]["state"]} <= {"ready", "off"}
-        )
+        workers = {self.status("generation", "state"), self.status("learner", "state")}
+        return self.status("node", "state") == "running" and workers <= {"ready", "off"}
 
     def progress(self) -> int | None:
         """Return the last step by `/status`; None if it does not answer.
 
         For a generator it is the number of steps whose groups other nodes have acknowledged.
         """
-        if (status := self.status()) is None:
-            return None
-        if self.role == "generator":
-            return int(status["swarm"]["groups_confirmed"]) // OWN_GROUPS
-        return int(status["learner"]["step"])
+        if self.role != "generator":
+            return self.status("learner", "step")
+        num_confirmed = self.status("swarm", "groups_confirmed")
+        return None if num_confirmed is None else num_confirmed // OWN_GROUPS
 
     def wait_for(self, condition: Callable[[], Any], *, timeout_s: float) -> Any:
         """Wait until `condition` is true and return its value; None after the timeout or the daemon's end."""
@@ -182,7 +173,11 @@ class SwarmNode:
 
 
 class Swarm:
-    """The bootstrap node and the nodes. `with Swarm.running(folder, models) as swarm` starts them."""
+    """The bootstrap node and the nodes. `with Swarm(folder, models).running() as swarm` starts them.
+
+    With `vllm` the first node generates with vLLM, whose engine core is a separate process. With `roles` the nodes have
+    different roles.
+    """
 
     def __init__(
         self, folder: Path, models: Mapping[str, Path], *, vllm: bool = False, roles: bool = False, num_nodes: int = 3
@@ -194,18 +189,12 @@ class Swarm:
         self.bootstrap_lock = threading.Lock()  # one fault at a time affects the bootstrap node
         self._stack = ExitStack()
 
-    @classmethod
     @contextlib.contextmanager
-    def running(cls, folder: Path, models: Mapping[str, Path], **options: Any) -> Iterator[Swarm]:
-        """Yield a swarm in which every node has made progress; kill all its processes at the end.
-
-        With `vllm` the first node generates with vLLM, whose engine core is a separate process. With `roles` the nodes
-        have different roles.
-        """
-        swarm = cls(folder, models, **options)
-        with swarm._stack:
-            swarm._start()
-            yield swarm
+    def running(self) -> Iterator[Swarm]:
+        """Yield the swarm when every node has made progress; kill all its processes at the end."""
+        with self._stack:
+            self._start()
+            yield self
 
     def node(self, name: str) -> SwarmNode:
         return next(node for node in self.nodes if node.name == name)
@@ -233,7 +222,7 @@ class Swarm:
     def _learner_peer_id(self) -> str:
         learner = next(node for node in self.nodes if node.role == "learner")
         assert learner.wait_for(learner.is_ready, timeout_s=START_S), learner.last_log_line()
-        return str((learner.status() or {})["node"]["peer_id"])
+        return str(learner.status("node", "peer_id"))
 
     def _start_bootstrap(self) -> tuple[SwarmNode, str]:
         bootstrap = self._make("bootstrap", 1, "bootstrap", "--address-file", str(self.folder / "address"))

@@ -23,7 +23,6 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
-from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.wiring import NodeComponents, Wiring
@@ -74,18 +73,16 @@ def sign_body(body: bytes, identity: Identity) -> bytes:
     return pb.Envelope(body=body, signature=identity.sign(ENVELOPE_DOMAIN, body)).SerializeToString()
 
 
-class NumberTexts:
-    """The texts of a tokenizer that encodes each number in a text as the id of that value."""
+class TextTokenizer(_Tokenizer):
+    """A tokenizer that encodes each number in a text as the id of that value."""
+
+    eos_id = 2
 
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(map(str, ids))
 
     def encode_text(self, text: str) -> list[int]:
         return [int(word) for word in text.split() if word.isdecimal() and len(word) < 6]
-
-
-class TextTokenizer(NumberTexts, _Tokenizer):
-    eos_id = 2
 
 
 class InlineDisk(DiskThread):
@@ -137,7 +134,8 @@ class FuzzedNode:
         self.bodies: dict[str, list[bytes]] = {one.peer_id: [] for one in HOSTILE}
         self.wiring = Wiring(self.parts)
         self.intake, self.pull = self.wiring.intake, self.wiring.pull
-        use_patched_clock(self.intake)
+        for lane in (self.intake._known, self.intake._new_peers):  # for each group, so that the patched clock applies
+            lane.context = replace(lane.context, now=lambda: time.time())
 
     async def start(self) -> None:
         self.wiring.serve_peers()
@@ -199,24 +197,11 @@ def check_bounds(handler: AnnouncementHandler) -> None:
         assert all(1 <= gap.first <= gap.last < 2**63 for gap in tracker.gaps)
 
 
-def use_patched_clock(intake: IntakeLoop, **changes: Any) -> None:
-    """Make validation call `time.time` for each group, so that a patched clock applies."""
-    for lane in (intake._known, intake._new_peers):
-        lane.context = replace(lane.context, now=lambda: time.time(), **changes)
-
-
-@contextmanager
-def frozen_time(at: float = MADE_AT) -> Iterator[None]:
-    """Freeze Unix time."""
-    with patch("time.time", lambda: at):
-        yield
-
-
 @asynccontextmanager
 async def fuzzed_node(manifest: RunManifest = RUN, *, domain: str = "") -> AsyncIterator[FuzzedNode]:
     folder = Path(tempfile.mkdtemp(prefix="ftis-fuzz-", dir=MEMORY))
     try:
-        with frozen_time():
+        with patch("time.time", lambda: MADE_AT):
             fuzzed = FuzzedNode(folder, manifest, domain)
             try:
                 await fuzzed.start()

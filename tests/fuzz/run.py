@@ -1,8 +1,8 @@
 """Coverage-guided fuzzing by hand: `make fuzz FUZZ_MINUTES=30`, which installs atheris.
 
 Each target has its own process. All chains have the same time, and all readers together that of one chain. A target
-starts from its seeds and its corpus, and continues after a failing case. Of all cases that fail at the same lines it
-writes the smallest and its traceback to `fuzz-out`. The exit code is then 1. To extend the corpus, copy cases from
+starts from its seeds and its corpus, and ends at the first failing case, which it writes to `fuzz-out/crash-TARGET-*`.
+The traceback is in `fuzz-out/TARGET.log`. The exit code is then 1. To extend the corpus, copy cases from
 `fuzz-out/cases/TARGET` to `tests/fuzz/corpus/TARGET-...`.
 """
 
@@ -12,8 +12,6 @@ import os
 import random
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -41,36 +39,9 @@ def fuzz(name: str, arguments: list[str]) -> None:
             return mutated(case, rng, kinds=kinds, raw=lambda data, _: atheris.Mutate(data, 256))[:max_size]
 
         options["custom_mutator"] = mutate
-    atheris.Setup([sys.argv[0], *arguments], recording(name, target.run), **options)
+    atheris.Setup([sys.argv[0], *arguments], target.run, **options)
     with quiet():
         atheris.Fuzz()
-
-
-def recording(name: str, run: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """Return a target that writes the smallest failing case of each origin instead of raising."""
-    smallest: dict[str, int] = {}
-
-    def recorded(case: bytes) -> None:
-        try:
-            run(case)
-        except Exception as error:
-            origin = origin_of(error)
-            if len(case) < smallest.get(origin, 1 << 30):
-                smallest[origin] = len(case)
-                path = FOUND / f"crash-{name}-{hashlib.sha256(origin.encode()).hexdigest()[:8]}"
-                path.write_bytes(case)
-                path.with_suffix(".txt").write_text("".join(traceback.format_exception(error)), errors="replace")
-
-    return recorded
-
-
-def origin_of(error: BaseException) -> str:
-    """Return a key of a failure: the type of the exception and the lines of this repository that raised it."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if "ftis_node" in frame.filename or "/fuzz/" in frame.filename] or frames
-    return " ".join((type(error).__name__, *(f"{Path(frame.filename).name}:{frame.lineno}" for frame in ours[-2:])))
 
 
 def run_target(name: str, *, seconds: float) -> int:
@@ -110,9 +81,8 @@ def main() -> None:
     shares = {name: 1 if name in READERS else len(READERS) for name in names}
     unit_s = options.minutes * 60 / sum(shares.values())
     codes = [run_target(name, seconds=max(1.0, share * unit_s)) for name, share in shares.items()]
-    crashes = sorted(path for path in FOUND.glob("crash-*") if not path.suffix)
-    sys.stdout.writelines(f"{path}\n" for path in crashes)
-    sys.exit(1 if crashes or any(codes) else 0)
+    sys.stdout.writelines(f"{path}\n" for path in sorted(FOUND.glob("crash-*")))
+    sys.exit(int(any(codes)))
 
 
 if __name__ == "__main__":

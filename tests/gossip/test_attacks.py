@@ -87,7 +87,9 @@ async def test_a_record_cannot_be_overwritten_by_another_peer(pair):
     key, expires_at = record_key("r", victim.peer_id), time.time() + 300
     forged = sign_entry(Identity.generate(), EntryKind.RECORD, "r", b"forged", expires_at=expires_at)
     for value in (b"plain", forged, bytes(3 << 20)):
+        num_refused = victim.counters.records_refused
         await node.store(key, value, expires_at)
+        await eventually(lambda before=num_refused: victim.counters.records_refused > before)
         assert await victim.get_record(victim.peer_id) == b"authentic"
         assert await attacker.get_record(victim.peer_id) == b"authentic"
 

@@ -54,7 +54,7 @@ async def test_a_host_with_another_key_is_counted_and_ignored(start, tmp_path, k
     async with host(tmp_path / "v", kind) as foreign:
         victim = nodes[0]
         assert not is_peer_id(base58.b58decode(foreign.peer_id))
-        await foreign.connect(Target(victim.addresses[0], RUN, tokenizer=""))
+        await foreign.connect(Target(victim.addresses[0], RUN))
         await eventually(lambda: victim.counters.non_ed25519.get("connection") == 1)
         await _ask(foreign, victim, service=RpcService.HELLO)
         await eventually(lambda: victim.counters.non_ed25519.get("stream") == 1)
@@ -76,7 +76,7 @@ async def test_announcements_with_another_key_do_not_pass_a_bootstrap_node(start
     addresses = tuple(bootstrap.addresses)
     nodes = await two_members(start, peers=addresses)
     async with host(tmp_path / "v", KeyKind.RSA) as foreign:
-        await foreign.connect(Target(addresses[0], RUN, tokenizer=""))
+        await foreign.connect(Target(addresses[0], RUN))
         await eventually(lambda: bootstrap.counters.non_ed25519.get("connection") == 1)
         num_received = [node.counters.announcements_received for node in nodes]
         async with foreign.control.subscribe(topic(RUN, 0)):  # joins the mesh

@@ -23,20 +23,15 @@ from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node import daemon
 from ftis_node.node.daemon import run_node
-from ftis_node.node.loops import backfill, directory, pull, status, upkeep
 from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.pull import PullLoop
-from ftis_node.node.peers import announcements
-from ftis_node.node.startup import factories
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import gossip_limits
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.supervision.task_monitor import TaskMonitor
 from ftis_node.node.wiring import NodeComponents, Wiring
-from ftis_node.swarm import rate_limits
 from ftis_node.telemetry.faults import unhandled_errors
-from tests.attacks.member import Member
 from tests.gossip.helpers import settings as network_settings
 from tests.injection.injector import in_member
 from tests.trained_models import trained_model
@@ -52,34 +47,22 @@ MANIFEST = RunManifest(
     wire={"announcement_shards": 1},
 )
 QUICK = {"check_s": 0.6, "poll_s": 0.1, "dial_timeout_s": 2.0}
-PERIODS: list[tuple[Any, str, float]] = [
-    (directory, "MEMBER_LOOKUP_INTERVAL_S", 0.1),
-    (upkeep, "PEERS_PERIOD_S", 0.05),
-    (backfill, "PERIOD_S", 0.2),
-    (backfill, "SILENCE_S", 0.5),
-    (status, "PERIOD_S", 0.2),
-    (directory, "RECORD_PERIOD_S", 0.5),
-    (pull, "PULL_TIMEOUT_S", 5.0),
-    (factories, "MAX_REQUESTS_PER_MINUTE", 100_000.0),
-    (announcements, "GROUPS_PER_MINUTE", 60_000.0),
-    (rate_limits, "GROUPS_PER_MINUTE", 60_000.0),
-    (rate_limits, "NEW_PEERS_GROUPS_PER_MINUTE", 60_000.0),
-    (rate_limits, "TOKENS_PER_MINUTE", 1e9),
-    (rate_limits, "NEW_PEERS_TOKENS_PER_MINUTE", 1e9),
-]
-HONEST_PERIOD_S = 0.15
-
-
-def node_settings(home: Home) -> NodeSettings:
-    return NodeSettings.model_validate(
-        {
-            "model": str(home.root.parent / "tiny"),
-            "engine": "torch",
-            "device": "cpu",
-            "swarm": {"shutdown_serve_s": 0.0, "pull_policy": "all"},
-            "validation": {"audit_fraction": 1.0, "audit_folders": True},
-        }
-    )
+START_S = 200.0  # a busy machine
+CONSTANTS = {
+    "node.loops.directory.MEMBER_LOOKUP_INTERVAL_S": 0.1,
+    "node.loops.upkeep.PEERS_PERIOD_S": 0.05,
+    "node.loops.backfill.PERIOD_S": 0.2,
+    "node.loops.backfill.SILENCE_S": 0.5,
+    "node.loops.status.PERIOD_S": 0.2,
+    "node.loops.directory.RECORD_PERIOD_S": 0.5,
+    "node.loops.pull.PULL_TIMEOUT_S": 5.0,
+    "node.startup.factories.MAX_REQUESTS_PER_MINUTE": 100_000.0,
+    "node.peers.announcements.GROUPS_PER_MINUTE": 60_000.0,
+    "swarm.rate_limits.GROUPS_PER_MINUTE": 60_000.0,
+    "swarm.rate_limits.NEW_PEERS_GROUPS_PER_MINUTE": 60_000.0,
+    "swarm.rate_limits.TOKENS_PER_MINUTE": 1e9,
+    "swarm.rate_limits.NEW_PEERS_TOKENS_PER_MINUTE": 1e9,
+}
 
 
 class NodeFactory(InProcessNodeFactory):
@@ -127,8 +110,15 @@ class FullNode:
         self.monitor = TaskMonitor(limit_s=3600.0)
 
     async def run(self, home: Home, folder: Path, is_up: asyncio.Event) -> None:
+        settings = NodeSettings(
+            model=str(home.root.parent / "tiny"),
+            engine="torch",
+            device="cpu",
+            swarm={"shutdown_serve_s": 0.0, "pull_policy": "all"},
+            validation={"audit_fraction": 1.0, "audit_folders": True},
+        )
         plan = RunPlan(MANIFEST, "arithmetic", ())
-        async with running_components(node_settings(home), plan, home, NodeFactory(folder)) as self.parts:
+        async with running_components(settings, plan, home, NodeFactory(folder)) as self.parts:
             on_fault = self.parts.gossip.guard.on_fault
             assert on_fault is not None
 
@@ -139,8 +129,8 @@ class FullNode:
             self.parts.gossip.guard.on_fault = record_fault
             with ExitStack() as stack:
                 stack.enter_context(unhandled_errors(lambda where, error: self.unhandled.append(f"{where}: {error!r}")))
-                for module, name, seconds in PERIODS:
-                    stack.enter_context(patch.object(module, name, seconds))
+                for name, value in CONSTANTS.items():
+                    stack.enter_context(patch(f"ftis_node.{name}", value))
                 wiring = Wiring(self.parts)
                 self.pull, self.directory, self.audit = wiring.pull, wiring.directory_loop, wiring.audit_loop
                 stack.enter_context(patch.object(daemon, "Wiring", lambda parts: wiring))
@@ -162,17 +152,6 @@ class FullNode:
             pauses.keep(())
 
 
-async def send_valid_groups(member: Member) -> None:
-    """Send valid groups until cancelled."""
-    while True:
-        group = member.group(num_tokens=4)
-        envelope = member.envelope(group)
-        claim = member.claim(envelope.id, envelope.to_bytes(), number=group.number)
-        member.answers = lambda claim=claim: (claim,)
-        await member.gossip.announce(claim)
-        await asyncio.sleep(HONEST_PERIOD_S)
-
-
 def as_member(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     """Start a task that the injector does not treat as part of the node."""
     context = copy_context()
@@ -186,24 +165,17 @@ async def stop(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def prepare_home(home: Home) -> None:
-    """Create a home, and a tiny model next to it."""
-    if not (home.root.parent / "tiny").exists():
-        shutil.copytree(trained_model("s", scale=0.01), home.root.parent / "tiny")
-    home.create()
-
-
 @asynccontextmanager
 async def running_node(home: Home, folder: Path) -> AsyncIterator[tuple[FullNode, asyncio.Task[None]]]:
-    """Run the node in a separate task. If it ends early, the task has the error."""
+    """Run the node in a separate task, with a tiny model beside its home. If it ends early, the task has the error."""
+    shutil.copytree(trained_model("s", scale=0.01), home.root.parent / "tiny")
+    home.create()
     node, is_up = FullNode(), asyncio.Event()
     task = asyncio.create_task(node.run(home, folder, is_up))
-    waiting = asyncio.create_task(is_up.wait())
-    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if task.done():
-        task.result()
     try:
+        await eventually(lambda: is_up.is_set() or task.done(), within_s=START_S)
+        if task.done():
+            task.result()
         yield node, task
     finally:
         await stop(task)

@@ -7,12 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
-from ftis_node.gossip.wire_format import bucket_key
 from ftis_node.records.envelope import Accepted, Announcement, open_announcement
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import BackfillRequest
-from ftis_node.swarm.topology import bucket_of
 from tests.attacks.member import Member, change_completion
 from tests.attacks.messages import record
 from tests.injection.full_node import FullNode
@@ -114,11 +111,7 @@ class Hostile:
 
     async def _register(self) -> None:
         """Register the ghost with an unused address."""
-        run_id, expires_at = self.member.maker.manifest.run_id, time.time() + 60
-        payload = pack_member([f"/ip4/127.0.0.1/tcp/9/p2p/{self.ghost.peer_id}"], num_shards=1)
-        entry = sign_entry(self.ghost, EntryKind.MEMBER, run_id, payload, expires_at=expires_at)
-        key = bucket_key(run_id, bucket_of(self.ghost.peer_id))
-        await self.member.link.directory._node.store(key, entry, expires_at, subkey=self.ghost.peer_id)
+        await self.member.register([["/ip4/127.0.0.1/tcp/9"]], ttl_s=60, identities=[self.ghost])
 
     async def _rejoin(self) -> None:
         """Make the node treat this member as new, so that it sends a hello and requests missing groups."""

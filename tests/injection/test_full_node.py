@@ -23,9 +23,7 @@ from tests.injection.full_node import (
     Victim,
     as_member,
     maker_of,
-    prepare_home,
     running_node,
-    send_valid_groups,
     stop,
 )
 from tests.injection.hostile import Hostile
@@ -36,6 +34,7 @@ pytestmark = pytest.mark.timeout(240)
 
 WITHIN_S = 60.0
 NUM_INTAKE_TASKS = 3
+HONEST_PERIOD_S = 0.15
 MORE_STEPS, MORE_GROUPS = 1, 2
 
 
@@ -46,7 +45,6 @@ def test_each_boundary_has_points():
 
 async def test_an_exception_of_any_kind_at_each_boundary_affects_only_its_peer(tmp_path):
     home, injector = Home(tmp_path / "home"), Injector()
-    prepare_home(home)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ftis")))
         injector.install(points_for(Unexpected), stack)
@@ -59,7 +57,8 @@ async def _inject_all(home: Home, folder: Path, node: FullNode, task: asyncio.Ta
     victim, maker = Victim(node.parts), maker_of(home)
     async with joined(folder / "honest", maker, victim) as honest, joined(folder / "hostile", maker, victim) as member:
         hostile = Hostile(member, node, injector)
-        sending = asyncio.create_task(send_valid_groups(honest)), asyncio.create_task(hostile.run())
+        works = honest.keep_sending(num_tokens=4, period_s=HONEST_PERIOD_S), hostile.run()
+        sending = [asyncio.create_task(work) for work in works]
 
         def is_running_and(condition: bool) -> bool:
             for one in (task, *sending):

@@ -19,7 +19,6 @@ import base58
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from bench.stubs.group_maker import GroupMaker
 from ftis_node.files import replace_file
 from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2
@@ -63,19 +62,13 @@ def _key_data(kind: KeyKind) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The visited node. `address` ends in `/p2p/ID`; most visitors use neither the run nor its tokenizer."""
+    """The visited node. `address` ends in `/p2p/ID`; most visitors do not use the run."""
 
     address: str
     run_id: str
-    tokenizer: str
-
-    @classmethod
-    def of(cls, address: str, maker: GroupMaker) -> Target:
-        return cls(address, maker.manifest.run_id, maker.tokenizer.fingerprint)
 
     @property
     def peer_id(self) -> str:
-        """The peer id in the address."""
         return self.address.rsplit("/p2p/", 1)[1]
 
     @property
@@ -88,11 +81,8 @@ class Target:
 class Host:
     """A running host. `peer_id` is its id as text."""
 
-    process: P2pdProcess
     control: P2pdClient
     peer_id: str
-    addresses: tuple[str, ...]
-    folder: Path
 
     async def connect(self, target: Target) -> None:
         """Connect. Raises Refused if the target refuses the connection."""
@@ -134,7 +124,7 @@ async def host(folder: Path, kind: KeyKind = KeyKind.ED25519) -> AsyncIterator[H
     try:
         itself = (await control._call(Request(type=Request.IDENTIFY))).identify
         peer_id = base58.b58encode(itself.id).decode()
-        yield Host(process, control, peer_id, await control.identify(), folder)
+        yield Host(control, peer_id)
     finally:
         control.close()
         await process.stop(timeout_s=0)

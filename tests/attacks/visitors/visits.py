@@ -8,21 +8,17 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ftis_node.gossip.p2pd.client import P2pdError
-from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, protocol, topic
-from ftis_node.records.envelope import Announcement
+from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, protocol
 from tests.attacks.member import GONE
 from tests.attacks.visitors.host import DIAL_S, FOREIGN, KeyKind, Target, host, output_of
 
 Visit = Callable[[Target, Path], Awaitable[int]]
-
 
 CRAWLED = (
     "/ipfs/id/1.0.0", "/ipfs/kad/1.0.0", "/ipfs/lan/kad/1.0.0", "/ipfs/ping/1.0.0", "/ipfs/bitswap/1.2.0",
@@ -30,10 +26,9 @@ CRAWLED = (
 )  # fmt: skip
 FIND_NODE = b"\x24\x08\x04\x12\x20"  # Kademlia's FIND_NODE with its length; a key of 32 bytes follows
 OTHERS = ("/echo/1.0.0", "/chat/1.0.0", "/eth2/beacon_chain/req/status/1/ssz_snappy", "/ftis/0/nosuch/fetch")
-NUM_CRAWLS, NUM_REQUESTS, NUM_ANNOUNCEMENTS, NUM_CONNECTIONS = 3, 8, 6, 100
+NUM_CRAWLS, NUM_REQUESTS, NUM_CONNECTIONS = 3, 8, 100
 NUM_STREAMS, NUM_AT_ONCE = 1000, 50
 HOLD_S = 2.5  # a node checks its peers each second
-MESH_S = 0.5  # gossipsub drops messages until its mesh is complete
 CLIENT_S = 120.0  # on a busy machine
 JS = Path(__file__).with_name("js")
 
@@ -54,35 +49,6 @@ async def use_a_foreign_key(kind: KeyKind, target: Target, folder: Path) -> int:
             await visitor.request(target, protocol(target.run_id, service), request)
         await asyncio.sleep(HOLD_S)
     return 1 + len(RpcService)
-
-
-async def announce(target: Target, folder: Path, *, is_forwarded: bool) -> int:
-    """Publish valid announcements with an RSA key, either directly to the target or through a forwarding host."""
-    await asyncio.to_thread(folder.mkdir)
-    name = topic(target.run_id, 0)
-    async with AsyncExitStack() as stack:
-        author = await stack.enter_async_context(host(folder / "a", KeyKind.RSA))
-        if is_forwarded:
-            forwarder = await stack.enter_async_context(host(folder / "m"))
-            await stack.enter_async_context(forwarder.control.subscribe(name))
-            await forwarder.connect(target)
-            target = replace(target, address=f"{forwarder.addresses[0]}/p2p/{forwarder.peer_id}")
-        await author.connect(target)
-        await stack.enter_async_context(author.control.subscribe(name))
-        for number in range(1, NUM_ANNOUNCEMENTS + 1):
-            await asyncio.sleep(MESH_S)
-            announcement = Announcement(
-                id=os.urandom(32),
-                number=number,
-                envelope_bytes=500,
-                num_tokens=64,
-                tokenizer=bytes.fromhex(target.tokenizer)[:8],
-                policy_version=1,
-                created_at=time.time(),
-            )
-            await author.control.publish(name, announcement.to_bytes())
-        await asyncio.sleep(MESH_S)
-    return NUM_ANNOUNCEMENTS
 
 
 async def crawl(target: Target, folder: Path) -> int:
@@ -161,10 +127,6 @@ async def reconnect(target: Target, folder: Path) -> int:
     return num_connected
 
 
-AUTHORS: dict[str, Visit] = {
-    "rsa author": partial(announce, is_forwarded=False),
-    "rsa author through a forwarder": partial(announce, is_forwarded=True),
-}
 VISITS: dict[str, Visit] = {
     **{f"{kind} host": partial(use_a_foreign_key, kind) for kind in FOREIGN},
     "hivemind DHT client": use_hivemind,

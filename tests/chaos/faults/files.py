@@ -18,7 +18,6 @@ from pathlib import Path
 
 from tests.chaos.faults.base import Ends, Fault, FaultContext, Refusal, trains
 from tests.chaos.observation.watch import watch_of
-from tests.chaos.swarm import SwarmNode
 
 MAX_CORRUPTED_BYTES = 16
 SHORTEST_LOCK_S, LONGEST_LOCK_S = 2.0, 25.0
@@ -132,16 +131,11 @@ def fill_disk(context: FaultContext) -> None:
                 pass
     except OSError as error:  # the node writes too, so the free space is not known beforehand
         assert error.errno == errno.ENOSPC, error
-    assert node.wait_for(lambda: _paused(node), timeout_s=FULL_WITHIN_S), node.last_log_line()
+    assert node.wait_for(lambda: node.status("limits", "paused"), timeout_s=FULL_WITHIN_S), node.last_log_line()
     filler.unlink()
-    assert node.wait_for(lambda: _paused(node) == "", timeout_s=FULL_WITHIN_S), node.last_log_line()
+    resumes = node.wait_for(lambda: node.status("limits", "paused") == "", timeout_s=FULL_WITHIN_S)
+    assert resumes, node.last_log_line()
     assert node.stop() == 0, node.last_log_line()
-
-
-def _paused(node: SwarmNode) -> str | None:
-    """Return why the node pauses, "" if it does not; None without an answer."""
-    status = node.status()
-    return None if status is None else str(status["limits"]["paused"])
 
 
 def _mount_over(context: FaultContext, home: Path, num_bytes: int) -> None:

@@ -66,11 +66,10 @@ def slow_down(context: FaultContext) -> None:
 
 
 def _wait_for_peers(context: FaultContext) -> None:
-    def has_peers() -> bool:
-        status = context.node.status()
-        return status is not None and status["swarm"]["peers_connected"] > 0
-
-    assert context.node.wait_for(has_peers, timeout_s=RECONNECTS_WITHIN_S), f"no peer in {RECONNECTS_WITHIN_S:.0f} s"
+    found = context.node.wait_for(
+        lambda: context.node.status("swarm", "peers_connected"), timeout_s=RECONNECTS_WITHIN_S
+    )
+    assert found, f"no peer in {RECONNECTS_WITHIN_S:.0f} s"
 
 
 FAULTS = (

@@ -83,7 +83,7 @@ def stop_all_and_continue(context: FaultContext) -> None:
                 process.resume()
 
     waited_s, last = 0.0, time.monotonic()
-    while not context.node.wait_for(lambda: _num_peers(context.node), timeout_s=1.0):
+    while not context.node.wait_for(lambda: context.node.status("swarm", "peers_connected"), timeout_s=1.0):
         assert context.node.is_running, f"it ended: {context.node.last_log_line()}"
         now = time.monotonic()
         if any(not _sleeps(other) for other in context.swarm.neighbors(context.node)):  # else nobody can be found
@@ -101,19 +101,15 @@ def _sleeps(node: SwarmNode) -> bool:
         return False
 
 
-def _num_peers(node: SwarmNode) -> int:
-    return int((node.status() or {"swarm": {"peers_connected": 0}})["swarm"]["peers_connected"])
-
-
 def pause(context: FaultContext) -> None:
     """Pause the node for a while. Its workers must end; then it must serve groups to a peer that asks for them."""
     home, before = Home(context.node.home), _worker_bytes(context.node)
     post_document(home, "/pause", {"for_s": 3600})
-    is_paused = context.node.wait_for(lambda: _is_paused(context.node), timeout_s=PAUSED_WITHIN_S)
+    is_paused = context.node.wait_for(lambda: context.node.status("pause", "in_effect"), timeout_s=PAUSED_WITHIN_S)
     assert is_paused, f"not paused within {PAUSED_WITHIN_S:.0f} s"
-    sent, paused_s = _sent_bytes(context.node), context.rng.uniform(SHORTEST_STOP_S, LONGEST_STOP_S)
+    sent, paused_s = _sent_bytes(context), context.rng.uniform(SHORTEST_STOP_S, LONGEST_STOP_S)
     time.sleep(paused_s)
-    after, served = _worker_bytes(context.node), _sent_bytes(context.node) - sent
+    after, served = _worker_bytes(context.node), _sent_bytes(context) - sent
     context.notes.append(
         f"{paused_s:.0f} s; workers {before >> 20} MiB -> {after >> 20} MiB; {served} bytes served meanwhile"
     )
@@ -121,12 +117,8 @@ def pause(context: FaultContext) -> None:
     assert not after, "a paused node has a worker"
 
 
-def _is_paused(node: SwarmNode) -> bool:
-    return bool((node.status() or {"pause": {"in_effect": False}})["pause"]["in_effect"])
-
-
-def _sent_bytes(node: SwarmNode) -> int:
-    return int((node.status() or {"swarm": {"bytes_out": 0}})["swarm"]["bytes_out"])
+def _sent_bytes(context: FaultContext) -> int:
+    return context.node.status("swarm", "bytes_out") or 0
 
 
 def _worker_bytes(node: SwarmNode) -> int:

@@ -1,11 +1,5 @@
 """The invariants after each fault and at the end of a run, as functions from observations to violations.
 
-    before = snapshot(node)
-    ...                                           # the fault, and the node's recovery
-    found = check(before, snapshot(node), "kill-learner")  # new violations
-    ...
-    found = check_end(swarm)                      # over the whole run; the nodes are stopped
-
 An invariant of a state takes one observation with all events. An invariant of a change compares two observations. None
 depends on the fault. A violation names the invariant, the node, the fault and the figures.
 """
@@ -15,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tests.chaos.invariants import groups, leftovers, status, steps
+from tests.chaos.invariants import groups, nodes
 from tests.chaos.observation.watch import SETTLE_S, Observation, watch_of
 from tests.chaos.swarm import Swarm, SwarmNode
 
@@ -35,32 +29,32 @@ OF_A_STATE: dict[str, Callable[[Observation], Iterator[str]]] = {
     "a group is admitted once": groups.admitted_twice,
     "a released group is not used": groups.used_after_release,
     "admitted groups are logged": groups.not_logged,
-    "steps are in order": steps.steps_out_of_order,
-    "no step is missing": steps.missing_steps,
-    "served versions rise": steps.falling_served_versions,
-    "published versions rise": steps.wrong_published_versions,
-    "own groups claim existing versions": steps.overclaimed_versions,
-    "the event log is readable": steps.unreadable_events,
-    "the peer id does not change": steps.peer_id_changes,
-    "no orphan process": leftovers.orphans,
-    "no zombie process": leftovers.zombies,
-    "one process per role": leftovers.duplicates,
-    "no leftover file": leftovers.leftover_files,
-    "the status is correct": status.errors_of_status,
+    "steps are in order": nodes.steps_out_of_order,
+    "no step is missing": nodes.missing_steps,
+    "served versions rise": nodes.falling_served_versions,
+    "published versions rise": nodes.wrong_published_versions,
+    "own groups claim existing versions": nodes.overclaimed_versions,
+    "the event log is readable": nodes.unreadable_events,
+    "the peer id does not change": nodes.peer_id_changes,
+    "no orphan process": nodes.orphans,
+    "no zombie process": nodes.zombies,
+    "one process per role": nodes.duplicates,
+    "no leftover file": nodes.leftover_files,
+    "the status is correct": nodes.errors_of_status,
 }
 OF_A_CHANGE: dict[str, Callable[[Observation, Observation], Iterator[str]]] = {
-    "no step before a checkpoint is repeated": steps.repeated_before_checkpoint,
-    GROWTH: leftovers.growth,
-    "restarts are counted": status.restarts_not_counted,
-    "bans are kept": status.lost_bans,
+    "no step before a checkpoint is repeated": nodes.repeated_before_checkpoint,
+    GROWTH: nodes.growth,
+    "restarts are counted": nodes.restarts_not_counted,
+    "bans are kept": nodes.lost_bans,
 }
 OVER_ALL_NODES: dict[str, Callable[[Sequence[Observation]], Iterator[str]]] = {
     "one group per number": groups.shared_numbers,
     "no acknowledged group is lost": groups.lost_acknowledged,
 }
 TRANSIENT = (  # a node has a moment to correct these
-    *(steps.unreadable_events, leftovers.orphans, leftovers.zombies, leftovers.duplicates, leftovers.leftover_files),
-    status.errors_of_status,
+    *(nodes.unreadable_events, nodes.orphans, nodes.zombies, nodes.duplicates, nodes.leftover_files),
+    nodes.errors_of_status,
 )
 
 
@@ -86,12 +80,11 @@ def table() -> str:
 
 def snapshot(node: SwarmNode, *, settle_s: float = SETTLE_S) -> Observation:
     """Observe the node; wait up to `settle_s` until transient problems are gone."""
+
+    def unsettled(seen: Observation) -> list[str]:
+        return [figures for violated in TRANSIENT for figures in violated(seen)]
+
     return watch_of(node).observe(unsettled=unsettled, settle_s=settle_s)
-
-
-def unsettled(seen: Observation) -> list[str]:
-    """Return the problems that may be transient."""
-    return [figures for violated in TRANSIENT for figures in violated(seen)]
 
 
 def findings(seen: Observation) -> list[tuple[str, str]]:
@@ -125,7 +118,7 @@ def check_end(swarm: Swarm) -> list[Violation]:
 def growth_over(seen: Sequence[Observation]) -> list[tuple[str, str]]:
     """Compare the first observation of a warm node with the last."""
     warm = [one for one in seen if one.is_running and one.floor_step >= WARM_STEPS]
-    return [(GROWTH, f"over the run {figures}") for figures in leftovers.growth(warm[0], warm[-1])] if warm else []
+    return [(GROWTH, f"over the run {figures}") for figures in nodes.growth(warm[0], warm[-1])] if warm else []
 
 
 def _violations(found: Iterable[tuple[str, str]], *, node: str, fault: str = "") -> list[Violation]:

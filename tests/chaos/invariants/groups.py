@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ftis_node.node.loops.intake import COMMIT_CAPACITY
 from ftis_node.swarm.sequence import epoch_base, epoch_of
-from tests.chaos.observation.buffer import Row
-from tests.chaos.observation.event_log import Event, effective_history
+from tests.chaos.observation.records import Event, Row, effective_history
 from tests.chaos.observation.watch import Observation
 
 TRAINED_REASONS = frozenset({"trained", "refused"})

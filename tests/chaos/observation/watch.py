@@ -1,10 +1,5 @@
 """Observes a node from outside: its files, its processes and its status. `invariants/` checks the observations.
 
-    watch = Watch(node)
-    before = watch.observe(unsettled=unsettled)
-    ...                                              # a fault, and the node's recovery
-    after = watch.observe(unsettled=unsettled)       # waits a little for transient problems
-
 An observation polls processes, files and status until they have no problem or `settle_s` are over. On a busy machine it
 takes longer, for at least half the polls of an idle one. An orphan or a leftover counts only if every poll found it.
 The buffer is read once, between two reads of the event log. It must contain all groups of the first read.
@@ -21,9 +16,8 @@ from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.node_client import read_document
 from ftis_node.workers.durable import is_complete
-from tests.chaos.observation.buffer import Buffer, read_bans, read_buffer
-from tests.chaos.observation.event_log import Event, EventLogMemory, effective_history
 from tests.chaos.observation.processes import Identity, Process, family_of, leftovers_of, orphans_of
+from tests.chaos.observation.records import Buffer, Event, EventLogMemory, effective_history, read_bans, read_buffer
 from tests.chaos.swarm import SwarmNode
 
 SETTLE_S = 5.0  # within this time the status is up to date and ended processes are gone
