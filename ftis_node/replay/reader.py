@@ -17,10 +17,9 @@ import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.records.envelope import open_envelope
-from ftis_node.replay.database import open_reader
+from ftis_node.replay.database import RESET_AT, is_forgotten, open_reader, read_total
 from ftis_node.replay.lifecycle import ReleaseReason, State
 from ftis_node.replay.rows import rewards_of
-from ftis_node.replay.side_tables import RESET_AT, is_forgotten, read_total
 
 HELD_COLUMNS = "id, own, sender, number, length(envelope) AS num_bytes, num_tokens, policy_version, created_at"
 MIN_ID_PREFIX = 4
@@ -28,8 +27,6 @@ MIN_ID_PREFIX = 4
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """One group as `replay list` shows it."""
-
     id: str
     own: bool
     sender: str
@@ -103,8 +100,6 @@ class SenderGroups:
 
 
 class ReplayReader:
-    """Read-only queries on a replay buffer."""
-
     def __init__(self, path: Path) -> None:
         """Open the buffer. Raises ConfigError if there is none at `path`."""
         self._path = path
@@ -167,7 +162,6 @@ class ReplayReader:
         return int(self._db.execute("SELECT coalesce(max(step), 0) AS step FROM groups").fetchone()["step"])
 
     def own_ready(self) -> list[bytes]:
-        """Return the ids of own groups that are READY, oldest first."""
         rows = self._db.execute("SELECT id FROM groups WHERE own = 1 AND state = 'ready' ORDER BY arrival")
         return [row["id"] for row in rows]
 
@@ -178,7 +172,6 @@ class ReplayReader:
         return counts.get(1, 0), counts.get(0, 0)
 
     def ready_foreign(self) -> list[tuple[str, int]]:
-        """Return sender and sequence number of each READY foreign group."""
         rows = self._db.execute("SELECT sender, number FROM groups WHERE state = 'ready' AND own = 0")
         return [(row["sender"], row["number"]) for row in rows]
 
@@ -199,7 +192,6 @@ class ReplayReader:
         return self._db.execute(query).fetchone()[0] or 0
 
     def list_groups(self, *, limit: int, state: str | None = None) -> list[GroupSummary]:
-        """Return the newest groups, newest first; with `state`, only those in that state."""
         where, arguments = ("WHERE state = ?", [state]) if state else ("", [])
         rows = self._db.execute(
             f"SELECT {SUMMARY_COLUMNS} FROM groups {where} ORDER BY arrival DESC LIMIT ?", [*arguments, limit]
@@ -207,7 +199,6 @@ class ReplayReader:
         return [_summary(row) for row in rows]
 
     def groups_of(self, sender: str, *, limit: int) -> SenderGroups:
-        """Return totals of one sender's stored groups, and the newest `limit` of them."""
         counts = self._db.execute(
             "SELECT state, reason, count(*) n, sum(num_tokens) tokens FROM groups WHERE sender = ?"
             " GROUP BY state, reason",
@@ -244,7 +235,6 @@ class ReplayReader:
         return [] if row is None else json.loads(row["observation_ids"] or "[]")
 
     def all_groups(self) -> Iterator[tuple[GroupSummary, bytes]]:
-        """Yield every stored group with its envelope, oldest first."""
         for row in self._db.execute(f"SELECT {SUMMARY_COLUMNS}, envelope FROM groups ORDER BY arrival"):
             yield _summary(row), row["envelope"]
 
