@@ -18,8 +18,7 @@ from ftis_node.gossip.types import (
     ServeWeights,
 )
 from ftis_node.gossip.wire_format import RpcService, unpack_ids
-from ftis_node.swarm.peer_slots import PeerSlots
-from ftis_node.swarm.rate_limits import UploadBudget
+from ftis_node.swarm.rate_limits import PeerSlots, UploadBudget
 
 Handler = Callable[[str, bytes], AsyncGenerator[bytes, None]]
 

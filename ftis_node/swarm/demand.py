@@ -97,7 +97,6 @@ class PullDemand:
 
 
 def pulls_all(rule: PullRule, *, num_members: int) -> bool:
-    """Return whether a node pulls every announced group: by `all`, or by `auto` in a small swarm."""
     return rule == "all" or (rule == "auto" and num_members <= SMALL_SWARM)
 
 

@@ -96,7 +96,6 @@ class PeerGuard:
     """Exception barrier for work for peers. `on_fault` charges the peer, unless memory or file descriptors ran out."""
 
     def __init__(self, on_fault: OnFault | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` is monotonic, in seconds."""
         self.on_fault = on_fault
         self.num_faults: Counter[Place] = Counter()
         self._clock = clock
@@ -108,11 +107,9 @@ class PeerGuard:
         return PeerWork(self, peer_id, place, passes)
 
     def may_work(self, peer_id: str) -> bool:
-        """Return whether the pause after the peer's last fault is over."""
         return self._pauses.is_due(peer_id, now=self._clock())
 
     def note(self, peer_id: str, place: Place, error: Exception) -> None:
-        """Count, log and charge one fault of a peer."""
         self.num_faults[place] += 1
         self._pauses.failed(peer_id, now=self._clock())
         self._log_once(peer_id, place, error)

@@ -42,15 +42,11 @@ class PullItem:
 
 
 class PullSource(NamedTuple):
-    """A peer that holds groups, and the form in which it sends them."""
-
     peer_id: str
     as_text: bool
 
 
 class PullRequest(NamedTuple):
-    """Items to request from a peer in one RPC."""
-
     source: PullSource
     items: tuple[PullItem, ...]
 
@@ -87,7 +83,6 @@ class PullQueue:
         return group_id in self._by_id
 
     def __len__(self) -> int:
-        """Return the number of items waiting or in flight."""
         return len(self._by_id)
 
     @property

@@ -52,8 +52,6 @@ def step_limits(manifest: RunManifest) -> StepLimits:
 
 
 class Used(NamedTuple):
-    """Groups that were trained on, and their completion tokens."""
-
     groups: int = 0
     tokens: int = 0
 
@@ -171,17 +169,14 @@ class ReceiptBook:
         )
 
     def changed_used(self) -> Iterator[tuple[str, int, int]]:
-        """Yield the changed rows of the table `used`."""
         yield from ((peer_id, *self.given[peer_id]) for peer_id in self._changed & self.given.keys())
 
     def changed_receipts(self) -> Iterator[tuple[str, bytes, str]]:
-        """Yield the changed rows of the table `receipts`."""
         for peer_id in self._changed & self.signers.keys():
             signer = self.signers[peer_id]
             yield peer_id, signer.record, msgspec.json.encode(signer.days).decode()
 
     def saved(self) -> None:
-        """Note that the changed rows are on disk."""
         self._changed.clear()
         self.forgotten.clear()
 

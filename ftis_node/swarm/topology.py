@@ -35,7 +35,6 @@ def shard_of(peer_id: str, num_shards: int) -> int:
 
 
 def buckets_of(shard: int, num_shards: int) -> range:
-    """Return the buckets in which the peers of a shard register."""
     return range(shard, NUM_MEMBER_BUCKETS, num_shards)
 
 
