@@ -41,7 +41,6 @@ class Dialer:
 
     @property
     def given(self) -> set[str]:
-        """Return the ids of the configured peers."""
         return {peer.peer_id for peer in self._settings.peer_addresses}
 
     async def dial_given(self, session: Session) -> None:

@@ -80,12 +80,10 @@ class LoopbackGossip(Gossip):
 
     @property
     def clock_skew_s(self) -> float:
-        """Return 0, because all nodes share one clock."""
         return 0.0
 
     @property
     def addresses(self) -> list[str]:
-        """Return one address, valid only within this swarm."""
         return [f"/memory/loopback/p2p/{self.peer_id}"] if self._is_up else []
 
     @property

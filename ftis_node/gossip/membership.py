@@ -139,16 +139,13 @@ class Membership:
 
     @property
     def shard_members(self) -> list[str]:
-        """Return the other members of this node's own shard that are connected or listed in the directory."""
         own = [peer for peer in self._probe.members if shard_of(peer, self._num_shards) == self._own_shard]
         return list(dict.fromkeys([*own, *self._listed]))
 
     def look_again(self) -> None:
-        """Begin the next round now."""
         self._hurry.set()
 
     def known_members(self) -> list[str]:
-        """Return other members that are connected or were recently listed in the directory."""
         seen_after = asyncio.get_running_loop().time() - SEEN_TTLS * self._settings.member_ttl_s
         listed = [peer_id for peer_id, seen_at in self._seen_at.items() if seen_at > seen_after]
         return list(dict.fromkeys([*self._probe.members, *listed]))

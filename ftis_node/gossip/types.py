@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -39,8 +39,6 @@ PeerTest = Callable[[str], bool]
 
 
 class SwarmPhase(StrEnum):
-    """State of a node's connection to its swarm."""
-
     STARTING = "starting"  # the network process is starting or restarting
     STANDALONE = "standalone"  # running, but no other member of the run is connected
     CONNECTED = "connected"  # at least one other member of the run is connected
@@ -48,8 +46,6 @@ class SwarmPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SwarmState:
-    """The phase, and a sentence for users with its cause."""
-
     state: SwarmPhase
     reason: str
 
@@ -97,8 +93,6 @@ def _counted(number: int, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PeerConnection:
-    """A connected peer and the addresses of its connections."""
-
     peer_id: str
     addresses: tuple[str, ...]
 
@@ -124,8 +118,6 @@ class FetchOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The bodies that a fetch received, and its outcome."""
-
     bodies: tuple[bytes, ...]
     outcome: FetchOutcome
 
@@ -150,11 +142,6 @@ class GossipLimits:
     max_weights_item_bytes: int = 1 << 20  # a chunk of a weight file, or any other item of that service
     max_record_bytes: int = 2048  # directory record
     max_record_ttl_s: float = 600.0
-
-    def __post_init__(self) -> None:
-        for entry in fields(self):
-            if not getattr(self, entry.name) > 0:
-                raise ValueError(f"{entry.name} must be above 0")
 
 
 @dataclass(slots=True)

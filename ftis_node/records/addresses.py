@@ -79,6 +79,10 @@ class Address:
     def port(self) -> int:
         return int(self.parts[1][1])
 
+    def with_port(self, port: int) -> Address:
+        (transport, _), rest = self.parts[1], self.parts[2:]
+        return Address((self.parts[0], (transport, str(port)), *rest))
+
     @property
     def peer_id(self) -> str | None:
         """Return the peer id at the end; None if the address names no peer."""

@@ -90,7 +90,6 @@ def raw_up_to(most: int) -> Bound:
 
 
 def text(most: int) -> Bound:
-    """Return a bound for text of at most `most` bytes in UTF-8."""
     return lambda value: len(value.encode()) <= most
 
 
@@ -117,7 +116,6 @@ def many_whole(least_value: int, most_value: int, *, least: int = 0, most: int) 
 
 
 def many_of(allowed: frozenset[int], *, least: int = 0, most: int) -> Bound:
-    """Return a bound for `least` to `most` of these enum values."""
     return lambda values: least <= len(values) <= most and allowed.issuperset(values[:])
 
 
@@ -131,7 +129,6 @@ def one_of(allowed: frozenset[int]) -> Bound:
 
 
 def nested(table: Table) -> Bound:
-    """Return a bound for a message whose fields are within `table`."""
     return lambda message: first_beyond(message, table) is None
 
 

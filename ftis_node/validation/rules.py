@@ -36,8 +36,6 @@ _STOP = FinishReason.STOP
 
 @dataclass(frozen=True, slots=True)
 class ValidationContext:
-    """All inputs of validation besides the envelope."""
-
     manifest: RunManifest
     tokenizer: PromptTokenizer
     resolve: Callable[[PromptRef, ScoringCost], Awaitable[TaskItem]]
@@ -143,7 +141,6 @@ def same_tokenizer(envelope: Envelope, group: Group, context: ValidationContext)
 
 
 def sampled_as_agreed(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """Refuse a group size or sampling settings that differ from the manifest."""
     agreed = context.manifest.sampling
     if len(group.rewards) != agreed.group_size:
         return Refusal("group_size", f"{len(group.rewards)} completions, the run has {agreed.group_size}")
@@ -174,7 +171,6 @@ def lengths_in_bounds(envelope: Envelope, group: Group, context: ValidationConte
 
 
 def turns_allowed(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """Refuse turns in a run without episodes, a group without them in a run of episodes, and too many turns."""
     episode = context.manifest.episode
     if (episode is None) != (not group.turn_lengths):
         return Refusal("episode_mismatch", "its completions have turns, or have none, unlike those of this run")
@@ -185,7 +181,6 @@ def turns_allowed(envelope: Envelope, group: Group, context: ValidationContext) 
 
 
 def logprobs_possible(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """Refuse a log-prob that is not finite, or that exceeds 0 by more than `LOGPROB_SLACK`."""
     logprobs = group.tokens.logprobs
     if not np.isfinite(logprobs).all():
         return Refusal("logprobs", "a log-prob is not finite")

@@ -1,9 +1,8 @@
 """The in-memory implementation: delay and loss from functions, repeatable with a seed."""
 
 import asyncio
-import random
 
-from ftis_node.gossip import FetchOutcome, GossipLimits, SwarmPhase
+from ftis_node.gossip import FetchOutcome, GossipLimits
 from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
 from tests.gossip.helpers import BodyStore, receive
 
@@ -50,40 +49,3 @@ async def test_lost_announcements_and_requests_do_not_arrive():
     assert lossy.counters.announcements_received == 0
     assert (await sender.fetch("lossy", [bytes(32)])).outcome is FetchOutcome.UNREACHABLE
     assert (await lossy.fetch("sender", [bytes(32)])).outcome is FetchOutcome.COMPLETE
-
-
-async def test_losses_are_equal_for_equal_seeds():
-    async def received_payloads():
-        rng = random.Random(7)
-        swarm = LoopbackSwarm(loses=lambda *_: rng.random() < 0.5)
-        sender, receiver = await _nodes(swarm, "sender", "receiver")
-        for number in range(50):
-            await sender.announce(bytes([number]))
-        await receiver.close()
-        return [announcement.payload async for announcement in receiver.announcements()]
-
-    first = await received_payloads()
-    assert 10 < len(first) < 40
-    assert first == await received_payloads()
-
-
-async def test_a_fetch_from_an_idle_server_ends_after_the_idle_timeout():
-    async def slow(ids):
-        await asyncio.sleep(5)
-        return []
-
-    server, client = await _nodes(LoopbackSwarm(), "server", "client", limits=GossipLimits(idle_timeout_s=0.1))
-    server.serve(slow)
-    async with asyncio.timeout(30):
-        assert (await client.fetch("server", [bytes(32)], timeout_s=60)).outcome is FetchOutcome.TIMED_OUT
-
-
-async def test_a_closed_node_is_no_member_and_unreachable():
-    first, second = await _nodes(LoopbackSwarm(), "first", "second")
-    assert first.state.state is SwarmPhase.CONNECTED
-    await second.close()
-    assert first.state.state is SwarmPhase.STANDALONE
-    assert second.state.state is SwarmPhase.STARTING
-    assert not await second.announce(b"to no receiver")
-    assert await first.members() == second.addresses == []
-    assert (await first.fetch("second", [bytes(32)])).outcome is FetchOutcome.UNREACHABLE

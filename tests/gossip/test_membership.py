@@ -185,17 +185,6 @@ async def test_the_shard_members_are_all_members_of_the_own_shard(tmp_path):
     assert len(own) > len(PEERS) / 8
 
 
-async def test_a_lost_member_is_dialed_again(tmp_path):
-    control, directory = FakeControl([GIVEN, *PEERS[:3]]), FakeDirectory(PEERS[:3])
-    redial = ExponentialBackoff(first_s=0.1, ceiling_s=0.1)
-    async with running_membership(tmp_path, control, directory, check_s=999, redial=redial) as membership:
-        await eventually(lambda: len(membership.members) == 3)
-        lost = PEERS[1]
-        control.connected.remove(lost)
-        await eventually(lambda: control.dialed.count((lost, ["/ip4/192.0.2.2/tcp/1"])) == 2, within_s=3)
-        await eventually(lambda: len(membership.members) == 3)
-
-
 async def test_a_node_stores_entries_of_others_unless_it_is_behind_a_relay(tmp_path):
     control, directory = FakeControl([GIVEN]), FakeDirectory()
     async with running_membership(tmp_path, control, directory):

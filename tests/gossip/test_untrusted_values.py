@@ -4,13 +4,11 @@ import asyncio
 import logging
 import os
 import time
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from ftis_node.gossip import GossipLimits, SwarmPhase
-from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
@@ -85,22 +83,6 @@ async def test_invalid_addresses_in_the_directory_end_no_node(pair, tmp_path):
     assert [node.counters.restarts for node in (victim, member, newcomer)] == [0, 0, 0]
     assert [sum(node.guard.num_faults.values()) for node in (victim, member, newcomer)] == [0, 0, 0]
     await newcomer.close()
-
-
-async def test_a_bootstrap_peer_with_an_underscore_in_its_name_is_retried(tmp_path):
-    peer = f"/dns4/ftis_boot.invalid/tcp/4001/p2p/{Identity.generate().peer_id}"
-    common = settings(tmp_path / "n", peers=(peer,), announce=("/dns4/my_host.invalid/tcp/4001",), dial_timeout_s=2.0)
-    node: Any
-    for node in (
-        Libp2pGossip(common, identity=Identity.generate(), run_id=RUN),
-        BootstrapNode(common, identity=Identity.generate()),
-    ):
-        await node.start()
-        assert node.addresses == [f"/dns4/my_host.invalid/tcp/4001/p2p/{node.peer_id}"]
-        if isinstance(node, Libp2pGossip):
-            await eventually(lambda node=node: node.state.state is SwarmPhase.STANDALONE)
-            assert "no bootstrap peer answers" in node.state.reason
-        await node.close()
 
 
 async def test_an_oversize_announcement_is_counted_and_its_sender_reported(pair):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.bounds import MAX_TEXT_BYTES
-from ftis_node.records.codec import hash_messages, pack_group, pack_text_group, unpack_any, unpack_group
+from ftis_node.records.codec import pack_group, pack_text_group, unpack_any, unpack_group
 from ftis_node.records.group import FinishReason, Group, TextCompletion, TextGroup
 from ftis_node.records.identity import Identity
 from tests.conftest import make_group, make_text_group
@@ -73,10 +73,3 @@ def test_a_text_that_is_not_utf8_is_refused(identity):
     with pytest.raises(RecordError) as caught:
         unpack_any(invalid)
     assert caught.value.reason == "parse"
-
-
-def test_the_problem_hash_depends_on_the_messages_only():
-    one = hash_messages([{"role": "user", "content": "1+1="}])
-    assert one == hash_messages(({"content": "1+1=", "role": "user"},))
-    assert one != hash_messages([{"role": "user", "content": "1+2="}])
-    assert len(one) == 16
