@@ -213,11 +213,8 @@ class LoopbackGossip(Gossip):
         except OverBudget as error:
             self.counters.serve_errors[error.reason] += 1
             yield FetchOutcome.BUSY
-        except RecordError as error:  # the request
-            self.counters.serve_errors[error.reason] += 1
-            yield FetchOutcome.BROKEN
-        except (OSError, EOFError):
-            self.counters.serve_errors["broken"] += 1
+        except (RecordError, OSError, EOFError) as error:
+            self.counters.serve_errors[getattr(error, "reason", "broken")] += 1
             yield FetchOutcome.BROKEN
         except Exception as error:  # `work_for` would also catch errors of the reader: it would be around a `yield`
             if is_own(error):

@@ -1,12 +1,10 @@
 """Keeps a node connected to the members of its run.
 
 A round dials the configured peers, registers this node in its bucket, reads buckets until it knows enough members, and
-dials some of them. It reads all buckets of the node's own shard, because groups are assigned among its members. Between
-rounds a node without members waits for an exponential back-off, one with members for `check_s`. Lost members are
-redialed between rounds.
+dials some of them. It reads all buckets of the node's own shard, because groups are assigned among its members.
 
 Members are the connected peers that answer the run's "hello" request. A subscription to the run's topic does not show
-it. Bootstrap nodes subscribe only to forward messages, and gossipsub does not see members behind a relay.
+it: bootstrap nodes subscribe, too, and gossipsub does not see members behind a relay.
 """
 
 from __future__ import annotations

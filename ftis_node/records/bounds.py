@@ -1,12 +1,9 @@
-"""Bounds of each field of each message from a peer: one table per message. No code reads a field without a bound.
+"""Bounds of each field of each message from a peer: one table per message.
 
-`parsing.read_message` is the only place where bytes become a message. It looks up the message's table here and checks
-every field before any other code reads one. Tests fail for a message without a table and for a field without a bound.
-So every value that a reader returns fits the database, a `BackfillRequest`, a float and the calendar. It can also be
-serialized again.
-
-`JUDGED` marks a float that a validation rule checks (`sampling`, `reward_range`, `logprobs`). It accepts any value, so
-that the refusal has that rule's reason.
+`parsing.read_message` is the only place where bytes become a message. It checks every field by the message's table
+before any other code reads one. So every value that a reader returns fits the database, a `BackfillRequest`, a float
+and the calendar. `JUDGED` marks a float that a validation rule checks (`sampling`, `reward_range`, `logprobs`), so that
+the refusal has that rule's reason.
 """
 
 from __future__ import annotations

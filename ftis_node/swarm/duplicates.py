@@ -6,21 +6,13 @@ Two completions of one problem are compared by runs of equal tokens, at the same
 
 A run at the start of both has price 0. After a gap of g other tokens the price is ln(g (g + 1)), for the choice of the
 gap, plus `RUN_NATS`. A change of the shift by d tokens costs ln(2 d (d + 1)). So the evidence of independent
-completions reaches E nats with a probability of at most about e^-E, whatever the second policy is. A completion is a
-copy from `MIN_EVIDENCE_NATS` (e^-20). Likely text has no surprise. So honest nodes that sample the same short answer
-never count, and neither does a policy that has collapsed onto one text. Runs of equal tokens earn no credit
-(`new_nats`).
+completions reaches E nats with a probability of at most about e^-E, whatever the second policy is. Likely text has no
+surprise, so honest nodes that sample the same short answer never count.
 
-Of a group sent as text only the mean surprise is known. Its likely part, such as a restated problem, then has more
-surprise than in truth, and independent completions share that part. So `MIN_COMMON` of the tokens must be equal, and
-no peer is charged.
-
-With `top_p`, a sampled token is likelier than its log-prob in the full softmax says, by up to 1 / `top_p`. So each
-token counts ln `top_p` nats less. With `top_k` there is no such bound, and nothing counts as a copy.
-
-The original is the group that was announced first: its id is the hash of its contents. A slow link can reverse the
-order. Copies of this node's groups and of the sender's own groups are certain enough for a charge. So is a new peer's
-group that is announced long after the equal one of a known peer.
+Of a group sent as text only the mean surprise is known, which its likely part exceeds. So `MIN_COMMON` of the tokens
+must be equal, and no peer is charged. With `top_p` a token is up to 1 / `top_p` likelier than its log-prob says, so it
+counts ln `top_p` nats less. With `top_k` there is no such bound, and nothing counts as a copy.
+docs/develop/validation.md has measurements, and says which copies are charged.
 """
 
 from __future__ import annotations

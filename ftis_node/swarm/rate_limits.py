@@ -1,13 +1,7 @@
-"""Rate limits, token buckets for any unit, slots of requests by peer, and shares of the replay buffer.
+"""Token buckets for any unit, slots of requests by peer, quotas of senders, and shares of the replay buffer.
 
-Limits per peer: groups, tokens, scoring time, announcements. Each sender has its own token buckets. All new peers
-together share one more set, so that a thousand new identities get no more than a few. A peer with some reputation
-(`Reputation.is_known`) uses only its own buckets, so new peers cannot exhaust them.
-
-Upload budget: requests per minute for each peer and service, bytes per second over all peers. Above the byte rate a
-request waits briefly. If the wait would be long, the peer gets BUSY and asks another holder. While bandwidth is short,
-peers that recently received more than their fair share get BUSY first. The fair share is the mean over the peers that
-received anything.
+All new peers together share one more set of quotas, so that a thousand new identities get no more than a few. A peer
+with some reputation (`Reputation.is_known`) uses only its own.
 """
 
 from __future__ import annotations
@@ -58,7 +52,11 @@ class PeerSlots:
 
 
 class UploadBudget:
-    """Token buckets for requests and bytes, with fair sharing between peers. `now` is a monotonic clock in seconds."""
+    """Token buckets for requests of each peer and service, and for bytes to all peers. `now` is monotonic, in seconds.
+
+    While bandwidth is short, a peer that recently received more than its share is refused first. The share is the mean
+    over the peers that received anything.
+    """
 
     def __init__(self, *, max_bytes_per_s: float, max_requests_per_minute: float) -> None:
         """`max_requests_per_minute` is the rate and the burst for each service of each peer."""

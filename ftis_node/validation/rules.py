@@ -1,12 +1,8 @@
-"""Validation rules, cheapest first, and their inputs.
+"""Validation rules, cheapest first, and their inputs. Each is a pure function that returns a refusal or None.
 
-Each rule is a pure function, because callers pass its inputs in. It returns one reason to refuse, or None.
-
-`RULES` lists the rules for a group sent as token ids, `text_rules.py` those for a group sent as text. The codec has
-already checked the group's form; it refuses with `size`, `parse`, `version`, `codec` or `malformed`. `pipeline.py` runs
-the expensive checks after all rules have passed: it rebuilds the prompt and scores the completions. Until
-`signature_holds` has passed, the sender is only a claim, because any peer can write any name.
-docs/reference/refusals.md lists all reasons.
+`RULES` lists the rules for a group sent as token ids, `text_rules.py` those for a group sent as text. `pipeline.py`
+runs the expensive checks after all rules have passed. Until `signature_holds` has passed, the sender is only a claim,
+because any peer can write any name. docs/reference/refusals.md lists all reasons.
 """
 
 from __future__ import annotations

@@ -60,24 +60,6 @@ async def test_invalid_bytes_on_a_stream_are_counted(pair, sent, reason):
     await eventually(lambda: victim.counters.serve_errors.get(reason, 0) == num_before + 1)
 
 
-async def test_excess_streams_are_closed_and_later_requests_served(pair):
-    victim, attacker = pair
-    store = BodyStore(b"body")
-    victim.serve(store.lookup)
-    assert attacker._supervisor.session is not None
-    control = attacker._supervisor.session.client
-
-    async def read_to_the_end():
-        async with control.stream(victim.peer_id, protocol("r", RpcService.FETCH), timeout_s=10) as (reader, _):
-            return await reader.read()
-
-    await asyncio.gather(*(read_to_the_end() for _ in range(24)))
-    assert victim.counters.serve_errors["flood"] > 0
-    assert victim.counters.serve_errors["busy"] > 0
-    fetched = await attacker.fetch(victim.peer_id, store.ids)
-    assert fetched.bodies == (b"body",)
-
-
 async def test_a_record_cannot_be_overwritten_by_another_peer(pair):
     victim, attacker = pair
     assert await victim.publish_record(b"authentic", ttl_s=60)

@@ -1,8 +1,7 @@
-"""Parts without a network: back-off, addresses to dial, slots, connection state, the bounded queue."""
+"""Parts without a network: addresses to dial, connection state, the queue."""
 
 import pytest
 
-from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip import GossipCounters, GossipMessage, SwarmPhase
 from ftis_node.gossip.directory.entries import is_of_another
 from ftis_node.gossip.multiaddr import usable_addresses
@@ -10,12 +9,6 @@ from ftis_node.gossip.pubsub import AnnouncementQueue
 from ftis_node.gossip.types import ConnectionFacts
 from ftis_node.swarm.lru import LruDict
 from tests.gossip.helpers import PEER, RELAY
-
-
-@pytest.mark.parametrize("values", [{"first_s": 0}, {"factor": 0.5}, {"first_s": 9, "ceiling_s": 8}, {"jitter": 1}])
-def test_an_invalid_backoff_is_refused(values):
-    with pytest.raises(ValueError, match="invalid back-off"):
-        ExponentialBackoff(**values)
 
 
 def test_claimed_addresses_must_name_the_claimant():

@@ -56,17 +56,6 @@ async def test_bootstrap_nodes_share_one_directory(start):
     await asyncio.wait_for(waiting, 30)
 
 
-async def test_a_node_whose_bootstrap_node_does_not_answer_is_standalone(start):
-    bootstrap = await start(run_id=None)
-    address = bootstrap.addresses[0]
-    await bootstrap.close()
-    node = await start(peers=(address,))
-    await eventually(lambda: node.state.state is SwarmPhase.STANDALONE)
-    assert "no bootstrap peer answers, retrying" in node.state.reason
-    assert "connection refused" in node.state.reason
-    assert address.split("/p2p/")[0] in node.state.reason
-
-
 async def test_a_node_without_peers_waits_to_be_dialed(start):
     first = await start()
     await eventually(lambda: first.state.state is SwarmPhase.STANDALONE)
