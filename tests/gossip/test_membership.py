@@ -201,5 +201,6 @@ async def test_a_member_that_stays_lost_is_dialed_a_limited_number_of_times(tmp_
         control.alive.add(PEERS[1])
         control.connected.append(PEERS[1])
         await eventually(lambda: len(membership.members) == 2)
+        await asyncio.sleep(0.1)
         control.connected.remove(PEERS[1])  # met again, so dialed again
         await eventually(lambda: dials() == 5)
