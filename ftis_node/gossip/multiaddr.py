@@ -8,8 +8,8 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from ftis_node.errors import ConfigError
 from ftis_node.records.addresses import IPS, Address, AddressError, block_of, parse_address, shown
@@ -19,16 +19,12 @@ EXAMPLE = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
 CIRCUIT = "/p2p-circuit"
 
 
-@dataclass(frozen=True, slots=True)
-class PeerAddress:
-    """A peer and one path to it; `text` is the whole multiaddr with its `/p2p/ID` end."""
+class PeerAddress(NamedTuple):
+    """A peer and one path to it; `text` is the whole multiaddr, `transport` it without the final `/p2p/ID`."""
 
     peer_id: str
     text: str
-
-    @property
-    def transport(self) -> str:
-        return self.text.rsplit("/p2p/", 1)[0]
+    transport: str
 
 
 def parse_multiaddr(text: str) -> PeerAddress:
@@ -39,7 +35,7 @@ def parse_multiaddr(text: str) -> PeerAddress:
         raise ConfigError(f"{problem}: it must end in /p2p/ID, as in {EXAMPLE}")
     if address.port == 0:
         raise ConfigError(f"the peer address {shown(text)} has port 0: write it like {EXAMPLE}")
-    return PeerAddress(peer_id=address.peer_id, text=address.text)
+    return PeerAddress(address.peer_id, address.text, address.without_peer.text)
 
 
 def parse_listen_address(text: str) -> Address:

@@ -130,7 +130,6 @@ class Services:
 
     async def _confirmation(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
         ids = unpack_ids(request, limits=self._limits)
-        self._counters.confirmed_in += len(ids)
         if self.on_confirm is not None:
             await self.on_confirm(peer_id, ids)
         yield b""

@@ -159,8 +159,7 @@ class GossipCounters:
     body_bytes_out: int = 0
     weights_bytes_in: int = 0  # chunks of weights, their hashes, offers
     weights_bytes_out: int = 0
-    confirmed_in: int = 0  # ids that peers confirmed to this node
-    confirmed_out: int = 0
+    confirmed_out: int = 0  # ids that this node confirmed to peers
     fetch_errors: Counter[str] = field(default_factory=Counter)  # by FetchOutcome
     serve_errors: Counter[str] = field(default_factory=Counter)  # served streams that ended early, by reason
     records_refused: int = 0  # directory records: invalid signature, too large, or expiry too late

@@ -16,7 +16,7 @@ import numpy as np
 from ftis_node.config.manifest import RunManifest
 from ftis_node.models import PromptTokenizer
 from ftis_node.records.envelope import Envelope
-from ftis_node.records.group import FinishReason, Group, PromptRef, TextGroup
+from ftis_node.records.group import Group, PromptRef, TextGroup
 from ftis_node.records.think_block import is_opening
 from ftis_node.tasks.base import TaskItem
 from ftis_node.tasks.scorer import Scorer
@@ -27,7 +27,6 @@ MAX_EQUAL_TOKENS = 16  # up to this many log-probs of a group may be equal by ch
 TEMPERATURE_SLACK = 1e-6
 MAX_CLOCK_SKEW_S = 60.0
 MIN_GROUP_MEAN_LOGPROB = -14.0  # nats per token; a uniform choice among 10^6 tokens has -14
-_STOP = FinishReason.STOP
 
 
 @dataclass(frozen=True, slots=True)
