@@ -1,8 +1,7 @@
 """A bootstrap node: directory, relay and forwarder for any number of runs, without membership in any.
 
-Two members behind home routers can often reach each other only through a relay, and gossipsub does not use relays. Both
-reach the bootstrap node. It subscribes to their topics and so becomes part of the gossipsub mesh. Bodies go through the
-relay. The bootstrap node learns the runs from the part of the directory that it stores.
+Two members behind home routers often reach each other only through a relay, and gossipsub does not use relays. So the
+bootstrap node subscribes to the topics of the runs in its part of the directory, and forwards their messages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Dials peers: first the configured ones, then members found through the directory; and tests addresses for `doctor`.
 
-A round of dialing raises no error, because the next round repeats failed dials. A reconnect schedule redials lost
-members: soon, then less often, finally not any more. The rounds of `membership.py` would find them too, but only after
-a minute and by chance. After a network partition both halves should reconnect as soon as the network works again.
+A round of dialing raises no error, because the next round repeats failed dials. Lost members are redialed soon, then
+less often, so that both halves of a partitioned network reconnect.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ class Dialer:
 
     @property
     def given(self) -> set[str]:
-        """Return the ids of the configured peers."""
         return {peer.peer_id for peer in self._settings.peer_addresses}
 
     async def dial_given(self, session: Session) -> None:

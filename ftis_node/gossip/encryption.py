@@ -52,8 +52,6 @@ NO_CIPHER = NullCipher()
 
 
 class SecretCipher(NullCipher):
-    """ChaCha20-Poly1305 with the keys of one run and one secret."""
-
     overhead_bytes = MAX_OVERHEAD_BYTES
 
     def __init__(self, secret: bytes, *, run_id: str) -> None:

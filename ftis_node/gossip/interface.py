@@ -81,7 +81,6 @@ class Gossip(ABC):
 
     @property
     def reachability(self) -> Reachability:
-        """Return how peers can dial this node, as far as known."""
         return reachability_of(self.addresses)
 
     def serve(

@@ -43,8 +43,6 @@ SECRET_HINT = "only holders of the same secret are met: is `swarm.secret_file` t
 
 
 class Libp2pGossip(Gossip):
-    """Implementation of `Gossip` over a p2pd child process."""
-
     def __init__(
         self,
         settings: NetworkSettings,
@@ -106,7 +104,6 @@ class Libp2pGossip(Gossip):
 
     @property
     def process_id(self) -> int | None:
-        """Return the process id of p2pd, None while it is down."""
         return None if self._session is None else self._session.process.pid
 
     async def start(self) -> None:

@@ -80,12 +80,10 @@ class LoopbackGossip(Gossip):
 
     @property
     def clock_skew_s(self) -> float:
-        """Return 0, because all nodes share one clock."""
         return 0.0
 
     @property
     def addresses(self) -> list[str]:
-        """Return one address, valid only within this swarm."""
         return [f"/memory/loopback/p2p/{self.peer_id}"] if self._is_up else []
 
     @property
@@ -215,11 +213,8 @@ class LoopbackGossip(Gossip):
         except OverBudget as error:
             self.counters.serve_errors[error.reason] += 1
             yield FetchOutcome.BUSY
-        except RecordError as error:  # the request
-            self.counters.serve_errors[error.reason] += 1
-            yield FetchOutcome.BROKEN
-        except (OSError, EOFError):
-            self.counters.serve_errors["broken"] += 1
+        except (RecordError, OSError, EOFError) as error:
+            self.counters.serve_errors[getattr(error, "reason", "broken")] += 1
             yield FetchOutcome.BROKEN
         except Exception as error:  # `work_for` would also catch errors of the reader: it would be around a `yield`
             if is_own(error):

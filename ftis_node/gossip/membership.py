@@ -1,12 +1,10 @@
 """Keeps a node connected to the members of its run.
 
 A round dials the configured peers, registers this node in its bucket, reads buckets until it knows enough members, and
-dials some of them. It reads all buckets of the node's own shard, because groups are assigned among its members. Between
-rounds a node without members waits for an exponential back-off, one with members for `check_s`. Lost members are
-redialed between rounds.
+dials some of them. It reads all buckets of the node's own shard, because groups are assigned among its members.
 
 Members are the connected peers that answer the run's "hello" request. A subscription to the run's topic does not show
-it. Bootstrap nodes subscribe only to forward messages, and gossipsub does not see members behind a relay.
+it: bootstrap nodes subscribe, too, and gossipsub does not see members behind a relay.
 """
 
 from __future__ import annotations
@@ -139,16 +137,13 @@ class Membership:
 
     @property
     def shard_members(self) -> list[str]:
-        """Return the other members of this node's own shard that are connected or listed in the directory."""
         own = [peer for peer in self._probe.members if shard_of(peer, self._num_shards) == self._own_shard]
         return list(dict.fromkeys([*own, *self._listed]))
 
     def look_again(self) -> None:
-        """Begin the next round now."""
         self._hurry.set()
 
     def known_members(self) -> list[str]:
-        """Return other members that are connected or were recently listed in the directory."""
         seen_after = asyncio.get_running_loop().time() - SEEN_TTLS * self._settings.member_ttl_s
         listed = [peer_id for peer_id, seen_at in self._seen_at.items() if seen_at > seen_after]
         return list(dict.fromkeys([*self._probe.members, *listed]))

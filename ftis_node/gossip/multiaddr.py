@@ -8,8 +8,8 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from ftis_node.errors import ConfigError
 from ftis_node.records.addresses import IPS, Address, AddressError, block_of, parse_address, shown
@@ -19,31 +19,12 @@ EXAMPLE = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
 CIRCUIT = "/p2p-circuit"
 
 
-@dataclass(frozen=True, slots=True)
-class PeerAddress:
-    """A peer and one path to it; `text` is the whole multiaddr with its `/p2p/ID` end."""
+class PeerAddress(NamedTuple):
+    """A peer and one path to it; `text` is the whole multiaddr, `transport` it without the final `/p2p/ID`."""
 
     peer_id: str
     text: str
-
-    @property
-    def transport(self) -> str:
-        """Return `text` without its final `/p2p/ID`."""
-        return self.text.rsplit("/p2p/", 1)[0]
-
-
-@dataclass(frozen=True, slots=True)
-class ListenAddress:
-    """A listen address: IP address, `tcp` or `udp`, and port (0: any free port)."""
-
-    text: str
-    host: str
     transport: str
-    port: int
-
-    def with_port(self, port: int) -> ListenAddress:
-        text = self.text.replace(f"/{self.transport}/{self.port}", f"/{self.transport}/{port}", 1)
-        return ListenAddress(text=text, host=self.host, transport=self.transport, port=port)
 
 
 def parse_multiaddr(text: str) -> PeerAddress:
@@ -54,10 +35,10 @@ def parse_multiaddr(text: str) -> PeerAddress:
         raise ConfigError(f"{problem}: it must end in /p2p/ID, as in {EXAMPLE}")
     if address.port == 0:
         raise ConfigError(f"the peer address {shown(text)} has port 0: write it like {EXAMPLE}")
-    return PeerAddress(peer_id=address.peer_id, text=address.text)
+    return PeerAddress(address.peer_id, address.text, address.without_peer.text)
 
 
-def parse_listen_address(text: str) -> ListenAddress:
+def parse_listen_address(text: str) -> Address:
     """Return the listen address in `text`, such as `/ip4/0.0.0.0/tcp/4001`. Raises ConfigError if it is invalid."""
     if plain := HOST_AND_PORT.fullmatch(text):
         host = plain[1] or "0.0.0.0"  # nosec B104: an example in a message
@@ -66,7 +47,7 @@ def parse_listen_address(text: str) -> ListenAddress:
     if address.names[0] not in IPS or address.peer_id is not None or "p2p-circuit" in address.names:
         problem = f"cannot listen on {shown(text)}"
         raise ConfigError(f"{problem}: write it like /ip4/0.0.0.0/tcp/4001 (port 0: any free port)")
-    return ListenAddress(text=address.text, host=address.host, transport=address.names[1], port=address.port)
+    return address
 
 
 def check_announced_address(text: str) -> None:
@@ -89,8 +70,6 @@ def _parsed(text: str) -> Address:
 
 
 class Reachability(StrEnum):
-    """Reachability of a node according to its addresses."""
-
     UNKNOWN = "unknown"  # no address yet
     LOCAL = "local"  # from the local network only; behind NAT until a relay is found
     RELAYED = "relayed"  # through a relay, because peers failed to dial it

@@ -26,7 +26,6 @@ class AnnouncementQueue:
         self._error: BaseException | None = None
 
     def put(self, announcement: GossipMessage) -> None:
-        """Add a message; drops the oldest if the queue is full."""
         self._counters.announcements_received += 1
         if self._queue.qsize() >= self._capacity:
             self._queue.get_nowait()

@@ -18,8 +18,7 @@ from ftis_node.gossip.types import (
     ServeWeights,
 )
 from ftis_node.gossip.wire_format import RpcService, unpack_ids
-from ftis_node.swarm.peer_slots import PeerSlots
-from ftis_node.swarm.rate_limits import UploadBudget
+from ftis_node.swarm.rate_limits import PeerSlots, UploadBudget
 
 Handler = Callable[[str, bytes], AsyncGenerator[bytes, None]]
 
@@ -131,7 +130,6 @@ class Services:
 
     async def _confirmation(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
         ids = unpack_ids(request, limits=self._limits)
-        self._counters.confirmed_in += len(ids)
         if self.on_confirm is not None:
             await self.on_confirm(peer_id, ids)
         yield b""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip.multiaddr import (
-    ListenAddress,
     PeerAddress,
     check_announced_address,
     parse_listen_address,
     parse_multiaddr,
 )
+from ftis_node.records.addresses import Address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +53,12 @@ class NetworkSettings:
     restart: ExponentialBackoff = field(default_factory=lambda: ExponentialBackoff(first_s=0.5, ceiling_s=30.0))
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
-                raise ValueError(f"{entry.name} must be above 0")
-        if not self.listen:
-            raise ValueError("a node listens on at least one address")
         _ = self.listen_addresses, self.peer_addresses  # raise for an invalid address
         for address in self.announce:
             check_announced_address(address)
 
     @property
-    def listen_addresses(self) -> tuple[ListenAddress, ...]:
+    def listen_addresses(self) -> tuple[Address, ...]:
         return tuple(parse_listen_address(text) for text in self.listen)
 
     @property

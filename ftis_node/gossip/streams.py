@@ -18,7 +18,7 @@ from ftis_node.gossip.types import ID_BYTES
 from ftis_node.gossip.wire_format import Frame, read_frame, service_of, write_frame
 from ftis_node.records.identity import ed25519_peer_id
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.peer_slots import PeerSlots
+from ftis_node.swarm.rate_limits import PeerSlots
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,6 @@ FLOOD_FACTOR = 4  # streams up to this many times the limits get BUSY; those bey
 
 
 class StreamServer:
-    """Server of incoming streams, by protocol name."""
-
     def __init__(self, config: P2pdConfig) -> None:
         self._handlers = config.handlers
         self._peer_id = config.identity.peer_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -39,8 +39,6 @@ PeerTest = Callable[[str], bool]
 
 
 class SwarmPhase(StrEnum):
-    """State of a node's connection to its swarm."""
-
     STARTING = "starting"  # the network process is starting or restarting
     STANDALONE = "standalone"  # running, but no other member of the run is connected
     CONNECTED = "connected"  # at least one other member of the run is connected
@@ -48,8 +46,6 @@ class SwarmPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SwarmState:
-    """The phase, and a sentence for users with its cause."""
-
     state: SwarmPhase
     reason: str
 
@@ -97,8 +93,6 @@ def _counted(number: int, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PeerConnection:
-    """A connected peer and the addresses of its connections."""
-
     peer_id: str
     addresses: tuple[str, ...]
 
@@ -124,8 +118,6 @@ class FetchOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The bodies that a fetch received, and its outcome."""
-
     bodies: tuple[bytes, ...]
     outcome: FetchOutcome
 
@@ -151,11 +143,6 @@ class GossipLimits:
     max_record_bytes: int = 2048  # directory record
     max_record_ttl_s: float = 600.0
 
-    def __post_init__(self) -> None:
-        for entry in fields(self):
-            if not getattr(self, entry.name) > 0:
-                raise ValueError(f"{entry.name} must be above 0")
-
 
 @dataclass(slots=True)
 class GossipCounters:
@@ -172,8 +159,7 @@ class GossipCounters:
     body_bytes_out: int = 0
     weights_bytes_in: int = 0  # chunks of weights, their hashes, offers
     weights_bytes_out: int = 0
-    confirmed_in: int = 0  # ids that peers confirmed to this node
-    confirmed_out: int = 0
+    confirmed_out: int = 0  # ids that this node confirmed to peers
     fetch_errors: Counter[str] = field(default_factory=Counter)  # by FetchOutcome
     serve_errors: Counter[str] = field(default_factory=Counter)  # served streams that ended early, by reason
     records_refused: int = 0  # directory records: invalid signature, too large, or expiry too late

@@ -23,8 +23,6 @@ CHUNK_BYTES = 1 << 16  # time limits apply to each chunk, so that a long body ov
 
 
 class RpcService(StrEnum):
-    """The requests that a member may send to another."""
-
     HELLO = "hello"  # empty request; one empty item: this peer is a member of the run
     FETCH = "fetch"  # ids; returns bodies
     FETCH_TEXT = "fetch_text"  # ids of bodies that the peer created; returns them re-encoded as text
@@ -87,8 +85,6 @@ def outcome_of(error: RecordError) -> FetchOutcome:
 
 
 class ItemCollector:
-    """The items of one response, within its limits."""
-
     def __init__(self, *, max_items: int, max_item_bytes: int, max_bytes: int) -> None:
         self._items: list[bytes] = []
         self._max_items = max_items

@@ -1,13 +1,12 @@
 """Parser of multiaddrs for the command line, for peers' claims and for dialing.
 
 Every address that `parse_address` accepts survives the conversion to bytes and back. So no address passes one check
-and fails at the next. The parser accepts only the forms with which nodes dial each other:
+and fails at the next. The forms are those with which nodes dial each other:
 
     address = host / transport [/ p2p / RELAY / p2p-circuit] [/ p2p / PEER]
     host: ip4, ip6 (without a zone), dns, dns4, dns6; transport: tcp [ws | wss], udp quic-v1
 
-Host names may contain `_`, because Docker's do and libp2p dials them. The command line imports this file.
-Format: https://github.com/multiformats/multiaddr
+Host names may contain `_`, because Docker's do. Format: https://github.com/multiformats/multiaddr
 """
 
 from __future__ import annotations
@@ -78,6 +77,10 @@ class Address:
     @property
     def port(self) -> int:
         return int(self.parts[1][1])
+
+    def with_port(self, port: int) -> Address:
+        (transport, _), rest = self.parts[1], self.parts[2:]
+        return Address((self.parts[0], (transport, str(port)), *rest))
 
     @property
     def peer_id(self) -> str | None:

@@ -1,12 +1,9 @@
-"""Bounds of each field of each message from a peer: one table per message. No code reads a field without a bound.
+"""Bounds of each field of each message from a peer: one table per message.
 
-`parsing.read_message` is the only place where bytes become a message. It looks up the message's table here and checks
-every field before any other code reads one. Tests fail for a message without a table and for a field without a bound.
-So every value that a reader returns fits the database, a `BackfillRequest`, a float and the calendar. It can also be
-serialized again.
-
-`JUDGED` marks a float that a validation rule checks (`sampling`, `reward_range`, `logprobs`). It accepts any value, so
-that the refusal has that rule's reason.
+`parsing.read_message` is the only place where bytes become a message. It checks every field by the message's table
+before any other code reads one. So every value that a reader returns fits the database, a `BackfillRequest`, a float
+and the calendar. `JUDGED` marks a float that a validation rule checks (`sampling`, `reward_range`, `logprobs`), so that
+the refusal has that rule's reason.
 """
 
 from __future__ import annotations
@@ -90,7 +87,6 @@ def raw_up_to(most: int) -> Bound:
 
 
 def text(most: int) -> Bound:
-    """Return a bound for text of at most `most` bytes in UTF-8."""
     return lambda value: len(value.encode()) <= most
 
 
@@ -117,7 +113,6 @@ def many_whole(least_value: int, most_value: int, *, least: int = 0, most: int) 
 
 
 def many_of(allowed: frozenset[int], *, least: int = 0, most: int) -> Bound:
-    """Return a bound for `least` to `most` of these enum values."""
     return lambda values: least <= len(values) <= most and allowed.issuperset(values[:])
 
 
@@ -131,7 +126,6 @@ def one_of(allowed: frozenset[int]) -> Bound:
 
 
 def nested(table: Table) -> Bound:
-    """Return a bound for a message whose fields are within `table`."""
     return lambda message: first_beyond(message, table) is None
 
 

@@ -6,16 +6,12 @@
     lossy     as lossless, with log-probs in units of 1/256 nat: about 3.5
 
 Unpacking trusts no input: it bounds sizes before a parser reads the bytes, and counts before it makes arrays or
-decompresses planes. Another field gives the size of each plane: a frame must declare that size and decode to it.
-Frames with a dictionary or with trailing data are refused. Invalid input raises a `RecordError` with the refusal
-reason. A node that sends the lossy form also trains on it, because it reads its groups back from their bytes.
+decompresses planes. Invalid input raises a `RecordError` with the refusal reason.
 
-The high bytes of token ids and log-probs take few values, the low bytes are noise. With separate planes the entropy
-coder uses separate statistics for each.
-
-An importance ratio is the exponential of a difference of log-probs. It depends on their absolute error in nats, so a
-fixed point suits it better than a shorter float. An error of 1/512 nat is at most 0.2 % of any ratio; a bfloat16 at -8
-nats has 1.6 %. The 16 bits are sent as three planes of 5, 8 and 3 bits, lowest first. This split compresses best.
+The high bytes of token ids and log-probs take few values, the low bytes are noise, so each plane has its own
+statistics. An importance ratio depends on the absolute error of a log-prob in nats, so a fixed point suits it better
+than a shorter float: 1/512 nat is at most 0.2 % of any ratio, bfloat16 at -8 nats 1.6 %. The 16 bits are sent as three
+planes of 5, 8 and 3 bits, lowest first. This split compresses best.
 """
 
 from __future__ import annotations

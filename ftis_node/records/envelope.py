@@ -140,7 +140,6 @@ class Announcement:
 
 
 def announce_group(envelope: Envelope, group: Group, *, envelope_bytes: int) -> Announcement:
-    """Return the announcement of a signed group. `envelope_bytes` is the size of its envelope."""
     return Announcement(
         id=envelope.id,
         number=group.number,

@@ -88,14 +88,11 @@ def _private_key(seed: bytes) -> Ed25519PrivateKey:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A node's private key and peer id."""
-
     seed: bytes = field(repr=False)
     peer: bytes
 
     @classmethod
     def from_seed(cls, seed: bytes) -> Identity:
-        """Return the identity of a 32-byte private seed."""
         public = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
         return cls(seed=seed, peer=peer_id_bytes(public))
 
@@ -163,5 +160,4 @@ class Identity:
         return int.from_bytes(hmac.digest(self.seed, purpose, "sha256")[:8]) >> 2
 
     def sign(self, domain: bytes, message: bytes) -> bytes:
-        """Return the 64-byte signature over `domain` + `message`."""
         return _private_key(self.seed).sign(domain + message)

@@ -79,7 +79,6 @@ class TokenBatch:
         return np.cumsum(self.lengths, dtype=np.int64)
 
     def ids_of_each(self) -> list[NDArray[np.int32]]:
-        """Return one view of token ids per completion."""
         return self._split(self.token_ids)
 
     def logprobs_of_each(self) -> list[NDArray[np.float32]]:

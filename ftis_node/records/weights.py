@@ -97,8 +97,6 @@ def open_offer(data: bytes) -> WeightsOffer:
 
 
 class WeightsPart(IntEnum):
-    """Requested part of a version."""
-
     OFFER = pb.WEIGHTS_PART_OFFER
     HASHES = pb.WEIGHTS_PART_HASHES
     CHUNKS = pb.WEIGHTS_PART_CHUNKS

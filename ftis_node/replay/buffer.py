@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from ftis_node.errors import FtisError
 from ftis_node.records.envelope import Accepted
-from ftis_node.replay import side_tables
-from ftis_node.replay.database import give_back_pages, open_writer, transaction
+from ftis_node.replay import database
+from ftis_node.replay.database import transaction
 from ftis_node.replay.eviction import Freshness, choose_evicted
 from ftis_node.replay.lifecycle import Candidate, ChoiceRule, ReleaseReason, State, choose_newest
 from ftis_node.replay.reset import limit_reset_at
@@ -31,15 +31,12 @@ class Taken(NamedTuple):
 
 
 class ReplayBuffer:
-    """Durable queue of own and foreign groups, from admission to release."""
-
     def __init__(self, path: Path) -> None:
         """Open or create the file. Raises DamagedError, MachineError if locked, ConfigError for a newer schema."""
-        self._db = open_writer(path)
+        self._db = database.open_writer(path)
         limit_reset_at(self._db)
 
     def close(self) -> None:
-        """Close the file. All acknowledged changes are on disk already."""
         self._db.close()
 
     def admit(self, accepted: Accepted, *, own: bool) -> bool:
@@ -53,8 +50,8 @@ class ReplayBuffer:
 
     def _insert(self, accepted: Accepted, *, own: bool) -> bool:
         group = accepted.group
-        is_before_reset = not own and group.created_at <= side_tables.read_total(self._db, side_tables.RESET_AT)
-        if is_before_reset or side_tables.is_forgotten(self._db, group.sender, group.number):
+        is_before_reset = not own and group.created_at <= database.read_total(self._db, database.RESET_AT)
+        if is_before_reset or database.is_forgotten(self._db, group.sender, group.number):
             return False
         row = new_row(accepted, own=own)
         names, marks = ", ".join(row), ", ".join("?" * len(row))
@@ -62,7 +59,7 @@ class ReplayBuffer:
         done = self._db.execute(query, tuple(row.values()))
         if own and done.rowcount:
             self._raise_last_number(group.number)
-            self._add(side_tables.PROMPT_POSITION, 1)
+            self._add(database.PROMPT_POSITION, 1)
         return bool(done.rowcount)
 
     def take(self, step: int, *, own: int, foreign: int, rule: ChoiceRule = choose_newest) -> Taken:
@@ -202,12 +199,12 @@ class ReplayBuffer:
                 kept -= row["num_bytes"]
             for row in deleted:
                 self._forget(row)
-            side_tables.trim(self._db)
+            database.trim(self._db)
         return len(deleted)
 
     def shrink(self) -> None:
         """Return free pages of the file, and the space of the write-ahead log, to the disk."""
-        give_back_pages(self._db)
+        database.give_back_pages(self._db)
 
     def evict_released(self, num_bytes: int, *, saved_step: int | None = None) -> int:
         """Delete RELEASED groups as `prune` does, up to `num_bytes`, and shrink the file. Return their number."""
@@ -229,19 +226,18 @@ class ReplayBuffer:
 
     def last_number(self) -> int:
         """Return the highest sequence number of an own group, or the number before the first of a newer epoch."""
-        return side_tables.read_total(self._db, side_tables.LAST_NUMBER)
+        return database.read_total(self._db, database.LAST_NUMBER)
 
     def prompt_position(self) -> int:
         """Return the position in the prompt order: the number of own groups so far."""
-        return side_tables.read_total(self._db, side_tables.PROMPT_POSITION)
+        return database.read_total(self._db, database.PROMPT_POSITION)
 
     def raise_last_number(self, number: int) -> None:
-        """Raise the last sequence number to at least `number`."""
         with transaction(self._db):
             self._raise_last_number(number)
 
     def _raise_last_number(self, number: int) -> None:
-        self._add(side_tables.LAST_NUMBER, max(0, number - self.last_number()))
+        self._add(database.LAST_NUMBER, max(0, number - self.last_number()))
 
     def _forget(self, row: sqlite3.Row) -> None:
         """Delete one row. Its sequence number stays known, and the totals of the status still count it."""
@@ -252,7 +248,7 @@ class ReplayBuffer:
             self._add(f"forgotten_trained_{origin}", 1)
             self._add(f"forgotten_trained_tokens_{origin}", row["num_tokens"])
         self._db.execute("DELETE FROM groups WHERE arrival = ?", (row["arrival"],))
-        side_tables.forget(self._db, row["sender"], row["number"], touch=row["arrival"])
+        database.forget(self._db, row["sender"], row["number"], touch=row["arrival"])
 
     def _release(self, groups: Sequence[Candidate], reason: ReleaseReason) -> None:
         if groups:

@@ -13,15 +13,27 @@ from pathlib import Path
 
 from ftis_node.errors import ConfigError, DamagedError
 from ftis_node.files import check_database
-from ftis_node.replay import side_tables
 from ftis_node.replay.integrity import BUSY_TIMEOUT_S, MAX_VERSION, explained
 
 SCHEMA_VERSION = 1
 INCREMENTAL = 2  # value of `auto_vacuum`: free pages return to the disk on request
 MAX_JOURNAL_BYTES = 16 << 20  # each checkpoint truncates the write-ahead log to this size
+MAX_FORGOTTEN = 65_536  # about 10 MB on disk
+LAST_NUMBER, PROMPT_POSITION, RESET_AT = "last_number", "prompt_position", "reset_at"  # in `totals`
 PAGES_AT_ONCE = 4096  # freed in one transaction, which writes 16 MiB to the write-ahead log
 # `text_token_ids` is JSON, one list per completion, of a group sent as text. `groups_by_outcome` has all columns that
 # the totals of the status need: SQLite counts 100,000 groups in 15 ms.
+# By `forgotten`, the node refuses an old envelope whose group it no longer stores. The table keeps the most recently
+# pruned groups. An older group is still refused because of its age.
+FORGOTTEN_SCHEMA = """
+CREATE TABLE IF NOT EXISTS forgotten (
+    sender  TEXT NOT NULL,
+    number  INTEGER NOT NULL,
+    touched INTEGER NOT NULL,
+    PRIMARY KEY (sender, number)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS forgotten_by_touch ON forgotten (touched);
+"""
 SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS groups (
     arrival        INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -55,7 +67,7 @@ CREATE INDEX IF NOT EXISTS groups_by_time ON groups (created_at);
 CREATE INDEX IF NOT EXISTS groups_by_step ON groups (step);
 CREATE INDEX IF NOT EXISTS groups_by_outcome ON groups (state, own, reason, num_tokens, num_bytes);
 CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
-{side_tables.FORGOTTEN_SCHEMA}
+{FORGOTTEN_SCHEMA}
 """
 
 
@@ -78,7 +90,6 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 
 def give_back_pages(connection: sqlite3.Connection) -> None:
-    """Shrink the file to its content."""
     while num_free := connection.execute("PRAGMA freelist_count").fetchone()[0]:
         connection.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -141,3 +152,27 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def is_forgotten(db: sqlite3.Connection, sender: str, number: int) -> bool:
+    """Return whether a pruned group of the sender had this number."""
+    query = "SELECT 1 FROM forgotten WHERE sender = ? AND number = ?"
+    return db.execute(query, (sender, number)).fetchone() is not None
+
+
+def forget(db: sqlite3.Connection, sender: str, number: int, *, touch: int) -> None:
+    """Record that the sender's group with this number is pruned; `touch` orders the calls. Use a transaction."""
+    db.execute("INSERT OR IGNORE INTO forgotten VALUES (?, ?, ?)", (sender, number, touch))
+
+
+def trim(db: sqlite3.Connection) -> None:
+    """Delete the rows beyond `MAX_FORGOTTEN`, the least recently touched first. Use a transaction."""
+    excess = db.execute("SELECT count(*) FROM forgotten").fetchone()[0] - MAX_FORGOTTEN
+    if excess > 0:
+        oldest = "SELECT sender, number FROM forgotten ORDER BY touched LIMIT ?"
+        db.execute(f"DELETE FROM forgotten WHERE (sender, number) IN ({oldest})", (excess,))
+
+
+def read_total(db: sqlite3.Connection, name: str) -> int:
+    row = db.execute("SELECT value FROM totals WHERE name = ?", (name,)).fetchone()
+    return int(row[0]) if row else 0

@@ -1,9 +1,6 @@
 """History of one group for users: prompt, completions as text, result of validation, and the step that used it.
 
 All data comes from the home of a running or stopped node. The prompt is made again from the task, as validation did.
-Texts need the tokenizer in the model's folder. If it is missing, the history has token ids, and `texts_missing` has the
-reason.
-
 Text of peers is returned unchanged: the code that prints it must escape it (`telemetry/terminal_text.py`).
 """
 

@@ -2,13 +2,11 @@
 
     WAITING --admit--> READY --take(step)--> TAKEN --release(trained | refused)--> RELEASED
        |                 |                     `----reconcile--------------------> READY
-       |                 `--release(stale | evicted | discarded | poisoned | damaged |
-       |                            delivered | audit | copy)---------------------> RELEASED
+       |                 `--release(any other reason)----------------------------> RELEASED
        `--cancel (its slot becomes free; nothing was stored)
 
 A node reserves a slot before it generates an own group. The slot becomes free after the step has trained on the group
-and published the weights. So the number of own groups in flight bounds staleness. WAITING exists in memory only: a
-crash loses no acknowledged group.
+and published the weights. So the number of own groups in flight bounds staleness. WAITING exists in memory only.
 """
 
 from __future__ import annotations

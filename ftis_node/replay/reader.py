@@ -17,10 +17,9 @@ import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.records.envelope import open_envelope
-from ftis_node.replay.database import open_reader
+from ftis_node.replay.database import RESET_AT, is_forgotten, open_reader, read_total
 from ftis_node.replay.lifecycle import ReleaseReason, State
 from ftis_node.replay.rows import rewards_of
-from ftis_node.replay.side_tables import RESET_AT, is_forgotten, read_total
 
 HELD_COLUMNS = "id, own, sender, number, length(envelope) AS num_bytes, num_tokens, policy_version, created_at"
 MIN_ID_PREFIX = 4
@@ -28,8 +27,6 @@ MIN_ID_PREFIX = 4
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """One group as `replay list` shows it."""
-
     id: str
     own: bool
     sender: str
@@ -103,8 +100,6 @@ class SenderGroups:
 
 
 class ReplayReader:
-    """Read-only queries on a replay buffer."""
-
     def __init__(self, path: Path) -> None:
         """Open the buffer. Raises ConfigError if there is none at `path`."""
         self._path = path
@@ -114,15 +109,15 @@ class ReplayReader:
         self._db.close()
 
     def is_known(self, group_id: bytes) -> bool:
-        return self._db.execute("SELECT 1 FROM groups WHERE id = ?", (group_id,)).fetchone() is not None
+        return self._value("SELECT 1 FROM groups WHERE id = ?", group_id) is not None
 
     def is_own(self, group_id: bytes) -> bool:
-        return self._db.execute("SELECT 1 FROM groups WHERE id = ? AND own = 1", (group_id,)).fetchone() is not None
+        return self._value("SELECT 1 FROM groups WHERE id = ? AND own = 1", group_id) is not None
 
     def has_number(self, sender: str, number: int) -> bool:
         """Return whether a group of the sender with this number was ever admitted, pruned ones included."""
-        found = self._db.execute("SELECT 1 FROM groups WHERE sender = ? AND number = ?", (sender, number))
-        return found.fetchone() is not None or is_forgotten(self._db, sender, number)
+        found = self._value("SELECT 1 FROM groups WHERE sender = ? AND number = ?", sender, number)
+        return found is not None or is_forgotten(self._db, sender, number)
 
     def reset_at(self) -> float:
         """Return the Unix time of the last reset: older groups of peers are refused. 0 if there was no reset."""
@@ -133,10 +128,8 @@ class ReplayReader:
 
         Envelopes that changed on disk are omitted, because a peer would blame the node that serves them.
         """
-        found = (
-            self._db.execute("SELECT envelope FROM groups WHERE id = ?", (group_id,)).fetchone() for group_id in ids
-        )
-        return [row["envelope"] for group_id, row in zip(ids, found, strict=True) if row and _is_of(row[0], group_id)]
+        found = ((group_id, self._value("SELECT envelope FROM groups WHERE id = ?", group_id)) for group_id in ids)
+        return [envelope for group_id, envelope in found if envelope is not None and _is_of(envelope, group_id)]
 
     def find_held(
         self, *, sender: str | None, first_number: int, last_number: int | None, since: float, limit: int
@@ -159,15 +152,13 @@ class ReplayReader:
 
     def own_held(self) -> int:
         """Return the number of own groups that are READY or TAKEN; each occupies a slot."""
-        rows = self._db.execute("SELECT count(*) AS n FROM groups WHERE own = 1 AND state IN ('ready', 'taken')")
-        return int(rows.fetchone()["n"])
+        return int(self._value("SELECT count(*) FROM groups WHERE own = 1 AND state IN ('ready', 'taken')"))
 
     def last_step(self) -> int:
         """Return the largest step that took one of the stored groups, 0 if none did."""
-        return int(self._db.execute("SELECT coalesce(max(step), 0) AS step FROM groups").fetchone()["step"])
+        return int(self._value("SELECT coalesce(max(step), 0) FROM groups"))
 
     def own_ready(self) -> list[bytes]:
-        """Return the ids of own groups that are READY, oldest first."""
         rows = self._db.execute("SELECT id FROM groups WHERE own = 1 AND state = 'ready' ORDER BY arrival")
         return [row["id"] for row in rows]
 
@@ -178,7 +169,6 @@ class ReplayReader:
         return counts.get(1, 0), counts.get(0, 0)
 
     def ready_foreign(self) -> list[tuple[str, int]]:
-        """Return sender and sequence number of each READY foreign group."""
         rows = self._db.execute("SELECT sender, number FROM groups WHERE state = 'ready' AND own = 0")
         return [(row["sender"], row["number"]) for row in rows]
 
@@ -190,16 +180,14 @@ class ReplayReader:
 
     def trained_tokens(self) -> int:
         """Return the completion tokens of all groups that steps have trained on, including pruned ones."""
-        query = "SELECT sum(num_tokens) FROM groups WHERE state = 'released' AND reason = 'trained'"
+        stored = self._value("SELECT sum(num_tokens) FROM groups WHERE state = 'released' AND reason = 'trained'") or 0
         pruned = (read_total(self._db, f"forgotten_trained_tokens_{origin}") for origin in ("own", "foreign"))
-        return (self._db.execute(query).fetchone()[0] or 0) + sum(pruned)
+        return int(stored) + sum(pruned)
 
     def ready_foreign_bytes(self) -> int:
-        query = "SELECT sum(num_bytes) FROM groups WHERE state = 'ready' AND own = 0"
-        return self._db.execute(query).fetchone()[0] or 0
+        return self._value("SELECT sum(num_bytes) FROM groups WHERE state = 'ready' AND own = 0") or 0
 
     def list_groups(self, *, limit: int, state: str | None = None) -> list[GroupSummary]:
-        """Return the newest groups, newest first; with `state`, only those in that state."""
         where, arguments = ("WHERE state = ?", [state]) if state else ("", [])
         rows = self._db.execute(
             f"SELECT {SUMMARY_COLUMNS} FROM groups {where} ORDER BY arrival DESC LIMIT ?", [*arguments, limit]
@@ -207,7 +195,6 @@ class ReplayReader:
         return [_summary(row) for row in rows]
 
     def groups_of(self, sender: str, *, limit: int) -> SenderGroups:
-        """Return totals of one sender's stored groups, and the newest `limit` of them."""
         counts = self._db.execute(
             "SELECT state, reason, count(*) n, sum(num_tokens) tokens FROM groups WHERE sender = ?"
             " GROUP BY state, reason",
@@ -235,21 +222,19 @@ class ReplayReader:
 
     def prompt_ids(self, group_id: bytes) -> tuple[int, ...]:
         """Return the prompt's token ids by this node's tokenizer; empty if the group is not stored."""
-        row = self._db.execute("SELECT prompt_ids FROM groups WHERE id = ?", (group_id,)).fetchone()
-        return () if row is None else tuple(np.frombuffer(row["prompt_ids"], dtype="<i4").tolist())
+        stored = self._value("SELECT prompt_ids FROM groups WHERE id = ?", group_id)
+        return tuple(np.frombuffer(stored or b"", dtype="<i4").tolist())
 
     def observation_ids(self, group_id: bytes) -> list[list[int]]:
         """Return the ids of a group's observations, completion by completion; empty without episodes."""
-        row = self._db.execute("SELECT observation_ids FROM groups WHERE id = ?", (group_id,)).fetchone()
-        return [] if row is None else json.loads(row["observation_ids"] or "[]")
+        return json.loads(self._value("SELECT observation_ids FROM groups WHERE id = ?", group_id) or "[]")
 
     def all_groups(self) -> Iterator[tuple[GroupSummary, bytes]]:
-        """Yield every stored group with its envelope, oldest first."""
         for row in self._db.execute(f"SELECT {SUMMARY_COLUMNS}, envelope FROM groups ORDER BY arrival"):
             yield _summary(row), row["envelope"]
 
     def kept_bytes(self) -> int:
-        return self._db.execute("SELECT sum(num_bytes) FROM groups").fetchone()[0] or 0
+        return self._value("SELECT sum(num_bytes) FROM groups") or 0
 
     def figures(self) -> BufferFigures:
         states, reasons, totals, tokens, envelope_bytes = Counter[str](), Counter[str](), Counter[str](), 0, 0
@@ -280,6 +265,11 @@ class ReplayReader:
             trained_own=totals["trained_own"],
             trained_foreign=totals["trained_foreign"],
         )
+
+    def _value(self, query: str, *arguments: object) -> Any:
+        """Return the only value that a query selects; None without a row."""
+        row = self._db.execute(query, arguments).fetchone()
+        return None if row is None else row[0]
 
 
 def _is_of(envelope: bytes, group_id: bytes) -> bool:

@@ -12,18 +12,24 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterable
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 from ftis_node.config.home_files import MAX_EPOCH
-from ftis_node.replay.database import SCHEMA_VERSION, open_writer, transaction
+from ftis_node.replay.database import (
+    LAST_NUMBER,
+    RESET_AT,
+    SCHEMA_VERSION,
+    is_forgotten,
+    open_writer,
+    read_total,
+    transaction,
+)
 from ftis_node.replay.lifecycle import State
 from ftis_node.replay.rows import NOTED
-from ftis_node.replay.side_tables import LAST_NUMBER, PROMPT_POSITION, RESET_AT, is_forgotten, read_total
 from ftis_node.swarm.sequence import epoch_base, epoch_of
 from ftis_node.telemetry.history import read_head
 
-MAX_POSITION = 10**9  # of the prompt order: a larger one is damage
 COLUMNS = {  # of the current schema, by table
     "groups": {*NOTED, "arrival", "state", "reason", "step", "envelope", "checksum", "failed_steps", "num_bytes"},
     "forgotten": {"sender", "number", "touched"},
@@ -83,21 +89,13 @@ def _state_of(buffer: sqlite3.Connection, group: str) -> str | None:
     return None if row is None else str(row[0])
 
 
-def write_empty_buffer(path: Path, *, epoch: int, prompt_position: int = 0) -> None:
+def write_empty_buffer(path: Path, *, epoch: int) -> None:
     """Write an empty buffer at `path` that refuses all earlier groups of peers. Numbers begin after `epoch`."""
-    totals = {LAST_NUMBER: epoch_base(epoch), PROMPT_POSITION: prompt_position, RESET_AT: int(time.time()) + 1}
+    totals = {LAST_NUMBER: epoch_base(epoch), RESET_AT: int(time.time()) + 1}
     with closing(open_writer(path)) as buffer:
         with transaction(buffer):
             buffer.executemany("INSERT OR REPLACE INTO totals (name, value) VALUES (?, ?)", totals.items())
         buffer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-
-def read_position(damaged: sqlite3.Connection) -> int:
-    """Return the position in the prompt order as far as it can be read; else 0, the first prompt."""
-    with suppress(sqlite3.DatabaseError):
-        position = read_total(damaged, PROMPT_POSITION)
-        return position if 0 <= position <= MAX_POSITION else 0
-    return 0
 
 
 def limit_reset_at(buffer: sqlite3.Connection) -> None:

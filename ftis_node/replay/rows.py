@@ -35,7 +35,6 @@ STATES = frozenset(State)
 
 
 def new_row(accepted: Accepted, *, own: bool) -> dict[str, str | int | float | bytes | None]:
-    """Return the row of a group that is READY, by column."""
     group = accepted.group
     text_token_ids = None
     if accepted.exact_group is not None:  # the ids that this node gave to the texts of a group
@@ -70,7 +69,6 @@ def checksum_of(row: Row) -> int:
 
 
 def candidate_of(row: sqlite3.Row) -> Candidate:
-    """Return a READY group in the form of the rules that choose groups."""
     return Candidate(
         id=row["id"],
         sender=row["sender"],

@@ -1,17 +1,12 @@
-"""Which senders a step waits for: those whose groups come. Pure: it reads no clock; times are seconds, monotonic.
-
-A step that has its own groups waits for foreign ones, up to the run's patience (`step.foreign_wait_s`). A group that
-comes later is not lost, because a later step uses it. So a wait buys only a mixture that is nearer to the run's quota,
-and three rules limit what it costs:
+"""Which senders a step waits for: those whose groups come. It reads no clock; times are seconds, monotonic.
 
     rate       Senders get the whole patience if together they send at least a quarter of the quota during the step's
-               own work. So a wait for them takes at most three times that work. Slower senders share 6 % of the time.
+               own work. Slower senders share 6 % of the time.
     silence    A sender has a budget, which its next usable group renews: 1.5 times the longest of its recent gaps
                between groups, at least 1 and at most 4 patiences.
-    trial      A member without any usable group has a budget of one patience. All such members share 2 % of the time,
-               however many of them come.
+    trial      A member without any usable group has a budget of one patience. All such members share 2 % of the time.
 
-A group is usable if it was accepted and its rewards differ: any other has no gradient.
+docs/get-started/concepts.md says why. A group is usable if it was accepted and its rewards differ.
 """
 
 from __future__ import annotations

@@ -1,19 +1,11 @@
-"""Pull rule: how many groups to pull, and how many of them from the node's own domain.
+"""Pull rule: how many groups to pull, how many of them from the node's own domain, and who pulls an unwanted group.
 
-A node pulls all groups in a small swarm, and as many as its learner needs in a large one.
+A node pulls all groups in a small swarm, and as many as its learner needs in a large one. There each group is also
+assigned to one member of the sender's shard, by rendezvous hashing (Thaler and Ravishankar, 1998). All members compute
+the same assignment without communication. At random, a third of the groups would be pulled by nobody. If the assigned
+member is absent or overloaded, the sender announces the group again, and the next member is assigned.
 
-The run's `step.own_domain_fraction` is the target fraction among the groups that wait for the learner. A sender's
-domain is only a claim, so it affects only the order of pulls. If one side has too few groups, the other fills the gap.
-The task of a stored group is verified, and steps select by it (`algorithms/group_choice.py`).
-
-Assigns each group to one member that pulls it, in a swarm so large that no node pulls everything.
-
-If each node chose at random, no node would pull about a third of all groups, and several would pull others. Therefore
-rendezvous hashing (Thaler and Ravishankar, 1998) assigns each group to one member of the sender's shard. It is the
-member whose hash with the group's id is highest. All members compute the same assignment without communication.
-
-If the assigned member has left or is overloaded, the group stays unconfirmed. Its sender announces it again, and the
-member with the next highest hash is assigned.
+A sender's domain is only a claim, so it affects only the order of pulls.
 """
 
 from __future__ import annotations
@@ -97,7 +89,6 @@ class PullDemand:
 
 
 def pulls_all(rule: PullRule, *, num_members: int) -> bool:
-    """Return whether a node pulls every announced group: by `all`, or by `auto` in a small swarm."""
     return rule == "all" or (rule == "auto" and num_members <= SMALL_SWARM)
 
 

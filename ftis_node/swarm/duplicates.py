@@ -6,21 +6,13 @@ Two completions of one problem are compared by runs of equal tokens, at the same
 
 A run at the start of both has price 0. After a gap of g other tokens the price is ln(g (g + 1)), for the choice of the
 gap, plus `RUN_NATS`. A change of the shift by d tokens costs ln(2 d (d + 1)). So the evidence of independent
-completions reaches E nats with a probability of at most about e^-E, whatever the second policy is. A completion is a
-copy from `MIN_EVIDENCE_NATS` (e^-20). Likely text has no surprise. So honest nodes that sample the same short answer
-never count, and neither does a policy that has collapsed onto one text. Runs of equal tokens earn no credit
-(`new_nats`).
+completions reaches E nats with a probability of at most about e^-E, whatever the second policy is. Likely text has no
+surprise, so honest nodes that sample the same short answer never count.
 
-Of a group sent as text only the mean surprise is known. Its likely part, such as a restated problem, then has more
-surprise than in truth, and independent completions share that part. So `MIN_COMMON` of the tokens must be equal, and
-no peer is charged.
-
-With `top_p`, a sampled token is likelier than its log-prob in the full softmax says, by up to 1 / `top_p`. So each
-token counts ln `top_p` nats less. With `top_k` there is no such bound, and nothing counts as a copy.
-
-The original is the group that was announced first: its id is the hash of its contents. A slow link can reverse the
-order. Copies of this node's groups and of the sender's own groups are certain enough for a charge. So is a new peer's
-group that is announced long after the equal one of a known peer.
+Of a group sent as text only the mean surprise is known, which its likely part exceeds. So `MIN_COMMON` of the tokens
+must be equal, and no peer is charged. With `top_p` a token is up to 1 / `top_p` likelier than its log-prob says, so it
+counts ln `top_p` nats less. With `top_k` there is no such bound, and nothing counts as a copy.
+docs/develop/validation.md has measurements, and says which copies are charged.
 """
 
 from __future__ import annotations
@@ -35,7 +27,7 @@ import numpy as np
 
 from ftis_node.records.group import Group
 from ftis_node.swarm.delivery import IdsByPeer
-from ftis_node.swarm.similarity import SeenCompletion, Similarity, Text, first_copied, new_nats
+from ftis_node.swarm.similarity import SeenCompletion, first_copied, new_nats, similar
 
 MIN_LONG_TOKENS = 32  # of a completion that is compared: shorter ones may be equal by chance
 MAX_COPIED_FRACTION = 0.25  # of a group's long completions
@@ -116,13 +108,12 @@ def decide(copy: Copy, again: Origin, *, own_id: str, is_known: Callable[[str], 
 
 
 class _Kept(NamedTuple):
-    text: Text
+    completion: SeenCompletion
     origin: Origin
 
     @property
     def has_surprise(self) -> bool:
-        """Return whether a copy of the text is unlikely to occur by chance."""
-        return bool(self.text.completion.nats.sum() >= MIN_EVIDENCE_NATS)
+        return bool(self.completion.nats.sum() >= MIN_EVIDENCE_NATS)
 
 
 class FirstAnnouncements:
@@ -146,7 +137,6 @@ class FirstAnnouncements:
                 del self._times[dropped]
 
     def at(self, group_id: bytes) -> float | None:
-        """Return the time of the first announcement; None if it is unknown."""
         return self._times.get(group_id)
 
 
@@ -159,14 +149,13 @@ class DuplicateDetector:
 
     def __init__(self, own_id: str) -> None:
         self._own_id = own_id
-        self._similarity = Similarity()
         self._kept: OrderedDict[bytes, list[_Kept]] = OrderedDict()
         self.num_tokens = 0
 
     def new_nats(self, problem: bytes, completions: Sequence[SeenCompletion]) -> float:
         """Return the surprise of a group outside the runs that it shares with kept texts or within itself."""
-        kept = [one.text for one in self._kept.get(problem, ())]
-        return new_nats(completions, *self._similarity.similar(completions, kept))
+        kept = [one.completion for one in self._kept.get(problem, ())]
+        return new_nats(completions, *similar(completions, kept))
 
     def find(self, sender: str, problem: bytes, completions: Sequence[SeenCompletion]) -> Copy | None:
         """Return the group from which too many long completions are copied; None if the group is not a copy.
@@ -180,10 +169,10 @@ class DuplicateDetector:
             return None
         most = MAX_COPIED_FRACTION * len(long)
         kept = [one for one in self._kept.get(problem, ()) if one.has_surprise]
-        texts, pairings = self._similarity.similar(long, [one.text for one in kept])
+        texts, pairings = similar(long, [one.completion for one in kept])
         origins = [*(one.origin for one in kept), *(Origin(sender) for _ in long)]
         copied = first_copied(long, texts, pairings, nats=MIN_EVIDENCE_NATS)
-        exact = {place: text for place, text in copied.items() if not texts[text].completion.is_text}
+        exact = {place: text for place, text in copied.items() if not texts[text].is_text}
         is_text = long[0].is_text or len(exact) <= most
         firsts, num_twice = Counter[Origin](), 0
         for place, text in (copied if is_text else exact).items():
@@ -198,10 +187,10 @@ class DuplicateDetector:
     def remember(self, origin: Origin, problem: bytes, completions: Sequence[SeenCompletion]) -> None:
         """Keep the completions of an accepted group. Equal ones keep their first origin."""
         kept = self._kept.pop(problem, [])
-        equal = {one.text.completion.ids.tobytes() for one in kept}
+        equal = {one.completion.ids.tobytes() for one in kept}
         new = [one._replace(ids=one.ids.copy()) for one in completions if one.ids.tobytes() not in equal]
         self.num_tokens += sum(len(one.ids) for one in new)
-        self._kept[problem] = kept = [*kept, *(_Kept(text, origin) for text in self._similarity.texts_of(new))]
+        self._kept[problem] = kept = [*kept, *(_Kept(one, origin) for one in new)]
         self._drop(kept, len(kept) - MAX_PER_PROBLEM)
         while self.num_tokens > MAX_HISTORY_TOKENS and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
@@ -214,5 +203,5 @@ class DuplicateDetector:
         self._drop(kept, sum(one.origin.group_id == group_id for one in kept))
 
     def _drop(self, kept: list[_Kept], count: int) -> None:
-        self.num_tokens -= sum(len(one.text.completion.ids) for one in kept[: max(0, count)])
+        self.num_tokens -= sum(len(one.completion.ids) for one in kept[: max(0, count)])
         del kept[: max(0, count)]

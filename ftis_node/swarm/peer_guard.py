@@ -6,11 +6,10 @@
         ...  # counted, logged and charged already
 
 Readers refuse invalid input with a named reason (`RecordError`). This barrier catches the unexpected exceptions at
-each boundary through which an item of a peer enters. Items are streams, messages, answers, envelopes, directory values,
-addresses and rows of the status. One barrier is around the work on one item. Code inside has no further ones, and code
-on accepted values needs none. Each exception is counted; each kind is logged once. The peer is paused, for twice as
-long after each fault, and `on_fault` charges it. Faults of this node itself pass through: a full disk, a damaged
-database, a dead worker.
+each boundary (`Place`) through which an item of a peer enters. One barrier is around the work on one item, and code
+inside has no further ones. Each exception is counted; each kind is logged once. The peer is paused, for twice as long
+after each fault, and `on_fault` charges it. Faults of this node itself pass through: a full disk, a damaged database, a
+dead worker.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ import sqlite3
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
-from types import TracebackType
-from typing import Self
 
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.errors import DamagedError, MachineError, WorkerError
@@ -66,53 +65,41 @@ class Place(StrEnum):
     STATUS = "status"  # its row in the status
 
 
+@dataclass(slots=True)
 class PeerWork:
-    """Context manager for one piece of work: suppresses the peer's faults. `failed` is true if it suppressed one."""
+    """One piece of work for a peer. `failed` is true if a fault of the peer was suppressed."""
 
-    __slots__ = ("_guard", "_num_cancels", "_passes", "_peer_id", "_place", "failed")
-
-    def __init__(self, guard: PeerGuard, peer_id: str, place: Place, passes: tuple[type[Exception], ...]) -> None:
-        self._guard, self._peer_id, self._place, self._passes = guard, peer_id, place, passes
-        self._num_cancels = 0
-        self.failed = False
-
-    def __enter__(self) -> Self:
-        self._num_cancels = _num_cancels()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, Exception) or is_own(error, passes=self._passes):
-            return False
-        self.failed = True
-        self._guard.note(self._peer_id, self._place, error)
-        if _num_cancels() > self._num_cancels and _hides_cancellation(error):
-            raise asyncio.CancelledError from error  # otherwise a canceled task would continue
-        return True
+    failed: bool = False
 
 
 class PeerGuard:
     """Exception barrier for work for peers. `on_fault` charges the peer, unless memory or file descriptors ran out."""
 
     def __init__(self, on_fault: OnFault | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` is monotonic, in seconds."""
         self.on_fault = on_fault
         self.num_faults: Counter[Place] = Counter()
         self._clock = clock
         self._pauses = BackoffTable[str](doubling(FIRST_PAUSE_S))
         self._logged: set[str] = set()
 
-    def work_for(self, peer_id: str, place: Place, *, passes: tuple[type[Exception], ...] = ()) -> PeerWork:
-        """Return the context for one piece of work. Exceptions of the types in `passes` are not suppressed."""
-        return PeerWork(self, peer_id, place, passes)
+    @contextmanager
+    def work_for(self, peer_id: str, place: Place, *, passes: tuple[type[Exception], ...] = ()) -> Iterator[PeerWork]:
+        """Suppress the peer's faults in one piece of work. Exceptions of the types in `passes` pass through."""
+        work, num_cancels = PeerWork(), _num_cancels()
+        try:
+            yield work
+        except Exception as error:
+            if is_own(error, passes=passes):
+                raise
+            work.failed = True
+            self.note(peer_id, place, error)
+            if _num_cancels() > num_cancels and _hides_cancellation(error):
+                raise asyncio.CancelledError from error  # otherwise a canceled task would continue
 
     def may_work(self, peer_id: str) -> bool:
-        """Return whether the pause after the peer's last fault is over."""
         return self._pauses.is_due(peer_id, now=self._clock())
 
     def note(self, peer_id: str, place: Place, error: Exception) -> None:
-        """Count, log and charge one fault of a peer."""
         self.num_faults[place] += 1
         self._pauses.failed(peer_id, now=self._clock())
         self._log_once(peer_id, place, error)

@@ -42,15 +42,11 @@ class PullItem:
 
 
 class PullSource(NamedTuple):
-    """A peer that holds groups, and the form in which it sends them."""
-
     peer_id: str
     as_text: bool
 
 
 class PullRequest(NamedTuple):
-    """Items to request from a peer in one RPC."""
-
     source: PullSource
     items: tuple[PullItem, ...]
 
@@ -70,16 +66,12 @@ class PullQueue:
 
     A source with more than `max_per_holder` items loses its oldest. Above `capacity` items the largest sources lose
     their oldest. Assigned items are dropped last.
-
-    A request for assigned items alone visits only the sources that have some. In a large swarm such a request follows
-    each announcement while thousands of other items wait.
     """
 
     def __init__(self, *, max_per_holder: int = 1024, capacity: int = 8192) -> None:
         self._max_per_holder = max_per_holder
         self._capacity = capacity
         self._waiting: dict[PullSource, dict[bytes, _Known]] = {}  # in the order of the sources' next turn
-        self._num_assigned: dict[PullSource, int] = {}  # waiting items; only sources with at least one
         self._in_flight: dict[bytes, _Known] = {}
         self._by_id: dict[bytes, _Known] = {}
 
@@ -87,7 +79,6 @@ class PullQueue:
         return group_id in self._by_id
 
     def __len__(self) -> int:
-        """Return the number of items waiting or in flight."""
         return len(self._by_id)
 
     @property
@@ -114,8 +105,6 @@ class PullQueue:
             known.spare.setdefault(holder, item)
         if item.is_assigned and not known.item.is_assigned:
             known.item = replace(known.item, is_assigned=True)
-            if item.id not in self._in_flight:
-                self._count_assigned(PullSource(known.holder, known.item.as_text), 1)
         return False
 
     def num_in_flight_of(self, is_meant: Callable[[PullItem], bool]) -> int:
@@ -136,12 +125,13 @@ class PullQueue:
         `most_of` returns a lower limit on the groups for one peer. `need` is the number of groups that the learner
         lacks beside the assigned ones; None: all. Items that are not assigned must satisfy `is_meant`.
         """
-        for source in list(self._num_assigned if need == 0 else self._waiting):
+        for source in list(self._waiting):
             if not may_ask(source.peer_id):
                 continue
             limit = most if most_of is None else min(most, most_of(source.peer_id))
             share = limit if need is None else -(-need // len(self._waiting))  # sources take turns
-            meant = [k for k in self._waiting[source].values() if k.item.is_assigned or is_meant(k.item)]
+            waiting = self._waiting[source].values()
+            meant = [k for k in waiting if k.item.is_assigned or (need != 0 and is_meant(k.item))]
             chosen = self._choose(meant, most=limit, num_others=min(limit, share), max_bytes=max_bytes)
             if chosen:
                 return self._send_off(source, chosen)
@@ -238,7 +228,6 @@ class PullQueue:
         for known in chosen:
             del waiting[known.item.id]
             self._in_flight[known.item.id] = known
-            self._count_assigned(source, -known.item.is_assigned)
         if waiting:
             self._waiting[source] = waiting  # moves to the end
         return PullRequest(source, tuple(known.item for known in chosen))
@@ -248,7 +237,6 @@ class PullQueue:
         waiting = self._waiting.setdefault(source, {})
         waiting[known.item.id] = known
         self._by_id[known.item.id] = known
-        self._count_assigned(source, known.item.is_assigned)
 
     def _ask_next(self, known: _Known, holder: str) -> None:
         """Queue a group that is in no source for another holder; one that did not announce it promised nothing."""
@@ -275,18 +263,15 @@ class PullQueue:
     def _take_out(self, known: _Known) -> None:
         source = PullSource(known.holder, known.item.as_text)
         waiting = self._waiting.get(source, {})
-        if waiting.pop(known.item.id, None) is not None:
-            self._count_assigned(source, -known.item.is_assigned)
+        waiting.pop(known.item.id, None)
         if not waiting:
             self._waiting.pop(source, None)
 
     def _evict(self) -> None:
         """Drop an eighth of the capacity at once, to amortize the cost: half of the largest source, repeatedly."""
         left = max(1, self._capacity // 8)
-        queue = [
-            (self._num_assigned.get(source, 0) - len(waiting), source) for source, waiting in self._waiting.items()
-        ]
-        heapq.heapify(queue)  # the source with the most unassigned items first
+        queue = [(-_num_others(waiting), source) for source, waiting in self._waiting.items()]
+        heapq.heapify(queue)
         while queue and left:
             _, source = heapq.heappop(queue)
             oldest = sorted(self._waiting[source].values(), key=lambda known: known.item.is_assigned)
@@ -295,11 +280,9 @@ class PullQueue:
             for known in evicted:
                 self._drop(known.item.id)
             if waiting := self._waiting.get(source):
-                heapq.heappush(queue, (self._num_assigned.get(source, 0) - len(waiting), source))
+                heapq.heappush(queue, (-_num_others(waiting), source))
 
-    def _count_assigned(self, source: PullSource, change: int) -> None:
-        if not change:
-            return
-        self._num_assigned[source] = self._num_assigned.get(source, 0) + change
-        if not self._num_assigned[source]:
-            del self._num_assigned[source]
+
+def _num_others(waiting: dict[bytes, _Known]) -> int:
+    """Return the number of items that are not assigned."""
+    return sum(not known.item.is_assigned for known in waiting.values())

@@ -1,18 +1,13 @@
-"""Rate limits, token buckets for any unit, and shares of the replay buffer.
+"""Token buckets for any unit, slots of requests by peer, quotas of senders, and shares of the replay buffer.
 
-Limits per peer: groups, tokens, scoring time, announcements. Each sender has its own token buckets. All new peers
-together share one more set, so that a thousand new identities get no more than a few. A peer with some reputation
-(`Reputation.is_known`) uses only its own buckets, so new peers cannot exhaust them.
-
-Upload budget: requests per minute for each peer and service, bytes per second over all peers. Above the byte rate a
-request waits briefly. If the wait would be long, the peer gets BUSY and asks another holder. While bandwidth is short,
-peers that recently received more than their fair share get BUSY first. The fair share is the mean over the peers that
-received anything.
+All new peers together share one more set of quotas, so that a thousand new identities get no more than a few. A peer
+with some reputation (`Reputation.is_known`) uses only its own.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -27,8 +22,41 @@ MAX_REMEMBERED = 4096  # buckets; the least recently used is dropped
 MINUTE_S = 60.0
 
 
+class PeerSlots:
+    """Concurrency limiter. Kinds of peers, such as slow ones, have separate slots, so they delay only one another."""
+
+    def __init__(self) -> None:
+        self._held = Counter[tuple[str, str]]()  # slots by peer and kind; at most a few dozen
+
+    def __contains__(self, peer_id: str) -> bool:
+        return self.num_held(peer_id) > 0
+
+    def num_held(self, peer_id: str | None = None, *, kind: str | None = None) -> int:
+        """Return the number of slots that are held: by one peer or all, of one kind or all."""
+        held = self._held.items()
+        return sum(num for (peer, of_kind), num in held if peer_id in (None, peer) and kind in (None, of_kind))
+
+    def has_free(self, peer_id: str, *, kind: str = "", most: int, per_peer: int = 1) -> bool:
+        """Return whether fewer than `most` slots of this kind are held, and fewer than `per_peer` by this peer."""
+        return self.num_held(kind=kind) < most and self.num_held(peer_id) < per_peer
+
+    def take(self, peer_id: str, *, kind: str = "", most: int, per_peer: int = 1) -> bool:
+        is_free = self.has_free(peer_id, kind=kind, most=most, per_peer=per_peer)
+        if is_free:
+            self._held[peer_id, kind] += 1
+        return is_free
+
+    def release(self, peer_id: str) -> None:
+        key = next(key for key in self._held if key[0] == peer_id)
+        self._held -= Counter([key])  # subtraction drops entries of 0
+
+
 class UploadBudget:
-    """Token buckets for requests and bytes, with fair sharing between peers. `now` is a monotonic clock in seconds."""
+    """Token buckets for requests of each peer and service, and for bytes to all peers. `now` is monotonic, in seconds.
+
+    While bandwidth is short, a peer that recently received more than its share is refused first. The share is the mean
+    over the peers that received anything.
+    """
 
     def __init__(self, *, max_bytes_per_s: float, max_requests_per_minute: float) -> None:
         """`max_requests_per_minute` is the rate and the burst for each service of each peer."""
@@ -70,14 +98,11 @@ class UploadBudget:
 
 
 class TokenBucket:
-    """Token bucket: refills at a steady rate up to its burst. `now` is a monotonic clock in seconds."""
+    """Token bucket: starts full and refills at a steady rate. `now` is a monotonic clock in seconds."""
 
     __slots__ = ("_burst", "_counted_at", "_left", "_rate_per_s")  # a node holds several for each peer
 
     def __init__(self, *, rate_per_s: float, burst: float) -> None:
-        """Start full. Raises ValueError if the rate or the burst is not above 0."""
-        if not (rate_per_s > 0 and burst > 0):
-            raise ValueError("a token bucket needs a rate and a burst above 0")
         self._rate_per_s = rate_per_s
         self._burst = burst
         self._left = burst
@@ -91,7 +116,6 @@ class TokenBucket:
         return self._left
 
     def take(self, amount: float, *, now: float) -> bool:
-        """Spend `amount` if it is available; return whether it was."""
         if self.left(now=now) < amount:
             return False
         self._left -= amount
@@ -123,13 +147,11 @@ class TokenBuckets:
         return self._buckets.get(key) or TokenBucket(rate_per_s=self._rate_per_s, burst=self._burst)
 
     def of(self, key: str) -> TokenBucket:
-        """Return the bucket of a key, to spend from it."""
         bucket = self._buckets[key] = self.peek(key)
         return bucket
 
 
 def minute_buckets(per_minute: float, *, capacity: int = MAX_REMEMBERED) -> TokenBuckets:
-    """Return token buckets with this rate, and a burst of one minute."""
     return TokenBuckets(rate_per_s=per_minute / MINUTE_S, burst=per_minute, capacity=capacity)
 
 

@@ -232,7 +232,6 @@ def attribute_refusal(
 
 
 def sentence(reason: str) -> str:
-    """Return the meaning of a reason as a clause."""
     if known := REFUSALS.get(reason) or BEHAVIOUR.get(reason):
         return known.meaning
     if reason.startswith(PULL):
@@ -243,11 +242,9 @@ def sentence(reason: str) -> str:
 
 
 def full_sentence(reason: str) -> str:
-    """Return the meaning of a reason as a sentence."""
     clause = sentence(reason)
     return f"{clause[0].upper()}{clause[1:]}."
 
 
 def advice_for(reason: str) -> str:
-    """Return what to do, as a clause."""
     return (REFUSALS.get(reason) or BEHAVIOUR.get(reason) or OTHER).advice

@@ -1,13 +1,9 @@
 """Receipts: how much of a node's work its peers have trained on, by their own signed statements.
 
 Each directory record has receipts (`records/peer_messages.py`). For each sender they count the groups on which the
-signer has trained since its home exists, and their tokens. Groups without a signal and copies do not count. Everybody
-reads all records, so everybody can add up the receipts of anybody. A node stores the signed records that name it, to
-show them later.
-
-A receipt says what its signer claims, and its signature proves who claims it. Its counts must be possible for the
-signer (`refusal_of`), and a node counts no more groups than it has published. Two nodes of one operator can still
-praise each other, so nothing but a rank depends on receipts.
+signer has trained since its home exists, and their tokens. Groups without a signal and copies do not count. The counts
+must be possible for the signer (`refusal_of`), and a node counts no more groups than it has published. Two nodes of one
+operator can still praise each other, so nothing but a rank depends on receipts.
 """
 
 from __future__ import annotations
@@ -52,8 +48,6 @@ def step_limits(manifest: RunManifest) -> StepLimits:
 
 
 class Used(NamedTuple):
-    """Groups that were trained on, and their completion tokens."""
-
     groups: int = 0
     tokens: int = 0
 
@@ -171,17 +165,14 @@ class ReceiptBook:
         )
 
     def changed_used(self) -> Iterator[tuple[str, int, int]]:
-        """Yield the changed rows of the table `used`."""
         yield from ((peer_id, *self.given[peer_id]) for peer_id in self._changed & self.given.keys())
 
     def changed_receipts(self) -> Iterator[tuple[str, bytes, str]]:
-        """Yield the changed rows of the table `receipts`."""
         for peer_id in self._changed & self.signers.keys():
             signer = self.signers[peer_id]
             yield peer_id, signer.record, msgspec.json.encode(signer.days).decode()
 
     def saved(self) -> None:
-        """Note that the changed rows are on disk."""
         self._changed.clear()
         self.forgotten.clear()
 

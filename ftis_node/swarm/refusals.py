@@ -3,8 +3,8 @@
     the last 16 groups of a sender:    3 or more refused, and more than half    -> it is a refused sender
                                        half or fewer refused                    -> it is none
 
-One line is due when a sender becomes refused, when the most frequent reason changes, and again after 6 hours. All
-senders together have at most 12 lines an hour, because a peer can create many identities.
+One line is due when a sender becomes refused and when the most frequent reason changes. All senders together have at
+most 12 lines an hour, because a peer can create many identities.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from ftis_node.swarm.lru import LruDict
 MAX_SENDERS = 4096
 WINDOW = 16
 LEAST_REFUSED = 3
-REPEAT_S = 6 * 3600.0
 FORGET_S = 3600.0  # after the last refused group
 LINES_PER_HOUR, HOUR_S = 12, 3600.0
 
@@ -55,11 +54,10 @@ class RefusalLog:
     """Decision which refused senders to log now, for a table that changes with time."""
 
     def __init__(self) -> None:
-        self._logged = LruDict[str, tuple[str, float]](MAX_SENDERS)  # reason and time of the last line
+        self._logged = LruDict[str, str](MAX_SENDERS)  # the reason of the last line
         self._lines: deque[float] = deque(maxlen=LINES_PER_HOUR)
 
     def news(self, refused: list[RefusedSender], *, now: float) -> RefusalNews:
-        """Return what is due for the present table."""
         present = {sender.peer_id for sender in refused}
         ended = [peer_id for peer_id in self._logged if peer_id not in present]
         for peer_id in ended:
@@ -68,13 +66,11 @@ class RefusalLog:
         return RefusalNews(begun, ended)
 
     def _is_due(self, sender: RefusedSender, now: float) -> bool:
-        reason, logged_at = self._logged.get(sender.peer_id, ("", 0.0))
-        is_news = reason != sender.reason or now - logged_at >= REPEAT_S
         is_flood = len(self._lines) == LINES_PER_HOUR and now - self._lines[0] < HOUR_S
-        if not is_news or is_flood:
+        if is_flood or self._logged.get(sender.peer_id) == sender.reason:
             return False
         self._lines.append(now)
-        self._logged[sender.peer_id] = sender.reason, now
+        self._logged[sender.peer_id] = sender.reason
         return True
 
 
@@ -85,7 +81,6 @@ class RefusedSenders:
         self._senders = LruDict[str, _Sender](MAX_SENDERS)
 
     def accepted(self, peer_id: str) -> None:
-        """Note a usable group."""
         sender = self._record_of(peer_id)
         sender.last.append("")
         if not self._is_refused(sender):
@@ -120,22 +115,3 @@ class RefusedSenders:
     def _is_refused(self, sender: _Sender) -> bool:
         num_refused = sum(map(bool, sender.last))
         return num_refused >= LEAST_REFUSED and 2 * num_refused > len(sender.last)
-
-
-class RefusingPeers:
-    """Table of the peers that say that they refuse this node's groups. Their claims are for display only."""
-
-    def __init__(self) -> None:
-        self._present: dict[str, RefusedSender] = {}
-
-    def update(self, claims: dict[str, tuple[str, int]], *, now: float) -> list[RefusedSender]:
-        """Set the claims, reason and number of groups by peer. Return the table; `since` is when a claim came first."""
-        self._present = {
-            peer_id: RefusedSender(peer_id, reason, num_groups, self._since(peer_id, now))
-            for peer_id, (reason, num_groups) in claims.items()
-        }
-        return list(self._present.values())
-
-    def _since(self, peer_id: str, now: float) -> float:
-        known = self._present.get(peer_id)
-        return now if known is None else known.since

@@ -110,7 +110,6 @@ class Reputation:
         return self.trusted or self.score_at(now) >= KNOWN_SCORE
 
     def score_at(self, now: float) -> float:
-        """Return the score after the decay since `updated_at`."""
         if self.score >= 0:
             return self.score
         away_s = max(0.0, now - max(self.updated_at, self.banned_until))
@@ -198,7 +197,6 @@ class ReputationTable:
         return iter(list(self._peers.items()))
 
     def put(self, peer_id: str, record: PeerReputation) -> None:
-        """Restore a record saved by an earlier process."""
         self._peers[peer_id] = record
 
     def reputation(self, peer_id: str) -> Reputation:

@@ -2,11 +2,8 @@
 
 A number is an epoch and a counter: `epoch << COUNTER_BITS | counter`. Each start of a node begins a new epoch, the
 Unix time in seconds or the last epoch plus one. Within an epoch the sender counts its groups 1, 2, 3, ... and announces
-each. So a node needs no memory of its last number to use none twice.
-
-Gossipsub may drop messages without an error. The loss shows as a gap between numbers of an epoch, or as a higher number
-in the sender's directory record. Groups from before the first received announcement are not a gap: the node queries the
-fresh ones by time. The same holds for the end of an earlier epoch.
+each. Groups from before the first received announcement are not a gap: the node queries the fresh ones by time. The
+same holds for the end of an earlier epoch.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
 """Topology: how announcements are divided into shards, and which members a node dials.
 
-Announcements are sharded by sender, so that the announcements a node reads fit its budget in a swarm of any size. A
-hash of the peer id selects the directory bucket, and the bucket selects the shard. All announcements of a sender go to
-one topic, so gaps in its sequence numbers are visible. The members of a shard can be found without asking any of them.
-
-Every node reads its own shard, so each shard with senders has readers. The rest of the budget goes to the shards with
-the fewest known readers.
-
-Gossipsub forwards an announcement among connected peers that read its shard. A node that reads a shard must therefore
-be connected to others that read it. Members of that shard always read it.
+A hash of the sender's id selects its directory bucket, and the bucket its shard. All announcements of a sender go to
+one topic, so gaps in its sequence numbers are visible. Every node reads its own shard, so each shard with senders has
+readers. Gossipsub forwards an announcement among connected peers that read its shard. So a node dials members of each
+shard that it reads.
 """
 
 from __future__ import annotations
@@ -35,7 +30,6 @@ def shard_of(peer_id: str, num_shards: int) -> int:
 
 
 def buckets_of(shard: int, num_shards: int) -> range:
-    """Return the buckets in which the peers of a shard register."""
     return range(shard, NUM_MEMBER_BUCKETS, num_shards)
 
 

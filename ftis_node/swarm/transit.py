@@ -28,7 +28,6 @@ class VersionsInTransit:
         return sorted(self._arrivals)
 
     def send(self, version: int, *, at: float) -> None:
-        """Add a version that leaves the learner at time `at`."""
         self._arrivals[version] = at + self.delay.draw(self.source)
 
     def go_back(self, version: int) -> list[int]:

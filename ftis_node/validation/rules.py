@@ -1,12 +1,8 @@
-"""Validation rules, cheapest first, and their inputs.
+"""Validation rules, cheapest first, and their inputs. Each is a pure function that returns a refusal or None.
 
-Each rule is a pure function, because callers pass its inputs in. It returns one reason to refuse, or None.
-
-`RULES` lists the rules for a group sent as token ids, `text_rules.py` those for a group sent as text. The codec has
-already checked the group's form; it refuses with `size`, `parse`, `version`, `codec` or `malformed`. `pipeline.py` runs
-the expensive checks after all rules have passed: it rebuilds the prompt and scores the completions. Until
-`signature_holds` has passed, the sender is only a claim, because any peer can write any name.
-docs/reference/refusals.md lists all reasons.
+`RULES` lists the rules for a group sent as token ids, `text_rules.py` those for a group sent as text. `pipeline.py`
+runs the expensive checks after all rules have passed. Until `signature_holds` has passed, the sender is only a claim,
+because any peer can write any name. docs/reference/refusals.md lists all reasons.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ import numpy as np
 from ftis_node.config.manifest import RunManifest
 from ftis_node.models import PromptTokenizer
 from ftis_node.records.envelope import Envelope
-from ftis_node.records.group import FinishReason, Group, PromptRef, TextGroup
+from ftis_node.records.group import Group, PromptRef, TextGroup
 from ftis_node.records.think_block import is_opening
 from ftis_node.tasks.base import TaskItem
 from ftis_node.tasks.scorer import Scorer
@@ -31,13 +27,10 @@ MAX_EQUAL_TOKENS = 16  # up to this many log-probs of a group may be equal by ch
 TEMPERATURE_SLACK = 1e-6
 MAX_CLOCK_SKEW_S = 60.0
 MIN_GROUP_MEAN_LOGPROB = -14.0  # nats per token; a uniform choice among 10^6 tokens has -14
-_STOP = FinishReason.STOP
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationContext:
-    """All inputs of validation besides the envelope."""
-
     manifest: RunManifest
     tokenizer: PromptTokenizer
     resolve: Callable[[PromptRef, ScoringCost], Awaitable[TaskItem]]
@@ -143,7 +136,6 @@ def same_tokenizer(envelope: Envelope, group: Group, context: ValidationContext)
 
 
 def sampled_as_agreed(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """Refuse a group size or sampling settings that differ from the manifest."""
     agreed = context.manifest.sampling
     if len(group.rewards) != agreed.group_size:
         return Refusal("group_size", f"{len(group.rewards)} completions, the run has {agreed.group_size}")
@@ -174,7 +166,6 @@ def lengths_in_bounds(envelope: Envelope, group: Group, context: ValidationConte
 
 
 def turns_allowed(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """Refuse turns in a run without episodes, a group without them in a run of episodes, and too many turns."""
     episode = context.manifest.episode
     if (episode is None) != (not group.turn_lengths):
         return Refusal("episode_mismatch", "its completions have turns, or have none, unlike those of this run")
@@ -185,7 +176,6 @@ def turns_allowed(envelope: Envelope, group: Group, context: ValidationContext) 
 
 
 def logprobs_possible(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """Refuse a log-prob that is not finite, or that exceeds 0 by more than `LOGPROB_SLACK`."""
     logprobs = group.tokens.logprobs
     if not np.isfinite(logprobs).all():
         return Refusal("logprobs", "a log-prob is not finite")

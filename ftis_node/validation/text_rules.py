@@ -36,7 +36,6 @@ MIN_DISTINCT_TEXTS = 4  # two short texts may have equal means by chance
 
 
 def text_is_agreed(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
-    """Refuse a group sent as text if the run does not accept that form."""
     if context.manifest.step.other_tokenizers == "text":
         return None
     return Refusal("wrong_encoding", "this run ignores other tokenizers (step.other_tokenizers)")

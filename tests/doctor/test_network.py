@@ -8,8 +8,7 @@ from ftis_node.gossip.dialer import AddressProbe, NetworkProbe, probe_network
 from ftis_node.gossip.multiaddr import Reachability, parse_multiaddr
 from ftis_node.gossip.p2pd.relay_limit import RelayLimit
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import LOOPBACK, settings
-from tests.gossip.test_multiaddr import PEER
+from tests.gossip.helpers import LOOPBACK, PEER, settings
 
 ADDRESS = f"/ip4/192.0.2.1/tcp/4001/p2p/{PEER}"
 REFUSED = "failed to dial X: all dials failed * [/ip4/192.0.2.1/tcp/4001] dial tcp4 192.0.2.1:4001: connection refused"

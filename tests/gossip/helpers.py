@@ -12,6 +12,8 @@ from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip import Gossip, GossipMessage, NetworkSettings
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+PEER = "12D3KooWFLAyEDfpb3cDnXBP7JfUnuKAgz7tPeRwEUSmSunbS8dP"
+RELAY = "12D3KooWGRUfLhVGzT4EzGEPx1yKPS2SsiAc6Lup4FvPuQxVmAUV"
 
 
 def settings(folder: Path, **changes: Any) -> NetworkSettings:

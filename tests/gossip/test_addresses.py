@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,8 @@ from ftis_node.node.startup.bootstrap import run_bootstrap_node
 from ftis_node.records.addresses import CODES, MAX_ADDRESS_CHARS, AddressError, parse_address, read_address
 from ftis_node.report.swarm_history import SwarmHistory
 from ftis_node.swarm.rate_limits import subnet_of
+from tests.gossip.helpers import PEER, RELAY
 from tests.gossip.helpers import settings as network_settings
-from tests.gossip.test_multiaddr import PEER, RELAY
 
 WORDS = st.one_of(
     st.sampled_from(
@@ -159,6 +161,55 @@ def test_an_address_that_some_parsers_would_accept_is_refused_by_all(text):
             parse_option(text)
         assert len(str(raised.value)) < 300
     assert usable_addresses(PEER, [f"{text}/p2p/{PEER}"]) == []
+
+
+@pytest.mark.parametrize(
+    "transport",
+    [
+        "/ip4/203.0.113.7/tcp/4001",
+        "/ip6/2001:db8::1/tcp/4001",
+        "/dns4/node.example.org/tcp/4001",
+        "/ip4/203.0.113.7/udp/4001/quic-v1",
+        f"/ip4/203.0.113.7/tcp/4001/p2p/{RELAY}/p2p-circuit",
+    ],
+)
+def test_an_address_is_a_transport_and_a_peer_id(transport):
+    address = parse_multiaddr(f"{transport}/p2p/{PEER}")
+    assert (address.peer_id, address.transport) == (PEER, transport)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("localhost:4001", "not a multiaddr"),
+        (f"/ip4/1.2.3.4//tcp/1/p2p/{PEER}", "not a multiaddr"),
+        ("/ip4/1.2.3.4/tcp/4001", "must end in /p2p/ID"),
+        (f"/ip4/1.2.3.4/tcp/4001/p2p/{RELAY}/p2p-circuit", "must end in /p2p/ID"),
+        (f"/ip4/1.2.3.4/p2p/{PEER}", "no host and transport"),
+        (f"/ip4/1.2.3.4/tcp/65536/p2p/{PEER}", "bad value '65536'"),
+        (f"/ip4/1.2.3.4/tcp/4001/p2p/{PEER[:-1]}0", "bad value"),  # no 0 in base58
+        (f"/unix/tmp/x/p2p/{PEER}", "unknown protocol 'unix'"),
+        ("/ip4/1.2.3.4/tcp/4001/p2p", "bad value ''"),
+    ],
+)
+def test_the_error_names_the_problem(text, problem):
+    with pytest.raises(ConfigError, match=problem):
+        parse_multiaddr(text)
+
+
+def test_listen_addresses_are_parsed():
+    address = parse_listen_address("/ip4/0.0.0.0/tcp/0")
+    assert (address.host, address.names[1], address.port) == ("0.0.0.0", "tcp", 0)
+    assert address.with_port(4001) == parse_listen_address("/ip4/0.0.0.0/tcp/4001")
+    assert parse_listen_address("/ip6/::/udp/4001/quic-v1").port == 4001
+
+
+def test_the_package_imports_no_large_library():
+    code = (
+        "import sys, ftis_node.gossip as g; sys.exit(str(sorted({'hivemind', 'torch', 'google'} & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "[]"
 
 
 @pytest.mark.parametrize("name", ["ftis_boot", "_x.example", "my_host"])

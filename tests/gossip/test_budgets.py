@@ -1,4 +1,4 @@
-"""Upload and request budgets: excess requests get BUSY or are closed, other peers are served."""
+"""Upload and request budgets, and the in-memory network: excess requests get BUSY or are closed, others are served."""
 
 import asyncio
 import os
@@ -9,15 +9,14 @@ import pytest
 from ftis_node.gossip import FetchOutcome, GossipLimits
 from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
 from ftis_node.gossip.wire_format import Frame, RpcService, pack_ids, protocol, write_frame
-from tests.gossip.helpers import BodyStore, announce_until_received
+from tests.gossip.helpers import BodyStore, announce_until_received, receive
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio
 
 
-async def _in_memory(limits: GossipLimits, *names: str) -> list[LoopbackGossip]:
+async def _in_memory(swarm: LoopbackSwarm, *names: str, limits: GossipLimits | None = None) -> list[LoopbackGossip]:
     """Return connected nodes in memory, with the same admission control as over libp2p."""
-    swarm = LoopbackSwarm()
     nodes = [swarm.join(name, run_id="r", limits=limits) for name in names]
     for node in nodes:
         await node.start()
@@ -25,8 +24,8 @@ async def _in_memory(limits: GossipLimits, *names: str) -> list[LoopbackGossip]:
 
 
 async def test_requests_above_the_rate_are_answered_busy_and_counted():
-    store = BodyStore(b"body")
-    server, flooder, other = await _in_memory(GossipLimits(max_requests_per_minute=20), "server", "flooder", "other")
+    store, limits = BodyStore(b"body"), GossipLimits(max_requests_per_minute=20)
+    server, flooder, other = await _in_memory(LoopbackSwarm(), "server", "flooder", "other", limits=limits)
     server.serve(store.lookup)
     outcomes = [(await flooder.fetch(server.peer_id, store.ids)).outcome for _ in range(25)]
     assert outcomes.count(FetchOutcome.BUSY) == server.counters.serve_errors["over_requests"] == 5
@@ -35,7 +34,8 @@ async def test_requests_above_the_rate_are_answered_busy_and_counted():
 
 
 async def test_bytes_above_the_budget_are_refused_and_received_bodies_kept():
-    server, other = await _in_memory(GossipLimits(max_upload_bytes_per_s=100_000), "server", "other")
+    limits = GossipLimits(max_upload_bytes_per_s=100_000)
+    server, other = await _in_memory(LoopbackSwarm(), "server", "other", limits=limits)
     store = BodyStore(*(os.urandom(300_000) for _ in range(4)))
     server.serve(store.lookup)
     fetched = await other.fetch(server.peer_id, store.ids)
@@ -72,3 +72,40 @@ async def _read_slowly(reader: asyncio.StreamReader) -> None:
         reader._transport.resume_reading()  # type: ignore[attr-defined]
         await reader.read(1)
         reader._transport.pause_reading()  # type: ignore[attr-defined]
+
+
+async def test_announcements_and_bodies_are_delayed():
+    swarm = LoopbackSwarm(delay_s=lambda sender, receiver: 0.5 if receiver == "far" else 0.0)
+    sender, near, far = await _in_memory(swarm, "sender", "near", "far")
+    store = BodyStore(b"body")
+    sender.serve(store.lookup)
+    began = asyncio.get_running_loop().time()
+    await sender.announce(b"news")
+    await receive(near, b"news")
+    assert far.counters.announcements_received == 0, "the announcement is still on its way"
+    await receive(far, b"news")
+    assert asyncio.get_running_loop().time() - began >= 0.49
+    assert (await far.fetch("sender", store.ids, timeout_s=0.1)).outcome is FetchOutcome.TIMED_OUT
+    assert (await near.fetch("sender", store.ids)).bodies == (b"body",)
+
+
+async def test_a_node_that_closes_while_a_request_is_on_its_way_serves_nothing():
+    swarm = LoopbackSwarm(delay_s=lambda sender, receiver: 0.1 if receiver == "closing" else 0.0)
+    closing, other = await _in_memory(swarm, "closing", "other")
+    store = BodyStore(b"body")
+    closing.serve(store.lookup)
+    fetching = asyncio.create_task(other.fetch("closing", store.ids))
+    await asyncio.sleep(0)
+    await closing.close()
+    assert (await fetching).outcome is FetchOutcome.UNREACHABLE
+    assert closing.counters.bodies_out == 0
+
+
+async def test_lost_announcements_and_requests_do_not_arrive():
+    swarm = LoopbackSwarm(loses=lambda sender, receiver, payload: receiver == "lossy")
+    sender, lossy, other = await _in_memory(swarm, "sender", "lossy", "other")
+    await sender.announce(b"news")
+    await receive(other, b"news")
+    assert lossy.counters.announcements_received == 0
+    assert (await sender.fetch("lossy", [bytes(32)])).outcome is FetchOutcome.UNREACHABLE
+    assert (await lossy.fetch("sender", [bytes(32)])).outcome is FetchOutcome.COMPLETE

@@ -300,9 +300,3 @@ async def test_runs_do_not_mix(four):
 async def test_an_unknown_peer_is_unreachable(four):
     fetched = await four.members[0].fetch(Identity.generate().peer_id, [random_id()], timeout_s=20)
     assert fetched.outcome is FetchOutcome.UNREACHABLE
-
-
-async def test_addresses_end_in_the_peer_id(four):
-    for node in four.members:
-        assert node.addresses
-        assert all(address.endswith(f"/p2p/{node.peer_id}") for address in node.addresses)

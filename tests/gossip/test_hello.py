@@ -66,15 +66,6 @@ async def test_a_peer_that_answered_no_is_queried_again_after_recheck():
     assert answers.queried.count("member") == 1
 
 
-async def test_a_disconnected_peer_is_dropped_and_queried_after_it_reconnects():
-    answers = Answers(member=True)
-    probe = MemberProbe(answers)
-    await _update(probe, "member")
-    assert await _update(probe) == []
-    assert await _update(probe, "member") == ["member"]
-    assert answers.queried == ["member", "member"]
-
-
 async def test_many_silent_peers_do_not_delay_the_query_of_a_new_one():
     """The silent peers are due again, and their ids sort before that of the new peer."""
     gate, queried, now = asyncio.Event(), list[str](), 0.0

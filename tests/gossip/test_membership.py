@@ -185,33 +185,13 @@ async def test_the_shard_members_are_all_members_of_the_own_shard(tmp_path):
     assert len(own) > len(PEERS) / 8
 
 
-async def test_a_lost_member_is_dialed_again(tmp_path):
-    control, directory = FakeControl([GIVEN, *PEERS[:3]]), FakeDirectory(PEERS[:3])
-    redial = ExponentialBackoff(first_s=0.1, ceiling_s=0.1)
-    async with running_membership(tmp_path, control, directory, check_s=999, redial=redial) as membership:
-        await eventually(lambda: len(membership.members) == 3)
-        lost = PEERS[1]
-        control.connected.remove(lost)
-        await eventually(lambda: control.dialed.count((lost, ["/ip4/192.0.2.2/tcp/1"])) == 2, within_s=3)
-        await eventually(lambda: len(membership.members) == 3)
-
-
-async def test_a_node_stores_entries_of_others_unless_it_is_behind_a_relay(tmp_path):
-    control, directory = FakeControl([GIVEN]), FakeDirectory()
-    async with running_membership(tmp_path, control, directory):
-        await eventually(lambda: directory.is_serving)
-        control.own.append(f"/ip4/192.0.2.1/tcp/4001/p2p/{GIVEN}/p2p-circuit")
-        await eventually(lambda: directory.is_serving is False)
-    async with running_membership(tmp_path, FakeControl([GIVEN]), directory := FakeDirectory(), is_unreachable=True):
-        await eventually(lambda: directory.is_serving is False)
-
-
 async def test_a_member_that_stays_lost_is_dialed_a_limited_number_of_times(tmp_path, monkeypatch):
     monkeypatch.setattr(dialer, "MAX_REDIALS", 3)
     control, directory = FakeControl([GIVEN, *PEERS[:2]]), FakeDirectory(PEERS[:2])
-    redial = ExponentialBackoff(first_s=0.02, ceiling_s=0.02)
-    async with running_membership(tmp_path, control, directory, check_s=999, redial=redial) as membership:
+    redial, retry = (ExponentialBackoff(first_s=one, ceiling_s=one) for one in (0.02, 999.0))
+    async with running_membership(tmp_path, control, directory, check_s=999, redial=redial, retry=retry) as membership:
         await eventually(lambda: len(membership.members) == 2)
+        await asyncio.sleep(0.1)  # the members are met
         control.alive.remove(PEERS[1])
         control.connected.remove(PEERS[1])
         dials = lambda: [peer_id for peer_id, _ in control.dialed].count(PEERS[1])  # noqa: E731
@@ -221,5 +201,6 @@ async def test_a_member_that_stays_lost_is_dialed_a_limited_number_of_times(tmp_
         control.alive.add(PEERS[1])
         control.connected.append(PEERS[1])
         await eventually(lambda: len(membership.members) == 2)
+        await asyncio.sleep(0.1)
         control.connected.remove(PEERS[1])  # met again, so dialed again
         await eventually(lambda: dials() == 5)

@@ -1,31 +1,14 @@
-"""Parts without a network: back-off, addresses to dial, slots, connection state, the bounded queue."""
+"""Parts without a network: addresses to dial, connection state, the queue."""
 
 import pytest
 
-from ftis_node.backoff import ExponentialBackoff
-from ftis_node.gossip import GossipCounters, GossipLimits, GossipMessage, NetworkSettings, SwarmPhase
+from ftis_node.gossip import GossipCounters, GossipMessage, SwarmPhase
 from ftis_node.gossip.directory.entries import is_of_another
 from ftis_node.gossip.multiaddr import usable_addresses
 from ftis_node.gossip.pubsub import AnnouncementQueue
 from ftis_node.gossip.types import ConnectionFacts
 from ftis_node.swarm.lru import LruDict
-from tests.gossip.test_multiaddr import PEER, RELAY
-
-
-def test_backoff_doubles_up_to_its_ceiling():
-    backoff = ExponentialBackoff(first_s=1, factor=2, ceiling_s=10, jitter=0)
-    assert [backoff.delay_s(number) for number in (1, 2, 3, 4, 5, 10_000)] == [1, 2, 4, 8, 10, 10]
-
-
-def test_jitter_changes_the_delay_in_both_directions():
-    backoff = ExponentialBackoff(first_s=10, ceiling_s=10, jitter=0.2)
-    assert [backoff.delay_s(1, draw=draw) for draw in (0.0, 0.5, 1.0)] == pytest.approx([8, 10, 12])
-
-
-@pytest.mark.parametrize("values", [{"first_s": 0}, {"factor": 0.5}, {"first_s": 9, "ceiling_s": 8}, {"jitter": 1}])
-def test_an_invalid_backoff_is_refused(values):
-    with pytest.raises(ValueError, match="invalid back-off"):
-        ExponentialBackoff(**values)
+from tests.gossip.helpers import PEER, RELAY
 
 
 def test_claimed_addresses_must_name_the_claimant():
@@ -67,16 +50,6 @@ def test_the_connection_state_has_a_phase_and_a_reason(facts, phase, reason):
     assert str(state) == f"{phase.value}: {state.reason}"
 
 
-async def test_a_full_queue_keeps_the_newest_announcements():
-    counters = GossipCounters()
-    queue = AnnouncementQueue(capacity=3, counters=counters)
-    for number in range(5):
-        queue.put(GossipMessage("peer", bytes([number])))
-    queue.close()
-    assert [announcement.payload[0] async for announcement in queue.drain()] == [2, 3, 4]
-    assert (counters.announcements_received, counters.announcements_dropped) == (5, 2)
-
-
 async def test_a_fault_is_raised_after_the_waiting_announcements():
     queue = AnnouncementQueue(capacity=3, counters=GossipCounters())
     queue.put(GossipMessage("peer", b"last"))
@@ -85,13 +58,6 @@ async def test_a_fault_is_raised_after_the_waiting_announcements():
     assert (await anext(announcements)).payload == b"last"
     with pytest.raises(RuntimeError, match="a bug"):
         await anext(announcements)
-
-
-def test_limits_and_settings_must_be_positive(tmp_path):
-    with pytest.raises(ValueError, match="max_streams must be above 0"):
-        GossipLimits(max_streams=0)
-    with pytest.raises(ValueError, match="poll_s must be above 0"):
-        NetworkSettings(sockets_dir=tmp_path, poll_s=0)  # type: ignore[arg-type]
 
 
 def test_an_entry_from_before_a_restart_is_not_of_another_node():

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.errors import MachineError, UsageError
+from ftis_node.errors import MachineError
 from ftis_node.gossip import FetchOutcome, SwarmPhase
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import BodyStore, announce_until_received, files_under, process_is_gone
@@ -54,17 +54,6 @@ async def test_bootstrap_nodes_share_one_directory(start):
     assert not waiting.done()
     await first.close()
     await asyncio.wait_for(waiting, 30)
-
-
-async def test_a_node_whose_bootstrap_node_does_not_answer_is_standalone(start):
-    bootstrap = await start(run_id=None)
-    address = bootstrap.addresses[0]
-    await bootstrap.close()
-    node = await start(peers=(address,))
-    await eventually(lambda: node.state.state is SwarmPhase.STANDALONE)
-    assert "no bootstrap peer answers, retrying" in node.state.reason
-    assert "connection refused" in node.state.reason
-    assert address.split("/p2p/")[0] in node.state.reason
 
 
 async def test_a_node_without_peers_waits_to_be_dialed(start):
@@ -128,13 +117,6 @@ async def test_a_node_starts_despite_files_of_a_killed_one(start, tmp_path):
     assert (folder / "p2pd.key").stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_port_of_another_node_is_refused(start):
-    first = await start()  # p2pd itself would share the port without an error
-    with pytest.raises(UsageError, match="is taken; choose another with --listen") as raised:
-        await start(listen=(first.addresses[0].split("/p2p/")[0],))
-    assert raised.value.exit_code == 2
-
-
 async def test_the_error_of_a_p2pd_that_does_not_start_has_cause_and_address(start, monkeypatch):
     monkeypatch.setattr("ftis_node.gossip.p2pd.process.p2pd_path", lambda: Path("/bin/false"))
     with pytest.raises(MachineError, match=r"/ip4/127.0.0.1/tcp/0: .* exit code 1.* \(2 tries\)"):
@@ -174,17 +156,6 @@ async def test_a_node_behind_a_relay_is_found_and_stores_no_entries_of_others(st
     assert [len(storage) > 0 for storage in kept] == [False, True]
     known = _directory_of(other)._node.protocol.routing_table.peer_id_to_uid
     assert [str(peer) for peer in known] == [bootstrap.peer_id]
-
-
-async def test_a_record_that_cannot_be_read_back_is_not_published(start):
-    bootstrap = await start(run_id=None)
-    node = await start(peers=tuple(bootstrap.addresses), is_unreachable=True)
-    await eventually(lambda: node.state.reason.startswith("1 peer connected"))
-    storage = _directory_of(bootstrap)._node.protocol.storage
-    storage.store = lambda *args, **kwargs: True  # reports success and stores nothing
-    assert not await node.publish_record(b"here", ttl_s=60)
-    del storage.store
-    assert await node.publish_record(b"here", ttl_s=61)
 
 
 def _directory_of(node: Any) -> Any:

@@ -1,23 +1,22 @@
-"""Values from unknown peers that could end a node: directory entries, answers, announcements, a duplicate identity."""
+"""Attacks of a member, and values that could end a node: each one is counted and leaves the victim at work."""
 
 import asyncio
 import logging
 import os
 import time
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from ftis_node.gossip import GossipLimits, SwarmPhase
-from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.gossip.membership import MemberProbe
 from ftis_node.gossip.p2pd import client
+from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, PeerID
 from ftis_node.gossip.types import DUPLICATE_IDENTITY
-from ftis_node.gossip.wire_format import bucket_key, topic
+from ftis_node.gossip.wire_format import RpcService, bucket_key, protocol, record_key, topic
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.swarm.topology import bucket_of
@@ -41,10 +40,10 @@ async def pair(tmp_path_factory):
     folder, nodes = tmp_path_factory.mktemp("g"), []
     for name in ("v", "m"):
         node = Libp2pGossip(
-            settings(folder / name, peers=tuple(nodes[0].addresses) if nodes else (), check_s=0.3, dial_timeout_s=2.0),
+            settings(folder / name, peers=tuple(nodes[0].addresses) if nodes else (), check_s=1.0, dial_timeout_s=2.0),
             identity=Identity.generate(),
             run_id=RUN,
-            limits=GossipLimits(max_announcement_bytes=512) if name == "v" else None,
+            limits=GossipLimits(max_announcement_bytes=512, idle_timeout_s=0.5) if name == "v" else None,
         )
         await node.start()
         nodes.append(node)
@@ -85,22 +84,6 @@ async def test_invalid_addresses_in_the_directory_end_no_node(pair, tmp_path):
     assert [node.counters.restarts for node in (victim, member, newcomer)] == [0, 0, 0]
     assert [sum(node.guard.num_faults.values()) for node in (victim, member, newcomer)] == [0, 0, 0]
     await newcomer.close()
-
-
-async def test_a_bootstrap_peer_with_an_underscore_in_its_name_is_retried(tmp_path):
-    peer = f"/dns4/ftis_boot.invalid/tcp/4001/p2p/{Identity.generate().peer_id}"
-    common = settings(tmp_path / "n", peers=(peer,), announce=("/dns4/my_host.invalid/tcp/4001",), dial_timeout_s=2.0)
-    node: Any
-    for node in (
-        Libp2pGossip(common, identity=Identity.generate(), run_id=RUN),
-        BootstrapNode(common, identity=Identity.generate()),
-    ):
-        await node.start()
-        assert node.addresses == [f"/dns4/my_host.invalid/tcp/4001/p2p/{node.peer_id}"]
-        if isinstance(node, Libp2pGossip):
-            await eventually(lambda node=node: node.state.state is SwarmPhase.STANDALONE)
-            assert "no bootstrap peer answers" in node.state.reason
-        await node.close()
 
 
 async def test_an_oversize_announcement_is_counted_and_its_sender_reported(pair):
@@ -201,3 +184,74 @@ async def test_an_address_that_raises_omits_only_its_peer(pair, monkeypatch):
 
 async def _is_connected(node: Libp2pGossip, peer_id: str) -> bool:
     return any(peer.peer_id == peer_id for peer in await node.connected_peers())
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"\x01\xff\xff\xff\xff", "frame_size"),
+        (b"\x09\0\0\0\0", "frame_kind"),
+        (b"\x02\0\0\0\0", "frame_kind"),
+        (b"\x01\0\0\0\x05short", "ids"),
+        (b"\x01\0\0\0\0", "ids"),
+        (b"GET / HTTP/1.1\r\n", "frame_kind"),
+        (b"\x01", "timed_out"),
+        (b"", "timed_out"),
+    ],
+)
+async def test_invalid_bytes_on_a_stream_are_counted(pair, sent, reason):
+    victim, attacker = pair
+    victim.serve(BodyStore(b"body").lookup)
+    num_before = victim.counters.serve_errors.get(reason, 0)
+    assert attacker._supervisor.session is not None
+    fetch = protocol("r", RpcService.FETCH)
+    async with attacker._supervisor.session.client.stream(victim.peer_id, fetch, timeout_s=30) as (reader, writer):
+        writer.write(sent)
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+    await eventually(lambda: victim.counters.serve_errors.get(reason, 0) == num_before + 1)
+
+
+async def test_a_record_cannot_be_overwritten_by_another_peer(pair):
+    victim, attacker = pair
+    assert await victim.publish_record(b"authentic", ttl_s=60)
+    assert attacker._supervisor.session is not None
+    node = attacker._supervisor.session.directory._node
+    key, expires_at = record_key("r", victim.peer_id), time.time() + 300
+    forged = sign_entry(Identity.generate(), EntryKind.RECORD, "r", b"forged", expires_at=expires_at)
+    for value in (b"plain", forged, bytes(3 << 20)):
+        num_refused = victim.counters.records_refused
+        await node.store(key, value, expires_at)
+        await eventually(lambda before=num_refused: victim.counters.records_refused > before)
+        assert await victim.get_record(victim.peer_id) == b"authentic"
+        assert await attacker.get_record(victim.peer_id) == b"authentic"
+
+
+async def test_neighbors_in_the_directory_stay_in_the_routing_table(pair):
+    for node, other in (pair, pair[::-1]):
+        assert node._supervisor.session is not None
+        table = node._supervisor.session.directory._node.protocol.routing_table
+        await eventually(lambda table=table, other=other: PeerID.from_base58(other.peer_id) in table)
+    num_updates = 0
+
+    def count_update(*args):
+        nonlocal num_updates
+        num_updates += 1
+
+    table.add_or_update_node, original = count_update, table.add_or_update_node
+    await asyncio.sleep(0.5)
+    table.add_or_update_node = original
+    assert num_updates < 10  # each loss of a neighbor would cause more updates
+
+
+async def test_a_stale_copy_does_not_hide_a_newer_record(pair):
+    owner, reader = pair
+    assert owner._supervisor.session is not None
+    assert reader._supervisor.session is not None
+    key = DHTID.generate(source=record_key("r", owner.peer_id))
+    storages = [node._supervisor.session.directory._node.protocol.storage for node in pair if node._supervisor.session]
+    assert await owner.publish_record(b"old", ttl_s=60)
+    old = storages[1].get(key)
+    assert await owner.publish_record(b"new", ttl_s=90)
+    del storages[1][key]
+    assert storages[1].store(key, old.value, old.expiration_time)
+    assert await reader.get_record(owner.peer_id) == b"new"

@@ -5,7 +5,6 @@ import pytest
 
 from ftis_node.errors import RecordError
 from ftis_node.records.token_batch import TokenBatch
-from tests.conftest import make_completion, make_group
 
 IDS, LOGPROBS = [[5, 6, 7], [8]], [[-0.5, -0.25, -1.0], [-2.0]]
 
@@ -44,13 +43,3 @@ def test_a_batch_is_read_from_its_bytes():
 def test_sizes_that_disagree_with_the_lengths_are_refused(num_id_bytes, num_logprob_bytes, lengths):
     with pytest.raises(RecordError, match="lengths need"):
         TokenBatch.from_bytes(bytes(num_id_bytes), bytes(num_logprob_bytes), lengths)
-
-
-def test_a_group_returns_the_completions_that_it_was_made_from(identity):
-    completions = (make_completion(1, 2, 3, reward=0.5, versions=(3, 5)), make_completion(4, versions=(4, 4)))
-    group = make_group(identity, completions=completions)
-    assert group == group.with_completions(group.completions)
-    for mine, theirs in zip(completions, group.completions, strict=True):
-        assert mine.token_ids.tolist() == theirs.token_ids.tolist()
-        assert mine.logprobs.tolist() == theirs.logprobs.tolist()
-        assert (mine.reward, mine.policy_version_newest) == (theirs.reward, theirs.policy_version_newest)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ftis_node.replay import side_tables
+from ftis_node.replay import database
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.eviction import Freshness
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -64,15 +64,6 @@ def test_the_oldest_foreign_groups_are_evicted(buffer, reader):
     assert reader.figures().released == {"evicted": 1}
 
 
-def test_ready_foreign_groups_are_bounded_by_their_bytes(buffer, reader):
-    fill(buffer, own=2, ann=4)
-    size, rest = divmod(reader.ready_foreign_bytes(), 4)
-    evicted = buffer.evict_foreign(keep=100, keep_bytes=2 * size + rest)
-    assert len(evicted) == 2
-    assert reader.ready_counts() == (2, 2)
-    assert reader.ready_foreign_bytes() <= 2 * size + rest
-
-
 def test_pruning_deletes_used_groups_only_and_keeps_the_totals(buffer, reader):
     fill(buffer, own=6, ann=2)
     buffer.take(1, own=3, foreign=1)
@@ -112,19 +103,19 @@ def test_freed_pages_are_returned_to_the_disk(path):
 @pytest.fixture
 def db():
     with sqlite3.connect(":memory:") as connection:
-        connection.executescript(side_tables.FORGOTTEN_SCHEMA)
+        connection.executescript(database.FORGOTTEN_SCHEMA)
         yield connection
     connection.close()
 
 
 def test_the_least_recently_used_rows_are_dropped_first(db, monkeypatch):
-    monkeypatch.setattr(side_tables, "MAX_FORGOTTEN", 2)
+    monkeypatch.setattr(database, "MAX_FORGOTTEN", 2)
     for touch, (sender, number) in enumerate((("ann", 1), ("bob", 1), ("eve", 1), ("ann", 2))):
-        side_tables.forget(db, sender, number, touch=touch)
-    side_tables.trim(db)
-    side_tables.forget(db, "eve", 1, touch=9)
+        database.forget(db, sender, number, touch=touch)
+    database.trim(db)
+    database.forget(db, "eve", 1, touch=9)
     assert db.execute("SELECT sender, number FROM forgotten ORDER BY sender").fetchall() == [("ann", 2), ("eve", 1)]
-    assert side_tables.is_forgotten(db, "ann", 2) and not side_tables.is_forgotten(db, "ann", 1)
+    assert database.is_forgotten(db, "ann", 2) and not database.is_forgotten(db, "ann", 1)
 
 
 def test_a_pruned_group_is_not_admitted_again(tmp_path):

@@ -121,14 +121,6 @@ def test_a_raised_number_does_not_change_the_position_of_the_prompts(path, buffe
     again.close()
 
 
-def test_the_last_number_is_kept_over_a_restart(path, buffer):
-    fill(buffer, own=5)
-    buffer.close()
-    resumed = ReplayBuffer(path)
-    assert resumed.last_number() == 5
-    resumed.close()
-
-
 WRITER = """
 import sys
 from pathlib import Path

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,9 @@ import ftis_node
 from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError, RecordError
 from ftis_node.records.envelope import seal_group
+from ftis_node.records.group import PromptRef
 from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.group_history import PromptResolver
 from tests.conftest import accept, make_group
 
 
@@ -45,3 +49,11 @@ def test_an_envelope_is_decoded_only_with_a_valid_signature(identity):
     for invalid in (b"", b"\xff" * 40, data[:-1], bytes(5 << 20)):
         with pytest.raises(RecordError):
             ftis_node.decode_envelope(invalid)
+
+
+def test_a_run_without_a_task_is_given_as_the_reason(tmp_path):
+    """An exception here would end the dashboard."""
+    home = Home(tmp_path)
+    home.run_toml.write_text('name = "no task"\n')
+    group: Any = SimpleNamespace(prompt_ref=PromptRef("arithmetic", "train", 1))
+    assert PromptResolver(home).resolve(group).missing == "the home's run.toml names no task"

@@ -66,11 +66,6 @@ def test_within_the_shares_the_oldest_groups_of_the_peers_with_most_are_evicted(
     assert {(c.sender, c.arrival) for c in evicted} == {("ann", 0), ("bob", 0)}
 
 
-def test_a_buffer_below_its_limit_evicts_no_group():
-    ready = groups("ann", 3) + groups("bob", 2)
-    assert choose_evicted(ready, keep=12, cap=ShareCap(share=0.25)) == []
-
-
 def test_many_identities_in_one_network_share_one_part():
     fakes = [f"fake{i}" for i in range(20)]
     cap = ShareCap(share=0.25, networks=dict.fromkeys(fakes, "8.8.8.0/24"))

@@ -65,7 +65,7 @@ def _events() -> list[dict[str, Any]]:
         at(400, "start", model="tiny"),
         at(450, "step_lost", step=45, error=f"see /home/someone/x/learner.log {ATTACK}"),
         at(451, "understated", group="ab", sender=PEER_ID, step=45),
-        at(455, "recovered", file=ATTACK, why=ATTACK, num_saved=3),
+        at(455, "recovered", file=ATTACK, why=ATTACK),
         at(457, "checkpoint_fallback", step=43, done=44),
         at(458, "clock_moved", jump_s=-3600.0),
         at(470, "caught_up", num_groups=321, duration_s=12.0),

@@ -5,16 +5,6 @@ from ftis_node.node.loops.confirm import MAX_IDS
 from ftis_node.swarm.delivery import IdsByPeer
 
 
-def test_a_delivery_is_a_pair_of_peer_and_group():
-    sent = IdsByPeer(capacity=100)
-    sent.add("a", b"1")
-    sent.add("a", b"1")
-    assert sent.has("a", b"1")
-    assert not sent.has("a", b"2")
-    assert not sent.has("b", b"1")
-    assert len(sent) == 1
-
-
 def test_a_full_set_first_drops_ids_of_the_peer_with_most():
     sent = IdsByPeer(capacity=10)
     sent.add("honest", b"x")

@@ -89,10 +89,3 @@ def test_the_table_distinguishes_an_unknown_peer_with_the_nodes_own_name():
     text = "\n".join(swarm_text([view], now=2.0))
     assert f"\nann {ME.peer_id[-4:]} " in text and f"\nAnn {THIEF.peer_id[-4:]} " in text
     assert f"Ann {THIEF.peer_id[-4:]} 100%" in text
-
-
-def test_a_name_that_looks_like_another_selects_no_peer():
-    rows = [{"peer_id": ME.peer_id, "name": "ann"}, {"peer_id": THIEF.peer_id, "name": "ANN"}]
-    assert find_peer("Ann", rows[:1]) == ME.peer_id
-    with pytest.raises(UsageError, match="fits 2 peers"):
-        find_peer("ann", rows)

@@ -48,11 +48,6 @@ def test_a_request_stays_below_max_bytes_but_holds_at_least_one_group():
     assert ids_of(queue.next_request(most=16, need=None, max_bytes=10)) == ["a0"]
 
 
-def test_a_peer_that_may_not_be_asked_is_skipped():
-    queue = queue_of(item("a0"), item("b0", sender="b"))
-    assert ids_of(queue.next_request(most=1, need=None, max_bytes=ANY, may_ask=lambda peer: peer == "b")) == ["b0"]
-
-
 def test_a_group_that_its_sender_lacks_is_requested_from_holders_then_from_members():
     queue = queue_of(item("a0"))
     assert not queue.add(item("a0"), holder="b")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-import sqlite3
 from contextlib import closing
 
 import pytest
@@ -15,12 +13,10 @@ from ftis_node.errors import FileError, RecordError
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.receipt_proof import check_receipts, saved_receipts
 from ftis_node.node.peers.registry import PeerActivity
-from ftis_node.node.peers.store import copy_peers
 from ftis_node.records.bounds import MAX_RECEIPTS
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import PeerStats, Receipt, receipt_key
-from ftis_node.swarm.overview import RunSummary, make_view, swarm_row
 from ftis_node.swarm.receipts import DAY_S, INFLATED, OF_ITSELF, ReceiptBook, StepLimits, Used, totals_by_key
 from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.health_summary import used_by_peers
@@ -210,61 +206,7 @@ def test_a_peer_that_begins_again_begins_its_receipts_again() -> None:
     assert [one.groups for one in activity.receipts.values()] == [2]
 
 
-def test_readable_receipts_survive_the_repair_of_their_file(tmp_path) -> None:
-    with closing(manager(tmp_path / "peers.sqlite")) as peers:
-        peers.receipts.note_used(OTHER.peer_id, 20)
-        note(peers.receipts, PEER, for_me(1, 500))
-    with closing(sqlite3.connect(tmp_path / "peers.sqlite")) as damaged:
-        damaged.row_factory = sqlite3.Row
-        copy_peers(damaged, tmp_path / "new.sqlite")
-    with closing(manager(tmp_path / "new.sqlite")) as peers:
-        assert peers.receipts.given == {OTHER.peer_id: Used(1, 20)}
-        assert list(peers.receipts.signers) == [PEER.peer_id]
-
-
 def _document(home: Home) -> dict:
     import msgspec
 
     return msgspec.to_builtins(saved_receipts(home))
-
-
-def test_fifty_nodes_are_ranked_by_what_was_used() -> None:
-    """Each node reads several records of each other one, because a record has not all receipts; three lie."""
-    rng = random.Random(0)
-    nodes = [Identity.from_seed(number.to_bytes(32, "big")) for number in range(50)]
-    books = {node.peer_id: ReceiptBook(node.peer_id, LIMITS) for node in nodes}
-    used = dict.fromkeys(books, 0)
-    quality = {peer_id: rng.random() for peer_id in books}
-    for book in books.values():
-        for sender in rng.choices(list(books), weights=list(quality.values()), k=300):
-            if sender != book.own_id:
-                book.note_used(sender, 100)
-                used[sender] += 1
-    steps = {peer_id: sum(groups for groups, _ in book.given.values()) for peer_id, book in books.items()}
-    liars = [node.peer_id for node in nodes[:3]]
-    for liar in liars:  # its receipts do not count, so its senders lose them
-        for sender, one in books[liar].given.items():
-            used[sender] -= one.groups
-    rows = []
-    for node in nodes:
-        activity = PeerActivity()
-        for turn in range(5):
-            receipts = books[node.peer_id].receipts(turn)
-            if node.peer_id in liars:
-                receipts = (Receipt(receipt_key(nodes[40].peer_id), 10**9, 10**9), *receipts[1:])
-            record = record_of(node, receipts, step=steps[node.peer_id])
-            activity.note_record(open_peer_record(seal_peer_record(record, node)))
-        row = swarm_row(activity.record, seen_at=NOW)
-        rows.append(type(row)(**{**_fields(row), "receipts": tuple(activity.receipts.values())}))
-    view = make_view(rows, run=replace_limits(RunSummary("0" * 32)), now=NOW)
-    assert {row.peer_id: row.used_groups for row in view.peers} == used
-    assert all(row.used_tokens == 100 * row.used_groups for row in view.peers)
-    assert [row.used_groups for row in view.peers] == sorted(used.values(), reverse=True), "the rows are in this order"
-
-
-def _fields(row) -> dict:
-    return {name: getattr(row, name) for name in row.__struct_fields__}
-
-
-def replace_limits(run: RunSummary) -> RunSummary:
-    return RunSummary(run.id, run.name, run.task, run.method, LIMITS)

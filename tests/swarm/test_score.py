@@ -126,31 +126,19 @@ def test_every_reason_in_a_peers_record_has_a_sentence():
 
 
 @pytest.mark.parametrize(
-    ("reason", "signed", "blamed", "behaviour"),
+    ("reason", "origin", "signed", "blamed", "behaviour"),
     [
-        ("signature", False, "relay", Behaviour.FALSE_CLAIM),
-        ("run", False, "relay", Behaviour.REFUSED),
-        ("quota", False, "relay", Behaviour.HARMLESS),
-        ("scoring_failed", True, "relay", Behaviour.HARMLESS),
-        ("reward_mismatch", True, "signer", Behaviour.FALSE_CLAIM),
+        ("signature", "relay", False, "relay", Behaviour.FALSE_CLAIM),
+        ("run", "relay", False, "relay", Behaviour.REFUSED),
+        ("anything", "relay", False, "relay", Behaviour.REFUSED),
+        ("quota", "relay", False, "relay", Behaviour.HARMLESS),
+        ("quota", "signer", False, "signer", Behaviour.RATE_LIMITED),
+        ("scoring_failed", "relay", True, "relay", Behaviour.HARMLESS),
+        ("reward_mismatch", "relay", True, "signer", Behaviour.FALSE_CLAIM),
     ],
 )
-def test_a_reason_is_attributed_to_the_peer_that_caused_it(reason, signed, blamed, behaviour):
-    assert attribute_refusal(reason, origin="relay", sender="signer", signed=signed) == (blamed, behaviour)
-
-
-def test_a_flood_is_attributed_to_the_sender_only_if_it_served_the_group():
-    assert attribute_refusal("quota", origin="signer", sender="signer", signed=False) == (
-        "signer",
-        Behaviour.RATE_LIMITED,
-    )
-
-
-def test_an_unsigned_group_is_attributed_to_the_peer_that_served_it():
-    assert attribute_refusal("anything", origin="forger", sender="victim", signed=False) == (
-        "forger",
-        Behaviour.REFUSED,
-    )
+def test_a_reason_is_attributed_to_the_peer_that_caused_it(reason, origin, signed, blamed, behaviour):
+    assert attribute_refusal(reason, origin=origin, sender="signer", signed=signed) == (blamed, behaviour)
 
 
 def note(

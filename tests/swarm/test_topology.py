@@ -69,14 +69,6 @@ def test_the_budget_decides_how_many_shards_are_read(received_per_s, num_read, c
     assert num_affordable(received_per_s, num_read=num_read, num_shards=16, budget_per_s=50.0) == count
 
 
-def test_a_number_of_shards_that_fits_does_not_change():
-    count = 16
-    for _ in range(10):
-        count = num_affordable(7.0 * count, num_read=count, num_shards=16, budget_per_s=50.0)
-    assert 5 <= count <= 7
-    assert num_affordable(7.0 * count, num_read=count, num_shards=16, budget_per_s=50.0) == count
-
-
 @pytest.mark.parametrize(
     ("num_members", "num_dials"),
     [(0, 8), (5, 3), (8, 1), (23, 1), (24, 0)],  # the missing ones; one unknown peer more; none with many members

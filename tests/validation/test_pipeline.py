@@ -13,7 +13,7 @@ import pytest
 from ftis_node.config.manifest import RunManifest
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import seal_group
-from ftis_node.records.group import CompletionStatus, FinishReason, Group, PromptRef, SamplingSettings
+from ftis_node.records.group import Completion, CompletionStatus, FinishReason, Group, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.tasks.arithmetic import ArithmeticTask
@@ -111,11 +111,17 @@ async def test_a_group_from_before_a_reset_is_stale_except_an_own_one(identity, 
     assert isinstance(own, Accepted)
 
 
-def _with_logprob(value: float):
-    completion = make_completion(10, 11, EOS, reward=1.0)
-    logprobs = completion.logprobs.copy()
+RIGHT, WRONG = make_completion(10, 11, EOS, reward=1.0), make_completion(12, 13)
+
+
+def _with_logprob(value: float) -> tuple[Completion, ...]:
+    logprobs = RIGHT.logprobs.copy()
     logprobs[1] = value
-    return (replace(completion, logprobs=logprobs), make_completion(12, 13))
+    return replace(RIGHT, logprobs=logprobs), WRONG
+
+
+def _ending(*ids: int, reason: FinishReason) -> Completion:
+    return replace(make_completion(*ids), finish_reason=reason)
 
 
 @pytest.mark.parametrize(
@@ -127,26 +133,18 @@ def _with_logprob(value: float):
         ({"sampling": SamplingSettings(top_k=5)}, "sampling"),
         ({"sampling": SamplingSettings(temperature=float("nan"))}, "sampling"),
         ({"sampling": SamplingSettings(top_p=float("nan"))}, "sampling"),
-        ({"sampling": SamplingSettings(temperature=float("inf"))}, "sampling"),
-        ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(100, 13))}, "token_out_of_range"),
-        ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(-1, 13))}, "token_out_of_range"),
+        ({"completions": (RIGHT, make_completion(100, 13))}, "token_out_of_range"),
+        ({"completions": (RIGHT, make_completion(-1, 13))}, "token_out_of_range"),
         ({"completions": _with_logprob(float("nan"))}, "logprobs"),
         ({"completions": _with_logprob(float("-inf"))}, "logprobs"),
         ({"completions": _with_logprob(0.5)}, "logprobs"),
-        (  # as many end-of-sequence ids as stops, but in the wrong place
-            {
-                "completions": (
-                    replace(make_completion(10, EOS, 11, reward=1.0), finish_reason=FinishReason.STOP),
-                    make_completion(12, 13),
-                )
-            },
-            "finish_reason",
-        ),
+        # As many end-of-sequence ids as stops, but in the wrong place.
+        ({"completions": (_ending(10, EOS, 11, reason=FinishReason.STOP), WRONG)}, "finish_reason"),
         (
             {
                 "completions": (
-                    replace(make_completion(10, 11), finish_reason=FinishReason.STOP),
-                    replace(make_completion(12, EOS), finish_reason=FinishReason.LENGTH),
+                    _ending(10, 11, reason=FinishReason.STOP),
+                    _ending(12, EOS, reason=FinishReason.LENGTH),
                 )
             },
             "finish_reason",
@@ -154,12 +152,9 @@ def _with_logprob(value: float):
         ({"problem_hash": bytes(16)}, "prompt_mismatch"),
         ({"end_ids": (EOS, 100)}, "token_out_of_range"),
         ({"end_ids": ()}, "finish_reason"),
-        (
-            {"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(12, 13, reward=1.0))},
-            "reward_mismatch",
-        ),
-        ({"completions": (make_completion(10, 11, EOS, reward=0.0), make_completion(12, 13))}, "reward_mismatch"),
-        ({"completions": (make_completion(66, 11, EOS, reward=1.0), make_completion(12, 13))}, "scoring_failed"),
+        ({"completions": (RIGHT, replace(WRONG, reward=1.0))}, "reward_mismatch"),
+        ({"completions": (replace(RIGHT, reward=0.0), WRONG)}, "reward_mismatch"),
+        ({"completions": (make_completion(66, 11, EOS, reward=1.0), WRONG)}, "scoring_failed"),
     ],
 )
 async def test_each_fault_is_refused_with_its_reason(identity, changes, reason):

@@ -56,12 +56,15 @@ def _completion(text: str, *, reward: float = 0.0, finish: FinishReason = STOP, 
     return replace(completion, **changes)
 
 
+TEN = _completion("10", reward=1.0)
+
+
 def _group(identity: Identity, **changes: Any) -> TextGroup:
     valid = {
         "run_id": MANIFEST.run_id,
         "prompt_ref": ITEM.ref,
         "problem_hash": hash_messages(ITEM.prompt),
-        "completions": (_completion("10", reward=1.0), _completion("no, 京 35 ", finish=LENGTH)),
+        "completions": (TEN, _completion("no, 京 35 ", finish=LENGTH)),
     }
     return make_text_group(identity, **{**valid, **changes})
 
@@ -103,14 +106,14 @@ async def test_a_valid_text_group_is_accepted_in_tokens_of_this_node(identity):
     [
         ({"tokenizer": TOKENIZER.fingerprint}, "wrong_encoding"),
         ({"completions": (_completion("10", reward=1.0, num_tokens=25), _completion("1"))}, "length"),
-        ({"completions": (_completion("10", reward=1.0), _completion("x" * (24 * 64 + 1)))}, "length"),
-        ({"completions": (_completion("10", reward=1.0), _completion("京" * 24))}, "too_long_here"),
-        ({"completions": (_completion("10", reward=1.0), _completion("", finish=LENGTH))}, "not_encodable"),
+        ({"completions": (TEN, _completion("x" * (24 * 64 + 1)))}, "length"),
+        ({"completions": (TEN, _completion("京" * 24))}, "too_long_here"),
+        ({"completions": (TEN, _completion("", finish=LENGTH))}, "not_encodable"),
         ({"completions": (_completion("10", reward=1.0, mean_logprob=float("nan")), _completion("1"))}, "logprobs"),
         ({"completions": (_completion("10", reward=1.0, mean_logprob=float("-inf")), _completion("1"))}, "logprobs"),
         ({"completions": (_completion("10", reward=1.0, mean_logprob=0.1), _completion("1"))}, "logprobs"),
         ({"completions": (_completion("10", reward=1.0, mean_logprob=-1e30), _completion("1"))}, "logprobs"),
-        ({"completions": (_completion("10", reward=1.0), _completion("11", reward=1.0))}, "reward_mismatch"),
+        ({"completions": (TEN, _completion("11", reward=1.0))}, "reward_mismatch"),
     ],
 )
 async def test_each_fault_is_refused_with_its_reason(identity, changes, reason):
@@ -124,7 +127,7 @@ async def test_each_fault_is_refused_with_its_reason(identity, changes, reason):
     "text", ["<|im_end|>", "10<|im_end|>", "<|im_start|>assistant\n", "<|endoftext|>", "<|im_<|im_end|>end|>"]
 )
 async def test_a_text_like_a_special_token_is_encoded_as_plain_text(identity, text):
-    completions = (_completion(text, finish=LENGTH), _completion("10", reward=1.0))
+    completions = (_completion(text, finish=LENGTH), TEN)
     verdict = await _verdict(identity, completions=completions)
     assert isinstance(verdict, Accepted)
     assert not SPECIAL_IDS & set(verdict.group.completions[0].token_ids.tolist())
@@ -142,7 +145,7 @@ async def test_another_end_token_of_this_node_inside_a_text_is_a_token_like_anot
 
 async def test_a_text_or_problem_that_this_model_cannot_read_costs_its_sender_nothing(identity):
     (largest,) = TOKENIZER.encode_text("nt")
-    completions = (_completion("10", reward=1.0), _completion("nt"))
+    completions = (TEN, _completion("nt"))
     for rows, reason in ((largest, "no_embedding"), (5, "not_encodable")):
         context = _context(tokenizer=PromptTokenizer(make_tokenizer(), name="few rows", num_rows=rows))
         assert reason_of(await _verdict(identity, context, completions=completions)) == reason
@@ -163,7 +166,7 @@ async def test_a_text_that_decodes_differently_is_refused(identity):
 
 
 async def test_an_empty_completion_that_stopped_is_one_end_of_sequence_token(identity):
-    verdict = await _verdict(identity, completions=(_completion("10", reward=1.0), _completion("", num_tokens=1)))
+    verdict = await _verdict(identity, completions=(TEN, _completion("", num_tokens=1)))
     assert isinstance(verdict, Accepted)
     assert verdict.group.completions[1].token_ids.tolist() == [EOS]
 

@@ -49,7 +49,6 @@ MAX_LISTED = 1_000_000
 class ExportFormat(StrEnum):
     JSONL = "jsonl"
     PARQUET = "parquet"
-    MSGPACK = "msgpack"
     ENVELOPE = "envelope"
 
 
@@ -136,23 +135,21 @@ def export(
     revision: RevisionOption = None,
     commit_message: CommitMessageOption = None,
 ) -> None:
-    """Export the stored groups: rollouts as JSON lines, Parquet or MessagePack, or the signed envelopes, one file each.
+    """Export the stored groups: rollouts as JSON lines or Parquet, or the signed envelopes, one file each.
 
     A row is that of `list`, with completions: [{token_ids, logprobs, finish_reason, reward}] (of a group that came as
     text: text, mean_logprob, sender_tokens, ...). --text adds sender_name, prompt, answer and each completion's text.
     --flat: completion_index, completion, token_ids, logprobs, mean_logprob, num_tokens, finish_reason, reward.
     Episodes have turn_lengths and observation_ids.
-    A file of MessagePack is a sequence of maps, one a row, with the same keys. --push-to needs `hf auth login`. It
-    writes a folder with the rows and a card, and pushes it. The senders are then `own`, `peer-1`, `peer-2` and so on.
+    --push-to needs `hf auth login`. It writes a folder with the rows and a card, and pushes it. The senders are then
+    `own`, `peer-1`, `peer-2` and so on.
     """
     if format_ is ExportFormat.ENVELOPE and (text or flat):
-        raise UsageError(
-            "--text and --flat add to rows, and an envelope has none: choose --format jsonl, parquet or msgpack"
-        )
+        raise UsageError("--text and --flat add to rows, and an envelope has none: choose --format jsonl or parquet")
     target = push_target(push_to, "dataset", public=public, revision=revision, message=commit_message, license=license)
     if target is None and (license or with_senders):
         raise UsageError("--license and --with-senders are for --push-to OWNER/NAME: add it, or leave them out")
-    if target is not None and format_ not in (ExportFormat.JSONL, ExportFormat.PARQUET):
+    if target is not None and format_ is ExportFormat.ENVELOPE:
         raise UsageError("the hub shows no such file as a data set: choose --format jsonl or parquet with --push-to")
     where, totals = home_at(home), None
     try:
@@ -195,7 +192,7 @@ def _export_rows(
     flat: bool,
     totals: RowTotals | None = None,
 ) -> None:
-    from ftis_node.replay.rollout_rows import TextRows, flat_rows, group_rows, write_jsonl, write_msgpack, write_parquet
+    from ftis_node.replay.rollout_rows import TextRows, flat_rows, group_rows, write_jsonl, write_parquet
 
     texts = TextRows(home, _names(home)) if text else None
     rows = group_rows(reader) if texts is None else texts.group_rows(reader)
@@ -204,7 +201,7 @@ def _export_rows(
     if format_ is ExportFormat.PARQUET:
         count = write_parquet(rows, out, with_texts=text, is_flat=flat)
     else:
-        count = (write_msgpack if format_ is ExportFormat.MSGPACK else write_jsonl)(rows, out)
+        count = write_jsonl(rows, out)
     typer.echo(f"{count} {'completions' if flat else 'groups'} written to {out}")
     for reason, number in texts.missing.most_common() if texts else ():
         typer.echo(f"{number} texts are missing: {printable(reason)}", err=True)

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -35,7 +34,6 @@ from ftis_node.gossip.directory.validators import (
     StoredRun,
     count_stored_runs,
     entries_in,
-    unpack_bytes,
 )
 from ftis_node.gossip.multiaddr import usable_addresses
 from ftis_node.gossip.p2pd.client import cancel_and_wait, shielded_call
@@ -44,7 +42,6 @@ from ftis_node.gossip.p2pd.hivemind_bindings import (
     DHTID,
     AttachedP2P,
     DHTNode,
-    DictionaryDHTValue,
     Multiaddr,
     PeerID,
     dht_pb2,
@@ -61,10 +58,7 @@ logger = logging.getLogger(__name__)
 
 NUM_SKEWS = 9
 MIN_CLOCKS = 2
-NAMED_SKEW_S = 3.0  # hivemind peers refuse messages with more
 MAX_OWN_ENTRIES = 64
-READ_BACK_EVERY = 10
-NUM_HOLDERS_ASKED = 5
 
 
 def majority_skew(skews_s: Sequence[float]) -> float | None:
@@ -82,8 +76,6 @@ class Directory:
         self._guard = config.guard
         self._peer_id = config.identity.peer_id
         self._skews_s = LruDict[str, float](NUM_SKEWS)  # by peer: its clock minus our monotonic clock
-        self._named = LruDict[str, None](NUM_SKEWS)  # peers whose clock the log has named
-        self._num_stored = Counter[EntryKind]()
         self._own_expiries = LruDict[float, None](MAX_OWN_ENTRIES)
 
     @classmethod
@@ -121,17 +113,8 @@ class Directory:
         ours = time.time() - time.monotonic()  # computed now, so that a clock change is visible at once
         return [clock_s - ours for clock_s in self._skews_s.values()]
 
-    def _note_clock(self, peer_id: str, clock_s: float) -> None:
-        self._skews_s[peer_id] = clock_s
-        skew_s = clock_s - (time.time() - time.monotonic())
-        if abs(skew_s - (self.clock_skew_s or 0.0)) > NAMED_SKEW_S and peer_id not in self._named:
-            self._named[peer_id] = None
-            which = "one of the two is wrong" if self.clock_skew_s is None else "most peers disagree with it"
-            logger.warning("the clock of peer %s is %+.0f s off this machine's: %s", peer_id, skew_s, which)
-
     @property
     def is_serving(self) -> bool:
-        """Return whether this node stores entries for other nodes and answers their queries."""
         return self._limiter.is_serving
 
     def serve(self, is_serving: bool) -> None:
@@ -163,7 +146,6 @@ class Directory:
         return None if entry is None else self._decrypted(entry)
 
     async def publish_manifest(self, run_id: str, canonical: bytes, *, ttl_s: float) -> bool:
-        """Store the run's manifest under the run's key; return whether a node accepted it."""
         key = manifest_key(run_id)
         return await self._store(EntryKind.MANIFEST, run_id, key, None, pack_manifest(canonical), ttl_s=ttl_s)
 
@@ -173,7 +155,6 @@ class Directory:
         return None if entry is None else unpack_manifest(entry.payload, run_id=run_id)
 
     async def register(self, run_id: str, payload: bytes, *, ttl_s: float) -> bool:
-        """Register this node among the run's members; return whether a node accepted it."""
         key = bucket_key(run_id, bucket_of(self._peer_id))
         if self._own_expiries:
             with suppress(TimeoutError):
@@ -245,7 +226,7 @@ class Directory:
                 return False
             if response is None or not response.peer.node_id or not math.isfinite(response.dht_time):
                 return False
-            self._note_clock(str(peer), response.dht_time - (sent_at + time.monotonic()) / 2)
+            self._skews_s[peer_id] = response.dht_time - (sent_at + time.monotonic()) / 2
             noting = protocol.update_routing_table(DHTID.from_bytes(response.peer.node_id), peer, responded=True)
             await shielded_call(noting, timeout_s=timeout_s)
             return True
@@ -263,31 +244,11 @@ class Directory:
     async def _store(
         self, kind: EntryKind, run_id: str, key: str, subkey: str | None, payload: bytes, *, ttl_s: float
     ) -> bool:
-        """Store an entry. Every tenth is read back: `store` returns True even if no node can read the entry."""
         expires_at = time.time() + ttl_s
         if kind is EntryKind.MEMBER:
             self._own_expiries[expires_at] = None
         first, private = split_private(kind, payload)
         ciphertext = self._config.cipher.encrypt(private, kind.name, self._peer_id)
         entry = sign_entry(self._config.identity, kind, run_id, first + ciphertext, expires_at=expires_at)
-        self._num_stored[kind] += 1
-        is_read_back = self._num_stored[kind] % READ_BACK_EVERY == 1
         storing = self._node.store(key, entry, expires_at, subkey=subkey, exclude_self=not self.is_serving)
-        kept = await self._call(storing)
-        if kept and is_read_back:
-            kept = await self._call(self._is_held(DHTID.generate(source=key), entry, subkey))
-        return bool(kept)
-
-    async def _is_held(self, key: Any, entry: bytes, subkey: str | None) -> bool:
-        nearest = (await self._node.find_nearest_nodes([key], exclude_self=True))[key]
-        if not nearest:
-            return self.is_serving
-        for peer in list(nearest.values())[:NUM_HOLDERS_ASKED]:
-            found = (await self._node.protocol.call_find(peer, [key]) or {}).get(key, (None, {}))[0]
-            value = found.value if found is not None else None
-            if subkey is not None and isinstance(value, DictionaryDHTValue):
-                value = value.get(subkey).value if subkey in value else None
-            if isinstance(value, bytes) and unpack_bytes(value) == entry:
-                return True
-        logger.warning("directory entry was accepted but cannot be read back")
-        return False
+        return bool(await self._call(storing))

@@ -59,8 +59,6 @@ def unpack_manifest(payload: bytes, *, run_id: str) -> bytes | None:
 
 
 class EntryKind(IntEnum):
-    """Kind of an entry, which determines its key."""
-
     RECORD = 1
     MEMBER = 2
     MANIFEST = 3

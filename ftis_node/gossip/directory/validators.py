@@ -1,12 +1,10 @@
 """Validation of directory traffic: entries to store, requests and answers from peers.
 
-hivemind's DHT stores any value with any expiry and answers requests of any size. Two of its hooks restrict that. A
-record validator checks the owner's signature, the key and the expiry. An authorizer sees every request before it is
-processed.
+hivemind's DHT stores any value with any expiry and answers requests of any size. A record validator checks the owner's
+signature, the key and the expiry. An authorizer sees every request before it is processed.
 
-Against many identities at one network address (Sybil attack) buckets are bounded by address: an identity costs nothing,
-but an address does. If space runs out, the address block with the most entries loses its newest entries first. A member
-that claims foreign addresses gains little, because peers cannot dial it.
+Identities cost nothing, but addresses do (Sybil attack). So if space runs out, the address block with the most entries
+loses its newest entries first. A member that claims foreign addresses gains little, because peers cannot dial it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Client for p2pd's control socket: one request at a time on each connection.
 
-hivemind's client uses the same protocol but lacks gossipsub, leaves connections open after a canceled call, and
-reads frames of any announced length. A broken or silent control socket raises OSError or EOFError (TimeoutError is an
-OSError): p2pd has ended or hangs. An error reported by p2pd raises `P2pdError`.
-
-libp2p supports peers with RSA, secp256k1 and ECDSA keys. Nodes use Ed25519 only, so other peers are dropped and counted
-in this file. All peer ids outside it are Ed25519 ids.
+hivemind's client lacks gossipsub, leaves connections open after a canceled call, and reads frames of any length. A
+broken or silent control socket raises OSError or EOFError (TimeoutError is an OSError): p2pd has ended or hangs. An
+error reported by p2pd raises `P2pdError`. Peers whose key is not Ed25519 are dropped and counted in this file.
 
 Messages: https://github.com/learning-at-home/go-libp2p-daemon/blob/master/pb/p2pd.proto
 """

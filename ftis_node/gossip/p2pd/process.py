@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ftis_node.errors import MachineError, UsageError
-from ftis_node.gossip.multiaddr import ListenAddress
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_path
 from ftis_node.gossip.settings import NetworkSettings
+from ftis_node.records.addresses import Address
 from ftis_node.records.identity import SEED_BYTES, Identity
 from ftis_node.telemetry.faults import watched_task
 
@@ -34,17 +34,17 @@ _KEY_HEADER = bytes((0x08, 0x01, 0x12, 0x40))  # field 1: key type 1 (Ed25519); 
 RELAY_BUFFER_BYTES = 1 << 16  # two for each relayed connection; p2pd's default is 16 MiB
 
 
-def check_free(addresses: Iterable[ListenAddress]) -> None:
+def check_free(addresses: Iterable[Address]) -> None:
     """Raise UsageError, with the remedy, for the first address on which this node cannot listen.
 
     p2pd does not report a conflict: it listens with SO_REUSEPORT, and each of two nodes gets some of the connections.
     """
     for address in addresses:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        kind = socket.SOCK_STREAM if address.transport == "tcp" else socket.SOCK_DGRAM
+        kind = socket.SOCK_STREAM if address.names[1] == "tcp" else socket.SOCK_DGRAM
         try:
             with socket.socket(family, kind) as probe:
-                if address.transport == "tcp":  # connections in TIME_WAIT do not matter
+                if address.names[1] == "tcp":  # connections in TIME_WAIT do not matter
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
                     probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -58,13 +58,13 @@ def check_free(addresses: Iterable[ListenAddress]) -> None:
             raise UsageError(f"cannot listen on {address.text}: {why} with --listen") from None
 
 
-def pin_ports(requested: Sequence[ListenAddress], actual: Iterable[str]) -> tuple[ListenAddress, ...]:
+def pin_ports(requested: Sequence[Address], actual: Iterable[str]) -> tuple[Address, ...]:
     """Return `requested` with port 0 replaced by the chosen port, so that a restarted p2pd keeps its address."""
     pinned = []
     for address in requested:
         family = "ip6" if ":" in address.host else "ip4"
         parts = [text.split("/") for text in actual if text.startswith(f"/{family}/")]
-        ports = [int(part[4]) for part in parts if part[3] == address.transport]
+        ports = [int(part[4]) for part in parts if part[3] == address.names[1]]
         pinned.append(address.with_port(ports[0]) if address.port == 0 and ports else address)
     return tuple(pinned)
 
@@ -72,7 +72,7 @@ def pin_ports(requested: Sequence[ListenAddress], actual: Iterable[str]) -> tupl
 def p2pd_arguments(
     settings: NetworkSettings,
     *,
-    listen: Sequence[ListenAddress],
+    listen: Sequence[Address],
     control_path: Path,
     key_path: Path,
     is_public: bool,
@@ -128,8 +128,6 @@ def libp2p_private_key(identity: Identity) -> bytes:
 
 
 class P2pdProcess:
-    """A running p2pd. `start` creates it."""
-
     def __init__(self, child: asyncio.subprocess.Process) -> None:
         self._child = child
         self._lines: deque[str] = deque(maxlen=NUM_LINES_KEPT)

@@ -18,7 +18,6 @@ from pathlib import Path
 from ftis_node.errors import MachineError, RecordError, UsageError
 from ftis_node.files import replace_file
 from ftis_node.gossip.directory.dht import Directory
-from ftis_node.gossip.multiaddr import ListenAddress
 from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
 from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, libp2p_private_key, p2pd_arguments
@@ -26,6 +25,7 @@ from ftis_node.gossip.p2pd.relay_limit import fetch_own_limit
 from ftis_node.gossip.streams import StreamServer
 from ftis_node.gossip.types import Fetched, FetchOutcome
 from ftis_node.gossip.wire_format import Frame, ItemCollector, RpcService, outcome_of, protocol, read_frame, write_frame
+from ftis_node.records.addresses import Address
 
 MAX_SOCKET_PATH_BYTES = 107  # the kernel's limit on the path of a unix socket
 CONTROL_NAME = "p2pd.sock"
@@ -67,8 +67,6 @@ def clear_sockets(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A running p2pd with its client, directory and stream server."""
-
     process: P2pdProcess
     client: P2pdClient
     directory: Directory
@@ -132,7 +130,7 @@ class Session:
 
 
 @asynccontextmanager
-async def open_session(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -> AsyncIterator[Session]:
+async def open_session(config: P2pdConfig, *, listen: Sequence[Address]) -> AsyncIterator[Session]:
     """Start p2pd on `listen`, with client, directory and server. Raises the same errors as `Gossip.start`."""
     settings = config.settings
     folder = settings.sockets_dir.absolute()
@@ -158,7 +156,7 @@ async def open_session(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -
         yield Session(process, client, directory, config, await client.identify())
 
 
-async def _start_relay(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -> P2pdProcess:
+async def _start_relay(config: P2pdConfig, *, listen: Sequence[Address]) -> P2pdProcess:
     """Start p2pd, usually one or two times, until its relay has our limits (`relay_limit.py`)."""
     settings, folder = config.settings, config.settings.sockets_dir.absolute()
     for num_tries in range(1, settings.num_relay_tries + 1):
@@ -180,7 +178,7 @@ async def _start_relay(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -
     return process
 
 
-async def _start_p2pd(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -> P2pdProcess:
+async def _start_p2pd(config: P2pdConfig, *, listen: Sequence[Address]) -> P2pdProcess:
     """Start p2pd with a few retries: on a busy machine the first start may be slow."""
     settings = config.settings
     folder = settings.sockets_dir.absolute()

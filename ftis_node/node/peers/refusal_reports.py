@@ -15,7 +15,7 @@ from ftis_node.gossip import Gossip
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.swarm.reasons import advice_for, sentence
-from ftis_node.swarm.refusals import RefusalLog, RefusedSender, RefusingPeers
+from ftis_node.swarm.refusals import RefusalLog, RefusedSender
 from ftis_node.swarm.reputation import BY_OPERATOR
 from ftis_node.telemetry.status import RefusalStatus
 from ftis_node.telemetry.terminal_text import clipped, printable
@@ -36,14 +36,16 @@ class RefusalReporter:
     def __post_init__(self) -> None:
         self._refused: Sequence[RefusedSender] = ()
         self._refusing: Sequence[RefusedSender] = ()
-        self._claims = RefusingPeers()
         self._log_refused, self._log_refusing = RefusalLog(), RefusalLog()
 
     async def update(self) -> None:
         """Read the present state, and log what is new."""
         now, known = time.time(), await self.gossip.known_members()
         self._refused = self.peers.refused_senders()
-        self._refusing = self._claims.update(self._claims_of(known), now=now)
+        since = {peer.peer_id: peer.since for peer in self._refusing}
+        self._refusing = [
+            RefusedSender(peer_id, *claim, since.get(peer_id, now)) for peer_id, claim in self._claims_of(known).items()
+        ]
         begun, ended = self._log_refused.news(self._refused, now=now)
         for sender in begun:
             self._report_refused(sender)

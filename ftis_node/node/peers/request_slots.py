@@ -14,7 +14,7 @@ from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import PeerGuard
-from ftis_node.swarm.peer_slots import PeerSlots
+from ftis_node.swarm.rate_limits import PeerSlots
 
 FAILED_REST_S = 5.0
 MAX_PEERS = 4096  # with a known pace

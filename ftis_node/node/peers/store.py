@@ -12,8 +12,7 @@ import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import closing, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -21,7 +20,7 @@ import msgspec
 from ftis_node.config.disk_room import is_disk_full
 from ftis_node.errors import ConfigError
 from ftis_node.files import check_database
-from ftis_node.replay.integrity import BUSY_TIMEOUT_S, explained, is_busy, readable_rows
+from ftis_node.replay.integrity import BUSY_TIMEOUT_S, explained, is_busy
 from ftis_node.swarm.receipts import MAX_SENDERS, ReceiptBook, Signer, Used
 from ftis_node.swarm.reputation import PeerReputation, Reputation, ReputationTable
 
@@ -153,26 +152,6 @@ class PeerStore:
                 *(peer_id, known.score, known.updated_at, known.banned_until, known.ban_reason, known.num_bans),
                 *(int(known.trusted), reasons, record_of.noted_at),
             )
-
-
-def copy_peers(damaged: sqlite3.Connection, new: Path) -> int:
-    """Write the rows that can be read from `damaged` into a new file at `new`; return the number of peers.
-
-    A ban matters more than its texts, so keep a row even if one of its texts is damaged.
-    """
-    damaged.text_factory = partial(str, encoding="utf-8", errors="replace")
-    num_peers = 0
-    with closing(sqlite3.connect(new, isolation_level=None)) as store:
-        store.executescript(MAKE)
-        store.execute("BEGIN")
-        for _, *row in readable_rows(damaged, "peers"):
-            num_peers += store.execute("INSERT OR IGNORE INTO peers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row).rowcount
-        for _, *row in readable_rows(damaged, "used"):
-            store.execute("INSERT OR IGNORE INTO used VALUES (?, ?, ?)", row)
-        for _, peer_id, record, days in readable_rows(damaged, "receipts"):
-            store.execute("INSERT OR IGNORE INTO receipts VALUES (?, ?, ?)", (peer_id, record, days))
-        store.execute("COMMIT")
-    return num_peers
 
 
 def _counts(reasons: str) -> dict[str, int]:

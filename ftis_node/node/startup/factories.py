@@ -22,7 +22,6 @@ from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, check_o
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.gossip import Gossip, GossipLimits, NetworkSettings
-from ftis_node.gossip.multiaddr import ListenAddress
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import CheckpointEvent, CheckpointInProgress, LearnerBoot
 from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
@@ -31,6 +30,7 @@ from ftis_node.models import ModelSource, PromptTokenizer, pick_device
 from ftis_node.node.protocols import Generation, Learning, dtype_of, serves_adapters, threads_of
 from ftis_node.node.storage.disk_space import HomeLimit
 from ftis_node.node.supervision.background import delay_forced_end, in_background
+from ftis_node.records.addresses import Address
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
 from ftis_node.records.identity import Identity
 from ftis_node.tasks.base import Task
@@ -96,7 +96,7 @@ class ProcessNodeFactory:
         )
 
     @property
-    def listen_addresses(self) -> tuple[ListenAddress, ...]:
+    def listen_addresses(self) -> tuple[Address, ...]:
         return self._network.listen_addresses
 
     async def arrange(

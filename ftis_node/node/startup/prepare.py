@@ -22,7 +22,6 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError, MachineError, ModelError, UsageError
 from ftis_node.files import replace_file
-from ftis_node.gossip.multiaddr import ListenAddress
 from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.memory.choice import TrainingChoice, checkpoint_owner, choose_training
@@ -38,6 +37,7 @@ from ftis_node.node.startup.prompts import prompts_of
 from ftis_node.node.startup.run_plan import RunPlan, from_anywhere
 from ftis_node.node.storage.disk_space import checkpoint_bytes, checkpoint_step, limit_of
 from ftis_node.node.supervision.background import in_background
+from ftis_node.records.addresses import Address
 from ftis_node.records.identity import Identity, peer_id_from_text
 from ftis_node.tasks import load_task, parse_spec
 from ftis_node.tasks.base import Task, TaskItem, leaves
@@ -176,7 +176,7 @@ def _check_quantized(settings: NodeSettings) -> None:
         )
 
 
-def check_ports(listen: Iterable[ListenAddress], status_port: int) -> None:
+def check_ports(listen: Iterable[Address], status_port: int) -> None:
     """Raise UsageError for the first port of this node that another process uses."""
     check_free(listen)
     try:

@@ -1,6 +1,6 @@
 """Recovery of a damaged home before its node starts, without the operator. Each has one `recovered` event.
 
-    a damaged `peers.sqlite`              moved to damaged/; readable rows are kept
+    a damaged `peers.sqlite`              moved to damaged/; all peers are new
     a damaged `replay.sqlite`             moved to damaged/; the buffer starts empty
     a buffer of an earlier start, or one  the same
     without its last commits
@@ -16,18 +16,16 @@ import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 
 from ftis_node.config.disk_room import disk_full, is_disk_full
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import check_schema, mark, marked_epoch
 from ftis_node.errors import DamagedError, MachineError
-from ftis_node.node.peers.store import copy_peers
 from ftis_node.replay import database
 from ftis_node.replay.buffer import ReplayBuffer
-from ftis_node.replay.integrity import rescue
+from ftis_node.replay.integrity import set_aside_damaged
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.replay.reset import find_fault, read_position, write_empty_buffer
+from ftis_node.replay.reset import find_fault, write_empty_buffer
 from ftis_node.telemetry.events import EventLog, last_lines
 
 log = logging.getLogger(__name__)
@@ -45,7 +43,7 @@ def opened(home: Home) -> Iterator[None]:
             database.check_schema(home.replay)
     with home.owned():
         try:
-            rescue_files(home)
+            replace_files(home)
             if not home.marker.exists():
                 mark(home, epoch=0)
         except (OSError, sqlite3.Error) as error:
@@ -55,46 +53,39 @@ def opened(home: Home) -> Iterator[None]:
         yield
 
 
-def rescue_files(home: Home) -> None:
+def replace_files(home: Home) -> None:
     """Replace damaged databases. The caller holds the home's lock.
 
     Raise OSError and sqlite3.Error for disk errors, MachineError if another program holds one of the files.
     """
-    _rescue_peers(home)
-    _rescue_buffer(home)
+    _replace_peers(home)
+    _replace_buffer(home)
 
 
-def _rescue_peers(home: Home) -> None:
-    rescued = rescue(home.peers, home.damaged, copy=copy_peers)
-    if rescued is not None:
-        name, why, num_rows, folder = rescued.name, rescued.why, rescued.num_rows, rescued.folder
-        log.warning("%s was damaged (%s): %d peers are kept, the original is in %s", name, why, num_rows, folder)
-        _write(home, file=name, why=why, num_saved=num_rows, folder=str(folder))
+def _replace_peers(home: Home) -> None:
+    if damage := set_aside_damaged(home.peers, home.damaged):
+        log.warning("%s was damaged (%s): all peers are new; it is in %s", home.peers.name, *damage)
+        _write(home, file=home.peers.name, why=damage.why, folder=str(damage.folder))
 
 
-def _rescue_buffer(home: Home) -> None:
+def _replace_buffer(home: Home) -> None:
     """Replace the buffer by an empty one if its file is damaged, incomplete or missing."""
     epoch = marked_epoch(home)
 
     def look(buffer: sqlite3.Connection) -> str:
         return find_fault(buffer, epoch=epoch, last_events=last_lines(home.events))
 
-    def write_empty(damaged: sqlite3.Connection, path: Path) -> int:
-        write_empty_buffer(path, epoch=epoch, prompt_position=read_position(damaged))
-        return 0
-
-    reset = rescue(home.replay, home.damaged, copy=write_empty, look=look)
-    if reset is not None:
-        log.warning("replay buffer damaged: it starts empty; %s; the original is in %s", reset.why, reset.folder)
-        _write(home, file=reset.name, why=reset.why, num_saved=0, folder=str(reset.folder))
+    if damage := set_aside_damaged(home.replay, home.damaged, look=look):
+        log.warning("replay buffer damaged: it starts empty; %s; the original is in %s", *damage)
+        write_empty_buffer(home.replay, epoch=epoch)
+        _write(home, file=home.replay.name, why=damage.why, folder=str(damage.folder))
     elif epoch and not (home.replay.exists() and home.replay.stat().st_size):
         log.warning("replay buffer missing: it starts empty, although this home had one")
-        home.replay.unlink(missing_ok=True)
         write_empty_buffer(home.replay, epoch=epoch)
-        _write(home, file=home.replay.name, why="it was missing", num_saved=0)
+        _write(home, file=home.replay.name, why="it was missing")
 
 
-def _write(home: Home, **fields: str | int) -> None:
+def _write(home: Home, **fields: str) -> None:
     with closing(EventLog(home.events)) as events:
         events.write("recovered", **fields)
 

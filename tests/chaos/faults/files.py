@@ -179,7 +179,7 @@ def _can_mount() -> bool:
 
 EMPTY_BUFFER = "The damaged file is set aside, the buffer starts empty, and no step uses a group twice."
 LOST_COMMITS = "The event log shows the lost commits. The buffer starts empty. No group or number is used twice."
-READABLE_PEERS = "The damaged file is set aside. Readable peers keep their reputation."
+NEW_PEERS = "The damaged file is set aside. All peers are new."
 OLDER_CHECKPOINT = "The checkpoint is set aside, the next older one is loaded, and the lost step is repeated."
 REFUSES = "It does not start, prints one line that says what to do (exit code 2), and changes no file."
 _fault, RESTARTS = partial(Fault, "files"), Ends.RESTARTS
@@ -188,8 +188,8 @@ FAULTS = (
     _fault("database-truncated", EMPTY_BUFFER, partial(damage, name="replay.sqlite", how=truncate), RESTARTS),
     _fault("wal-corrupted", LOST_COMMITS, partial(damage, name="replay.sqlite-wal", how=corrupt_bytes), RESTARTS),
     _fault("wal-truncated", LOST_COMMITS, partial(damage, name="replay.sqlite-wal", how=truncate), RESTARTS),
-    _fault("peers-corrupted", READABLE_PEERS, partial(damage, name="peers.sqlite", how=corrupt_bytes), RESTARTS),
-    _fault("peers-truncated", READABLE_PEERS, partial(damage, name="peers.sqlite", how=truncate), RESTARTS),
+    _fault("peers-corrupted", NEW_PEERS, partial(damage, name="peers.sqlite", how=corrupt_bytes), RESTARTS),
+    _fault("peers-truncated", NEW_PEERS, partial(damage, name="peers.sqlite", how=truncate), RESTARTS),
     _fault("event-log-garbage", "All readers skip lines that are no events.", damage_event_log, RESTARTS),
     _fault("manifest-truncated",
            "The manifest of --run replaces it if the home is of that run. Else it refuses to start (exit code 2).",

@@ -13,7 +13,7 @@ import pytest
 from ftis_node.node.exchange.group_exchange import PASSING, REQUEST_REASONS, RequestReason
 from ftis_node.node.exchange.messages import PublishedGroup
 from ftis_node.node.http_api.exchange_api import BODY_S, MAX_PENDING
-from ftis_node.node.startup.recovery import rescue_files
+from ftis_node.node.startup.recovery import replace_files
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.records.codec import hash_messages, hash_prompt, unpack_group
 from ftis_node.records.envelope import open_envelope
@@ -201,7 +201,7 @@ async def test_a_failed_take_returns_no_groups_of_earlier_starts(tmp_path, monke
                 await exchange.take(9)
         await exchange.take(0)
         assert node.store.reader.ready_counts() == (0, 1)
-    rescue_files(node.home)
+    replace_files(node.home)
     async with exchanging(tmp_path) as (_, exchange):
         assert [group.sender for group in await exchange.take(9)] == [BOB.peer_id], "the start discards the buffer"
 

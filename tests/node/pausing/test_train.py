@@ -16,7 +16,7 @@ from ftis_node.node.context import NodeState
 from ftis_node.node.pausing.gate import PauseGate
 from ftis_node.node.pausing.policy import Decision
 from ftis_node.node.protocols import NullLearner
-from ftis_node.node.startup.recovery import rescue_files
+from ftis_node.node.startup.recovery import replace_files
 from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.training.step_gate import StepSelection
@@ -102,7 +102,7 @@ async def test_groups_of_steps_that_a_pause_lost_are_kept_at_the_next_start(tmp_
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         assert [event["step"] for event in events_of(node, "step_lost")] == [5]
-    rescue_files(Home(tmp_path))
+    replace_files(Home(tmp_path))
     with components(tmp_path) as node:
         assert node.store.reader.ready_counts() == (0, 2), "the next start discards the buffer"
 

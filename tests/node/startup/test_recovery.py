@@ -17,7 +17,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FtisError, MachineError
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.node.startup import recovery
-from ftis_node.node.startup.recovery import opened, release_damaged, rescue_files
+from ftis_node.node.startup.recovery import opened, release_damaged, replace_files
 from ftis_node.node.startup.run_plan import plan_run
 from ftis_node.node.storage.epochs import begin_epoch
 from ftis_node.node.training.step_gate import write_taken
@@ -70,7 +70,7 @@ def admit(buffer: ReplayBuffer, events: EventLog, groups: list[Accepted]) -> Non
 
 def recover(home: Home) -> None:
     """Recover the home as a start does."""
-    rescue_files(home)
+    replace_files(home)
     with closing(ReplayBuffer(home.replay)) as buffer, closing(EventLog(home.events)) as events:
         release_damaged(buffer, events)
 
@@ -117,7 +117,7 @@ def assert_reset(home: Home) -> None:
 def assert_reported(home: Home, why: str = "") -> None:
     """Assert that one event reports one reset, also after another start."""
     (event,) = events_of(home, "recovered")
-    assert (event["file"], event["num_saved"]) == ("replay.sqlite", 0)
+    assert event["file"] == "replay.sqlite"
     assert why in str(event["why"])
     before = stored(home)
     recover(home)
@@ -219,43 +219,24 @@ def test_a_pruned_group_is_not_lost(home):
     assert not events_of(home, "recovered")
 
 
-def test_the_prompts_continue_after_a_reset(home):
-    overwrite(home.replay, 8 * PAGE, noise(PAGE))
-    recover(home)
-    with closing(ReplayBuffer(home.replay)) as buffer:
-        assert buffer.prompt_position() == NUM_GROUPS // 2
-
-
-def test_an_interrupted_reset_is_repeated(home, monkeypatch):
-    overwrite(home.replay, 8 * PAGE, noise(PAGE))
-    with monkeypatch.context() as patch:
-        patch.setattr(integrity, "_fill_up", lambda path: (_ for _ in ()).throw(OSError("no power")))
-        with pytest.raises(OSError, match="power"):
-            recover(home)
-    assert home.replay.exists()
-    recover(home)
-    assert_reset(home)
-
-
-@pytest.mark.parametrize("moved", ["the file", "the file, not its log"])
-def test_a_reset_that_was_interrupted_without_a_file_in_place_is_repeated(home, monkeypatch, moved):
+@pytest.mark.parametrize("has_log", [False, True])
+def test_a_reset_that_was_interrupted_is_continued(home, monkeypatch, has_log):
     overwrite(home.replay, 8 * PAGE, noise(PAGE))
     log = home.replay.with_name("replay.sqlite-wal")
 
     def die(folder):
-        if folder.parent == home.damaged:
-            raise OSError("no power")
+        raise OSError("no power")
 
     with monkeypatch.context() as patch:
         patch.setattr(integrity, "sync_to_disk", die)
         with pytest.raises(OSError, match="power"):
             recover(home)
     assert not home.replay.exists()
-    if moved == "the file, not its log":
+    if has_log:  # the file was moved, its log was not
         log.write_bytes(noise(PAGE))
     recover(home)
     assert_reset(home)
-    assert not list(home.root.glob("*.new")) and not log.exists()
+    assert not log.exists()
 
 
 @pytest.mark.parametrize(
@@ -303,16 +284,16 @@ def test_an_invalid_header_is_damage(home, name, offset):
     assert not integrity.find_damage(path)
 
 
-def test_readable_peers_keep_their_trust(home):
+def test_all_peers_are_new_after_damage_to_their_file(home):
     with closing(PeerStore(home.peers)) as store:
-        store.save(table := peers_with_false_claims(200), ReceiptBook("me"))
-    overwrite(home.peers, 8 * PAGE, noise(PAGE))  # 85 of the peers
+        store.save(peers_with_false_claims(200), ReceiptBook("me"))
+    overwrite(home.peers, 8 * PAGE, noise(PAGE))
     recover(home)
-    again = ReputationTable()
     with closing(PeerStore(home.peers)) as store:
-        store.load(again, now=1e9)
-    assert 80 <= len(again) < len(table)
-    assert events_of(home, "recovered")[0]["num_saved"] == len(again)
+        store.load(again := ReputationTable(), now=1e9)
+    assert len(again) == 0
+    assert [event["file"] for event in events_of(home, "recovered")] == ["peers.sqlite"]
+    assert len(list(home.damaged.glob("*/peers.sqlite"))) == 1
 
 
 def peers_with_false_claims(count: int) -> ReputationTable:
@@ -410,6 +391,6 @@ def test_a_start_on_a_full_disk_reports_no_damage(home, monkeypatch):
     def fail_on_a_full_disk(home):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(recovery, "rescue_files", fail_on_a_full_disk)
+    monkeypatch.setattr(recovery, "replace_files", fail_on_a_full_disk)
     with pytest.raises(MachineError, match="^the disk is full"), opened(home):
         pass

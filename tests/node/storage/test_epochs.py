@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import MAX_EPOCH, marked_epoch
 from ftis_node.errors import ConfigError
-from ftis_node.node.startup.recovery import opened, rescue_files
+from ftis_node.node.startup.recovery import opened, replace_files
 from ftis_node.node.storage.epochs import begin_epoch
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.swarm.sequence import MAX_COUNTER, epoch_base, epoch_of
@@ -56,7 +56,7 @@ class NodeHome:
                     self.start(num_groups=0)  # before another file is lost
 
     def start(self, *, num_groups: int) -> None:
-        rescue_files(self.home)
+        replace_files(self.home)
         with closing(ReplayBuffer(self.home.replay)) as buffer:
             begin_epoch(self.home, buffer)
             for _ in range(num_groups):
