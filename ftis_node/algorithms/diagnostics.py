@@ -39,9 +39,6 @@ from ftis_node.algorithms.importance_weights import token_log_ratio
 from ftis_node.algorithms.methods import Method, find_method
 from ftis_node.algorithms.settings import Settings, make_settings
 
-LOG_RATIO_EDGES = (-4.0, -2.0, -1.0, -0.5, -0.1, 0.1, 0.5, 1.0, 2.0, 4.0)
-NUM_BINS = len(LOG_RATIO_EDGES) + 1
-LOW_RATIO = 0.1
 HALF = math.log(2.0)
 
 
@@ -94,12 +91,9 @@ def sender_sums(
         weight_sum, weight_square_sum       sum of w and of w^2 over `trained`
         tokens                              completion tokens
         measured, measured_tokens           completions and tokens with log-probs by their sender; over these:
-        truncated_tokens, low_ratio_tokens  tokens with rho > cap, tokens with rho < 0.1
+        truncated_tokens                    tokens with rho > cap
         log_ratio_sum                       sum of log rho over tokens, nats; each within +-20
         kl_sum                              sum over completions of the chosen estimator's mean over tokens
-        positive_log_ratios, negative_log_ratios
-                                            `[S, 11]` tokens of completions with A > 0 and A < 0 by log rho, in bins
-                                            [a, b) between LOG_RATIO_EDGES
     """
     row = find_method(method)
     settings = make_settings(row.defaults, params)
@@ -119,6 +113,7 @@ def sender_sums(
     is_silent = (slopes == 0).all(dim=1) & ~is_text & (batch.num_tokens > 0)
 
     known = batch.mask & ~is_text[:, None]
+    measured = known.any(dim=1)
     log_ratio = torch.where(known, token_log_ratio(batch), 0.0)
     rows = {
         "completions": torch.ones_like(keep),
@@ -130,28 +125,15 @@ def sender_sums(
         "weight_sum": weights,
         "weight_square_sum": weights.square(),
         "tokens": batch.num_tokens,
-        **_mismatch(log_ratio, known, kl, cap=settings.cap),
-    }
-    table = torch.stack([values.double() for values in rows.values()])
-    sums = table.new_zeros(len(rows), num_senders).index_add(1, sender_ids, table)
-    return {
-        **dict(zip(rows, sums, strict=True)),
-        **_group_counts(batch, sender_ids, num_senders),
-        **_histograms(log_ratio, known, advantage, sender_ids, num_senders),
-    }
-
-
-def _mismatch(log_ratio: Tensor, known: Tensor, kl: Tensor, *, cap: float) -> dict[str, Tensor]:
-    ratio = log_ratio.exp()
-    measured = known.any(dim=1)
-    return {
         "measured": measured,
         "measured_tokens": known.sum(dim=1),
-        "truncated_tokens": ((ratio > cap) & known).sum(dim=1),
-        "low_ratio_tokens": ((ratio < LOW_RATIO) & known).sum(dim=1),
+        "truncated_tokens": ((log_ratio.exp() > settings.cap) & known).sum(dim=1),
         "log_ratio_sum": log_ratio.sum(dim=1),
         "kl_sum": torch.where(measured, kl, 0.0),
     }
+    table = torch.stack([values.double() for values in rows.values()])
+    sums = table.new_zeros(len(rows), num_senders).index_add(1, sender_ids, table)
+    return dict(zip(rows, sums, strict=True)) | _group_counts(batch, sender_ids, num_senders)
 
 
 def objective_slopes(row: Method, batch: Batch, settings: Settings) -> Tensor:
@@ -176,15 +158,3 @@ def _group_counts(batch: Batch, sender_ids: Tensor, num_senders: int) -> dict[st
         "groups": group_sum(torch.ones_like(has_signal), sender_of, num_senders),
         "groups_with_signal": group_sum(has_signal, sender_of, num_senders),
     }
-
-
-def _histograms(
-    log_ratio: Tensor, known: Tensor, advantage: Tensor, sender_ids: Tensor, num_senders: int
-) -> dict[str, Tensor]:
-    """Return token counts by sender and bin, two tensors `[S, 11]`."""
-    edges = torch.tensor(LOG_RATIO_EDGES, dtype=log_ratio.dtype, device=log_ratio.device)
-    tables = 2 * sender_ids + (advantage < 0)
-    places = tables[:, None] * NUM_BINS + torch.bucketize(log_ratio, edges, right=True)
-    counted = (known & (advantage != 0)[:, None]).double()
-    counts = group_sum(counted.flatten(), places.flatten(), 2 * num_senders * NUM_BINS).view(num_senders, 2, NUM_BINS)
-    return {"positive_log_ratios": counts[:, 0], "negative_log_ratios": counts[:, 1]}

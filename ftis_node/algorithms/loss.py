@@ -20,11 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftis_node.algorithms.batch import (
-    Batch,
-    aggregate,
-    read_batch,
-)
+from ftis_node.algorithms.batch import Batch, aggregate, read_batch
 from ftis_node.algorithms.filters import apply_filter
 from ftis_node.algorithms.importance_weights import TOKEN_LOG_RATIO_LIMIT, first_pass_ratio, truncated
 from ftis_node.algorithms.methods import find_method, method_parameters

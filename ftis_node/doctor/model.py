@@ -30,7 +30,7 @@ from ftis_node.memory.choice import (
     training_label,
 )
 from ftis_node.memory.machine import Machine, cards_of
-from ftis_node.memory.placement import AssignedPlan, inspect_machine
+from ftis_node.memory.placement import inspect_machine
 from ftis_node.memory.plan import MemoryPlan, plan
 from ftis_node.models import (
     ModelShape,
@@ -112,10 +112,9 @@ def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[Chec
         choice = choose(settings, manifest, shape, machine, question.begun)
         chosen = next((option for option in choice.options if option.settings is choice.settings), None)
         if chosen is None:
-            assigned = AssignedPlan(plan(shape, replace(machine, cards=()), choice.settings, manifest))
+            made = plan(shape, replace(machine, cards=()), choice.settings, manifest)
         else:
-            assigned = chosen.assigned
-        made = assigned.made
+            made = chosen.made
         advice = "" if made.fits else made.advice
         if not made.fits and settings.lora is None and question.begun is None and choice.options:
             advice = smaller_model(choice, manifest, shape, machine)
@@ -123,7 +122,7 @@ def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[Chec
         yield CheckResult("memory.plan", "fail", str(error))
         return
     name = chosen.name if chosen else training_label(choice.settings)
-    title = f"{manifest.name}, {name}: {_place(assigned, len(machine.cards))}"
+    title = f"{manifest.name}, {name}: {_place(made, len(machine.cards))}"
     yield from _report(made, title=title, advice=advice)
     if len(choice.options) > 1:
         yield from (_option(option, is_taken=option is chosen and made.fits) for option in choice.options)
@@ -147,8 +146,8 @@ def _report(made: MemoryPlan, *, title: str, advice: str) -> Iterator[CheckResul
         )
 
 
-def _place(assigned: AssignedPlan, num_gpus: int) -> str:
-    made, gpus = assigned.made, assigned.gpus
+def _place(made: MemoryPlan, num_gpus: int) -> str:
+    gpus = made.gpus
     if num_gpus < 2 or made.placement in ("cpu", "does_not_fit"):
         return PLACES[made.placement]
     if gpus.are_shared:
@@ -156,7 +155,7 @@ def _place(assigned: AssignedPlan, num_gpus: int) -> str:
     ranks = ", divided among them" if len(gpus.learner) > 1 else ""
     unused = [str(gpu) for gpu in range(num_gpus) if gpu not in (*gpus.generator, *gpus.learner)]
     rest = f"; not used: {', '.join(unused)}" if unused else ""
-    return f"{gpus}{ranks}{rest}{assigned.alternative}"
+    return f"{gpus}{ranks}{rest}"
 
 
 def _option(option: TrainingOption, *, is_taken: bool) -> CheckResult:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ftis_node.errors import ConfigError, FtisError, WorkerTaskError
-from ftis_node.learner.batch import MicroBatch, TrainBatch, batch_of, make_batch
+from ftis_node.learner.batch import TrainBatch, batch_of, make_batch
 from ftis_node.learner.checkpoint.checkpoint import owner_of
 from ftis_node.learner.checkpoint.checkpoint_manager import CheckpointManager
 from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
@@ -44,10 +44,10 @@ from ftis_node.learner.model.kernels import check_kernels, choose_kernels
 from ftis_node.learner.model.policy import recompute_activations
 from ftis_node.learner.model.policy_loading import load_policy, load_reference
 from ftis_node.learner.step.agreement import AgreementMeter
-from ftis_node.learner.step.objective import make_objective
+from ftis_node.learner.step.objective import Objective
 from ftis_node.learner.step.oom_retry import OomRetry, grow_segments_after_weights
 from ftis_node.learner.step.optimizer import check_optimizer_states, make_masters, make_optimizer
-from ftis_node.learner.step.train_step import Forward, StepOutcome, compute_logprobs, take_step
+from ftis_node.learner.step.train_step import Forward, Passes, StepOutcome, take_step
 from ftis_node.learner.train_report import CheckGroup, Mismatch, measure_mismatch, report_of
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
@@ -70,7 +70,7 @@ class Learner:
             torch.set_num_threads(boot.num_threads)
         self._boot = boot
         self._ranks = ranks
-        self._objective = make_objective(
+        self._objective = Objective(
             boot.method.name,
             boot.method.given() | {"max_completion_length": boot.sampling.max_completion_tokens},
             boot.method.advantage_scale,
@@ -257,7 +257,7 @@ class Learner:
         return tuple(groups[number].sent.group_id for number in numbers)
 
     def _take_step(self, batch: TrainBatch, step: int, between: StepCallback) -> StepOutcome:
-        own, between, micro_batches = between, self._ranks.between(between), self._micro_batches(batch)
+        own, between = between, self._ranks.between(between)
         for group in self._optimizer.param_groups:
             group["lr"] = self._boot.learning_rate_at(step)
         reference = None
@@ -265,21 +265,15 @@ class Learner:
             reference = self._logprobs(batch, between, self._start)
         self._drift = self._measure_drift(batch, between) if reference is None and is_due(step) else {}
         forward = self.policy.logprobs
-        outcome = take_step(
-            forward if self._agreement is None else self._agreement.watching(forward, batch),
-            batch,
-            micro_batches,
+        return take_step(
+            self._passes(batch, between, self._agreement.watching(forward, batch) if self._agreement else forward),
             self._objective,
             self._optimizer,
             max_grad_norm=self._boot.optimizer.max_grad_norm or math.inf,
             updates=self._boot.optimizer.updates_per_batch,
             reference=reference,
-            device=self.policy.causal_lm.device,
-            between=between,
             before_update=partial(self._before_update, own, between),
-            ranks=self._ranks,
         )
-        return outcome
 
     def _measure_drift(self, batch: TrainBatch, between: StepCallback) -> dict[str, float]:
         message = self._ranks.broadcast(msgspec.msgpack.encode(self._progress.start_groups))  # rank 0 alone has them
@@ -310,13 +304,12 @@ class Learner:
 
     def _logprobs(self, batch: TrainBatch, between: StepCallback, forward: Forward | None = None) -> Tensor:
         """Return the log-probs `[N, T]` of `batch` under the policy, or under the model of `forward`."""
-        micro_batches, device = self._micro_batches(batch), self.policy.causal_lm.device
-        forward = forward or self.policy.logprobs
-        return compute_logprobs(forward, batch, micro_batches, device=device, between=between, ranks=self._ranks)
+        return self._passes(batch, between, forward or self.policy.logprobs).logprobs()
 
-    def _micro_batches(self, batch: TrainBatch) -> list[MicroBatch]:
+    def _passes(self, batch: TrainBatch, between: StepCallback, forward: Forward) -> Passes:
         cut = partial(self.policy.micro_batches, batch)
-        return cut_evenly(cut, max_tokens=self._oom_retry.max_tokens, size=self._ranks.size)
+        micro_batches = cut_evenly(cut, max_tokens=self._oom_retry.max_tokens, size=self._ranks.size)
+        return Passes(forward, batch, micro_batches, self.policy.causal_lm.device, between, self._ranks)
 
     def _settle(self, on_published: Callable[[PublishedWeights | WeightProof], None]) -> None:
         """Publish the present policy and, if due, write its checkpoint. Skips the parts that are already done."""

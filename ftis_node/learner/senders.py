@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -14,8 +13,7 @@ OTHERS = ""
 class SenderStats(msgspec.Struct, frozen=True):
     """Sums over one sender's completions, defined in `algorithms/diagnostics.py`. Callers may add them.
 
-    `sender` is a peer id; `own` marks this node. `positive_log_ratios` and `negative_log_ratios` count tokens by log
-    rho (learner minus generator) in 11 bins, for completions with A > 0 and A < 0; empty if they were not recorded.
+    `sender` is a peer id; `own` marks this node.
     """
 
     sender: str
@@ -34,11 +32,8 @@ class SenderStats(msgspec.Struct, frozen=True):
     measured: int = 0
     measured_tokens: int = 0
     truncated_tokens: int = 0
-    low_ratio_tokens: int = 0
     log_ratio_sum: float = 0.0
     kl_sum: float = 0.0
-    positive_log_ratios: tuple[int, ...] = ()
-    negative_log_ratios: tuple[int, ...] = ()
 
     @property
     def ess(self) -> float | None:
@@ -74,7 +69,6 @@ class SenderStats(msgspec.Struct, frozen=True):
             "weight_variance": self.weight_variance,
             "clipped": _share(self.clipped, self.trained),
             "truncated": _share(self.truncated_tokens, self.measured_tokens),
-            "low_ratio": _share(self.low_ratio_tokens, self.measured_tokens),
             "mean_log_ratio": _share(self.log_ratio_sum, self.measured_tokens),
             "mean_kl": _share(self.kl_sum, self.measured),
         }
@@ -85,11 +79,9 @@ SUMS = tuple(name for name in SenderStats.__struct_fields__ if name not in ("sen
 
 def add_up(figures: Iterable[SenderStats]) -> SenderStats:
     """Return the sum of several entries, without a name."""
-    total = SenderStats(OTHERS, own=False)
-    for each in figures:
-        sums = {name: _add(getattr(total, name), getattr(each, name)) for name in SUMS}
-        total = SenderStats(OTHERS, own=False, **sums)
-    return total
+    entries = list(figures)
+    sums = {name: sum(getattr(each, name) for each in entries) for name in SUMS}
+    return SenderStats(OTHERS, own=False, **sums)
 
 
 def largest_senders(figures: Sequence[SenderStats]) -> tuple[SenderStats, ...]:
@@ -102,9 +94,3 @@ def largest_senders(figures: Sequence[SenderStats]) -> tuple[SenderStats, ...]:
 
 def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
-
-
-def _add(one: Any, other: Any) -> Any:
-    if isinstance(one, tuple):
-        return tuple(map(sum, zip(one, other, strict=True))) if one and other else one or other
-    return one + other

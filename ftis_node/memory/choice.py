@@ -29,7 +29,7 @@ from ftis_node.install_hint import how_to_install
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX, STATE_FILE
 from ftis_node.memory.learner_memory import GPU_MICRO_BATCH_TOKENS
 from ftis_node.memory.machine import USABLE_SHARE, Machine
-from ftis_node.memory.placement import AssignedPlan, inspect_machine, plan_on
+from ftis_node.memory.placement import inspect_machine, plan_on
 from ftis_node.memory.plan import MemoryPlan
 from ftis_node.models import ModelShape, ModelSource, published_qwen25, read_shape
 from ftis_node.telemetry.terminal_text import GIB
@@ -94,13 +94,9 @@ class TrainingOption:
 
     name: str
     settings: NodeSettings
-    assigned: AssignedPlan
+    made: MemoryPlan
     fits: bool
     missing: str = ""
-
-    @property
-    def made(self) -> MemoryPlan:
-        return self.assigned.made
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +122,8 @@ def choose_training(
         return TrainingChoice(settings, "")
     begun = _continued(read_previous_training(home, settings.model), settings)
     settings = _keep_rank(settings, begun)
-    if not settings.generates:
+    if not settings.generates or settings.lora is not None:
         return _without_plan(settings, begun, f"the default of the role {settings.role}")
-    if settings.lora is not None:
-        return TrainingChoice(settings, training_label(settings) + _requested_mode(settings))
     try:
         shape = read_shape(source)
     except ModelError:
@@ -190,13 +184,12 @@ def compare(
 ) -> Iterator[TrainingOption]:
     """Return all options in their order, each with its plan."""
     for name, changed in _candidates(settings, begun, manifest.sampling.group_size):
-        assigned = plan_on(machine, shape, changed, manifest)
-        made = assigned.made
+        made = plan_on(machine, shape, changed, manifest)
         states = changed.learner.optimizer_states
         has_space = states != "offload" or changed.lora or made.host_bytes <= USABLE_SHARE * machine.host_bytes
         needs_package = states == "8bit" and not changed.lora and find_spec("bitsandbytes") is None
         missing = how_to_install("8bit") if needs_package else ""
-        yield TrainingOption(name, changed, assigned, made.fits and bool(has_space), missing)
+        yield TrainingOption(name, changed, made, made.fits and bool(has_space), missing)
 
 
 def refuse_what_does_not_fit(

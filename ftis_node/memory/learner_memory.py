@@ -15,7 +15,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import MAX_SERVED_RANK
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, served_rank
-from ftis_node.memory.weight_transfer import transfer_of
+from ftis_node.memory.machine import transfer_of
 from ftis_node.models import ModelShape
 from ftis_node.models.quantized import BYTES as QUANTIZED_BYTES
 

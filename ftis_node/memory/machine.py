@@ -1,15 +1,26 @@
-"""The memory of a machine as the plan sees it: each GPU's total, what the node may use of it, and the host's."""
+"""A machine as the plan sees it: its memory, the GPUs of each worker, and how new weights reach the engine.
+
+    ipc      the engine maps the learner's own tensors (CUDA IPC)    one GPU for both, all weights trained
+    pinned   a file in memory whose pages CUDA locks                 any other GPU
+    file     a file in memory, or in the home                        a CPU; adapters, which are megabytes
+
+A method that fails at run time falls back to the next one: `learner/checkpoint/export.py` and
+`generation/weight_loader.py`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.models.accelerators import Accelerator
 from ftis_node.telemetry.terminal_text import GIB, in_gib
+from ftis_node.workers.shared_weights import Transfer
 
 USABLE_SHARE = 0.95  # torch's allocator reserves more than is in use, and the driver keeps a part
 SPARE_BYTES = int(0.3 * GIB)  # of the free memory: a desktop's use varies
+KERNEL = Path("/proc/sys/kernel/osrelease")
 NO_USE_BYTES = GIB // 4  # of other programs: the driver's own, which `USABLE_SHARE` covers
 
 
@@ -53,6 +64,39 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuAssignment:
+    """The GPUs of each worker; empty without a GPU. The workers share one GPU, or have none in common."""
+
+    generator: tuple[int, ...] = ()
+    learner: tuple[int, ...] = ()
+
+    @property
+    def are_shared(self) -> bool:
+        """Return whether both workers are on one device; a CPU counts as one."""
+        return self.generator == self.learner
+
+    def cards_among(self, cards: tuple[Card, ...]) -> tuple[Card, ...]:
+        """Return the plan's cards, the generator's and the learner's.
+
+        A generator on several GPUs counts as one: the smallest of them times their number, because weights and cache
+        are divided evenly. Each of the learner's GPUs counts as the smallest of them.
+        """
+        of_generator, of_learner = (
+            min((cards[gpu] for gpu in gpus), key=lambda card: card.usable_bytes, default=None)
+            for gpus in (self.generator, self.learner)
+        )
+        if of_generator is None or of_learner is None:
+            return ()
+        return (of_learner,) if self.are_shared else (replace(of_generator, number=len(self.generator)), of_learner)
+
+    def __str__(self) -> str:
+        generator, learner = (
+            " and ".join(", ".join(map(str, gpus)).rsplit(", ", 1)) for gpus in (self.generator, self.learner)
+        )
+        return f"the generator on GPU {generator}, the learner on GPU {learner}"
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """The GPUs of a machine, its free host memory, and the free part of /dev/shm.
 
@@ -74,3 +118,24 @@ class Machine:
 def cards_of(*sizes_bytes: int) -> tuple[Card, ...]:
     """Return cards of these sizes, whose memory is all free."""
     return tuple(map(Card, sizes_bytes))
+
+
+def transfer_of(
+    settings: NodeSettings, *, on_gpu: bool, shares_gpu: bool, serves_adapters: bool, kernel: Path = KERNEL
+) -> Transfer:
+    """Return the fastest method that can work for these settings on this machine, up to `memory.weight_sync`.
+
+    `shares_gpu`: both workers are on one GPU. An adapter that is not served is merged on its way, tensor by tensor, so
+    there is nothing to map. No rank of a learner of several ranks holds whole tensors.
+    """
+    if not on_gpu or serves_adapters:
+        return "file"
+    if settings.memory.weight_sync in ("file", "pinned"):
+        return settings.memory.weight_sync
+    is_whole = not settings.lora and settings.learner.num_ranks == 1
+    return "ipc" if shares_gpu and is_whole and not is_wsl(kernel) else "pinned"
+
+
+def is_wsl(kernel: Path = KERNEL) -> bool:
+    """Return whether this is Linux under Windows, where CUDA has no IPC."""
+    return kernel.exists() and "microsoft" in kernel.read_text().lower()

@@ -21,9 +21,8 @@ from ftis_node.config.workers import PARALLEL_SIZES
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines import has_vllm
 from ftis_node.memory.learner_memory import HEAD_CHUNK_TOKENS, Workload
-from ftis_node.memory.machine import USABLE_SHARE, Card, Machine
+from ftis_node.memory.machine import USABLE_SHARE, Card, GpuAssignment, Machine, transfer_of
 from ftis_node.memory.plan import MemoryPlan, plan
-from ftis_node.memory.weight_transfer import transfer_of
 from ftis_node.models import ModelShape, ModelSource, list_accelerators, pick_device, read_shape
 from ftis_node.models.accelerators import unusable_gpu, unused_gpu
 from ftis_node.telemetry.host_memory import free_host_bytes
@@ -62,48 +61,6 @@ class WorkerPlacement:
     def gpus(self) -> tuple[int, ...]:
         """The GPUs of both workers; an empty tuple means all."""
         return tuple(sorted({*self.generator_gpus, *self.learner_gpus}))
-
-
-@dataclass(frozen=True, slots=True)
-class GpuAssignment:
-    """The GPUs of each worker; empty without a GPU. The workers share one GPU, or have none in common."""
-
-    generator: tuple[int, ...] = ()
-    learner: tuple[int, ...] = ()
-
-    @property
-    def are_shared(self) -> bool:
-        """Return whether both workers are on one device; a CPU counts as one."""
-        return self.generator == self.learner
-
-    def cards_among(self, cards: tuple[Card, ...]) -> tuple[Card, ...]:
-        """Return the plan's cards, the generator's and the learner's.
-
-        A generator on several GPUs counts as one: the smallest of them times their number, because weights and cache
-        are divided evenly. Each of the learner's GPUs counts as the smallest of them.
-        """
-        of_generator, of_learner = (
-            min((cards[gpu] for gpu in gpus), key=lambda card: card.usable_bytes, default=None)
-            for gpus in (self.generator, self.learner)
-        )
-        if of_generator is None or of_learner is None:
-            return ()
-        return (of_learner,) if self.are_shared else (replace(of_generator, number=len(self.generator)), of_learner)
-
-    def __str__(self) -> str:
-        generator, learner = (
-            " and ".join(", ".join(map(str, gpus)).rsplit(", ", 1)) for gpus in (self.generator, self.learner)
-        )
-        return f"the generator on GPU {generator}, the learner on GPU {learner}"
-
-
-@dataclass(frozen=True, slots=True)
-class AssignedPlan:
-    """The memory plan, with the GPUs of each worker. `alternative` describes the reverse order of two unlike GPUs."""
-
-    made: MemoryPlan
-    gpus: GpuAssignment = GpuAssignment()
-    alternative: str = ""
 
 
 def arrange(
@@ -172,11 +129,9 @@ def place_workers_on(
     if shape is None:
         assignment = assign_gpus(len(machine.cards), settings)
     else:
-        assigned = plan_on(machine, shape, settings, manifest)
-        made, assignment = assigned.made, assigned.gpus
+        made = plan_on(machine, shape, settings, manifest)
+        assignment = made.gpus
         memory = _judge(made, settings, on_gpu=bool(assignment.learner))
-        if assigned.alternative:
-            memory += f"; {assignment}{assigned.alternative}"
     by_vllm = bool(assignment.generator) and settings.engine != "torch"
     takes_turns = assignment.are_shared and _takes_turns(made, settings, gives_memory_back=by_vllm)
     arrangement = WorkerPlacement(
@@ -210,7 +165,7 @@ def place_workers_on(
     )
 
 
-def plan_on(machine: Machine, shape: ModelShape, settings: NodeSettings, manifest: RunManifest) -> AssignedPlan:
+def plan_on(machine: Machine, shape: ModelShape, settings: NodeSettings, manifest: RunManifest) -> MemoryPlan:
     """Return the plan with each worker's GPUs. Raises ConfigError for missing GPUs.
 
     Of the assignments that fit, the one with the shortest estimated step is taken, and the first of equal ones. If none
@@ -218,19 +173,11 @@ def plan_on(machine: Machine, shape: ModelShape, settings: NodeSettings, manifes
     """
     candidates = assignments(machine.cards, settings)
     check_heads(shape, settings)
-    plans = {
-        gpus: plan(shape, replace(machine, cards=gpus.cards_among(machine.cards)), settings, manifest)
+    plans = (
+        replace(plan(shape, replace(machine, cards=gpus.cards_among(machine.cards)), settings, manifest), gpus=gpus)
         for gpus in candidates
-    }
-    gpus = min(plans, key=lambda each: plans[each].rank)
-    reverse, made = GpuAssignment(gpus.learner, gpus.generator), plans[gpus]
-    if gpus.are_shared or reverse not in plans:
-        return AssignedPlan(made, gpus)
-    other = plans[reverse]
-    costs = f"{in_gib(other.peak_bytes)} of {in_gib(other.usable_bytes)}"
-    return AssignedPlan(
-        made, gpus, f"; the reverse takes {f'about {other.step_s:.0f} s a step' if other.fits else costs}"
     )
+    return min(plans, key=lambda each: each.rank)
 
 
 def assignments(cards: tuple[Card, ...], settings: NodeSettings) -> list[GpuAssignment]:

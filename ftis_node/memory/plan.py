@@ -35,7 +35,7 @@ from ftis_node.memory.learner_memory import (
     learner_memory,
     shares_base,
 )
-from ftis_node.memory.machine import USABLE_SHARE, Card, Machine
+from ftis_node.memory.machine import USABLE_SHARE, Card, GpuAssignment, Machine
 from ftis_node.memory.step_time import generator_seconds, learner_seconds
 from ftis_node.memory.suggestions import suggest_change
 from ftis_node.models import ModelShape
@@ -59,7 +59,7 @@ class MemoryPlan:
     bytes. The weight sync comes after a step and is not on top of it. `host_bytes` is the host memory that the workers
     need beside a GPU. `keeping_bytes` is the peak with kept activations, None if the setting decides. `step_s` is the
     expected time of a step with GPUs, else 0. `change` is a change of settings with which a model that does not fit
-    would fit, "" if there is none.
+    would fit, "" if there is none. `gpus` are those of each worker.
     """
 
     placement: Placement
@@ -80,6 +80,7 @@ class MemoryPlan:
     num_layers: int = 0
     keeping_bytes: int | None = None
     without_speed_bytes: int | None = None
+    gpus: GpuAssignment = GpuAssignment()
 
     @property
     def needed_bytes(self) -> int:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis_node.algorithms.advantages import SCALES, capability_ratio, group_advantages
+from ftis_node.algorithms.advantages import SCALES, group_advantages
 from ftis_node.algorithms.loss import kl_to_start
 
 from .reference_advantages import reference_advantages
@@ -121,21 +121,6 @@ def test_hacpo_scales_baseline_and_advantage_by_the_capabilities():
     advantages = group_advantages(rewards, ids, "capability", 0.0, sender_ids=senders)
     root = math.sqrt(2)
     assert advantages.tolist() == pytest.approx([1 / root, -1 / root, 0.5, -0.5, -0.5, -0.5])
-
-
-def test_hacpos_baseline_falls_back_if_it_would_exceed_every_reward():
-    """The peer is right half as often as the node, so omega is 2 and group 2, half right, would have the baseline 1.5.
-
-    Without own completions in the group its own mean is the baseline. With them, in group 4, it is theirs: 1.
-    """
-    rewards = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]).double()
-    ids = torch.tensor([1, 1, 4, 2, 2, 2, 3, 3, 3, 4])
-    senders = torch.tensor([0, 0, 0, 5, 5, 5, 5, 5, 5, 5])
-    assert capability_ratio(rewards, senders).tolist() == pytest.approx([1.0] * 3 + [3.5] * 7)
-    advantages = group_advantages(rewards, ids, "capability", 0.0, sender_ids=senders)
-    deviation = math.sqrt(1 / 3)
-    assert advantages[3:6].tolist() == pytest.approx([1 / 3 / deviation / 3.5] * 2 + [-2 / 3 / deviation / 3.5])
-    assert advantages[[2, 9]].tolist() == pytest.approx([0.5 / math.sqrt(0.5), -0.5 / math.sqrt(0.5) / 3.5])
 
 
 def test_hacpo_of_own_completions_alone_is_the_usual_advantage():

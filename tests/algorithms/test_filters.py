@@ -50,26 +50,6 @@ def test_estimators_by_exact_enumeration():
     assert {name: expectation(name, learner, behaviour) for name in expected} == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("estimator", "expected"),
-    [
-        ("author_k3", 1 / 4 + math.log(4) - 1),
-        ("k1_fwd", -math.log(4)),
-        ("k3_fwd", 4 - math.log(4) - 1),
-        ("rkl_iw", 4 * math.log(4) - 4 + 1),
-    ],
-)
-def test_one_token_with_rho_four(estimator, expected):
-    batch = read_batch(
-        padded_logs([[0.8, 0.5]]),
-        padded_logs([[0.2, 0.5]]),
-        torch.tensor([[True, True]]),
-        torch.zeros(1),
-        torch.zeros(1, dtype=torch.int64),
-    )
-    assert sequence_kl(batch, estimator).tolist() == pytest.approx([expected / 2])
-
-
 def test_k3_of_nearly_equal_policies_is_accurate_in_float32():
     behaviour = torch.full((1, 4), -1.0)
     batch = read_batch(

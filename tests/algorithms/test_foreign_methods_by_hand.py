@@ -8,7 +8,6 @@ import torch
 from ftis_node.algorithms.importance_weights import cross_tokenizer_advantages
 
 from .by_hand import evaluate, rows
-from .cases import make_case
 
 OWN, PEER = 0, 7
 
@@ -65,16 +64,6 @@ def test_the_soft_gate_has_the_slope_of_rho_on_policy_and_fades_on_both_sides():
     assert value == pytest.approx((2 - 2 / 1.05 + 4 * gate(3.0) + 4 * gate(0.2)) / 4)
 
 
-def test_mis_masks_a_completion_by_its_mean_or_its_product():
-    # Ratios 4 and 1/2: the mean is sqrt(2), the product 2. Token by token 4 is outside [0.5, 2] and 1/2 inside.
-    batch = rows([[0.8, 0.2]], [[0.2, 0.4]], [1.0])
-    assert evaluate("mis", batch)[1][0] == pytest.approx([0.0, 0.5 / 2])
-    assert evaluate("mis", batch, mis_level="seq_mean")[1][0] == pytest.approx([math.sqrt(2) / 2] * 2)
-    assert evaluate("mis", batch, mis_level="seq_sum")[1][0] == pytest.approx([2 / 2] * 2)
-    assert evaluate("mis", batch, mis_level="seq_sum", mis_high=1.9)[1][0] == [0.0, 0.0]
-    assert evaluate("mis", batch, mis_level="seq_mean", mis_high=1.4)[1][0] == [0.0, 0.0]
-
-
 def many_tokens(ratio: float, count: int = 4000) -> dict[str, torch.Tensor]:
     """Return 4000 tokens in 40 completions with one ratio; the behaviour log-probs differ by column alone."""
     behaviour = (-1.0 - torch.arange(count // 40, dtype=torch.float64) / (100 * count)).repeat(40, 1)
@@ -106,27 +95,6 @@ def test_obrs_accepts_the_share_of_its_formula_and_stays_unbiased(ratio, thresho
         assert not torch.equal(torch.tensor(evaluate("f-nois", other, filter="obrs")[1]) != 0, is_accepted)
         rows_of_one_group = is_accepted[:8]
         assert not (rows_of_one_group == rows_of_one_group[0]).all(), "completions of a group differ"
-
-
-def test_obrs_repeats_a_step_and_every_update_exactly():
-    """Neither padding, nor further groups, nor the learner's move since the first pass change what is accepted."""
-    tensors = make_case(5, 8, 6, "far").tensors(torch.float64)
-    tensors["advantages"] = torch.ones(8, dtype=torch.float64)
-    first = torch.tensor(evaluate("f-nois", tensors, filter="obrs")[1])
-    padded = {
-        name: torch.nn.functional.pad(tensors[name].detach(), (0, 3), value=value)
-        for name, value in (("learner_logprobs", math.nan), ("behaviour_logprobs", math.inf), ("mask", False))
-    }
-    wider = torch.tensor(evaluate("f-nois", tensors | padded, filter="obrs")[1])
-    assert torch.equal(wider[:, :6], first)
-    group = tensors["group_ids"] == tensors["group_ids"][0]
-    part = {name: value[group] for name, value in tensors.items()}
-    alone = torch.tensor(evaluate("f-nois", part, filter="obrs")[1])
-    assert torch.equal(alone != 0, first[group] != 0)
-    moved = tensors | {"learner_logprobs": tensors["learner_logprobs"].detach() + 0.05}
-    params = {"filter": "obrs", "first_pass_logprobs": tensors["learner_logprobs"].detach()}
-    assert torch.equal(torch.tensor(evaluate("f-nois", moved, **params)[1]) != 0, first != 0)
-    assert 0 < int((first != 0).sum()) < int(tensors["mask"].sum())
 
 
 def logs(*values: float) -> torch.Tensor:

@@ -30,16 +30,6 @@ def test_the_seed_decides():
     assert choices[0] == choices[1] != choices[2]
 
 
-def test_sampling_is_uniform():
-    num_draws = 3000
-    counts = [0] * 6
-    for seed in range(num_draws):
-        for position in choose_groups([SIGNAL] * 6, [], num_own=2, seed=seed).own:
-            counts[position] += 1
-    # Each is chosen with probability 1/3: 1000 of 3000, standard deviation 26.
-    assert all(abs(count - num_draws / 3) < 130 for count in counts)
-
-
 COUNTS = st.integers(0, 40)
 SHARES = st.floats(0, 1)
 

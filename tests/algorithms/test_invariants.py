@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftis_node.algorithms import policy_loss
 from ftis_node.algorithms.methods import METHODS
@@ -123,36 +122,6 @@ def test_only_the_learner_log_probs_have_a_gradient(method):
     assert tensors["learner_logprobs"].grad is not None
     for name, copy in copies.items():
         torch.testing.assert_close(tensors[name].detach(), copy, rtol=0, atol=0, equal_nan=True)
-
-
-def test_the_loss_has_the_dtype_of_the_learner_log_probs():
-    tensors = make_case(4, 4, 4, "near").tensors(torch.float32)
-    tensors["behaviour_logprobs"] = tensors["behaviour_logprobs"].double()
-    tensors["advantages"] = tensors["advantages"].double()
-    tensors["group_ids"] = tensors["group_ids"].to(torch.int32)
-    loss, gradient, _ = run("ftis", tensors)
-    assert loss.dtype == gradient.dtype == torch.float32
-
-
-class OperationCounter(TorchDispatchMode):
-    """A counter of the tensor operations that run inside it."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("method", ["ftis", "gepo", "m2po", "hacpo"])
-def test_the_number_of_operations_does_not_depend_on_the_batch_size(method):
-    counts = []
-    for num_completions, num_columns in ((4, 4), (64, 32)):
-        tensors = make_case(0, num_completions, num_columns, "mixed").tensors(torch.float64)
-        with OperationCounter() as counter:
-            run(method, tensors)
-        counts.append(counter.count)
-    assert counts[0] == counts[1]
 
 
 @FILTERS

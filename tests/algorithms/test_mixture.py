@@ -59,28 +59,6 @@ def test_a_text_by_hand():
     torch.testing.assert_close(text_logprobs(tokens, uniform_prior(2), learns=False), logs([3 / 8, 3 / 8]))
 
 
-def some_experts(num_experts: int, *, rows: int, num_ids: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return (4 * torch.randn(num_experts, rows, num_ids, generator=generator)).log_softmax(dim=-1)
-
-
-def test_a_mixture_of_one_expert_equals_the_expert():
-    experts = some_experts(1, rows=3, num_ids=50)
-    weights = posterior(uniform_prior(1), torch.tensor([[-3.0, -4e5, 0.0]]))
-    assert weights.tolist() == [[0.0, 0.0, 0.0]]
-    torch.testing.assert_close(mixture_logprobs(experts, weights), experts[0].double(), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("num_experts", [5])
-def test_probabilities_sum_to_one(num_experts):
-    experts = some_experts(num_experts, rows=4, num_ids=1000)
-    generator = torch.Generator().manual_seed(1)
-    weights = posterior(uniform_prior(num_experts), -20 * torch.rand(num_experts, 4, generator=generator))
-    torch.testing.assert_close(weights.exp().sum(dim=0), torch.ones(4).double())
-    total = mixture_logprobs(experts, weights).exp().sum(dim=-1)
-    torch.testing.assert_close(total, torch.ones(4).double(), rtol=0, atol=1e-5)
-
-
 def test_impossible_texts_and_tokens_give_no_nan():
     """A log-prob of -inf is a probability of 0, for an expert, a token, a prior, or all of them."""
     assert posterior(uniform_prior(2), torch.tensor([IMPOSSIBLE, -5.0])).tolist() == [IMPOSSIBLE, 0.0]
@@ -105,11 +83,3 @@ def test_a_difference_of_one_nat_counts_in_a_very_long_text():
     total = text_logprobs(tokens, uniform_prior(2)).sum()
     by_chain_rule = torch.logsumexp(uniform_prior(2) + tokens.double().sum(dim=1), dim=0)
     torch.testing.assert_close(total, by_chain_rule, rtol=1e-12, atol=1e-6)
-
-
-def test_a_text_obeys_the_chain_rule():
-    generator = torch.Generator().manual_seed(2)
-    tokens = -5 * torch.rand(3, 40, generator=generator).double()
-    prior = logs([0.7, 0.2, 0.1])
-    by_chain_rule = torch.logsumexp(prior + tokens.sum(dim=1), dim=0)
-    torch.testing.assert_close(text_logprobs(tokens, prior).sum(), by_chain_rule, rtol=1e-12, atol=0)

@@ -31,7 +31,7 @@ def home(tmp_path, identity):
         "training": {
             "steps": 3, "groups": 8, "completions": 96, "kept": 0.9, "kept_negatives": None, "signal": 0.5, "ess": 0.75,
             "effective": 0.34, "weight_mean": 1.0, "weight_variance": 0.25, "clipped": 0.0, "truncated": 0.125,
-            "low_ratio": 0.01, "mean_log_ratio": -0.5, "mean_kl": 2.5,
+            "mean_log_ratio": -0.5, "mean_kl": 2.5,
         },
     }  # fmt: skip
     where.status.write_text(json.dumps(json.loads(Status().to_json()) | {"peers": [row]}))

@@ -94,7 +94,7 @@ PEERS: tuple[dict[str, Any], ...] = (
         "training": {
             "steps": 20, "groups": 80, "completions": 960, "kept": 0.91, "kept_negatives": 0.82, "signal": 0.65,
             "ess": 0.74, "effective": 0.43, "weight_mean": 0.96, "weight_variance": 0.31, "clipped": 0.0,
-            "truncated": 0.08, "low_ratio": 0.02, "mean_log_ratio": -0.21, "mean_kl": 3.4,
+            "truncated": 0.08, "mean_log_ratio": -0.21, "mean_kl": 3.4,
         },
     },
     {

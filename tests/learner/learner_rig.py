@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ from ftis_node.learner.batch import make_micro_batches
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.learner.model.logprobs import completion_logprobs
-from ftis_node.learner.step.train_step import compute_gradients
+from ftis_node.learner.step.train_step import Passes
 from ftis_node.records.group import FinishReason, SamplingSettings
 from ftis_node.records.token_batch import NO_LOGPROBS, TokenBatch
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
@@ -183,9 +184,7 @@ def check_gradient(model, batch, objective, **given):
         model.zero_grad()
         micro_batches = make_micro_batches(batch, max_tokens=max_tokens)
         assert (len(micro_batches) == 1) == (max_tokens == 10_000)
-        found = compute_gradients(
-            lambda part: completion_logprobs(model, part), batch, micro_batches, objective, **given
-        )
+        found = Passes(partial(completion_logprobs, model), batch, micro_batches).gradients(objective, **given)
         assert found.refused is None
         assert found.loss == pytest.approx(loss.item(), rel=1e-5, abs=1e-7)
         assert (flat_gradient(model) - exact).norm() < 3e-6 * exact.norm()

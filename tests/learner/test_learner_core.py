@@ -248,7 +248,7 @@ def test_the_loss_gets_the_settings_and_the_completion_limit(model_folder, tmp_p
     learner = Learner(boot)
     given = {"kl_estimator": "k1_fwd", "kl_threshold": 0.5, "max_completion_length": 300}
     assert learner._objective.params == method_parameters("ftis") | given
-    assert (learner._objective.advantage_scale, learner._objective.rejection_key) == ("std", 7)
+    assert (learner._objective.scale, learner._objective.rejection_key) == ("std", 7)
 
 
 @pytest.mark.parametrize("lora", [None, LORA])

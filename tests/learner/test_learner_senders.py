@@ -43,13 +43,11 @@ def test_the_figures_of_a_step_by_hand(learner):
     assert [(each.sender, each.own) for each in report.by_sender] == [("me", True), ("ann", False), ("bob", False)]
     assert (me.groups, me.completions, me.negatives, me.kept, me.trained, me.tokens) == (1, 2, 1, 2, 2, 5)
     assert (me.weight_sum, me.kl_sum) == pytest.approx((2.0, 0.0), abs=1e-5)
-    assert (sum(me.positive_log_ratios), sum(me.negative_log_ratios)) == (3, 2)
     assert (ann.groups, ann.groups_with_signal, ann.completions, ann.trained) == (2, 1, 4, 2)
     assert ann.weight_sum == pytest.approx(2 * math.exp(0.25), rel=1e-4)
     assert ann.log_ratio_sum == pytest.approx(2.5, rel=1e-3)
-    assert (bob.kept, bob.kept_negatives, bob.trained, bob.low_ratio_tokens) == (1, 0, 1, 2)
+    assert (bob.kept, bob.kept_negatives, bob.trained) == (1, 0, 1)
     assert bob.kl_sum == pytest.approx(math.exp(4.5) - 4.5 - 1, rel=1e-3)
-    assert bob.negative_log_ratios == (2, *[0] * 10)
     assert bob.shares()["kept_negatives"] == 0
     assert bob.ess_share == pytest.approx(0.5)
     total = sum(each.kept for each in report.by_sender) / sum(each.completions for each in report.by_sender)
@@ -114,23 +112,23 @@ def test_shares_by_hand():
     figures = SenderStats(
         "ann", False, groups=4, groups_with_signal=3, completions=8, negatives=4, kept=6, kept_negatives=1, trained=3,
         clipped=1, weight_sum=sum(weights), weight_square_sum=5.0, tokens=20, measured=8, measured_tokens=10,
-        truncated_tokens=5, low_ratio_tokens=1, log_ratio_sum=-2.0, kl_sum=4.0,
+        truncated_tokens=5, log_ratio_sum=-2.0, kl_sum=4.0,
     )  # fmt: skip
     shares = figures.shares()
     assert shares["ess"] == pytest.approx(9 / 15)
     assert shares["effective"] == pytest.approx(3 / 8 * 9 / 15) == pytest.approx(9 / (8 * 5))
     assert shares["weight_variance"] == pytest.approx(2 / 3)
     expected = {"kept": 0.75, "kept_negatives": 0.25, "signal": 0.75, "clipped": 1 / 3, "truncated": 0.5}
-    expected |= {"low_ratio": 0.1, "mean_log_ratio": -0.2, "mean_kl": 0.5, "weight_mean": 1.0}
+    expected |= {"mean_log_ratio": -0.2, "mean_kl": 0.5, "weight_mean": 1.0}
     assert {name: shares[name] for name in expected} == pytest.approx(expected)
     assert set(SenderStats("bob", False).shares().values()) == {None}
     assert SenderStats("bob", False, completions=2, trained=2).ess == 0
 
 
 def test_entries_add_up_and_are_bounded():
-    one = SenderStats("ann", False, kept=2, kl_sum=0.5, positive_log_ratios=(1, 2))
-    other = SenderStats("bob", False, kept=1, kl_sum=0.25, positive_log_ratios=(3, 4))
-    assert add_up([one, other]) == SenderStats("", False, kept=3, kl_sum=0.75, positive_log_ratios=(4, 6))
+    one = SenderStats("ann", False, kept=2, kl_sum=0.5)
+    other = SenderStats("bob", False, kept=1, kl_sum=0.25)
+    assert add_up([one, other]) == SenderStats("", False, kept=3, kl_sum=0.75)
     assert add_up([]) == SenderStats("", False)
     many = [SenderStats(f"peer-{number}", False, groups=number) for number in range(2000)]
     most = largest_senders([*many, SenderStats("me", True, groups=1)])

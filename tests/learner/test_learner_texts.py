@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from tiny_models import make_model
 
 from ftis_node.learner.batch import make_batch, make_micro_batches
-from ftis_node.learner.step.objective import make_objective
-from ftis_node.learner.step.train_step import compute_gradients
+from ftis_node.learner.step.objective import Objective
+from ftis_node.learner.step.train_step import Passes
 
 PARAMS = {"dr_grpo": {"max_completion_length": 12}}
 
@@ -27,7 +27,7 @@ def log(*values):
 def by_hand(method, group, learner, *, first_pass=None, **params):
     """Return the loss, its gradient `[N, T]` and the metrics. `learner` has probabilities, `[N, T]`."""
     batch = make_batch(group if isinstance(group, list) else [group])
-    objective = make_objective(method, params, "mean")
+    objective = Objective(method, params, "mean")
     leaf = torch.tensor([log(*row) for row in learner], requires_grad=True)
     loss, metrics = objective.loss(leaf, batch, objective.advantages(batch), first_pass=first_pass)
     loss.backward()
@@ -95,7 +95,7 @@ def mixed_groups():
 
 @pytest.mark.parametrize("method", ["ftis", "gepo", "dr_grpo", "m2po"])
 def test_the_gradient_of_texts_does_not_depend_on_micro_batches(method):
-    check_gradient(make_model(seed=1), make_batch(mixed_groups()), make_objective(method, PARAMS.get(method, {})))
+    check_gradient(make_model(seed=1), make_batch(mixed_groups()), Objective(method, PARAMS.get(method, {})))
 
 
 def test_a_later_update_is_clipped_relative_to_the_first_pass():
@@ -129,14 +129,14 @@ def test_a_learner_log_prob_that_is_not_finite_refuses_a_step_with_texts():
         return torch.full((len(micro_batch.cell_index),), math.nan, requires_grad=True)
 
     micro_batches = make_micro_batches(batch, max_tokens=60)
-    found = compute_gradients(broken, batch, micro_batches, make_objective("ftis", {}))
+    found = Passes(broken, batch, micro_batches).gradients(Objective("ftis", {}))
     assert found.refused == "a learner log-prob is not finite"
 
 
 @pytest.mark.parametrize("mean", [math.nan, -math.inf])
 def test_a_mean_that_is_not_finite_refuses_the_step(mean):
     batch = make_batch([text_group([[1], [2]], [1.0, 0.0], [mean, -1.0])])
-    found = compute_gradients(lambda _: pytest.fail("no pass is needed"), batch, [], make_objective("ftis", {}))
+    found = Passes(lambda _: pytest.fail("no pass is needed"), batch, []).gradients(Objective("ftis", {}))
     assert found.refused == "a behaviour log-prob is not finite"
 
 

@@ -12,6 +12,7 @@ from learner_rig import Emit, make_boot, random_groups, sample_group
 from ftis_node.errors import FtisError
 from ftis_node.learner import core
 from ftis_node.learner.messages import CheckRequest, GiveMemoryBack, StateRequest, TrainRequest
+from ftis_node.learner.step.train_step import Passes
 from ftis_node.learner.worker import build
 from ftis_node.models import load_causal_lm, resolve_model
 from ftis_node.workers.weight_store import PublishedWeights
@@ -80,13 +81,13 @@ async def test_a_check_waits_for_the_step_and_is_in_its_report(model_folder, tmp
     model = load_causal_lm(resolve_model(str(model_folder)), dtype="float32", device="cpu")
     group = sample_group(model, group_size=3, length=5, reward=lambda index: float(index == 0))
     async with build(make_boot(model_folder, tmp_path, takes_turns=takes_turns), Emit()) as handlers:
-        compute = core.compute_logprobs
+        compute = Passes.logprobs
 
-        def noticed(*arguments, **options):
+        def noticed(passes):
             moments.append("measured")
-            return compute(*arguments, **options)
+            return compute(passes)
 
-        monkeypatch.setattr(core, "compute_logprobs", noticed)
+        monkeypatch.setattr(Passes, "logprobs", noticed)
         await handlers[CheckRequest](CheckRequest(group=group), Emit())
         moments.append("answered")
         peers = tuple(msgspec.structs.replace(each, own=False) for each in random_groups())

@@ -14,8 +14,8 @@ from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.errors import ConfigError
 from ftis_node.memory import placement
 from ftis_node.memory.learner_memory import Workload, learner_memory
+from ftis_node.memory.machine import GpuAssignment
 from ftis_node.memory.placement import (
-    GpuAssignment,
     WorkerPlacement,
     arrange,
     assign_gpus,

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
@@ -35,7 +34,7 @@ from ftis_node.memory.learner_memory import (
     layer_bytes_per_token,
     learner_memory,
 )
-from ftis_node.models import published_qwen25, shape_of
+from ftis_node.models import shape_of
 from tests.learner.learner_rig import make_boot
 from tests.models import tiny_models
 from tests.models.tiny_models import make_model
@@ -102,21 +101,6 @@ def test_the_memory_of_served_adapters_by_hand():
         assert (merged.adapters, merged.in_turns.adapters, merged.staging) == (0, 0, 2 * 20_480)
 
 
-def test_the_memory_of_full_training_by_hand():
-    memory = learner_memory(SMALL, workload())
-    assert (memory.weights, memory.masters, memory.gradients, memory.moments) == (189_568, 379_136, 379_136, 758_272)
-    # Per token: a layer keeps 16 x 64 + 4 x 64 + 4 x 32 + 4 x 128 + 4 x 4 + 8 = 1,944 bytes. Outside the layers
-    # there are 8 x 64 bytes, 2 x 2 x 16 of rotary angles and 24 of positions.
-    assert layer_bytes_per_token(SMALL, workload()) == 1_944
-    assert memory.activations == 1000 * (2 * 1_944 + 512 + 88)
-    # The backward pass of the head is the maximum. It has 1000 x 2 x 64 + 4 x 20,480, and a chunk's logits in both
-    # formats, 6 x 512 x 320. The forward pass has these logits only. The last norm has 1000 x 16 x 64 + 40,960.
-    assert memory.work == 1_192_960
-    assert memory.weight_sync == 40_960
-    assert memory.resident == 189_568 + 379_136 + 758_272 + 717 * MIB
-    assert memory.peak == memory.resident + 379_136 + 4_488_000 + 1_192_960
-
-
 def test_the_starting_model_is_kept_for_a_kl_term_unless_an_adapter_is_trained():
     assert learner_memory(SMALL, workload()).start == 0
     memory = learner_memory(SMALL, workload(holds_start=True))
@@ -136,17 +120,6 @@ def test_the_memory_of_8_bit_and_offloaded_states_by_hand():
     assert (offloaded.weights, offloaded.on_host) == (189_568, 16 * 94_784)
     assert offloaded.masters == offloaded.moments == offloaded.gradients == 0
     assert learner_memory(SMALL, workload()).on_host == 0
-
-
-def test_the_memory_of_an_adapter_with_recomputed_layers_by_hand():
-    memory = learner_memory(SMALL, workload(lora=True, recompute_activations=True, micro_batch_tokens=4000))
-    assert (memory.weights, memory.masters) == (2 * (94_784 + 16_384), 4 * 16_384)
-    assert (memory.gradients, memory.moments) == (65_536, 131_072)
-    # The peak is in the last layer. Per token there are the inputs of two layers in bfloat16, 2 x 64 each, rotary
-    # angles and positions. The layer keeps 12 x 64 + 4 x 64 + 4 x 32 + 6 x 128 + 14 x 8 + 24 = 2,056 bytes.
-    # Its work space is 6 x 128 - 4 x 64.
-    assert memory.activations == 4000 * (2 * 128 + 128 + 88)
-    assert memory.work == 4000 * (2_056 + 512)
 
 
 def test_a_micro_batch_is_between_one_completion_and_the_whole_batch():
@@ -222,33 +195,6 @@ def test_weights_gradients_and_moments_equal_the_tensors(dtype, lora):
     assert all(weight.grad is None for weight in weights if weight.dtype == torch.bfloat16)
     moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
     assert memory.moments == sum(value.nbytes for value in moments)
-
-
-def test_the_plan_of_a_published_model_and_its_adapter_equals_their_tensors():
-    """The tensors are made on the meta device and take no memory."""
-    shape = published_qwen25()["Qwen2.5-7B"]
-    config = Qwen2Config(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        tie_word_embeddings=shape.is_tied,
-    )
-    with torch.device("meta"):
-        model = Qwen2ForCausalLM(config).to(torch.bfloat16)
-    full = learner_memory(shape, workload())
-    assert full.weights == sum(value.nbytes for value in model.parameters())
-    assert (full.masters, full.gradients, full.moments) == (2 * full.weights, 2 * full.weights, 4 * full.weights)
-    engine = generator_memory(shape, workload(lora=True, serves_adapters=True, adapter_rank=128))
-    assert engine.weights == full.weights
-    model.requires_grad_(False)
-    with torch.device("meta"):
-        add_adapter(model, LoraSection(rank=128, alpha=256))
-    adapter = learner_memory(shape, workload(lora=True, adapter_rank=128))
-    assert adapter.weights == sum(2 * value.numel() for value in model.parameters())
-    assert engine.adapters == 3 * sum(2 * value.numel() for value in model.parameters() if value.requires_grad)
 
 
 def test_8_bit_moments_equal_the_tensors_except_the_small_ones():

@@ -1,7 +1,6 @@
 """The placement that `join` derives from the memory plan: time sharing, shares of a GPU, refusals, boot messages."""
 
 import logging
-from typing import Any
 
 import pytest
 
@@ -11,15 +10,12 @@ from ftis_node.errors import MachineError, ModelError
 from ftis_node.generation.engines.vllm_options import engine_arguments
 from ftis_node.lab.tiny_tokenizer import make_tokenizer
 from ftis_node.memory import placement
-from ftis_node.memory.learner_memory import Workload, learner_memory
-from ftis_node.memory.machine import USABLE_SHARE
+from ftis_node.memory.machine import USABLE_SHARE, is_wsl, transfer_of
 from ftis_node.memory.placement import (
     WorkerPlacement,
     arrange,
     place_workers_on,
 )
-from ftis_node.memory.plan import plan
-from ftis_node.memory.weight_transfer import is_wsl, transfer_of
 from ftis_node.models import ModelSource, PromptTokenizer
 from ftis_node.node.startup import factories as makers
 from ftis_node.node.startup.factories import generation_boot, learner_boot
@@ -87,11 +83,6 @@ def test_the_transport_of_weights_follows_from_the_plan(gpus, changes, transport
 def test_the_setting_overrides_the_plan_on_one_device(engine, placement, gpus_gib, takes_turns, can_sleep):
     made = arranged(HALF_B, *gpus_gib, engine=engine, memory={"placement": placement})
     assert (made.takes_turns, made.can_sleep) == (takes_turns, can_sleep)
-
-
-def test_the_plan_follows_the_setting():
-    assert planned(HALF_B, 24, memory={"placement": "time_shared"}).placement == "time_shared"
-    assert planned(THREE_B, 24, lora=True, memory={"placement": "shared"}).placement == "does_not_fit"
 
 
 def test_a_model_that_does_not_fit_is_refused_in_one_line():
@@ -183,26 +174,6 @@ def test_wsl_is_recognized_by_the_kernel_release(tmp_path):
     kernel.write_text("5.15.153.1-microsoft-standard-WSL2\n")
     assert is_wsl(kernel)
     assert transfer_of(settings, on_gpu=True, shares_gpu=True, serves_adapters=False, kernel=kernel) == "pinned"
-
-
-def test_mapped_weights_need_no_staging_memory():
-    by: dict[str, Any] = {}
-    for transport in ("auto", "pinned"):
-        settings = NodeSettings.model_validate({"model": "m", "engine": "vllm", "memory": {"weight_sync": transport}})
-        workload = Workload.of(settings, RUN, on_gpu=True)
-        sizes = (141,), (80, 80)
-        plans = [plan(THREE_B, machine(*size, host_gib=200), settings, RUN) for size in sizes]
-        by[transport] = learner_memory(THREE_B, workload).weight_sync, *plans
-    staged, one_gpu, two_gpus = by["auto"]
-    assert staged == 0
-    assert by["pinned"][0] == 2 * THREE_B.embedding_parameters
-    assert two_gpus == by["pinned"][2], "weights are mapped on one GPU only"
-    assert one_gpu.placement == "shared"
-    assert one_gpu.peak_bytes <= by["pinned"][1].peak_bytes
-    merged = NodeSettings.model_validate(
-        {"model": "m", "engine": "vllm", "lora": True, "generation": {"adapters": "merge"}}
-    )
-    assert not Workload.of(merged, RUN, on_gpu=True).maps_weights, "merged weights do not exist in the learner"
 
 
 def test_a_node_that_maps_weights_keeps_fewer_versions_on_disk():

@@ -103,8 +103,6 @@ def test_activations_are_not_kept_at_the_cost_of_time_sharing():
 
 
 def test_the_suggested_change_makes_3b_fit_on_24_gib():
-    made = planned(THREE_B, 24)
-    assert (made.fits, made.change) == (False, "--lora (rank 128) + learner.recompute_activations = true")
     assert planned(THREE_B, 24, lora=True, learner={"recompute_activations": True}).fits
     assert planned(THREE_B, 24, learner={"recompute_activations": True}).change == "--lora (rank 128)"
     assert planned(THREE_B, 4).change == planned(HALF_B, 80).change == ""
@@ -118,13 +116,12 @@ def test_the_suggested_change_makes_3b_fit_on_24_gib():
         (lambda w: w.max_total_tokens <= 400, "sampling.max_total_tokens = 388 (another run)"),
         (lambda w: w.max_batch <= 20, "generation.max_batch = 16"),
         (lambda w: w.dtype_bytes == 2, "dtype = bfloat16"),
-        (lambda w: (w.lora + w.recompute_activations) / 2, "--lora (rank 128) + learner.recompute_activations = true"),
-        (lambda w: (w.max_batch < 100) / 2, ""),
+        (lambda w: False, ""),
     ],
 )
 def test_the_first_change_that_fits_is_suggested(saves, change):
     workload = replace(Workload.of(settings(dtype="float32"), RUN, on_gpu=True), max_prompt_tokens=16)
-    assert suggest_change(workload, lambda changed: 2 - int(2 * saves(changed))) == change
+    assert suggest_change(workload, lambda changed: 0 if saves(changed) else 1) == change
 
 
 def test_the_savings_of_8_bit_and_offloaded_states():
@@ -196,9 +193,9 @@ def test_without_a_gpu_the_plan_is_for_host_memory_in_float32():
     assert made.parts["generator: weights"] == made.parts["learner: weights"] == 4 * HALF_B.num_parameters
     assert made.parts["learner: float32 masters"] == 0
     assert planned(HALF_B, 80, host_gib=64, device="cpu", **small_steps()) == made
-    short = planned(HALF_B, host_gib=12, **small_steps())
+    short = planned(HALF_B, host_gib=16, **small_steps())
     assert short.placement == "does_not_fit"
-    assert short.change
+    assert short.change == "learner.recompute_activations = true"
 
 
 def test_on_a_cpu_the_base_of_a_served_adapter_counts_once_if_its_file_has_the_nodes_type():

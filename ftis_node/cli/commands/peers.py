@@ -44,7 +44,7 @@ def peers(context: typer.Context, home: HomeOption = None, as_json: JsonOption =
     ban_reason,
     reasons: {reason: n}, trusted, wire_schema, wire_words, training}]. `training` is null before a step took a group of
     the peer, then {steps, groups, completions, kept, kept_negatives, signal, ess, effective, weight_mean,
-    weight_variance, clipped, truncated, low_ratio, mean_log_ratio, mean_kl} over its last 20 steps
+    weight_variance, clipped, truncated, mean_log_ratio, mean_kl} over its last 20 steps
     (ftis-node docs operate/dashboard).
     """
     context.obj = home

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -41,24 +41,44 @@ from ftis_node.learner.batch import TrainBatch
 from ftis_node.learner.device import on_device
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Objective:
-    """The `loss` of a batch under one method. Create it with `make_objective`, which checks the parameters.
+    """The `loss` of a batch under one method. Raises ConfigError for parameters that do not fit together.
 
-    `params` are all parameters of the method; those that are tensors are None until a batch gives them.
+    `params` are parameters of the method, afterwards all of them; those that are tensors are None until a batch gives
+    them. `advantage_scale` None: the method's own. `advantage_shift` is the `shift` of built-in advantages.
+
+    `kl_to_start` is the KL's weight; with `kl_weighted` min(rho, `cap`) weighs each of its tokens.
+    `max_logprob_gap_nats` bounds how far a peer's log-probs of a part of a completion may sum below the learner's. With
+    `mask_truncated` completions without an end get no gradient. The number `rejection_key` in [0, 2^62) is mixed into
+    the random numbers of the filter `obrs`.
     """
 
     method: str
     params: Mapping[str, Any]
-    advantage_scale: str
-    separable: bool
+    advantage_scale: str | None = None
     advantage_shift: float = 0.0
     kl_to_start: float = 0.0
     kl_weighted: bool = False
     max_logprob_gap_nats: float = math.inf
     mask_truncated: bool = False
     rejection_key: int = 0
-    advantage_rule: AdvantageRule | None = None  # of a plug-in
+    scale: str = field(init=False)
+    separable: bool = field(init=False)
+    advantage_rule: AdvantageRule | None = field(init=False)  # of a plug-in
+
+    def __post_init__(self) -> None:
+        one = torch.zeros(1, 1)
+        try:
+            self.scale = self.advantage_scale or find_method(self.method).advantage_scale
+            self.advantage_rule = None if self.scale in SCALES else load_advantage(self.scale)
+            self.separable = is_separable(self.method, self.params) and self.advantage_rule is None
+            policy_loss(
+                self.method, one, one, one.bool(), one[0], torch.zeros(1, dtype=torch.int64), **dict(self.params)
+            )
+            self.params = method_parameters(self.method) | dict(self.params)
+        except ValueError as error:
+            raise ConfigError(f"the learner's method cannot be set up: {error}") from error
 
     def separates(self, batch: TrainBatch) -> bool:
         """Return whether dL/dlp of a completion's tokens is independent of other completions' learner log-probs.
@@ -95,7 +115,7 @@ class Objective:
             advantages = group_advantages(
                 batch.rewards,
                 batch.advantage_ids,
-                scale=self.advantage_scale,
+                scale=self.scale,
                 sender_ids=batch.policy_ids,
                 shift=self.advantage_shift,
             )
@@ -256,45 +276,3 @@ def _scored(batch: TrainBatch, first_pass: Tensor | None) -> ScoredBatch:
 def _mean_logprobs(logprobs: Tensor, mask: Tensor) -> Tensor:
     """Return the mean over the tokens of each completion, `[N]` float64; 0 without tokens."""
     return torch.where(mask, logprobs, 0.0).double().sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-
-
-def make_objective(
-    method: str,
-    params: Mapping[str, Any],
-    advantage_scale: str | None = None,
-    *,
-    advantage_shift: float = 0.0,
-    kl_to_start: float = 0.0,
-    kl_weighted: bool = False,
-    max_logprob_gap_nats: float = math.inf,
-    mask_truncated: bool = False,
-    rejection_key: int = 0,
-) -> Objective:
-    """Return the objective of `method`; `advantage_scale` None: the method's own. Raises ConfigError.
-
-    `advantage_shift` is the `shift` of built-in advantages. `kl_to_start` is the KL's weight; with `kl_weighted`
-    min(rho, `cap`) weighs each of its tokens. `max_logprob_gap_nats` bounds how far a peer's log-probs of a part of a
-    completion may sum below the learner's. With `mask_truncated` completions without an end get no gradient. The number
-    `rejection_key` in [0, 2^62) is mixed into the random numbers of the filter `obrs`.
-    """
-    try:
-        scale = advantage_scale or find_method(method).advantage_scale
-        rule = None if scale in SCALES else load_advantage(scale)
-        objective = Objective(
-            method=method,
-            params=method_parameters(method) | dict(params),
-            advantage_scale=scale,
-            advantage_rule=rule,
-            separable=is_separable(method, params) and rule is None,
-            advantage_shift=advantage_shift,
-            kl_to_start=kl_to_start,
-            kl_weighted=kl_weighted,
-            max_logprob_gap_nats=max_logprob_gap_nats,
-            mask_truncated=mask_truncated,
-            rejection_key=rejection_key,
-        )
-        one = torch.zeros(1, 1)
-        policy_loss(method, one, one, one.bool(), one[0], torch.zeros(1, dtype=torch.int64), **params)
-    except ValueError as error:
-        raise ConfigError(f"the learner's method cannot be set up: {error}") from error
-    return objective

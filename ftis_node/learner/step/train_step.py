@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -79,95 +78,107 @@ class _NotFinite(Exception):
     """Raised with the name of a value that is not finite."""
 
 
-def compute_gradients(
-    forward: Forward,
-    batch: TrainBatch,
-    micro_batches: Sequence[MicroBatch],
-    objective: Objective,
-    *,
-    device: torch.device = CPU,
-    first_pass: Tensor | None = None,
-    reference: Tensor | None = None,
-    excluded: Tensor | None = None,
-    between: StepCallback = lambda: None,
-    ranks: Ranks = ALONE,
-) -> Gradients:
-    """Add dL/dweights of the batch to the `.grad` of what `forward` depends on. Options are as in `Objective.loss`.
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The passes of a model over one batch, whose `micro_batches` are divided among `ranks`.
 
-    `forward` returns log-probs on `device`. If the result is not usable, the gradients may be anything.
+    `forward` returns log-probs on `device`. `between` is called around each pass, and may raise WorkerTaskError.
     """
-    found, flags = batch.behaviour_logprobs.clone(), Flags(CPU)
-    flags.check(batch.rewards, "a reward")
-    flags.check(batch.behaviour_logprobs, "a behaviour log-prob")
-    flags.check(batch.behaviour_means, "a behaviour log-prob")
-    try:
-        _refuse(flags)
-        flags = Flags(device)
-        loss_of = BatchLoss(objective, batch, objective.advantages(batch), first_pass, reference, excluded, flags)
-        passes = _one_pass if objective.separates(batch) or len(micro_batches) == 1 else _two_passes
-        logprobs = found.to(device, copy=True)
-        for output, share in passes(forward, logprobs, micro_batches, loss_of, between, ranks):
-            between()
-            torch.autograd.backward(output, share)
-        found = logprobs.cpu()
-        with ranks.agreed(_NotFinite):
-            has_signal = SIGNAL in _refuse(flags)
-        has_signal = ranks.is_any(has_signal)
-        ranks.fill_in(found, micro_batches)
-        with torch.no_grad():
-            loss, metrics = loss_of(found.to(device))
-        flags.check(loss, LOSS)
-        _refuse(flags)
-    except _NotFinite as error:
-        return Gradients(found, refused=str(error))
-    return Gradients(found, loss=loss.item(), metrics=metrics, skipped=None if has_signal else "no signal")
 
+    forward: Forward
+    batch: TrainBatch
+    micro_batches: Sequence[MicroBatch]
+    device: torch.device = CPU
+    between: StepCallback = lambda: None
+    ranks: Ranks = ALONE
 
-def _one_pass(
-    forward: Forward,
-    logprobs: Tensor,
-    micro_batches: Sequence[MicroBatch],
-    loss_of: BatchLoss,
-    between: StepCallback,
-    ranks: Ranks,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each micro-batch's log-probs with their graph, and their dL/dlp `[M]`. Fills `logprobs` `[N, T]` meanwhile.
+    def logprobs(self) -> Tensor:
+        """Return the log-probs `[N, T]`, float32 on the CPU, 0 outside the mask, without gradient."""
+        logprobs = torch.zeros_like(self.batch.behaviour_logprobs, device=self.device)
+        self._fill(logprobs)
+        return logprobs.cpu()
 
-    Cells not yet computed hold finite behaviour log-probs, which do not affect a separable loss.
-    """
-    for micro_batch in ranks.deal(loss_of.mark(micro_batches)):
-        between()
-        output = forward(micro_batch)
-        loss_of.flags.check(output, LOGPROB)
-        _put(logprobs, micro_batch, output)
-        if loss_of.batch.is_text.any():  # their loss, on the CPU, raises ValueError
+    def gradients(
+        self,
+        objective: Objective,
+        *,
+        first_pass: Tensor | None = None,
+        reference: Tensor | None = None,
+        excluded: Tensor | None = None,
+    ) -> Gradients:
+        """Add dL/dweights to the `.grad` of what `forward` depends on. Options are as in `Objective.loss`.
+
+        If the result is not usable, the gradients may be anything.
+        """
+        batch, ranks = self.batch, self.ranks
+        found, flags = batch.behaviour_logprobs.clone(), Flags(CPU)
+        flags.check(batch.rewards, "a reward")
+        flags.check(batch.behaviour_logprobs, "a behaviour log-prob")
+        flags.check(batch.behaviour_means, "a behaviour log-prob")
+        try:
+            _refuse(flags)
+            flags = Flags(self.device)
+            loss_of = BatchLoss(objective, batch, objective.advantages(batch), first_pass, reference, excluded, flags)
+            is_one_pass = objective.separates(batch) or len(self.micro_batches) == 1
+            logprobs = found.to(self.device, copy=True)
+            for output, share in (self._one_pass if is_one_pass else self._two_passes)(logprobs, loss_of):
+                self.between()
+                torch.autograd.backward(output, share)
+            found = logprobs.cpu()
             with ranks.agreed(_NotFinite):
-                _refuse(loss_of.flags)
-        share = loss_of.gradient_in(micro_batch, logprobs)
-        is_any = share.any()
-        loss_of.flags.note(SIGNAL, is_any)
-        if ranks.is_any(bool(is_any) if is_free_to_read(share.device) else _may_train(micro_batch)):
-            yield output, share
+                has_signal = SIGNAL in _refuse(flags)
+            has_signal = ranks.is_any(has_signal)
+            ranks.fill_in(found, self.micro_batches)
+            with torch.no_grad():
+                loss, metrics = loss_of(found.to(self.device))
+            flags.check(loss, LOSS)
+            _refuse(flags)
+        except _NotFinite as error:
+            return Gradients(found, refused=str(error))
+        return Gradients(found, loss=loss.item(), metrics=metrics, skipped=None if has_signal else "no signal")
 
+    def _one_pass(self, logprobs: Tensor, loss_of: BatchLoss) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each micro-batch's log-probs with their graph, and their dL/dlp `[M]`. Fills `logprobs` `[N, T]`.
 
-def _two_passes(
-    forward: Forward,
-    logprobs: Tensor,
-    micro_batches: Sequence[MicroBatch],
-    loss_of: BatchLoss,
-    between: StepCallback,
-    ranks: Ranks,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield as `_one_pass` does, for a loss that couples completions."""
-    _fill(logprobs, forward, micro_batches, between, ranks)
-    loss_of.flags.check(logprobs, LOGPROB)
-    _refuse(loss_of.flags)
-    gradient = loss_of.gradient(logprobs)
-    loss_of.flags.note(SIGNAL, gradient.any())
-    gradient = gradient.cpu()
-    for micro_batch in ranks.deal(list(filter(_may_train, marked(micro_batches, gradient != 0)))):
-        between()
-        yield forward(micro_batch), on_device(gradient.view(-1)[micro_batch.cell_index], logprobs.device)
+        Cells not yet computed hold finite behaviour log-probs, which do not affect a separable loss.
+        """
+        for micro_batch in self.ranks.deal(loss_of.mark(self.micro_batches)):
+            self.between()
+            output = self.forward(micro_batch)
+            loss_of.flags.check(output, LOGPROB)
+            _put(logprobs, micro_batch, output)
+            if self.batch.is_text.any():  # their loss, on the CPU, raises ValueError
+                with self.ranks.agreed(_NotFinite):
+                    _refuse(loss_of.flags)
+            share = loss_of.gradient_in(micro_batch, logprobs)
+            is_any = share.any()
+            loss_of.flags.note(SIGNAL, is_any)
+            if self.ranks.is_any(bool(is_any) if is_free_to_read(share.device) else _may_train(micro_batch)):
+                yield output, share
+
+    def _two_passes(self, logprobs: Tensor, loss_of: BatchLoss) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield as `_one_pass` does, for a loss that couples completions."""
+        self._fill(logprobs)
+        loss_of.flags.check(logprobs, LOGPROB)
+        _refuse(loss_of.flags)
+        gradient = loss_of.gradient(logprobs)
+        loss_of.flags.note(SIGNAL, gradient.any())
+        gradient = gradient.cpu()
+        for micro_batch in self.ranks.deal(list(filter(_may_train, marked(self.micro_batches, gradient != 0)))):
+            self.between()
+            share = gradient.view(-1)[micro_batch.cell_index]
+            yield self.forward(micro_batch), on_device(share, logprobs.device)
+
+    @torch.no_grad()
+    def _fill(self, logprobs: Tensor) -> None:
+        """Copy the log-probs of all micro-batches, on all ranks, to `logprobs` `[N, T]`."""
+        for micro_batch in self.ranks.deal(self.micro_batches):
+            self.between()
+            _put(logprobs, micro_batch, self.forward(micro_batch))
+        if self.ranks.size > 1:
+            found = logprobs.cpu()
+            self.ranks.fill_in(found, self.micro_batches)
+            logprobs.copy_(found)
 
 
 def _may_train(micro_batch: MicroBatch) -> bool:
@@ -188,76 +199,33 @@ def _put(logprobs: Tensor, micro_batch: MicroBatch, output: Tensor) -> None:
     logprobs.view(-1)[on_device(micro_batch.cell_index, logprobs.device)] = output.detach().to(logprobs)
 
 
-@torch.no_grad()
-def _fill(
-    logprobs: Tensor, forward: Forward, micro_batches: Sequence[MicroBatch], between: StepCallback, ranks: Ranks
-) -> None:
-    for micro_batch in ranks.deal(micro_batches):
-        between()
-        _put(logprobs, micro_batch, forward(micro_batch))
-    if ranks.size > 1:
-        found = logprobs.cpu()
-        ranks.fill_in(found, micro_batches)
-        logprobs.copy_(found)
-
-
-def compute_logprobs(
-    forward: Forward,
-    batch: TrainBatch,
-    micro_batches: Sequence[MicroBatch],
-    *,
-    device: torch.device = CPU,
-    between: StepCallback = lambda: None,
-    ranks: Ranks = ALONE,
-) -> Tensor:
-    """Return the learner's log-probs `[N, T]`, float32 on the CPU, 0 outside the mask, without gradient."""
-    logprobs = torch.zeros_like(batch.behaviour_logprobs, device=device)
-    _fill(logprobs, forward, micro_batches, between, ranks)
-    return logprobs.cpu()
-
-
 def take_step(
-    forward: Forward,
-    batch: TrainBatch,
-    micro_batches: Sequence[MicroBatch],
+    passes: Passes,
     objective: Objective,
     optimizer: torch.optim.Optimizer,
     *,
     max_grad_norm: float,
     updates: int = 1,
     reference: Tensor | None = None,
-    device: torch.device = CPU,
-    between: StepCallback = lambda: None,
     before_update: Callable[[], None] = lambda: None,
-    ranks: Ranks = ALONE,
 ) -> StepOutcome:
     """Do `updates` optimizer steps on one batch. Stops at the first that is skipped or refused.
 
     `before_update` is called just before the first update changes the weights. An error until then leaves weights and
     optimizer unchanged. After it, a stop or a lack of memory ends the step with fewer updates.
     """
-    passes = partial(
-        compute_gradients,
-        forward,
-        batch,
-        micro_batches,
-        objective,
-        device=device,
-        reference=reference,
-        between=between,
-        ranks=ranks,
-    )
+    batch = passes.batch
 
     def update(first_pass: Tensor | None) -> Gradients:
         with one_out_of_memory_error():
             excluded = None if first_pass is None else objective.excluded(first_pass, batch)
-            gradients = passes(first_pass=first_pass, excluded=excluded)
+            gradients = passes.gradients(objective, first_pass=first_pass, reference=reference, excluded=excluded)
             if excluded is None and gradients.is_usable:
                 excluded = objective.excluded(gradients.learner_logprobs, batch)
                 if excluded.any():
                     optimizer.zero_grad(set_to_none=True)
-                    gradients = passes(first_pass=first_pass, excluded=excluded)
-            between()
+                    gradients = passes.gradients(objective, reference=reference, excluded=excluded)
+            passes.between()
             if first_pass is None:
                 before_update()
             return _apply(gradients, optimizer, max_grad_norm)
@@ -270,7 +238,7 @@ def take_step(
             try:
                 last = update(first.learner_logprobs)
             except (WorkerTaskError, torch.OutOfMemoryError) as error:
-                if ranks.size > 1 and isinstance(error, torch.OutOfMemoryError):
+                if passes.ranks.size > 1 and isinstance(error, torch.OutOfMemoryError):
                     raise  # the other ranks do not know about it
                 ran_out = isinstance(error, torch.OutOfMemoryError)
                 last = replace(first, refused=f"update {num_updates + 1} of {updates} was not done: {error}")

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-import msgspec
 from packaging.version import InvalidVersion, Version
 
 from ftis_node import __version__
@@ -109,7 +108,7 @@ class PeerActivity:
 
     def note_training(self, figures: SenderStats) -> None:
         """Add the statistics of the peer's completions in one more step."""
-        self.taught.append(msgspec.structs.replace(figures, positive_log_ratios=(), negative_log_ratios=()))
+        self.taught.append(figures)
         recent = add_up(self.taught)
         shares = {name: None if value is None else round(value, 6) for name, value in recent.shares().items()}
         counts = {"steps": len(self.taught), "groups": recent.groups, "completions": recent.completions}

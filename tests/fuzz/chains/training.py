@@ -13,7 +13,7 @@ from ftis_node.cli.commands.replay import _table
 from ftis_node.cli.detail_screens import WIDTH, group_document
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.messages import TrainGroup
-from ftis_node.learner.step.objective import make_objective
+from ftis_node.learner.step.objective import Objective
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS, pack_group, pack_text_group
 from ftis_node.records.envelope import open_announcement
@@ -115,7 +115,7 @@ def _learn(groups: list[TrainGroup], *, method: str) -> None:
     torch.manual_seed(0)
     logprobs = (-torch.rand(batch.mask.shape)).requires_grad_()
     parameters = {name: 6 for name in ("max_completion_length",) if name in method_parameters(method)}
-    objective = make_objective(method, parameters, max_logprob_gap_nats=8.0)
+    objective = Objective(method, parameters, max_logprob_gap_nats=8.0)
     loss, _ = objective.loss(logprobs, batch, objective.advantages(batch), first_pass=None)
     loss.backward()
     assert bool(torch.isfinite(loss)), (method, loss)

@@ -21,7 +21,7 @@ from ftis_node.lab.experiment.trial_key import with_keys
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
 from ftis_node.learner.groups import unpack_train_group
-from ftis_node.learner.step.train_step import compute_gradients
+from ftis_node.learner.step.train_step import Passes
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.node.context import NodeCounters, NodeState
 from ftis_node.node.peers.registry import PeerRegistry
@@ -102,12 +102,14 @@ def test_a_trial_is_reproducible_even_if_a_member_evaluates_slowly(experiment, u
 def test_two_updates_weigh_by_the_first_pass(experiment, monkeypatch):
     seen = []
 
+    gradients = Passes.gradients
+
     def noted(*args, **how):
-        found = compute_gradients(*args, **how)
+        found = gradients(*args, **how)
         seen.append((how["first_pass"], found.learner_logprobs))
         return found
 
-    monkeypatch.setattr("ftis_node.learner.step.train_step.compute_gradients", noted)
+    monkeypatch.setattr(Passes, "gradients", noted)
     optimizer = experiment.base.optimizer.model_copy(update={"updates_per_batch": 2})
     run_trial(only(experiment, base=experiment.base.model_copy(update={"optimizer": optimizer}), steps=1))
     assert len(seen) == 4

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ftis_node.learner.batch import make_batch
 from ftis_node.learner.core import Learner
 from ftis_node.learner.step.agreement import MAX_SENDERS, _distances, _slots
-from ftis_node.learner.step.objective import make_objective
+from ftis_node.learner.step.objective import Objective
 
 ANN, BOB, EVE = "ann", "bob", "eve"
 
@@ -99,7 +99,7 @@ def test_a_sender_of_inverted_rewards_disagrees(model_folder, tmp_path):
 
 def test_weights_scale_the_advantages_of_their_group():
     groups = groups_of_three()
-    objective = make_objective("nois", {})
+    objective = Objective("nois", {})
     full, halved = (
         objective.advantages(
             make_batch([replace(group, weight=weight) if not group.own else group for group in groups])

@@ -20,8 +20,8 @@ from ftis_node.algorithms.methods import METHODS, method_parameters
 from ftis_node.learner.batch import make_batch, make_packed_micro_batches
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import completion_logprobs
-from ftis_node.learner.step.objective import make_objective
-from ftis_node.learner.step.train_step import compute_gradients
+from ftis_node.learner.step.objective import Objective
+from ftis_node.learner.step.train_step import Passes
 
 PARAMS = {
     "dr_grpo": {"max_completion_length": 90},
@@ -80,9 +80,9 @@ def naive_logprobs(groups):
 def test_loss_and_gradient_equal_the_naive_ones(models, naive_logprobs, groups, method):
     batch = make_batch(groups)
     params = PARAMS.get(method, {})
-    objective = make_objective(method, params)
+    objective = Objective(method, params)
     naive, logprobs = naive_logprobs
-    scale, senders = objective.advantage_scale, batch.sender_ids
+    scale, senders = objective.scale, batch.sender_ids
     read = {"sender_ids": senders} if "sender_ids" in method_parameters(method) else {}
     advantages = group_advantages(batch.rewards, batch.advantage_ids, scale=scale, sender_ids=senders)
     behaviour = batch.behaviour_logprobs.double()
@@ -97,7 +97,7 @@ def test_loss_and_gradient_equal_the_naive_ones(models, naive_logprobs, groups, 
         exact = replace(batch, behaviour_logprobs=batch.behaviour_logprobs.to(dtype))
         micro_batches = make_packed_micro_batches(exact, max_tokens=400)
         assert len(micro_batches) > 1
-        found = compute_gradients(lambda part, of=model: completion_logprobs(of, part), exact, micro_batches, objective)
+        found = Passes(partial(completion_logprobs, model), exact, micro_batches).gradients(objective)
         assert found.loss == pytest.approx(loss.item(), rel=tolerance, abs=tolerance * 0.1)
         assert (flat_gradient(model) - expected).norm() < tolerance * expected.norm()
 
@@ -108,4 +108,4 @@ def test_accepted_gives_completions_of_other_tokenizers_full_weight(method, weig
         torch.tensor([-2.0, -1.0]).double(),
         SimpleNamespace(behaviour_means=torch.tensor([-1.3068528, -9.0])),
     )  # less log 0.5
-    assert make_objective(method, {})._text_weights(means, batch).tolist() == pytest.approx(weights)
+    assert Objective(method, {})._text_weights(means, batch).tolist() == pytest.approx(weights)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ftis_node.learner.batch import make_batch
 from ftis_node.learner.core import Learner
-from ftis_node.learner.step.objective import make_objective
+from ftis_node.learner.step.objective import Objective
 from tests.algorithms.reference import reference_loss
 from tests.algorithms.reference_advantages import learner_advantages
 
@@ -32,7 +32,7 @@ def test_the_loss_equals_the_reference_whatever_the_padding_holds(dtype, padding
     behaviour = torch.where(batch.mask, batch.behaviour_logprobs, padding)
     learner = torch.where(batch.mask, (batch.behaviour_logprobs + noise).to(dtype), padding).requires_grad_()
     batch = dataclasses.replace(batch, behaviour_logprobs=behaviour)
-    objective = make_objective("ftis", {}, "learner")
+    objective = Objective("ftis", {}, "learner")
     assert not objective.separates(batch)
     rows = [
         row[inside].tolist() for row, inside in zip((learner - behaviour).detach().double(), batch.mask, strict=True)

@@ -12,8 +12,8 @@ from ftis_node.algorithms import policy_loss
 from ftis_node.errors import ConfigError, WorkerTaskError
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.model.logprobs import completion_logprobs
-from ftis_node.learner.step.objective import Objective, make_objective
-from ftis_node.learner.step.train_step import compute_gradients, compute_logprobs, take_step
+from ftis_node.learner.step.objective import Objective
+from ftis_node.learner.step.train_step import Passes, take_step
 
 PARAMS = {"dr_grpo": {"max_completion_length": 12}, "ftis": {"kl_threshold": 0.05}, "gepo": {"k3_beta": 0.005}} | {
     "f-vis": {"filter": "obrs"}
@@ -48,7 +48,7 @@ class Forward:
 
 @pytest.mark.parametrize("method", ["ftis", "gepo", "gspo_token", "dr_grpo", "m2po", "f-vis"])
 def test_the_gradient_is_exact_for_any_micro_batches(model, batch, method):
-    check_gradient(model, batch, make_objective(method, PARAMS.get(method, {})))
+    check_gradient(model, batch, Objective(method, PARAMS.get(method, {})))
 
 
 @pytest.mark.parametrize("method", ["ftis", "m2po"])
@@ -56,7 +56,7 @@ def test_the_gradient_with_a_kl_term_is_exact_for_any_micro_batches(model, batch
     """`m2po` compares tokens of all completions, so it needs two passes over the model. `ftis` needs one."""
     with torch.no_grad():
         reference = logprobs_by_row(make_model(seed=2), batch)
-    metrics = check_gradient(model, batch, make_objective(method, {}, kl_to_start=0.25), reference=reference)
+    metrics = check_gradient(model, batch, Objective(method, {}, kl_to_start=0.25), reference=reference)
     assert metrics["kl_to_start"] > 0.01
 
 
@@ -67,7 +67,7 @@ def test_sender_filters_are_exact_for_any_micro_batches(model, method, rule):
     groups = [replace(group, own=number < 2, sender=f"{number % 3}") for number, group in enumerate(groups)]
     far = random_groups(num_groups=3, group_size=4, seed=7, distance=3.0)
     groups += [replace(group, own=False, sender="far") for group in far]
-    objective = make_objective(method, {"filter": rule, "keep_share": 0.4})
+    objective = Objective(method, {"filter": rule, "keep_share": 0.4})
     metrics = check_gradient(model, make_batch(groups), objective)
     assert 0.4 < metrics["kept_fraction"] < 0.9
 
@@ -75,8 +75,8 @@ def test_sender_filters_are_exact_for_any_micro_batches(model, method, rule):
 @pytest.mark.parametrize("method", ["ftis", "gepo"])
 def test_a_later_update_is_exact_for_any_micro_batches(model, batch, method):
     """Its gradient is that of one graph over the batch with the log-probs of the first pass."""
-    objective = make_objective(method, {"alpha": 0.5} if method == "gepo" else {"kl_estimator": "k3_fwd"})
-    first_pass = compute_logprobs(Forward(model), batch, make_micro_batches(batch, max_tokens=60))
+    objective = Objective(method, {"alpha": 0.5} if method == "gepo" else {"kl_estimator": "k3_fwd"})
+    first_pass = Passes(Forward(model), batch, make_micro_batches(batch, max_tokens=60)).logprobs()
     noise = torch.randn(first_pass.shape, generator=torch.Generator().manual_seed(3))
     check_gradient(model, batch, objective, first_pass=torch.where(batch.mask, first_pass + 0.2 * noise, 0.0))
 
@@ -91,10 +91,10 @@ def test_a_separable_loss_needs_one_forward_pass(model, params, num_forwards):
             make_group([[5] * 9, [6] * 9], [1.0, 1.0], number=1),  # without a signal
         ]
     )
-    objective = make_objective("ftis", params)
+    objective = Objective("ftis", params)
     whole, cut = Forward(model), Forward(model)
-    compute_gradients(whole, batch, make_micro_batches(batch, max_tokens=1000), objective)
-    compute_gradients(cut, batch, make_micro_batches(batch, max_tokens=1), objective)
+    Passes(whole, batch, make_micro_batches(batch, max_tokens=1000)).gradients(objective)
+    Passes(cut, batch, make_micro_batches(batch, max_tokens=1)).gradients(objective)
     assert whole.num_runs == 1
     assert cut.num_runs == num_forwards
 
@@ -110,7 +110,7 @@ def test_a_separable_loss_is_computed_on_the_groups_of_a_micro_batch(model, batc
     monkeypatch.setattr(Objective, "loss", noted)
     micro_batches = make_packed_micro_batches(batch, max_tokens=60)
     assert len(micro_batches) > 2
-    compute_gradients(Forward(model), batch, micro_batches, make_objective("ftis", {}))
+    Passes(Forward(model), batch, micro_batches).gradients(Objective("ftis", {}))
     *parts, whole = heights
     assert whole == len(batch.completions)
     assert len(parts) == len(micro_batches)
@@ -122,11 +122,10 @@ def optimizer_of(model, learning_rate=1e-2):
     return torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
 
 
-def step(model, optimizer, groups, *, method="ftis", max_tokens=60, **more):
+def step(model, optimizer, groups, *, objective=None, between=lambda: None, **more):
     batch = make_batch(groups)
-    micro_batches = make_micro_batches(batch, max_tokens=max_tokens)
-    objective = make_objective(method, {})
-    return take_step(Forward(model), batch, micro_batches, objective, optimizer, **{"max_grad_norm": 1.0} | more)
+    passes = Passes(Forward(model), batch, make_micro_batches(batch, max_tokens=60), between=between)
+    return take_step(passes, objective or Objective("ftis", {}), optimizer, **{"max_grad_norm": 1.0} | more)
 
 
 def test_gradients_are_clipped_to_their_joint_norm(model, batch):
@@ -182,10 +181,8 @@ def test_a_non_finite_loss_is_refused(model):
     """All inputs are finite, but a sequence ratio of exp(80) times a large advantage overflows in float32."""
     optimizer = optimizer_of(model)
     before = trained_state(model, optimizer)
-    batch = make_batch([make_group([[1, 2], [3]], [0.0, 1e6], logprobs=[[-200.0, -200.0], [-200.0]])])
-    objective = make_objective("gspo", {}, "mean")
-    micro_batches = make_micro_batches(batch, max_tokens=60)
-    outcome = take_step(Forward(model), batch, micro_batches, objective, optimizer, max_grad_norm=1.0)
+    groups = [make_group([[1, 2], [3]], [0.0, 1e6], logprobs=[[-200.0, -200.0], [-200.0]])]
+    outcome = step(model, optimizer, groups, objective=Objective("gspo", {}, "mean"))
     assert (outcome.refused, outcome.num_updates) == ("the loss is not finite", 0)
     assert_unchanged(model, optimizer, before)
 
@@ -228,20 +225,18 @@ def test_a_step_stopped_between_micro_batches_changes_nothing(model, stop_after)
 
 
 @pytest.mark.parametrize("method", ["ftis", "grpo"])
-def test_later_updates_get_the_log_probs_of_the_first_pass(model, batch, monkeypatch, method):
+def test_later_updates_get_the_log_probs_of_the_first_pass(model, monkeypatch, method):
     given = []
 
     def spy(*arguments, **params):
         given.append((arguments[1].detach().clone(), params["first_pass_logprobs"]))
         return policy_loss(*arguments, **params)
 
-    optimizer = optimizer_of(model)
-    objective = make_objective(method, {})
+    objective = Objective(method, {})
     monkeypatch.setattr("ftis_node.learner.step.objective.policy_loss", spy)
-    micro_batches = make_micro_batches(batch, max_tokens=60)
-    outcome = take_step(Forward(model), batch, micro_batches, objective, optimizer, max_grad_norm=1.0, updates=3)
+    outcome = step(model, optimizer_of(model), random_groups(), objective=objective, updates=3)
     assert outcome.num_updates == 3
-    calls_per_update = len(micro_batches) + 1  # one for each, and one for the figures
+    calls_per_update = len(make_micro_batches(make_batch(random_groups()), max_tokens=60)) + 1  # one for the figures
     assert len(given) == 3 * calls_per_update
     assert all(first_pass is None for _, first_pass in given[:calls_per_update])
     first, *later = given[calls_per_update - 1 :: calls_per_update]
@@ -250,21 +245,18 @@ def test_later_updates_get_the_log_probs_of_the_first_pass(model, batch, monkeyp
         assert torch.equal(first_pass, first[0])
 
 
-def test_a_step_stopped_in_a_later_update_keeps_the_earlier_ones(model, batch):
+def test_a_step_stopped_in_a_later_update_keeps_the_earlier_ones(model):
     """The first update cannot be undone. If the step counted as not done, it would be applied twice."""
-    micro_batches = make_micro_batches(batch, max_tokens=60)
+    num_passes = len(make_micro_batches(make_batch(random_groups()), max_tokens=60))
     calls = []
 
     def between():
         calls.append(None)
-        if len(calls) > 3 * len(micro_batches):
+        if len(calls) > 3 * num_passes:
             raise WorkerTaskError("stopped by a test")
 
     before, optimizer = flat_weights(model), optimizer_of(model)
-    objective = make_objective("ftis", {})
-    outcome = take_step(
-        Forward(model), batch, micro_batches, objective, optimizer, max_grad_norm=1.0, updates=3, between=between
-    )
+    outcome = step(model, optimizer, random_groups(), updates=3, between=between)
     assert (outcome.num_updates, outcome.skipped) == (1, None)
     assert outcome.refused == "update 2 of 3 was not done: stopped by a test"
     assert not torch.equal(flat_weights(model), before)
@@ -276,14 +268,14 @@ def test_a_step_stopped_in_a_later_update_keeps_the_earlier_ones(model, batch):
 )
 def test_invalid_method_settings_are_reported_in_one_line(method, params):
     with pytest.raises(ConfigError, match="the learner's method cannot be set up: ") as caught:
-        make_objective(method, params)
+        Objective(method, params)
     assert "\n" not in str(caught.value)
 
 
 def test_the_rejection_key_decides_which_tokens_obrs_accepts_and_nothing_else(batch):
     def gradient(rule, key):
         logprobs = (batch.behaviour_logprobs - 0.7).requires_grad_()
-        objective = make_objective("f-nois", {"filter": rule}, rejection_key=key)
+        objective = Objective("f-nois", {"filter": rule}, rejection_key=key)
         loss, _ = objective.loss(logprobs, batch, objective.advantages(batch), first_pass=None)
         return torch.autograd.grad(loss, logprobs)[0]
 

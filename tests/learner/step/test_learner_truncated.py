@@ -1,5 +1,7 @@
 """`sampling.mask_truncated`: completions without an end get no gradient, and the report counts them."""
 
+from functools import partial
+
 import pytest
 import torch
 from learner_rig import flat_gradient, logprobs_by_row, make_boot, make_group
@@ -9,8 +11,8 @@ from ftis_node.config.manifest import SamplingSection
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.core import Learner
 from ftis_node.learner.model.logprobs import completion_logprobs
-from ftis_node.learner.step.objective import make_objective
-from ftis_node.learner.step.train_step import compute_gradients
+from ftis_node.learner.step.objective import Objective
+from ftis_node.learner.step.train_step import Passes
 
 BETA, SHIFT = 0.5, 0.25
 BEHAVIOUR = -5.5  # of every token of the rig's groups
@@ -48,13 +50,11 @@ def test_the_gradient_is_that_of_the_other_completions(masked, weighted, max_tok
             loss += (BETA * kl - advantage * row)[mask].mean() / len(IS_CUT)
     exact = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
     options = {"kl_to_start": BETA, "kl_weighted": weighted, "mask_truncated": masked, "advantage_shift": SHIFT}
-    objective = make_objective("nois", {}, "mean", **options)
+    objective = Objective("nois", {}, "mean", **options)
     model.zero_grad()
 
-    def forward(micro_batch):
-        return completion_logprobs(model, micro_batch)
-
-    compute_gradients(forward, batch, make_micro_batches(batch, max_tokens=max_tokens), objective, reference=reference)
+    passes = Passes(partial(completion_logprobs, model), batch, make_micro_batches(batch, max_tokens=max_tokens))
+    passes.gradients(objective, reference=reference)
     assert (flat_gradient(model) - exact).norm() < 1e-5 * exact.norm()
 
 

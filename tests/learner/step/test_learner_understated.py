@@ -12,8 +12,8 @@ from learner_rig import make_boot, random_groups, with_tokens
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.core import Learner
 from ftis_node.learner.groups import unpack_train_group
-from ftis_node.learner.step.objective import make_objective
-from ftis_node.learner.step.train_step import compute_logprobs
+from ftis_node.learner.step.objective import Objective
+from ftis_node.learner.step.train_step import Passes
 from ftis_node.node.training.step_peers import train_group
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
@@ -99,8 +99,8 @@ def test_only_the_first_pass_detects_understated_log_probs(model_folder, tmp_pat
 
     without_limit, with_limit = trained(tmp_path / "a", math.inf), trained(tmp_path / "b", LIMIT)
     batch = make_batch(groups)
-    after = compute_logprobs(with_limit.policy.logprobs, batch, make_micro_batches(batch, max_tokens=1 << 20))
-    objective = make_objective("cispo", {}, max_logprob_gap_nats=LIMIT)
+    after = Passes(with_limit.policy.logprobs, batch, make_micro_batches(batch, max_tokens=1 << 20)).logprobs()
+    objective = Objective("cispo", {}, max_logprob_gap_nats=LIMIT)
     assert objective.understated(after, batch).any(), "after the updates they are above the limit"
     pairs = zip(without_limit.policy.trainable().values(), with_limit.policy.trainable().values(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
@@ -115,7 +115,7 @@ def test_the_kl_moves_no_excluded_group_and_no_token_by_more_than_the_cap(groups
 
     def gradient(limit):
         options = {"kl_to_start": 1.0, "kl_weighted": weighted, "max_logprob_gap_nats": limit}
-        objective, no_signal = make_objective("nois", {"cap": 3.0, "agg": "token_mean"}, **options), batch.rewards * 0
+        objective, no_signal = Objective("nois", {"cap": 3.0, "agg": "token_mean"}, **options), batch.rewards * 0
         excluded, reference = objective.excluded(learner, batch), learner.detach() - 1
         loss, _ = objective.loss(learner, batch, no_signal, first_pass=None, reference=reference, excluded=excluded)
         assert torch.equal(objective.may_train(batch, no_signal, excluded), ~excluded)

@@ -11,8 +11,8 @@ from ftis_node.learner.batch import make_batch, make_packed_micro_batches
 from ftis_node.learner.model import attention, logprobs
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step import train_step
-from ftis_node.learner.step.objective import make_objective
-from ftis_node.learner.step.train_step import compute_gradients
+from ftis_node.learner.step.objective import Objective
+from ftis_node.learner.step.train_step import Passes
 
 READS = ("_local_scalar_dense", "nonzero", "_unique2", "masked_select", "equal")
 
@@ -63,7 +63,7 @@ def gradients_of(model, batch, objective, reads=None):
     micro_batches = make_packed_micro_batches(batch, max_tokens=60)
     assert len(micro_batches) > 2
     between = (lambda: None) if reads is None else lambda: reads.events.append("pass")
-    found = compute_gradients(forward, batch, micro_batches, objective, between=between)
+    found = Passes(forward, batch, micro_batches, between=between).gradients(objective)
     return found, [None if each.grad is None else each.grad.clone() for each in model.parameters()]
 
 
@@ -74,7 +74,7 @@ def gradients_of(model, batch, objective, reads=None):
 def test_the_host_reads_nothing_until_the_passes_are_done(model, monkeypatch, method, kl):
     batch = make_batch([*random_groups(num_groups=5), make_group([[1, 2], [3]], [1.0, 1.0], number=9)])
     params = {"gepo": {"k3_beta": 0.01}, "f-vis": {"filter": "obrs"}}.get(method, {})
-    objective = make_objective(method, params, kl_to_start=kl)
+    objective = Objective(method, params, kl_to_start=kl)
     expected, its_gradient = gradients_of(model, batch, objective)
     copy = torch.Tensor.cpu
     for module in (train_step, logprobs):
@@ -97,7 +97,7 @@ def test_a_step_without_a_gradient_is_skipped_whether_or_not_the_host_knows_it_b
     batch = make_batch(
         [make_group([[1, 2] * 10, [3] * 20], rewards, number=number, logprobs=[[-0.1] * 20] * 2) for number in range(4)]
     )
-    objective = make_objective("mis", {})
+    objective = Objective("mis", {})
     for module in (train_step, logprobs):
         monkeypatch.setattr(module, "is_free_to_read", lambda device: False)
     found, _ = gradients_of(model, batch, objective)
