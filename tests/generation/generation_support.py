@@ -78,7 +78,6 @@ def save_model(folder: Path, **options: Any) -> Path:
 def make_request(prompt_ids: Sequence[int], **options: Any) -> GenerateRequest:
     """Return a request with the tests' defaults: 4 completions of at most 16 tokens at temperature 1."""
     given = {
-        "request_id": f"r{'-'.join(map(str, prompt_ids))}",
         "num_completions": 4,
         "sampling": SamplingSettings(),
         "max_tokens": 16,

@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 import numpy as np
@@ -113,9 +112,7 @@ async def client(versions, vllm):
 
 
 async def make_group(client: RemoteEngine, *, max_tokens: int = 12, num_completions: int = 2) -> GenerationResult:
-    request = make_request(
-        PROMPT, num_completions=num_completions, max_tokens=max_tokens, eos_ids=NEVER, seed=None, request_id=uuid4().hex
-    )
+    request = make_request(PROMPT, num_completions=num_completions, max_tokens=max_tokens, eos_ids=NEVER, seed=None)
     return await client.generate(request)
 
 

@@ -125,15 +125,13 @@ async def test_completions_in_flight_keep_the_version_that_sampled_them(tmp_path
     engine = TorchEngine(tiny_model(), SETTINGS)
     options = {"eos_ids": frozenset(), "num_completions": 2, "seed": None}
     early = [
-        asyncio.create_task(
-            engine.generate(make_request(PROMPT, max_tokens=length, request_id=f"early{length}", **options))
-        )
+        asyncio.create_task(engine.generate(make_request(PROMPT, max_tokens=length, **options)))
         for length in (40, 64, 90)
     ]
     await eventually(lambda: engine.tokens_made > 30)
     load = asyncio.create_task(engine.load_shared(Exporter().share(file_tensors(new)), 1))
     await asyncio.sleep(0)
-    late = asyncio.create_task(engine.generate(make_request(PROMPT, max_tokens=20, request_id="late", **options)))
+    late = asyncio.create_task(engine.generate(make_request(PROMPT, max_tokens=20, **options)))
     results = await asyncio.gather(*early, late)
     await load
     assert engine.policy_version == 1

@@ -183,7 +183,7 @@ async def test_greedy_equals_transformers_generate(vllm):
     await vllm.serve()
     model = tiny_model(**VLLM_MODEL)
     greedy = [make_request(p, sampling=SamplingSettings(0.0), num_completions=2, max_tokens=24) for p in PROMPTS]
-    hot = make_request(PROMPTS[0], sampling=SamplingSettings(2.0), request_id="hot", max_tokens=40)
+    hot = make_request(PROMPTS[0], sampling=SamplingSettings(2.0), max_tokens=40)
     hotly, *results = await asyncio.gather(*map(vllm.generate, [hot, *greedy]))
     for completion in completions_of(hotly):
         assert_logprobs(model, PROMPTS[0], completion, temperature=2.0)
@@ -304,23 +304,6 @@ async def test_a_canceled_caller_leaves_nothing_in_the_engine(vllm):
     await eventually(is_idle)
     assert (await vllm.inspect()).tokens_made < made + MAX_BATCH * 400
     assert len(completions_of(await vllm.generate(make_request(PROMPTS[2])))) == 4
-
-
-async def test_cancel_returns_what_was_sampled_as_aborted(vllm):
-    await vllm.serve()
-    made = (await vllm.inspect()).tokens_made
-    request = make_request(PROMPTS[0], **ENDLESS, num_completions=MAX_BATCH, request_id="running")
-    running = asyncio.create_task(vllm.generate(request))
-    waiting = asyncio.create_task(vllm.generate(make_request(PROMPTS[1], request_id="waiting")))
-    await vllm.wait_for_tokens(made + 10 * MAX_BATCH)
-    await vllm.cancel(["waiting", "running", "unknown"])
-    for completion in completions_of(await running):
-        assert completion.finish_reason is FinishReason.ABORT
-        assert 8 <= len(completion.token_ids) < 400
-        assert_logprobs(tiny_model(**VLLM_MODEL), PROMPTS[0], completion)
-    with pytest.raises(WorkerTaskError, match="before its first token"):
-        await waiting
-    assert not (await vllm.inspect()).is_busy
 
 
 async def test_invalid_weights_and_requests_change_nothing(vllm, tmp_path):

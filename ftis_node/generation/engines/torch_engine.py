@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +81,6 @@ class TorchEngine:
         self._loads: deque[_Load] = deque()
         self._sleepers: list[asyncio.Future[None]] = []
         self.is_asleep = False
-        self._cancelled: set[str] = set()
         self._opened = OpenedWeights(next(iter(model.parameters())).device)
         self._locked = LockedFiles()
         self._adapter = ServedAdapter(model, model_shapes(model), max_rank=settings.lora_rank)
@@ -146,10 +145,6 @@ class TorchEngine:
         """Return when the model ran out of memory: the failed allocations are not freed, so a retry would fail too."""
         return await self._broken
 
-    def cancel(self, request_ids: Iterable[str]) -> None:
-        self._cancelled.update(request_ids)
-        self._wake_driver()
-
     async def close(self) -> None:
         if self._driver is not None:
             self._driver.cancel()
@@ -192,7 +187,7 @@ class TorchEngine:
             self._on_progress()
 
     def _has_work(self) -> bool:
-        at_once = self._loads or self._decoding or self._sleepers or self._cancelled
+        at_once = self._loads or self._decoding or self._sleepers
         return bool(at_once or (self._waiting and not self.is_asleep))
 
     async def _fall_asleep(self) -> None:
@@ -253,15 +248,7 @@ class TorchEngine:
                 settle(job.answer, job.active.result())
 
     async def _clear_away(self) -> None:
-        """Resolve canceled requests with their tokens so far. Remove requests that have ended or have no caller."""
-        for job in (*self._waiting, *self._decoding):
-            if job.request.request_id not in self._cancelled:
-                continue
-            if job.active is None:
-                settle(job.answer, WorkerTaskError("the request was cancelled before its first token"))
-            else:
-                settle(job.answer, job.active.result())
-        self._cancelled.clear()
+        """Remove requests that have ended or whose caller was canceled."""
         left = [job.active for job in self._decoding if job.answer.done() and job.active is not None]
         if any(not active.has_ended for active in left):
             await self._compute(lambda: self._decoder.drop(left))
