@@ -20,7 +20,7 @@ from generation_support import (
     tiny_model,
 )
 
-from ftis_node.errors import EngineError, ModelError
+from ftis_node.errors import ModelError
 from ftis_node.generation.engines.mixture_engine import MixtureEngine, MixtureWeights, open_mixture
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.models import resolve_model
@@ -95,29 +95,21 @@ async def test_log_probs_are_those_of_the_mixture(open_tiny, learns, temperature
         for n, prompt in enumerate(PROMPTS)
     ]
     results = await asyncio.gather(*map(engine.generate, requests))
-    lengths = set()
+    lengths, farthest = set(), 0.0
     for request, result in zip(requests, results, strict=True):
         for completion in completions_of(result):
             text = [*request.prompt_ids, *completion.token_ids.tolist()]
-            expected = expected_logprobs(
-                models, PRIOR, text, learns=learns, num_ids=EMBEDDING_ROWS, temperature=temperature
-            )[len(request.prompt_ids) - 1 :]
-            np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4, rtol=0)
+            of_posterior, of_prior = (
+                expected_logprobs(models, PRIOR, text, learns=each, num_ids=EMBEDDING_ROWS, temperature=temperature)[
+                    len(request.prompt_ids) - 1 :
+                ]
+                for each in (True, False)
+            )
+            np.testing.assert_allclose(completion.logprobs, of_posterior if learns else of_prior, atol=1e-4, rtol=0)
             lengths.add(len(completion.token_ids))
+            farthest = max(farthest, np.abs(of_posterior - of_prior).max())
     assert len(lengths) > 3
-
-
-async def test_the_weights_of_the_experts_follow_the_text(open_tiny):
-    """Otherwise the test above could not distinguish a posterior from a prior."""
-    models, text = three_experts(), [*PROMPTS[1], *PROMPTS[3]]
-    prior = expected_logprobs(models, PRIOR, text, learns=False, num_ids=EMBEDDING_ROWS)
-    engine = open_tiny(models, weighing(PRIOR))
-    by_posterior = await engine.probe(text)
-    expected = expected_logprobs(models, PRIOR, text, learns=True, num_ids=EMBEDDING_ROWS)
-    np.testing.assert_allclose(by_posterior, expected, atol=2e-5)
-    assert np.abs(np.array(by_posterior) - prior).max() > 0.5
-    engine.weigh(weighing(PRIOR, learns=False))
-    np.testing.assert_allclose(await engine.probe(text), prior, atol=2e-5)
+    assert farthest > 0.5, "a posterior and a prior cannot be distinguished"
 
 
 async def test_greedy_takes_the_most_likely_id_of_the_mixture(open_tiny):
@@ -197,8 +189,6 @@ async def test_models_of_different_size_are_opened_from_folders(tmp_path):
     engine = open_mixture(sources, FIT, weighing([0.5, 0.5]), on_progress=lambda _, what: progress.append(what))
     try:
         result = await engine.generate(make_request(PROMPTS[0], num_completions=2, eos_ids=frozenset({EOS_ID})))
-        with pytest.raises(EngineError, match="cannot load new weights"):
-            await engine.load_weights(tmp_path / "model.safetensors", 1)
     finally:
         await engine.close()
     assert len(result.tokens) == 2

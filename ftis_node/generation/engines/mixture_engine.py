@@ -1,6 +1,6 @@
 """The engine of an ensemble: the torch engine over several models that sample each token from their mixture.
 
-It serves the models with which it was opened and takes no new weights. Each expert has a separate cache over the same
+It serves the models with which it was opened. Each expert has a separate cache over the same
 rows and columns. An additional layer holds the evidence: each expert's likelihood of a row's text so far. It has a
 "head" for each expert and one number a column: the log-prob of the token that *follows* the column. So it is repeated,
 trimmed and joined with the rows, and its sum over the columns is log p_j(text so far).
@@ -20,22 +20,20 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-from ftis_node.algorithms.mixture import mixture_logprobs, posterior, text_logprobs
-from ftis_node.errors import EngineError, ModelError, WorkerTaskError
+from ftis_node.algorithms.mixture import mixture_logprobs, posterior
+from ftis_node.errors import ModelError
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.decode_loop import BatchDecoder, DecodeBatch
 from ftis_node.generation.engines.kv_cache import GrowingLayer, empty_cache, forward, use_grouped_attention
 from ftis_node.generation.engines.torch_engine import DEFAULT_MAX_BATCH, TorchEngine, load_served_model
 from ftis_node.models import ModelSource
 from ftis_node.telemetry.log import OnProgress, unwatched
-from ftis_node.workers.weight_store import probe_logprobs
 
 MAX_PREFILL_TOKENS = 2048  # prefill needs the logits of every prompt token, not only of the last
 
@@ -44,8 +42,7 @@ MAX_PREFILL_TOKENS = 2048  # prefill needs the logits of every prompt token, not
 class MixtureWeights:
     """The weights of experts: the `log_prior` of each in nats, and whether the text so far changes them.
 
-    Without `reads_prompt` that text begins with the completion, so the likelihood of the prompt has no effect. A text
-    that is only evaluated (`--text`) has no prompt.
+    Without `reads_prompt` that text begins with the completion, so the likelihood of the prompt has no effect.
     """
 
     log_prior: tuple[float, ...]
@@ -130,7 +127,7 @@ def _next_logprobs(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
 
 
 class MixtureEngine(TorchEngine):
-    """The engine of `models` with one tokenizer, served as their mixture; see `base.Engine`."""
+    """The engine of `models` with one tokenizer; see `base.Engine`. Its completions alone are those of the mixture."""
 
     name = "mixture"
 
@@ -151,22 +148,6 @@ class MixtureEngine(TorchEngine):
         assert not self._decoding and not self._waiting
         self._mixture.weighing = weighing
         self._seeds = random.Random(self._settings.seed)
-
-    async def probe(self, token_ids: Sequence[int]) -> list[float]:
-        """Return log-probs of `token_ids[1:]` under the mixture; see `base.Engine`."""
-        if self.is_asleep:
-            raise WorkerTaskError("the engine is asleep: wake it first")
-        return list(await self._compute(lambda: self._text_logprobs(token_ids)))
-
-    async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
-        raise EngineError("an ensemble cannot load new weights")
-
-    def _text_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        weighing = self._mixture.weighing
-        tokens = torch.tensor([probe_logprobs(model, token_ids) for model in self._models], dtype=torch.float64)
-        log_prior = torch.tensor(weighing.log_prior, dtype=torch.float64)
-        logprobs: list[float] = text_logprobs(tokens, log_prior, learns=weighing.learns).tolist()
-        return logprobs
 
 
 def open_mixture(
