@@ -13,21 +13,20 @@ import asyncio
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ftis_node.errors import ConfigError, MachineError, ModelError, UsageError
-from ftis_node.evaluation.evaluate import Expert, Study, load_experts
+from ftis_node.evaluation.evaluate import Asking, Expert, studying
 from ftis_node.evaluation.members import Member, as_members, swarm_members
 from ftis_node.evaluation.result import (
     EnsembleResult,
-    EvaluationRow,
-    chosen_row,
-    confidences,
+    confidence_row,
     elected,
     evaluation_row,
     most_confident,
-    vote_row,
+    selection_row,
 )
 from ftis_node.evaluation.saved_ensemble import (
     MIXTURES,
@@ -38,22 +37,17 @@ from ftis_node.evaluation.saved_ensemble import (
     mixture_weights,
     save_ensemble,
 )
-from ftis_node.generation.engines import EngineName, choose_engine
 from ftis_node.generation.evaluate import Answered
 from ftis_node.memory.generator import cache_bytes_per_token
 from ftis_node.memory.machine import Card
 from ftis_node.models import (
     ModelSource,
-    PromptSettings,
     list_accelerators,
     parameter_count,
     pick_device,
     read_shape,
 )
 from ftis_node.models.accelerators import Device
-from ftis_node.tasks import load_task
-from ftis_node.tasks.base import Task
-from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.host_memory import free_host_bytes
 from ftis_node.telemetry.log import OnProgress, unwatched
 from ftis_node.telemetry.terminal_text import GIB
@@ -86,96 +80,50 @@ def run_ensemble(
 
 
 async def evaluate_ensemble(
-    models: Sequence[str | Member],
-    task: str,
-    *,
-    modes: Sequence[str] = MODES,
-    limit: int = 512,
-    k: int = 1,
-    max_tokens: int = 760,
-    engine: EngineName = "auto",
-    seed: int | None = None,
-    prompts: PromptSettings | None = None,
-    home: Path | None = None,
-    on_progress: OnProgress = unwatched,
+    models: Sequence[str | Member], task: str, *, modes: Sequence[str] = MODES, **options: Any
 ) -> EnsembleResult:
-    """Evaluate each model alone and each of `modes` on the first `limit` test problems of `task`.
+    """Evaluate each model alone and each of `modes`. The options are those of `Asking`, without `k`.
 
-    `max_tokens` bounds prompt and completion together. `engine` serves the experts alone, and so the modes that choose
-    among their answers. The torch engine serves a mixture. With a `seed` samples are the same each time. `prompts` say
-    how prompts are rendered for a model that is of no home; its own run sets the date. `home` is as in `answers_of`.
-
-    Raises ConfigError, ModelError, MachineError, EngineError and NetworkError.
+    Its engine serves the experts alone, and so the modes that choose among their answers. The torch engine serves a
+    mixture. Raises ConfigError, ModelError, MachineError, EngineError and NetworkError.
     """
     check_modes(modes)
-    open_engine = choose_engine(engine)
-    experts = load_experts(as_members(models), prompts or PromptSettings(), on_progress)
     mixtures = [mode for mode in modes if mode in MIXTURES]
-    if mixtures:
-        check_mixture(experts, max_tokens=max_tokens)
-    on_progress(None, f"loading the problems of {task}")
-    problems = load_task(task, split="test")
-    async with IsolatedScorer(problems) as scorer:
-        study = Study(
-            experts,
-            problems,
-            scorer,
-            limit=limit,
-            k=k,
-            max_tokens=max_tokens,
-            seed=seed,
-            on_progress=on_progress,
-            num_parts=len(experts) + len(mixtures),
-            home=home,
-        )
-        answers = [await study.answers_of(expert, open_engine) for expert in experts]
+    async with studying(as_members(models), task, Asking(**options)) as study:
+        experts = study.experts
+        if mixtures:
+            check_mixture(experts, max_tokens=study.asking.max_tokens)
+        study.num_parts += len(mixtures)
+        answers = [await study.answers_of(expert) for expert in experts]
         uniform = {mode: mixture_weights(mode, [1.0] * len(experts)) for mode in mixtures}
         mixed = await study.mix(uniform) if uniform else {}
-    names = [expert.member.name for expert in experts]
-    rows = _selection_rows(modes, answers, problems, names=names, k=k)
-    for mode, answered in mixed.items():
-        rows[mode] = evaluation_row(mode, answered, problems, k=k, num_models=len(experts))
-    return EnsembleResult(
-        task=task,
-        n=len(answers[0]),
-        k=k,
-        experts=tuple(study.alone(expert, each) for expert, each in zip(experts, answers, strict=True)),
-        modes=tuple(rows[mode] for mode in dict.fromkeys(modes)),
-    )
+    rows = {mode: evaluation_row(mode, answered, num_models=len(experts)) for mode, answered in mixed.items()}
+    if "vote" in modes:
+        rows["vote"] = selection_row("vote", elected(answers, study.problems), answers)
+    if "confidence" in modes:
+        rows["confidence"] = confidence_row(answers, names=[expert.member.name for expert in experts])
+    alone = [
+        replace(evaluation_row(each.name, answered), model=each.model, domain=each.domain)
+        for each, answered in zip((expert.member for expert in experts), answers, strict=True)
+    ]
+    return EnsembleResult(task, len(answers[0]), tuple(alone), tuple(rows[mode] for mode in dict.fromkeys(modes)))
 
 
-async def ensemble_answers(
-    ensemble: Ensemble,
-    task: str,
-    *,
-    limit: int,
-    k: int,
-    max_tokens: int,
-    engine: EngineName,
-    prompts: PromptSettings | None = None,
-    home: Path | None = None,
-    on_progress: OnProgress = unwatched,
-) -> list[Answered]:
+async def ensemble_answers(ensemble: Ensemble, task: str, **options: Any) -> list[Answered]:
     """Return the answers of an ensemble to test problems, as `evaluate.answers_of` does for one model.
 
     Raises UsageError for samples of a vote.
     """
-    if k > 1 and ensemble.mode == "vote":
+    asking = Asking(**options)
+    if asking.k > 1 and ensemble.mode == "vote":
         raise UsageError("an ensemble with the mode vote has one answer to each problem: omit --k")
-    open_engine = choose_engine(engine)
-    experts = load_experts(ensemble.members, prompts or PromptSettings(), on_progress)
-    if ensemble.is_mixture:
-        check_mixture(experts, max_tokens=max_tokens)
-    on_progress(None, f"loading the problems of {task}")
-    problems = load_task(task, split="test")
-    num_parts = 1 if ensemble.is_mixture else len(experts)
-    async with IsolatedScorer(problems) as scorer:
-        study = Study(experts, problems, scorer, limit, k, max_tokens, None, on_progress, num_parts, home)
+    async with studying(ensemble.members, task, asking) as study:
         if ensemble.is_mixture:
-            weights = {ensemble.mode: mixture_weights(ensemble.mode, ensemble.weights)}
-            return (await study.mix(weights))[ensemble.mode]
-        by_model = [await study.answers_of(expert, open_engine) for expert in experts]
-    return elected(by_model, problems) if ensemble.mode == "vote" else most_confident(by_model)
+            check_mixture(study.experts, max_tokens=asking.max_tokens)
+            study.num_parts = 1
+            return (await study.mix({ensemble.mode: mixture_weights(ensemble.mode, ensemble.weights)}))[ensemble.mode]
+        by_model = [await study.answers_of(expert) for expert in study.experts]
+    return elected(by_model, study.problems) if ensemble.mode == "vote" else most_confident(by_model)
 
 
 def check_mixture(experts: Sequence[Expert], *, max_tokens: int, num_rows: int = ROWS, device: Device = "auto") -> None:
@@ -189,17 +137,6 @@ def check_mixture(experts: Sequence[Expert], *, max_tokens: int, num_rows: int =
             )
     sources = [expert.source for expert in experts]
     check_models_fit(sources, max_tokens=max_tokens, num_rows=num_rows, device=device)
-
-
-def _selection_rows(
-    modes: Sequence[str], answers: Sequence[Sequence[Answered]], problems: Task, *, names: Sequence[str], k: int
-) -> dict[str, EvaluationRow]:
-    rows = {}
-    if "confidence" in modes:
-        rows["confidence"] = chosen_row("confidence", answers, confidences(answers), problems, names=names, k=k)
-    if "vote" in modes:
-        rows["vote"] = vote_row(answers, problems, k=k)
-    return rows
 
 
 def bytes_together(

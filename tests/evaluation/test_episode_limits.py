@@ -10,10 +10,9 @@ import pytest
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.evaluation import evaluate
-from ftis_node.evaluation.evaluate import Expert, Study
+from ftis_node.evaluation.evaluate import Asking, Expert, Study
 from ftis_node.evaluation.members import Member
 from ftis_node.tasks import load_task
-from ftis_node.telemetry.log import unwatched
 
 UNUSED: Any = None
 MAX_TOKENS = 96
@@ -51,7 +50,7 @@ async def test_episodes_have_the_limits_of_the_run(tmp_path, monkeypatch, runs, 
     source: Any = SimpleNamespace(folder=tmp_path / "model")
     experts = [Expert(Member("m", str(tmp_path / "model")), source, UNUSED)]
     problems = load_task(task, "test")
-    study = Study(experts, problems, UNUSED, 1, 1, MAX_TOKENS, None, unwatched, 1, tmp_path / "home")
+    study = Study(experts, problems, UNUSED, Asking(max_tokens=MAX_TOKENS, home=tmp_path / "home"), num_parts=1)
     await study._answers(UNUSED, UNUSED, "m")
     max_turns = given["episode"] and given["episode"].max_turns
     assert (given["completion_limit"](10), max_turns) == limits

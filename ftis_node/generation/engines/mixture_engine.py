@@ -17,7 +17,6 @@ Log-probs are in nats. The likelihood of a text is the sum of the log-probs of i
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -144,10 +143,9 @@ class MixtureEngine(TorchEngine):
         self._decoder = self._mixture
 
     def weigh(self, weighing: MixtureWeights) -> None:
-        """Use these weights from now on, and restart from the seed. No request may be in flight."""
+        """Use these weights from now on. No request may be in flight."""
         assert not self._decoding and not self._waiting
         self._mixture.weighing = weighing
-        self._seeds = random.Random(self._settings.seed)
 
 
 def open_mixture(
