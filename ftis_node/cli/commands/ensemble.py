@@ -25,13 +25,6 @@ TaskOption = Annotated[
 ]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of problems.")]
 
-TemplateOption = Annotated[
-    str | None,
-    typer.Option(
-        "--template", help="Name of the chat template, for a tokenizer that has several.", show_default="the home's"
-    ),
-]
-
 
 def ensemble(
     task: TaskOption,
@@ -65,7 +58,6 @@ def ensemble(
         typer.Option("--save", help="Save the ensemble with its best mode, for chat, try and eval --ensemble."),
     ] = None,
     home: HomeOption = None,
-    template: TemplateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure several models together on held-out problems: each alone, their mixture, their vote.
@@ -80,7 +72,7 @@ def ensemble(
     from ftis_node.evaluation.saved_ensemble import MODES
     from ftis_node.node.startup.prompts import prompts_for_command
 
-    prompts = prompts_for_command(home_at(home), template=template)
+    prompts = prompts_for_command(home_at(home))
     with show_fraction("ensemble") as progress:
         result = run_ensemble(
             _parts([models]),
