@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -221,8 +220,8 @@ async def test_a_missing_exchange_node_is_an_error(tmp_path):
 
 
 def test_a_node_of_another_role_is_refused(tmp_path, monkeypatch):
-    document = msgspec.json.encode(Status())
-    monkeypatch.setattr(ExchangeClient, "_call", lambda *_: (200, document))
+    monkeypatch.setattr("ftis_node.integrations.trl.exchange_client.read_status", lambda home: Status())
+    monkeypatch.setattr(Home, "running_url", lambda home: "http://127.0.0.1:1")
     with pytest.raises(ConfigError, match="has the role full: start it"):
         SwarmExchange(tmp_path)
     with pytest.raises(ConfigError, match="per_batch must be 0 to 16"):
