@@ -16,7 +16,7 @@ import resource
 import signal
 import subprocess  # nosec B404: runs this interpreter
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -45,6 +45,16 @@ EXAMPLES = (
     EPISODE_EXAMPLE,
     [{"role": "system", "content": "Answer in tags."}, {"role": "user", "content": "What is 12 + 30?"}],
     [{"role": "user", "content": "What is 12 + 30?"}],
+)
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+PLAIN_LINES = (
+    "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}{{ '\\n\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+PLAIN_EXAMPLES: tuple[Sequence[Mapping[str, object]], ...] = (
+    [{"role": "user", "content": "What is 12 + 30?"}],
+    [{"role": "system", "content": "Answer\n in tags. "}, {"role": "user", "content": " naïve  42"}],
 )
 
 
@@ -209,6 +219,22 @@ class _GenerationBlock(jinja2.ext.Extension):
     def parse(self, parser: Any) -> Any:
         line = next(parser.stream).lineno
         return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def plain_template(tokenizer: Any, encode: Callable[[Sequence[Mapping[str, object]]], Sequence[int]]) -> str:
+    """Return the template of plain lines with which a transformers tokenizer gives the ids of `encode`; "" if none.
+
+    The start tokens are part of it. Some tokenizers begin a text with a space, but not after a start token.
+    """
+    ids = encode(PLAIN_EXAMPLES[0])
+    num_special = next(number for number, token in enumerate(ids) if token not in tokenizer.all_special_ids)
+    start = "".join(tokenizer.convert_ids_to_tokens(ids[:num_special]))
+    for before in (start, f"{start} "):
+        template = f"{{{{ {json.dumps(before)} }}}}{PLAIN_LINES}" if before else PLAIN_LINES
+        options = {"chat_template": template, "add_generation_prompt": True, "return_dict": False}
+        if all(tokenizer.apply_chat_template(each, **options) == list(encode(each)) for each in PLAIN_EXAMPLES):
+            return template
+    return ""
 
 
 def check_template(template: ChatTemplate) -> str | None:

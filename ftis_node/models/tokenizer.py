@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from ftis_node.errors import ModelError
 from ftis_node.models.chat_template import (
+    CHAT_TEMPLATE_FILE,
     DEFAULT,
     EPISODE_EXAMPLE,
     ChatTemplate,
@@ -39,10 +40,10 @@ from ftis_node.models.chat_template import (
     around_observation,
     check_template,
     chosen_template,
+    plain_template,
 )
 from ftis_node.models.fingerprint import tokenizer_fingerprint
 from ftis_node.models.library_logging import quiet_library_logging, tokenizer_class
-from ftis_node.models.plain_template import CHAT_TEMPLATE_FILE, plain_template
 from ftis_node.models.source import ModelSource
 from ftis_node.records.bounds import MAX_END_IDS
 from ftis_node.records.group import FinishReason

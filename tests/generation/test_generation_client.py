@@ -14,9 +14,9 @@ from generation_fake_worker import UNANSWERED, kill_worker
 from generation_support import EOS_ID, PYTHON_PATH, completions_of, generate_group, proof, publish
 
 from ftis_node.errors import EngineError, ModelError, WorkerDiedError
+from ftis_node.generation.client import Throughput
 from ftis_node.generation.engines.base import GenerationResult
 from ftis_node.generation.messages import Probe, Probed
-from ftis_node.generation.throughput import Throughput
 from ftis_node.records.group import Completion, FinishReason
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers import wire

@@ -26,8 +26,7 @@ from ftis_node.errors import EngineError, OutOfMemoryError, WorkerTaskError, fir
 from ftis_node.generation.engines.base import AWAKENED, EngineSettings, GenerateRequest, GenerationResult, settle
 from ftis_node.generation.engines.decode_loop import ActiveRequest, BatchDecoder
 from ftis_node.generation.engines.kv_cache import empty_cache, use_grouped_attention
-from ftis_node.generation.engines.published import load_in_place, load_shared_in_place, model_shapes
-from ftis_node.generation.engines.torch_adapter import ServedAdapter
+from ftis_node.generation.engines.published import ServedAdapter, load_in_place, load_shared_in_place, model_shapes
 from ftis_node.models import ModelSource, load_causal_lm, pick_device
 from ftis_node.models.adapter_folder import ADAPTER_FILE
 from ftis_node.models.loading import is_recurrent
