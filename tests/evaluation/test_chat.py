@@ -49,25 +49,8 @@ def answer_of(model: ChatModel) -> str:
 def test_greedy_answers_are_those_of_the_evaluation(capsys):
     """Both commands read one model by different loops: `generate` of transformers, and the engine."""
     model = str(trained_model("s"))
-    assert (
-        run(
-            [
-                "eval",
-                "--model",
-                model,
-                "--task",
-                "arithmetic",
-                "--limit",
-                "6",
-                "--show",
-                "6",
-                "--json",
-                "--engine",
-                "torch",
-            ]
-        )
-        == 0
-    )
+    asked = ["--task", "arithmetic", "--limit", "6", "--show", "6", "--engine", "torch"]
+    assert run(["eval", "--model", model, *asked, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["problems"]
     assert len(shown) == 6
     for problem in shown:

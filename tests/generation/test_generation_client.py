@@ -71,17 +71,6 @@ def test_a_reply_keeps_the_versions_of_each_completion():
     assert (again.policy_version, again.policy_version_newest) == (3, 6)
 
 
-async def test_a_failed_proof_is_tried_again(make_client, tmp_path):
-    problems: list[str] = []
-    client = make_client(on_problem=problems.append)
-    await client.start()
-    (tmp_path / "stale-weights").write_text("1")
-    await client.update_weights(publish(tmp_path, 1, "-3.5"), proof(1, -3.5))
-    difference = "differs from the learner by 3.5 nats (RMS) on the probe, more than 0.0001"
-    assert problems == [f"{difference} after it was given version 1"]
-    assert (client.restarts, client.policy_version) == (0, 1)
-
-
 async def test_a_tensor_with_slightly_other_values_fails_the_proof(make_client, tmp_path):
     problems: list[str] = []
     client = make_client(on_problem=problems.append)

@@ -112,18 +112,6 @@ async def test_log_probs_are_those_of_the_mixture(open_tiny, learns, temperature
     assert farthest > 0.5, "a posterior and a prior cannot be distinguished"
 
 
-async def test_greedy_takes_the_most_likely_id_of_the_mixture(open_tiny):
-    models = three_experts()
-    engine = open_tiny(models, weighing(EVEN))
-    results = await asyncio.gather(
-        *(engine.generate(make_request(p, sampling=GREEDY, num_completions=1, max_tokens=12)) for p in PROMPTS)
-    )
-    for prompt, result in zip(PROMPTS, results, strict=True):
-        tokens = completions_of(result)[0].token_ids.tolist()
-        mixtures = expected_mixtures(models, EVEN, [*prompt, *tokens], learns=True, num_ids=EMBEDDING_ROWS)
-        assert tokens == mixtures[len(prompt) - 1 : -1].argmax(axis=1).tolist()
-
-
 async def test_an_unread_prompt_is_no_evidence(open_tiny):
     """Prompts of different length share a batch; the expected products and sums omit the prompt."""
     models = three_experts()

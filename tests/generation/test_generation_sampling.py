@@ -59,15 +59,6 @@ def test_tokens_are_drawn_from_the_cut_distribution():
     assert ids.tolist() == [3, 0, 2]
 
 
-def test_draws_follow_the_distribution():
-    num_draws = 40_000
-    uniforms = torch.rand(num_draws, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    logits = PROBABILITIES.log().expand(num_draws, 4)
-    ids, _ = choose_tokens(logits, settings(*[SamplingSettings()] * num_draws), uniforms, num_ids=4)
-    shares = torch.bincount(ids, minlength=4) / num_draws
-    assert torch.allclose(shares, PROBABILITIES, atol=4 * math.sqrt(0.25 / num_draws))
-
-
 def test_log_probs_are_of_the_full_softmax_at_the_temperature():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]]).expand(3, 4)
     rows = settings(

@@ -69,24 +69,6 @@ async def test_log_probs_equal_a_fresh_forward_pass(open_tiny, tied, num_layers)
     assert engine.tokens_made >= sum(len(c.token_ids) for result in results for c in completions_of(result))
 
 
-@pytest.mark.parametrize("temperature", [0.5])
-async def test_log_probs_are_at_the_sampling_temperature(open_tiny, temperature):
-    model = tiny_model()
-    result = await open_tiny(model).generate(make_request(PROMPTS[1], sampling=SamplingSettings(temperature)))
-    for completion in completions_of(result):
-        expected = fresh_logprobs(model, PROMPTS[1], completion, temperature=temperature)
-        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("sampling", [SamplingSettings(top_k=3)])
-async def test_a_cut_distribution_still_reports_the_full_softmax(open_tiny, sampling):
-    model = tiny_model()
-    result = await open_tiny(model).generate(make_request(PROMPTS[0], sampling=sampling))
-    for completion in completions_of(result):
-        expected = fresh_logprobs(model, PROMPTS[0], completion)
-        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
-
-
 async def test_greedy_equals_transformers_generate(open_tiny):
     model = tiny_model()
     engine = open_tiny(model)

@@ -29,7 +29,6 @@ from ftis_node.generation.engines.vllm_log import WorkerLog
 from ftis_node.generation.engines.vllm_options import (
     engine_arguments,
     environment,
-    has_separate_core,
     quick_start,
 )
 from ftis_node.generation.engines.vllm_worker import WorkerExtension
@@ -86,21 +85,6 @@ def test_options_that_ftis_node_sets_are_refused(name, instead):
         arguments(options={name: 1})
 
 
-@pytest.mark.parametrize(
-    ("core", "device", "expected"),
-    [
-        ("auto", "cpu", False),
-        ("auto", "cuda", True),
-        ("inside", "cuda", False),
-        ("separate", "cpu", True),
-    ],
-)
-def test_the_process_of_the_core(core, device, expected):
-    chosen = settings(engine_core=core)
-    assert has_separate_core(chosen, device=device) is expected
-    assert environment(chosen, device=device)["VLLM_ENABLE_V1_MULTIPROCESSING"] == str(int(expected))
-
-
 NAMES_SCRIPT = """
 from dataclasses import fields
 import vllm.envs
@@ -146,13 +130,6 @@ def test_other_executors_than_mp_and_ray_are_refused(backend):
         GenerationSection(engine_options={"distributed_executor_backend": backend})
 
 
-def test_nothing_is_compiled_on_a_cpu_by_default():
-    name = "TORCHDYNAMO_DISABLE"
-    assert environment(settings(), device="cpu")[name] == "1"
-    assert name not in environment(settings(options={"enforce_eager": False}), device="cpu")
-    assert name not in environment(settings(), device="cuda")
-
-
 def test_progress_bars_of_libraries_do_not_reach_the_log():
     """vLLM and its libraries make bars with the default `disable`, which tqdm reads from the environment."""
     command = [sys.executable, "-c", "from tqdm.auto import tqdm; print(len(list(tqdm(range(3)))))"]
@@ -168,20 +145,6 @@ def test_a_step_on_a_gpu_takes_as_many_tokens_as_the_memory_plan_assumes():
     assert arguments(device="cuda")["max_num_batched_tokens"] == 8192
     assert arguments(device="cuda", max_batch=9000)["max_num_batched_tokens"] == 9000, "vLLM refuses less"
     assert arguments(device="cuda", options={"max_num_batched_tokens": 512})["max_num_batched_tokens"] == 512
-
-
-@pytest.mark.parametrize(
-    ("capability", "options", "expected"),
-    [
-        ((10, 0), {}, "FLASH_ATTN"),
-        ((9, 0), {}, None),
-        ((10, 0), {"attention_backend": "FLASHINFER"}, "FLASHINFER"),
-        ((10, 0), {"attention_config": {"backend": "FLASHINFER"}}, None),  # vLLM refuses both
-    ],
-)
-def test_no_attention_is_compiled_at_the_start(capability, options, expected):
-    given = engine_arguments(SOURCE, settings(options=options), device="cuda", seed=5, capability=capability)
-    assert given.get("attention_backend") == expected
 
 
 def test_no_sampler_is_compiled_at_the_start_and_gpus_have_the_order_of_vllm():

