@@ -190,48 +190,22 @@ def test_a_cached_model_that_lacks_a_shard_is_fetched(saved, tmp_path, monkeypat
 
 
 UNPRIVILEGED = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
-can_be_another_user = pytest.mark.skipif(
-    bool(UNPRIVILEGED) and shutil.which("setpriv") is None, reason="root without setpriv"
-)
-READ = """
-import sys
-from ftis_node.errors import FtisError
-from ftis_node.models import resolve_model
-from ftis_node.tasks import load_task
-try:
-    found = resolve_model(sys.argv[2]) if sys.argv[1] == "model" else load_task(sys.argv[2])[1]
-except FtisError as error:
-    sys.exit(f"{type(error).__name__}: {error}")
-print(found)
-"""
+READ = "import sys; from ftis_node.models import resolve_model; print(resolve_model(sys.argv[1]))"
 
 
-def close(folder: Path, *, mode: int) -> None:
-    """Set the mode of the folders, and that of files without the right to enter."""
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(mode if path.is_dir() else mode & 0o666)
-
-
-def read(kind: str, what: str, cache: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+@pytest.mark.skipif(bool(UNPRIVILEGED) and shutil.which("setpriv") is None, reason="root without setpriv")
+def test_a_cached_model_is_read_without_a_lock(saved, tmp_path):
+    """The cache is another user's, so nothing in it can be written."""
+    make_cache(cache := tmp_path / "hf", saved)
+    folders = [cache, *filter(Path.is_dir, cache.rglob("*"))]
     environment = {**os.environ, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [*UNPRIVILEGED, sys.executable, "-c", READ, kind, what]
-    close(cache, mode=0o555)
-    try:
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    finally:
-        close(cache, mode=0o755)
-
-
-@can_be_another_user
-def test_a_cached_model_is_read_without_a_lock(tmp_path):
-    from tests.models.tiny_models import save_tiny
-
-    repository = tmp_path / "hf" / "hub" / "models--o--n"
-    save_tiny(repository / "snapshots" / "abc")
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("abc")
-    done = read("model", "o/n", tmp_path / "hf", tmp_path)
-    assert "name='o/n'" in done.stdout, done.stderr
+    command = [*UNPRIVILEGED, sys.executable, "-c", READ, "org/tiny"]
+    for folder in folders:
+        folder.chmod(0o555)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    for folder in folders:
+        folder.chmod(0o755)
+    assert "name='org/tiny'" in done.stdout, done.stderr
 
 
 def test_a_download_into_a_cache_of_another_user_names_the_path(monkeypatch):
