@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.home import Home
@@ -36,8 +35,8 @@ class Asking:
 
     For `k` above 1 samples are drawn, too. `max_tokens` bounds prompt and completion together, `max_completion_tokens`
     the completion if it has one turn. `engine` serves single models. `prompts` say how prompts are rendered for a model
-    that is of no home; its own run sets the date. Episodes have the limits of the run of `home` or of a model, else
-    those of the preset.
+    that is of no home; its own run sets the date. Episodes have the limits of the run of a model, else those of the
+    preset.
     """
 
     limit: int = 512
@@ -46,7 +45,6 @@ class Asking:
     max_completion_tokens: int | None = None
     engine: EngineName = "auto"
     prompts: PromptSettings = PromptSettings()
-    home: Path | None = None
     on_progress: OnProgress = unwatched
 
 
@@ -124,14 +122,13 @@ class Study:
         return answered
 
     def _run(self) -> RunManifest:
-        """Return the run of the home or of a model if it is about the same task, else the preset for the task.
+        """Return the run in a model's folder if it is about the same episodes, else the preset for the task.
 
         All models have the limits of one run. Raises ConfigError for a run that cannot be read.
         """
         task = self.problems.name
-        models = [folder for expert in self.experts for folder in (Path(expert.member.model), expert.source.folder)]
-        for folder in [self.asking.home, *models] if is_episode(self.problems) else ():
-            if folder is not None and (path := Home(folder.expanduser()).run_toml).is_file():
+        for expert in self.experts if is_episode(self.problems) else ():
+            if (path := Home(expert.source.path).run_toml).is_file():
                 run = load_manifest(str(path))
                 if run.episode is not None and run.task == task:
                     return run

@@ -83,7 +83,6 @@ def ensemble(
             max_tokens=max_tokens,
             engine=engine,
             prompts=prompts,
-            home=home_at(home).root,
             save=save,
             on_progress=progress,
         )

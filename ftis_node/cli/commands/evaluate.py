@@ -90,7 +90,7 @@ def evaluate(
             asked = {"before": compare or start, "after": trained}
         options: dict[str, Any] = {"limit": limit, "k": k, "max_tokens": max_tokens or MAX_TOKENS, "engine": engine}
         options |= limits_of_run(where) if has_run_limits else {}
-        options |= {"prompts": prompts, "home": where.root, "on_progress": progress}
+        options |= {"prompts": prompts, "on_progress": progress}
         found = asyncio.run(answers_of([*asked.values()], task, **options)) if asked else []
         answers = dict(zip(asked, found, strict=True))
         if ensemble:
