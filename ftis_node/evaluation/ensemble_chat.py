@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from operator import itemgetter
 
 from ftis_node.errors import OutOfMemoryError, says_out_of_memory
 from ftis_node.evaluation.ensemble import check_mixture, check_models_fit
@@ -27,12 +27,6 @@ from ftis_node.records.group import FinishReason, SamplingSettings
 from ftis_node.records.think_block import after_thinking
 from ftis_node.tasks.answers import final_answer, plain_text
 from ftis_node.telemetry.log import OnProgress, unwatched
-
-
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    answer: ChatAnswer
-    mean_logprob: float
 
 
 class EnsembleChat:
@@ -104,12 +98,15 @@ class EnsembleChat:
             for engine in engines:
                 await engine.close()
         if self._ensemble.mode == "vote":
-            chosen = elect([(answer_of(reply.answer.text), reply.mean_logprob) for reply in replies])
+            chosen = elect([(answer_of(answer.text), mean_logprob) for answer, mean_logprob in replies])
             assert chosen is not None, "an ensemble has models"
-            return replies[chosen].answer
-        return max(replies, key=lambda reply: reply.mean_logprob).answer
+            return replies[chosen][0]
+        return max(replies, key=itemgetter(1))[0]
 
-    async def _reply(self, engine: Engine, expert: Expert, system: str, messages: Sequence[dict[str, str]]) -> _Reply:
+    async def _reply(
+        self, engine: Engine, expert: Expert, system: str, messages: Sequence[dict[str, str]]
+    ) -> tuple[ChatAnswer, float]:
+        """Return an answer and its mean log-prob."""
         is_mixture, tokenizer = self._ensemble.is_mixture, expert.tokenizer
         experts = self._experts if is_mixture else [expert]
         first = [{"role": "system", "content": system}] if system else []
@@ -133,7 +130,7 @@ class EnsembleChat:
         text = prompt.opening + tokenizer.decode(ids.tolist())
         is_cut = result.finish_reasons[0] is FinishReason.LENGTH
         answer = ChatAnswer(text, len(ids), is_cut, None if is_mixture else expert.source.name)
-        return _Reply(answer, float(logprobs.mean()))
+        return answer, float(logprobs.mean())
 
 
 def answer_of(text: str) -> str | None:
