@@ -10,14 +10,15 @@ mixture of one model, is evaluated exactly as `ftis-node eval` does it.
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from ftis_node.errors import ConfigError, MachineError, ModelError, UsageError
+from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.evaluation.evaluate import Asking, Expert, studying
 from ftis_node.evaluation.members import Member, as_members, swarm_members
 from ftis_node.evaluation.result import (
@@ -25,19 +26,8 @@ from ftis_node.evaluation.result import (
     confidence_row,
     elected,
     evaluation_row,
-    most_confident,
     selection_row,
 )
-from ftis_node.evaluation.saved_ensemble import (
-    MIXTURES,
-    MODES,
-    Ensemble,
-    check_modes,
-    check_writable,
-    mixture_weights,
-    save_ensemble,
-)
-from ftis_node.generation.evaluate import Answered
 from ftis_node.memory.generator import cache_bytes_per_token
 from ftis_node.memory.machine import Card
 from ftis_node.models import (
@@ -47,36 +37,26 @@ from ftis_node.models import (
     pick_device,
     read_shape,
 )
-from ftis_node.models.accelerators import Device
 from ftis_node.telemetry.host_memory import free_host_bytes
 from ftis_node.telemetry.log import OnProgress, unwatched
 from ftis_node.telemetry.terminal_text import GIB
 
-ROWS = 128  # completions that the engine decodes in parallel, divided by the number of models
-BYTES = {"cpu": 4, "cuda": 2}  # float32 and bfloat16
+if TYPE_CHECKING:
+    from ftis_node.generation.engines.mixture_engine import MixtureWeights
+
+MIXTURES: Final = ("posterior", "mean", "answer")
+MODES: Final = (*MIXTURES, "vote", "confidence")
+ROWS: Final = 128  # completions that the engine decodes in parallel, divided by the number of models
+BYTES: Final = {"cpu": 4, "cuda": 2}  # float32 and bfloat16
 
 
 def run_ensemble(
-    models: Sequence[str],
-    swarm: Sequence[Path],
-    task: str,
-    *,
-    save: Path | None = None,
-    on_progress: OnProgress = unwatched,
-    **options: Any,
+    models: Sequence[str], swarm: Sequence[Path], task: str, *, on_progress: OnProgress = unwatched, **options: Any
 ) -> EnsembleResult:
-    """Return `evaluate_ensemble` of the named models and those of the swarm's folders, in this order.
-
-    The file `save` then has the ensemble with its best mode, the first of equals.
-    """
-    if save is not None:
-        check_writable(save)
+    """Return `evaluate_ensemble` of the named models and those of the swarm's folders, in this order."""
     with tempfile.TemporaryDirectory(prefix="ftis-ensemble-") as scratch:
-        members = as_members([*models, *swarm_members(swarm, Path(scratch), on_progress=on_progress)])
-        result = asyncio.run(evaluate_ensemble(members, task, on_progress=on_progress, **options))
-        if save is not None:
-            save_ensemble(save, result.best_mode.name, members)
-    return result
+        members = [*models, *swarm_members(swarm, Path(scratch), on_progress=on_progress)]
+        return asyncio.run(evaluate_ensemble(members, task, on_progress=on_progress, **options))
 
 
 async def evaluate_ensemble(
@@ -95,7 +75,7 @@ async def evaluate_ensemble(
             check_mixture(experts, max_tokens=study.asking.max_tokens)
         study.num_parts += len(mixtures)
         answers = [await study.answers_of(expert) for expert in experts]
-        uniform = {mode: mixture_weights(mode, [1.0] * len(experts)) for mode in mixtures}
+        uniform = {mode: mixture_weights(mode, len(experts)) for mode in mixtures}
         mixed = await study.mix(uniform) if uniform else {}
     rows = {mode: evaluation_row(mode, answered, num_models=len(experts)) for mode, answered in mixed.items()}
     if "vote" in modes:
@@ -109,24 +89,22 @@ async def evaluate_ensemble(
     return EnsembleResult(task, len(answers[0]), tuple(alone), tuple(rows[mode] for mode in dict.fromkeys(modes)))
 
 
-async def ensemble_answers(ensemble: Ensemble, task: str, **options: Any) -> list[Answered]:
-    """Return the answers of an ensemble to test problems, as `evaluate.answers_of` does for one model.
-
-    Raises UsageError for samples of a vote.
-    """
-    asking = Asking(**options)
-    if asking.k > 1 and ensemble.mode == "vote":
-        raise UsageError("an ensemble with the mode vote has one answer to each problem: omit --k")
-    async with studying(ensemble.members, task, asking) as study:
-        if ensemble.is_mixture:
-            check_mixture(study.experts, max_tokens=asking.max_tokens)
-            study.num_parts = 1
-            return (await study.mix({ensemble.mode: mixture_weights(ensemble.mode, ensemble.weights)}))[ensemble.mode]
-        by_model = [await study.answers_of(expert) for expert in study.experts]
-    return elected(by_model, study.problems) if ensemble.mode == "vote" else most_confident(by_model)
+def check_modes(modes: Sequence[str]) -> None:
+    """Raise ConfigError for an unknown mode, and if there is none."""
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown or not modes:
+        raise ConfigError(f"no mode {unknown[0] if unknown else ''!r}: use all, or some of {', '.join(MODES)}")
 
 
-def check_mixture(experts: Sequence[Expert], *, max_tokens: int, num_rows: int = ROWS, device: Device = "auto") -> None:
+def mixture_weights(mode: str, num_models: int) -> MixtureWeights:
+    """Return the weights of a mixture with a uniform prior."""
+    from ftis_node.generation.engines.mixture_engine import MixtureWeights
+
+    log_prior = (-math.log(num_models),) * num_models
+    return MixtureWeights(log_prior, learns=mode != "mean", reads_prompt=mode != "answer")
+
+
+def check_mixture(experts: Sequence[Expert], *, max_tokens: int) -> None:
     """Raise ConfigError if the experts have different tokenizers, and MachineError if they do not fit together."""
     first = experts[0]
     for other in experts[1:]:
@@ -135,18 +113,15 @@ def check_mixture(experts: Sequence[Expert], *, max_tokens: int, num_rows: int =
                 f"{first.member.name} and {other.member.name} have different tokenizers, so their tokens cannot be "
                 "mixed: use the mode vote or confidence"
             )
-    sources = [expert.source for expert in experts]
-    check_models_fit(sources, max_tokens=max_tokens, num_rows=num_rows, device=device)
+    check_models_fit([expert.source for expert in experts], max_tokens=max_tokens)
 
 
-def bytes_together(
-    sources: Sequence[ModelSource], *, max_tokens: int, bytes_per_number: int, num_rows: int = ROWS
-) -> int:
-    """Return the bytes of all models' weights and of their caches, for `num_rows` completions of `max_tokens` in all.
+def bytes_together(sources: Sequence[ModelSource], *, max_tokens: int, bytes_per_number: int) -> int:
+    """Return the bytes of all models' weights and of their caches, for `ROWS` completions of `max_tokens` in all.
 
     A model of unknown shape counts without its cache.
     """
-    num_tokens = max(1, num_rows // len(sources)) * max_tokens
+    num_tokens = max(1, ROWS // len(sources)) * max_tokens
     total = 0
     for source in sources:
         total += bytes_per_number * parameter_count(source)
@@ -155,13 +130,11 @@ def bytes_together(
     return total
 
 
-def check_models_fit(
-    sources: Sequence[ModelSource], *, max_tokens: int, num_rows: int = ROWS, device: Device = "auto"
-) -> None:
-    """Raise MachineError, which says what to do, if they need more memory together than is free on `device`."""
-    picked = pick_device(device)
-    needed = bytes_together(sources, max_tokens=max_tokens, bytes_per_number=BYTES[picked], num_rows=num_rows)
-    free = free_bytes(picked)
+def check_models_fit(sources: Sequence[ModelSource], *, max_tokens: int) -> None:
+    """Raise MachineError, which says what to do, if they need more memory together than is free."""
+    device = pick_device("auto")
+    needed = bytes_together(sources, max_tokens=max_tokens, bytes_per_number=BYTES[device])
+    free = free_bytes(device)
     if needed > free:
         raise MachineError(
             f"{len(sources)} models together need about {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free: "

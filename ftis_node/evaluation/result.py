@@ -58,11 +58,6 @@ class EnsembleResult:
     experts: tuple[EvaluationRow, ...]
     modes: tuple[EvaluationRow, ...]
 
-    @property
-    def best_mode(self) -> EvaluationRow:
-        """Return the row of the mode with the highest pass@1, the first of equals."""
-        return max(self.modes, key=lambda row: row.result.pass_at_1)
-
 
 def evaluation_row(name: str, answered: Sequence[Answered], *, num_models: int = 1) -> EvaluationRow:
     """Return the row of answers from one model, or from a mixture of `num_models`."""

@@ -22,15 +22,11 @@ HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """One answer. `truncated` says that it reached the limit of tokens before an end token.
-
-    `chosen` is the model of an ensemble whose answer this is; None for a mixture and for a single model.
-    """
+    """One answer. `truncated` says that it reached the limit of tokens before an end token."""
 
     text: str
     num_tokens: int
     truncated: bool
-    chosen: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +41,6 @@ class ChatSettings:
     temperature: float = 0.0
     device: Device = "auto"
     episode: ChatEpisode | None = None
-
-
-def too_long(name: str, num_tokens: int, context: int | None) -> ModelError:
-    """Return the error of a conversation that leaves the model no space for an answer."""
-    return ModelError(
-        f"the conversation has {num_tokens:,} tokens, and {name} reads {context:,} at most: /reset starts a new one"
-    )
 
 
 class _Streamer(BaseStreamer):  # type: ignore[misc]  # transformers is not typed
@@ -150,7 +139,10 @@ class ChatModel:
         context = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
         room = self._settings.max_tokens if context is None else min(self._settings.max_tokens, context - num_tokens)
         if room < 1:
-            raise too_long(self.name, num_tokens, context)
+            raise ModelError(
+                f"the conversation has {num_tokens:,} tokens, and {self.name} reads {context:,} at most: "
+                "/reset starts a new one"
+            )
         return room
 
     @torch.inference_mode()

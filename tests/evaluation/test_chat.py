@@ -305,7 +305,6 @@ def test_eval_of_a_home_compares_its_start_with_its_newest_checkpoint_on_the_pro
             "no node has run with the home {home}: give the right one with --home, or --model MODEL",
         ),
         (["--model", "m"], "add --task SPEC"),
-        (["--model", "m", "--ensemble", "f"], "--model and --ensemble exclude each other"),
         (["--home", "{untrained}"], "there is no checkpoint in {untrained}"),
         (["--home", "{one_split}"], "has no held-out problems: name others with --task SPEC"),
     ],

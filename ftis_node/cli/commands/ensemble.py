@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,10 +52,6 @@ def ensemble(
             autocompletion=one_of(*ENGINES),
         ),
     ] = "auto",
-    save: Annotated[
-        Path | None,
-        typer.Option("--save", help="Save the ensemble with its best mode, for chat, try and eval --ensemble."),
-    ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -68,8 +63,7 @@ def ensemble(
     completion_tokens_mean, generated_tokens, forward_tokens}], modes: [{name, chosen, and the same but model and
     domain}]}.
     """
-    from ftis_node.evaluation.ensemble import run_ensemble
-    from ftis_node.evaluation.saved_ensemble import MODES
+    from ftis_node.evaluation.ensemble import MODES, run_ensemble
     from ftis_node.node.startup.prompts import prompts_for_command
 
     prompts = prompts_for_command(home_at(home))
@@ -83,12 +77,8 @@ def ensemble(
             max_tokens=max_tokens,
             engine=engine,
             prompts=prompts,
-            save=save,
             on_progress=progress,
         )
-    if save:
-        mode = result.best_mode.name
-        typer.echo(f"{save}: the mode {mode}; ask it with ftis-node chat --ensemble {shlex.quote(str(save))}", err=True)
     print_document(_document(result), lambda: _lines(result), as_json=as_json)
 
 

@@ -156,13 +156,6 @@ def open_mixture(
     on_progress: OnProgress = unwatched,
 ) -> MixtureEngine:
     """Load all models, which blocks for a while. Raises ModelError, MachineError and EngineError."""
-    return MixtureEngine(load_mixture(sources, settings, on_progress=on_progress), settings, weighing)
-
-
-def load_mixture(
-    sources: Sequence[ModelSource], settings: EngineSettings, *, on_progress: OnProgress = unwatched
-) -> list[Any]:
-    """Return the models of a mixture, in memory. Raises as `open_mixture`."""
     models = []
     for source in sources:
         on_progress(None, f"loading {source.name} into the mixture")
@@ -171,4 +164,4 @@ def load_mixture(
         if width < settings.vocab_size:
             raise ModelError(f"{source.name} has {width} embeddings for the {settings.vocab_size} ids of its tokenizer")
         models.append(model)
-    return models
+    return MixtureEngine(models, settings, weighing)
