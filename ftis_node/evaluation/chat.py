@@ -17,8 +17,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.evaluation.members import before_and_after
-from ftis_node.generation.chat_episode import ChatEpisode, chat_episode
-from ftis_node.generation.chat_model import ChatModel, ChatSettings
+from ftis_node.generation.chat_model import ChatEpisode, ChatModel, ChatSettings, chat_episode
 from ftis_node.models import ModelSource, PromptSettings, resolve_model
 from ftis_node.tasks.registry import system_message
 from ftis_node.telemetry.log import OnProgress, unwatched

@@ -5,10 +5,9 @@ gets one tensor at a time and keeps the data in a temporary file, so memory hold
 float32, as in all files of llama.cpp. A tokenizer is written by the name of its pre-tokenizer, which llama.cpp
 implements in code; one that it may not know is refused.
 
-A Modelfile has the settings with which ollama imports the file, and prompts it as the node does. ollama has its own
-language for templates, and knows the chat templates of some families. For any other it would send the bare question. So
-the template is made of prompts that the model's tokenizer renders, with fields in place of the texts. One filled
-template is one turn.
+A Modelfile has the settings with which ollama imports the file, and prompts it as the node does. Its language for
+templates is ollama's own. So its template is made of prompts that the model's tokenizer renders, with fields in place
+of the texts. One filled template is one turn.
 """
 
 from __future__ import annotations

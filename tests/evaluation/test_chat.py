@@ -18,8 +18,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ModelError
 from ftis_node.evaluation.chat import episode_of
 from ftis_node.evaluation.evaluate import difference
-from ftis_node.generation.chat_episode import chat_episode
-from ftis_node.generation.chat_model import ChatModel, ChatSettings
+from ftis_node.generation.chat_model import ChatModel, ChatSettings, chat_episode
 from ftis_node.generation.evaluate import Answered, ScoredAnswer
 from ftis_node.models import PromptSettings, PromptTokenizer, resolve_model
 from ftis_node.records.group import CompletionStatus, FinishReason
