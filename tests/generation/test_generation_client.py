@@ -71,10 +71,7 @@ def test_a_reply_keeps_the_versions_of_each_completion():
     assert (again.policy_version, again.policy_version_newest) == (3, 6)
 
 
-async def test_a_tensor_with_slightly_other_values_fails_the_proof(make_client, tmp_path):
-    problems: list[str] = []
-    client = make_client(on_problem=problems.append)
-    await client.start()
+async def test_a_tensor_with_slightly_other_values_fails_the_proof(client, problems, tmp_path):
     await client.update_weights(publish(tmp_path, 1, "-3.5", tensor="number"), proof(1, -3.5))
     assert problems == []
     (tmp_path / "stale-weights").write_text("1")  # -3.5 stays
@@ -85,9 +82,7 @@ async def test_a_tensor_with_slightly_other_values_fails_the_proof(make_client, 
 
 
 @pytest.mark.parametrize(("content", "before"), [("-9.0", None), ("nan", 1), ("damaged", 1)])
-async def test_foreign_weights_that_fail_leave_the_previous_ones(make_client, tmp_path, content, before):
-    client = make_client()
-    await client.start()
+async def test_foreign_weights_that_fail_leave_the_previous_ones(client, tmp_path, content, before):
     if before is not None:
         await client.try_weights(publish(tmp_path, before, "-1.5"), proof(before, -1.5))
     with pytest.raises(ModelError):
@@ -103,9 +98,7 @@ async def test_foreign_weights_that_fail_leave_the_previous_ones(make_client, tm
     assert client.policy_version == 3
 
 
-async def test_a_worker_that_dies_during_try_weights_restarts_with_the_previous_ones(make_client, tmp_path):
-    client = make_client()
-    await client.start()
+async def test_a_worker_that_dies_during_try_weights_restarts_with_the_previous_ones(client, tmp_path):
     await client.try_weights(publish(tmp_path, 1, "-1.5"), proof(1, -1.5))
     trying = asyncio.create_task(client.try_weights(publish(tmp_path, 2, "-2.5"), proof(2, -2.5)))
     await asyncio.sleep(0)
@@ -117,10 +110,7 @@ async def test_a_worker_that_dies_during_try_weights_restarts_with_the_previous_
 
 
 @pytest.mark.parametrize("file", ["stale-weights", "stale-version"])
-async def test_two_failed_proofs_restart_the_worker_with_the_newest_weights(make_client, tmp_path, file):
-    problems: list[str] = []
-    client = make_client(on_problem=problems.append)
-    await client.start()
+async def test_two_failed_proofs_restart_the_worker_with_the_newest_weights(client, problems, tmp_path, file):
     pid = client.pid
     (tmp_path / file).write_text("2")
     await client.update_weights(publish(tmp_path, 1, "-3.5"), proof(1, -3.5))
@@ -131,9 +121,7 @@ async def test_two_failed_proofs_restart_the_worker_with_the_newest_weights(make
     assert "given version 1" in str(client._supervisor._last_error)
 
 
-async def test_a_worker_that_fails_every_proof_is_given_up(make_client, tmp_path):
-    client = make_client()
-    await client.start()
+async def test_a_worker_that_fails_every_proof_is_given_up(client, tmp_path):
     (tmp_path / "stale-weights").write_text("1000")
     with pytest.raises(EngineError, match=r"3 times in a row.*differs from the learner by 3.5 nats.*: use another one"):
         await client.update_weights(publish(tmp_path, 1, "-3.5"), proof(1, -3.5))
@@ -141,9 +129,7 @@ async def test_a_worker_that_fails_every_proof_is_given_up(make_client, tmp_path
     assert not client.is_alive
 
 
-async def test_a_worker_that_computes_the_starting_model_otherwise_is_refused(make_client):
-    client = make_client()
-    await client.start()
+async def test_a_worker_that_computes_the_starting_model_otherwise_is_refused(client):
     probed = (await client._supervisor.call(Probe(token_ids=(1, 2, 3)), Probed)).logprobs
     await client.check_start(proof(0, probed[0]))
     with pytest.raises(EngineError, match=r"^the engine .* differs from the learner by 2 nats .*: use another one"):
@@ -161,11 +147,8 @@ async def test_a_proof_passes_within_its_tolerance(make_client, tmp_path):
     assert len(problems) == 1
 
 
-async def test_a_worker_restarts_although_its_weight_file_was_withdrawn(make_client, tmp_path):
+async def test_a_worker_restarts_although_its_weight_file_was_withdrawn(client, problems, tmp_path):
     """A learner that died before its checkpoint withdraws its published weights. Then the generator dies, too."""
-    problems: list[str] = []
-    client = make_client(on_problem=problems.append)
-    await client.start()
     weights = publish(tmp_path, 1, "-1")
     await client.update_weights(weights, proof(1, -1.0))
     Path(weights.path).unlink()  # noqa: ASYNC240 - at once
@@ -182,9 +165,7 @@ async def test_a_worker_restarts_although_its_weight_file_was_withdrawn(make_cli
     assert len(problems) == 1
 
 
-async def test_a_worker_that_dies_during_a_transfer_restarts_with_the_new_weights(make_client, tmp_path):
-    client = make_client()
-    await client.start()
+async def test_a_worker_that_dies_during_a_transfer_restarts_with_the_new_weights(client, tmp_path):
     updating = asyncio.create_task(client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0)))
     await asyncio.sleep(0)
     kill_worker(client)
@@ -194,10 +175,7 @@ async def test_a_worker_that_dies_during_a_transfer_restarts_with_the_new_weight
     assert (await generate_group(client)).policy_version == client.policy_version == 1
 
 
-async def test_a_broken_engine_is_restarted_and_reported(make_client, tmp_path):
-    problems: list[str] = []
-    client = make_client(on_problem=problems.append)
-    await client.start()
+async def test_a_broken_engine_is_restarted_and_reported(client, problems, tmp_path):
     await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
     call = asyncio.create_task(generate_group(client, prompt_ids=(UNANSWERED,)))
     await eventually((tmp_path / "unanswered").exists)
@@ -211,9 +189,7 @@ async def test_a_broken_engine_is_restarted_and_reported(make_client, tmp_path):
     assert client.restarts == 1
 
 
-async def test_stop_closes_the_engine(make_client, tmp_path):
-    client = make_client()
-    await client.start()
+async def test_stop_closes_the_engine(client, tmp_path):
     await client.stop()
     assert (tmp_path / "closed").exists()
 

@@ -107,9 +107,7 @@ async def test_a_canceled_sleep_leaves_the_engine_awake(engine):
     assert not engine.is_asleep
 
 
-async def test_requests_wait_for_the_wake_and_do_not_count_as_a_hang(make_client):
-    client = make_client()
-    await client.start()
+async def test_requests_wait_for_the_wake_and_do_not_count_as_a_hang(client):
     await client.sleep()
     await client.sleep()  # no-op
     assert client.is_asleep
@@ -123,9 +121,7 @@ async def test_requests_wait_for_the_wake_and_do_not_count_as_a_hang(make_client
     assert not client.is_asleep
 
 
-async def test_new_weights_wake_the_client_even_if_they_are_damaged(make_client, tmp_path):
-    client = make_client()
-    await client.start()
+async def test_new_weights_wake_the_client_even_if_they_are_damaged(client, tmp_path):
     await client.sleep()
     await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
     assert (await generate_group(client)).policy_version == 1
@@ -137,9 +133,7 @@ async def test_new_weights_wake_the_client_even_if_they_are_damaged(make_client,
 
 
 @pytest.mark.parametrize("by", ["wake", "update_weights"])
-async def test_a_worker_that_dies_asleep_is_restarted_on_waking(make_client, tmp_path, by):
-    client = make_client()
-    await client.start()
+async def test_a_worker_that_dies_asleep_is_restarted_on_waking(client, tmp_path, by):
     await client.sleep()
     kill_worker(client)
     await eventually(lambda: client.state is WorkerState.BACKING_OFF)
