@@ -21,22 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.evaluation.evaluate import Asking, Expert, studying
 from ftis_node.evaluation.members import Member, as_members, swarm_members
-from ftis_node.evaluation.result import (
-    EnsembleResult,
-    confidence_row,
-    elected,
-    evaluation_row,
-    selection_row,
-)
+from ftis_node.evaluation.result import EnsembleResult, confidence_row, elected, evaluation_row, selection_row
 from ftis_node.memory.generator import cache_bytes_per_token
 from ftis_node.memory.machine import Card
-from ftis_node.models import (
-    ModelSource,
-    list_accelerators,
-    parameter_count,
-    pick_device,
-    read_shape,
-)
+from ftis_node.models import ModelSource, list_accelerators, parameter_count, pick_device, read_shape
 from ftis_node.telemetry.host_memory import free_host_bytes
 from ftis_node.telemetry.log import OnProgress, unwatched
 from ftis_node.telemetry.terminal_text import GIB

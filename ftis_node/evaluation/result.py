@@ -72,9 +72,10 @@ def selection_row(name: str, chosen: Sequence[Answered], by_model: Sequence[Sequ
 
 def confidence_row(by_model: Sequence[Sequence[Answered]], *, names: Sequence[str]) -> EvaluationRow:
     """Return the row of the answers of the most confident models, whose `names` are counted."""
-    counts = Counter(names[choice] for choice in _most_confident_models(by_model))
-    row = selection_row("confidence", most_confident(by_model), by_model)
-    return replace(row, chosen={name: counts[name] for name in names})
+    choices = _most_confident(by_model)
+    chosen = [by_model[choice][place] for place, choice in enumerate(choices)]
+    counts = Counter(names[choice] for choice in choices)
+    return replace(selection_row("confidence", chosen, by_model), chosen={name: counts[name] for name in names})
 
 
 def elected(by_model: Sequence[Sequence[Answered]], task: Task) -> list[Answered]:
@@ -88,12 +89,7 @@ def elected(by_model: Sequence[Sequence[Answered]], task: Task) -> list[Answered
     return winners
 
 
-def most_confident(by_model: Sequence[Sequence[Answered]]) -> list[Answered]:
-    """Return for each problem the answers of the model that is most confident of its greedy one."""
-    return [by_model[choice][place] for place, choice in enumerate(_most_confident_models(by_model))]
-
-
-def _most_confident_models(by_model: Sequence[Sequence[Answered]]) -> list[int]:
+def _most_confident(by_model: Sequence[Sequence[Answered]]) -> list[int]:
     """Return for each problem the model whose greedy answer has the highest mean log-prob, the first of equals.
 
     A log-prob that is NaN or missing is the lowest.

@@ -74,15 +74,7 @@ class ModelSource:
     @property
     def num_embedding_rows(self) -> int | None:
         """The number of rows of the embedding, None if the configuration does not name it. Raises ModelError."""
-        return self._text_number("vocab_size")
-
-    @property
-    def num_positions(self) -> int | None:
-        """The tokens of its longest text, None if the configuration does not name them. Raises ModelError."""
-        return self._text_number("max_position_embeddings")
-
-    def _text_number(self, key: str) -> int | None:
-        config = read_json(self.folder / CONFIG_FILE)
+        config, key = read_json(self.folder / CONFIG_FILE), "vocab_size"
         text = config.get("text_config")
         number = (text if isinstance(text, dict) else config).get(key, config.get(key))
         return number if isinstance(number, int) and number > 0 else None

@@ -6,15 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from generation_support import (
-    CLOSE,
-    SETTINGS,
-    completions_of,
-    file_tensors,
-    fresh_logprobs,
-    make_request,
-    tiny_model,
-)
+from generation_support import CLOSE, SETTINGS, completions_of, file_tensors, fresh_logprobs, make_request, tiny_model
 
 from ftis_node.generation.engines.decode_loop import RowSettings, choose_tokens, draw, keep_likely
 from ftis_node.generation.engines.torch_engine import TorchEngine

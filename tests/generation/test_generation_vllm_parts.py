@@ -16,21 +16,13 @@ from generation_support import SETTINGS, completions_of, file_tensors, make_requ
 from safetensors.torch import load_file, save_file
 
 from ftis_node.config.workers import GenerationSection
-from ftis_node.errors import (
-    ConfigError,
-    ModelError,
-    NonFiniteError,
-)
+from ftis_node.errors import ConfigError, ModelError, NonFiniteError
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.published import check_published, shapes_in
 from ftis_node.generation.engines.vllm_core import VllmCompletion, VllmJob
 from ftis_node.generation.engines.vllm_engine import MIN_CPU_CACHE_BYTES, VllmEngine, cpu_cache_bytes, expected_of
 from ftis_node.generation.engines.vllm_log import WorkerLog
-from ftis_node.generation.engines.vllm_options import (
-    engine_arguments,
-    environment,
-    quick_start,
-)
+from ftis_node.generation.engines.vllm_options import engine_arguments, environment, quick_start
 from ftis_node.generation.engines.vllm_worker import WorkerExtension
 from ftis_node.models import ModelSource, load_causal_lm, resolve_model
 from ftis_node.records.group import FinishReason
