@@ -10,7 +10,6 @@ mixture of one model, is evaluated exactly as `ftis-node eval` does it.
 from __future__ import annotations
 
 import asyncio
-import math
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,9 +29,9 @@ from ftis_node.telemetry.log import OnProgress, unwatched
 from ftis_node.telemetry.terminal_text import GIB
 
 if TYPE_CHECKING:
-    from ftis_node.generation.engines.mixture_engine import MixtureWeights
+    from ftis_node.generation.engines.mixture_engine import MixtureMode
 
-MIXTURES: Final = ("posterior", "mean", "answer")
+MIXTURES: Final[tuple[MixtureMode, ...]] = ("posterior", "mean", "answer")
 MODES: Final = (*MIXTURES, "vote", "confidence")
 ROWS: Final = 128  # completions that the engine decodes in parallel, divided by the number of models
 BYTES: Final = {"cpu": 4, "cuda": 2}  # float32 and bfloat16
@@ -56,15 +55,14 @@ async def evaluate_ensemble(
     mixture. Raises ConfigError, ModelError, MachineError, EngineError and NetworkError.
     """
     check_modes(modes)
-    mixtures = [mode for mode in modes if mode in MIXTURES]
+    mixtures = [mode for mode in MIXTURES if mode in modes]
     async with studying(as_members(models), task, Asking(**options)) as study:
         experts = study.experts
         if mixtures:
             check_mixture(experts, max_tokens=study.asking.max_tokens)
         study.num_parts += len(mixtures)
         answers = [await study.answers_of(expert) for expert in experts]
-        uniform = {mode: mixture_weights(mode, len(experts)) for mode in mixtures}
-        mixed = await study.mix(uniform) if uniform else {}
+        mixed = await study.mix(mixtures) if mixtures else {}
     rows = {mode: evaluation_row(mode, answered, num_models=len(experts)) for mode, answered in mixed.items()}
     if "vote" in modes:
         rows["vote"] = selection_row("vote", elected(answers, study.problems), answers)
@@ -82,14 +80,6 @@ def check_modes(modes: Sequence[str]) -> None:
     unknown = [mode for mode in modes if mode not in MODES]
     if unknown or not modes:
         raise ConfigError(f"no mode {unknown[0] if unknown else ''!r}: use all, or some of {', '.join(MODES)}")
-
-
-def mixture_weights(mode: str, num_models: int) -> MixtureWeights:
-    """Return the weights of a mixture with a uniform prior."""
-    from ftis_node.generation.engines.mixture_engine import MixtureWeights
-
-    log_prior = (-math.log(num_models),) * num_models
-    return MixtureWeights(log_prior, learns=mode != "mean", reads_prompt=mode != "answer")
 
 
 def check_mixture(experts: Sequence[Expert], *, max_tokens: int) -> None:

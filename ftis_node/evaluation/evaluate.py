@@ -26,7 +26,7 @@ from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.log import OnProgress, unwatched
 
 if TYPE_CHECKING:
-    from ftis_node.generation.engines.mixture_engine import MixtureWeights
+    from ftis_node.generation.engines.mixture_engine import MixtureMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,19 +78,18 @@ class Study:
         finally:
             await opened.close()
 
-    async def mix(self, weights_by_mode: Mapping[str, MixtureWeights]) -> dict[str, list[Answered]]:
-        """Run all models at once, each of the mixtures in turn. The first model's template renders the prompt."""
+    async def mix(self, modes: Sequence[MixtureMode]) -> dict[str, list[Answered]]:
+        """Run all models at once, in each of the modes in turn. The first model's template renders the prompt."""
         from ftis_node.generation.engines.mixture_engine import open_mixture
 
         tokenizer = self.experts[0].tokenizer
         eos_ids = {token for expert in self.experts for token in expert.tokenizer.eos_ids}
         sources = [expert.source for expert in self.experts]
-        first = next(iter(weights_by_mode.values()))
-        opened = open_mixture(sources, self._settings(tokenizer), first, on_progress=self.asking.on_progress)
+        opened = open_mixture(sources, self._settings(tokenizer), modes[0], on_progress=self.asking.on_progress)
         answers = {}
         try:
-            for mode, weights in weights_by_mode.items():
-                opened.weigh(weights)
+            for mode in modes:
+                opened.mix_by(mode)
                 answers[mode] = await self._answers(opened, tokenizer, mode, eos_ids=eos_ids)
         finally:
             await opened.close()

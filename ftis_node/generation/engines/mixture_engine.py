@@ -18,8 +18,7 @@ Log-probs are in nats. The likelihood of a text is the sum of the log-probs of i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import torch
@@ -37,16 +36,8 @@ from ftis_node.telemetry.log import OnProgress, unwatched
 MAX_PREFILL_TOKENS = 2048  # prefill needs the logits of every prompt token, not only of the last
 
 
-@dataclass(frozen=True, slots=True)
-class MixtureWeights:
-    """The weights of experts: the `log_prior` of each in nats, and whether the text so far changes them.
-
-    Without `reads_prompt` that text begins with the completion, so the likelihood of the prompt has no effect.
-    """
-
-    log_prior: tuple[float, ...]
-    learns: bool = True
-    reads_prompt: bool = True
+MixtureMode: TypeAlias = Literal["posterior", "mean", "answer"]
+"""Weights of the experts: by the likelihood of prompt and text so far, equal, or by that of the text alone."""
 
 
 class MixtureCache:
@@ -69,24 +60,23 @@ class MixtureCache:
 class MixtureDecoder(BatchDecoder):
     """The decode loop of `models`, which have one tokenizer of `vocab_size` ids and are on one device."""
 
-    def __init__(self, models: Sequence[Any], *, vocab_size: int, weighing: MixtureWeights) -> None:
-        assert len(models) == len(weighing.log_prior) > 0
+    def __init__(self, models: Sequence[Any], *, vocab_size: int, mode: MixtureMode) -> None:
         super().__init__(models[0], vocab_size=vocab_size)
         self._models = tuple(models)
         widths = {model.get_output_embeddings().weight.shape[0] for model in models}
         self._num_logits = vocab_size if len(widths) > 1 else widths.pop()
-        self.weighing = weighing
+        self.mode = mode
 
     @property
     def _learns(self) -> bool:
-        return self.weighing.learns and len(self._models) > 1
+        return self.mode != "mean" and len(self._models) > 1
 
     def _empty_cache(self) -> MixtureCache:
         return MixtureCache([model.config for model in self._models])
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: MixtureCache) -> Tensor:
         """Return logits `[R, J, V]` of the last column; the cache grows by the columns of `ids` and their evidence."""
-        reads_on = self._learns and self.weighing.reads_prompt and ids.shape[1] > 1
+        reads_on = self._learns and self.mode != "answer" and ids.shape[1] > 1
         logits, evidence = [], []
         for model, expert_cache in zip(self._models, cache.experts, strict=True):
             every = forward(model, ids, mask, positions, expert_cache, logits_to_keep=0 if reads_on else 1)
@@ -107,7 +97,7 @@ class MixtureDecoder(BatchDecoder):
         if len(self._models) == 1:
             return super()._choose(logits[:, 0], batch, num_ids=num_ids)
         expert_logprobs = torch.log_softmax(logits.float(), dim=-1).transpose(0, 1)
-        log_prior = torch.tensor(self.weighing.log_prior, dtype=torch.float64, device=logits.device)
+        log_prior = torch.zeros(len(self._models), dtype=torch.float64, device=logits.device)  # uniform
         mixture = mixture_logprobs(expert_logprobs, posterior(log_prior, batch.cache.text_logprobs()))
         ids = super()._choose(mixture, batch, num_ids=num_ids)
         if self._learns:
@@ -130,7 +120,7 @@ class MixtureEngine(TorchEngine):
 
     name = "mixture"
 
-    def __init__(self, models: Sequence[Any], settings: EngineSettings, weighing: MixtureWeights) -> None:
+    def __init__(self, models: Sequence[Any], settings: EngineSettings, mode: MixtureMode) -> None:
         if len(models) > 1:
             batch = max(1, (settings.max_batch or DEFAULT_MAX_BATCH) // len(models))
             prefill = min(settings.max_prefill_tokens, MAX_PREFILL_TOKENS)
@@ -139,19 +129,19 @@ class MixtureEngine(TorchEngine):
         for model in models[1:]:
             use_grouped_attention(model)
         self._models = tuple(models)
-        self._mixture = MixtureDecoder(models, vocab_size=settings.vocab_size, weighing=weighing)
+        self._mixture = MixtureDecoder(models, vocab_size=settings.vocab_size, mode=mode)
         self._decoder = self._mixture
 
-    def weigh(self, weighing: MixtureWeights) -> None:
-        """Use these weights from now on. No request may be in flight."""
+    def mix_by(self, mode: MixtureMode) -> None:
+        """Use this mode from now on. No request may be in flight."""
         assert not self._decoding and not self._waiting
-        self._mixture.weighing = weighing
+        self._mixture.mode = mode
 
 
 def open_mixture(
     sources: Sequence[ModelSource],
     settings: EngineSettings,
-    weighing: MixtureWeights,
+    mode: MixtureMode,
     *,
     on_progress: OnProgress = unwatched,
 ) -> MixtureEngine:
@@ -164,4 +154,4 @@ def open_mixture(
         if width < settings.vocab_size:
             raise ModelError(f"{source.name} has {width} embeddings for the {settings.vocab_size} ids of its tokenizer")
         models.append(model)
-    return MixtureEngine(models, settings, weighing)
+    return MixtureEngine(models, settings, mode)
