@@ -48,11 +48,9 @@ def test_a_missing_file_is_named(folder, missing, message):
     assert paths
     for path in paths:
         path.unlink()
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(ModelError, match=message) as caught:
         resolve_model(str(folder))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value) and caught.value.exit_code == 2
 
 
 def test_pickled_weights_are_refused_with_the_reason(folder):
@@ -93,22 +91,15 @@ def configured(folder, **changes):
 )
 def test_a_quantized_model_is_not_trained(folder, changes, method):
     model = configured(folder, **changes)
-    with pytest.raises(UntrainableModelError) as caught:
+    with pytest.raises(UntrainableModelError, match=rf"is quantized \({method}\): quantized weights cannot be trained"):
         resolve_model(model)
-    assert str(caught.value) == (
-        f"{folder} is quantized ({method}): quantized weights cannot be trained; give the unquantized model"
-    )
-    assert caught.value.exit_code == 2
     assert resolve_model(model, trains=False).folder == folder, "it can be evaluated"
 
 
 def test_a_file_is_no_model(tmp_path, name="model.safetensors"):
     (tmp_path / name).write_bytes(b"")
-    with pytest.raises(
-        ModelError, match="is a file: give a folder with config.json, safetensors weights and"
-    ) as caught:
+    with pytest.raises(ModelError, match="is a file: give a folder with config.json, safetensors weights and"):
         resolve_model(str(tmp_path / name))
-    assert caught.value.exit_code == 2
 
 
 def test_a_folder_with_a_gguf_file_alone_says_to_give_the_file(tmp_path):
@@ -142,7 +133,9 @@ except FtisError as error:
 """
 
 
-@pytest.mark.parametrize(("delay_s", "reason"), [(0, "Name or service not known"), (60, "no answer within 2 s")])
+@pytest.mark.parametrize(
+    ("delay_s", "reason"), [(0, "[Errno -2] Name or service not known"), (60, "no answer within 2 s")]
+)
 def test_a_missing_network_is_an_error_of_one_line_within_seconds(tmp_path, delay_s, reason):
     done = subprocess.run(
         [sys.executable, "-c", OFFLINE.format(delay_s=delay_s)],
@@ -153,10 +146,8 @@ def test_a_missing_network_is_an_error_of_one_line_within_seconds(tmp_path, dela
         check=False,
     )
     assert done.returncode == ModelFetchError.exit_code == 4
-    assert done.stderr == (
-        f"cannot fetch Qwen/Qwen2.5-3B from the hub ([Errno -2] {reason}): give a local folder with --model DIR\n"
-        if delay_s == 0
-        else f"cannot fetch Qwen/Qwen2.5-3B from the hub ({reason}): give a local folder with --model DIR\n"
+    assert (
+        done.stderr == f"cannot fetch Qwen/Qwen2.5-3B from the hub ({reason}): give a local folder with --model DIR\n"
     )
     assert done.stdout == ""
 
