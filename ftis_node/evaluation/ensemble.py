@@ -42,7 +42,7 @@ def run_ensemble(
 ) -> EnsembleResult:
     """Return `evaluate_ensemble` of the named models and those of the swarm's folders, in this order."""
     with tempfile.TemporaryDirectory(prefix="ftis-ensemble-") as scratch:
-        members = [*models, *swarm_members(swarm, Path(scratch), on_progress=on_progress)]
+        members: list[str | Member] = [*models, *swarm_members(swarm, Path(scratch), on_progress=on_progress)]
         return asyncio.run(evaluate_ensemble(members, task, on_progress=on_progress, **options))
 
 
