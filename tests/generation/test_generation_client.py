@@ -98,15 +98,17 @@ async def test_foreign_weights_that_fail_leave_the_previous_ones(client, tmp_pat
     assert client.policy_version == 3
 
 
-async def test_a_worker_that_dies_during_try_weights_restarts_with_the_previous_ones(client, tmp_path):
-    await client.try_weights(publish(tmp_path, 1, "-1.5"), proof(1, -1.5))
-    trying = asyncio.create_task(client.try_weights(publish(tmp_path, 2, "-2.5"), proof(2, -2.5)))
+@pytest.mark.parametrize(("method", "then"), [("update_weights", 2), ("try_weights", 1)])
+async def test_a_worker_that_dies_during_a_transfer_restarts(client, tmp_path, method, then):
+    """It gets the learner's new weights, but foreign ones are not tried again."""
+    await client.update_weights(publish(tmp_path, 1, "-1.5"), proof(1, -1.5))
+    replacing = asyncio.create_task(getattr(client, method)(publish(tmp_path, 2, "-2.5"), proof(2, -2.5)))
     await asyncio.sleep(0)
     kill_worker(client)
     with pytest.raises(WorkerDiedError):
-        await trying
+        await replacing
     await client.wait_ready()
-    assert client.policy_version == 1
+    assert (await generate_group(client)).policy_version == client.policy_version == then
 
 
 @pytest.mark.parametrize("file", ["stale-weights", "stale-version"])
@@ -165,16 +167,6 @@ async def test_a_worker_restarts_although_its_weight_file_was_withdrawn(client, 
     assert len(problems) == 1
 
 
-async def test_a_worker_that_dies_during_a_transfer_restarts_with_the_new_weights(client, tmp_path):
-    updating = asyncio.create_task(client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0)))
-    await asyncio.sleep(0)
-    kill_worker(client)
-    with pytest.raises(WorkerDiedError):
-        await updating
-    await client.wait_ready()
-    assert (await generate_group(client)).policy_version == client.policy_version == 1
-
-
 async def test_a_broken_engine_is_restarted_and_reported(client, problems, tmp_path):
     await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
     call = asyncio.create_task(generate_group(client, prompt_ids=(UNANSWERED,)))
@@ -202,27 +194,17 @@ def test_the_client_imports_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": PYTHON_PATH})
 
 
-def test_the_token_rate_falls_after_the_last_tokens():
+@pytest.mark.parametrize(
+    ("totals", "rates"),
+    [
+        ({second: 100 * second for second in range(21)}, {20: 100.0, 25: 50.0, 40: 0.0}),
+        ({0: 0, 100: 400}, {100: 40.0}),  # a burst after idle time
+        ({0: 1000, 1: 2000, 2: 50, 4: 150}, {4: 50.0}),  # a worker that began again
+        ({}, {0: 0.0}),
+    ],
+)
+def test_the_token_rate_is_that_of_the_last_seconds(totals, rates):
     throughput = Throughput(window_s=10.0)
-    assert throughput.per_second(now_s=0.0) == 0.0
-    for second in range(21):
-        throughput.reach(second * 100, at_s=float(second))
-    assert throughput.per_second(now_s=20.0) == 100.0
-    assert throughput.per_second(now_s=25.0) == 50.0
-    assert throughput.per_second(now_s=40.0) == 0.0
-
-
-def test_the_token_rate_of_a_burst_after_idle_time_is_that_of_the_window():
-    throughput = Throughput(window_s=10.0)
-    throughput.reach(0, at_s=0.0)
-    throughput.reach(400, at_s=100.0)
-    assert throughput.per_second(now_s=100.0) == 40.0
-
-
-def test_the_token_rate_survives_a_restart_of_the_counter():
-    throughput = Throughput(window_s=10.0)
-    throughput.reach(1000, at_s=0.0)
-    throughput.reach(2000, at_s=1.0)
-    throughput.reach(50, at_s=2.0)
-    throughput.reach(150, at_s=4.0)
-    assert throughput.per_second(now_s=4.0) == 50.0
+    for at_s, total in totals.items():
+        throughput.reach(total, at_s=float(at_s))
+    assert {now_s: throughput.per_second(now_s=float(now_s)) for now_s in rates} == rates
