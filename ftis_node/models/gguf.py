@@ -34,7 +34,6 @@ PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*(?:==[\w.]+)?")
 HUB_FILE = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/(?P<file>[\w.-]+\.gguf)")
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 QUANTIZATION = re.compile(r"[.-](?:I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
-_DONE_OF_ALL = re.compile(r"(\d+)/(\d+) \[")
 DOWNLOAD_TIMEOUT_S: Final = 3600.0
 POLL_S: Final = 0.3
 FORM: Final = "2"  # of converted folders in the cache: another one if `convert` writes other weights
@@ -180,18 +179,12 @@ def _converted(path: Path, cache: Path, on_progress: OnProgress) -> Path:
 
 
 def _run_conversion(path: Path, folder: Path, on_progress: OnProgress) -> None:
-    """Convert in another process, because the daemon does not load torch; report what its progress bar prints."""
+    """Convert in another process, because the daemon does not load torch."""
+    on_progress(None, f"converting {path.name}")
     command = [sys.executable, "-m", __name__, str(path), str(folder)]
-    last = ""
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:  # universal newlines: a carriage return ends a line, too
-            if found := _DONE_OF_ALL.search(line):
-                done, total = map(int, found.groups())
-                on_progress(done / max(total, 1), f"converting {path.name}, tensor {done} of {total}")
-            elif line.strip():
-                last = line.strip()
-    if process.returncode:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2]
         if "No space left" in last:
             raise MachineError(f"the disk is too full to convert {path.name}: free disk space and start again")
         raise ModelError(f"{path} cannot be converted ({last}): give a folder with safetensors")
