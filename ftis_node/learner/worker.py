@@ -19,6 +19,7 @@ from ftis_node.errors import MachineError, OutOfMemoryError, WorkerTaskError, fi
 from ftis_node.learner import messages
 from ftis_node.learner.distributed.launch import RankAddress, start_ranks
 from ftis_node.learner.messages import LearnerBoot
+from ftis_node.models import import_quickly
 from ftis_node.workers.wire import Done, Message
 from ftis_node.workers.worker import Emitter, Handler, Handlers, run_worker
 
@@ -94,6 +95,7 @@ async def _save_while_idle(boot: LearnerBoot, thread: ModelThread, learner: Lear
 
 def _open(boot: LearnerBoot, address: RankAddress | None, emit: Emitter) -> Learner:
     # In the thread, so that heartbeats continue: torch and transformers take seconds to import.
+    import_quickly("ftis_node.learner.core")
     import torch
 
     from ftis_node.learner.core import Learner

@@ -1,5 +1,8 @@
 """Behavior of the model libraries in this process: less logging, fewer imports.
 
+transformers imports scipy with every model, for the loss of object detection, and vLLM for sound. That takes up to 1 s
+of processor time and 35 MB in each worker. transformers asks once whether it is installed, and remembers that.
+
 `AutoTokenizer` imports the configurations of all models, and with them torch: 4 s of processor time and 340 MB. For the
 models in CLASSES its choice is known, and that class imports no torch. For any other model, and any other release of
 transformers, `AutoTokenizer` chooses.
@@ -7,7 +10,10 @@ transformers, `AutoTokenizer` chooses.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +24,7 @@ from typing import Any
 from ftis_node.models.json_file import CONFIG_FILE, read_json
 
 CHATTY_LOGGERS = ("transformers", "huggingface_hub", "peft", "bitsandbytes", "httpx", "httpx2")
+UNUSED = "scipy"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 KNOWN_RELEASE = "5.19."
 QWEN2 = "transformers.models.qwen2.tokenization_qwen2", "Qwen2Tokenizer"
@@ -51,6 +58,31 @@ def quiet_library_logging() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def import_quickly(name: str) -> None:
+    """Import a module that imports the model libraries, without garbage collections and with scipy as missing.
+
+    Collections take a fifth of the time of vLLM's import, and find nothing. scipy stays usable if it is loaded already.
+    """
+    if name in sys.modules:
+        return
+    hides = UNUSED not in sys.modules
+    gc.disable()
+    try:
+        if hides:
+            sys.modules[UNUSED] = None  # type: ignore[assignment]  # `find_spec` then finds nothing
+            from transformers.utils import is_scipy_available
+
+            is_scipy_available.cache_clear()  # of an import of transformers before this one
+            is_scipy_available()
+        import_module(name)
+    finally:
+        if hides:
+            del sys.modules[UNUSED]
+        gc.freeze()  # later collections do not visit what was imported
+        atexit.register(gc.unfreeze)  # else the bindings of Triton report at the end that they leak
+        gc.enable()
 
 
 def tokenizer_class(folder: Path, tokenizer_folder: Path | None = None) -> Any:

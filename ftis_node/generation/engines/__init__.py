@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from ftis_node.errors import ConfigError, EngineError, UnknownArchitectureError
 from ftis_node.generation.engines.base import Engine, EngineSettings
 from ftis_node.install_hint import INSTALL_VLLM
-from ftis_node.models import ModelSource, pick_device
+from ftis_node.models import ModelSource, import_quickly, pick_device
 from ftis_node.models.accelerators import has_gpu
 
 logger = logging.getLogger(__name__)
@@ -78,5 +78,7 @@ async def _open_vllm_or_torch(
 async def _open(
     module: str, source: ModelSource, settings: EngineSettings, on_progress: Callable[[], None] = lambda: None
 ) -> Engine:
+    if module == ENGINES["torch"]:
+        import_quickly(module)
     engine: Engine = await import_module(module).open_engine(source, settings, on_progress)
     return engine

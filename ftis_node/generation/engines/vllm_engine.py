@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,7 +45,7 @@ from ftis_node.generation.engines.vllm_options import (
     has_separate_core,
     quick_start,
 )
-from ftis_node.models import ModelSource, pick_device
+from ftis_node.models import ModelSource, import_quickly, pick_device
 from ftis_node.models.adapter_folder import ADAPTER_FILE
 from ftis_node.models.loading import merged_source
 from ftis_node.models.quantized import check_installed
@@ -200,7 +199,7 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")  # for its developers, not for users
     log.begin("importing vLLM")
     try:
-        await asyncio.to_thread(import_module, DRIVER)  # vLLM takes seconds to import
+        await asyncio.to_thread(import_quickly, DRIVER)  # vLLM takes seconds to import
         from ftis_node.generation.engines.vllm_driver import VllmDriver
     except ImportError as error:
         raise EngineError(
