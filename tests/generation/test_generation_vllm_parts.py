@@ -122,16 +122,6 @@ def test_other_executors_than_mp_and_ray_are_refused(backend):
         GenerationSection(engine_options={"distributed_executor_backend": backend})
 
 
-def test_progress_bars_of_libraries_do_not_reach_the_log():
-    """vLLM and its libraries make bars with the default `disable`, which tqdm reads from the environment."""
-    command = [sys.executable, "-c", "from tqdm.auto import tqdm; print(len(list(tqdm(range(3)))))"]
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("TQDM_")}
-    for added, has_bar in ({}, True), (environment(settings(), device="cuda"), False):
-        done = subprocess.run(command, env=plain | added, capture_output=True, check=True, text=True)
-        assert done.stdout == "3\n"
-        assert ("3/3" in done.stderr) == has_bar
-
-
 def test_a_step_on_a_gpu_takes_as_many_tokens_as_the_memory_plan_assumes():
     assert "max_num_batched_tokens" not in arguments()
     assert arguments(device="cuda")["max_num_batched_tokens"] == 8192
@@ -241,24 +231,9 @@ def test_an_unfinished_completion_is_aborted_and_nan_raises_an_error():
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_only_a_tied_head_may_be_missing_from_a_file(tmp_path, tied):
-    source = resolve_model(str(save_model(tmp_path / "model", tied=tied)))
-    shapes, optional = shapes_in(source)
+    shapes, optional = shapes_in(resolve_model(str(save_model(tmp_path / "model", tied=tied))))
     assert optional == ({"lm_head.weight"} if tied else set())
     assert ("lm_head.weight" in shapes) is not tied
-    assert json.loads((source.folder / "config.json").read_text())["tie_word_embeddings"] is tied
-
-    def check(names):
-        tensors = {name: torch.zeros(shapes.get(name, (1,))) for name in names}
-        path = Path(WeightStore(tmp_path / "weights", keep=1).publish(1, tensors).path)
-        check_published(path, shapes, optional=optional)
-
-    check(set(shapes))
-    (tmp_path / "weights").rename(tmp_path / "without")
-    if tied:
-        check({*shapes, "lm_head.weight"})
-    else:
-        with pytest.raises(ModelError, match=r"lacks lm_head\.weight$"):
-            check(set(shapes) - {"lm_head.weight"})
 
 
 def test_tensors_that_only_the_models_file_has_are_not_asked_for(tmp_path):
