@@ -86,7 +86,7 @@ class Study:
         eos_ids = {token for expert in self.experts for token in expert.tokenizer.eos_ids}
         sources = [expert.source for expert in self.experts]
         opened = open_mixture(sources, self._settings(tokenizer), modes[0], on_progress=self.asking.on_progress)
-        answers = {}
+        answers: dict[str, list[Answered]] = {}
         try:
             for mode in modes:
                 opened.mix_by(mode)
