@@ -35,16 +35,3 @@ def posterior(log_prior: Tensor, sequence_logprobs: Tensor) -> Tensor:
     joint = prior + sequence_logprobs.double()
     is_possible = torch.isfinite(joint).any(dim=0)
     return torch.where(is_possible, joint, prior).log_softmax(dim=0)
-
-
-def text_logprobs(token_logprobs: Tensor, log_prior: Tensor, *, learns: bool = True) -> Tensor:
-    """Return `[T]` log-probs of a text's tokens under the mixture, from each expert's `[J, T]`.
-
-    With `learns` the posterior is computed before every token. By the chain rule the sum is then logsumexp over j of
-    (log p(D = j) + log p_j(text)). Without `learns` the prior weights all tokens.
-    """
-    logprobs = token_logprobs.double()
-    before = logprobs.cumsum(dim=1).roll(1, dims=1)
-    before[:, :1] = 0.0
-    weights = posterior(log_prior, before if learns else torch.zeros_like(before))
-    return torch.logsumexp(weights + logprobs, dim=0)

@@ -31,9 +31,6 @@ class LoraSection(Section):
 class PromptsSection(Section):
     """How this node renders prompts for its own model."""
 
-    template: str = Field(
-        default="", max_length=64, description="Name of the chat template, for a tokenizer that has several."
-    )
     template_arguments: dict[str, JsonValue] = Field(
         default_factory=dict,
         description="Variables of the chat template, such as `enable_thinking = false`.",

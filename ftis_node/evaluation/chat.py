@@ -1,4 +1,4 @@
-"""The models of a conversation: a base model and the trained one, named models, or an ensemble.
+"""The models of a conversation: a base model and the trained one, or named models.
 
 A question is rendered as a node renders the problems of its task, with the settings of the home. Each model keeps its
 own history, with its own answers.
@@ -11,16 +11,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import FtisError, UsageError
-from ftis_node.evaluation.ensemble_chat import EnsembleChat
 from ftis_node.evaluation.members import before_and_after
-from ftis_node.evaluation.saved_ensemble import open_ensemble
-from ftis_node.generation.chat_episode import ChatEpisode, chat_episode
-from ftis_node.generation.chat_model import ChatAnswer, ChatModel, ChatSettings, OnText
+from ftis_node.generation.chat_model import ChatEpisode, ChatModel, ChatSettings, chat_episode
 from ftis_node.models import ModelSource, PromptSettings, resolve_model
 from ftis_node.tasks.registry import system_message
 from ftis_node.telemetry.log import OnProgress, unwatched
@@ -28,42 +25,27 @@ from ftis_node.telemetry.log import OnProgress, unwatched
 log = logging.getLogger(__name__)
 
 
-class Conversation(Protocol):
-    """A model or an ensemble that answers questions; see `ChatModel`."""
-
-    role: str
-    name: str
-
-    def reset(self) -> None: ...
-
-    def ask(self, question: str, *, on_text: OnText | None = None) -> ChatAnswer: ...
-
-
 def open_models(
     home: Home,
     *,
     model: str | None,
-    ensemble: Path | None,
     compare: str | None,
     alone: bool,
     system: str | None,
     prompts: PromptSettings,
     on_progress: OnProgress = unwatched,
     **settings: Any,
-) -> list[Conversation]:
-    """Load `model`, the `ensemble` in a file or the newest checkpoint of `home`, and before it the base unless `alone`.
+) -> list[ChatModel]:
+    """Load `model` or the newest checkpoint of `home`, and before it the base unless `alone`.
 
     The base is `compare`; of a home it is the model from which the node started. `system` is the system message; None:
     that of the task of the home, or of an exported folder. `prompts` say how the prompts of a named model are rendered.
     `settings` are others of `ChatSettings`. Raises ConfigError if the home has no checkpoint, and ModelError,
     MachineError and NetworkError.
     """
-    for first, second in (("alone", alone), ("compare", compare)), (("model", model), ("ensemble", ensemble)):
-        if first[1] and second[1]:
-            raise UsageError(f"--{first[0]} and --{second[0]} exclude each other: leave one out")
+    if alone and compare:
+        raise UsageError("--alone and --compare exclude each other: leave one out")
     found = partial(resolve_model, trains=False, on_progress=on_progress)
-    if ensemble:
-        return _with_ensemble(ensemble, compare, system=system, prompts=prompts, on_progress=on_progress, **settings)
     about = Home(Path(model).expanduser()) if model else home  # an export has its run.toml
     if system is None:
         system = system_message_of(about)
@@ -80,29 +62,6 @@ def open_models(
         models = [] if alone else [opened("base", found(compare or start.model))]
         source = replace(found(trained.model), name=trained.name)
         return [*models, opened("trained", source, PromptSettings())]  # the export has the home's template
-
-
-def _with_ensemble(
-    path: Path,
-    compare: str | None,
-    *,
-    system: str | None,
-    prompts: PromptSettings,
-    on_progress: OnProgress,
-    **settings: Any,
-) -> list[Conversation]:
-    def system_of(model: str) -> str:
-        return system_message_of(Home(Path(model).expanduser())) if system is None else system
-
-    with open_ensemble(path, on_progress=on_progress) as ensemble:
-        together = EnsembleChat(
-            ensemble, systems=system_of, prompts=prompts, settings=ChatSettings(**settings), on_progress=on_progress
-        )
-    if not compare:
-        return [together]
-    source = resolve_model(compare, trains=False, on_progress=on_progress)
-    chat = ChatSettings(system=system_of(compare), **settings)
-    return [ChatModel("base", source, prompts=prompts, settings=chat), together]
 
 
 def system_message_of(home: Home) -> str:

@@ -13,172 +13,76 @@ import asyncio
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from ftis_node.errors import ConfigError, MachineError, ModelError, UsageError
-from ftis_node.evaluation.evaluate import Expert, Study, load_experts
+from ftis_node.errors import ConfigError, MachineError, ModelError
+from ftis_node.evaluation.evaluate import Asking, Expert, studying
 from ftis_node.evaluation.members import Member, as_members, swarm_members
-from ftis_node.evaluation.result import (
-    EnsembleResult,
-    EvaluationRow,
-    chosen_row,
-    confidences,
-    elected,
-    evaluation_row,
-    most_confident,
-    vote_row,
-)
-from ftis_node.evaluation.saved_ensemble import (
-    MIXTURES,
-    MODES,
-    Ensemble,
-    check_modes,
-    check_writable,
-    mixture_weights,
-    save_ensemble,
-)
-from ftis_node.generation.engines import EngineName, choose_engine
-from ftis_node.generation.evaluate import Answered
+from ftis_node.evaluation.result import EnsembleResult, confidence_row, elected, evaluation_row, selection_row
 from ftis_node.memory.generator import cache_bytes_per_token
 from ftis_node.memory.machine import Card
-from ftis_node.models import (
-    ModelSource,
-    PromptSettings,
-    list_accelerators,
-    parameter_count,
-    pick_device,
-    read_shape,
-)
-from ftis_node.models.accelerators import Device
-from ftis_node.tasks import load_task
-from ftis_node.tasks.base import Task
-from ftis_node.tasks.scorer import IsolatedScorer
+from ftis_node.models import ModelSource, list_accelerators, parameter_count, pick_device, read_shape
 from ftis_node.telemetry.host_memory import free_host_bytes
 from ftis_node.telemetry.log import OnProgress, unwatched
 from ftis_node.telemetry.terminal_text import GIB
 
-ROWS = 128  # completions that the engine decodes in parallel, divided by the number of models
-BYTES = {"cpu": 4, "cuda": 2}  # float32 and bfloat16
+if TYPE_CHECKING:
+    from ftis_node.generation.engines.mixture_engine import MixtureMode
+
+MIXTURES: Final[tuple[MixtureMode, ...]] = ("posterior", "mean", "answer")
+MODES: Final = (*MIXTURES, "vote", "confidence")
+ROWS: Final = 128  # completions that the engine decodes in parallel, divided by the number of models
+BYTES: Final = {"cpu": 4, "cuda": 2}  # float32 and bfloat16
 
 
 def run_ensemble(
-    models: Sequence[str],
-    swarm: Sequence[Path],
-    task: str,
-    *,
-    save: Path | None = None,
-    on_progress: OnProgress = unwatched,
-    **options: Any,
+    models: Sequence[str], swarm: Sequence[Path], task: str, *, on_progress: OnProgress = unwatched, **options: Any
 ) -> EnsembleResult:
-    """Return `evaluate_ensemble` of the named models and those of the swarm's folders, in this order.
-
-    The file `save` then has the ensemble with its best mode, the first of equals.
-    """
-    if save is not None:
-        check_writable(save)
+    """Return `evaluate_ensemble` of the named models and those of the swarm's folders, in this order."""
     with tempfile.TemporaryDirectory(prefix="ftis-ensemble-") as scratch:
-        members = as_members([*models, *swarm_members(swarm, Path(scratch), on_progress=on_progress)])
-        result = asyncio.run(evaluate_ensemble(members, task, on_progress=on_progress, **options))
-        if save is not None:
-            save_ensemble(save, result.best_mode.name, members)
-    return result
+        members: list[str | Member] = [*models, *swarm_members(swarm, Path(scratch), on_progress=on_progress)]
+        return asyncio.run(evaluate_ensemble(members, task, on_progress=on_progress, **options))
 
 
 async def evaluate_ensemble(
-    models: Sequence[str | Member],
-    task: str,
-    *,
-    modes: Sequence[str] = MODES,
-    limit: int = 512,
-    k: int = 1,
-    max_tokens: int = 760,
-    engine: EngineName = "auto",
-    seed: int | None = None,
-    prompts: PromptSettings | None = None,
-    home: Path | None = None,
-    on_progress: OnProgress = unwatched,
+    models: Sequence[str | Member], task: str, *, modes: Sequence[str] = MODES, **options: Any
 ) -> EnsembleResult:
-    """Evaluate each model alone and each of `modes` on the first `limit` test problems of `task`.
+    """Evaluate each model alone and each of `modes`. The options are those of `Asking`, without `k`.
 
-    `max_tokens` bounds prompt and completion together. `engine` serves the experts alone, and so the modes that choose
-    among their answers. The torch engine serves a mixture. With a `seed` samples are the same each time. `prompts` say
-    how prompts are rendered for a model that is of no home; its own run sets the date. `home` is as in `answers_of`.
-
-    Raises ConfigError, ModelError, MachineError, EngineError and NetworkError.
+    Its engine serves the experts alone, and so the modes that choose among their answers. The torch engine serves a
+    mixture. Raises ConfigError, ModelError, MachineError, EngineError and NetworkError.
     """
     check_modes(modes)
-    open_engine = choose_engine(engine)
-    experts = load_experts(as_members(models), prompts or PromptSettings(), on_progress)
-    mixtures = [mode for mode in modes if mode in MIXTURES]
-    if mixtures:
-        check_mixture(experts, max_tokens=max_tokens)
-    on_progress(None, f"loading the problems of {task}")
-    problems = load_task(task, split="test")
-    async with IsolatedScorer(problems) as scorer:
-        study = Study(
-            experts,
-            problems,
-            scorer,
-            limit=limit,
-            k=k,
-            max_tokens=max_tokens,
-            seed=seed,
-            on_progress=on_progress,
-            num_parts=len(experts) + len(mixtures),
-            home=home,
-        )
-        answers = [await study.answers_of(expert, open_engine) for expert in experts]
-        uniform = {mode: mixture_weights(mode, [1.0] * len(experts)) for mode in mixtures}
-        mixed = await study.mix(uniform) if uniform else {}
-    names = [expert.member.name for expert in experts]
-    rows = _selection_rows(modes, answers, problems, names=names, k=k)
-    for mode, answered in mixed.items():
-        rows[mode] = evaluation_row(mode, answered, problems, k=k, num_models=len(experts))
-    return EnsembleResult(
-        task=task,
-        n=len(answers[0]),
-        k=k,
-        experts=tuple(study.alone(expert, each) for expert, each in zip(experts, answers, strict=True)),
-        modes=tuple(rows[mode] for mode in dict.fromkeys(modes)),
-    )
+    mixtures = [mode for mode in MIXTURES if mode in modes]
+    async with studying(as_members(models), task, Asking(**options)) as study:
+        experts = study.experts
+        if mixtures:
+            check_mixture(experts, max_tokens=study.asking.max_tokens)
+        study.num_parts += len(mixtures)
+        answers = [await study.answers_of(expert) for expert in experts]
+        mixed = await study.mix(mixtures) if mixtures else {}
+    rows = {mode: evaluation_row(mode, answered, num_models=len(experts)) for mode, answered in mixed.items()}
+    if "vote" in modes:
+        rows["vote"] = selection_row("vote", elected(answers, study.problems), answers)
+    if "confidence" in modes:
+        rows["confidence"] = confidence_row(answers, names=[expert.member.name for expert in experts])
+    alone = [
+        replace(evaluation_row(each.name, answered), model=each.model, domain=each.domain)
+        for each, answered in zip((expert.member for expert in experts), answers, strict=True)
+    ]
+    return EnsembleResult(task, len(answers[0]), tuple(alone), tuple(rows[mode] for mode in dict.fromkeys(modes)))
 
 
-async def ensemble_answers(
-    ensemble: Ensemble,
-    task: str,
-    *,
-    limit: int,
-    k: int,
-    max_tokens: int,
-    engine: EngineName,
-    prompts: PromptSettings | None = None,
-    home: Path | None = None,
-    on_progress: OnProgress = unwatched,
-) -> list[Answered]:
-    """Return the answers of an ensemble to test problems, as `evaluate.answers_of` does for one model.
-
-    Raises UsageError for samples of a vote.
-    """
-    if k > 1 and ensemble.mode == "vote":
-        raise UsageError("an ensemble with the mode vote has one answer to each problem: omit --k")
-    open_engine = choose_engine(engine)
-    experts = load_experts(ensemble.members, prompts or PromptSettings(), on_progress)
-    if ensemble.is_mixture:
-        check_mixture(experts, max_tokens=max_tokens)
-    on_progress(None, f"loading the problems of {task}")
-    problems = load_task(task, split="test")
-    num_parts = 1 if ensemble.is_mixture else len(experts)
-    async with IsolatedScorer(problems) as scorer:
-        study = Study(experts, problems, scorer, limit, k, max_tokens, None, on_progress, num_parts, home)
-        if ensemble.is_mixture:
-            weights = {ensemble.mode: mixture_weights(ensemble.mode, ensemble.weights)}
-            return (await study.mix(weights))[ensemble.mode]
-        by_model = [await study.answers_of(expert, open_engine) for expert in experts]
-    return elected(by_model, problems) if ensemble.mode == "vote" else most_confident(by_model)
+def check_modes(modes: Sequence[str]) -> None:
+    """Raise ConfigError for an unknown mode, and if there is none."""
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown or not modes:
+        raise ConfigError(f"no mode {unknown[0] if unknown else ''!r}: use all, or some of {', '.join(MODES)}")
 
 
-def check_mixture(experts: Sequence[Expert], *, max_tokens: int, num_rows: int = ROWS, device: Device = "auto") -> None:
+def check_mixture(experts: Sequence[Expert], *, max_tokens: int) -> None:
     """Raise ConfigError if the experts have different tokenizers, and MachineError if they do not fit together."""
     first = experts[0]
     for other in experts[1:]:
@@ -187,29 +91,15 @@ def check_mixture(experts: Sequence[Expert], *, max_tokens: int, num_rows: int =
                 f"{first.member.name} and {other.member.name} have different tokenizers, so their tokens cannot be "
                 "mixed: use the mode vote or confidence"
             )
-    sources = [expert.source for expert in experts]
-    check_models_fit(sources, max_tokens=max_tokens, num_rows=num_rows, device=device)
+    check_models_fit([expert.source for expert in experts], max_tokens=max_tokens)
 
 
-def _selection_rows(
-    modes: Sequence[str], answers: Sequence[Sequence[Answered]], problems: Task, *, names: Sequence[str], k: int
-) -> dict[str, EvaluationRow]:
-    rows = {}
-    if "confidence" in modes:
-        rows["confidence"] = chosen_row("confidence", answers, confidences(answers), problems, names=names, k=k)
-    if "vote" in modes:
-        rows["vote"] = vote_row(answers, problems, k=k)
-    return rows
-
-
-def bytes_together(
-    sources: Sequence[ModelSource], *, max_tokens: int, bytes_per_number: int, num_rows: int = ROWS
-) -> int:
-    """Return the bytes of all models' weights and of their caches, for `num_rows` completions of `max_tokens` in all.
+def bytes_together(sources: Sequence[ModelSource], *, max_tokens: int, bytes_per_number: int) -> int:
+    """Return the bytes of all models' weights and of their caches, for `ROWS` completions of `max_tokens` in all.
 
     A model of unknown shape counts without its cache.
     """
-    num_tokens = max(1, num_rows // len(sources)) * max_tokens
+    num_tokens = max(1, ROWS // len(sources)) * max_tokens
     total = 0
     for source in sources:
         total += bytes_per_number * parameter_count(source)
@@ -218,13 +108,11 @@ def bytes_together(
     return total
 
 
-def check_models_fit(
-    sources: Sequence[ModelSource], *, max_tokens: int, num_rows: int = ROWS, device: Device = "auto"
-) -> None:
-    """Raise MachineError, which says what to do, if they need more memory together than is free on `device`."""
-    picked = pick_device(device)
-    needed = bytes_together(sources, max_tokens=max_tokens, bytes_per_number=BYTES[picked], num_rows=num_rows)
-    free = free_bytes(picked)
+def check_models_fit(sources: Sequence[ModelSource], *, max_tokens: int) -> None:
+    """Raise MachineError, which says what to do, if they need more memory together than is free."""
+    device = pick_device("auto")
+    needed = bytes_together(sources, max_tokens=max_tokens, bytes_per_number=BYTES[device])
+    free = free_bytes(device)
     if needed > free:
         raise MachineError(
             f"{len(sources)} models together need about {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free: "

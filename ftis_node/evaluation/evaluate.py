@@ -10,14 +10,12 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, load_manifest, preset_for_task
 from ftis_node.evaluation.members import Member, as_members
-from ftis_node.evaluation.result import EvaluationRow, evaluation_row
-from ftis_node.generation.engines import EngineName, OpenEngine, choose_engine
+from ftis_node.generation.engines import EngineName, choose_engine
 from ftis_node.generation.engines.base import Engine, EngineSettings
 from ftis_node.generation.evaluate import Answered, answer_problems
 from ftis_node.models import ModelSource, PromptSettings, PromptTokenizer, load_tokenizer, resolve_model
@@ -28,17 +26,26 @@ from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.log import OnProgress, unwatched
 
 if TYPE_CHECKING:
-    from ftis_node.generation.engines.mixture_engine import MixtureWeights
+    from ftis_node.generation.engines.mixture_engine import MixtureMode
 
 
-@asynccontextmanager
-async def serving(open_engine: OpenEngine, source: ModelSource, settings: EngineSettings) -> AsyncIterator[Engine]:
-    """Yield the model in an engine of this process; close it at the end."""
-    opened = await open_engine(source, settings, lambda: None)
-    try:
-        yield opened
-    finally:
-        await opened.close()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """How models are asked the first `limit` test problems of a task.
+
+    For `k` above 1 samples are drawn, too. `max_tokens` bounds prompt and completion together, `max_completion_tokens`
+    the completion if it has one turn. `engine` serves single models. `prompts` say how prompts are rendered for a model
+    that is of no home; its own run sets the date. Episodes have the limits of the run of a model, else those of the
+    preset.
+    """
+
+    limit: int = 512
+    k: int = 1
+    max_tokens: int = 760
+    max_completion_tokens: int | None = None
+    engine: EngineName = "auto"
+    prompts: PromptSettings = PromptSettings()
+    on_progress: OnProgress = unwatched
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,72 +59,59 @@ class Expert:
 
 @dataclass(slots=True)
 class Study:
-    """Problems for every model. One progress bar shows the `num_parts` parts of the work.
-
-    `max_tokens` bounds prompt and completion together, `max_completion_tokens` the completion if it has one turn.
-    `home` is that of the command, which may have a run.
-    """
+    """Problems for every model. One progress bar shows the `num_parts` parts of the work."""
 
     experts: list[Expert]
     problems: Task
     scorer: IsolatedScorer
-    limit: int
-    k: int
-    max_tokens: int
-    seed: int | None
-    on_progress: OnProgress
+    asking: Asking
     num_parts: int
-    home: Path | None = None
-    max_completion_tokens: int | None = None
     num_done: int = 0
 
-    async def answers_of(self, expert: Expert, open_engine: OpenEngine) -> list[Answered]:
+    async def answers_of(self, expert: Expert) -> list[Answered]:
         """Return the answers of one model alone, which is in memory only during its evaluation."""
-        name = expert.member.name
-        self.on_progress(None, f"loading {name} into the engine")
-        async with serving(open_engine, expert.source, self._settings(expert.tokenizer)) as opened:
+        name, open_engine = expert.member.name, choose_engine(self.asking.engine)
+        self.asking.on_progress(None, f"loading {name} into the engine")
+        opened = await open_engine(expert.source, self._settings(expert.tokenizer), lambda: None)
+        try:
             return await self._answers(opened, expert.tokenizer, name)
+        finally:
+            await opened.close()
 
-    async def mix(self, weights_by_mode: Mapping[str, MixtureWeights]) -> dict[str, list[Answered]]:
-        """Run all models at once, each of the mixtures in turn. The first model's template renders the prompt."""
+    async def mix(self, modes: Sequence[MixtureMode]) -> dict[str, list[Answered]]:
+        """Run all models at once, in each of the modes in turn. The first model's template renders the prompt."""
         from ftis_node.generation.engines.mixture_engine import open_mixture
 
         tokenizer = self.experts[0].tokenizer
         eos_ids = {token for expert in self.experts for token in expert.tokenizer.eos_ids}
         sources = [expert.source for expert in self.experts]
-        first = next(iter(weights_by_mode.values()))
-        opened = open_mixture(sources, self._settings(tokenizer), first, on_progress=self.on_progress)
-        answers = {}
+        opened = open_mixture(sources, self._settings(tokenizer), modes[0], on_progress=self.asking.on_progress)
+        answers: dict[str, list[Answered]] = {}
         try:
-            for mode, weights in weights_by_mode.items():
-                opened.weigh(weights)
+            for mode in modes:
+                opened.mix_by(mode)
                 answers[mode] = await self._answers(opened, tokenizer, mode, eos_ids=eos_ids)
         finally:
             await opened.close()
         return answers
-
-    def alone(self, expert: Expert, answered: list[Answered]) -> EvaluationRow:
-        member = expert.member
-        entry = evaluation_row(member.name, answered, self.problems, k=self.k)
-        return replace(entry, model=member.model, domain=member.domain)
 
     async def _answers(
         self, opened: Engine, tokenizer: PromptTokenizer, name: str, *, eos_ids: Collection[int] | None = None
     ) -> list[Answered]:
         def report(done: int, total: int) -> None:
             share = (self.num_done + done / total) / self.num_parts
-            self.on_progress(share, f"{name}: {done} of {total} problems")
+            self.asking.on_progress(share, f"{name}: {done} of {total} problems")
 
-        run, max_tokens = self._run(), self.max_tokens
-        one_turn = self.max_completion_tokens or max_tokens
+        run, max_tokens = self._run(), self.asking.max_tokens
+        one_turn = self.asking.max_completion_tokens or max_tokens
         max_turn_tokens = run.sampling.max_completion_tokens if is_episode(self.problems) else one_turn
         answered = await answer_problems(
             opened,
             self.problems,
             tokenizer,
             scorer=self.scorer,
-            limit=self.limit,
-            k=self.k,
+            limit=self.asking.limit,
+            k=self.asking.k,
             eos_ids=eos_ids,
             completion_limit=lambda num_prompt_tokens: min(max_turn_tokens, max_tokens - num_prompt_tokens),
             episode=run.episode,
@@ -127,21 +121,20 @@ class Study:
         return answered
 
     def _run(self) -> RunManifest:
-        """Return the run of the home or of a model if it is about the same task, else the preset for the task.
+        """Return the run in a model's folder if it is about the same episodes, else the preset for the task.
 
         All models have the limits of one run. Raises ConfigError for a run that cannot be read.
         """
         task = self.problems.name
-        models = [folder for expert in self.experts for folder in (Path(expert.member.model), expert.source.folder)]
-        for folder in [self.home, *models] if is_episode(self.problems) else ():
-            if folder is not None and (path := Home(folder.expanduser()).run_toml).is_file():
+        for expert in self.experts if is_episode(self.problems) else ():
+            if (path := Home(expert.source.path).run_toml).is_file():
                 run = load_manifest(str(path))
                 if run.episode is not None and run.task == task:
                     return run
         return load_manifest(preset_for_task(task))
 
     def _settings(self, tokenizer: PromptTokenizer) -> EngineSettings:
-        return EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=self.max_tokens, seed=self.seed)
+        return EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=self.asking.max_tokens)
 
 
 def load_experts(members: Sequence[Member], prompts: PromptSettings, on_progress: OnProgress) -> list[Expert]:
@@ -154,36 +147,27 @@ def load_experts(members: Sequence[Member], prompts: PromptSettings, on_progress
     return experts
 
 
-async def answers_of(
-    models: Sequence[str | Member],
-    task: str,
-    *,
-    limit: int,
-    k: int,
-    max_tokens: int,
-    engine: EngineName,
-    prompts: PromptSettings | None = None,
-    home: Path | None = None,
-    max_completion_tokens: int | None = None,
-    on_progress: OnProgress = unwatched,
-) -> list[list[Answered]]:
-    """Return the answers of each model to the same test problems of a task.
-
-    `max_tokens` bounds prompt and completion together, `max_completion_tokens` the completion if it has one turn.
-    `prompts` say how prompts are rendered; the model's own run sets the date. Episodes have the limits of the run of
-    `home` or of a model, else those of the preset.
+@asynccontextmanager
+async def studying(members: Sequence[Member], task: str, asking: Asking) -> AsyncIterator[Study]:
+    """Yield a study of these models, one part of work for each.
 
     Raises ConfigError, ModelError, TaskError, EngineError, NetworkError.
     """
-    open_engine = choose_engine(engine)
-    experts = load_experts(as_members(models), prompts or PromptSettings(), on_progress)
-    on_progress(None, f"loading the problems of {task}")
+    choose_engine(asking.engine)  # an unknown one is an error before a download
+    experts = load_experts(members, asking.prompts, asking.on_progress)
+    asking.on_progress(None, f"loading the problems of {task}")
     problems = load_task(task, split="test")
     async with IsolatedScorer(problems) as scorer:
-        num_parts = len(experts)
-        how = (limit, k, max_tokens, None, on_progress, num_parts, home, max_completion_tokens)
-        study = Study(experts, problems, scorer, *how)
-        return [await study.answers_of(expert, open_engine) for expert in experts]
+        yield Study(experts, problems, scorer, asking, len(experts))
+
+
+async def answers_of(models: Sequence[str | Member], task: str, **options: Any) -> list[list[Answered]]:
+    """Return the answers of each model to the same test problems. The options are those of `Asking`.
+
+    Raises the exceptions of `studying`.
+    """
+    async with studying(as_members(models), task, Asking(**options)) as study:
+        return [await study.answers_of(expert) for expert in study.experts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,15 +34,13 @@ log = logging.getLogger(__name__)
 class Member:
     """One expert: its `name`, its `model` (a folder, or an id on the hub), and its `domain` if known.
 
-    `prompts` say how its prompts are rendered; None: as those of the command. `home` is that of the node whose model
-    was exported.
+    `prompts` say how its prompts are rendered; None: as those of the command.
     """
 
     name: str
     model: str
     domain: str | None = None
     prompts: PromptSettings | None = None
-    home: Path | None = None
 
 
 def as_members(models: Iterable[str | Member]) -> list[Member]:
@@ -66,12 +64,10 @@ def swarm_members(folders: Sequence[Path], scratch: Path, *, on_progress: OnProg
 
     Raises ConfigError for a folder without a model, and the exceptions of an export.
     """
-    return [
-        member for folder in folders for member in folder_members(folder.expanduser(), scratch, on_progress=on_progress)
-    ]
+    return [member for folder in folders for member in _folder_members(folder.expanduser(), scratch, on_progress)]
 
 
-def folder_members(folder: Path, scratch: Path, *, on_progress: OnProgress = unwatched) -> list[Member]:
+def _folder_members(folder: Path, scratch: Path, on_progress: OnProgress) -> list[Member]:
     """Return the models of one folder, at least one. Raises as `swarm_members`."""
     if not folder.is_dir():
         raise ConfigError(f"no such folder: {folder}; give one that holds exported models or homes of nodes")
@@ -119,7 +115,7 @@ def _exported(home: Home, scratch: Path, on_progress: OnProgress) -> Member | No
     on_progress(None, f"exporting the model of {name}")
     export_model_of(home, out, merge=True, on_progress=on_progress)
     # The export has the home's chat template with its arguments, and the run's date.
-    return Member(name, str(out), domain or load_manifest(str(home.run_toml)).task, PromptSettings(), home.root)
+    return Member(name, str(out), domain or load_manifest(str(home.run_toml)).task, PromptSettings())
 
 
 def before_and_after(home: Home, scratch: Path, *, on_progress: OnProgress = unwatched) -> tuple[Member, Member]:
@@ -132,9 +128,7 @@ def before_and_after(home: Home, scratch: Path, *, on_progress: OnProgress = unw
     start = str(last_settings(home)["model"])
     name = resolve_model(start, trains=False, on_progress=on_progress).name
     # The export has the home's chat template with its arguments.
-    return Member(name, start), Member(
-        f"{name} after step {step}", str(folder), prompts=PromptSettings(), home=home.root
-    )
+    return Member(name, start), Member(f"{name} after step {step}", str(folder), prompts=PromptSettings())
 
 
 def held_out_task(home: Home) -> str:

@@ -1,36 +1,102 @@
-"""A model in memory that answers questions token by token, and remembers the conversation."""
+"""A model in memory that answers questions token by token, and remembers the conversation.
+
+In a conversation with episodes the environment of a run's task answers what the model writes. A question is looked up
+among the task's problems. A built-in environment without a state, such as a calculator, plays any other question, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
 
 import torch
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from ftis_node.errors import ModelError, OutOfMemoryError
-from ftis_node.generation.chat_episode import ChatEpisode
+from ftis_node.config.episode import EpisodeSection
+from ftis_node.errors import ModelError, OutOfMemoryError, WorkerDiedError
 from ftis_node.generation.rollouts import OBSERVATION_MARK
 from ftis_node.models import ModelSource, PromptSettings, PromptTokenizer, load_causal_lm, load_tokenizer, pick_device
 from ftis_node.models.accelerators import Device
+from ftis_node.tasks import held_out_spec, load_task
+from ftis_node.tasks.base import Task, TaskItem, leaves
+from ftis_node.tasks.episodes.episode import EpisodeTask, Play, is_episode
+from ftis_node.tasks.scorer import IsolatedScorer
+from ftis_node.tasks.scoring_worker import ScoringCost
+
+log = logging.getLogger(__name__)
 
 OnText: TypeAlias = Callable[[str], None]
 HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+NUM_SEARCHED: Final = 1000  # problems of a split
 
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """One answer. `truncated` says that it reached the limit of tokens before an end token.
-
-    `chosen` is the model of an ensemble whose answer this is; None for a mixture and for a single model.
-    """
+    """One answer. `truncated` says that it reached the limit of tokens before an end token."""
 
     text: str
     num_tokens: int
     truncated: bool
-    chosen: str | None = None
+
+
+@dataclass(slots=True)
+class ChatPlay:
+    """An episode under way, with the texts so far. `limits` are those of the run."""
+
+    task: Task
+    item: TaskItem
+    limits: EpisodeSection
+    texts: list[str] = field(default_factory=list)
+
+    def observation(self, text: str) -> str | None:
+        """Return what the environment answers to the next text; None if the episode ends with it, or fails."""
+        self.texts.append(text)
+        if len(self.texts) >= self.limits.max_turns:
+            return None
+        play = asyncio.run(_played(self.task, self.item, self.texts))
+        return None if play is None or play.is_over else play.observations[-1]
+
+
+async def _played(task: Task, item: TaskItem, texts: Sequence[str]) -> Play | None:
+    """Return the replay, in a new scoring process if the task needs one; None if it fails."""
+    scorer = IsolatedScorer(task)
+    try:
+        return await scorer.play(item, texts, cost=ScoringCost())
+    except WorkerDiedError as error:
+        log.warning("%s: its environment ended: %s", item.ref, error)
+        return None
+    finally:
+        await scorer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatEpisode:
+    """The environments of a run: the held-out problems, then the others. `limits` are those of the run."""
+
+    tasks: tuple[Task, ...]
+    limits: EpisodeSection
+
+    def begin(self, question: str) -> ChatPlay | None:
+        """Return the episode of a question; None if no environment has the problem, or plays any question."""
+        for task in self.tasks:
+            for item in map(task.__getitem__, range(min(NUM_SEARCHED, len(task)))):
+                if item.prompt[-1]["content"] == question:
+                    return ChatPlay(task, item, self.limits)
+        built_in = (task for task in self.tasks if isinstance(task, EpisodeTask))
+        free = next((task for task in built_in if not task.has_state(task[0])), None)
+        return None if free is None else ChatPlay(free, free[0], self.limits)
+
+
+def chat_episode(spec: str, limits: EpisodeSection) -> ChatEpisode:
+    """Return the environments of a task SPEC whose completions have several turns. Raises TaskError."""
+    held_out = held_out_spec(spec)
+    splits = [*([load_task(held_out, "test")] if held_out else []), load_task(spec)]
+    tasks = [leaf for split in splits for leaf in leaves(split)]
+    return ChatEpisode(tuple(filter(is_episode, tasks)), limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +111,6 @@ class ChatSettings:
     temperature: float = 0.0
     device: Device = "auto"
     episode: ChatEpisode | None = None
-
-
-def too_long(name: str, num_tokens: int, context: int | None) -> ModelError:
-    """Return the error of a conversation that leaves the model no space for an answer."""
-    return ModelError(
-        f"the conversation has {num_tokens:,} tokens, and {name} reads {context:,} at most: /reset starts a new one"
-    )
 
 
 class _Streamer(BaseStreamer):  # type: ignore[misc]  # transformers is not typed
@@ -150,7 +209,10 @@ class ChatModel:
         context = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
         room = self._settings.max_tokens if context is None else min(self._settings.max_tokens, context - num_tokens)
         if room < 1:
-            raise too_long(self.name, num_tokens, context)
+            raise ModelError(
+                f"the conversation has {num_tokens:,} tokens, and {self.name} reads {context:,} at most: "
+                "/reset starts a new one"
+            )
         return room
 
     @torch.inference_mode()

@@ -16,9 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import comb, inf
 from typing import Any, Protocol, TypeAlias
-from uuid import uuid4
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -206,7 +204,6 @@ async def _generate(generator: Generator, request: GenerateRequest) -> Generatio
         with suppress(WorkerError):
             return await generator.generate(request)
         await asyncio.sleep(RETRY_PAUSE_S)  # until a broken engine is detected
-        request = msgspec.structs.replace(request, request_id=uuid4().hex)
     return await generator.generate(request)
 
 

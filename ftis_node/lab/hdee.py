@@ -21,7 +21,7 @@ from typing import Final
 
 from ftis_node.config.manifest import RunManifest, load_manifest, preset_for_task
 from ftis_node.errors import TaskError, UsageError
-from ftis_node.evaluation.saved_ensemble import MIXTURES, MODES
+from ftis_node.evaluation.ensemble import MIXTURES, MODES
 from ftis_node.lab.experiment.pairs import HDEE, Pair, TrialMember, resolve_pair
 from ftis_node.lab.experiment.specs import ALONE, is_alone
 from ftis_node.lab.experiment.trial import FinalEvaluation, Trial

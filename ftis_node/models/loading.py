@@ -23,14 +23,13 @@ from ftis_node.errors import ConfigError, ModelError, first_line
 from ftis_node.models.accelerators import Device, pick_device
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.quantized import check_dense, loading_arguments, use_stored_codes
-from ftis_node.models.source import ModelSource
+from ftis_node.models.source import GENERATION_CONFIG_FILE, ModelSource
 from ftis_node.models.tokenizer import PromptTokenizer
 
 if TYPE_CHECKING:
     import torch
 
 Dtype = Literal["auto", "float32", "bfloat16"]
-GENERATION_CONFIG_FILE = "generation_config.json"
 FILE_MODE = 0o644
 # Layer types of transformers' configurations whose state is not one key and value for each token.
 RECURRENT_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", "recurrent"})

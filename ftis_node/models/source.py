@@ -18,7 +18,7 @@ from typing import Any
 from ftis_node.errors import FileError, FtisError, ModelError, UntrainableModelError
 from ftis_node.files import check_regular
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, check_fits, read_adapter
-from ftis_node.models.gguf import gguf_folder, is_gguf
+from ftis_node.models.gguf import SUFFIX, gguf_folder, is_gguf
 from ftis_node.models.hub import cached_snapshot, fetch_snapshot
 from ftis_node.models.json_file import CONFIG_FILE, read_json
 from ftis_node.models.safetensors_file import read_header
@@ -35,7 +35,6 @@ WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_FILE_SETS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("tokenizer.model",), ("vocab.txt",))
 TOKENIZER_HINT = "tokenizer.json, vocab.json with merges.txt, or tokenizer.model"
 
-GGUF = ".gguf"
 NEEDED_FOLDER = "give a folder with config.json, safetensors weights and a tokenizer"
 # Keys of a configuration; the last is that of MLX.
 QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
@@ -74,15 +73,7 @@ class ModelSource:
     @property
     def num_embedding_rows(self) -> int | None:
         """The number of rows of the embedding, None if the configuration does not name it. Raises ModelError."""
-        return self._text_number("vocab_size")
-
-    @property
-    def num_positions(self) -> int | None:
-        """The tokens of its longest text, None if the configuration does not name them. Raises ModelError."""
-        return self._text_number("max_position_embeddings")
-
-    def _text_number(self, key: str) -> int | None:
-        config = read_json(self.folder / CONFIG_FILE)
+        config, key = read_json(self.folder / CONFIG_FILE), "vocab_size"
         text = config.get("text_config")
         number = (text if isinstance(text, dict) else config).get(key, config.get(key))
         return number if isinstance(number, int) and number > 0 else None
@@ -194,7 +185,7 @@ def _checked(folder: Path, name: str, trains: bool) -> ModelSource:
     has_weights = any((folder / file).exists() for file in (SINGLE_WEIGHTS_FILE, WEIGHTS_INDEX_FILE))
     if (folder / ADAPTER_CONFIG_FILE).exists() and not has_weights:  # some trainers add the base's config.json
         return ModelSource(name, folder, adapter=folder)
-    if not has_weights and any(path.suffix == GGUF for path in paths):
+    if not has_weights and any(path.suffix == SUFFIX for path in paths):
         raise ModelError(
             f"folder {folder} has its weights in a GGUF file: give the file itself, --model {folder}/NAME.gguf"
         )

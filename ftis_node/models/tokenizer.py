@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from ftis_node.errors import ModelError
 from ftis_node.models.chat_template import (
+    CHAT_TEMPLATE_FILE,
     DEFAULT,
     EPISODE_EXAMPLE,
     ChatTemplate,
@@ -39,10 +40,10 @@ from ftis_node.models.chat_template import (
     around_observation,
     check_template,
     chosen_template,
+    plain_template,
 )
 from ftis_node.models.fingerprint import tokenizer_fingerprint
 from ftis_node.models.library_logging import quiet_library_logging, tokenizer_class
-from ftis_node.models.plain_template import CHAT_TEMPLATE_FILE, plain_template
 from ftis_node.models.source import ModelSource
 from ftis_node.records.bounds import MAX_END_IDS
 from ftis_node.records.group import FinishReason
@@ -143,7 +144,7 @@ class PromptTokenizer:
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """The chat template; None for plain lines. Raises ModelError if there are several, and none is chosen."""
+        """The chat template; None for plain lines. Raises ModelError if there are several, and no default."""
         return chosen_template(self._tokenizer, self.name, self._prompts)
 
     @cached_property
@@ -270,8 +271,8 @@ class PromptTokenizer:
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files in the hub's format, with the template that renders these prompts.
 
-        It is the one that `PromptSettings` names, and their arguments are defaults of its variables. A tokenizer
-        without a template gets that of plain lines. Raises ModelError if there is no template of that name.
+        The arguments of `PromptSettings` are defaults of its variables. A tokenizer without a template gets that of
+        plain lines. Raises ModelError if there are several templates, and no default.
         """
         own = self._tokenizer.chat_template
         try:
@@ -287,11 +288,11 @@ class PromptTokenizer:
                 log.warning("no chat template gives the ids of the prompts of %s: the model card shows one", self.name)
 
     def _template_to_save(self) -> Any:
-        own, prompts = self._tokenizer.chat_template, self._prompts
-        if not (prompts.template or prompts.arguments) or self.template is None:
+        own = self._tokenizer.chat_template
+        if not self._prompts.arguments or self.template is None:
             return own
         chosen = self.template.source_with_defaults
-        return own | {DEFAULT: chosen} if isinstance(own, dict) and not prompts.template else chosen
+        return own | {DEFAULT: chosen} if isinstance(own, dict) else chosen
 
 
 def load_tokenizer(source: ModelSource, *, prompts: PromptSettings | None = None) -> PromptTokenizer:

@@ -13,8 +13,6 @@ The mixture's next token:
     after ""      a 1/2 * 1/2 + 1/2 * 1/4 = 3/8,   b 1/4,   c 1/2 * 1/4 + 1/2 * 1/2 = 3/8
     after "a"     a 2/3 * 1/2 + 1/3 * 1/4 = 5/12,  b 1/4,   c 2/3 * 1/4 + 1/3 * 1/2 = 1/3
     after "a a"   a 4/5 * 1/2 + 1/5 * 1/4 = 9/20,  b 1/4,   c 4/5 * 1/4 + 1/5 * 1/2 = 3/10
-
-The text: 3/8 * 5/12 = 15/96 = 5/32, which is 1/2 * 1/4 + 1/2 * 1/16.
 """
 
 import math
@@ -23,7 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ftis_node.algorithms.mixture import mixture_logprobs, posterior, text_logprobs
+from ftis_node.algorithms.mixture import mixture_logprobs, posterior
 
 IMPOSSIBLE = -math.inf
 
@@ -52,11 +50,26 @@ def test_posterior_and_mixture_by_hand(likelihoods, weights, next_token):
     torch.testing.assert_close(mixed, logs(next_token), rtol=1e-12, atol=1e-15)
 
 
-def test_a_text_by_hand():
-    tokens = logs([[1 / 2, 1 / 2], [1 / 4, 1 / 4]])
-    torch.testing.assert_close(text_logprobs(tokens, uniform_prior(2)), logs([3 / 8, 5 / 12]))
-    torch.testing.assert_close(text_logprobs(tokens, uniform_prior(2)).sum(), torch.tensor(5 / 32).double().log())
-    torch.testing.assert_close(text_logprobs(tokens, uniform_prior(2), learns=False), logs([3 / 8, 3 / 8]))
+def some_experts(num_experts: int, *, rows: int, num_ids: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (4 * torch.randn(num_experts, rows, num_ids, generator=generator)).log_softmax(dim=-1)
+
+
+def test_a_mixture_of_one_expert_equals_the_expert():
+    experts = some_experts(1, rows=3, num_ids=50)
+    weights = posterior(uniform_prior(1), torch.tensor([[-3.0, -4e5, 0.0]]))
+    assert weights.tolist() == [[0.0, 0.0, 0.0]]
+    torch.testing.assert_close(mixture_logprobs(experts, weights), experts[0].double(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_experts", [5])
+def test_probabilities_sum_to_one(num_experts):
+    experts = some_experts(num_experts, rows=4, num_ids=1000)
+    generator = torch.Generator().manual_seed(1)
+    weights = posterior(uniform_prior(num_experts), -20 * torch.rand(num_experts, 4, generator=generator))
+    torch.testing.assert_close(weights.exp().sum(dim=0), torch.ones(4).double())
+    total = mixture_logprobs(experts, weights).exp().sum(dim=-1)
+    torch.testing.assert_close(total, torch.ones(4).double(), rtol=0, atol=1e-5)
 
 
 def test_impossible_texts_and_tokens_give_no_nan():
@@ -70,16 +83,9 @@ def test_impossible_texts_and_tokens_give_no_nan():
     assert excluded_or_impossible.tolist() == [IMPOSSIBLE, 0.0]
     mixed = mixture_logprobs(logs([[0.5, 0.5, 0.0], [0.25, 0.75, 0.0]]), logs([1.0, 0.0]))
     torch.testing.assert_close(mixed, logs([0.5, 0.5, 0.0]))
-    impossible = text_logprobs(torch.tensor([[-1.0, IMPOSSIBLE, -1.0], [-1.0, IMPOSSIBLE, -1.0]]), uniform_prior(2))
-    assert impossible.tolist() == [-1.0, IMPOSSIBLE, -1.0]
 
 
 def test_a_difference_of_one_nat_counts_in_a_very_long_text():
     """The text has a million tokens of -10 nats each."""
     weights = posterior(uniform_prior(2), torch.tensor([-1e7, -1e7 - 1.0], dtype=torch.float64))
     torch.testing.assert_close(weights.exp(), torch.tensor([1.0, math.exp(-1.0)]).double() / (1 + math.exp(-1.0)))
-    tokens = torch.full((2, 2000), -10.0)
-    tokens[1, -1] = -11.0
-    total = text_logprobs(tokens, uniform_prior(2)).sum()
-    by_chain_rule = torch.logsumexp(uniform_prior(2) + tokens.double().sum(dim=1), dim=0)
-    torch.testing.assert_close(total, by_chain_rule, rtol=1e-12, atol=1e-6)

@@ -118,7 +118,7 @@ def test_the_names_equal_those_of_the_code():
     from ftis_node.algorithms.methods import METHODS
     from ftis_node.config.node import NodeSettings
     from ftis_node.config.roles import ROLES
-    from ftis_node.evaluation.saved_ensemble import MODES
+    from ftis_node.evaluation.ensemble import MODES
     from ftis_node.replay.lifecycle import State
 
     assert completion.methods("ftis,") == [f"ftis,{name}" for name in ("alone", *METHODS)]

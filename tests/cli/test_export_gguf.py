@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ftis_node.cli.app import run
 from ftis_node.models import PromptSettings, PromptTokenizer
-from ftis_node.models.modelfile import modelfile
+from ftis_node.models.gguf_export import modelfile
 from ftis_node.tasks import load_task
 from ftis_node.workers.weight_store import probe_logprobs
 from tests.cli.test_export import RUN, trained_home

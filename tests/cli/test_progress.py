@@ -149,6 +149,6 @@ def test_a_download_reports_its_bytes_and_draws_no_bar(capfd):
         data.update(5e8)
         data.refresh()
         files.update(1)
-    assert reported[-1] == (0.25, "downloading org/model, 0.5 of 2.0 GB")
+    assert reported[-1] == (0.25, "downloading org/model, 500 MB of 2.0 GB")
     assert all("files" not in what for _, what in reported)
     assert capfd.readouterr() == ("", "")

@@ -16,8 +16,6 @@ import pytest
 import typer
 
 from ftis_node.cli.app import app, run
-from ftis_node.evaluation.members import as_members
-from ftis_node.evaluation.saved_ensemble import save_ensemble
 from ftis_node.records.identity import Identity
 from tests.documented.pages import PAGES, ROOT, Command, blocks, commands
 from tests.models.tiny_models import save_tiny
@@ -40,7 +38,6 @@ PATTERNS = (  # words in capitals are replaced
     "ftis-node tasks*",
     "ftis-node eval --model models/s --task arithmetic*",
     "ftis-node eval --model models/s-trained --compare models/s --task arithmetic*",
-    "ftis-node eval --ensemble models/both.json*",
     "ftis-node ensemble --models models/s,models/m --task arithmetic*",
     "ftis-node try *",
     "ftis-node export --home homes/s --out models/s-trained",
@@ -74,8 +71,6 @@ def _filled(words: tuple[str, ...], swarm: SmallSwarm, folder: Path) -> list[str
         "--peers": swarm.address,
         "--out": str(folder / "out"),
         "--limit": "4",
-        "--save": str(folder / "saved.json"),
-        "--ensemble": str(folder / "both.json"),
     }
     filled = [OUTSIDER if word in ("PEER", "PEER_ID") else word for word in words]
     if "ID" in filled:
@@ -124,8 +119,6 @@ def test_a_documented_command_succeeds_and_prints_something(
         return
     if command.words[1:3] == ("peers", "show"):  # the node must know the peer
         assert run(["peers", "trust", OUTSIDER, "--home", str(small_swarm.bob.home)]) == 0
-    if "--ensemble" in command.words:
-        save_ensemble(tmp_path / "both.json", "mean", as_members(map(str, small_swarm.models.values())))
     code = run(_filled(command.words, small_swarm, tmp_path)[1:])
     captured = capfd.readouterr()
     assert (code, captured.err.count("Traceback")) == (0, 0), captured.err

@@ -12,7 +12,7 @@ import pytest
 
 from ftis_node.config.episode import EpisodeSection
 from ftis_node.errors import TaskError
-from ftis_node.generation.chat_episode import chat_episode
+from ftis_node.generation.chat_model import chat_episode
 from ftis_node.tasks import grader_releases, load_task
 from ftis_node.tasks.episodes.code_digest import built_in_code, code_digest
 from ftis_node.tasks.episodes.expression import ExpressionError, value_of

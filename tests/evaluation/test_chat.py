@@ -18,8 +18,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ModelError
 from ftis_node.evaluation.chat import episode_of
 from ftis_node.evaluation.evaluate import difference
-from ftis_node.generation.chat_episode import chat_episode
-from ftis_node.generation.chat_model import ChatModel, ChatSettings
+from ftis_node.generation.chat_model import ChatModel, ChatSettings, chat_episode
 from ftis_node.generation.evaluate import Answered, ScoredAnswer
 from ftis_node.models import PromptSettings, PromptTokenizer, resolve_model
 from ftis_node.records.group import CompletionStatus, FinishReason
@@ -49,25 +48,8 @@ def answer_of(model: ChatModel) -> str:
 def test_greedy_answers_are_those_of_the_evaluation(capsys):
     """Both commands read one model by different loops: `generate` of transformers, and the engine."""
     model = str(trained_model("s"))
-    assert (
-        run(
-            [
-                "eval",
-                "--model",
-                model,
-                "--task",
-                "arithmetic",
-                "--limit",
-                "6",
-                "--show",
-                "6",
-                "--json",
-                "--engine",
-                "torch",
-            ]
-        )
-        == 0
-    )
+    asked = ["--task", "arithmetic", "--limit", "6", "--show", "6", "--engine", "torch"]
+    assert run(["eval", "--model", model, *asked, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["problems"]
     assert len(shown) == 6
     for problem in shown:
@@ -322,8 +304,6 @@ def test_eval_of_a_home_compares_its_start_with_its_newest_checkpoint_on_the_pro
             "no node has run with the home {home}: give the right one with --home, or --model MODEL",
         ),
         (["--model", "m"], "add --task SPEC"),
-        (["--model", "m", "--ensemble", "f"], "--model and --ensemble exclude each other"),
-        (["--home", "{untrained}", "--template", "t"], "--template is not for a home, whose trained model has one"),
         (["--home", "{untrained}"], "there is no checkpoint in {untrained}"),
         (["--home", "{one_split}"], "has no held-out problems: name others with --task SPEC"),
     ],

@@ -2,30 +2,18 @@
 
 import dataclasses
 import json
-import shutil
 from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
 
 from ftis_node.cli.app import run
-from ftis_node.errors import ConfigError, MachineError, ModelError
+from ftis_node.errors import ConfigError, MachineError
 from ftis_node.evaluation import ensemble
-from ftis_node.evaluation.ensemble import bytes_together, check_models_fit, evaluate_ensemble
-from ftis_node.evaluation.ensemble_chat import EnsembleChat
+from ftis_node.evaluation.ensemble import MIXTURES, MODES, bytes_together, check_models_fit, evaluate_ensemble
 from ftis_node.evaluation.evaluate import answers_of
-from ftis_node.evaluation.members import as_members
-from ftis_node.evaluation.saved_ensemble import (
-    MAX_BYTES,
-    MAX_MODELS,
-    MIXTURES,
-    MODES,
-    open_ensemble,
-    save_ensemble,
-)
-from ftis_node.generation.chat_model import ChatSettings
 from ftis_node.generation.evaluate import summarize
-from ftis_node.models import PromptSettings, resolve_model
+from ftis_node.models import resolve_model
 from tests.models.tiny_models import make_tokenizer, save_tiny
 
 SMALL = {"limit": 6, "max_tokens": 48, "engine": "torch"}
@@ -63,18 +51,6 @@ async def test_an_ensemble_of_one_has_the_result_of_eval(tiny_models):
         assert dataclasses.asdict(entry.result) == dataclasses.asdict(by_eval), entry.name
     both = await evaluate_ensemble([model, m], "arithmetic", modes=MODES, **options)
     assert [entry.result for entry in both.experts] == [by_eval, other]
-
-
-async def test_an_ensemble_of_one_samples_like_its_model(models):
-    result = await evaluate_ensemble(models[:1], "arithmetic", modes=MODES, k=2, seed=5, **SMALL)
-    (alone,) = result.experts
-    assert alone.result.pass_at_k is not None
-    for entry in result.modes:
-        if entry.name == "vote":
-            assert dataclasses.replace(entry.result, pass_at_k=alone.result.pass_at_k) == alone.result
-        else:
-            assert (entry.result, entry.generated_tokens) == (alone.result, alone.generated_tokens)
-        assert entry.majority_at_k == alone.majority_at_k
 
 
 async def test_the_costs_and_choices_of_two_experts(models):
@@ -145,15 +121,15 @@ def test_invalid_arguments_are_reported_in_one_line(capsys, models, other_tokeni
 
 def test_the_command_prints_json_and_a_table(capsys, models):
     arguments = ["ensemble", "--models", ",".join(models), "--task", "arithmetic", *FLAGS]
-    assert run([*arguments, "--mode", "all", "--k", "2", "--seed", "1", "--json"]) == 0
+    assert run([*arguments, "--mode", "all", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert set(document) == {"task", "n", "k", "experts", "modes"}
+    assert set(document) == {"task", "n", "experts", "modes"}
     assert [entry["name"] for entry in document["experts"]] == ["a", "b"]
     assert document["experts"][0]["model"] == models[0]
     assert [entry["name"] for entry in document["modes"]] == list(MODES)
-    figures = {"pass_at_1", "n", "k", "pass_at_k", "truncated", "unscored", "too_long", "completion_tokens_mean"}
+    figures = {"pass_at_1", "n", "truncated", "unscored", "too_long", "completion_tokens_mean"}
     for entry in (*document["experts"], *document["modes"]):
-        assert set(entry) >= figures | {"name", "majority_at_k", "generated_tokens", "forward_tokens"}
+        assert set(entry) >= figures | {"name", "generated_tokens", "forward_tokens"}
     assert run([*arguments, "--mode", "vote,confidence"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "arithmetic: 6 problems"
@@ -176,104 +152,3 @@ def test_a_mixture_that_does_not_fit_is_refused(models, monkeypatch, capsys):
     assert run([*arguments, "--mode", "posterior"]) == 3
     assert run([*arguments, "--mode", "vote,confidence"]) == 0, "these load one model at a time"
     capsys.readouterr()
-
-
-@pytest.mark.parametrize("mode", ["mean", "vote", "confidence"])
-def test_a_saved_ensemble_answers_as_it_was_measured(mode, tiny_models, tmp_path, capsys):
-    """`ensemble` saves it, and `eval` and `try` read the file and the folders beside it."""
-    file = tmp_path / "both.json"
-    for size in ("s", "m"):
-        shutil.copytree(tiny_models[size], tmp_path / size)
-    command = ["ensemble", "--models", f"{tmp_path}/s,{tmp_path}/m", "--mode", mode, "--save", str(file)]
-    task = ["--task", "arithmetic", "--limit", "24", "--max-tokens", "48", "--engine", "torch", "--json"]
-    assert run([*command, *task]) == 0
-    measured = json.loads(capsys.readouterr().out)["modes"][0]
-    assert [model["model"] for model in json.loads(file.read_text())["models"]] == ["./s", "./m"]
-    assert run(["eval", "--ensemble", str(file), "--compare", f"{tmp_path}/s", "--show", "4", *task]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert 0 < document["pass_at_1"] == measured["pass_at_1"]
-    assert document["completion_tokens_mean"] == measured["completion_tokens_mean"]
-    assert document["compared"]["model"] == f"{tmp_path}/s"
-    for problem in document["problems"]:
-        assert run(["try", problem["problem"], "--ensemble", str(file), "--device", "cpu", "--json"]) == 0
-        (answer,) = json.loads(capsys.readouterr().out)["answers"]
-        assert (answer["role"], answer["model"]) == ("ensemble", f"{mode} of s, m")
-        assert answer["text"] == problem["after"]["text"]
-        assert (answer["chosen"] in ("s", "m")) == (mode != "mean")
-
-
-def test_the_weights_of_a_file_are_the_prior_of_a_mixture(tiny_models, tmp_path, capsys):
-    models = [{"name": size, "model": str(tiny_models[size])} for size in ("s", "m")]
-    texts = []
-    for weights in ((1e6, 1e-6), (1e-6, 1e6)):
-        weighted = [model | {"weight": weight} for model, weight in zip(models, weights, strict=True)]
-        (tmp_path / "mean.json").write_text(json.dumps({"schema": 1, "mode": "mean", "models": weighted}))
-        task = ["--task", "arithmetic", "--limit", "16", "--max-tokens", "48", "--engine", "torch", "--show", "16"]
-        assert run(["eval", "--ensemble", str(tmp_path / "mean.json"), *task, "--json"]) == 0
-        texts.append([each["after"]["text"] for each in json.loads(capsys.readouterr().out)["problems"]])
-    assert run(["eval", "--model", models[1]["model"], "--compare", models[0]["model"], *task, "--json"]) == 0
-    problems = json.loads(capsys.readouterr().out)["problems"]
-    assert texts == [[each[who]["text"] for each in problems] for who in ("before", "after")]
-    assert texts[0] != texts[1]
-
-
-def test_a_conversation_with_an_ensemble_has_its_answers(models, tmp_path):
-    file = tmp_path / "both.json"
-    save_ensemble(file, "confidence", as_members(models))
-    with open_ensemble(file) as ensemble:
-        settings = ChatSettings(max_tokens=24, device="cpu")
-        chat = EnsembleChat(ensemble, systems=lambda model: "", prompts=PromptSettings(), settings=settings)
-    first = chat.ask("12+30=")
-    assert (first.truncated, first.num_tokens, first.chosen in ("a", "b")) == (True, 24, True)
-    assert chat.ask("12+30=").text != first.text, "the prompt has the first turn"
-    chat.reset()
-    assert chat.ask("12+30=") == first
-    with pytest.raises(ModelError, match=r"reads 512 at most: /reset starts"):
-        chat.ask("7 " * 400)
-
-
-@pytest.mark.parametrize("mode", ["confidence", "mean"])
-def test_a_conversation_on_the_cpu_needs_no_memory_of_a_gpu(models, tmp_path, monkeypatch, mode):
-    """A node may use all of the GPU."""
-    monkeypatch.setattr(ensemble, "pick_device", lambda device: "cpu" if device == "cpu" else "cuda")
-    monkeypatch.setattr(ensemble, "free_bytes", lambda device: 1 << 30 if device == "cpu" else 0)
-    file = tmp_path / "both.json"
-    save_ensemble(file, mode, as_members(models))
-    with open_ensemble(file) as opened:
-        parts: Any = {"systems": lambda model: "", "prompts": PromptSettings()}
-        EnsembleChat(opened, **parts, settings=ChatSettings(device="cpu"))
-        with pytest.raises(MachineError, match=r"and 0\.0 GiB are free"):
-            EnsembleChat(opened, **parts, settings=ChatSettings())
-
-
-ONE_MODEL: Any = {"name": "a", "model": "./a"}
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("{", "is no saved ensemble"),
-        ("[" * 5000, "is no saved ensemble"),
-        (" " * (MAX_BYTES + 1), "larger than the limit"),
-        ({"schema": 2, "mode": "vote", "models": [ONE_MODEL]}, "schema 2, this version reads 1"),
-        ({"schema": 1, "mode": "gate", "models": [ONE_MODEL]}, "no mode 'gate'"),
-        ({"schema": 1, "mode": "vote", "models": []}, "length >= 1"),
-        ({"schema": 1, "mode": "vote", "models": [ONE_MODEL] * (MAX_MODELS + 1)}, f"length <= {MAX_MODELS}"),
-        ({"schema": 1, "mode": "mean", "models": [ONE_MODEL | {"weight": 0}]}, "models[0].weight"),
-        ({"schema": 1, "mode": "mean", "models": [ONE_MODEL | {"code": "x"}]}, "unknown field `code`"),
-        ({"schema": 1, "mode": "mean", "models": [ONE_MODEL | {"name": "x" * 2000}]}, "length <= 1024"),
-        (
-            {"schema": 1, "mode": "vote", "models": [ONE_MODEL, ONE_MODEL | {"weight": 2}]},
-            "vote has no weights",
-        ),
-        ({"schema": 1, "mode": "vote", "models": [ONE_MODEL]}, "no such folder"),
-        (None, "no such file"),
-    ],
-)
-def test_a_file_of_somebody_else_is_bounded(content, words, tmp_path, capsys):
-    file = tmp_path / "theirs.json"
-    if content is not None:
-        file.write_text(content if isinstance(content, str) else json.dumps(content))
-    assert run(["try", "12+30=", "--ensemble", str(file)]) == 2
-    captured = capsys.readouterr()
-    assert words in captured.err and captured.err.count("\n") == 1 and not captured.out

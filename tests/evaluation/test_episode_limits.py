@@ -10,10 +10,8 @@ import pytest
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.evaluation import evaluate
-from ftis_node.evaluation.evaluate import Expert, Study
-from ftis_node.evaluation.members import Member
+from ftis_node.evaluation.evaluate import Asking, Expert, Study
 from ftis_node.tasks import load_task
-from ftis_node.telemetry.log import unwatched
 
 UNUSED: Any = None
 MAX_TOKENS = 96
@@ -31,16 +29,16 @@ def write_run(folder: Path, preset: str) -> None:
 @pytest.mark.parametrize(
     ("runs", "task", "limits"),
     [
-        ({"model": "guess-ftis"}, "guess", (5, 3)),
-        ({"home": "guess-ftis", "model": "calculator-ftis"}, "guess", (5, 3)),
-        ({}, "guess", (8, 4)),
-        ({"home": "calculator-ftis", "model": "arithmetic-ftis"}, "guess", (8, 4)),
-        ({"model": "arithmetic-ftis"}, "arithmetic", (MAX_TOKENS - 10, None)),
+        (["guess-ftis"], "guess", (5, 3)),
+        (["calculator-ftis", "guess-ftis"], "guess", (5, 3)),
+        ([], "guess", (8, 4)),
+        (["calculator-ftis"], "guess", (8, 4)),
+        (["arithmetic-ftis"], "arithmetic", (MAX_TOKENS - 10, None)),
     ],
 )
 async def test_episodes_have_the_limits_of_the_run(tmp_path, monkeypatch, runs, task, limits) -> None:
-    for name, preset in runs.items():
-        write_run(tmp_path / name, preset)
+    for preset in runs:
+        write_run(tmp_path / preset, preset)
     given: dict[str, Any] = {}
 
     async def answer(*_: Any, **options: Any) -> list[Any]:
@@ -48,10 +46,10 @@ async def test_episodes_have_the_limits_of_the_run(tmp_path, monkeypatch, runs, 
         return []
 
     monkeypatch.setattr(evaluate, "answer_problems", answer)
-    source: Any = SimpleNamespace(folder=tmp_path / "model")
-    experts = [Expert(Member("m", str(tmp_path / "model")), source, UNUSED)]
+    sources: list[Any] = [SimpleNamespace(path=tmp_path / folder) for folder in (*runs, "without a run")]
+    experts = [Expert(UNUSED, source, UNUSED) for source in sources]
     problems = load_task(task, "test")
-    study = Study(experts, problems, UNUSED, 1, 1, MAX_TOKENS, None, unwatched, 1, tmp_path / "home")
+    study = Study(experts, problems, UNUSED, Asking(max_tokens=MAX_TOKENS), num_parts=1)
     await study._answers(UNUSED, UNUSED, "m")
     max_turns = given["episode"] and given["episode"].max_turns
     assert (given["completion_limit"](10), max_turns) == limits

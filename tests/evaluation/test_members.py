@@ -9,7 +9,6 @@ from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError
 from ftis_node.evaluation.ensemble import evaluate_ensemble
 from ftis_node.evaluation.members import Member, as_members, swarm_members
-from ftis_node.evaluation.saved_ensemble import open_ensemble, save_ensemble
 from tests.cli.test_export import trained_home
 from tests.models.tiny_models import save_tiny
 
@@ -47,10 +46,6 @@ async def test_members_of_a_swarm_are_exports_and_homes_with_a_checkpoint(tmp_pa
         members, "arithmetic", modes=["posterior", "vote"], limit=6, max_tokens=48, engine="torch"
     )
     assert [(entry.name, entry.domain) for entry in result.experts] == [("exported", None), ("zoe", "arithmetic")]
-    save_ensemble(swarm / "both.json", "vote", members)
-    with open_ensemble(swarm / "both.json") as saved:
-        assert [(each.name, each.domain) for each in saved.members] == [("exported", None), ("zoe", "arithmetic")]
-        assert saved.members[1].model not in (members[1].model, str(swarm / "zoe")), "the home is exported again"
     Home(swarm / "zoe").settings.write_text(json.dumps({**settings, "name": "zoe/the first"}))
     (named,) = swarm_members([swarm / "zoe"], scratch)
     assert named.name == "zoe/the first"

@@ -4,14 +4,7 @@ import math
 
 import pytest
 
-from ftis_node.evaluation.result import (
-    EvaluationRow,
-    chosen_row,
-    confidences,
-    elect,
-    evaluation_row,
-    vote_row,
-)
+from ftis_node.evaluation.result import confidence_row, elect, elected, evaluation_row, selection_row
 from ftis_node.generation.evaluate import Answered, ScoredAnswer
 from ftis_node.records.group import CompletionStatus, FinishReason
 from ftis_node.tasks import load_task
@@ -20,23 +13,17 @@ TASK = load_task("arithmetic", split="test")
 RIGHT = [TASK[index].answer for index in range(3)]
 
 
-def scored(index: int, text: str, logprob: float, *, num_tokens: int = 2) -> ScoredAnswer:
+def scored(index: int, text: str, logprob: float) -> ScoredAnswer:
     reward = TASK.score(TASK[index], text)
-    return ScoredAnswer(text, num_tokens, logprob, FinishReason.STOP, reward, CompletionStatus.SCORED)
+    return ScoredAnswer(text, 2, logprob, FinishReason.STOP, reward, CompletionStatus.SCORED)
 
 
-def model(*answers: tuple[str, float] | None, samples: tuple[tuple[str, ...], ...] = ()) -> list[Answered]:
+def model(*answers: tuple[str, float] | None) -> list[Answered]:
     """Return a model's greedy answers to the first problems, with mean log-probs. None: the prompt was too long."""
-    answered = []
-    for index, answer in enumerate(answers):
-        drawn = tuple(scored(index, text, -1.0) for text in (samples[index] if samples else ()))
-        greedy = None if answer is None else scored(index, *answer)
-        answered.append(Answered(TASK[index], 10, greedy, drawn))
-    return answered
-
-
-def confidence_row(answers: list[list[Answered]], k: int) -> EvaluationRow:
-    return chosen_row("confidence", answers, confidences(answers), TASK, names=["a", "b"], k=k)
+    return [
+        Answered(TASK[index], 10, None if answer is None else scored(index, *answer))
+        for index, answer in enumerate(answers)
+    ]
 
 
 def test_the_majority_wins_and_a_tie_goes_to_the_more_confident():
@@ -44,50 +31,27 @@ def test_the_majority_wins_and_a_tie_goes_to_the_more_confident():
     first = model((RIGHT[0], -2.0), ("00", -0.1), None)
     second = model((f" {RIGHT[0]}\n", -2.0), (RIGHT[1], -0.2), None)
     third = model(("00", -0.1), None, None)
-    entry = vote_row([first, second, third], TASK, k=1)
+    by_model = [first, second, third]
+    entry = selection_row("vote", elected(by_model, TASK), by_model)
     assert entry.result.pass_at_1 == pytest.approx(1 / 3)
-    assert (entry.result.n, entry.result.too_long, entry.result.pass_at_k, entry.majority_at_k) == (3, 1, None, None)
+    assert (entry.result.n, entry.result.too_long, entry.result.pass_at_k) == (3, 1, None)
     assert entry.generated_tokens == 2 * 5
     assert entry.forward_tokens == (10 + 2) * 5
-
-
-def test_the_majority_of_samples():
-    # k = 2 of three samples each. The first model's are right and wrong: a tie, which the first sample wins. The second
-    # model's are both wrong. So three of four votes are wrong.
-    first = model((RIGHT[0], -0.5), samples=((RIGHT[0], "00", RIGHT[0]),))
-    second = model((RIGHT[0], -0.5), samples=(("00", "00", RIGHT[0]),))
-    assert evaluation_row("first", first, TASK, k=2).majority_at_k == 1.0
-    assert evaluation_row("second", second, TASK, k=2).majority_at_k == 0.0
-    entry = vote_row([first, second], TASK, k=2)
-    assert (entry.majority_at_k, entry.result.pass_at_1, entry.result.k) == (0.0, 1.0, 2)
-    # Each model samples 4 completions of 2 tokens. It reads its prompt of 10 tokens for the greedy one and the samples.
-    assert entry.generated_tokens == 2 * 4 * 2
-    assert entry.forward_tokens == 2 * (2 * 10 + 4 * 2)
 
 
 def test_confidence_takes_the_answer_of_the_most_confident_model():
     # problem 0: the second is more confident; 1: equal, so the first; 2: too long for the first, NaN for the second
     first, second = model(("00", -0.6), ("00", -0.5), None), model((RIGHT[0], -0.5), (RIGHT[1], -0.5), ("00", math.nan))
-    entry = confidence_row([first, second], k=1)
+    entry = confidence_row([first, second], names=["a", "b"])
     assert entry.result.pass_at_1 == pytest.approx(1 / 3)
     assert entry.chosen == {"a": 2, "b": 1}
     assert entry.result.too_long == 1
     assert (entry.generated_tokens, entry.forward_tokens) == (5 * 2, 5 * (10 + 2))
 
 
-def test_confidence_takes_the_samples_of_the_most_confident_model():
-    # k = 2 of three samples each. Only the greedy answer of the other model is counted.
-    first = model((RIGHT[0], -0.5), samples=((RIGHT[0], "00", "00"),))
-    second = model(("00", -0.4), samples=((RIGHT[0], RIGHT[0], "00"),))
-    entry = confidence_row([first, second], k=2)
-    assert (entry.result.pass_at_1, entry.majority_at_k, entry.chosen) == (0.0, 1.0, {"a": 0, "b": 1})
-    assert entry.generated_tokens == 2 * (1 + 4)
-    assert entry.forward_tokens == (10 + 2) + (2 * 10 + 4 * 2)
-
-
 def test_a_mixture_needs_a_forward_pass_of_every_model_for_each_token():
     answered = model((RIGHT[0], -0.5), ("00", -0.5))
-    alone, mixed = evaluation_row("a", answered, TASK, k=1), evaluation_row("mean", answered, TASK, k=1, num_models=3)
+    alone, mixed = evaluation_row("a", answered), evaluation_row("mean", answered, num_models=3)
     assert alone.result == mixed.result
     assert alone.generated_tokens == mixed.generated_tokens == 4
     assert (alone.forward_tokens, mixed.forward_tokens) == (24, 72)

@@ -1,5 +1,6 @@
 """Clients of the fake worker, stopped at the end of a test, and one process for all tests of vLLM."""
 
+import pytest
 import pytest_asyncio
 from generation_fake_worker import InProcessLife
 from generation_support import SETTINGS
@@ -34,6 +35,20 @@ async def make_client(tmp_path, monkeypatch):
     yield make
     for client in made:
         await client.stop()
+
+
+@pytest.fixture
+def problems() -> list[str]:
+    """What `client` reports."""
+    return []
+
+
+@pytest_asyncio.fixture
+async def client(make_client, problems):
+    """A started client of the fake worker."""
+    made = make_client(on_problem=problems.append)
+    await made.start()
+    return made
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

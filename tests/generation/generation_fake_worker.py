@@ -22,7 +22,7 @@ import asyncio
 import copy
 import itertools
 import zlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -138,9 +138,6 @@ class FakeEngine:
     @property
     def is_asleep(self) -> bool:
         return not self._awake.is_set()
-
-    def cancel(self, request_ids: Iterable[str]) -> None:
-        raise NotImplementedError
 
     async def wait_broken(self) -> str:
         while not (self._folder / "broken").exists():  # noqa: ASYNC110 - the test is in another process

@@ -78,7 +78,6 @@ def save_model(folder: Path, **options: Any) -> Path:
 def make_request(prompt_ids: Sequence[int], **options: Any) -> GenerateRequest:
     """Return a request with the tests' defaults: 4 completions of at most 16 tokens at temperature 1."""
     given = {
-        "request_id": f"r{'-'.join(map(str, prompt_ids))}",
         "num_completions": 4,
         "sampling": SamplingSettings(),
         "max_tokens": 16,
@@ -191,11 +190,9 @@ def proof(version: int, value: float) -> WeightProof:
 
 async def generate_group(client: GenerationClient, *, prompt_ids: tuple[int, ...] = (4, 5)) -> Any:
     """Request a group of three completions."""
-    request = GenerateRequest(
-        prompt_ids=prompt_ids,
-        num_completions=3,
-        sampling=SamplingSettings(),
-        max_tokens=8,
-        eos_ids=frozenset({EOS_ID}),
-    )
-    return await client.generate(request)
+    return await client.generate(make_request(prompt_ids, num_completions=3, max_tokens=8, seed=None))
+
+
+async def make_group(client: GenerationClient, prompt_ids: Sequence[int], *, max_tokens: int = 12) -> Any:
+    """Request four completions, which end at their token limit."""
+    return await client.generate(make_request(prompt_ids, max_tokens=max_tokens, eos_ids=NEVER, seed=None))

@@ -7,7 +7,7 @@ one after the other. `make_client` starts the worker of real nodes instead.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -58,12 +58,6 @@ class Open(Message, frozen=True):
 
     model: str
     settings: EngineSettings
-
-
-class Cancel(Message, frozen=True):
-    """A request to end these requests."""
-
-    request_ids: tuple[str, ...]
 
 
 class Break(Message, frozen=True):
@@ -117,10 +111,6 @@ class EngineHost(Service):
     async def describe(self, request: Describe, emit: Emitter) -> Description:
         return Description(engine="vllm")
 
-    async def cancel(self, request: Cancel, emit: Emitter) -> Done:
-        self._engine.cancel(request.request_ids)
-        return Done()
-
     async def inspect(self, request: Inspect, emit: Emitter) -> EngineState:
         driver = self._engine._driver
         return EngineState(
@@ -140,7 +130,7 @@ class EngineHost(Service):
         return EngineState(broken=await self._engine.wait_broken())
 
     def handlers(self) -> Handlers:
-        own = {Open: self.open, Cancel: self.cancel, Inspect: self.inspect, Break: self.break_driver}
+        own = {Open: self.open, Inspect: self.inspect, Break: self.break_driver}
         return {**super().handlers(), **own}
 
 
@@ -192,9 +182,6 @@ class RemoteEngine(GenerationClient):
 
     async def probe(self, token_ids: Sequence[int]) -> Sequence[float]:
         return (await self._supervisor.call(Probe(token_ids=tuple(token_ids)), Probed)).logprobs
-
-    async def cancel(self, request_ids: Iterable[str]) -> None:
-        await self._supervisor.call(Cancel(request_ids=tuple(request_ids)), Done)
 
     async def break_driver(self) -> str:
         return (await self._supervisor.call(Break(), EngineState)).broken

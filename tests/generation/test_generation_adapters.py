@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 import numpy as np
@@ -113,9 +112,7 @@ async def client(versions, vllm):
 
 
 async def make_group(client: RemoteEngine, *, max_tokens: int = 12, num_completions: int = 2) -> GenerationResult:
-    request = make_request(
-        PROMPT, num_completions=num_completions, max_tokens=max_tokens, eos_ids=NEVER, seed=None, request_id=uuid4().hex
-    )
+    request = make_request(PROMPT, num_completions=num_completions, max_tokens=max_tokens, eos_ids=NEVER, seed=None)
     return await client.generate(request)
 
 
@@ -235,29 +232,12 @@ def change_config(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    tensors = load_file(folder / ADAPTER_FILE)
-    change(tensors)
-    save_file(tensors, folder / ADAPTER_FILE)
-
-
-FIRST_A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "is damaged": cut_short,
     "is incomplete": lambda folder: (folder / "COMPLETE").unlink(),
-    f"has no {ADAPTER_CONFIG_FILE}": lambda folder: (folder / ADAPTER_CONFIG_FILE).unlink(),
     "of rank 5: ranks from 1 to 4": lambda folder: change_config(folder, r=5),
     "no plain LoRA adapter \\(use_dora\\)": lambda folder: change_config(folder, use_dora=True),
-    f"lacks {FIRST_A}$": lambda folder: change_tensors(folder, lambda tensors: tensors.pop(FIRST_A)),
-    "names unknown base_model.model.other": lambda folder: change_tensors(
-        folder, lambda tensors: tensors.update({"base_model.model.other.lora_A.weight": torch.zeros(1)})
-    ),
-    f"has another shape of {FIRST_A}$": lambda folder: change_tensors(
-        folder, lambda tensors: tensors.update({FIRST_A: torch.zeros(RANK, 9)})
-    ),
-    f"has integers in {FIRST_A}$": lambda folder: change_tensors(
-        folder, lambda tensors: tensors.update({FIRST_A: tensors[FIRST_A].int()})
-    ),
+    "names unknown": lambda folder: change_config(folder, target_modules=["k_proj"]),
 }
 
 

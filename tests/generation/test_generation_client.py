@@ -14,9 +14,9 @@ from generation_fake_worker import UNANSWERED, kill_worker
 from generation_support import EOS_ID, PYTHON_PATH, completions_of, generate_group, proof, publish
 
 from ftis_node.errors import EngineError, ModelError, WorkerDiedError
+from ftis_node.generation.client import Throughput
 from ftis_node.generation.engines.base import GenerationResult
 from ftis_node.generation.messages import Probe, Probed
-from ftis_node.generation.throughput import Throughput
 from ftis_node.records.group import Completion, FinishReason
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers import wire
@@ -71,21 +71,7 @@ def test_a_reply_keeps_the_versions_of_each_completion():
     assert (again.policy_version, again.policy_version_newest) == (3, 6)
 
 
-async def test_a_failed_proof_is_tried_again(make_client, tmp_path):
-    problems: list[str] = []
-    client = make_client(on_problem=problems.append)
-    await client.start()
-    (tmp_path / "stale-weights").write_text("1")
-    await client.update_weights(publish(tmp_path, 1, "-3.5"), proof(1, -3.5))
-    difference = "differs from the learner by 3.5 nats (RMS) on the probe, more than 0.0001"
-    assert problems == [f"{difference} after it was given version 1"]
-    assert (client.restarts, client.policy_version) == (0, 1)
-
-
-async def test_a_tensor_with_slightly_other_values_fails_the_proof(make_client, tmp_path):
-    problems: list[str] = []
-    client = make_client(on_problem=problems.append)
-    await client.start()
+async def test_a_tensor_with_slightly_other_values_fails_the_proof(client, problems, tmp_path):
     await client.update_weights(publish(tmp_path, 1, "-3.5", tensor="number"), proof(1, -3.5))
     assert problems == []
     (tmp_path / "stale-weights").write_text("1")  # -3.5 stays
@@ -96,9 +82,7 @@ async def test_a_tensor_with_slightly_other_values_fails_the_proof(make_client, 
 
 
 @pytest.mark.parametrize(("content", "before"), [("-9.0", None), ("nan", 1), ("damaged", 1)])
-async def test_foreign_weights_that_fail_leave_the_previous_ones(make_client, tmp_path, content, before):
-    client = make_client()
-    await client.start()
+async def test_foreign_weights_that_fail_leave_the_previous_ones(client, tmp_path, content, before):
     if before is not None:
         await client.try_weights(publish(tmp_path, before, "-1.5"), proof(before, -1.5))
     with pytest.raises(ModelError):
@@ -114,24 +98,21 @@ async def test_foreign_weights_that_fail_leave_the_previous_ones(make_client, tm
     assert client.policy_version == 3
 
 
-async def test_a_worker_that_dies_during_try_weights_restarts_with_the_previous_ones(make_client, tmp_path):
-    client = make_client()
-    await client.start()
-    await client.try_weights(publish(tmp_path, 1, "-1.5"), proof(1, -1.5))
-    trying = asyncio.create_task(client.try_weights(publish(tmp_path, 2, "-2.5"), proof(2, -2.5)))
+@pytest.mark.parametrize(("method", "then"), [("update_weights", 2), ("try_weights", 1)])
+async def test_a_worker_that_dies_during_a_transfer_restarts(client, tmp_path, method, then):
+    """It gets the learner's new weights, but foreign ones are not tried again."""
+    await client.update_weights(publish(tmp_path, 1, "-1.5"), proof(1, -1.5))
+    replacing = asyncio.create_task(getattr(client, method)(publish(tmp_path, 2, "-2.5"), proof(2, -2.5)))
     await asyncio.sleep(0)
     kill_worker(client)
     with pytest.raises(WorkerDiedError):
-        await trying
+        await replacing
     await client.wait_ready()
-    assert client.policy_version == 1
+    assert (await generate_group(client)).policy_version == client.policy_version == then
 
 
 @pytest.mark.parametrize("file", ["stale-weights", "stale-version"])
-async def test_two_failed_proofs_restart_the_worker_with_the_newest_weights(make_client, tmp_path, file):
-    problems: list[str] = []
-    client = make_client(on_problem=problems.append)
-    await client.start()
+async def test_two_failed_proofs_restart_the_worker_with_the_newest_weights(client, problems, tmp_path, file):
     pid = client.pid
     (tmp_path / file).write_text("2")
     await client.update_weights(publish(tmp_path, 1, "-3.5"), proof(1, -3.5))
@@ -142,9 +123,7 @@ async def test_two_failed_proofs_restart_the_worker_with_the_newest_weights(make
     assert "given version 1" in str(client._supervisor._last_error)
 
 
-async def test_a_worker_that_fails_every_proof_is_given_up(make_client, tmp_path):
-    client = make_client()
-    await client.start()
+async def test_a_worker_that_fails_every_proof_is_given_up(client, tmp_path):
     (tmp_path / "stale-weights").write_text("1000")
     with pytest.raises(EngineError, match=r"3 times in a row.*differs from the learner by 3.5 nats.*: use another one"):
         await client.update_weights(publish(tmp_path, 1, "-3.5"), proof(1, -3.5))
@@ -152,9 +131,7 @@ async def test_a_worker_that_fails_every_proof_is_given_up(make_client, tmp_path
     assert not client.is_alive
 
 
-async def test_a_worker_that_computes_the_starting_model_otherwise_is_refused(make_client):
-    client = make_client()
-    await client.start()
+async def test_a_worker_that_computes_the_starting_model_otherwise_is_refused(client):
     probed = (await client._supervisor.call(Probe(token_ids=(1, 2, 3)), Probed)).logprobs
     await client.check_start(proof(0, probed[0]))
     with pytest.raises(EngineError, match=r"^the engine .* differs from the learner by 2 nats .*: use another one"):
@@ -172,11 +149,8 @@ async def test_a_proof_passes_within_its_tolerance(make_client, tmp_path):
     assert len(problems) == 1
 
 
-async def test_a_worker_restarts_although_its_weight_file_was_withdrawn(make_client, tmp_path):
+async def test_a_worker_restarts_although_its_weight_file_was_withdrawn(client, problems, tmp_path):
     """A learner that died before its checkpoint withdraws its published weights. Then the generator dies, too."""
-    problems: list[str] = []
-    client = make_client(on_problem=problems.append)
-    await client.start()
     weights = publish(tmp_path, 1, "-1")
     await client.update_weights(weights, proof(1, -1.0))
     Path(weights.path).unlink()  # noqa: ASYNC240 - at once
@@ -193,22 +167,7 @@ async def test_a_worker_restarts_although_its_weight_file_was_withdrawn(make_cli
     assert len(problems) == 1
 
 
-async def test_a_worker_that_dies_during_a_transfer_restarts_with_the_new_weights(make_client, tmp_path):
-    client = make_client()
-    await client.start()
-    updating = asyncio.create_task(client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0)))
-    await asyncio.sleep(0)
-    kill_worker(client)
-    with pytest.raises(WorkerDiedError):
-        await updating
-    await client.wait_ready()
-    assert (await generate_group(client)).policy_version == client.policy_version == 1
-
-
-async def test_a_broken_engine_is_restarted_and_reported(make_client, tmp_path):
-    problems: list[str] = []
-    client = make_client(on_problem=problems.append)
-    await client.start()
+async def test_a_broken_engine_is_restarted_and_reported(client, problems, tmp_path):
     await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
     call = asyncio.create_task(generate_group(client, prompt_ids=(UNANSWERED,)))
     await eventually((tmp_path / "unanswered").exists)
@@ -222,9 +181,7 @@ async def test_a_broken_engine_is_restarted_and_reported(make_client, tmp_path):
     assert client.restarts == 1
 
 
-async def test_stop_closes_the_engine(make_client, tmp_path):
-    client = make_client()
-    await client.start()
+async def test_stop_closes_the_engine(client, tmp_path):
     await client.stop()
     assert (tmp_path / "closed").exists()
 
@@ -237,27 +194,17 @@ def test_the_client_imports_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": PYTHON_PATH})
 
 
-def test_the_token_rate_falls_after_the_last_tokens():
+@pytest.mark.parametrize(
+    ("totals", "rates"),
+    [
+        ({second: 100 * second for second in range(21)}, {20: 100.0, 25: 50.0, 40: 0.0}),
+        ({0: 0, 100: 400}, {100: 40.0}),  # a burst after idle time
+        ({0: 1000, 1: 2000, 2: 50, 4: 150}, {4: 50.0}),  # a worker that began again
+        ({}, {0: 0.0}),
+    ],
+)
+def test_the_token_rate_is_that_of_the_last_seconds(totals, rates):
     throughput = Throughput(window_s=10.0)
-    assert throughput.per_second(now_s=0.0) == 0.0
-    for second in range(21):
-        throughput.reach(second * 100, at_s=float(second))
-    assert throughput.per_second(now_s=20.0) == 100.0
-    assert throughput.per_second(now_s=25.0) == 50.0
-    assert throughput.per_second(now_s=40.0) == 0.0
-
-
-def test_the_token_rate_of_a_burst_after_idle_time_is_that_of_the_window():
-    throughput = Throughput(window_s=10.0)
-    throughput.reach(0, at_s=0.0)
-    throughput.reach(400, at_s=100.0)
-    assert throughput.per_second(now_s=100.0) == 40.0
-
-
-def test_the_token_rate_survives_a_restart_of_the_counter():
-    throughput = Throughput(window_s=10.0)
-    throughput.reach(1000, at_s=0.0)
-    throughput.reach(2000, at_s=1.0)
-    throughput.reach(50, at_s=2.0)
-    throughput.reach(150, at_s=4.0)
-    assert throughput.per_second(now_s=4.0) == 50.0
+    for at_s, total in totals.items():
+        throughput.reach(total, at_s=float(at_s))
+    assert {now_s: throughput.per_second(now_s=float(now_s)) for now_s in rates} == rates

@@ -5,9 +5,7 @@ All tests of vLLM share one process (`generation_vllm_support`), most of them on
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -29,15 +27,12 @@ from generation_support import (
 )
 from generation_vllm_support import MAX_BATCH, VLLM_MODEL, VLLM_SETTINGS
 
-from ftis_node.config.episode import EpisodeSection
-from ftis_node.errors import ConfigError, EngineError, ModelError, NonFiniteError, WorkerTaskError
-from ftis_node.generation.rollouts import Sampler
+from ftis_node.errors import ConfigError, EngineError, ModelError, WorkerTaskError
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.models import load_causal_lm, resolve_model
 from ftis_node.records.group import Completion, FinishReason, SamplingSettings
 from ftis_node.workers.hub_names import hub_tensors
 from ftis_node.workers.weight_store import PublishedWeights, WeightStore, probe_logprobs, probe_token_ids, prove
-from tests.episodes.test_rollouts import Asks
 from tests.models.tiny_experts import save_experts
 from tests.models.tiny_models import save_adapter, save_tiny
 from tests.waiting import eventually
@@ -183,7 +178,7 @@ async def test_greedy_equals_transformers_generate(vllm):
     await vllm.serve()
     model = tiny_model(**VLLM_MODEL)
     greedy = [make_request(p, sampling=SamplingSettings(0.0), num_completions=2, max_tokens=24) for p in PROMPTS]
-    hot = make_request(PROMPTS[0], sampling=SamplingSettings(2.0), request_id="hot", max_tokens=40)
+    hot = make_request(PROMPTS[0], sampling=SamplingSettings(2.0), max_tokens=40)
     hotly, *results = await asyncio.gather(*map(vllm.generate, [hot, *greedy]))
     for completion in completions_of(hotly):
         assert_logprobs(model, PROMPTS[0], completion, temperature=2.0)
@@ -224,41 +219,6 @@ async def test_a_prompt_is_cached_until_the_weights_change(vllm, tmp_path):
     await vllm.load(publish(tmp_path, 1, tiny_model(seed=1, **VLLM_MODEL)))
     await vllm.generate(make_request(LONG_PROMPT, num_completions=1))
     assert (await vllm.inspect()).prompt_tokens_cached - before == 12 * 96
-
-
-async def test_a_turn_of_an_episode_finds_the_earlier_ones_in_the_cache(vllm, tmp_path):
-    await vllm.serve()
-    tokenizer: Any = SimpleNamespace(
-        render_prompt=lambda prompt: SimpleNamespace(opening=""),
-        answer_text=lambda *_, **__: "a text",
-        encode_observation=lambda *_, **__: LONG_PROMPT[:60],
-    )
-    scorer: Any = Asks()
-    item: Any = SimpleNamespace(prompt=(), ref="an item")
-    sampler = Sampler(
-        generate=vllm.generate,
-        sampling=SamplingSettings(),
-        completion_limit=lambda num_tokens: 400 - num_tokens,
-        eos_ids=frozenset(range(EMBEDDING_ROWS)),  # a turn is one token
-        tokenizer=tokenizer,
-        scorer=scorer,
-        episode=EpisodeSection(max_turns=3),
-    )
-    for version in (1, 2):
-        before = (await vllm.inspect()).prompt_tokens_cached
-        rollouts = await sampler.sample(item, LONG_PROMPT, 1)
-        assert rollouts.turn_lengths == ((1, 1, 1),)
-        # The prompts have 100, 161 and 222 tokens. Blocks of 32 are found.
-        assert (await vllm.inspect()).prompt_tokens_cached - before == 0 + 96 + 160
-        model = tiny_model(seed=version, **VLLM_MODEL)
-        await vllm.load(publish(tmp_path, version, model))
-    (completion,) = completions_of((await sampler.sample(item, LONG_PROMPT, 1)).result)
-    tokens = completion.token_ids.tolist()
-    for turn in range(3):
-        prompt = [*LONG_PROMPT, *(token for own in tokens[:turn] for token in (own, *LONG_PROMPT[:60]))]
-        taken = slice(turn, turn + 1)
-        one = replace(completion, token_ids=completion.token_ids[taken], logprobs=completion.logprobs[taken])
-        assert_logprobs(model, prompt, one)
 
 
 async def test_a_completion_that_is_too_old_is_aborted_and_keeps_its_tokens(vllm, tmp_path):
@@ -306,23 +266,6 @@ async def test_a_canceled_caller_leaves_nothing_in_the_engine(vllm):
     assert len(completions_of(await vllm.generate(make_request(PROMPTS[2])))) == 4
 
 
-async def test_cancel_returns_what_was_sampled_as_aborted(vllm):
-    await vllm.serve()
-    made = (await vllm.inspect()).tokens_made
-    request = make_request(PROMPTS[0], **ENDLESS, num_completions=MAX_BATCH, request_id="running")
-    running = asyncio.create_task(vllm.generate(request))
-    waiting = asyncio.create_task(vllm.generate(make_request(PROMPTS[1], request_id="waiting")))
-    await vllm.wait_for_tokens(made + 10 * MAX_BATCH)
-    await vllm.cancel(["waiting", "running", "unknown"])
-    for completion in completions_of(await running):
-        assert completion.finish_reason is FinishReason.ABORT
-        assert 8 <= len(completion.token_ids) < 400
-        assert_logprobs(tiny_model(**VLLM_MODEL), PROMPTS[0], completion)
-    with pytest.raises(WorkerTaskError, match="before its first token"):
-        await waiting
-    assert not (await vllm.inspect()).is_busy
-
-
 async def test_invalid_weights_and_requests_change_nothing(vllm, tmp_path):
     await vllm.serve()
     before = await vllm.probe(PROBE_IDS)
@@ -336,18 +279,6 @@ async def test_invalid_weights_and_requests_change_nothing(vllm, tmp_path):
     assert result.policy_version == 0
     assert "ValueError: 500 + 16 tokens: the engine takes 512" in str(too_long)
     assert "ValueError: the prompt has an id outside the vocabulary" in str(foreign)
-
-
-async def test_nan_weights_raise_an_error_until_new_weights_come(vllm, tmp_path):
-    await vllm.serve()
-    broken = tiny_model(seed=1, **VLLM_MODEL)
-    broken.model.norm.weight.data.fill_(float("nan"))
-    await vllm.load(publish(tmp_path, 1, broken))
-    with pytest.raises(NonFiniteError, match="not finite"):
-        await vllm.generate(make_request(PROMPTS[0]))
-    await vllm.load(publish(tmp_path, 2, tiny_model(seed=2, **VLLM_MODEL)))
-    for completion in completions_of(await vllm.generate(make_request(PROMPTS[0]))):
-        assert_logprobs(tiny_model(seed=2, **VLLM_MODEL), PROMPTS[0], completion)
 
 
 async def test_a_failure_of_the_driver_ends_every_request(vllm):

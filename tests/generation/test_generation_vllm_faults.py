@@ -6,13 +6,19 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from generation_support import EMBEDDING_ROWS, completions_of, file_tensors, fresh_logprobs, save_model, tiny_model
+from generation_support import (
+    EMBEDDING_ROWS,
+    completions_of,
+    file_tensors,
+    fresh_logprobs,
+    make_group,
+    save_model,
+    tiny_model,
+)
 from generation_vllm_support import STALL_S, VLLM_MODEL, VLLM_SETTINGS, make_client
 
 from ftis_node.errors import OutOfMemoryError, WorkerDiedError, WorkerError
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import GenerateRequest
-from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.supervisor import WorkerState
 from ftis_node.workers.weight_store import WeightStore, prove
 from tests.waiting import eventually
@@ -21,21 +27,9 @@ PROMPT = (3, 1, 4, 1, 5)
 START_PHASES = ["importing vLLM", "reading the configuration", "loading weights", "answering first requests"]
 
 
-async def make_group(client: GenerationClient, *, max_tokens: int = 12) -> Any:
-    """Request four completions of the prompt, which end at their token limit."""
-    request = GenerateRequest(
-        prompt_ids=PROMPT,
-        num_completions=4,
-        sampling=SamplingSettings(),
-        max_tokens=max_tokens,
-        eos_ids=frozenset(),
-    )
-    return await client.generate(request)
-
-
 async def assert_serves(client: GenerationClient, learner: Any, *, version: int) -> None:
     """Assert that a new group is of that version, by its own report, the client's report, and its log-probs."""
-    group = await make_group(client)
+    group = await make_group(client, PROMPT)
     assert (group.policy_version, group.policy_version_newest, client.policy_version) == (version,) * 3
     for completion in completions_of(group):
         expected = fresh_logprobs(learner, PROMPT, completion)
@@ -82,7 +76,7 @@ async def start_groups(client: GenerationClient) -> list[asyncio.Task[Any]]:
 async def make_groups_until_error(client: GenerationClient, made: list[Any]) -> None:
     """Request groups until one raises."""
     while True:
-        made.append(await make_group(client, max_tokens=VLLM_SETTINGS.max_model_len - len(PROMPT)))
+        made.append(await make_group(client, PROMPT, max_tokens=VLLM_SETTINGS.max_model_len - len(PROMPT)))
 
 
 async def assert_all_died(tasks: list[asyncio.Task[Any]], *, within_s: float, match: str) -> None:
@@ -110,7 +104,7 @@ async def test_a_separate_core_serves_new_weights_and_its_death_is_reported(tmp_
         written_ns = inspected.stat().st_mtime_ns
         weights = WeightStore(tmp_path / "weights").publish(1, file_tensors(learner))
         proof = prove(learner, version=1, vocab_size=EMBEDDING_ROWS)
-        begun = asyncio.create_task(make_group(client, max_tokens=400))
+        begun = asyncio.create_task(make_group(client, PROMPT, max_tokens=400))
         await eventually(lambda: client.tokens_per_s > 0)
         await client.update_weights(weights, proof)
         newest = (await begun).policy_versions_newest  # it may end before the new weights are loaded

@@ -16,22 +16,13 @@ from generation_support import SETTINGS, completions_of, file_tensors, make_requ
 from safetensors.torch import load_file, save_file
 
 from ftis_node.config.workers import GenerationSection
-from ftis_node.errors import (
-    ConfigError,
-    ModelError,
-    NonFiniteError,
-)
+from ftis_node.errors import ConfigError, ModelError, NonFiniteError
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.published import check_published, shapes_in
 from ftis_node.generation.engines.vllm_core import VllmCompletion, VllmJob
 from ftis_node.generation.engines.vllm_engine import MIN_CPU_CACHE_BYTES, VllmEngine, cpu_cache_bytes, expected_of
 from ftis_node.generation.engines.vllm_log import WorkerLog
-from ftis_node.generation.engines.vllm_options import (
-    engine_arguments,
-    environment,
-    has_separate_core,
-    quick_start,
-)
+from ftis_node.generation.engines.vllm_options import engine_arguments, environment, quick_start
 from ftis_node.generation.engines.vllm_worker import WorkerExtension
 from ftis_node.models import ModelSource, load_causal_lm, resolve_model
 from ftis_node.records.group import FinishReason
@@ -86,21 +77,6 @@ def test_options_that_ftis_node_sets_are_refused(name, instead):
         arguments(options={name: 1})
 
 
-@pytest.mark.parametrize(
-    ("core", "device", "expected"),
-    [
-        ("auto", "cpu", False),
-        ("auto", "cuda", True),
-        ("inside", "cuda", False),
-        ("separate", "cpu", True),
-    ],
-)
-def test_the_process_of_the_core(core, device, expected):
-    chosen = settings(engine_core=core)
-    assert has_separate_core(chosen, device=device) is expected
-    assert environment(chosen, device=device)["VLLM_ENABLE_V1_MULTIPROCESSING"] == str(int(expected))
-
-
 NAMES_SCRIPT = """
 from dataclasses import fields
 import vllm.envs
@@ -146,42 +122,11 @@ def test_other_executors_than_mp_and_ray_are_refused(backend):
         GenerationSection(engine_options={"distributed_executor_backend": backend})
 
 
-def test_nothing_is_compiled_on_a_cpu_by_default():
-    name = "TORCHDYNAMO_DISABLE"
-    assert environment(settings(), device="cpu")[name] == "1"
-    assert name not in environment(settings(options={"enforce_eager": False}), device="cpu")
-    assert name not in environment(settings(), device="cuda")
-
-
-def test_progress_bars_of_libraries_do_not_reach_the_log():
-    """vLLM and its libraries make bars with the default `disable`, which tqdm reads from the environment."""
-    command = [sys.executable, "-c", "from tqdm.auto import tqdm; print(len(list(tqdm(range(3)))))"]
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("TQDM_")}
-    for added, has_bar in ({}, True), (environment(settings(), device="cuda"), False):
-        done = subprocess.run(command, env=plain | added, capture_output=True, check=True, text=True)
-        assert done.stdout == "3\n"
-        assert ("3/3" in done.stderr) == has_bar
-
-
 def test_a_step_on_a_gpu_takes_as_many_tokens_as_the_memory_plan_assumes():
     assert "max_num_batched_tokens" not in arguments()
     assert arguments(device="cuda")["max_num_batched_tokens"] == 8192
     assert arguments(device="cuda", max_batch=9000)["max_num_batched_tokens"] == 9000, "vLLM refuses less"
     assert arguments(device="cuda", options={"max_num_batched_tokens": 512})["max_num_batched_tokens"] == 512
-
-
-@pytest.mark.parametrize(
-    ("capability", "options", "expected"),
-    [
-        ((10, 0), {}, "FLASH_ATTN"),
-        ((9, 0), {}, None),
-        ((10, 0), {"attention_backend": "FLASHINFER"}, "FLASHINFER"),
-        ((10, 0), {"attention_config": {"backend": "FLASHINFER"}}, None),  # vLLM refuses both
-    ],
-)
-def test_no_attention_is_compiled_at_the_start(capability, options, expected):
-    given = engine_arguments(SOURCE, settings(options=options), device="cuda", seed=5, capability=capability)
-    assert given.get("attention_backend") == expected
 
 
 def test_no_sampler_is_compiled_at_the_start_and_gpus_have_the_order_of_vllm():
@@ -286,24 +231,9 @@ def test_an_unfinished_completion_is_aborted_and_nan_raises_an_error():
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_only_a_tied_head_may_be_missing_from_a_file(tmp_path, tied):
-    source = resolve_model(str(save_model(tmp_path / "model", tied=tied)))
-    shapes, optional = shapes_in(source)
+    shapes, optional = shapes_in(resolve_model(str(save_model(tmp_path / "model", tied=tied))))
     assert optional == ({"lm_head.weight"} if tied else set())
     assert ("lm_head.weight" in shapes) is not tied
-    assert json.loads((source.folder / "config.json").read_text())["tie_word_embeddings"] is tied
-
-    def check(names):
-        tensors = {name: torch.zeros(shapes.get(name, (1,))) for name in names}
-        path = Path(WeightStore(tmp_path / "weights", keep=1).publish(1, tensors).path)
-        check_published(path, shapes, optional=optional)
-
-    check(set(shapes))
-    (tmp_path / "weights").rename(tmp_path / "without")
-    if tied:
-        check({*shapes, "lm_head.weight"})
-    else:
-        with pytest.raises(ModelError, match=r"lacks lm_head\.weight$"):
-            check(set(shapes) - {"lm_head.weight"})
 
 
 def test_tensors_that_only_the_models_file_has_are_not_asked_for(tmp_path):

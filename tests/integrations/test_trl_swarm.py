@@ -6,16 +6,12 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from ftis_node.config.home import Home
 from ftis_node.integrations.trl.swarm_exchange import SwarmExchange
-from ftis_node.records.codec import unpack_group
-from ftis_node.records.envelope import open_envelope
-from ftis_node.replay.reader import ReplayReader
-from tests.integrations.test_trl import Recorded
 from tests.integrations.test_trl_exchange import swarm_trainer
 from tests.node.support import ANY_PORT, RunningNode, bootstrap, started, write_manifest
 
@@ -23,13 +19,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 START_S = 240.0
 STEPS = 12
 STOCK = 24  # foreign groups before the training: about a fifth have unequal rewards, which the trainer needs
-LOGPROBS = "sampling_per_token_logps"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "python" / "trl_exchange.py"
 
 
 @pytest.mark.timeout(900)
-def test_a_trainer_and_a_full_node_learn_from_each_other(tmp_path, tiny_models, monkeypatch):
-    monkeypatch.setattr("tests.integrations.test_trl.SwarmGRPOTrainer", Recorded)
+def test_a_trainer_and_a_full_node_learn_from_each_other(tmp_path, tiny_models):
     run = write_manifest(tmp_path / "run.toml", foreign_wait_s=60.0, groups=16)
     with ExitStack() as stack:
         address = stack.enter_context(bootstrap(tmp_path / "bootstrap"))
@@ -52,7 +46,6 @@ def test_a_trainer_and_a_full_node_learn_from_each_other(tmp_path, tiny_models, 
         assert trainer.state.global_step == STEPS
         assert _total(trainer, "foreign_groups") >= 1
         assert STEPS <= num_shared <= 3 * STEPS  # two or three own groups per batch
-        _check_foreign_rows(trainer, full.home)
 
         full.wait_for(lambda: full.status()["swarm"]["groups_received"] >= num_shared, timeout_s=120)
         assert full.status()["swarm"]["groups_refused"] == {}, "a group of the trainer is refused"
@@ -75,7 +68,7 @@ def _wait_until_up(node: RunningNode, *, times: int = 1) -> None:
     node.wait_for(lambda: node.log.read_text().count(" is up, ") == times, timeout_s=START_S)
 
 
-def _total(trainer: Recorded, name: str) -> int:
+def _total(trainer: Any, name: str) -> int:
     return int(sum(line[name] for line in trainer.state.log_history if name in line))
 
 
@@ -91,24 +84,6 @@ def _check_that_no_model_is_loaded(node: RunningNode) -> None:
         assert not [name for name in names if name.endswith(".safetensors") or name.startswith("libtorch")]
         assert "ftis_node.workers" not in " ".join(process.cmdline())
     assert not list((node.home / "checkpoints").iterdir())
-
-
-def _check_foreign_rows(trainer: Recorded, home: Path) -> None:
-    """Assert that foreign rows have the tokens and log-probs of groups that the full node signed."""
-    reader, made = ReplayReader(Home(home).replay), set()
-    for summary, envelope in reader.all_groups():
-        if summary.own:
-            for one in unpack_group(open_envelope(envelope).body).completions:
-                made.add((*one.token_ids.tolist(), *one.logprobs.tolist()))
-    reader.close()
-    num_rows = 0
-    for inputs, _ in trainer.seen:
-        for row in (inputs["sender_ids"] > 0).nonzero().flatten().tolist():
-            length = int(inputs["completion_mask"][row].sum())
-            ids, logprobs = (inputs[name][row][:length].tolist() for name in ("completion_ids", LOGPROBS))
-            assert (*ids, *logprobs) in made
-            num_rows += 1
-    assert num_rows >= 4
 
 
 @pytest.mark.timeout(900)

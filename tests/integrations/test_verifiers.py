@@ -16,7 +16,6 @@ from tests.conftest import write_distribution
 pytest.importorskip("verifiers", reason="pip install verifiers==0.4.0")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-EXAMPLE, EPISODE = EXAMPLES / "ftis-node-task-verifiers", EXAMPLES / "ftis-node-episode-verifiers"
 LIMITED = """
 import verifiers.v1 as vf
 import reverse_words
@@ -32,18 +31,19 @@ class BoxedTaskset(vf.Taskset[BoxedTask]):
 """
 
 
-@pytest.fixture
-def example(tmp_path, monkeypatch):
-    """The example as an installed package, without pip."""
+@pytest.fixture(autouse=True)
+def examples(tmp_path, monkeypatch):
+    """The examples as installed packages, without pip."""
     tasks = "[ftis_node.tasks]\nreverse-words = ftis_node_task_verifiers:VerifiersTask\n"
     write_distribution(tmp_path, "ftis-node-task-verifiers", tasks)
+    entry = "[ftis_node.episodes]\nhigher-lower = ftis_node_episode_verifiers:VerifiersEpisode\n"
+    write_distribution(tmp_path, "ftis-node-episode-verifiers", entry)
     (tmp_path / "boxed.py").write_text(LIMITED)
-    for folder in (tmp_path, EXAMPLE):
+    for folder in (tmp_path, EXAMPLES / "ftis-node-task-verifiers", EXAMPLES / "ftis-node-episode-verifiers"):
         monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # for the scoring process
 
 
-@pytest.mark.usefixtures("example")
 async def test_a_taskset_is_scored_in_the_scoring_process():
     task = load_task("reverse-words")
     assert (len(task), len(load_task("reverse-words", split="test"))) == (44, 20)
@@ -55,7 +55,6 @@ async def test_a_taskset_is_scored_in_the_scoring_process():
     assert scored == [(reward, CompletionStatus.SCORED) for reward in (1.0, 0.2, 0.0, 0.2)]
 
 
-@pytest.mark.usefixtures("example")
 def test_a_taskset_with_containers_is_an_error(monkeypatch):
     import ftis_node_task_verifiers
 
@@ -64,16 +63,6 @@ def test_a_taskset_with_containers_is_an_error(monkeypatch):
         load_task("reverse-words")
 
 
-@pytest.fixture
-def episode(tmp_path, monkeypatch):
-    entry = "[ftis_node.episodes]\nhigher-lower = ftis_node_episode_verifiers:VerifiersEpisode\n"
-    write_distribution(tmp_path, "ftis-node-episode-verifiers", entry)
-    for folder in (tmp_path, EPISODE):
-        monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-
-
-@pytest.mark.usefixtures("episode")
 @pytest.mark.parametrize(
     ("texts", "observations", "is_over", "reward"),
     [

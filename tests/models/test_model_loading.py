@@ -46,20 +46,22 @@ def rewrite(folder, change):
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def test_a_missing_tensor_is_an_error(tmp_path, capfd):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"), r"lack 1 tensors.*layers\.1\.mlp\.up_proj"),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.ones(32)}),
+            r"do not have the shapes .* model\.norm\.weight",
+        ),
+    ],
+    ids=["missing", "shape"],
+)
+def test_weights_that_do_not_fill_the_model_are_an_error_of_one_line(tmp_path, capfd, change, message):
     folder = save_tiny(tmp_path / "m")
-    rewrite(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    rewrite(folder, change)
     capfd.readouterr()
-    with pytest.raises(ModelError, match=r"lack 1 tensors.*layers\.1\.mlp\.up_proj"):
-        load_causal_lm(resolve_model(str(folder)))
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_tensor_of_another_shape_is_an_error(tmp_path, capfd):
-    folder = save_tiny(tmp_path / "m")
-    rewrite(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(32)}))
-    capfd.readouterr()
-    with pytest.raises(ModelError, match=r"do not have the shapes .* model\.norm\.weight") as caught:
+    with pytest.raises(ModelError, match=message) as caught:
         load_causal_lm(resolve_model(str(folder)))
     assert "\n" not in str(caught.value)
     assert capfd.readouterr() == ("", "")

@@ -48,11 +48,9 @@ def test_a_missing_file_is_named(folder, missing, message):
     assert paths
     for path in paths:
         path.unlink()
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(ModelError, match=message) as caught:
         resolve_model(str(folder))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value) and caught.value.exit_code == 2
 
 
 def test_pickled_weights_are_refused_with_the_reason(folder):
@@ -93,22 +91,15 @@ def configured(folder, **changes):
 )
 def test_a_quantized_model_is_not_trained(folder, changes, method):
     model = configured(folder, **changes)
-    with pytest.raises(UntrainableModelError) as caught:
+    with pytest.raises(UntrainableModelError, match=rf"is quantized \({method}\): quantized weights cannot be trained"):
         resolve_model(model)
-    assert str(caught.value) == (
-        f"{folder} is quantized ({method}): quantized weights cannot be trained; give the unquantized model"
-    )
-    assert caught.value.exit_code == 2
     assert resolve_model(model, trains=False).folder == folder, "it can be evaluated"
 
 
 def test_a_file_is_no_model(tmp_path, name="model.safetensors"):
     (tmp_path / name).write_bytes(b"")
-    with pytest.raises(
-        ModelError, match="is a file: give a folder with config.json, safetensors weights and"
-    ) as caught:
+    with pytest.raises(ModelError, match="is a file: give a folder with config.json, safetensors weights and"):
         resolve_model(str(tmp_path / name))
-    assert caught.value.exit_code == 2
 
 
 def test_a_folder_with_a_gguf_file_alone_says_to_give_the_file(tmp_path):
@@ -142,7 +133,9 @@ except FtisError as error:
 """
 
 
-@pytest.mark.parametrize(("delay_s", "reason"), [(0, "Name or service not known"), (60, "no answer within 2 s")])
+@pytest.mark.parametrize(
+    ("delay_s", "reason"), [(0, "[Errno -2] Name or service not known"), (60, "no answer within 2 s")]
+)
 def test_a_missing_network_is_an_error_of_one_line_within_seconds(tmp_path, delay_s, reason):
     done = subprocess.run(
         [sys.executable, "-c", OFFLINE.format(delay_s=delay_s)],
@@ -153,10 +146,8 @@ def test_a_missing_network_is_an_error_of_one_line_within_seconds(tmp_path, dela
         check=False,
     )
     assert done.returncode == ModelFetchError.exit_code == 4
-    assert done.stderr == (
-        f"cannot fetch Qwen/Qwen2.5-3B from the hub ([Errno -2] {reason}): give a local folder with --model DIR\n"
-        if delay_s == 0
-        else f"cannot fetch Qwen/Qwen2.5-3B from the hub ({reason}): give a local folder with --model DIR\n"
+    assert (
+        done.stderr == f"cannot fetch Qwen/Qwen2.5-3B from the hub ({reason}): give a local folder with --model DIR\n"
     )
     assert done.stdout == ""
 
@@ -190,48 +181,22 @@ def test_a_cached_model_that_lacks_a_shard_is_fetched(saved, tmp_path, monkeypat
 
 
 UNPRIVILEGED = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
-can_be_another_user = pytest.mark.skipif(
-    bool(UNPRIVILEGED) and shutil.which("setpriv") is None, reason="root without setpriv"
-)
-READ = """
-import sys
-from ftis_node.errors import FtisError
-from ftis_node.models import resolve_model
-from ftis_node.tasks import load_task
-try:
-    found = resolve_model(sys.argv[2]) if sys.argv[1] == "model" else load_task(sys.argv[2])[1]
-except FtisError as error:
-    sys.exit(f"{type(error).__name__}: {error}")
-print(found)
-"""
+READ = "import sys; from ftis_node.models import resolve_model; print(resolve_model(sys.argv[1]))"
 
 
-def close(folder: Path, *, mode: int) -> None:
-    """Set the mode of the folders, and that of files without the right to enter."""
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(mode if path.is_dir() else mode & 0o666)
-
-
-def read(kind: str, what: str, cache: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+@pytest.mark.skipif(bool(UNPRIVILEGED) and shutil.which("setpriv") is None, reason="root without setpriv")
+def test_a_cached_model_is_read_without_a_lock(saved, tmp_path):
+    """The cache is another user's, so nothing in it can be written."""
+    make_cache(cache := tmp_path / "hf", saved)
+    folders = [cache, *filter(Path.is_dir, cache.rglob("*"))]
     environment = {**os.environ, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [*UNPRIVILEGED, sys.executable, "-c", READ, kind, what]
-    close(cache, mode=0o555)
-    try:
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    finally:
-        close(cache, mode=0o755)
-
-
-@can_be_another_user
-def test_a_cached_model_is_read_without_a_lock(tmp_path):
-    from tests.models.tiny_models import save_tiny
-
-    repository = tmp_path / "hf" / "hub" / "models--o--n"
-    save_tiny(repository / "snapshots" / "abc")
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("abc")
-    done = read("model", "o/n", tmp_path / "hf", tmp_path)
-    assert "name='o/n'" in done.stdout, done.stderr
+    command = [*UNPRIVILEGED, sys.executable, "-c", READ, "org/tiny"]
+    for folder in folders:
+        folder.chmod(0o555)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    for folder in folders:
+        folder.chmod(0o755)
+    assert "name='org/tiny'" in done.stdout, done.stderr
 
 
 def test_a_download_into_a_cache_of_another_user_names_the_path(monkeypatch):

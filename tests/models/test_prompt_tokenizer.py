@@ -174,12 +174,7 @@ def test_the_fingerprint_depends_on_all_that_changes_the_ids(tokenizer, change):
     assert PromptTokenizer(made, name="other").fingerprint != tokenizer.fingerprint
 
 
-def test_the_fingerprint_depends_on_special_tokens_but_not_on_template_and_end(tokenizer):
-    other_template = make_tokenizer(chat_template="{{ messages[0]['content'] }}")
-    assert PromptTokenizer(other_template, name="x").fingerprint == tokenizer.fingerprint
-    other_end = make_tokenizer()
-    other_end.eos_token = "<|endoftext|>"
-    assert PromptTokenizer(other_end, name="x").fingerprint == tokenizer.fingerprint
+def test_the_fingerprint_depends_on_special_tokens(tokenizer):
     more_special = make_tokenizer()
     more_special.add_tokens(["answer"], special_tokens=True)
     assert PromptTokenizer(more_special, name="x").fingerprint != tokenizer.fingerprint
@@ -197,11 +192,7 @@ def test_ids_without_an_embedding_are_no_tokens(folder, tmp_path, caplog):
     """Gemma 3's tokenizer has one id more than its model has embeddings."""
     tokenizer = with_rows(folder, tmp_path / "cut", VOCAB_SIZE - 1)
     assert (tokenizer.vocab_size, tokenizer.num_ids) == (VOCAB_SIZE - 1, VOCAB_SIZE)
-    (record,) = caplog.records
-    assert record.getMessage() == (
-        f"the tokenizer of cut has {VOCAB_SIZE} ids, the model {VOCAB_SIZE - 1} embeddings: texts with the other ids "
-        "are not used"
-    )
+    assert f"the tokenizer of cut has {VOCAB_SIZE} ids, the model {VOCAB_SIZE - 1} embeddings" in caplog.text
     assert tokenizer.encode_prompt(MESSAGES)
     assert tokenizer.eos_ids == (0, 2)
 
@@ -217,10 +208,7 @@ def test_a_prompt_with_such_an_id_is_refused_with_the_cause(folder, tmp_path):
 def test_end_tokens_outside_of_the_vocabulary_are_left_out(folder, tmp_path, caplog):
     tokenizer = with_rows(folder, tmp_path / "cut", 320, eos_token_id=[2, 99999, -1, VOCAB_SIZE])
     assert tokenizer.eos_ids == (2,)
-    (record,) = caplog.records
-    assert record.getMessage() == (
-        f"cut names end tokens that it does not have, or over 64: [-1, {VOCAB_SIZE}, 99999] are left out"
-    )
+    assert f"[-1, {VOCAB_SIZE}, 99999] are left out" in caplog.text
 
 
 def test_a_damaged_tokenizer_is_a_model_error(folder, tmp_path):

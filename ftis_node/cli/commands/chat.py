@@ -19,14 +19,11 @@ from ftis_node.telemetry.terminal_text import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ftis_node.evaluation.chat import Conversation
+    from ftis_node.generation.chat_model import ChatModel
 
 EXIT, RESET = "/exit", "/reset"
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Ask this folder, hub id or GGUF file.", show_default="the home's newest")
-]
-EnsembleOption = Annotated[
-    Path | None, typer.Option("--ensemble", help="Ask the ensemble in this file of ensemble --save.")
 ]
 CompareOption = Annotated[
     str | None,
@@ -47,7 +44,6 @@ DeviceOption = Annotated[Device, typer.Option("--device", help="Device of the mo
 def chat(
     home: HomeOption = None,
     model: ModelOption = None,
-    ensemble: EnsembleOption = None,
     compare: CompareOption = None,
     alone: AloneOption = False,
     system: SystemOption = None,
@@ -61,7 +57,7 @@ def chat(
     terminal, each line is one question.
     """
     answering: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "device": device}
-    models = _opened(home, model=model, ensemble=ensemble, compare=compare, alone=alone, system=system, **answering)
+    models = _opened(home, model=model, compare=compare, alone=alone, system=system, **answering)
     for question in _questions():
         if question == RESET:
             for each in models:
@@ -78,7 +74,6 @@ def ask_once(
     question: Annotated[str, typer.Argument(help="The question.")],
     home: HomeOption = None,
     model: ModelOption = None,
-    ensemble: EnsembleOption = None,
     compare: CompareOption = None,
     alone: AloneOption = False,
     system: SystemOption = None,
@@ -89,11 +84,10 @@ def ask_once(
 ) -> None:
     """Ask one question: the answer of the trained model, and of the model it started from.
 
-    JSON shape: {question, answers: [{role, model, text, num_tokens, truncated, chosen}]}; role is base, trained, model
-    or ensemble; chosen is the model of the ensemble whose answer it is, else null.
+    JSON shape: {question, answers: [{role, model, text, num_tokens, truncated}]}; role is base, trained or model.
     """
     answering: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "device": device}
-    models = _opened(home, model=model, ensemble=ensemble, compare=compare, alone=alone, system=system, **answering)
+    models = _opened(home, model=model, compare=compare, alone=alone, system=system, **answering)
     if not as_json:
         for each in models:
             _show_answer(each, question, with_name=len(models) > 1)
@@ -102,7 +96,7 @@ def ask_once(
     print_json({"question": question, "answers": rows})
 
 
-def _opened(home: Path | None, **options: Any) -> list[Conversation]:
+def _opened(home: Path | None, **options: Any) -> list[ChatModel]:
     from ftis_node.evaluation.chat import open_models
     from ftis_node.node.startup.prompts import prompts_for_command
 
@@ -137,10 +131,8 @@ def _typed() -> Iterator[str]:
             return
 
 
-def _show_answer(model: Conversation, question: str, *, with_name: bool) -> None:
+def _show_answer(model: ChatModel, question: str, *, with_name: bool) -> None:
     if with_name:
         typer.echo(f"{model.role} ({printable(model.name)}):")
     answer = model.ask(question, on_text=lambda text: typer.echo(printable(text, keep_newlines=True), nl=False))
-    notes = [" [cut: raise --max-tokens]"] if answer.truncated else []
-    notes += [f" [by {printable(answer.chosen)}]"] if answer.chosen else []
-    typer.echo("".join(notes))
+    typer.echo(" [cut: raise --max-tokens]" if answer.truncated else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,13 +24,6 @@ TaskOption = Annotated[
 ]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of problems.")]
 
-TemplateOption = Annotated[
-    str | None,
-    typer.Option(
-        "--template", help="Name of the chat template, for a tokenizer that has several.", show_default="the home's"
-    ),
-]
-
 
 def ensemble(
     task: TaskOption,
@@ -49,7 +41,6 @@ def ensemble(
         ),
     ] = "posterior,vote",
     limit: LimitOption = 512,
-    k: Annotated[int, typer.Option("--k", min=1, help="Also estimate pass@k and the majority of k samples.")] = 1,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=3, help="Maximum tokens of prompt and completion together.")
     ] = 760,
@@ -61,28 +52,21 @@ def ensemble(
             autocompletion=one_of(*ENGINES),
         ),
     ] = "auto",
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the samples; default: random.")] = None,
-    save: Annotated[
-        Path | None,
-        typer.Option("--save", help="Save the ensemble with its best mode, for chat, try and eval --ensemble."),
-    ] = None,
     home: HomeOption = None,
-    template: TemplateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure several models together on held-out problems: each alone, their mixture, their vote.
 
     Prompts are rendered by `[prompts]` of the home's node.toml, those of a home in --swarm by that home's settings.
 
-    JSON shape: {task, n, k, experts: [{name, model, domain, pass_at_1, n, k, pass_at_k, truncated, unscored, too_long,
-    completion_tokens_mean, majority_at_k, generated_tokens, forward_tokens}], modes: [{name, chosen, and the same but
-    model and domain}]}.
+    JSON shape: {task, n, experts: [{name, model, domain, pass_at_1, n, truncated, unscored, too_long,
+    completion_tokens_mean, generated_tokens, forward_tokens}], modes: [{name, chosen, and the same but model and
+    domain}]}.
     """
-    from ftis_node.evaluation.ensemble import run_ensemble
-    from ftis_node.evaluation.saved_ensemble import MODES
+    from ftis_node.evaluation.ensemble import MODES, run_ensemble
     from ftis_node.node.startup.prompts import prompts_for_command
 
-    prompts = prompts_for_command(home_at(home), template=template)
+    prompts = prompts_for_command(home_at(home))
     with show_fraction("ensemble") as progress:
         result = run_ensemble(
             _parts([models]),
@@ -90,18 +74,11 @@ def ensemble(
             task,
             modes=MODES if mode == "all" else _parts([mode]),
             limit=limit,
-            k=k,
             max_tokens=max_tokens,
             engine=engine,
-            seed=seed,
             prompts=prompts,
-            home=home_at(home).root,
-            save=save,
             on_progress=progress,
         )
-    if save:
-        mode = result.best_mode.name
-        typer.echo(f"{save}: the mode {mode}; ask it with ftis-node chat --ensemble {shlex.quote(str(save))}", err=True)
     print_document(_document(result), lambda: _lines(result), as_json=as_json)
 
 
@@ -113,7 +90,6 @@ def _document(result: EnsembleResult) -> dict[str, Any]:
     return {
         "task": result.task,
         "n": result.n,
-        "k": result.k,
         "experts": [_flat(entry, leave_out=("chosen",)) for entry in result.experts],
         "modes": [_flat(entry, leave_out=("model", "domain")) for entry in result.modes],
     }
@@ -122,13 +98,12 @@ def _document(result: EnsembleResult) -> dict[str, Any]:
 def _flat(entry: EvaluationRow, *, leave_out: Sequence[str]) -> dict[str, Any]:
     values = dataclasses.asdict(entry)
     figures = values.pop("result")
-    return {**{key: value for key, value in values.items() if key not in leave_out}, **figures}
+    return {key: value for key, value in (values | figures).items() if key not in (*leave_out, "k", "pass_at_k")}
 
 
 def _lines(result: EnsembleResult) -> list[str]:
-    sampled = (f"pass@{result.k}", f"maj@{result.k}") if result.k > 1 else ()
-    header = ("", "pass@1", *sampled, "generated", "forward", "domain")
-    rows = [_row(entry, sampled=bool(sampled)) for entry in (*result.experts, *result.modes)]
+    header = ("", "pass@1", "generated", "forward", "domain")
+    rows = [_row(entry) for entry in (*result.experts, *result.modes)]
     lines = [f"{result.task}: {result.n} problems", *columns(header, rows, num_left=1)]
     for entry in result.modes:
         if entry.chosen is not None:
@@ -137,7 +112,6 @@ def _lines(result: EnsembleResult) -> list[str]:
     return lines
 
 
-def _row(entry: EvaluationRow, *, sampled: bool) -> tuple[str, ...]:
-    shares = [entry.result.pass_at_1, *((entry.result.pass_at_k, entry.majority_at_k) if sampled else ())]
+def _row(entry: EvaluationRow) -> tuple[str, ...]:
     tokens = (f"{entry.generated_tokens:,}", f"{entry.forward_tokens:,}")
-    return (entry.name, *("-" if share is None else f"{share:.3f}" for share in shares), *tokens, entry.domain or "")
+    return (entry.name, f"{entry.result.pass_at_1:.3f}", *tokens, entry.domain or "")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.commands.chat import CompareOption, EnsembleOption, ModelOption
-from ftis_node.cli.commands.ensemble import LimitOption, TemplateOption
+from ftis_node.cli.commands.chat import CompareOption, ModelOption
+from ftis_node.cli.commands.ensemble import LimitOption
 from ftis_node.cli.completion import ENGINES, one_of, task_specs
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
 from ftis_node.cli.progress import show_fraction
@@ -26,7 +26,6 @@ MAX_TOKENS = 760
 
 def evaluate(
     model: ModelOption = None,
-    ensemble: EnsembleOption = None,
     task: Annotated[
         str | None,
         typer.Option(
@@ -53,12 +52,11 @@ def evaluate(
     compare: CompareOption = None,
     show: Annotated[int, typer.Option("--show", min=0, help="Print the answers to this many problems.")] = 0,
     home: HomeOption = None,
-    template: TemplateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure greedy pass@1 (and pass@k) on held-out problems.
 
-    Without --model and --ensemble: the newest checkpoint of a home, and before it the model that it started from.
+    Without --model: the newest checkpoint of a home, and before it the model that it started from.
     Prompts are rendered by `[prompts]` of the home's node.toml. Of a home, answers have the limits of its run.
 
     JSON shape: {model, task, pass_at_1, n, k, pass_at_k, truncated, unscored, too_long, completion_tokens_mean}; with
@@ -66,42 +64,30 @@ def evaluate(
     gained, lost}, where gained counts problems that only the model itself solves; with --show also problems:
     [{problem, right_answer, after: {text, is_right}, before: the same of the compared model}].
     """
-    from ftis_node.evaluation.ensemble import ensemble_answers
     from ftis_node.evaluation.evaluate import answers_of, difference, shown_problems
     from ftis_node.evaluation.members import Member, before_and_after, held_out_task, limits_of_run
-    from ftis_node.evaluation.saved_ensemble import open_ensemble
     from ftis_node.generation.evaluate import summarize
     from ftis_node.node.startup.prompts import prompts_for_command
 
-    if model and ensemble:
-        raise UsageError("--model and --ensemble exclude each other: leave one out")
-    is_home = not (model or ensemble)
-    if task is None and not is_home:
-        raise UsageError("eval --model and --ensemble need problems: add --task SPEC, such as --task gsm8k")
-    if is_home and template:
-        raise UsageError("--template is not for a home, whose trained model has one chat template: leave it out")
+    if task is None and model:
+        raise UsageError("eval --model needs problems: add --task SPEC, such as --task gsm8k")
     where = home_at(home)
-    has_run_limits = is_home and task is None and max_tokens is None
+    has_run_limits = not model and task is None and max_tokens is None
     task = task or held_out_task(where)
-    prompts = prompts_for_command(where, template=template)
+    prompts = prompts_for_command(where)
     with show_fraction("eval") as progress, TemporaryDirectory(prefix="ftis-eval-") as scratch:
-        asked: dict[str, str | Member] = {"before": compare} if compare else {}
+        asked: dict[str, str | Member]
         if model:
+            asked = {"before": compare} if compare else {}
             asked["after"] = model
-        elif is_home:
+        else:
             start, trained = before_and_after(where, Path(scratch), on_progress=progress)
             asked = {"before": compare or start, "after": trained}
         options: dict[str, Any] = {"limit": limit, "k": k, "max_tokens": max_tokens or MAX_TOKENS, "engine": engine}
         options |= limits_of_run(where) if has_run_limits else {}
-        options |= {"prompts": prompts, "home": where.root, "on_progress": progress}
-        found = asyncio.run(answers_of([*asked.values()], task, **options)) if asked else []
-        answers = dict(zip(asked, found, strict=True))
-        if ensemble:
-            with open_ensemble(ensemble, on_progress=progress) as opened:
-                answers["after"] = asyncio.run(ensemble_answers(opened, task, **options))
+        options |= {"prompts": prompts, "on_progress": progress}
+        answers = dict(zip(asked, asyncio.run(answers_of([*asked.values()], task, **options)), strict=True))
     models = {when: each.name if isinstance(each, Member) else each for when, each in asked.items()}
-    if ensemble:
-        models["after"] = str(ensemble)
     results = {when: {"model": models[when], **asdict(summarize(answers[when], k=k))} for when in models}
     document = {"task": task, **results["after"]}
     if "before" in results:

@@ -14,13 +14,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
-from uuid import uuid4
-
-import msgspec
 
 from ftis_node.config.workers import Quantize
 from ftis_node.records.group import (
@@ -97,9 +94,8 @@ class EngineSettings(Message, frozen=True):
 class GenerateRequest(Message, frozen=True, kw_only=True):
     """A request for one group: `num_completions` of one prompt, each up to `max_tokens` or one of `eos_ids`.
 
-    The same record passes from the caller to the engine. `Engine.cancel` takes its `request_id`. With a `seed` the same
-    engine, weights and settings give the same tokens, up to rounding that depends on other requests in the batch.
-    Raises ValueError for invalid values.
+    The same record passes from the caller to the engine. With a `seed` the same engine, weights and settings give the
+    same tokens, up to rounding that depends on other requests in the batch. Raises ValueError for invalid values.
     """
 
     prompt_ids: tuple[int, ...]
@@ -108,7 +104,6 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     max_tokens: int
     eos_ids: frozenset[int]
     seed: int | None = None
-    request_id: str = msgspec.field(default_factory=lambda: uuid4().hex)
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -179,8 +174,7 @@ class Engine(Protocol):
     async def generate(self, request: GenerateRequest) -> GenerationResult:
         """Generate one group. Canceling the caller ends the request.
 
-        Raises NonFiniteError if the model's logits are NaN, and WorkerTaskError if `cancel` ended the request before
-        its first token.
+        Raises NonFiniteError if the model's logits are NaN.
         """
         ...
 
@@ -221,10 +215,6 @@ class Engine(Protocol):
 
         Raises WorkerTaskError if the weights were discarded: the engine stays asleep.
         """
-        ...
-
-    def cancel(self, request_ids: Iterable[str]) -> None:
-        """End these requests early: their `generate` returns the tokens sampled so far, marked as aborted."""
         ...
 
     async def wait_broken(self) -> str:

@@ -1,6 +1,6 @@
 """The engine of an ensemble: the torch engine over several models that sample each token from their mixture.
 
-It serves the models with which it was opened and takes no new weights. Each expert has a separate cache over the same
+It serves the models with which it was opened. Each expert has a separate cache over the same
 rows and columns. An additional layer holds the evidence: each expert's likelihood of a row's text so far. It has a
 "head" for each expert and one number a column: the log-prob of the token that *follows* the column. So it is repeated,
 trimmed and joined with the rows, and its sum over the columns is log p_j(text so far).
@@ -17,40 +17,27 @@ Log-probs are in nats. The likelihood of a text is the sum of the log-probs of i
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import torch
 from torch import Tensor
 
-from ftis_node.algorithms.mixture import mixture_logprobs, posterior, text_logprobs
-from ftis_node.errors import EngineError, ModelError, WorkerTaskError
+from ftis_node.algorithms.mixture import mixture_logprobs, posterior
+from ftis_node.errors import ModelError
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.decode_loop import BatchDecoder, DecodeBatch
 from ftis_node.generation.engines.kv_cache import GrowingLayer, empty_cache, forward, use_grouped_attention
 from ftis_node.generation.engines.torch_engine import DEFAULT_MAX_BATCH, TorchEngine, load_served_model
 from ftis_node.models import ModelSource
 from ftis_node.telemetry.log import OnProgress, unwatched
-from ftis_node.workers.weight_store import probe_logprobs
 
 MAX_PREFILL_TOKENS = 2048  # prefill needs the logits of every prompt token, not only of the last
 
 
-@dataclass(frozen=True, slots=True)
-class MixtureWeights:
-    """The weights of experts: the `log_prior` of each in nats, and whether the text so far changes them.
-
-    Without `reads_prompt` that text begins with the completion, so the likelihood of the prompt has no effect. A text
-    that is only evaluated (`--text`) has no prompt.
-    """
-
-    log_prior: tuple[float, ...]
-    learns: bool = True
-    reads_prompt: bool = True
+MixtureMode: TypeAlias = Literal["posterior", "mean", "answer"]
+"""Weights of the experts: by the likelihood of prompt and text so far, equal, or by that of the text alone."""
 
 
 class MixtureCache:
@@ -73,24 +60,23 @@ class MixtureCache:
 class MixtureDecoder(BatchDecoder):
     """The decode loop of `models`, which have one tokenizer of `vocab_size` ids and are on one device."""
 
-    def __init__(self, models: Sequence[Any], *, vocab_size: int, weighing: MixtureWeights) -> None:
-        assert len(models) == len(weighing.log_prior) > 0
+    def __init__(self, models: Sequence[Any], *, vocab_size: int, mode: MixtureMode) -> None:
         super().__init__(models[0], vocab_size=vocab_size)
         self._models = tuple(models)
         widths = {model.get_output_embeddings().weight.shape[0] for model in models}
         self._num_logits = vocab_size if len(widths) > 1 else widths.pop()
-        self.weighing = weighing
+        self.mode = mode
 
     @property
     def _learns(self) -> bool:
-        return self.weighing.learns and len(self._models) > 1
+        return self.mode != "mean" and len(self._models) > 1
 
     def _empty_cache(self) -> MixtureCache:
         return MixtureCache([model.config for model in self._models])
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: MixtureCache) -> Tensor:
         """Return logits `[R, J, V]` of the last column; the cache grows by the columns of `ids` and their evidence."""
-        reads_on = self._learns and self.weighing.reads_prompt and ids.shape[1] > 1
+        reads_on = self._learns and self.mode != "answer" and ids.shape[1] > 1
         logits, evidence = [], []
         for model, expert_cache in zip(self._models, cache.experts, strict=True):
             every = forward(model, ids, mask, positions, expert_cache, logits_to_keep=0 if reads_on else 1)
@@ -111,7 +97,7 @@ class MixtureDecoder(BatchDecoder):
         if len(self._models) == 1:
             return super()._choose(logits[:, 0], batch, num_ids=num_ids)
         expert_logprobs = torch.log_softmax(logits.float(), dim=-1).transpose(0, 1)
-        log_prior = torch.tensor(self.weighing.log_prior, dtype=torch.float64, device=logits.device)
+        log_prior = torch.zeros(len(self._models), dtype=torch.float64, device=logits.device)  # uniform
         mixture = mixture_logprobs(expert_logprobs, posterior(log_prior, batch.cache.text_logprobs()))
         ids = super()._choose(mixture, batch, num_ids=num_ids)
         if self._learns:
@@ -130,11 +116,11 @@ def _next_logprobs(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
 
 
 class MixtureEngine(TorchEngine):
-    """The engine of `models` with one tokenizer, served as their mixture; see `base.Engine`."""
+    """The engine of `models` with one tokenizer; see `base.Engine`. Its completions alone are those of the mixture."""
 
     name = "mixture"
 
-    def __init__(self, models: Sequence[Any], settings: EngineSettings, weighing: MixtureWeights) -> None:
+    def __init__(self, models: Sequence[Any], settings: EngineSettings, mode: MixtureMode) -> None:
         if len(models) > 1:
             batch = max(1, (settings.max_batch or DEFAULT_MAX_BATCH) // len(models))
             prefill = min(settings.max_prefill_tokens, MAX_PREFILL_TOKENS)
@@ -143,47 +129,23 @@ class MixtureEngine(TorchEngine):
         for model in models[1:]:
             use_grouped_attention(model)
         self._models = tuple(models)
-        self._mixture = MixtureDecoder(models, vocab_size=settings.vocab_size, weighing=weighing)
+        self._mixture = MixtureDecoder(models, vocab_size=settings.vocab_size, mode=mode)
         self._decoder = self._mixture
 
-    def weigh(self, weighing: MixtureWeights) -> None:
-        """Use these weights from now on, and restart from the seed. No request may be in flight."""
+    def mix_by(self, mode: MixtureMode) -> None:
+        """Use this mode from now on. No request may be in flight."""
         assert not self._decoding and not self._waiting
-        self._mixture.weighing = weighing
-        self._seeds = random.Random(self._settings.seed)
-
-    async def probe(self, token_ids: Sequence[int]) -> list[float]:
-        """Return log-probs of `token_ids[1:]` under the mixture; see `base.Engine`."""
-        if self.is_asleep:
-            raise WorkerTaskError("the engine is asleep: wake it first")
-        return list(await self._compute(lambda: self._text_logprobs(token_ids)))
-
-    async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
-        raise EngineError("an ensemble cannot load new weights")
-
-    def _text_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        weighing = self._mixture.weighing
-        tokens = torch.tensor([probe_logprobs(model, token_ids) for model in self._models], dtype=torch.float64)
-        log_prior = torch.tensor(weighing.log_prior, dtype=torch.float64)
-        logprobs: list[float] = text_logprobs(tokens, log_prior, learns=weighing.learns).tolist()
-        return logprobs
+        self._mixture.mode = mode
 
 
 def open_mixture(
     sources: Sequence[ModelSource],
     settings: EngineSettings,
-    weighing: MixtureWeights,
+    mode: MixtureMode,
     *,
     on_progress: OnProgress = unwatched,
 ) -> MixtureEngine:
     """Load all models, which blocks for a while. Raises ModelError, MachineError and EngineError."""
-    return MixtureEngine(load_mixture(sources, settings, on_progress=on_progress), settings, weighing)
-
-
-def load_mixture(
-    sources: Sequence[ModelSource], settings: EngineSettings, *, on_progress: OnProgress = unwatched
-) -> list[Any]:
-    """Return the models of a mixture, in memory. Raises as `open_mixture`."""
     models = []
     for source in sources:
         on_progress(None, f"loading {source.name} into the mixture")
@@ -192,4 +154,4 @@ def load_mixture(
         if width < settings.vocab_size:
             raise ModelError(f"{source.name} has {width} embeddings for the {settings.vocab_size} ids of its tokenizer")
         models.append(model)
-    return models
+    return MixtureEngine(models, settings, mode)

@@ -1,4 +1,4 @@
-"""Checks of published weights by their header, and the in-place update of a served model.
+"""Checks of published weights by their header, and the update of a served transformers model, whole or its adapter.
 
 An engine copies tensors one by one into the served model and cannot undo that. So a file that is truncated, has another
 shape or lacks a tensor is refused before the first one is read. So are shared weights of the learner. A tied output
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ftis_node.errors import ModelError
 from ftis_node.models import ModelSource
-from ftis_node.models.adapter_folder import check_fits, read_adapter
+from ftis_node.models.adapter_folder import ADAPTER_FILE, AdapterSettings, check_fits, read_adapter
+from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.loading import outlined_causal_lm, tied_names
 from ftis_node.models.quantized import quantized_shapes
 from ftis_node.models.safetensors_file import check_tensors, read_header
@@ -110,3 +111,52 @@ def check_adapter(folder: Path, own: Shapes, *, max_rank: int | None) -> None:
     if settings.rank > max_rank:
         raise ModelError(f"the adapter in {folder} is of rank {settings.rank}: ranks from 1 to {max_rank} are served")
     check_fits(folder, settings, own)
+
+
+class ServedAdapter:
+    """The adapter of a transformers model, up to `max_rank` (None: none is served); without one the model is its base.
+
+    peft adds it once, and later versions replace its values. The base is never written to. So if its file has the
+    compute dtype, its tensors stay views of the mapped file. A learner of the same adapter on the same host maps the
+    same pages, and the base is in memory once.
+    """
+
+    def __init__(self, model: Any, shapes: Shapes, *, max_rank: int | None) -> None:
+        """`shapes` are those of the base's tensors by name."""
+        self._model = model
+        self._shapes = shapes
+        self._max_rank = max_rank
+        self._adapted: Any = None
+        self._settings: AdapterSettings | None = None
+
+    def load(self, folder: Path) -> dict[str, int]:
+        """Serve the adapter in `folder`. Returns the checksums of its tensors in the model.
+
+        Raises ModelError, with the model unchanged, for one that is incomplete, damaged or of another base.
+        """
+        check_adapter(folder, self._shapes, max_rank=self._max_rank)
+        settings, tensors = read_adapter(folder), read_tensors(folder / ADAPTER_FILE)
+        with quiet_library_logging():
+            from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
+            if settings != self._settings:
+                self.remove()
+                config = LoraConfig(
+                    r=settings.rank,
+                    lora_alpha=settings.alpha,
+                    target_modules=list(settings.targets),
+                    task_type="CAUSAL_LM",
+                    inference_mode=True,
+                )
+                self._adapted = get_peft_model(self._model, config, autocast_adapter_dtype=False).eval()
+                self._settings = settings
+            with torch.no_grad():
+                set_peft_model_state_dict(self._adapted, tensors)
+            held = get_peft_model_state_dict(self._adapted, save_embedding_layers=False)
+        return checksums_of({name: held[name] for name, value in tensors.items() if held[name].dtype == value.dtype})
+
+    def remove(self) -> None:
+        """Take the adapter away, so that the model is its base again."""
+        if self._adapted is not None:
+            self._adapted.unload()
+        self._adapted = self._settings = None

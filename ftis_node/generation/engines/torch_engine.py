@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,7 @@ from ftis_node.errors import EngineError, OutOfMemoryError, WorkerTaskError, fir
 from ftis_node.generation.engines.base import AWAKENED, EngineSettings, GenerateRequest, GenerationResult, settle
 from ftis_node.generation.engines.decode_loop import ActiveRequest, BatchDecoder
 from ftis_node.generation.engines.kv_cache import empty_cache, use_grouped_attention
-from ftis_node.generation.engines.published import load_in_place, load_shared_in_place, model_shapes
-from ftis_node.generation.engines.torch_adapter import ServedAdapter
+from ftis_node.generation.engines.published import ServedAdapter, load_in_place, load_shared_in_place, model_shapes
 from ftis_node.models import ModelSource, load_causal_lm, pick_device
 from ftis_node.models.adapter_folder import ADAPTER_FILE
 from ftis_node.models.loading import is_recurrent
@@ -81,7 +80,6 @@ class TorchEngine:
         self._loads: deque[_Load] = deque()
         self._sleepers: list[asyncio.Future[None]] = []
         self.is_asleep = False
-        self._cancelled: set[str] = set()
         self._opened = OpenedWeights(next(iter(model.parameters())).device)
         self._locked = LockedFiles()
         self._adapter = ServedAdapter(model, model_shapes(model), max_rank=settings.lora_rank)
@@ -146,10 +144,6 @@ class TorchEngine:
         """Return when the model ran out of memory: the failed allocations are not freed, so a retry would fail too."""
         return await self._broken
 
-    def cancel(self, request_ids: Iterable[str]) -> None:
-        self._cancelled.update(request_ids)
-        self._wake_driver()
-
     async def close(self) -> None:
         if self._driver is not None:
             self._driver.cancel()
@@ -192,7 +186,7 @@ class TorchEngine:
             self._on_progress()
 
     def _has_work(self) -> bool:
-        at_once = self._loads or self._decoding or self._sleepers or self._cancelled
+        at_once = self._loads or self._decoding or self._sleepers
         return bool(at_once or (self._waiting and not self.is_asleep))
 
     async def _fall_asleep(self) -> None:
@@ -253,15 +247,7 @@ class TorchEngine:
                 settle(job.answer, job.active.result())
 
     async def _clear_away(self) -> None:
-        """Resolve canceled requests with their tokens so far. Remove requests that have ended or have no caller."""
-        for job in (*self._waiting, *self._decoding):
-            if job.request.request_id not in self._cancelled:
-                continue
-            if job.active is None:
-                settle(job.answer, WorkerTaskError("the request was cancelled before its first token"))
-            else:
-                settle(job.answer, job.active.result())
-        self._cancelled.clear()
+        """Remove requests that have ended or whose caller was canceled."""
         left = [job.active for job in self._decoding if job.answer.done() and job.active is not None]
         if any(not active.has_ended for active in left):
             await self._compute(lambda: self._decoder.drop(left))

@@ -119,17 +119,6 @@ class VllmDriver:
             self._waiting.remove(job)
         self._abort([partial for partial in job.partials if partial.finish_reason is None])
 
-    def cut(self, request_ids: frozenset[str]) -> None:
-        """End these groups with their present tokens."""
-        for job in self._jobs:
-            if job.request.request_id not in request_ids:
-                continue
-            self.drop(job)
-            if job.partials and all(partial.token_ids for partial in job.partials):
-                job.finish()
-            else:
-                settle(job.result, WorkerTaskError("the request was cancelled before its first token"))
-
     def load(self, load: Callable[[VllmCore], dict[str, int]], version: int) -> dict[str, int]:
         """Serve other full weights, which `load` loads, from the next step on. Returns its result, the checksums.
 

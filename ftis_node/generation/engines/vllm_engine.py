@@ -12,7 +12,7 @@ import os
 import random
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -172,9 +172,6 @@ class VllmEngine:
 
     async def wake(self) -> None:
         await self._call(self._driver.wake)
-
-    def cancel(self, request_ids: Iterable[str]) -> None:
-        self._driver.call(self._driver.cut, frozenset(request_ids))
 
     async def wait_broken(self) -> str:
         """Return when the core has failed, or its process has died."""

@@ -15,6 +15,7 @@ from ftis_node.config.manifest import RunManifest, load_manifest
 from ftis_node.errors import ConfigError, FileError, FtisError
 from ftis_node.files import parse_json, read_text
 from ftis_node.node.exchange.messages import OwnGroup, PublishedGroup, TakeAnswer, TakenGroup, TakeRequest
+from ftis_node.node.http_api.node_client import read_status
 
 OK: Final = 200
 MAX_ANSWER_BYTES: Final = 128 << 20
@@ -53,18 +54,15 @@ class ExchangeClient:
     def connect(self) -> ExchangeNode:
         """Return what the node is. Raises ConfigError if no node of the role `exchange` answers."""
         advice = f"start it: ftis-node join --role exchange --home {self._home.root}"
+        if self._home.running_url() is None:
+            raise ConfigError(f"no node runs on {self._home.root}: {advice}")
         try:
-            status, body = self._call("GET", "/status", None)
-            document = parse_json(body, source="the status") if status == OK else {}
-            node, tokenizer = document["node"], str(document["model"]["tokenizer_fingerprint"])
-            role = str(node["role"])
-        except LinkError as error:
+            status = read_status(self._home)
+        except FtisError as error:
             raise ConfigError(f"no exchange node answers ({error}): {advice}") from None
-        except (FileError, KeyError, TypeError) as error:
-            raise ConfigError(f"the node in {self._home.root} has no readable status ({error}): {advice}") from None
-        if role != ROLE:
-            raise ConfigError(f"the node in {self._home.root} has the role {role}: {advice}")
-        return ExchangeNode(load_manifest(str(self._home.run_toml)), tokenizer)
+        if status.node.role != ROLE:
+            raise ConfigError(f"the node in {self._home.root} has the role {status.node.role}: {advice}")
+        return ExchangeNode(load_manifest(str(self._home.run_toml)), status.model.tokenizer_fingerprint)
 
     def publish(self, group: OwnGroup) -> PublishedGroup:
         """Publish a group. Raises LinkError, RefusedGroupError."""
@@ -75,7 +73,7 @@ class ExchangeClient:
         return self._post("/exchange/take", TakeRequest(count), TakeAnswer).groups
 
     def _post(self, path: str, message: OwnGroup | TakeRequest, kind: type[Answer]) -> Answer:
-        status, body = self._call("POST", path, msgspec.msgpack.encode(message))
+        status, body = self._call(path, msgspec.msgpack.encode(message))
         if status != OK:
             raise _refusal(status, body)
         try:
@@ -83,10 +81,9 @@ class ExchangeClient:
         except msgspec.MsgspecError as error:
             raise LinkError(f"the node's answer to {path} is unreadable: {error}") from None
 
-    def _call(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+    def _call(self, path: str, body: bytes) -> tuple[int, bytes]:
         try:
-            url = self._home.running_url()
-            token = "" if body is None else read_text(self._home.control_token)
+            url, token = self._home.running_url(), read_text(self._home.control_token)
         except (OSError, FileError) as error:
             raise LinkError(f"the home {self._home.root} cannot be read: {error}") from None
         if url is None:
@@ -94,17 +91,16 @@ class ExchangeClient:
         address = urlsplit(url)
         connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=self._timeout_s)
         try:
-            connection.request(method, path, body, {TOKEN_HEADER: token} if token else {})
+            connection.request("POST", path, body, {TOKEN_HEADER: token})
             response = connection.getresponse()
             answer = response.read(MAX_ANSWER_BYTES + 1)
-            status = response.status
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise LinkError(f"the node at {url} does not answer: {error or type(error).__name__}") from None
         finally:
             connection.close()
         if len(answer) > MAX_ANSWER_BYTES:
             raise LinkError(f"the node's answer to {path} has more than {MAX_ANSWER_BYTES} bytes")
-        return status, answer
+        return response.status, answer
 
 
 def _refusal(status: int, body: bytes) -> FtisError:

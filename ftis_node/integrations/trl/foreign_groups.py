@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from ftis_node.algorithms.advantages import group_advantages
 from ftis_node.errors import ConfigError, RecordError
@@ -85,13 +86,8 @@ def _stacked(first: Tensor, second: Tensor, *, fill: float, left: bool) -> Tenso
 
 
 def _matrix(rows: Sequence[NDArray[np.generic]], dtype: torch.dtype, *, left: bool = False) -> Tensor:
-    width = max(map(len, rows))
-    matrix = torch.zeros((len(rows), width), dtype=dtype)
-    for line, row in enumerate(rows):
-        matrix[line, slice(width - len(row), width) if left else slice(len(row))] = torch.tensor(
-            row.tolist(), dtype=dtype
-        )
-    return matrix
+    tensors = [torch.tensor(row.tolist(), dtype=dtype) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_side="left" if left else "right")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,8 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings, SwarmSection
 from ftis_node.config.workers import GenerationSection, LearnerSection, LoraSection
 from ftis_node.errors import MachineError
-from ftis_node.evaluation.ensemble import evaluate_ensemble
+from ftis_node.evaluation.ensemble import MIXTURES, MODES, evaluate_ensemble
 from ftis_node.evaluation.members import Member
-from ftis_node.evaluation.saved_ensemble import MIXTURES, MODES
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.byzantine import ByzantineNode
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessNodeFactory

@@ -12,8 +12,7 @@ from ftis_node.config.home_files import last_settings
 from ftis_node.errors import ConfigError
 from ftis_node.models import PromptSettings, load_tokenizer, resolve_model
 from ftis_node.models.gguf import SUFFIX
-from ftis_node.models.gguf_export import GgufKind, architecture_of, write_gguf
-from ftis_node.models.modelfile import modelfile
+from ftis_node.models.gguf_export import GgufKind, architecture_of, modelfile, write_gguf
 
 MODELFILE = "Modelfile"
 
