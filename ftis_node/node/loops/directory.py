@@ -117,7 +117,6 @@ class DirectoryLoop:
             clock_skew_s=gossip.clock_skew_s,
             addresses=gossip.addresses,
             advice=self.peers.registry.other_versions(members).advice,
-            release=self.peers.registry.newer_release(members),
         )
         for level, text in messages:
             log.log(level, "%s", text)

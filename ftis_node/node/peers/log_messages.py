@@ -36,7 +36,6 @@ class SwarmLogMessages:
         self._last_logged: tuple[str, str] | None = None
         self._clock_is_off = False
         self._was_advised = False
-        self._was_advised_release = False
 
     def lines(
         self,
@@ -45,12 +44,11 @@ class SwarmLogMessages:
         clock_skew_s: float | None,
         addresses: Sequence[str],
         advice: str = "",
-        release: str = "",
     ) -> Iterator[LogLine]:
         """Yield the log lines for the present state.
 
         `clock_skew_s` is the peers' clocks minus this machine's, None before a peer was met. `advice` says what to do
-        if most members have a newer wire version; it is logged once per start. So is `release`, about a newer release.
+        if most members have a newer wire version; it is logged once per start.
         """
         message = (str(state.state), _gist(state))
         if message != self._last_logged and state.state is not SwarmPhase.STARTING:
@@ -61,9 +59,6 @@ class SwarmLogMessages:
         if advice and not self._was_advised:
             self._was_advised = True
             yield LogLine(logging.WARNING, advice)
-        if release and not self._was_advised_release:
-            self._was_advised_release = True
-            yield LogLine(logging.INFO, release)
 
     def _clock(self, skew_s: float) -> Iterator[LogLine]:
         off_s = abs(skew_s)

@@ -47,13 +47,3 @@ def test_a_wrong_clock_is_logged_once_and_again_when_it_is_correct():
     assert [len(lines) for lines in logged] == [0, 1, 0, 0, 1, 0, 1]
     assert logged[1][0].startswith("this machine's clock is 1.2 s behind the peers', they refuse us at 3 s")
     assert logged[6][0].startswith("this machine's clock is 4.0 s ahead of the peers', they refuse what we send")
-
-
-def test_a_newer_release_is_logged_once():
-    messages, state = SwarmLogMessages(), SwarmState(SwarmPhase.STARTING, "")
-    texts = [
-        line.text
-        for release in ("", "2 of 3 run 2", "3 of 3 run 2")
-        for line in messages.lines(state, clock_skew_s=None, addresses=[], release=release)
-    ]
-    assert texts == ["2 of 3 run 2"]
