@@ -94,11 +94,6 @@ class PullQueue:
     def num_in_flight(self) -> int:
         return len(self._in_flight)
 
-    @property
-    def num_missed(self) -> int:
-        """Return the number of items whose announcement this node missed."""
-        return sum(known.item.is_repair for known in self._by_id.values())
-
     def add(self, item: PullItem, *, holder: str) -> bool:
         """Add a group that `holder` announced, or a further holder of a known one; return whether it is new."""
         known = self._by_id.get(item.id)
@@ -127,22 +122,20 @@ class PullQueue:
         most: int,
         need: int | None,
         max_bytes: int,
-        most_of: Callable[[str], int] | None = None,
         may_ask: Callable[[str], bool] = lambda _: True,
         is_meant: Callable[[PullItem], bool] = lambda _: True,
     ) -> PullRequest | None:
         """Return the next request of at most `most` groups and `max_bytes` announced bytes; None if none is due.
 
-        `most_of` returns a lower limit on the groups for one peer. `need` is the number of groups that the learner
-        lacks beside the assigned ones; None: all. Items that are not assigned must satisfy `is_meant`.
+        `need` is the number of groups that the learner lacks beside the assigned ones; None: all. Items that are not
+        assigned must satisfy `is_meant`.
         """
         for source in list(self._num_assigned if need == 0 else self._waiting):
             if not may_ask(source.peer_id):
                 continue
-            limit = most if most_of is None else min(most, most_of(source.peer_id))
-            share = limit if need is None else -(-need // len(self._waiting))  # sources take turns
+            share = most if need is None else -(-need // len(self._waiting))  # sources take turns
             meant = [k for k in self._waiting[source].values() if k.item.is_assigned or is_meant(k.item)]
-            chosen = self._choose(meant, most=limit, num_others=min(limit, share), max_bytes=max_bytes)
+            chosen = self._choose(meant, most=most, num_others=min(most, share), max_bytes=max_bytes)
             if chosen:
                 return self._send_off(source, chosen)
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -22,7 +23,6 @@ from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import validated_domain
-from ftis_node.telemetry.health_summary import used_by_peers
 from ftis_node.telemetry.terminal_text import printable
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,6 @@ MAX_OTHERS_READ = 32  # records of peers that are listed and not connected: they
 MAX_READS_IN_FLIGHT = 8  # of records in the directory
 MAX_NAMED = 4  # peers in one log line
 ID_TAIL = 8
-SAID_AFTER_S = 600.0
 RECORD_PERIOD_S = 30.0
 RECORD_LIVES_PERIODS = 4  # a record survives this many missed renewals
 
@@ -53,10 +52,8 @@ class DirectoryLoop:
     def __post_init__(self) -> None:
         self._members: set[str] = set()
         self._words = SwarmLogMessages()
-        self._late: dict[str, None] = {}  # members whose records were not read in time
         self._is_due = asyncio.Event()  # set: renew the record now
         self.record_period_s = RECORD_PERIOD_S
-        self._started_at, self._has_said = time.monotonic(), False
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -83,19 +80,7 @@ class DirectoryLoop:
             self._report_changes(present)
             await self.refusals.update()
             self.peers.registry.own_record = self.own_record.make()
-            self._say_who_used()
             await pause(MEMBER_LOOKUP_INTERVAL_S)
-
-    def _say_who_used(self) -> None:
-        """Log once, some minutes after the start, what peers have trained on."""
-        if self._has_said or time.monotonic() < self._started_at + SAID_AFTER_S:
-            return
-        self._has_said = True
-        used = self.peers.receipts.figures(now=time.time())
-        if used.recent_groups:
-            log.info("%s", used_by_peers(used))
-        elif self._members:
-            log.info("no peer has trained on a group of this node since yesterday: `ftis-node peers` shows who refuses")
 
     def _log_changes(self, present: set[str]) -> None:
         for peers, what in ((present - self._members, "joined"), (self._members - present, "left")):
@@ -138,23 +123,20 @@ class DirectoryLoop:
     async def _read_records(self, *, limit_s: float) -> None:
         """Read the members' records, for `limit_s` at most: this node's own one must be renewed before it expires.
 
-        Those that were not read in time come first the next time, and of these the ones whose read did not begin.
+        Their order is random, so those that were not read in time delay no others the next time.
         """
         in_flight = asyncio.Semaphore(MAX_READS_IN_FLIGHT)
         others = [peer for peer in await self.gossip.known_members() if peer not in self._members]
-        present, late = dict.fromkeys([*self._members, *others[:MAX_OTHERS_READ]]), self._late
-        self._late = {peer: None for peer in (*late, *present) if peer in present}
 
         async def read(peer_id: str) -> None:
             async with in_flight:
-                self._late[peer_id] = self._late.pop(peer_id)  # to the end
                 with waiting_for("a peer's record", endless=False), self.gossip.guard.work_for(peer_id, Place.RECORD):
                     await self._read_record(peer_id)
-            del self._late[peer_id]
 
+        present = {*self._members, *others[:MAX_OTHERS_READ]}
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
-                for peer_id in list(self._late):
+                for peer_id in random.sample(sorted(present), len(present)):
                     tasks.create_task(read(peer_id), name=f"record-{peer_id[-6:]}")
 
     async def _read_record(self, peer_id: str) -> None:

@@ -9,7 +9,6 @@ continues at its position.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ from ftis_node.tasks.base import Task, TaskItem
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.tasks.scoring_worker import ScoringCost
 
-log = logging.getLogger(__name__)
 MAX_TRIES = 1 << 14  # problems in a row without one to generate for
 MAX_ATTEMPTS = 6  # of one prompt: over half a minute
 RETRY_PAUSE = ExponentialBackoff(first_s=1.0, ceiling_s=30.0)

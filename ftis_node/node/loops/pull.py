@@ -29,12 +29,11 @@ from ftis_node.node.loops.confirm import ConfirmationLoop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.peers.announcements import AnnouncementHandler, AssignmentMembers
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.request_slots import MAX_PEERS, PullSlots
+from ftis_node.node.peers.request_slots import PullSlots
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import waiting, waiting_for
 from ftis_node.node.training.step_shares import StepShares
 from ftis_node.swarm.demand import ANY, STEPS_IN_STOCK, DomainPortion, PullDemand, portions, pull_demand
-from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pull_queue import PullItem, PullRequest
 from ftis_node.swarm.rate_limits import TokenBucket
@@ -82,7 +81,6 @@ class PullLoop:
         self._most = min(PULL_BATCH, GossipLimits().max_request_bytes // largest)
         rate = self.context.settings.swarm.max_download_bytes_per_s
         self._allowance = TokenBucket(rate_per_s=rate, burst=rate * BURST_S) if rate else None
-        self._group_s = LruDict[str, float](MAX_PEERS)  # seconds for a group in the last pull from a peer
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -126,7 +124,6 @@ class PullLoop:
             await self._slots.wait()
             batch = self._queue.next_request(
                 most=self._most,
-                most_of=self._most_of,
                 need=None if need is None else need - num_pulled,
                 max_bytes=MAX_BATCH_BYTES,
                 may_ask=self._slots.may_ask,
@@ -138,11 +135,6 @@ class PullLoop:
             self._slots.take(batch.source.peer_id)
             await self._keep_to_budget(batch)
             tasks.create_task(self._pull_and_release(batch), name=f"pull-{batch.source.peer_id[-6:]}")
-
-    def _most_of(self, peer_id: str) -> int:
-        """Return how many groups to request from a peer, so that its answer takes half of the time limit."""
-        group_s = self._group_s.get(peer_id)
-        return max(1, int(PULL_TIMEOUT_S / 2 / group_s)) if group_s else PULL_BATCH
 
     def _portions(self, need: int | None) -> Sequence[DomainPortion]:
         """Return the portions to pull, in order: missing groups inside and outside the preferred domain, then any."""
@@ -208,10 +200,7 @@ class PullLoop:
     async def _pull(self, batch: PullRequest) -> list[ValidationResult]:
         peer_id, as_text = batch.source
         ids = [item.id for item in batch.items]
-        began_at = time.monotonic()
         fetched = await self.gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=PULL_TIMEOUT_S)
-        if fetched.bodies:
-            self._group_s[peer_id] = (time.monotonic() - began_at) / len(fetched.bodies)
         self._spend_the_rest(batch, fetched.bodies)
         requested = None if as_text else frozenset(ids)  # a group as text has a different id
         judged = [self.intake.submit(data, origin=peer_id, requested=requested) for data in fetched.bodies]

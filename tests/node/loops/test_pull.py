@@ -151,34 +151,6 @@ async def test_the_rest_of_a_broken_reply_is_requested_again_from_its_sender(tmp
         assert bob.parts.peers.row(identity_of(1).peer_id)["reasons"] == {}
 
 
-async def test_a_slow_peer_is_asked_for_as_many_groups_as_it_can_send(tmp_path, monkeypatch):
-    """It sends a group in half of the time limit; the first pull ends at the limit with one."""
-    monkeypatch.setattr(request_slots, "FAILED_REST_S", 0.1)
-    monkeypatch.setattr(pull, "PULL_TIMEOUT_S", 0.4)
-    monkeypatch.setattr(pull, "GATHER_S", 0.3)
-    swarm, ended, sizes = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), list[int](), list[int]()
-    async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob:
-        fetch = bob.gossip.fetch
-
-        async def fetch_slowly(peer_id, ids, **how):
-            fetched = await fetch(peer_id, ids, **how)
-            if ended:
-                sizes.append(len(ids))
-            if ended or len(ids) > 1:  # the first pulls are of one group each
-                await asyncio.sleep(0.2)
-            if len(ids) == 1:
-                return fetched
-            ended.append(len(ids))
-            return Fetched(fetched.bodies[:1], FetchOutcome.TIMED_OUT)
-
-        monkeypatch.setattr(bob.gossip, "fetch", fetch_slowly)
-        await swarm.publish(alice, 8)
-        await eventually(lambda: held(bob) == 8)
-        assert set(sizes) == {1}
-        assert bob.parts.peers.row(identity_of(1).peer_id)["reasons"] == {}
-        assert not bob.wiring.pull._slots.backoff.has_failed(identity_of(1).peer_id)
-
-
 async def test_an_unconfirmed_group_is_announced_again(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, message: (
