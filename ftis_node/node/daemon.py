@@ -26,30 +26,10 @@ not depend on the role. The proof of weights is the log-probs of fixed tokens, b
     generator   learner --offer, chunks--> [follow] --> engine; task --> [generate] --> [publish] --> [intake], gossip
                                                         slots freed <-- [deliver] <-- confirmations of peers
 
-    | loop       | consumes               | produces                           |
-    |------------|------------------------|------------------------------------|
-    | generate   | prompts, free slots    | scored groups                      |
-    | publish    | scored groups          | envelopes to intake, announcements |
-    | reannounce | unconfirmed groups     | announcements                      |
-    | pull       | announcements          | envelopes to intake, confirmations |
-    | shards     | announcements counted  | subscriptions, catch-up            |
-    | intake     | envelopes              | READY groups, refusals             |
-    | train      | groups of one step     | weights n+1, evaluations           |
-    | check      | an own new group       | the mismatch in the next report    |
-    | audit      | a peer's new group     | a lower reputation on false claims |
-    | offer      | weights n+1, proof     | signed offer, chunks               |
-    | follow     | the learner's offers   | weights n+1 in the engine          |
-    | deliver    | confirmations          | freed slots                        |
-    | directory  | own and peers' records | peer table, catch-up               |
-    | peers      | connected peers        | peers.sqlite, a buffer in bounds   |
-    | disk_space | the home's files       | free disk space, else a pause      |
-    | pause      | commands, the schedule | a pause: the workers' memory free  |
-    | status     | gauges                 | snapshot, metrics                  |
-
-One TaskGroup owns all loops. The first loop that fails or returns ends the node with its error. A signal stops the
-node cleanly: loops, workers, network and scorer stop concurrently. The node also stops cleanly when its budget is used
-up, after the last training step or a generator's last group. `task_monitor.py` records what each loop waits for. The
-watchdog reports a loop that makes no progress.
+Each file in `loops/` says what its loops do. One TaskGroup owns all loops, and the first that fails or returns ends the
+node with its error. A signal stops the node cleanly: loops, workers, network and scorer stop concurrently. The node
+also stops cleanly when its budget is used up, after the last training step or a generator's last group.
+`task_monitor.py` records what each loop waits for. The watchdog reports a loop that makes no progress.
 """
 
 from __future__ import annotations
@@ -78,13 +58,17 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2
 LEARNER = "learner worker"
-OF_ALL = ("intake", "directory", "peers", "disk_space")
+OF_ALL = ("intake", "directory_loop", "peers_loop", "disk_space_loop")
+GENERATING = ("generate_loop", "publish_loop", "reannounce_loop")
+PULLING = ("pull", "shards_loop")
+COMPARING = ("check_loop", "audit_loop")
 LOOPS_OF_ROLE: dict[Role, tuple[str, ...]] = {
-    "full": (*OF_ALL, "pause", "generate", "publish", "reannounce", "pull", "shards", "check", "audit"),
-    "learner": (*OF_ALL, "pause", "pull", "shards", "check", "audit", "offer"),
-    "generator": (*OF_ALL, "pause", "generate", "publish", "reannounce", "follow", "deliver"),
-    "exchange": (*OF_ALL, "publish", "reannounce", "pull", "shards", "deliver"),
+    "full": (*OF_ALL, "pause_loop", *GENERATING, *PULLING, *COMPARING),
+    "learner": (*OF_ALL, "pause_loop", *PULLING, *COMPARING, "offer_loop"),
+    "generator": (*OF_ALL, "pause_loop", *GENERATING, "follow_loop", "deliver_loop"),
+    "exchange": (*OF_ALL, "publish_loop", "reannounce_loop", *PULLING, "deliver_loop"),
 }
+"""The attributes of `Wiring` that a role runs beside the status loop and the train loop."""
 
 
 async def run_node(
@@ -198,24 +182,8 @@ async def _prepare_role(wiring: Wiring) -> None:
 
 def loops_of_role(wiring: Wiring) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
     """Return the loops of the node's role by name, without the status loop and the train loop, which ends."""
-    loops: dict[str, Callable[[], Coroutine[None, None, None]]] = {
-        "audit": lambda: wiring.audit_loop.run(),
-        "check": lambda: wiring.check_loop.run(),
-        "deliver": lambda: wiring.deliver_loop.run(),
-        "directory": lambda: wiring.directory_loop.run(),
-        "disk_space": lambda: wiring.disk_space_loop.run(),
-        "follow": lambda: wiring.follow_loop.run(),
-        "generate": lambda: wiring.generate_loop.run(),
-        "intake": lambda: wiring.intake.run(),
-        "offer": lambda: wiring.offer_loop.run(),
-        "pause": lambda: wiring.pause_loop.run(),
-        "peers": lambda: wiring.peers_loop.run(),
-        "publish": lambda: wiring.publish_loop.run(),
-        "pull": lambda: wiring.pull.run(),
-        "reannounce": lambda: wiring.reannounce_loop.run(),
-        "shards": lambda: wiring.shards_loop.run(),
-    }
-    return {name: loops[name] for name in LOOPS_OF_ROLE[wiring.context.settings.role]}
+    attributes = LOOPS_OF_ROLE[wiring.context.settings.role]
+    return {name.removesuffix("_loop"): getattr(wiring, name).run for name in attributes}
 
 
 async def _until_done(wiring: Wiring, *, last_step: int | None) -> None:

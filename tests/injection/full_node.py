@@ -24,7 +24,7 @@ from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node import daemon
 from ftis_node.node.daemon import run_node
 from ftis_node.node.loops import backfill, directory, pull, status, upkeep
-from ftis_node.node.loops.audit import AuditLoop
+from ftis_node.node.loops.compare import AuditLoop
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.peers import announcements

@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ftis_node.backoff import BackoffTable, doubling
-from ftis_node.gossip import FetchOutcome, Gossip
-from ftis_node.node.context import NodeContext
+from ftis_node.gossip import FetchOutcome
 from ftis_node.node.peers.announcements import MAX_SENDERS, AnnouncementHandler
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.request_slots import ANSWERED, Pace, QuerySlots
 from ftis_node.node.supervision.task_monitor import pause, waiting
 from ftis_node.node.training.step_shares import StepShares
@@ -47,13 +46,10 @@ EVERYBODYS_PER_MINUTE = 3.0
 
 
 @dataclass(eq=False, repr=False)
-class BackfillLoop:
+class BackfillLoop(NodePart):
     """Loop that queries members and passes their answers to the announcement handler."""
 
-    context: NodeContext
     announcements: AnnouncementHandler
-    gossip: Gossip
-    peers: PeerManager
     step_shares: StepShares
 
     def __post_init__(self) -> None:

@@ -11,14 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip import Gossip
-from ftis_node.node.context import NodeContext
 from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.peers.log_messages import SwarmLogMessages
-from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.own_record import OwnRecord
+from ftis_node.node.peers.node_part import NodePart
+from ftis_node.node.peers.own_record import OwnRecord, release_differences
 from ftis_node.node.peers.refusal_reports import RefusalReporter
-from ftis_node.node.peers.releases import release_differences
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.swarm.peer_guard import Place
@@ -36,15 +33,12 @@ RECORD_LIVES_PERIODS = 4  # a record survives this many missed renewals
 
 
 @dataclass(eq=False, repr=False)
-class DirectoryLoop:
+class DirectoryLoop(NodePart):
     """Loop with two periods: it checks for new members every second; every period it renews and reads records.
 
     `backfill` gets new members and their records. It is None in a generator node, which pulls no groups.
     """
 
-    context: NodeContext
-    gossip: Gossip
-    peers: PeerManager
     own_record: OwnRecord
     backfill: BackfillLoop | None
     refusals: RefusalReporter

@@ -22,11 +22,9 @@ from ftis_node import __version__
 from ftis_node.config.disk_room import is_disk_full
 from ftis_node.config.limits import MAX_READY_BYTES
 from ftis_node.files import replace_file
-from ftis_node.gossip import Gossip
-from ftis_node.node.context import NodeContext
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.node.protocols import Generation, Learning
-from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.supervision.task_monitor import pause
 from ftis_node.node.supervision.watchdog import Watchdog
@@ -87,18 +85,15 @@ def not_ready(states: Mapping[str, str], *, swarm_state: str, swarm_reason: str)
 
 
 @dataclass(eq=False, repr=False)
-class StatusLoop:
+class StatusLoop(NodePart):
     """Loop that takes the snapshots. All views show `latest`; `first` is the snapshot at the start.
 
     `watchdog` checks that the loops make progress. `http_refused` counts the requests that the HTTP ports refused, by
     reason.
     """
 
-    context: NodeContext
-    store: Store
     generation: Generation
     learner: Learning
-    gossip: Gossip
     swarm: SwarmReporter
     slots: SlotPool
     watchdog: Watchdog
@@ -215,8 +210,8 @@ class StatusLoop:
                 groups_without_reward=self.context.state.groups_without_reward,
                 sample=self.context.state.sample,
                 last_group_at=self._last_group.at,
-                turns_made=self.swarm.peers.counters.turns_made["num_turns"],
-                observations_made=self.swarm.peers.counters.turns_made["num_observations"],
+                turns_made=self.peers.counters.turns_made["num_turns"],
+                observations_made=self.peers.counters.turns_made["num_observations"],
             ),
             learner=self._learner_status(counts),
             swarm=self.swarm.status(members=self._members),
@@ -240,7 +235,7 @@ class StatusLoop:
         )
 
     def _learner_status(self, counts: BufferFigures) -> LearnerStatus:
-        client, counters = self.learner, self.swarm.peers.counters
+        client, counters = self.learner, self.peers.counters
         fields: dict[str, Any] = {}
         if report := counters.last_report:
             fields |= {name: getattr(report, name) for name in StepFigures.__struct_fields__}

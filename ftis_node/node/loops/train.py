@@ -17,11 +17,9 @@ from msgspec.structs import replace
 from ftis_node.errors import WorkerDiedError, WorkerError, WorkerTaskError
 from ftis_node.learner.client import OnPublished
 from ftis_node.learner.messages import LearnerState, TrainGroup, TrainReply
-from ftis_node.node.context import NodeContext
 from ftis_node.node.pausing.gate import PauseBeganError
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.protocols import Generation, Learning
-from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import waiting, waiting_for
 from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.training.group_limits import SlotPool
@@ -40,24 +38,21 @@ MAX_LOST_STEPS = 2 * MAX_FAILED_STEPS  # of own groups in a row, before the firs
 
 
 @dataclass(eq=False, repr=False)
-class TrainLoop:
+class TrainLoop(NodePart):
     """Loop that trains one step at a time, up to `last_step` if it is not None.
 
     `deliver` gets the weights of each step. `takes_turns`: the workers use one GPU's memory alternately.
     """
 
-    context: NodeContext
-    store: Store
-    gate: StepGate
     learner: Learning
-    generation: Generation
-    deliver: DeliverWeights
-    slots: SlotPool
-    peers: PeerManager
     end_ids: tuple[int, ...]
     observation_form: tuple[int, ...]
+    generation: Generation
+    slots: SlotPool
     reporter: StepReporter
     evaluator: Evaluator
+    gate: StepGate
+    deliver: DeliverWeights
     takes_turns: bool
     last_step: int | None
 

@@ -20,13 +20,11 @@ from dataclasses import dataclass
 
 from ftis_node.config.roles import MAX_PENDING_VERSIONS
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
-from ftis_node.gossip import FetchOutcome, Gossip
+from ftis_node.gossip import FetchOutcome
 from ftis_node.models import ModelSource, PromptTokenizer, model_fingerprint, parameter_count
-from ftis_node.node.context import NodeContext
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.request_slots import ANSWERED
 from ftis_node.node.protocols import Generation, serves_adapters
-from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import pause, waiting, waiting_for
 from ftis_node.node.training.evaluator import Evaluator
@@ -45,17 +43,13 @@ DOWNLOAD = "the download of weights"
 
 
 @dataclass(eq=False, repr=False)
-class FollowLoop:
+class FollowLoop(NodePart):
     """Loop that follows one learner. Call `resume` before `run`."""
 
-    context: NodeContext
-    store: Store
     source: ModelSource
     tokenizer: PromptTokenizer
-    gossip: Gossip
     generation: Generation
     evaluator: Evaluator
-    peers: PeerManager
 
     def __post_init__(self) -> None:
         self._settings = self.context.settings.roles

@@ -11,9 +11,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ftis_node.gossip import Gossip
-from ftis_node.node.context import NodeContext
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.swarm.reasons import advice_for, sentence
 from ftis_node.swarm.refusals import RefusalLog, RefusedSender, RefusingPeers
 from ftis_node.swarm.reputation import BY_OPERATOR
@@ -26,12 +24,8 @@ NAME_WIDTH, REASON_WIDTH, ID_TAIL = 24, 32, 8
 
 
 @dataclass(eq=False, repr=False)
-class RefusalReporter:
+class RefusalReporter(NodePart):
     """Reporter of both directions. The peers loop calls `update` once a second."""
-
-    context: NodeContext
-    gossip: Gossip
-    peers: PeerManager
 
     def __post_init__(self) -> None:
         self._refused: Sequence[RefusedSender] = ()
@@ -46,39 +40,29 @@ class RefusalReporter:
         self._refusing = self._claims.update(self._claims_of(known), now=now)
         begun, ended = self._log_refused.news(self._refused, now=now)
         for sender in begun:
-            self._report_refused(sender)
+            if sender.reason != BY_OPERATOR:  # who knows it
+                self._report("peer_refused", sender, "the groups of %s are refused as %s")
         for peer_id in ended:
             log.info("the groups of %s are no longer refused", self._label(peer_id))
         begun, ended = self._log_refusing.news(self._refusing, now=now)
         for peer in begun:
-            self._report_refusing(peer)
+            self._report("refused_by", peer, "%s refuses this node's groups as %s")
         for peer_id in ended:
             log.info("%s no longer refuses this node's groups", self._label(peer_id))
 
     def refused(self) -> list[RefusalStatus]:
         """Return the senders that this node refuses, those with most groups first."""
-        return self._statuses(self._refused)
+        return [self._status(sender) for sender in self._refused[:MAX_SHOWN]]
 
     def refused_by(self) -> list[RefusalStatus]:
         """Return the peers that say that they refuse this node's groups."""
-        return self._statuses(self._refusing)
+        return [self._status(peer) for peer in self._refusing[:MAX_SHOWN]]
 
-    def _report_refused(self, sender: RefusedSender) -> None:
-        if sender.reason == BY_OPERATOR:  # who knows it
-            return
-        words = _words(sender)
-        self.context.events.write(
-            "peer_refused", peer=sender.peer_id, reason=sender.reason, num_groups=sender.num_groups
-        )
-        log.warning("the groups of %s are refused as %s", self._label(sender.peer_id), words)
-
-    def _report_refusing(self, peer: RefusedSender) -> None:
-        words = _words(peer)
-        self.context.events.write("refused_by", peer=peer.peer_id, reason=peer.reason, num_groups=peer.num_groups)
-        log.warning("%s refuses this node's groups as %s", self._label(peer.peer_id), words)
-
-    def _statuses(self, senders: Sequence[RefusedSender]) -> list[RefusalStatus]:
-        return [self._status(sender) for sender in senders[:MAX_SHOWN]]
+    def _report(self, event: str, one: RefusedSender, line: str) -> None:
+        self.context.events.write(event, peer=one.peer_id, reason=one.reason, num_groups=one.num_groups)
+        groups = "1 group" if one.num_groups == 1 else f"{one.num_groups} groups"
+        why = f"{one.reason} ({sentence(one.reason)}; {groups}): {advice_for(one.reason)}"
+        log.warning(line, self._label(one.peer_id), why)
 
     def _claims_of(self, peer_ids: Collection[str]) -> dict[str, tuple[str, int]]:
         claims = {peer_id: self._claim_of(peer_id) for peer_id in peer_ids}
@@ -108,15 +92,6 @@ class RefusalReporter:
         return clipped(record.name, NAME_WIDTH) if record is not None else ""
 
     def _label(self, peer_id: str) -> str:
-        return peer_label(self._name(peer_id), peer_id)
-
-
-def peer_label(name: str, peer_id: str) -> str:
-    """Return a peer's name and the end of its id, for a line of text."""
-    tail = f"..{printable(peer_id)[-ID_TAIL:]}"
-    return f"peer {name} ({tail})" if name else f"peer {tail}"
-
-
-def _words(sender: RefusedSender) -> str:
-    groups = "1 group" if sender.num_groups == 1 else f"{sender.num_groups} groups"
-    return f"{sender.reason} ({sentence(sender.reason)}; {groups}): {advice_for(sender.reason)}"
+        """Return a peer's name and the end of its id, for a line of text."""
+        name, tail = self._name(peer_id), f"..{printable(peer_id)[-ID_TAIL:]}"
+        return f"peer {name} ({tail})" if name else f"peer {tail}"

@@ -1,4 +1,4 @@
-"""Registry of the peers that this node has met: their directory records and what each one sent, by peer id.
+"""Registry of the peers that this node has met, by peer id: their records, what each sent, and what each confirmed.
 
 Messages of a peer with another wire version are refused with the reason `version`, without a penalty. Updating the
 older of the two nodes resolves it.
@@ -14,16 +14,22 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.errors import RecordError, SchemaRecordError
 from ftis_node.learner.senders import SenderStats, add_up
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.parsing import SCHEMA
 from ftis_node.records.peer_messages import Receipt, Releases
+from ftis_node.swarm.delivery import MAX_UNVERIFIED, IdsByPeer
 from ftis_node.swarm.lru import LruDict
 
 MAX_PEERS = 4096
 MAX_KEPT_RECEIPTS = 256  # of one peer
 RECENT_STEPS = 20  # number of steps with groups of a peer over which `training` averages
+MAX_CONFIRMED = 1 << 16
+MAX_PENDING = 1024
+MAX_PAIRS = 1 << 14  # peers and groups; a group that is announced again is confirmed again, soon after
+REANNOUNCE_S = 10.0  # a group without a confirmation is announced again after this time
 UPDATE = "update ftis-node"
 
 
@@ -155,3 +161,28 @@ class PeerRegistry:
         """Return how many connected members use another wire version than this node."""
         known = (self.peers.get(peer_id) for peer_id in members)
         return count_other_versions((peer.wire_schema if peer else None for peer in known), ours=SCHEMA)
+
+
+class OwnGroupConfirmations:
+    """Own groups that peers confirmed. `pending` and `unverified` are the queues of the re-announce loop."""
+
+    def __init__(self, registry: PeerRegistry) -> None:
+        self._registry = registry
+        self.confirmed_ids = LruDict[bytes, None](MAX_CONFIRMED)
+        self.num_confirmed = 0
+        self._pairs = LruDict[tuple[str, bytes], None](MAX_PAIRS)
+        self.pending = BackoffTable[bytes](doubling(REANNOUNCE_S), capacity=MAX_PENDING)
+        self.unverified = IdsByPeer(capacity=MAX_UNVERIFIED)
+
+    def confirm(self, peer_id: str, group_id: bytes) -> bool:
+        """Note that `peer_id` has the group. Return True if it is the first peer that confirms the group."""
+        peer = self._registry.seen(peer_id)
+        if (peer_id, group_id) not in self._pairs:
+            peer.confirmed += 1
+            self._pairs[peer_id, group_id] = None
+        if group_id in self.confirmed_ids:
+            return False
+        self.confirmed_ids[group_id] = None
+        self.pending.discard(group_id)
+        self.num_confirmed += 1
+        return True

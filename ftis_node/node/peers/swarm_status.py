@@ -1,31 +1,35 @@
-"""The swarm section of the status: network state, peers, traffic and refusals."""
+"""The swarm as a node sees it: the section of its status, and the view of all nodes; also that view without a node."""
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ftis_node.gossip import Gossip
-from ftis_node.node.context import NodeContext
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.config.manifest import parse_canonical
+from ftis_node.errors import ConfigError
+from ftis_node.gossip.directory.lookup import RunSurvey
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.refusal_reports import RefusalReporter
 from ftis_node.node.peers.registry import PeerActivity
 from ftis_node.swarm.overview import RunSummary, SwarmView, make_view, swarm_row
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.status import SwarmStatus
 
+SURVEY_TIMEOUT_S = 60.0
+
 
 @dataclass(eq=False, repr=False)
-class SwarmReporter:
+class SwarmReporter(NodePart):
     """Reports the swarm as this node sees it: the status section, the rows of its peers, and the view of all nodes."""
 
-    context: NodeContext
-    gossip: Gossip
-    peers: PeerManager
     refusals: RefusalReporter
 
     def view(self) -> SwarmView:
@@ -98,3 +102,24 @@ class SwarmReporter:
             refused_by=self.refusals.refused_by(),
             used_by_peers=self.peers.receipts.figures(now=time.time()),
         )
+
+
+def view_of(survey: RunSurvey) -> SwarmView:
+    """Return the view of the directory's records. The time of a record is by its peer's clock."""
+    now = time.time()
+    rows = [swarm_row(record, seen_at=min(record.created_at, now)) for record in survey.records]
+    run = RunSummary(survey.run_id)
+    if survey.manifest is not None:
+        with suppress(ConfigError):  # a manifest of another version of ftis-node
+            run = RunSummary.of(parse_canonical(survey.manifest, source=f"run {survey.run_id}"))
+    return make_view(rows, run=run, now=now, num_unreadable=survey.num_unreadable)
+
+
+def survey_run(run_id: str, peers: tuple[str, ...]) -> SwarmView:
+    """Return the view of a run through `peers` (multiaddrs). Raise NetworkError if no member is found."""
+    from ftis_node.gossip.directory.lookup import survey_remotely
+    from ftis_node.gossip.settings import NetworkSettings
+
+    with tempfile.TemporaryDirectory(prefix="ftis-look-", ignore_cleanup_errors=True) as folder:
+        settings = NetworkSettings(sockets_dir=Path(folder), peers=peers)
+        return view_of(asyncio.run(survey_remotely(settings, run_id=run_id, timeout_s=SURVEY_TIMEOUT_S)))

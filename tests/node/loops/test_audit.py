@@ -13,9 +13,8 @@ import pytest
 from ftis_node.config.node import NodeSettings
 from ftis_node.learner.messages import AuditReply, TrainGroup
 from ftis_node.node.context import NodeState
-from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.protocols import NullLearner
-from ftis_node.node.wiring import NodeComponents
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Completion
 from ftis_node.records.identity import Identity
@@ -71,9 +70,8 @@ async def audited(
     with components(folder, settings=settings, model=model, learner=learner, state=state) as node:
         prepare(node)
         dice = dice or random.SystemRandom()
-        loop = AuditLoop(
-            *(node.context, node.learner, node.store, node.peers, node.gossip.guard, (), observation_form), dice=dice
-        )
+        loop = Wiring(node).audit_loop
+        loop.end_ids, loop.observation_form, loop.dice = (), observation_form, dice
         num_noted = len(notes_of(node))
         for group in offered:
             loop.offer(group)

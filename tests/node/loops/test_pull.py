@@ -12,7 +12,7 @@ from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.config.manifest import RunManifest
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.node.daemon import serve_last_groups
-from ftis_node.node.loops import backfill, pull, reannounce, shards
+from ftis_node.node.loops import backfill, publish, pull, shards
 from ftis_node.node.loops.confirm import BURST
 from ftis_node.node.peers import request_slots
 from ftis_node.node.peers.serve import announcement_of
@@ -30,7 +30,7 @@ WINDOW_S = 2.0  # so that messages gather although a busy machine pauses between
 def quick(monkeypatch):
     """Make periods short enough for tests."""
     monkeypatch.setattr(backfill, "PERIOD_S", 0.1)
-    monkeypatch.setattr(reannounce, "REANNOUNCE_PERIOD_S", 0.05)
+    monkeypatch.setattr(publish, "REANNOUNCE_PERIOD_S", 0.05)
     monkeypatch.setattr(shards, "SHARDS_INTERVAL_S", 0.3)
 
 
