@@ -30,7 +30,7 @@ from ftis_node.node.loops.publish import DeliverLoop, PublishLoop, ReannounceLoo
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.loops.shards import ShardsLoop
 from ftis_node.node.loops.status import StatusLoop
-from ftis_node.node.loops.train import TrainLoop
+from ftis_node.node.loops.train import DeliverWeights, TrainLoop, update_engine
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
 from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
@@ -50,7 +50,6 @@ from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
 from ftis_node.node.training.step_gate import StepGate, TimedStepGate
 from ftis_node.node.training.step_report import StepReporter
 from ftis_node.node.training.step_shares import StepShares
-from ftis_node.node.weights.weight_sync import DeliverWeights, update_engine
 from ftis_node.records.group import Group
 from ftis_node.swarm.arrivals import AwaitedSenders
 from ftis_node.tasks.base import Task

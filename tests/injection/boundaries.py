@@ -56,7 +56,7 @@ ELSEWHERE = {
 """The tests of places that a full node with two peers does not reach."""
 
 GENERATORS = (
-    "node.weights.weight_download:VersionStore.put",
+    "node.loops.weight_download:VersionStore.put",
     "records.weights:open_offer",
     "validation.weights_rules:refuse_offer",
 )

@@ -20,14 +20,12 @@ from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import validated_domain
-from ftis_node.telemetry.terminal_text import printable
 
 log = logging.getLogger(__name__)
 MEMBER_LOOKUP_INTERVAL_S = 1.0
 MAX_OTHERS_READ = 32  # records of peers that are listed and not connected: they may refuse this node
 MAX_READS_IN_FLIGHT = 8  # of records in the directory
 MAX_NAMED = 4  # peers in one log line
-ID_TAIL = 8
 RECORD_PERIOD_S = 30.0
 RECORD_LIVES_PERIODS = 4  # a record survives this many missed renewals
 
@@ -80,14 +78,9 @@ class DirectoryLoop(NodePart):
         for peers, what in ((present - self._members, "joined"), (self._members - present, "left")):
             if not peers:
                 continue
-            names = ", ".join(sorted(map(self._name_of, peers))) if len(peers) <= MAX_NAMED else ""
+            names = ", ".join(sorted(map(self.peers.registry.label, peers))) if len(peers) <= MAX_NAMED else ""
             who = names or f"{len(peers)} peers"
             log.info("%s %s, %d connected", who, what, len(present), extra={"fields": {what: sorted(peers)}})
-
-    def _name_of(self, peer_id: str) -> str:
-        record = self.peers.registry.record_of(peer_id)
-        name = printable(record.name) if record is not None else ""
-        return f"peer {name or '..' + peer_id[-ID_TAIL:]}"
 
     def _report_changes(self, members: Collection[str]) -> None:
         gossip = self.gossip
@@ -158,4 +151,4 @@ class DirectoryLoop(NodePart):
         if earlier is not None and earlier.releases == record.releases:
             return
         for text in release_differences(record, self.context.about):
-            log.warning("%s %s", self._name_of(record.peer_id), text)
+            log.warning("%s %s", self.peers.registry.label(record.peer_id), text)

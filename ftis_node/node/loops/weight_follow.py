@@ -22,13 +22,13 @@ from ftis_node.config.roles import MAX_PENDING_VERSIONS
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
 from ftis_node.gossip import FetchOutcome
 from ftis_node.models import ModelSource, PromptTokenizer, model_fingerprint, parameter_count
+from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError, VersionStore
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.request_slots import ANSWERED
 from ftis_node.node.protocols import Generation, serves_adapters
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import pause, waiting, waiting_for
 from ftis_node.node.training.evaluator import Evaluator
-from ftis_node.node.weights.weight_download import Download, OfferWithdrawnError, VersionStore
 from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, open_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from ftis_node.gossip import SwarmPhase, SwarmState
 from ftis_node.gossip.multiaddr import is_public
@@ -20,13 +19,6 @@ CALM_SHARE = 0.8  # of SKEW_NOTE_S: hysteresis, so that a skew near the limit ca
 SYNCHRONISE = "switch on time synchronization (systemd-timesyncd, chrony)"
 P2PDS_PREAMBLE = re.compile(r"failed to dial.*all dials failed \* \[[^]]*\] ")
 UNPRINTABLE = re.compile(r"[^ -~]+")
-
-
-class LogLine(NamedTuple):
-    """A log line and its level."""
-
-    level: int
-    text: str
 
 
 class SwarmLogMessages:
@@ -44,8 +36,8 @@ class SwarmLogMessages:
         clock_skew_s: float | None,
         addresses: Sequence[str],
         advice: str = "",
-    ) -> Iterator[LogLine]:
-        """Yield the log lines for the present state.
+    ) -> Iterator[tuple[int, str]]:
+        """Yield level and text of each log line for the present state.
 
         `clock_skew_s` is the peers' clocks minus this machine's, None before a peer was met. `advice` says what to do
         if most members have a newer wire version; it is logged once per start.
@@ -58,16 +50,16 @@ class SwarmLogMessages:
             yield from self._clock(clock_skew_s)
         if advice and not self._was_advised:
             self._was_advised = True
-            yield LogLine(logging.WARNING, advice)
+            yield logging.WARNING, advice
 
-    def _clock(self, skew_s: float) -> Iterator[LogLine]:
+    def _clock(self, skew_s: float) -> Iterator[tuple[int, str]]:
         off_s = abs(skew_s)
         if not self._clock_is_off and off_s >= SKEW_NOTE_S:
             self._clock_is_off = True
-            yield LogLine(logging.WARNING, clock_words(skew_s))
+            yield logging.WARNING, clock_words(skew_s)
         elif self._clock_is_off and off_s < CALM_SHARE * SKEW_NOTE_S:
             self._clock_is_off = False
-            yield LogLine(logging.INFO, "this machine's clock agrees with the peers' again")
+            yield logging.INFO, "this machine's clock agrees with the peers' again"
 
 
 def clock_words(skew_s: float) -> str:
@@ -88,12 +80,12 @@ def _gist(state: SwarmState) -> str:
     return "" if state.state is SwarmPhase.CONNECTED else re.sub(r"\d+ peers?|\d+", "#", state.reason.split(",")[0])
 
 
-def _connection_line(state: SwarmState, addresses: Sequence[str]) -> LogLine:
+def _connection_line(state: SwarmState, addresses: Sequence[str]) -> tuple[int, str]:
     reason = P2PDS_PREAMBLE.sub("", UNPRINTABLE.sub(" ", state.reason))
     if state.state is SwarmPhase.CONNECTED:
-        return LogLine(logging.INFO, f"in the swarm: {reason}")
+        return logging.INFO, f"in the swarm: {reason}"
     if state.reason.startswith(NO_PEERS_GIVEN):
-        return LogLine(logging.INFO, f"working alone: {NO_PEERS_GIVEN}; {how_to_be_found(addresses)}")
+        return logging.INFO, f"working alone: {NO_PEERS_GIVEN}; {how_to_be_found(addresses)}"
     if state.reason.startswith(NOBODY_ANSWERS):
-        return LogLine(logging.WARNING, f"working alone: {reason}; `ftis-node doctor --peers ADDRESS` looks closer")
-    return LogLine(logging.INFO, f"working alone so far: {reason}")
+        return logging.WARNING, f"working alone: {reason}; `ftis-node doctor --peers ADDRESS` looks closer"
+    return logging.INFO, f"working alone so far: {reason}"

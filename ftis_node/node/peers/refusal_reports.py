@@ -16,11 +16,11 @@ from ftis_node.swarm.reasons import advice_for, sentence
 from ftis_node.swarm.refusals import RefusalLog, RefusedSender, RefusingPeers
 from ftis_node.swarm.reputation import BY_OPERATOR
 from ftis_node.telemetry.status import RefusalStatus
-from ftis_node.telemetry.terminal_text import clipped, printable
+from ftis_node.telemetry.terminal_text import clipped
 
 log = logging.getLogger(__name__)
 MAX_SHOWN = 12  # in the status
-NAME_WIDTH, REASON_WIDTH, ID_TAIL = 24, 32, 8
+REASON_WIDTH = 32
 
 
 @dataclass(eq=False, repr=False)
@@ -43,12 +43,12 @@ class RefusalReporter(NodePart):
             if sender.reason != BY_OPERATOR:  # who knows it
                 self._report("peer_refused", sender, "the groups of %s are refused as %s")
         for peer_id in ended:
-            log.info("the groups of %s are no longer refused", self._label(peer_id))
+            log.info("the groups of %s are no longer refused", self.peers.registry.label(peer_id))
         begun, ended = self._log_refusing.news(self._refusing, now=now)
         for peer in begun:
             self._report("refused_by", peer, "%s refuses this node's groups as %s")
         for peer_id in ended:
-            log.info("%s no longer refuses this node's groups", self._label(peer_id))
+            log.info("%s no longer refuses this node's groups", self.peers.registry.label(peer_id))
 
     def refused(self) -> list[RefusalStatus]:
         """Return the senders that this node refuses, those with most groups first."""
@@ -62,7 +62,7 @@ class RefusalReporter(NodePart):
         self.context.events.write(event, peer=one.peer_id, reason=one.reason, num_groups=one.num_groups)
         groups = "1 group" if one.num_groups == 1 else f"{one.num_groups} groups"
         why = f"{one.reason} ({sentence(one.reason)}; {groups}): {advice_for(one.reason)}"
-        log.warning(line, self._label(one.peer_id), why)
+        log.warning(line, self.peers.registry.label(one.peer_id), why)
 
     def _claims_of(self, peer_ids: Collection[str]) -> dict[str, tuple[str, int]]:
         claims = {peer_id: self._claim_of(peer_id) for peer_id in peer_ids}
@@ -79,19 +79,10 @@ class RefusalReporter(NodePart):
     def _status(self, sender: RefusedSender) -> RefusalStatus:
         return RefusalStatus(
             peer_id=sender.peer_id,
-            name=self._name(sender.peer_id),
+            name=self.peers.registry.name_of(sender.peer_id),
             reason=sender.reason,
             meaning=sentence(sender.reason),
             groups=sender.num_groups,
             since=round(sender.since, 1),
             advice=advice_for(sender.reason),
         )
-
-    def _name(self, peer_id: str) -> str:
-        record = self.peers.registry.record_of(peer_id)
-        return clipped(record.name, NAME_WIDTH) if record is not None else ""
-
-    def _label(self, peer_id: str) -> str:
-        """Return a peer's name and the end of its id, for a line of text."""
-        name, tail = self._name(peer_id), f"..{printable(peer_id)[-ID_TAIL:]}"
-        return f"peer {name} ({tail})" if name else f"peer {tail}"

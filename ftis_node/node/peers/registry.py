@@ -22,6 +22,7 @@ from ftis_node.records.parsing import SCHEMA
 from ftis_node.records.peer_messages import Receipt, Releases
 from ftis_node.swarm.delivery import MAX_UNVERIFIED, IdsByPeer
 from ftis_node.swarm.lru import LruDict
+from ftis_node.telemetry.terminal_text import clipped, printable
 
 MAX_PEERS = 4096
 MAX_KEPT_RECEIPTS = 256  # of one peer
@@ -30,6 +31,7 @@ MAX_CONFIRMED = 1 << 16
 MAX_PENDING = 1024
 MAX_PAIRS = 1 << 14  # peers and groups; a group that is announced again is confirmed again, soon after
 REANNOUNCE_S = 10.0  # a group without a confirmation is announced again after this time
+NAME_WIDTH, ID_TAIL = 24, 8  # characters
 UPDATE = "update ftis-node"
 
 
@@ -139,6 +141,16 @@ class PeerRegistry:
 
     def record_of(self, peer_id: str) -> PeerRecord | None:
         return activity.record if (activity := self.peers.get(peer_id)) else None
+
+    def name_of(self, peer_id: str) -> str:
+        """Return the name in a peer's record, fit for a screen; "" if there is none."""
+        record = self.record_of(peer_id)
+        return clipped(record.name, NAME_WIDTH) if record is not None else ""
+
+    def label(self, peer_id: str) -> str:
+        """Return a peer's name and the end of its id, for a line of text."""
+        name, tail = self.name_of(peer_id), f"..{printable(peer_id)[-ID_TAIL:]}"
+        return f"peer {name} ({tail})" if name else f"peer {tail}"
 
     def grades_alike(self, peer_id: str, releases: Releases) -> bool:
         """Return whether a peer's record names these releases of the packages that decode and grade texts."""

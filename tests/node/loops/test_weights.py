@@ -26,10 +26,10 @@ from ftis_node.node.context import NodeState
 from ftis_node.node.loops import weight_follow
 from ftis_node.node.loops import weight_follow as weights_follow
 from ftis_node.node.loops import weight_offer as weights_offer
+from ftis_node.node.loops.weight_download import OFFER_FILE, Download, OfferWithdrawnError
 from ftis_node.node.loops.weight_offer import newest_offered
 from ftis_node.node.pausing.policy import Decision
 from ftis_node.node.protocols import NullGeneration, NullLearner
-from ftis_node.node.weights.weight_download import OFFER_FILE, Download, OfferWithdrawnError
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
@@ -547,35 +547,26 @@ async def test_a_download_over_p2pd_resumes_after_a_broken_stream(tmp_path):
             await asyncio.gather(learner.close(), generator.close())
 
 
-class _StartingLearner(NullLearner):
-    """A learner without a state until it is set."""
-
-    known: LearnerState | None = None
-
-    @property
-    def state(self) -> LearnerState | None:  # type: ignore[override]
-        return self.known
-
-
 def test_a_starting_learner_refuses_no_version_of_its_followers(tmp_path):
-    learner = _StartingLearner(PARAMETERS)
+    learner = NullLearner(PARAMETERS)
+    learner.state = None
     with components(tmp_path, settings=NodeSettings(model="m", role="learner")) as node:
         context = node.context
         assert newest_offered(context, learner) == MAX_INTEGER, "it does not know its version yet"
         proof = WeightProof(version=74, probe_ids=(), logprobs=())
-        learner.known = LearnerState(0, 0, parameters=1, trainable_parameters=1, proof=proof)
+        learner.state = LearnerState(0, 0, parameters=1, trainable_parameters=1, proof=proof)
         assert newest_offered(context, learner) == MAX_INTEGER, "its followers may have the weights of lost steps"
-        learner.known = LearnerState(74, 74, parameters=1, trainable_parameters=1, proof=proof)
+        learner.state = LearnerState(74, 74, parameters=1, trainable_parameters=1, proof=proof)
         assert newest_offered(context, learner) == 74 + 1 + 2 * MAX_UNSAVED_STEPS, "the train loop has not noted it yet"
 
 
 def test_a_version_after_steps_without_an_update_is_not_refused(tmp_path):
     """The learner offers version 14, and has not noted step 14 yet."""
-    learner, how = _StartingLearner(PARAMETERS), {"checkpoint_every_steps": 1, "keep_checkpoints": 2}
+    learner, how = NullLearner(PARAMETERS), {"checkpoint_every_steps": 1, "keep_checkpoints": 2}
     settings = NodeSettings.model_validate({"model": "m", "role": "learner", "learner": how})
     with components(tmp_path, settings=settings, state=NodeState(step=13, policy_version=10)) as node:
         proof = WeightProof(version=10, probe_ids=(), logprobs=())
-        learner.known = LearnerState(10, 10, parameters=1, trainable_parameters=1, proof=proof)
+        learner.state = LearnerState(10, 10, parameters=1, trainable_parameters=1, proof=proof)
         assert newest_offered(node.context, learner) == 13 + 1 + 2
 
 

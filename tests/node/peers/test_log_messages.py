@@ -8,7 +8,7 @@ ADDRESS = "/ip4/192.168.1.5/tcp/4001/p2p/ID"
 
 def lines_of(messages: SwarmLogMessages, phase: SwarmPhase, reason: str, skew_s: float | None = None) -> list[str]:
     lines = messages.lines(SwarmState(phase, reason), clock_skew_s=skew_s, addresses=[ADDRESS])
-    return [line.text for line in lines]
+    return [text for _, text in lines]
 
 
 def test_each_change_is_logged_once():
