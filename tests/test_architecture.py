@@ -241,6 +241,6 @@ def test_parts_of_the_node_import_only_lower_parts():
 
 
 def test_only_the_composition_root_has_all_components():
-    """A loop or a component receives each part that it uses as a separate argument."""
+    """A loop or a component receives each part that it uses beside those of `NodePart` as a separate argument."""
     users = {path.relative_to(PACKAGE).as_posix() for path in FILES if "ftis_node.node.wiring" in _imports(path)}
     assert {user for user in users if not user.startswith(("node/startup/", "lab/"))} == {"node/daemon.py"}

@@ -1,7 +1,7 @@
 """Composition of a node: the parts that `startup/assemble.py` opens, and the loops and components made of them.
 
 Only the composition root (this file, `startup/`, `daemon.py`, experiments and tests) holds these two classes. A
-component gets each part that it uses as a separate argument.
+component gets the four parts of `NodePart`, and each other part that it uses as a separate argument.
 """
 
 from __future__ import annotations

@@ -12,26 +12,22 @@ def lines_of(messages: SwarmLogMessages, phase: SwarmPhase, reason: str, skew_s:
 
 
 def test_each_change_is_logged_once():
-    messages = SwarmLogMessages()
-    assert lines_of(messages, SwarmPhase.STARTING, "looking for peers") == []
-    (standalone,) = lines_of(
-        messages, SwarmPhase.STANDALONE, "no bootstrap peer answers, retrying in 3 s (refused\x1b[2J)"
-    )
-    assert "retrying in 3 s (refused [2J)" in standalone
-    assert lines_of(messages, SwarmPhase.STANDALONE, "no bootstrap peer answers, retrying in 60 s (timeout)") == []
-    assert (
-        len(lines_of(messages, SwarmPhase.STANDALONE, "1 peer connected, but no member of this run yet; looking now"))
-        == 1
-    )
-    assert (
-        lines_of(messages, SwarmPhase.STANDALONE, "7 peers connected, but no member of this run yet; looking in 9 s")
-        == []
-    )
-    assert lines_of(messages, SwarmPhase.CONNECTED, "1 other member of this run") == [
-        "in the swarm: 1 other member of this run"
-    ]
-    assert lines_of(messages, SwarmPhase.CONNECTED, "2 other members of this run") == []
-    assert len(lines_of(messages, SwarmPhase.STANDALONE, "no bootstrap peer answers, retrying now")) == 1
+    messages, logged = SwarmLogMessages(), list[str]()
+    for phase, reason, num_lines in (
+        (SwarmPhase.STARTING, "looking for peers", 0),
+        (SwarmPhase.STANDALONE, "no bootstrap peer answers, retrying in 3 s (refused\x1b[2J)", 1),
+        (SwarmPhase.STANDALONE, "no bootstrap peer answers, retrying in 60 s (timeout)", 0),
+        (SwarmPhase.STANDALONE, "1 peer connected, but no member of this run yet; looking now", 1),
+        (SwarmPhase.STANDALONE, "7 peers connected, but no member of this run yet; looking in 9 s", 0),
+        (SwarmPhase.CONNECTED, "1 other member of this run", 1),
+        (SwarmPhase.CONNECTED, "2 other members of this run", 0),
+        (SwarmPhase.STANDALONE, "no bootstrap peer answers, retrying now", 1),
+    ):
+        lines = lines_of(messages, phase, reason)
+        assert len(lines) == num_lines, reason
+        logged += lines
+    assert "retrying in 3 s (refused [2J)" in logged[0]
+    assert logged[2] == "in the swarm: 1 other member of this run"
 
 
 def test_a_node_without_peers_logs_how_it_is_found():
