@@ -38,7 +38,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
 
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.exchange_api import ExchangeApi
@@ -46,7 +45,6 @@ from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import MonitoringApi
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.peers.peer_control import PeerControl
-from ftis_node.node.supervision.background import stop_waits_for
 from ftis_node.node.supervision.task_monitor import pause, waiting
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.wiring import NodeComponents, Wiring
@@ -57,7 +55,6 @@ from ftis_node.telemetry.status import EndWord
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2
-LEARNER = "learner worker"
 OF_ALL = ("intake", "directory_loop", "peers_loop", "disk_space_loop")
 GENERATING = ("generate_loop", "publish_loop", "reannounce_loop")
 PULLING = ("pull", "shards_loop")
@@ -79,18 +76,17 @@ async def run_node(
     `observed` serves the status from now on. `watchdog` already runs.
     """
     settings, wiring, observed = node.context.settings, Wiring(node), observed or MonitoringApi()
-    stop = _Stop()
     status = wiring.status_loop(watchdog=watchdog, http_refused=observed.refused)
     await status.refresh()
     await _prepare_role(wiring)
-    role_loops = loops_of_role(wiring) | {"status": status.run}
-    loops = {name: _without_end(name, loop()) for name, loop in role_loops.items()} | {
+    endless = loops_of_role(wiring) | {"status": status.run}
+    loops = {name: _without_end(name, loop()) for name, loop in endless.items()} | {
         "generation worker": node.generation.run(),
-        LEARNER: node.learner.run(),
+        "learner worker": node.learner.run(),
         "network": _ended_by(node.gossip.close),
         "scorer": _ended_by(node.scorer.close),
         "scorer of new peers' groups": _ended_by(node.new_peers_scorer.close),
-        "stop": _ended_by(stop.begin),
+        "stop": _ended_by(status.begin_stop),
         "writes that wait for disk space": _ended_by(node.store.space.end),
     }
     observed.status = status
@@ -99,19 +95,17 @@ async def run_node(
         log.info("node %s is up, its figures are at %s", node.context.about.name, url)
         await status.refresh()  # before the first step: the summary at the end compares with this status
         end = EndWord.FAILED
-        showing = watched_task(_show_stop(stop, status), name="status of the stop")
+        showing = watched_task(status.show_stop(), name="status of the stop")
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
-                stop.phases = [[task for task in running if task.get_name() not in role_loops]]
                 await tasks.create_task(_until_done(wiring, last_step=steps), name="work")
-                await stop.begin()
+                await status.begin_stop("peers that fetch the last groups, and the checkpoint of the last step")
                 for task in running:
                     if task.get_name() == "pause":
                         task.cancel()
                 lingering = tasks.create_task(serve_last_groups(wiring), name="peers that fetch the last groups")
                 saving = tasks.create_task(_save(node), name="the checkpoint of the last step")
-                stop.phases.insert(0, [saving, lingering])
                 await asyncio.wait([saving, lingering])
                 for task in running:
                     task.cancel()
@@ -120,35 +114,11 @@ async def run_node(
             end = EndWord.STOPPED
             raise
         finally:
-            closing = asyncio.create_task(node.tracking.close(), name="the trackers")
-            stop.phases.append([closing])
-            await closing  # after the loops, which queue metrics until they end
+            await node.tracking.close()  # after the loops, which queue metrics until they end
             showing.cancel()
             await asyncio.wait([showing])
             await status.refresh(end=end)
             await status.save_if_space()
-
-
-@dataclass(slots=True)
-class _Stop:
-    """The stop of a node. `phases` are the tasks whose end it waits for, those of one phase together."""
-
-    phases: list[list[asyncio.Task[None]]] = field(default_factory=list)
-    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def begin(self) -> None:
-        self.has_begun.set()
-
-    def waits_for(self) -> str:
-        """Return the tasks of the present phase that have not ended. The learner reports why (`delay_forced_end`)."""
-        phases = ([task.get_name() for task in phase if not task.done()] for phase in self.phases)
-        left = next(filter(None, phases), [])
-        return "; ".join(stop_waits_for() or name if name == LEARNER else name for name in left)
-
-
-async def _show_stop(stop: _Stop, status: StatusLoop) -> None:
-    await stop.has_begun.wait()
-    await status.show_stop(stop.waits_for)
 
 
 def _local_api(wiring: Wiring, status: StatusLoop) -> LocalApi:

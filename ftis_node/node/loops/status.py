@@ -8,10 +8,11 @@ answer and the probe times out.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from ftis_node.files import replace_file
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.node.protocols import Generation, Learning
+from ftis_node.node.supervision.background import stop_waits_for
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.supervision.task_monitor import pause
 from ftis_node.node.supervision.watchdog import Watchdog
@@ -104,7 +106,7 @@ class StatusLoop(NodePart):
         self._members: Collection[str] = ()
         self._shortage = FileShortage()
         self._last_group, self._last_step = LastChange(), LastChange()
-        self._stop_waits_for: Callable[[], str] | None = None  # None: the node is not stopping
+        self._is_stopping, self._stop_waits_for = asyncio.Event(), ""
         self.latest = Status()
         self.first: Status | None = None
 
@@ -115,9 +117,14 @@ class StatusLoop(NodePart):
                 await pause(PERIOD_S)
             await self._shortage.passed_over(self.save_if_space)
 
-    async def show_stop(self, waits_for: Callable[[], str]) -> None:
-        """Show the node as stopping, with what it waits for, until canceled. `run` may have ended."""
+    async def begin_stop(self, waits_for: str = "") -> None:
+        """Show the node as stopping from now on, waiting for `waits_for` unless the learner reports another reason."""
         self._stop_waits_for = waits_for
+        self._is_stopping.set()
+
+    async def show_stop(self) -> None:
+        """Take snapshots of a stop until canceled. `run` ends with the other loops."""
+        await self._is_stopping.wait()
         while True:
             await self._shortage.passed_over(self.refresh)
             await pause(PERIOD_S)
@@ -128,15 +135,15 @@ class StatusLoop(NodePart):
         counts = await self.store.disk(self._count)
         self._last_group.note(counts.groups_own)
         self._last_step.note(self.context.state.step)
-        state = "stopped" if end is not None else "running" if self._stop_waits_for is None else "stopping"
+        state = "stopped" if end is not None else "stopping" if self._is_stopping.is_set() else "running"
         before, now = self.latest.swarm, self._snapshot(state, counts)
         if state == "stopped":  # the network is already down, so keep its state from before
             swarm = msgspec.structs.replace(now.swarm, state=before.state, reason=before.reason)
             end = EndWord.FAILED if self.watchdog.has_fault else end
             node = msgspec.structs.replace(now.node, end="" if end is None else end.value)
             now = msgspec.structs.replace(now, swarm=swarm, node=node)
-        elif self._stop_waits_for is not None:
-            node = msgspec.structs.replace(now.node, waits_for=self._stop_waits_for())
+        elif state == "stopping":
+            node = msgspec.structs.replace(now.node, waits_for=stop_waits_for() or self._stop_waits_for)
             health = msgspec.structs.replace(now.health, ready=False, waits_for="the node is stopping")
             now = msgspec.structs.replace(now, node=node, health=health)
         self.latest = now
