@@ -38,9 +38,8 @@ from ftis_node.node.pausing.machine import MachineObserver
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import OwnRecord
-from ftis_node.node.peers.refusal_reports import RefusalReporter
 from ftis_node.node.peers.serve import PeerRequestHandler
-from ftis_node.node.peers.swarm_status import SwarmReporter
+from ftis_node.node.peers.swarm_status import RefusalReporter, SwarmReporter
 from ftis_node.node.protocols import Generation, Learning
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.gpu_power import EnergyMeter

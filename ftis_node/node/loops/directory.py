@@ -15,7 +15,7 @@ from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.peers.log_messages import SwarmLogMessages
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.own_record import OwnRecord, release_differences
-from ftis_node.node.peers.refusal_reports import RefusalReporter
+from ftis_node.node.peers.swarm_status import RefusalReporter
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.swarm.peer_guard import Place

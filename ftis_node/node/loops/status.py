@@ -57,19 +57,6 @@ SHARES = ("cut_fraction", "no_signal_fraction")
 MISMATCH_FIGURES = ("mismatch_kl", "mismatch_share", "mismatch_version")
 
 
-@dataclass(slots=True)
-class LastChange:
-    """Time of a count's last change in Unix seconds; None before a change. The first value is no change."""
-
-    at: float | None = None
-    _value: int | None = None
-
-    def note(self, value: int) -> None:
-        if self._value is not None and value != self._value:
-            self.at = round(time.time(), 3)
-        self._value = value
-
-
 def worker_problems(states: Mapping[str, str]) -> list[str]:
     """Return a sentence for each worker that its supervisor no longer restarts."""
     given_up = [name for name, state in states.items() if state == "failed"]
@@ -105,7 +92,8 @@ class StatusLoop(NodePart):
         self._started_at = self._refreshed_at = time.monotonic()
         self._members: Collection[str] = ()
         self._shortage = FileShortage()
-        self._last_group, self._last_step = LastChange(), LastChange()
+        self._counts: dict[str, int] = {}
+        self._changed_at: dict[str, float] = {}  # Unix time (s) of a count's last change since the start
         self._is_stopping, self._stop_waits_for = asyncio.Event(), ""
         self.latest = Status()
         self.first: Status | None = None
@@ -133,8 +121,10 @@ class StatusLoop(NodePart):
         """Take a new snapshot. `end` is how the node ended; a fault takes precedence over the signal that it causes."""
         self._members = await self.gossip.members()
         counts = await self.store.disk(self._count)
-        self._last_group.note(counts.groups_own)
-        self._last_step.note(self.context.state.step)
+        for name, count in (("groups", counts.groups_own), ("step", self.context.state.step)):
+            if self._counts.get(name, count) != count:
+                self._changed_at[name] = round(time.time(), 3)
+            self._counts[name] = count
         state = "stopped" if end is not None else "stopping" if self._is_stopping.is_set() else "running"
         before, now = self.latest.swarm, self._snapshot(state, counts)
         if state == "stopped":  # the network is already down, so keep its state from before
@@ -216,7 +206,7 @@ class StatusLoop(NodePart):
                 max_completion_tokens=self.context.manifest.sampling.max_completion_tokens,
                 groups_without_reward=self.context.state.groups_without_reward,
                 sample=self.context.state.sample,
-                last_group_at=self._last_group.at,
+                last_group_at=self._changed_at.get("groups"),
                 turns_made=self.peers.counters.turns_made["num_turns"],
                 observations_made=self.peers.counters.turns_made["num_observations"],
             ),
@@ -255,7 +245,7 @@ class StatusLoop(NodePart):
             own_groups=counts.trained_own,
             foreign_groups=counts.trained_foreign,
             restarts=client.restarts,
-            last_step_at=self._last_step.at,
+            last_step_at=self._changed_at.get("step"),
             layout=client.state.layout if client.state else None,
             kernels=client.state.kernels if client.state else None,
             **fields,
