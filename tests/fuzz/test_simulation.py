@@ -43,7 +43,7 @@ def test_the_simulation_reports_an_exception_that_the_guard_catches():
 
 
 def test_the_simulation_reports_a_loop_that_ends(capsys):
-    broken = patch.object(BackfillLoop, "_note_progress", _fails_later(BackfillLoop._note_progress))
+    broken = patch.object(BackfillLoop, "_fill_gaps", _fails_later(BackfillLoop._fill_gaps))
     with broken, pytest.raises((AssertionError, ExceptionGroup)) as caught:
         play(NUM_STEPS, seed=4)
     first = caught.value.__context__ if isinstance(caught.value, ExceptionGroup) else caught.value

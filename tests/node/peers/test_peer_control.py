@@ -3,10 +3,14 @@
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import TOKEN_HEADER, Home
@@ -30,15 +34,19 @@ def manager(tmp_path):
     events.close()
 
 
+@asynccontextmanager
+async def serving(manager: PeerManager, token_file: Path) -> AsyncIterator[str]:
+    """Serve the operator's actions; yield the URL."""
+    app = web.Application()
+    add_control(app, PeerControl(manager, lambda: ROWS), write_token(token_file))
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")
+
+
 @pytest.fixture
 async def url(tmp_path, manager):
-    app = web.Application()
-    add_control(app, PeerControl(manager, lambda: ROWS), write_token(tmp_path / "token"))
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with serving(manager, tmp_path / "token") as url:
+        yield url
 
 
 async def post(url: str, path: str, arguments: Any, token: str | None) -> tuple[int, Any]:
@@ -84,22 +92,17 @@ def test_invalid_input_and_a_stopped_node_are_a_one_line_error_with_exit_code_2(
 async def test_the_commands_reach_a_running_node_over_its_port(tmp_path, manager, capsys):
     home = Home(tmp_path / "home")
     home.create()
-    app = web.Application()
-    add_control(app, PeerControl(manager, lambda: ROWS), write_token(home.control_token))
-    runner = web.AppRunner(app)
     with home.owned():
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        home.publish_address(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        async with serving(manager, home.control_token) as url:
+            home.publish_address(url)
 
-        async def peers(*arguments: str) -> int:
-            return await asyncio.to_thread(run, ["peers", *arguments, "--home", str(home.root)])
+            async def peers(*arguments: str) -> int:
+                return await asyncio.to_thread(run, ["peers", *arguments, "--home", str(home.root)])
 
-        assert await peers("ban", "ann", "--for", "2h", "--json") == 0
-        row = json.loads(capsys.readouterr().out)
-        assert (row["peer_id"], row["trust_level"], row["ban_reason"]) == (ANN, "banned", "by the operator")
-        assert row["banned_until"] == pytest.approx(time.time() + 7200, abs=30)
-        assert await peers("unban", ANN[:8]) == 2, "all peer ids begin like this"
-        assert await peers("ban", "twin") == 2
-        assert await peers("ban", ME) == 2, "the node itself"
-        await runner.cleanup()
+            assert await peers("ban", "ann", "--for", "2h", "--json") == 0
+            row = json.loads(capsys.readouterr().out)
+            assert (row["peer_id"], row["trust_level"], row["ban_reason"]) == (ANN, "banned", "by the operator")
+            assert row["banned_until"] == pytest.approx(time.time() + 7200, abs=30)
+            assert await peers("unban", ANN[:8]) == 2, "all peer ids begin like this"
+            assert await peers("ban", "twin") == 2
+            assert await peers("ban", ME) == 2, "the node itself"
