@@ -269,16 +269,14 @@ class PeerManager:
 
     def within_quota(self, peer_id: str) -> bool:
         """Return whether the sender's quota allows validation of a group now; the query spends no quota."""
-        if self._has_no_quota(peer_id):
-            return True
-        return self._quotas.allows(peer_id, is_new_peer=self.is_new_peer(peer_id), now=time.monotonic())
+        is_new_peer, now = self.is_new_peer(peer_id), time.monotonic()
+        return self._has_no_quota(peer_id) or self._quotas.allows(peer_id, is_new_peer=is_new_peer, now=now)
 
     def may_score(self, peer_id: str) -> bool:
         """Return whether the sender's quota allows scoring of a group now; the query spends no quota."""
-        if self._has_no_quota(peer_id):
-            return True
         is_new_peer, now = self.is_new_peer(peer_id), time.monotonic()
-        return self._quotas.scoring_s.left(peer_id, is_new_peer=is_new_peer, now=now) > 0.0
+        left = self._quotas.scoring_s.left
+        return self._has_no_quota(peer_id) or left(peer_id, is_new_peer=is_new_peer, now=now) > 0.0
 
     def charge_scoring(self, peer_id: str, seconds: float) -> None:
         """Charge seconds of scoring to the quota of a group's signer."""
