@@ -7,8 +7,7 @@ It replaces the generate and train loops in a node of the role `exchange`. The t
 prompt may differ from the node's: another date, other variables of the template, another template. The group names the
 trainer's prompt and its opening, as that of any sender.
 
-The reasons for which an exchange node refuses a group or a request of the trainer, before validation, are here.
-Validation refuses a group under the reasons of `swarm/reasons.py`. The page docs/train/trl.md has them all.
+The page docs/train/trl.md has all reasons for which a group or a request of the trainer is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,15 +37,7 @@ from ftis_node.tasks.scorer import IsolatedScorer, score_answers
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation import Accepted, Refusal, ValidationResult
 
-REQUEST_REASONS: Final = {  # why a request is refused, whatever group it has
-    "busy": "16 groups wait to be scored, or no peer has fetched the last groups yet",
-    "paused": "the disk of the node is full",
-    "token": "the header with the token of the home is missing or wrong",
-    "size": "the request has more bytes than a group of the run can have",
-    "slow": "the request was not complete within 10 s",
-    "malformed": "the request is not a valid message, or a field is out of bounds",
-}
-PASSING: Final = frozenset({"busy", "paused", "scoring_timeout"})
+PASSING = frozenset({"busy", "paused", "scoring_timeout"})  # reasons for which the trainer may try again
 MAX_STEP = 2**62
 CLOCK_SLACK_S = 1.0  # trainer and node read one clock
 

@@ -1,5 +1,6 @@
 """The exchange of a node with a trainer on real components: the groups that the trainer publishes and takes."""
 
+import inspect
 import re
 import sqlite3
 import time
@@ -10,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ftis_node.node.exchange.group_exchange import PASSING, REQUEST_REASONS
+from ftis_node.node.exchange.group_exchange import PASSING, GroupExchange
 from ftis_node.node.exchange.messages import PublishedGroup
+from ftis_node.node.http_api import exchange_api
 from ftis_node.node.http_api.exchange_api import BODY_S, MAX_PENDING
 from ftis_node.node.startup.recovery import rescue_files
 from ftis_node.node.training.group_limits import SlotPool
+from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.codec import hash_messages, hash_prompt, unpack_group
 from ftis_node.records.envelope import open_envelope
-from ftis_node.records.group import CompletionStatus, FinishReason
+from ftis_node.records.group import CompletionStatus, FinishReason, Group
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks.base import TaskItem
@@ -34,6 +37,12 @@ ANN = Identity.from_seed(bytes([2]) * 32)
 BOB = Identity.from_seed(bytes([3]) * 32)
 
 
+def first_published(node: NodeComponents) -> Group:
+    """Return the first own group in the buffer."""
+    [envelope] = node.store.reader.envelopes(node.store.reader.own_ready()[:1])
+    return unpack_group(open_envelope(envelope).body)
+
+
 async def test_a_trainers_group_is_scored_signed_and_stored_for_peers(tmp_path):
     async with exchanging(tmp_path) as (node, exchange):
         offered = own_group(node.tokenizer, [ANSWER, "no"], created_at=time.time() - 20)
@@ -41,9 +50,7 @@ async def test_a_trainers_group_is_scored_signed_and_stored_for_peers(tmp_path):
         assert await exchange.publish(own_group(node.tokenizer, [ANSWER, "1"], problem=PROBLEM)) == PublishedGroup(
             2, [1.0, 0.0]
         )
-        [first, _] = node.store.reader.own_ready()
-        [envelope] = node.store.reader.envelopes([first])
-        group = unpack_group(open_envelope(envelope).body)
+        group = first_published(node)
         assert (group.sender, group.number, group.rewards) == (ME.peer_id, 1, (1.0, 0.0))
         assert group.tokens.token_ids.tobytes() == offered.token_ids
         assert group.tokens.logprobs.tobytes() == offered.logprobs
@@ -99,8 +106,7 @@ async def test_a_trainer_may_render_the_problem_in_its_own_way(tmp_path, opening
         texts = [f"</think>{ANSWER}" if opening else ANSWER, "no"]
         offered = own_group(node.tokenizer, texts, prompt_ids=np.array(prompt_ids, "<i4").tobytes())
         assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0])
-        [envelope] = node.store.reader.envelopes(node.store.reader.own_ready())
-        group = unpack_group(open_envelope(envelope).body)
+        group = first_published(node)
         item = node.task[PROBLEM]
         assert (group.problem_hash, group.opening) == (hash_messages(item.prompt), opening)
         assert group.prompt_hash == hash_prompt(prompt_ids), "peers would audit it as if sampled after their prompt"
@@ -116,8 +122,7 @@ async def test_a_completion_ends_at_the_trainers_end_tokens(tmp_path):
         changes = {"token_ids": flat.tobytes(), "logprobs": logprobs.tobytes(), "lengths": [len(ids)] * 2}
         offered = own_group(node.tokenizer, ["", ""], **changes, end_ids=[end_id])
         assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 1.0])
-        [envelope] = node.store.reader.envelopes(node.store.reader.own_ready())
-        group = unpack_group(open_envelope(envelope).body)
+        group = first_published(node)
         assert group.end_ids == (end_id,)
         assert group.finish_reasons == (FinishReason.STOP, FinishReason.STOP)
 
@@ -225,5 +230,7 @@ ROOT = Path(__file__).parents[3]
 def test_the_page_has_each_reason_of_a_request():
     page = (ROOT / "docs/train/trl.md").read_text("utf-8")
     table = page[page.index("| reason | the request is refused") :].partition("\n\n")[0]
-    assert dict(re.findall(r"^\| `(\w+)` \| (.+?) \|$", table, flags=re.MULTILINE)) == REQUEST_REASONS
-    assert f"{MAX_PENDING} groups" in REQUEST_REASONS["busy"] and f"{BODY_S:.0f} s" in REQUEST_REASONS["slow"]
+    reasons = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|$", table, flags=re.MULTILINE))
+    code = inspect.getsource(exchange_api) + inspect.getsource(GroupExchange.publish)
+    assert set(reasons) == set(re.findall(r'Refusal\("(\w+)"', code))
+    assert f"{MAX_PENDING} groups" in reasons["busy"] and f"{BODY_S:.0f} s" in reasons["slow"]
