@@ -15,7 +15,6 @@ from ftis_node.gossip.types import NO_PEERS_GIVEN, NOBODY_ANSWERS
 
 SKEW_NOTE_S = 1.0
 SKEW_REFUSED_S = 3.0  # hivemind peers refuse messages with more clock skew
-CALM_SHARE = 0.8  # of SKEW_NOTE_S: hysteresis, so that a skew near the limit causes few lines
 SYNCHRONISE = "switch on time synchronization (systemd-timesyncd, chrony)"
 P2PDS_PREAMBLE = re.compile(r"failed to dial.*all dials failed \* \[[^]]*\] ")
 UNPRINTABLE = re.compile(r"[^ -~]+")
@@ -26,7 +25,7 @@ class SwarmLogMessages:
 
     def __init__(self) -> None:
         self._last_logged: tuple[str, str] | None = None
-        self._clock_is_off = False
+        self._was_warned = False  # of a wrong clock
         self._was_advised = False
 
     def lines(
@@ -40,26 +39,18 @@ class SwarmLogMessages:
         """Yield level and text of each log line for the present state.
 
         `clock_skew_s` is the peers' clocks minus this machine's, None before a peer was met. `advice` says what to do
-        if most members have a newer wire version; it is logged once per start.
+        if most members have a newer wire version. A wrong clock and the advice are logged once per start.
         """
         message = (str(state.state), _gist(state))
         if message != self._last_logged and state.state is not SwarmPhase.STARTING:
             self._last_logged = message
             yield _connection_line(state, addresses)
-        if clock_skew_s is not None:
-            yield from self._clock(clock_skew_s)
+        if clock_skew_s is not None and abs(clock_skew_s) >= SKEW_NOTE_S and not self._was_warned:
+            self._was_warned = True
+            yield logging.WARNING, clock_words(clock_skew_s)
         if advice and not self._was_advised:
             self._was_advised = True
             yield logging.WARNING, advice
-
-    def _clock(self, skew_s: float) -> Iterator[tuple[int, str]]:
-        off_s = abs(skew_s)
-        if not self._clock_is_off and off_s >= SKEW_NOTE_S:
-            self._clock_is_off = True
-            yield logging.WARNING, clock_words(skew_s)
-        elif self._clock_is_off and off_s < CALM_SHARE * SKEW_NOTE_S:
-            self._clock_is_off = False
-            yield logging.INFO, "this machine's clock agrees with the peers' again"
 
 
 def clock_words(skew_s: float) -> str:
