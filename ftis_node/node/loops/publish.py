@@ -1,10 +1,11 @@
 """Own groups from their reward to their delivery, by three loops.
 
-**Publish** numbers and signs a scored group, submits it to validation, and announces it after it is on disk, so that
-every peer that requests it gets it. Sequence numbers are consecutive within an epoch, and only groups that pass
-validation get one. So a gap always means that announcements were lost. An epoch without a free number is followed by
-the next one. A small group's announcement, pull and confirmation cost more than its body. So the following small groups
-wait for the end of a short window, and one message announces them all. An idle node announces at once.
+**Publish** numbers and signs a scored group, submits it to validation, and announces it. The group is on disk before it
+is announced, so that every peer that requests it gets it. Sequence numbers are consecutive within an epoch, and only
+groups that pass validation get one. So a gap always means that announcements were lost. An epoch without a free number
+is followed by the next one. A small group's announcement, pull and confirmation cost more than its body. So the
+following small groups wait for the end of a short window, and one message announces them all. An idle node announces
+at once.
 
 **Re-announce** repeats the announcements of unconfirmed groups, with growing pauses, while they are fresh. A restart
 loses the confirmations. After it, each READY group counts as announced once and not confirmed. A peer that holds a
