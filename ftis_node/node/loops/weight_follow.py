@@ -123,7 +123,9 @@ class FollowLoop(NodePart):
 
     def _should_fetch(self, offer: WeightsOffer) -> bool:
         """Return whether the offer is new, and the delay policy allows another pending version."""
-        if self.context.pause.is_paused or self._is_newest(offer):
+        newest = self._newest
+        is_known = newest is not None and (offer.version, offer.sha256) == (newest.version, newest.sha256)
+        if is_known or self.context.pause.is_paused:
             return False
         return should_fetch(
             self._settings.delay,
@@ -131,10 +133,6 @@ class FollowLoop(NodePart):
             max_held=MAX_PENDING_VERSIONS,
             since_last=time.monotonic() - self._wanted_at,
         )
-
-    def _is_newest(self, offer: WeightsOffer) -> bool:
-        newest = self._newest
-        return newest is not None and (offer.version, offer.sha256) == (newest.version, newest.sha256)
 
     async def _fetch(self, offer: WeightsOffer, signed: bytes) -> None:
         began_at, age_s = time.monotonic(), max(0.0, time.time() - offer.created_at)
