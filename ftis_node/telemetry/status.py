@@ -166,8 +166,9 @@ class SwarmStatus(msgspec.Struct, frozen=True):
     """Traffic with peers. The `weights_*` fields describe the transfer between a learner and its generators.
 
     `reachability` is unknown, local, relayed or public. docs/develop/network-protocol.md has the reasons of
-    `serve_errors`. `update` is the advice to update if most members have a newer wire version. `refused_peers` are
-    the senders that this node refuses, `refused_by` the peers that refuse this node's groups.
+    `serve_errors`. `update` is the advice to update if most members have a newer wire version, `newer_release` if they
+    say that they run a newer release. `refused_peers` are the senders that this node refuses, `refused_by` the peers
+    that refuse this node's groups.
     """
 
     state: str = "stopped"
@@ -199,6 +200,7 @@ class SwarmStatus(msgspec.Struct, frozen=True):
     peers_newer: int = 0
     peers_older: int = 0
     update: str = ""
+    newer_release: str = ""
     refused_peers: list[RefusalStatus] = []
     refused_by: list[RefusalStatus] = []
     used_by_peers: ReceiptFigures = ReceiptFigures()

@@ -88,6 +88,8 @@ def node_facts(snapshot: NodeSnapshot) -> Iterator[Fact]:
     yield "groups", _groups(swarm)
     if swarm.used_by_peers.peers:
         yield "used", line(used_by_peers(swarm.used_by_peers))
+    if swarm.newer_release:
+        yield "release", line(Span(swarm.newer_release, Tone.WARN))
     states = f"{replay.waiting} waiting, {replay.ready} ready, {replay.taken} taken, {size(replay.disk_bytes)}"
     wire = f"{size(swarm.bytes_in)} in, {size(swarm.bytes_out)} out"
     yield "buffer", line(states, Span("  wire ", Tone.FAINT), wire)

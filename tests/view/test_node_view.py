@@ -196,8 +196,9 @@ def test_facts_that_are_known_have_a_line() -> None:
     known = metric_lines(_with("model", training=training))
     assert len(known) == len(metric_lines(RUNNING)) + 1
     assert f"trains      {training}" in [text_of(shown) for shown in known]
-    told = _with("swarm", used_by_peers=ReceiptFigures(4, 90, 999, 3, 41))
+    told = _with("swarm", used_by_peers=ReceiptFigures(4, 90, 999, 3, 41), newer_release="update to 0.2.0")
     assert "used        3 peers trained on 41 of this node's groups since yesterday" in _texts(metric_lines(told))
+    assert "release     update to 0.2.0" in _texts(metric_lines(told))
     episodes = metric_lines(_with("generation", turns_made=12, observations_made=1))
     assert "episodes    12 turns and 1 observation since the start" in _texts(episodes)
     evaluations = [EvalStatus(step=step, task="t", pass_at_1=step / 10, n=8) for step in (0, 5, 7)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Collection
@@ -20,12 +21,14 @@ from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import validated_domain
+from ftis_node.telemetry.health_summary import used_by_peers
 
 log = logging.getLogger(__name__)
 MEMBER_LOOKUP_INTERVAL_S = 1.0
 MAX_OTHERS_READ = 32  # records of peers that are listed and not connected: they may refuse this node
 MAX_READS_IN_FLIGHT = 8  # of records in the directory
 MAX_NAMED = 4  # peers in one log line
+SAID_AFTER_S = 600.0
 RECORD_PERIOD_S = 30.0
 RECORD_LIVES_PERIODS = 4  # a record survives this many missed renewals
 
@@ -46,6 +49,7 @@ class DirectoryLoop(NodePart):
         self._words = SwarmLogMessages()
         self._is_due = asyncio.Event()  # set: renew the record now
         self.record_period_s = RECORD_PERIOD_S
+        self._says_who_used_at = time.monotonic() + SAID_AFTER_S  # once, some minutes after the start
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -72,7 +76,18 @@ class DirectoryLoop(NodePart):
             self._report_changes(present)
             await self.refusals.update()
             self.peers.registry.own_record = self.own_record.make()
+            if self._says_who_used_at <= time.monotonic():
+                self._says_who_used_at = math.inf
+                self._say_who_used()
             await pause(MEMBER_LOOKUP_INTERVAL_S)
+
+    def _say_who_used(self) -> None:
+        """Log what peers have trained on."""
+        used = self.peers.receipts.figures(now=time.time())
+        if used.recent_groups:
+            log.info("%s", used_by_peers(used))
+        elif self._members:
+            log.info("no peer has trained on a group of this node since yesterday: `ftis-node peers` shows who refuses")
 
     def _log_changes(self, present: set[str]) -> None:
         for peers, what in ((present - self._members, "joined"), (self._members - present, "left")):
@@ -89,6 +104,7 @@ class DirectoryLoop(NodePart):
             clock_skew_s=gossip.clock_skew_s,
             addresses=gossip.addresses,
             advice=self.peers.registry.other_versions(members).advice,
+            release=self.peers.registry.newer_release(members),
         )
         for level, text in messages:
             log.log(level, "%s", text)

@@ -26,7 +26,7 @@ class SwarmLogMessages:
     def __init__(self) -> None:
         self._last_logged: tuple[str, str] | None = None
         self._was_warned = False  # of a wrong clock
-        self._was_advised = False
+        self._advised: set[int] = set()  # levels of the advice that was logged
 
     def lines(
         self,
@@ -35,11 +35,13 @@ class SwarmLogMessages:
         clock_skew_s: float | None,
         addresses: Sequence[str],
         advice: str = "",
+        release: str = "",
     ) -> Iterator[tuple[int, str]]:
         """Yield level and text of each log line for the present state.
 
         `clock_skew_s` is the peers' clocks minus this machine's, None before a peer was met. `advice` says what to do
-        if most members have a newer wire version. A wrong clock and the advice are logged once per start.
+        if most members have a newer wire version, `release` if they run a newer release. A wrong clock and both are
+        logged once per start.
         """
         message = (str(state.state), _gist(state))
         if message != self._last_logged and state.state is not SwarmPhase.STARTING:
@@ -48,9 +50,10 @@ class SwarmLogMessages:
         if clock_skew_s is not None and abs(clock_skew_s) >= SKEW_NOTE_S and not self._was_warned:
             self._was_warned = True
             yield logging.WARNING, clock_words(clock_skew_s)
-        if advice and not self._was_advised:
-            self._was_advised = True
-            yield logging.WARNING, advice
+        for level, text in ((logging.WARNING, advice), (logging.INFO, release)):
+            if text and level not in self._advised:
+                self._advised.add(level)
+                yield level, text
 
 
 def clock_words(skew_s: float) -> str:

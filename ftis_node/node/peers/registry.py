@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
+from packaging.version import InvalidVersion, Version
 
+from ftis_node import __version__
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.errors import RecordError, SchemaRecordError
 from ftis_node.learner.senders import SenderStats, add_up
@@ -61,6 +63,27 @@ def count_other_versions(schemas: Iterable[int | None], *, ours: int) -> OtherVe
         return OtherVersions(len(newer), num_older, "")
     advice = f"{len(newer)} of {len(members)} members speak wire {max(newer)}, this node {ours}: {UPDATE}"
     return OtherVersions(len(newer), num_older, advice)
+
+
+def newer_release(versions: Iterable[str | None], *, ours: str) -> str:
+    """Return a clause if more than half of the members say that they run a newer release; else "". None: no record.
+
+    The clause names the newest release that this majority has at least, so that a few false claims do not decide it.
+    """
+    claims = [_parsed(version) for version in versions]
+    known = sorted((version for version in claims if version is not None), reverse=True)
+    own, majority = _parsed(ours), len(claims) // 2 + 1
+    if own is None or len(known) < majority or known[majority - 1] <= own:
+        return ""
+    num_newer = sum(version > own for version in known)
+    return f"{num_newer} of {len(claims)} members run {known[majority - 1]} or newer, this node {own}: {UPDATE}"
+
+
+def _parsed(version: str | None) -> Version | None:
+    try:
+        return None if version is None else Version(version)
+    except InvalidVersion:
+        return None
 
 
 @dataclass(slots=True)
@@ -173,6 +196,11 @@ class PeerRegistry:
         """Return how many connected members use another wire version than this node."""
         known = (self.peers.get(peer_id) for peer_id in members)
         return count_other_versions((peer.wire_schema if peer else None for peer in known), ours=SCHEMA)
+
+    def newer_release(self, members: Iterable[str]) -> str:
+        """Return a clause if most connected members run a newer release than this node."""
+        records = map(self.record_of, members)
+        return newer_release((record.software if record else None for record in records), ours=__version__)
 
 
 class OwnGroupConfirmations:

@@ -175,6 +175,7 @@ class SwarmReporter(NodePart):
             peers_newer=others.num_newer,
             peers_older=others.num_older,
             update=others.advice,
+            newer_release=self.peers.registry.newer_release(members),
             refused_peers=self.refusals.refused(),
             refused_by=self.refusals.refused_by(),
             used_by_peers=self.peers.receipts.figures(now=time.time()),

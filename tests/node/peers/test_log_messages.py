@@ -1,5 +1,7 @@
 """Log lines about the swarm: each important change once, and how others find a node that is alone."""
 
+import logging
+
 import pytest
 
 from ftis_node.gossip import SwarmPhase, SwarmState
@@ -50,3 +52,11 @@ def test_a_wrong_clock_is_logged_once(skews_s, line):
     messages = SwarmLogMessages()
     (logged,) = [each for skew_s in skews_s for each in lines_of(messages, SwarmPhase.STARTING, "", skew_s)]
     assert logged.startswith(line)
+
+
+def test_a_newer_release_is_logged_once():
+    messages, logged = SwarmLogMessages(), list[tuple[int, str]]()
+    for release in ("", "2 of 3 run 2", "3 of 3 run 2"):
+        state = SwarmState(SwarmPhase.STARTING, "")
+        logged += messages.lines(state, clock_skew_s=None, addresses=[], release=release)
+    assert logged == [(logging.INFO, "2 of 3 run 2")]

@@ -10,6 +10,7 @@ from ftis_node.config.limits import AccessSection
 from ftis_node.node.context import NodeDescription
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import own_releases, release_differences
+from ftis_node.node.peers.registry import PeerRegistry, newer_release
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import Releases
@@ -99,3 +100,24 @@ def test_a_node_names_its_own_releases():
     assert graded.grader == f"ftis-node {__version__}, math-verify 0.9.0"
     record = _record(graded)
     assert open_peer_record(seal_peer_record(record, PEER)).releases == graded
+
+
+@pytest.mark.parametrize(
+    ("versions", "clause"),
+    [
+        (["99.0", "0.3.0", "0.2.0", "0.1.0"], "3 of 4 members run 0.2.0 or newer, this node 0.1.0: update ftis-node"),
+        (["99.0", "0.1.0"], ""),
+        (["0.2.0", None], ""),
+        (["0.2.0", "newest \x1b[2J"], ""),
+        ([], ""),
+    ],
+)
+def test_a_newer_release_is_named_if_most_members_run_it(versions, clause):
+    assert newer_release(versions, ours="0.1.0") == clause
+
+
+def test_the_records_of_the_connected_members_count():
+    registry = PeerRegistry()
+    registry.seen(PEER.peer_id).record = _record(software="999.0")
+    assert registry.newer_release([PEER.peer_id]).startswith("1 of 1 members run 999.0")
+    assert registry.newer_release([ME.peer_id]) == ""
