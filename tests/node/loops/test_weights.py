@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -371,26 +371,21 @@ async def test_a_damaged_version_of_an_earlier_start_is_removed(tmp_path):
         assert pair.served == [] and not folder.exists()
 
 
+@dataclass
 class _Malicious:
     """A malicious learner: it serves this offer, these hashes, and zeros for the chunk `spoil`."""
 
-    def __init__(
-        self,
-        pair: _Pair,
-        offer: WeightsOffer,
-        *,
-        signer: Identity = LEARNER,
-        hashes: bytes | None = None,
-        spoil: int = -1,
-    ) -> None:
-        self.pair, self.signed = pair, seal_offer(offer, signer)
-        self.hashes, self.spoil = hashes, spoil
+    pair: _Pair
+    offer: WeightsOffer
+    signer: Identity = LEARNER
+    hashes: bytes | None = None
+    spoil: int = -1
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
         request = open_weights_request(data)
         self.pair.requests.append(request)
         if request.part is WeightsPart.OFFER:
-            yield self.signed
+            yield seal_offer(self.offer, self.signer)
             return
         if request.part is WeightsPart.HASHES and self.hashes is not None:
             yield self.hashes
