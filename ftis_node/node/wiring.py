@@ -39,7 +39,7 @@ from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import OwnRecord
 from ftis_node.node.peers.serve import PeerRequestHandler
-from ftis_node.node.peers.swarm_status import RefusalReporter, SwarmReporter
+from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.node.protocols import Generation, Learning
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.gpu_power import EnergyMeter
@@ -118,11 +118,7 @@ class Wiring:
 
     @cached_property
     def swarm(self) -> SwarmReporter:
-        return SwarmReporter(*self._parts, self.refusals)
-
-    @cached_property
-    def refusals(self) -> RefusalReporter:
-        return RefusalReporter(*self._parts)
+        return SwarmReporter(*self._parts)
 
     @cached_property
     def step_shares(self) -> StepShares:
@@ -251,7 +247,7 @@ class Wiring:
         """Return the loop. A generator pulls no groups, so it needs none of an earlier time either."""
         record = OwnRecord(*self._parts, self.node.generation, self.node.learner)
         backfill = None if self.context.settings.role == "generator" else self.backfill
-        return DirectoryLoop(*self._parts, record, backfill, self.refusals)
+        return DirectoryLoop(*self._parts, record, backfill, self.swarm)
 
     @cached_property
     def peers_loop(self) -> PeersLoop:

@@ -34,12 +34,12 @@ REASON_WIDTH = 32
 
 
 @dataclass(eq=False, repr=False)
-class RefusalReporter(NodePart):
-    """Reporter of refused groups: of senders that this node refuses, and by peers that refuse this node's.
+class SwarmReporter(NodePart):
+    """Reports the swarm as this node sees it: the status section, the rows of its peers, and the view of all nodes.
 
+    It also logs refused groups in both directions: senders that this node refuses, and peers that refuse this node's.
     Each node's directory record names some of the senders that it refuses. So a sender learns it, even if it is banned.
-    The log has one line for each sender or peer and reason; the status and the dashboard show the present state. The
-    directory loop calls `update` once a second.
+    The log has one line for each sender or peer and reason; the status and the dashboard show the present state.
     """
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class RefusalReporter(NodePart):
         self._log_refused, self._log_refusing = RefusalLog(), RefusalLog()
 
     async def update(self) -> None:
-        """Read the present state, and log what is new."""
+        """Read which groups are refused, and log what is new. The directory loop calls this once a second."""
         now, known = time.time(), await self.gossip.known_members()
         self._refused = self.peers.refused_senders()
         self._refusing = self._claims.update(self._claims_of(known), now=now)
@@ -64,50 +64,6 @@ class RefusalReporter(NodePart):
             self._report("refused_by", peer, "%s refuses this node's groups as %s")
         for peer_id in ended:
             log.info("%s no longer refuses this node's groups", self.peers.registry.label(peer_id))
-
-    def refused(self) -> list[RefusalStatus]:
-        """Return the senders that this node refuses, those with most groups first."""
-        return [self._status(sender) for sender in self._refused[:MAX_SHOWN]]
-
-    def refused_by(self) -> list[RefusalStatus]:
-        """Return the peers that say that they refuse this node's groups."""
-        return [self._status(peer) for peer in self._refusing[:MAX_SHOWN]]
-
-    def _report(self, event: str, one: RefusedSender, line: str) -> None:
-        self.context.events.write(event, peer=one.peer_id, reason=one.reason, num_groups=one.num_groups)
-        groups = "1 group" if one.num_groups == 1 else f"{one.num_groups} groups"
-        why = f"{one.reason} ({sentence(one.reason)}; {groups}): {advice_for(one.reason)}"
-        log.warning(line, self.peers.registry.label(one.peer_id), why)
-
-    def _claims_of(self, peer_ids: Collection[str]) -> dict[str, tuple[str, int]]:
-        claims = {peer_id: self._claim_of(peer_id) for peer_id in peer_ids}
-        return {peer_id: claim for peer_id, claim in claims.items() if claim is not None}
-
-    def _claim_of(self, peer_id: str) -> tuple[str, int] | None:
-        """Return why a peer refuses this node's groups, and how many; None if its record does not say so."""
-        record = self.peers.registry.record_of(peer_id)
-        if record is None or record.stats is None:
-            return None
-        own = (one for one in record.stats.refused_senders if one[0] == self.context.peer_id)
-        return next(((clipped(reason, REASON_WIDTH), num_groups) for _, reason, num_groups in own), None)
-
-    def _status(self, sender: RefusedSender) -> RefusalStatus:
-        return RefusalStatus(
-            peer_id=sender.peer_id,
-            name=self.peers.registry.name_of(sender.peer_id),
-            reason=sender.reason,
-            meaning=sentence(sender.reason),
-            groups=sender.num_groups,
-            since=round(sender.since, 1),
-            advice=advice_for(sender.reason),
-        )
-
-
-@dataclass(eq=False, repr=False)
-class SwarmReporter(NodePart):
-    """Reports the swarm as this node sees it: the status section, the rows of its peers, and the view of all nodes."""
-
-    refusals: RefusalReporter
 
     def view(self) -> SwarmView:
         """Return the view of the swarm: this node and the peers that it saw last."""
@@ -176,9 +132,38 @@ class SwarmReporter(NodePart):
             peers_older=others.num_older,
             update=others.advice,
             newer_release=self.peers.registry.newer_release(members),
-            refused_peers=self.refusals.refused(),
-            refused_by=self.refusals.refused_by(),
+            refused_peers=[self._refusal(sender) for sender in self._refused[:MAX_SHOWN]],
+            refused_by=[self._refusal(peer) for peer in self._refusing[:MAX_SHOWN]],
             used_by_peers=self.peers.receipts.figures(now=time.time()),
+        )
+
+    def _report(self, event: str, one: RefusedSender, line: str) -> None:
+        self.context.events.write(event, peer=one.peer_id, reason=one.reason, num_groups=one.num_groups)
+        groups = "1 group" if one.num_groups == 1 else f"{one.num_groups} groups"
+        why = f"{one.reason} ({sentence(one.reason)}; {groups}): {advice_for(one.reason)}"
+        log.warning(line, self.peers.registry.label(one.peer_id), why)
+
+    def _claims_of(self, peer_ids: Collection[str]) -> dict[str, tuple[str, int]]:
+        claims = {peer_id: self._claim_of(peer_id) for peer_id in peer_ids}
+        return {peer_id: claim for peer_id, claim in claims.items() if claim is not None}
+
+    def _claim_of(self, peer_id: str) -> tuple[str, int] | None:
+        """Return why a peer refuses this node's groups, and how many; None if its record does not say so."""
+        record = self.peers.registry.record_of(peer_id)
+        if record is None or record.stats is None:
+            return None
+        own = (one for one in record.stats.refused_senders if one[0] == self.context.peer_id)
+        return next(((clipped(reason, REASON_WIDTH), num_groups) for _, reason, num_groups in own), None)
+
+    def _refusal(self, sender: RefusedSender) -> RefusalStatus:
+        return RefusalStatus(
+            peer_id=sender.peer_id,
+            name=self.peers.registry.name_of(sender.peer_id),
+            reason=sender.reason,
+            meaning=sentence(sender.reason),
+            groups=sender.num_groups,
+            since=round(sender.since, 1),
+            advice=advice_for(sender.reason),
         )
 
 
