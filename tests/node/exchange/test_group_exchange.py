@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -178,20 +179,17 @@ async def test_foreign_groups_are_taken_once_and_their_senders_gain_reputation(t
         assert [event["step"] for event in events_of(node, "taken")] == [1, 1, 1, 2]
 
 
-async def test_a_failed_take_loses_no_groups(tmp_path, monkeypatch):
+async def test_a_failed_take_loses_no_groups(tmp_path):
     """The disk is full. The trainer did not get the groups, so the next take returns them again."""
     async with exchanging(tmp_path) as (node, exchange):
         assert node.store.buffer.admit(accepted(ANN, 1), own=False)
-        with monkeypatch.context() as patch:
-            patch.setattr(node.store.buffer, "release_step", _fail_as_on_a_full_disk)
-            with pytest.raises(sqlite3.OperationalError):
-                await exchange.take(1)
+        await _fail_to_take(node, exchange)
         assert [group.sender for group in await exchange.take(1)] == [ANN.peer_id]
         assert await exchange.take(1) == []
         assert node.peers.counters.groups_trained_foreign == 1
 
 
-async def test_a_failed_take_returns_no_groups_of_earlier_starts(tmp_path, monkeypatch):
+async def test_a_failed_take_returns_no_groups_of_earlier_starts(tmp_path):
     async with exchanging(tmp_path) as (node, exchange):
         node.context.events.write("start", peer="")
         for number in (1, 2, 3):
@@ -200,10 +198,7 @@ async def test_a_failed_take_returns_no_groups_of_earlier_starts(tmp_path, monke
     async with exchanging(tmp_path) as (node, exchange):
         node.context.events.write("start", peer="")
         assert node.store.buffer.admit(accepted(BOB, 1), own=False)
-        with monkeypatch.context() as patch:
-            patch.setattr(node.store.buffer, "release_step", _fail_as_on_a_full_disk)
-            with pytest.raises(sqlite3.OperationalError):
-                await exchange.take(9)
+        await _fail_to_take(node, exchange)
         await exchange.take(0)
         assert node.store.reader.ready_counts() == (0, 1)
     rescue_files(node.home)
@@ -211,8 +206,11 @@ async def test_a_failed_take_returns_no_groups_of_earlier_starts(tmp_path, monke
         assert [group.sender for group in await exchange.take(9)] == [BOB.peer_id], "the start discards the buffer"
 
 
-def _fail_as_on_a_full_disk(*_: object) -> int:
-    raise sqlite3.OperationalError("database or disk is full")
+async def _fail_to_take(node: NodeComponents, exchange: GroupExchange) -> None:
+    """Take groups while the disk is full."""
+    error = sqlite3.OperationalError("database or disk is full")
+    with patch.object(node.store.buffer, "release_step", side_effect=error), pytest.raises(sqlite3.OperationalError):
+        await exchange.take(9)
 
 
 async def test_a_take_that_a_crash_interrupted_counts_as_trained(tmp_path):
