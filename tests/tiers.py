@@ -76,7 +76,6 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
         "tests/learner/test_learner_families.py::test_vllm_serves_a_family_while_it_is_trained_or_is_refused",
         "tests/network/test_outgoing_packets.py::test_a_node_sends_only_to_the_peers_that_it_was_given[vllm]",
         "tests/node/test_siblings.py::test_every_sibling_trains_on_groups_of_every_other[vllm]",
-        "tests/node/test_vllm_node.py",
     ),
     "root": ("tests/network",),
     "node": ("tests/conformance/test_node_peer.py",),

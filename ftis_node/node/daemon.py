@@ -26,30 +26,10 @@ not depend on the role. The proof of weights is the log-probs of fixed tokens, b
     generator   learner --offer, chunks--> [follow] --> engine; task --> [generate] --> [publish] --> [intake], gossip
                                                         slots freed <-- [deliver] <-- confirmations of peers
 
-    | loop       | consumes               | produces                           |
-    |------------|------------------------|------------------------------------|
-    | generate   | prompts, free slots    | scored groups                      |
-    | publish    | scored groups          | envelopes to intake, announcements |
-    | reannounce | unconfirmed groups     | announcements                      |
-    | pull       | announcements          | envelopes to intake, confirmations |
-    | shards     | announcements counted  | subscriptions, catch-up            |
-    | intake     | envelopes              | READY groups, refusals             |
-    | train      | groups of one step     | weights n+1, evaluations           |
-    | check      | an own new group       | the mismatch in the next report    |
-    | audit      | a peer's new group     | a lower reputation on false claims |
-    | offer      | weights n+1, proof     | signed offer, chunks               |
-    | follow     | the learner's offers   | weights n+1 in the engine          |
-    | deliver    | confirmations          | freed slots                        |
-    | directory  | own and peers' records | peer table, catch-up               |
-    | peers      | connected peers        | peers.sqlite, a buffer in bounds   |
-    | disk_space | the home's files       | free disk space, else a pause      |
-    | pause      | commands, the schedule | a pause: the workers' memory free  |
-    | status     | gauges                 | snapshot, metrics                  |
-
-One TaskGroup owns all loops. The first loop that fails or returns ends the node with its error. A signal stops the
-node cleanly: loops, workers, network and scorer stop concurrently. The node also stops cleanly when its budget is used
-up, after the last training step or a generator's last group. `task_monitor.py` records what each loop waits for. The
-watchdog reports a loop that makes no progress.
+Each file in `loops/` says what its loops do. One TaskGroup owns all loops, and the first that fails or returns ends the
+node with its error. A signal stops the node cleanly: loops, workers, network and scorer stop concurrently. The node
+also stops cleanly when its budget is used up, after the last training step or a generator's last group.
+`task_monitor.py` records what each loop waits for. The watchdog reports a loop that makes no progress.
 """
 
 from __future__ import annotations
@@ -58,7 +38,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
 
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.exchange_api import ExchangeApi
@@ -66,7 +45,6 @@ from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import MonitoringApi
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.peers.peer_control import PeerControl
-from ftis_node.node.supervision.background import stop_waits_for
 from ftis_node.node.supervision.task_monitor import pause, waiting
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.wiring import NodeComponents, Wiring
@@ -77,14 +55,17 @@ from ftis_node.telemetry.status import EndWord
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2
-LEARNER = "learner worker"
-OF_ALL = ("intake", "directory", "peers", "disk_space")
+OF_ALL = ("intake", "directory_loop", "peers_loop", "disk_space_loop")
+GENERATING = ("generate_loop", "publish_loop", "reannounce_loop")
+PULLING = ("pull", "shards_loop")
+COMPARING = ("check_loop", "audit_loop")
 LOOPS_OF_ROLE: dict[Role, tuple[str, ...]] = {
-    "full": (*OF_ALL, "pause", "generate", "publish", "reannounce", "pull", "shards", "check", "audit"),
-    "learner": (*OF_ALL, "pause", "pull", "shards", "check", "audit", "offer"),
-    "generator": (*OF_ALL, "pause", "generate", "publish", "reannounce", "follow", "deliver"),
-    "exchange": (*OF_ALL, "publish", "reannounce", "pull", "shards", "deliver"),
+    "full": (*OF_ALL, "pause_loop", *GENERATING, *PULLING, *COMPARING),
+    "learner": (*OF_ALL, "pause_loop", *PULLING, *COMPARING, "offer_loop"),
+    "generator": (*OF_ALL, "pause_loop", *GENERATING, "follow_loop", "deliver_loop"),
+    "exchange": (*OF_ALL, "publish_loop", "reannounce_loop", *PULLING, "deliver_loop"),
 }
+"""The attributes of `Wiring` that a role runs beside the status loop and the train loop."""
 
 
 async def run_node(
@@ -95,18 +76,17 @@ async def run_node(
     `observed` serves the status from now on. `watchdog` already runs.
     """
     settings, wiring, observed = node.context.settings, Wiring(node), observed or MonitoringApi()
-    stop = _Stop()
     status = wiring.status_loop(watchdog=watchdog, http_refused=observed.refused)
     await status.refresh()
     await _prepare_role(wiring)
-    role_loops = loops_of_role(wiring) | {"status": status.run}
-    loops = {name: _without_end(name, loop()) for name, loop in role_loops.items()} | {
+    endless = loops_of_role(wiring) | {"status": status.run}
+    loops = {name: _without_end(name, loop()) for name, loop in endless.items()} | {
         "generation worker": node.generation.run(),
-        LEARNER: node.learner.run(),
+        "learner worker": node.learner.run(),
         "network": _ended_by(node.gossip.close),
         "scorer": _ended_by(node.scorer.close),
         "scorer of new peers' groups": _ended_by(node.new_peers_scorer.close),
-        "stop": _ended_by(stop.begin),
+        "stop": _ended_by(status.begin_stop),
         "writes that wait for disk space": _ended_by(node.store.space.end),
     }
     observed.status = status
@@ -115,19 +95,17 @@ async def run_node(
         log.info("node %s is up, its figures are at %s", node.context.about.name, url)
         await status.refresh()  # before the first step: the summary at the end compares with this status
         end = EndWord.FAILED
-        showing = watched_task(_show_stop(stop, status), name="status of the stop")
+        showing = watched_task(status.show_stop(), name="status of the stop")
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
-                stop.phases = [[task for task in running if task.get_name() not in role_loops]]
                 await tasks.create_task(_until_done(wiring, last_step=steps), name="work")
-                await stop.begin()
+                await status.begin_stop("peers that fetch the last groups, and the checkpoint of the last step")
                 for task in running:
                     if task.get_name() == "pause":
                         task.cancel()
                 lingering = tasks.create_task(serve_last_groups(wiring), name="peers that fetch the last groups")
                 saving = tasks.create_task(_save(node), name="the checkpoint of the last step")
-                stop.phases.insert(0, [saving, lingering])
                 await asyncio.wait([saving, lingering])
                 for task in running:
                     task.cancel()
@@ -136,35 +114,11 @@ async def run_node(
             end = EndWord.STOPPED
             raise
         finally:
-            closing = asyncio.create_task(node.tracking.close(), name="the trackers")
-            stop.phases.append([closing])
-            await closing  # after the loops, which queue metrics until they end
+            await node.tracking.close()  # after the loops, which queue metrics until they end
             showing.cancel()
             await asyncio.wait([showing])
             await status.refresh(end=end)
             await status.save_if_space()
-
-
-@dataclass(slots=True)
-class _Stop:
-    """The stop of a node. `phases` are the tasks whose end it waits for, those of one phase together."""
-
-    phases: list[list[asyncio.Task[None]]] = field(default_factory=list)
-    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def begin(self) -> None:
-        self.has_begun.set()
-
-    def waits_for(self) -> str:
-        """Return the tasks of the present phase that have not ended. The learner reports why (`delay_forced_end`)."""
-        phases = ([task.get_name() for task in phase if not task.done()] for phase in self.phases)
-        left = next(filter(None, phases), [])
-        return "; ".join(stop_waits_for() or name if name == LEARNER else name for name in left)
-
-
-async def _show_stop(stop: _Stop, status: StatusLoop) -> None:
-    await stop.has_begun.wait()
-    await status.show_stop(stop.waits_for)
 
 
 def _local_api(wiring: Wiring, status: StatusLoop) -> LocalApi:
@@ -198,24 +152,8 @@ async def _prepare_role(wiring: Wiring) -> None:
 
 def loops_of_role(wiring: Wiring) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
     """Return the loops of the node's role by name, without the status loop and the train loop, which ends."""
-    loops: dict[str, Callable[[], Coroutine[None, None, None]]] = {
-        "audit": lambda: wiring.audit_loop.run(),
-        "check": lambda: wiring.check_loop.run(),
-        "deliver": lambda: wiring.deliver_loop.run(),
-        "directory": lambda: wiring.directory_loop.run(),
-        "disk_space": lambda: wiring.disk_space_loop.run(),
-        "follow": lambda: wiring.follow_loop.run(),
-        "generate": lambda: wiring.generate_loop.run(),
-        "intake": lambda: wiring.intake.run(),
-        "offer": lambda: wiring.offer_loop.run(),
-        "pause": lambda: wiring.pause_loop.run(),
-        "peers": lambda: wiring.peers_loop.run(),
-        "publish": lambda: wiring.publish_loop.run(),
-        "pull": lambda: wiring.pull.run(),
-        "reannounce": lambda: wiring.reannounce_loop.run(),
-        "shards": lambda: wiring.shards_loop.run(),
-    }
-    return {name: loops[name] for name in LOOPS_OF_ROLE[wiring.context.settings.role]}
+    attributes = LOOPS_OF_ROLE[wiring.context.settings.role]
+    return {name.removesuffix("_loop"): getattr(wiring, name).run for name in attributes}
 
 
 async def _until_done(wiring: Wiring, *, last_step: int | None) -> None:

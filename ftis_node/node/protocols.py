@@ -104,7 +104,7 @@ class NullLearner:
 
     def __init__(self, parameters: int) -> None:
         """`parameters` is the parameter count of the model that the node generates with."""
-        self._state = LearnerState(
+        self.state: LearnerState | None = LearnerState(
             step=0,
             policy_version=0,
             parameters=parameters,
@@ -112,13 +112,10 @@ class NullLearner:
             proof=WeightProof(version=0, probe_ids=(), logprobs=()),
         )
 
-    @property
-    def state(self) -> LearnerState:
-        """Return the state of the initial model at step 0."""
-        return self._state
-
     async def start(self) -> LearnerState:
-        return self._state
+        """Return the state of the initial model at step 0."""
+        assert self.state is not None
+        return self.state
 
     async def _do_nothing(self, *args: Any, **options: Any) -> None:
         """Do nothing: there is no worker to supervise, no memory to free and no log-probs to compare."""

@@ -1,7 +1,7 @@
 """Composition of a node: the parts that `startup/assemble.py` opens, and the loops and components made of them.
 
 Only the composition root (this file, `startup/`, `daemon.py`, experiments and tests) holds these two classes. A
-component gets each part that it uses as a separate argument.
+component gets the four parts of `NodePart`, and each other part that it uses as a separate argument.
 """
 
 from __future__ import annotations
@@ -20,20 +20,17 @@ from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource, PromptTokenizer
 from ftis_node.node.context import NodeContext
 from ftis_node.node.exchange.group_exchange import GroupExchange
-from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.loops.backfill import BackfillLoop
-from ftis_node.node.loops.check import CheckLoop
-from ftis_node.node.loops.deliver import DeliverLoop
+from ftis_node.node.loops.compare import AuditLoop, CheckLoop
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.pause import PauseLoop
-from ftis_node.node.loops.publish import PublishLoop
+from ftis_node.node.loops.publish import DeliverLoop, PublishLoop, ReannounceLoop
 from ftis_node.node.loops.pull import PullLoop
-from ftis_node.node.loops.reannounce import ReannounceLoop
 from ftis_node.node.loops.shards import ShardsLoop
 from ftis_node.node.loops.status import StatusLoop
-from ftis_node.node.loops.train import TrainLoop
+from ftis_node.node.loops.train import DeliverWeights, TrainLoop, update_engine
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
 from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
@@ -41,7 +38,6 @@ from ftis_node.node.pausing.machine import MachineObserver
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import OwnRecord
-from ftis_node.node.peers.refusal_reports import RefusalReporter
 from ftis_node.node.peers.serve import PeerRequestHandler
 from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.node.protocols import Generation, Learning
@@ -53,7 +49,6 @@ from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
 from ftis_node.node.training.step_gate import StepGate, TimedStepGate
 from ftis_node.node.training.step_report import StepReporter
 from ftis_node.node.training.step_shares import StepShares
-from ftis_node.node.weights.weight_sync import DeliverWeights, update_engine
 from ftis_node.records.group import Group
 from ftis_node.swarm.arrivals import AwaitedSenders
 from ftis_node.tasks.base import Task
@@ -101,6 +96,7 @@ class Wiring:
     def __init__(self, node: NodeComponents) -> None:
         self.node = node
         self.context, self.store, self.gossip, self.peers = node.context, node.store, node.gossip, node.peers
+        self._parts = (node.context, node.store, node.gossip, node.peers)  # as `NodePart` has them
 
     def serve_peers(self) -> None:
         """Answer the requests of peers from now on."""
@@ -118,15 +114,11 @@ class Wiring:
 
     @cached_property
     def served(self) -> PeerRequestHandler:
-        return PeerRequestHandler(self.context, self.store, self.node.tokenizer, self.peers)
+        return PeerRequestHandler(*self._parts, self.node.tokenizer)
 
     @cached_property
     def swarm(self) -> SwarmReporter:
-        return SwarmReporter(self.context, self.gossip, self.peers, self.refusals)
-
-    @cached_property
-    def refusals(self) -> RefusalReporter:
-        return RefusalReporter(self.context, self.gossip, self.peers)
+        return SwarmReporter(*self._parts)
 
     @cached_property
     def step_shares(self) -> StepShares:
@@ -144,64 +136,43 @@ class Wiring:
     @cached_property
     def generate_loop(self) -> GenerateLoop:
         node = self.node
-        return GenerateLoop(
-            self.context,
-            self.store,
-            self.scored,
-            node.domain,
-            node.tokenizer,
-            node.scorer,
-            node.generation,
-            node.slots,
-            node.budget,
-        )
+        workers = node.scorer, node.generation
+        return GenerateLoop(*self._parts, self.scored, node.domain, node.tokenizer, *workers, node.slots, node.budget)
 
     @cached_property
     def publish_loop(self) -> PublishLoop:
-        return PublishLoop(self.context, self.store, self.scored, self.intake, self.gossip, self.node.slots, self.peers)
+        return PublishLoop(*self._parts, self.scored, self.intake, self.node.slots)
 
     @cached_property
     def reannounce_loop(self) -> ReannounceLoop:
-        return ReannounceLoop(self.context, self.gossip, self.store.reader, self.peers)
+        return ReannounceLoop(*self._parts)
 
     @cached_property
     def deliver_loop(self) -> DeliverLoop:
-        return DeliverLoop(self.context, self.store, self.node.slots, self.peers)
+        return DeliverLoop(*self._parts, self.node.slots)
 
     @cached_property
     def announcements(self) -> AnnouncementHandler:
-        return AnnouncementHandler(self.context, self.gossip, self.store.reader, self.peers)
+        return AnnouncementHandler(*self._parts)
 
     @cached_property
     def backfill(self) -> BackfillLoop:
-        return BackfillLoop(self.context, self.announcements, self.gossip, self.peers, self.step_shares)
+        return BackfillLoop(*self._parts, self.announcements, self.step_shares)
 
     @cached_property
     def shards_loop(self) -> ShardsLoop:
-        return ShardsLoop(self.context, self.gossip, self.peers, self.announcements, self.backfill)
+        return ShardsLoop(*self._parts, self.announcements, self.backfill)
 
     @cached_property
     def pull(self) -> PullLoop:
-        return PullLoop(
-            self.context,
-            self.store,
-            self.intake,
-            self.announcements,
-            self.backfill,
-            self.gossip,
-            self.peers,
-            self.step_shares,
-        )
+        return PullLoop(*self._parts, self.intake, self.announcements, self.backfill, self.step_shares)
 
     @cached_property
     def intake(self) -> IntakeLoop:
         node, settings = self.node, self.context.settings
         may_audit = settings.learns and not node.arrangement.takes_turns  # with turns, the learner has no GPU memory
         return IntakeLoop(
-            self.context,
-            self.store,
-            self.peers,
-            self.gossip.guard,
+            *self._parts,
             node.tokenizer,
             node.scorer,
             node.new_peers_scorer,
@@ -212,13 +183,11 @@ class Wiring:
 
     @cached_property
     def check_loop(self) -> CheckLoop:
-        node = self.node
-        return CheckLoop(self.context, self.intake.next_own, node.learner, self.gossip.guard, *self._form)
+        return CheckLoop(*self._parts, self.node.learner, *self._form, next_own=self.intake.next_own)
 
     @cached_property
     def audit_loop(self) -> AuditLoop:
-        node = self.node
-        return AuditLoop(self.context, node.learner, self.store, self.peers, self.gossip.guard, *self._form)
+        return AuditLoop(*self._parts, self.node.learner, *self._form)
 
     @property
     def _form(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -238,80 +207,51 @@ class Wiring:
         return StepReporter(self.context, self.peers, node.generation, self.swarm, node.tracking, meter)
 
     def step_gate(self) -> TimedStepGate:
-        return TimedStepGate(
-            self.context,
-            self.store,
-            self.gossip,
-            self.peers,
-            self.node.slots,
-            self.step_shares,
-            self.arrivals,
-            self.intake.stored,
-        )
+        shares, arrivals = self.step_shares, self.arrivals
+        return TimedStepGate(*self._parts, self.node.slots, shares, arrivals, self.intake.stored)
 
     def train_loop(self, gate: StepGate, *, last_step: int | None, deliver: DeliverWeights | None = None) -> TrainLoop:
         """Return the train loop. `deliver` takes new weights; None delivers them to this node's generation worker."""
         node = self.node
         return TrainLoop(
-            self.context,
-            self.store,
-            gate,
+            *self._parts,
             node.learner,
-            node.generation,
-            deliver or partial(update_engine, context=self.context, generation=node.generation),
-            node.slots,
-            self.peers,
             *self._form,
+            node.generation,
+            node.slots,
             self.reporter,
             self.evaluator,
+            gate=gate,
+            deliver=deliver or partial(update_engine, context=self.context, generation=node.generation),
             takes_turns=node.arrangement.takes_turns,
             last_step=last_step,
         )
 
     @cached_property
     def offer_loop(self) -> OfferLoop:
-        return OfferLoop(self.context, self.node.source, self.store.disk, self.peers)
+        return OfferLoop(*self._parts, self.node.source)
 
     @cached_property
     def follow_loop(self) -> FollowLoop:
         node = self.node
-        return FollowLoop(
-            self.context,
-            self.store,
-            node.source,
-            node.tokenizer,
-            self.gossip,
-            node.generation,
-            self.evaluator,
-            self.peers,
-        )
+        return FollowLoop(*self._parts, node.source, node.tokenizer, node.generation, self.evaluator)
 
     @cached_property
     def exchange(self) -> GroupExchange:
         node = self.node
-        return GroupExchange(
-            self.context,
-            self.store,
-            node.task,
-            node.tokenizer,
-            node.scorer,
-            node.slots,
-            self.peers,
-            publish_scored=self.publish_loop.publish,
-        )
+        workers = node.tokenizer, node.scorer, node.slots
+        return GroupExchange(*self._parts, node.task, *workers, publish_scored=self.publish_loop.publish)
 
     @cached_property
     def directory_loop(self) -> DirectoryLoop:
         """Return the loop. A generator pulls no groups, so it needs none of an earlier time either."""
-        node = self.node
-        record = OwnRecord(self.context, self.store, self.peers, node.generation, node.learner)
+        record = OwnRecord(*self._parts, self.node.generation, self.node.learner)
         backfill = None if self.context.settings.role == "generator" else self.backfill
-        return DirectoryLoop(self.context, self.gossip, self.peers, record, backfill, self.refusals)
+        return DirectoryLoop(*self._parts, record, backfill, self.swarm)
 
     @cached_property
     def peers_loop(self) -> PeersLoop:
-        on_wake = self.directory_loop.renew
-        return PeersLoop(self.context, self.store, self.gossip, self.peers, on_wake)
+        return PeersLoop(*self._parts, on_wake=self.directory_loop.renew)
 
     @cached_property
     def pause_loop(self) -> PauseLoop:
@@ -333,14 +273,6 @@ class Wiring:
 
     def status_loop(self, *, watchdog: Watchdog | None = None, http_refused: Counter[str] | None = None) -> StatusLoop:
         node = self.node
-        return StatusLoop(
-            self.context,
-            self.store,
-            node.generation,
-            node.learner,
-            self.gossip,
-            self.swarm,
-            node.slots,
-            watchdog or Watchdog(),
-            Counter() if http_refused is None else http_refused,
-        )
+        counter = Counter() if http_refused is None else http_refused
+        workers = node.generation, node.learner
+        return StatusLoop(*self._parts, *workers, self.swarm, node.slots, watchdog or Watchdog(), counter)

@@ -144,7 +144,6 @@ KINDS = {
     "pause_ended": Kind("good", "Resumed after {paused_s} s", has_cause=False),
     "peer_joined": Kind("good", "Joined: {who}", "peer"),
     "peer_left": Kind("plain", "Left: {who}", "peer"),
-    "caught_up": Kind("good", "Caught up with missed groups: {num_groups}", has_cause=False),
     "failed": Kind("bad", "Ended with a fault"),
     "loop_blocked": Kind("bad", "The event loop was blocked"),
     "loop_stuck": Kind("bad", "A loop made no progress: {who}", "loop"),

@@ -85,11 +85,6 @@ class PullQueue:
     def num_in_flight(self) -> int:
         return len(self._in_flight)
 
-    @property
-    def num_missed(self) -> int:
-        """Return the number of items whose announcement this node missed."""
-        return sum(known.item.is_repair for known in self._by_id.values())
-
     def add(self, item: PullItem, *, holder: str) -> bool:
         """Add a group that `holder` announced, or a further holder of a known one; return whether it is new."""
         known = self._by_id.get(item.id)

@@ -13,9 +13,9 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node.peers.copies:CopyCatalog.note_announced",
         "records.envelope:open_announcement",
     ),
-    Place.AUDIT: ("node.loops.check:sampled_by", "replay.rows:StoredGroup.from_accepted"),
+    Place.AUDIT: ("node.loops.compare:sampled_by", "replay.rows:StoredGroup.from_accepted"),
     Place.CATCH_UP: ("gossip.wire_format:ItemCollector.add",),
-    Place.COUNT: ("node.loops.audit:AuditLoop.offer",),
+    Place.COUNT: ("node.loops.compare:AuditLoop.offer",),
     Place.DIAL: (CONNECT,),
     Place.DIRECTORY: (
         "gossip.directory.entries:has_valid_expiry",
@@ -56,7 +56,7 @@ ELSEWHERE = {
 """The tests of places that a full node with two peers does not reach."""
 
 GENERATORS = (
-    "node.weights.weight_download:VersionStore.put",
+    "node.loops.weight_download:VersionStore.put",
     "records.weights:open_offer",
     "validation.weights_rules:refuse_offer",
 )

@@ -17,8 +17,9 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip import Gossip
 from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
 from ftis_node.node.loops import directory, publish, pull
+from ftis_node.node.peers.serve import announcement_of
 from ftis_node.records.codec import hash_messages
-from ftis_node.records.envelope import open_announcement
+from ftis_node.records.envelope import Announcement, open_announcement
 from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import open_backfill_request
@@ -39,6 +40,14 @@ def identity_of(number: int) -> Identity:
 def held(node: StubNode) -> int:
     """Return the number of foreign groups in a node's buffer."""
     return node.parts.store.reader.figures().groups_foreign
+
+
+def own_announcement(node: StubNode) -> Announcement:
+    """Return the announcement of a node's only own group."""
+    (group_id,) = node.parts.store.reader.own_ready()
+    kept = node.parts.store.reader.held(group_id)
+    assert kept is not None
+    return announcement_of(kept, node.parts.context.about)
 
 
 class LightSwarm:

@@ -50,9 +50,9 @@ def manifest_text(*, foreign_wait_s: float, groups: int = 4, group_size: int = 4
     return MANIFEST.format(foreign_wait_s=foreign_wait_s, groups=groups, group_size=group_size)
 
 
-def write_manifest(path: Path, *, foreign_wait_s: float, groups: int = 4, group_size: int = 4) -> Path:
+def write_manifest(path: Path, **how: Any) -> Path:
     """Write `manifest_text` to a file and return its path."""
-    path.write_text(manifest_text(foreign_wait_s=foreign_wait_s, groups=groups, group_size=group_size))
+    path.write_text(manifest_text(**how))
     return path
 
 

@@ -6,7 +6,6 @@ loopback swarm. Bob's generator only accepts new weights; all other parts are re
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.lab.experiment.in_process import InProcessLearner
 from ftis_node.lab.tiny_tokenizer import make_tokenizer as make_alices_tokenizer
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot
@@ -27,11 +27,12 @@ from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.codec import hash_messages, hash_prompt
-from ftis_node.records.group import Completion, FinishReason, Group, SamplingSettings
+from ftis_node.records.group import Completion, FinishReason, Group
 from ftis_node.records.identity import Identity
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.events import read_events
+from tests.conftest import make_group
 from tests.models.tiny_models import save_tiny
 from tests.node.nodes import components
 
@@ -47,20 +48,6 @@ MANIFEST = RunManifest(
     method={"advantage_scale": "mean"},
     eval={"every_steps": 0},
 )
-
-
-class _InProcessLearner(NullLearner):
-    """The learner in this process."""
-
-    def __init__(self, learner: Learner) -> None:
-        super().__init__(parameters=1)
-        self._learner = learner
-
-    async def start(self) -> Any:
-        return self._learner.state()
-
-    async def train(self, groups: Any, *, step: int, on_published: Any = None) -> Any:
-        return self._learner.train(groups, step=step)
 
 
 class _Generation(NullGeneration):
@@ -114,28 +101,16 @@ def _sampled(parts: NodeComponents) -> Group:
                 reward=reward,
             )
         )
-    return Group.from_completions(
+    return make_group(
+        parts.context.identity,
         run_id=parts.context.manifest.run_id,
-        sender=parts.context.peer_id,
-        number=0,
         prompt_ref=item.ref,
         problem_hash=hash_messages(item.prompt),
         prompt_hash=hash_prompt(tokenizer.encode_prompt(item.prompt)),
         completions=tuple(completions),
-        sampling=SamplingSettings(),
-        model="alices",
         tokenizer=tokenizer.fingerprint,
-        created_at=time.time(),
         end_ids=tokenizer.end_ids,
     )
-
-
-@asynccontextmanager
-async def _publishing(parts: NodeComponents) -> AsyncIterator[asyncio.Queue[Group]]:
-    """Run the sender's loops; they publish the groups of the queue."""
-    wiring = Wiring(parts)
-    async with _running(wiring.intake.run(), wiring.publish_loop.run()):
-        yield wiring.scored
 
 
 @asynccontextmanager
@@ -190,22 +165,21 @@ async def test_a_group_of_another_tokenizer_is_trained_on(tmp_path, alices, bobs
     assert bobs.fingerprint != alices.fingerprint
     assert any(bobs.encode_text(text) != alices.encode_text(text) for text in TEXTS)
     manifest, swarm = MANIFEST, LoopbackSwarm()
-    learner = Learner(_boot(bobs_model, tmp_path, manifest))
+    learner = InProcessLearner(_boot(bobs_model, tmp_path, manifest))
+    await learner.start()
     async with (
         _node(tmp_path / "alice", swarm, manifest, alices) as alice,
-        _node(tmp_path / "bob", swarm, manifest, bobs, _InProcessLearner(learner)) as bob,
-        _publishing(alice) as scored,
+        _node(tmp_path / "bob", swarm, manifest, bobs, learner) as bob,
     ):
         group = _sampled(alice)
-        expected = _expected_loss(learner, bobs, group, alice.task[0].prompt)
+        expected = _expected_loss(learner._started, bobs, group, alice.task[0].prompt)
         assert 0 < -expected < 0.5, "all importance weights are at the cap"
-        wiring = Wiring(bob)
-        async with _running(wiring.intake.run(), wiring.pull.run()):
-            await scored.put(group)
+        sending, wiring = Wiring(alice), Wiring(bob)
+        loops = (sending.intake, sending.publish_loop, wiring.intake, wiring.pull)
+        async with _running(*(loop.run() for loop in loops)):
+            await sending.scored.put(group)
             await asyncio.wait_for(wiring.train_loop(wiring.step_gate(), last_step=1).run(), 30)
-            wiring.backfill.catch_up(
-                alice.context.peer_id
-            )  # the reply names the group again; it must not be pulled again
+            wiring.backfill.catch_up(alice.context.peer_id)  # the reply names the group again: it is not pulled again
             await asyncio.sleep(0.2)
         assert dict(bob.peers.counters.refused) == {}
         assert bob.gossip.counters.bodies_in == alice.gossip.counters.bodies_out == 1

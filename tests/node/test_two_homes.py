@@ -1,10 +1,6 @@
 """Two nodes of one user on one machine, each with its home and default settings: neither disturbs the other."""
 
 import json
-import re
-import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -49,23 +45,3 @@ def test_two_nodes_with_default_ports_run_side_by_side(small_swarm, lone, tmp_pa
         others = {group["sender"] for group in groups} | {peer["peer_id"] for peer in document(node, "peers")}
         assert not others & (set(peer_ids) - {peer_id}), "a node knows the other"
     assert document(lone, "peers") == []
-
-
-def test_status_watch_in_a_pipe_shows_the_end_of_its_node_and_ends_with_ctrl_c(small_swarm, lone, capsys):
-    """This is the last test of the file, because it stops the node."""
-    assert run(["status", "--home", str(lone.home)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch("contributing: no   learning: .*   healthy: yes", lines[0])
-    assert "give --peers ADDRESS to meet others" in " ".join(line.strip() for line in lines[:5])
-    command = [sys.executable, "-m", "ftis_node", "status", "--watch", "--interval", "0.1", "--home", str(lone.home)]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background jobs
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
-        assert watching.stdout is not None
-        assert "contributing no (no peers were given" in watching.stdout.readline()
-        lone.stop()
-        until_stopped = next(line for line in watching.stdout if "as asked" in line)
-        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d stopped \(as asked\); step ", until_stopped)
-        watching.send_signal(signal.SIGINT)
-        _, errors = watching.communicate(timeout=20)
-        assert (watching.returncode, errors) == (0, "")
-    assert small_swarm.ann.status()["node"]["state"] == "running", "the other node ended too"

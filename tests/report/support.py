@@ -68,7 +68,6 @@ def _events() -> list[dict[str, Any]]:
         at(455, "recovered", file=ATTACK, why=ATTACK),
         at(457, "checkpoint_fallback", step=43, done=44),
         at(458, "clock_moved", jump_s=-3600.0),
-        at(470, "caught_up", num_groups=321, duration_s=12.0),
         at(610, "stop", step=NUM_STEPS),
         *(at(2 + 10 * n, "eval", step=n, task="arithmetic", pass_at_1=n / 80, n=64) for n in (0, 20, 40, 60)),
         *(at(6, "announced", group="ab"), at(7, "confirmed", group="ab", peer=PEER_ID)),

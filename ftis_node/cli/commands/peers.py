@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ftis_node.cli.completion import peer_ids
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
-from ftis_node.errors import ConfigError, UsageError
+from ftis_node.errors import UsageError
 from ftis_node.node.http_api.node_client import post_document, read_document
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import columns, date_time
-
-if TYPE_CHECKING:
-    from ftis_node.config.home import Home
 
 app = typer.Typer(rich_markup_mode=None, help="List peers; ban, unban or trust them.", invoke_without_command=True)
 
@@ -154,23 +151,9 @@ def parse_length_s(text: str) -> float:
 
 
 def _change(path: Any, action: str, peer: str, as_json: bool, **options: Any) -> None:
-    home = home_at(path)
-    if home.running_url():
-        row = post_document(home, f"/peers/{action}", {"peer": peer, **options})
-    else:
-        row = _change_stopped(home, action, peer, **options)
+    row = post_document(home_at(path), f"/peers/{action}", {"peer": peer, **options})
     until = f" until {date_time(row['banned_until'])}" if row["banned_until"] else ""
     print_document(row, lambda: [f"{row['peer_id']} is {row['trust_level']}{until}"], as_json=as_json)
-
-
-def _change_stopped(home: Home, action: str, peer: str, **options: Any) -> dict[str, Any]:
-    from ftis_node.node.peers.peer_control import stopped_peers
-    from ftis_node.node.startup.recovery import opened
-
-    if not home.peers.exists() and not home.settings.exists():
-        raise ConfigError(f"no node has run in {home.root}: give its home with --home")
-    with opened(home), stopped_peers(home) as control:
-        return control.change(action, {"peer": peer, **options})
 
 
 def _table(rows: list[dict[str, Any]], *, now: float) -> list[str]:

@@ -208,7 +208,9 @@ async def _run(
 def _introduce(nodes: Sequence[TrialNode]) -> None:
     """Give each node the records of all, as a directory would: a false reward counts only with the same releases."""
     for parts in [node.parts for node in nodes]:
-        record = OwnRecord(parts.context, parts.store, parts.peers, parts.generation, parts.learner).make()
+        record = OwnRecord(
+            parts.context, parts.store, parts.gossip, parts.peers, parts.generation, parts.learner
+        ).make()
         for node in nodes:
             node.parts.peers.registry.entry(parts.context.peer_id).record = record
 

@@ -7,8 +7,7 @@ It replaces the generate and train loops in a node of the role `exchange`. The t
 prompt may differ from the node's: another date, other variables of the template, another template. The group names the
 trainer's prompt and its opening, as that of any sender.
 
-The reasons for which an exchange node refuses a group or a request of the trainer, before validation, are here.
-Validation refuses a group under the reasons of `swarm/reasons.py`. The page docs/train/trl.md has them all.
+The page docs/train/trl.md has all reasons for which a group or a request of the trainer is refused.
 """
 
 from __future__ import annotations
@@ -18,17 +17,14 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ftis_node.errors import RecordError
 from ftis_node.models import PromptTokenizer
-from ftis_node.node.context import NodeContext
 from ftis_node.node.exchange.messages import OwnGroup, PublishedGroup
-from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.storage.node_store import Store
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.node.training.step_gate import StepSelection
 from ftis_node.records.codec import hash_messages, hash_prompt
@@ -41,51 +37,22 @@ from ftis_node.tasks.scorer import IsolatedScorer, score_answers
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation import Accepted, Refusal, ValidationResult
 
-# Why a group is refused before it is scored or signed: a part of the reasons of validation.
-GroupReason: TypeAlias = Literal[
-    "clock_skew",
-    "group_size",
-    "length",
-    "logprobs",
-    "prompt_mismatch",
-    "scoring_timeout",
-    "token_out_of_range",
-    "tokenizer",
-]
-# Why a request is refused, whatever group it has.
-RequestReason: TypeAlias = Literal["busy", "paused", "token", "size", "slow", "malformed"]
-REQUEST_REASONS: Final[dict[RequestReason, str]] = {
-    "busy": "16 groups wait to be scored, or no peer has fetched the last groups yet",
-    "paused": "the disk of the node is full",
-    "token": "the header with the token of the home is missing or wrong",
-    "size": "the request has more bytes than a group of the run can have",
-    "slow": "the request was not complete within 10 s",
-    "malformed": "the request is not a valid message, or a field is out of bounds",
-}
-PASSING: Final[frozenset[GroupReason | RequestReason]] = frozenset({"busy", "paused", "scoring_timeout"})
+PASSING = frozenset({"busy", "paused", "scoring_timeout"})  # reasons for which the trainer may try again
 MAX_STEP = 2**62
 CLOCK_SLACK_S = 1.0  # trainer and node read one clock
 
 
-def refuse(reason: GroupReason | RequestReason, detail: str) -> Refusal:
-    """Return the refusal of a group or of a request."""
-    return Refusal(reason, detail)
-
-
 @dataclass(eq=False, repr=False)
-class GroupExchange:
+class GroupExchange(NodePart):
     """Both directions between the trainer and the swarm. One group is scored at a time.
 
     `publish_scored` numbers, signs and announces a scored group, and returns its verdict.
     """
 
-    context: NodeContext
-    store: Store
     task: Task
     tokenizer: PromptTokenizer
     scorer: IsolatedScorer
     slots: SlotPool
-    peers: PeerManager
     publish_scored: Callable[[Group], Awaitable[ValidationResult]]
 
     def __post_init__(self) -> None:
@@ -105,10 +72,10 @@ class GroupExchange:
         """Score and publish the trainer's group. Return its number and rewards, or why it is not published."""
         self.context.state.policy_version = offered.policy_version
         if self.store.space.why_full:
-            return refuse("paused", self.store.space.why_full)
+            return Refusal("paused", self.store.space.why_full)
         async with self._publishing:
             if not self.slots.try_charge():
-                return refuse("busy", f"peers have not fetched the last {self.slots.capacity} groups yet")
+                return Refusal("busy", f"peers have not fetched the last {self.slots.capacity} groups yet")
             is_submitted = False
             try:
                 scored = await self._scored(offered)
@@ -155,14 +122,14 @@ class GroupExchange:
         if refusal := self._refuse_tokens(tokens):
             return refusal
         if not 0 <= offered.created_at <= time.time() + CLOCK_SLACK_S:  # NaN compares false
-            return refuse("clock_skew", f"created at {offered.created_at}, which is no time before now")
+            return Refusal("clock_skew", f"created at {offered.created_at}, which is no time before now")
         if not offered.problem < len(self.task):
-            return refuse("prompt_mismatch", f"{self.task.name} has no problem {offered.problem}")
+            return Refusal("prompt_mismatch", f"{self.task.name} has no problem {offered.problem}")
         if offered.tokenizer != self.context.about.tokenizer:
-            return refuse("tokenizer", f"tokenizer {offered.tokenizer}, this node has {self.context.about.tokenizer}")
+            return Refusal("tokenizer", f"tokenizer {offered.tokenizer}, this node has {self.context.about.tokenizer}")
         item = self.task[offered.problem]
         if hash_messages(item.prompt) != offered.problem_hash:  # peers would train on them under the other text
-            return refuse("prompt_mismatch", f"problem {item.ref} has another text here")
+            return Refusal("prompt_mismatch", f"problem {item.ref} has another text here")
         prompt_ids = self._prompt_ids(offered, tokens)
         if isinstance(prompt_ids, Refusal):
             return prompt_ids
@@ -175,7 +142,7 @@ class GroupExchange:
         texts = self.tokenizer.answer_texts(tokens, finish_reasons, opening=opening)
         scores = await score_answers(self.scorer, item, texts, cost=cost)
         if cost.num_unfinished:  # peers would refuse the group
-            return refuse("scoring_timeout", f"{cost.num_unfinished} of its completions could not be scored in time")
+            return Refusal("scoring_timeout", f"{cost.num_unfinished} of its completions could not be scored in time")
         rewards, statuses = zip(*scores, strict=True)
         versions = (offered.policy_version,) * len(tokens)
         return Group(
@@ -203,22 +170,22 @@ class GroupExchange:
         """Refuse tokens that cannot be decoded or scored. Validation has more rules, and comes later."""
         group_size, vocab_size = self.context.manifest.sampling.group_size, self.tokenizer.vocab_size
         if len(tokens) != group_size:
-            return refuse("group_size", f"{len(tokens)} completions, the run has {group_size}")
+            return Refusal("group_size", f"{len(tokens)} completions, the run has {group_size}")
         if len(tokens.logprobs) != tokens.num_tokens:
-            return refuse("logprobs", "each token needs its log-prob")
+            return Refusal("logprobs", "each token needs its log-prob")
         if tokens.token_ids.view(np.uint32).max() >= vocab_size:  # a negative id is 2^31 or more
-            return refuse("token_out_of_range", f"an id outside 0..{vocab_size - 1}")
+            return Refusal("token_out_of_range", f"an id outside 0..{vocab_size - 1}")
         return None
 
     def _prompt_ids(self, offered: OwnGroup, tokens: TokenBatch) -> NDArray[np.int32] | Refusal:
         """Return the trainer's prompt. Refuse one that is none, or one that leaves no space for the completions."""
         vocab_size = self.tokenizer.vocab_size
         if not offered.prompt_ids or len(offered.prompt_ids) % 4:
-            return refuse("prompt_mismatch", f"a prompt of {len(offered.prompt_ids)} bytes is no list of int32")
+            return Refusal("prompt_mismatch", f"a prompt of {len(offered.prompt_ids)} bytes is no list of int32")
         prompt_ids = np.frombuffer(offered.prompt_ids, "<i4")
         if prompt_ids.view(np.uint32).max() >= vocab_size:
-            return refuse("token_out_of_range", f"an id of the prompt outside 0..{vocab_size - 1}")
+            return Refusal("token_out_of_range", f"an id of the prompt outside 0..{vocab_size - 1}")
         limit, longest = self.context.manifest.sampling.space_after(len(prompt_ids)), int(tokens.lengths.max())
         if longest > limit:
-            return refuse("length", f"{longest} tokens, at most {limit} after the prompt of {len(prompt_ids)} tokens")
+            return Refusal("length", f"{longest} tokens, at most {limit} after the prompt of {len(prompt_ids)} tokens")
         return prompt_ids

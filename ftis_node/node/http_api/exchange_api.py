@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from ftis_node.config.home import TOKEN_HEADER
-from ftis_node.node.exchange.group_exchange import PASSING, GroupExchange, refuse
+from ftis_node.node.exchange.group_exchange import PASSING, GroupExchange
 from ftis_node.node.exchange.messages import OwnGroup, PublishedGroup, TakeAnswer, TakenGroup, TakeRequest
 from ftis_node.node.http_api.auth import is_same_secret
 from ftis_node.telemetry.terminal_text import one_line
@@ -65,7 +65,7 @@ class ExchangeApi:
     async def _publish(self, request: web.Request) -> PublishedGroup:
         self._require_token(request)
         if self._num_pending >= MAX_PENDING:
-            raise _Refused(503, refuse("busy", f"{MAX_PENDING} groups wait to be scored"))
+            raise _Refused(503, Refusal("busy", f"{MAX_PENDING} groups wait to be scored"))
         self._num_pending += 1
         try:
             offered = await _read(request, OwnGroup, max_bytes=self._max_group_bytes + PROMPT_BYTES)
@@ -85,7 +85,7 @@ class ExchangeApi:
     def _require_token(self, request: web.Request) -> None:
         if not self._token or not is_same_secret(request.headers.get(TOKEN_HEADER, ""), self._token):
             raise _Refused(
-                403, refuse("token", f"this request needs the header {TOKEN_HEADER} with the token in the home")
+                403, Refusal("token", f"this request needs the header {TOKEN_HEADER} with the token in the home")
             )
 
 
@@ -97,13 +97,13 @@ async def _read(request: web.Request, kind: type[Message], *, max_bytes: int) ->
             async for chunk in request.content.iter_any():
                 data += chunk
                 if len(data) > max_bytes:
-                    raise _Refused(413, refuse("size", f"this request has at most {max_bytes} bytes"))
+                    raise _Refused(413, Refusal("size", f"this request has at most {max_bytes} bytes"))
     except TimeoutError:
-        raise _Refused(408, refuse("slow", f"a request is complete within {BODY_S:.0f} s")) from None
+        raise _Refused(408, Refusal("slow", f"a request is complete within {BODY_S:.0f} s")) from None
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise _Refused(400, refuse("malformed", f"no {kind.__name__}: {one_line(str(error))}")) from None
+        raise _Refused(400, Refusal("malformed", f"no {kind.__name__}: {one_line(str(error))}")) from None
 
 
 async def _answered(work: Awaitable[PublishedGroup | TakeAnswer]) -> web.Response:

@@ -105,7 +105,7 @@ def post_document(home: Home, path: str, document: dict[str, Any]) -> Any:
     """Send a change to the running node and return its answer. Raises UsageError with the node's message."""
     url = home.running_url()
     if url is None or not home.control_token.exists():
-        raise ConfigError(f"no running node in {home.root} accepts changes")
+        raise ConfigError(f"no running node in {home.root} accepts changes: start it with `ftis-node join`")
     headers = {TOKEN_HEADER: read_text(home.control_token)}
     status, answer = _call(url, "POST", path, TIMEOUT_S, body=json.dumps(document), headers=headers)
     if status != OK:

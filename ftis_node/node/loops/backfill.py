@@ -13,17 +13,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ftis_node.backoff import BackoffTable, doubling
-from ftis_node.gossip import FetchOutcome, Gossip
-from ftis_node.node.context import NodeContext
+from ftis_node.gossip import FetchOutcome
 from ftis_node.node.peers.announcements import MAX_SENDERS, AnnouncementHandler
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.request_slots import ANSWERED, Pace, QuerySlots
 from ftis_node.node.supervision.task_monitor import pause, waiting
 from ftis_node.node.training.step_shares import StepShares
@@ -37,8 +35,6 @@ from ftis_node.swarm.sequence import SequenceGap
 from ftis_node.swarm.topology import shard_of
 from ftis_node.validation.rules import MAX_CLOCK_SKEW_S
 
-log = logging.getLogger(__name__)
-
 PERIOD_S = 1.0
 SILENCE_S = 3.0  # time without a new number after which a member is queried, if a step lacks foreign groups
 MAX_AT_ONCE = 8  # queried peers of one pace (`QuerySlots`)
@@ -47,17 +43,13 @@ FAILED_REST_S = 10.0
 PAGE = 256  # announcements in one answer
 GAPS_PER_TURN = 16  # of one sender
 EVERYBODYS_PER_MINUTE = 3.0
-MIN_MISSED = 32  # groups
 
 
 @dataclass(eq=False, repr=False)
-class BackfillLoop:
+class BackfillLoop(NodePart):
     """Loop that queries members and passes their answers to the announcement handler."""
 
-    context: NodeContext
     announcements: AnnouncementHandler
-    gossip: Gossip
-    peers: PeerManager
     step_shares: StepShares
 
     def __post_init__(self) -> None:
@@ -68,7 +60,6 @@ class BackfillLoop:
         self._due: dict[str, bool] = {}  # members to query for missed groups, and whether for those of all senders
         self._has_due = asyncio.Event()
         self._filling: set[str] = set()  # senders whose gaps are queried
-        self._absence: tuple[float, int] | None = None  # begin (s, monotonic) of a long backfill, groups before it
         self._shards: frozenset[int] | None = None  # the shards that this node reads; None: all
 
     async def run(self) -> None:
@@ -80,7 +71,6 @@ class BackfillLoop:
                 self._fill_gaps(tasks, await self.gossip.members())
                 for peer_id in await self._silent_members():
                     self.catch_up(peer_id)
-                self._note_progress()
 
     def read_shards(self, shards: frozenset[int]) -> None:
         """Track and query only the senders in these gossip shards from now on."""
@@ -142,20 +132,6 @@ class BackfillLoop:
         """Note the last sequence number of a member, from its directory record."""
         if self._follows(record.peer_id):
             self.announcements.tracker_of(record.peer_id).note_tail(record.last_number)
-
-    def _note_progress(self) -> None:
-        """Write an event at the end of a backfill of at least `MIN_MISSED` groups. A few groups are always missing."""
-        num_left, num_here, now = (
-            self.announcements.queue.num_missed,
-            self.peers.counters.groups_repaired,
-            time.monotonic(),
-        )
-        if self._absence is None and num_left >= MIN_MISSED:
-            self._absence = now, num_here
-        elif self._absence is not None and num_left == 0:
-            (began_at, num_before), self._absence = self._absence, None
-            duration_s = round(now - began_at, 1)
-            self.context.events.write("caught_up", num_groups=num_here - num_before, duration_s=duration_s)
 
     def _fill_gaps(self, tasks: asyncio.TaskGroup, members: Sequence[str]) -> None:
         """Begin to query gaps, a few of each sender. Senders with many gaps, or that answer slowly, delay no others."""

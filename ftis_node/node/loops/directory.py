@@ -4,59 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import random
 import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip import Gossip
-from ftis_node.node.context import NodeContext
 from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.peers.log_messages import SwarmLogMessages
-from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.own_record import OwnRecord
-from ftis_node.node.peers.refusal_reports import RefusalReporter
-from ftis_node.node.peers.releases import release_differences
+from ftis_node.node.peers.node_part import NodePart
+from ftis_node.node.peers.own_record import OwnRecord, release_differences
+from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import validated_domain
 from ftis_node.telemetry.health_summary import used_by_peers
-from ftis_node.telemetry.terminal_text import printable
 
 log = logging.getLogger(__name__)
 MEMBER_LOOKUP_INTERVAL_S = 1.0
 MAX_OTHERS_READ = 32  # records of peers that are listed and not connected: they may refuse this node
 MAX_READS_IN_FLIGHT = 8  # of records in the directory
 MAX_NAMED = 4  # peers in one log line
-ID_TAIL = 8
 SAID_AFTER_S = 600.0
 RECORD_PERIOD_S = 30.0
 RECORD_LIVES_PERIODS = 4  # a record survives this many missed renewals
 
 
 @dataclass(eq=False, repr=False)
-class DirectoryLoop:
+class DirectoryLoop(NodePart):
     """Loop with two periods: it checks for new members every second; every period it renews and reads records.
 
     `backfill` gets new members and their records. It is None in a generator node, which pulls no groups.
     """
 
-    context: NodeContext
-    gossip: Gossip
-    peers: PeerManager
     own_record: OwnRecord
     backfill: BackfillLoop | None
-    refusals: RefusalReporter
+    swarm: SwarmReporter
 
     def __post_init__(self) -> None:
         self._members: set[str] = set()
         self._words = SwarmLogMessages()
-        self._late: dict[str, None] = {}  # members whose records were not read in time
         self._is_due = asyncio.Event()  # set: renew the record now
         self.record_period_s = RECORD_PERIOD_S
-        self._started_at, self._has_said = time.monotonic(), False
+        self._says_who_used_at = time.monotonic() + SAID_AFTER_S  # once, some minutes after the start
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -81,16 +74,15 @@ class DirectoryLoop:
                 self.context.events.write("peer_left", peer=peer_id)
             self._members = present
             self._report_changes(present)
-            await self.refusals.update()
+            await self.swarm.update()
             self.peers.registry.own_record = self.own_record.make()
-            self._say_who_used()
+            if self._says_who_used_at <= time.monotonic():
+                self._says_who_used_at = math.inf
+                self._say_who_used()
             await pause(MEMBER_LOOKUP_INTERVAL_S)
 
     def _say_who_used(self) -> None:
-        """Log once, some minutes after the start, what peers have trained on."""
-        if self._has_said or time.monotonic() < self._started_at + SAID_AFTER_S:
-            return
-        self._has_said = True
+        """Log what peers have trained on."""
         used = self.peers.receipts.figures(now=time.time())
         if used.recent_groups:
             log.info("%s", used_by_peers(used))
@@ -101,14 +93,9 @@ class DirectoryLoop:
         for peers, what in ((present - self._members, "joined"), (self._members - present, "left")):
             if not peers:
                 continue
-            names = ", ".join(sorted(map(self._name_of, peers))) if len(peers) <= MAX_NAMED else ""
+            names = ", ".join(sorted(map(self.peers.registry.label, peers))) if len(peers) <= MAX_NAMED else ""
             who = names or f"{len(peers)} peers"
             log.info("%s %s, %d connected", who, what, len(present), extra={"fields": {what: sorted(peers)}})
-
-    def _name_of(self, peer_id: str) -> str:
-        record = self.peers.registry.record_of(peer_id)
-        name = printable(record.name) if record is not None else ""
-        return f"peer {name or '..' + peer_id[-ID_TAIL:]}"
 
     def _report_changes(self, members: Collection[str]) -> None:
         gossip = self.gossip
@@ -139,23 +126,20 @@ class DirectoryLoop:
     async def _read_records(self, *, limit_s: float) -> None:
         """Read the members' records, for `limit_s` at most: this node's own one must be renewed before it expires.
 
-        Those that were not read in time come first the next time, and of these the ones whose read did not begin.
+        Their order is random, so those that were not read in time delay no others the next time.
         """
         in_flight = asyncio.Semaphore(MAX_READS_IN_FLIGHT)
         others = [peer for peer in await self.gossip.known_members() if peer not in self._members]
-        present, late = dict.fromkeys([*self._members, *others[:MAX_OTHERS_READ]]), self._late
-        self._late = {peer: None for peer in (*late, *present) if peer in present}
 
         async def read(peer_id: str) -> None:
             async with in_flight:
-                self._late[peer_id] = self._late.pop(peer_id)  # to the end
                 with waiting_for("a peer's record", endless=False), self.gossip.guard.work_for(peer_id, Place.RECORD):
                     await self._read_record(peer_id)
-            del self._late[peer_id]
 
+        present = {*self._members, *others[:MAX_OTHERS_READ]}
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
-                for peer_id in list(self._late):
+                for peer_id in random.sample(sorted(present), len(present)):
                     tasks.create_task(read(peer_id), name=f"record-{peer_id[-6:]}")
 
     async def _read_record(self, peer_id: str) -> None:
@@ -183,4 +167,4 @@ class DirectoryLoop:
         if earlier is not None and earlier.releases == record.releases:
             return
         for text in release_differences(record, self.context.about):
-            log.warning("%s %s", self._name_of(record.peer_id), text)
+            log.warning("%s %s", self.peers.registry.label(record.peer_id), text)

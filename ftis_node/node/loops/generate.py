@@ -9,10 +9,12 @@ continues at its position.
 from __future__ import annotations
 
 import asyncio
-import logging
+import hashlib
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.episode import EpisodeSection
@@ -21,9 +23,8 @@ from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.generation.rollouts import Sampler
 from ftis_node.models import PromptTokenizer
 from ftis_node.node.context import NodeContext
-from ftis_node.node.prompt_order import prompt_order
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.protocols import Generation
-from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
 from ftis_node.records.codec import hash_messages, hash_prompt
@@ -32,7 +33,7 @@ from ftis_node.tasks.base import Task, TaskItem
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.tasks.scoring_worker import ScoringCost
 
-log = logging.getLogger(__name__)
+LARGEST_SHUFFLED = 1 << 20  # problems
 MAX_TRIES = 1 << 14  # problems in a row without one to generate for
 MAX_ATTEMPTS = 6  # of one prompt: over half a minute
 RETRY_PAUSE = ExponentialBackoff(first_s=1.0, ceiling_s=30.0)
@@ -42,11 +43,9 @@ GENERATION, SCORING = "generation", "scoring of own groups"
 
 
 @dataclass(eq=False, repr=False)
-class GenerateLoop:
+class GenerateLoop(NodePart):
     """Loop that keeps the generation worker busy while slots are free."""
 
-    context: NodeContext
-    store: Store
     scored: asyncio.Queue[Group]
     domain: Task
     tokenizer: PromptTokenizer
@@ -228,3 +227,37 @@ def groups_in_flight(context: NodeContext) -> int:
     """Return enough groups for a full batch, and the spare ones."""
     batch = context.settings.generation.max_batch or DEFAULT_MAX_BATCH
     return -(-batch // context.manifest.sampling.group_size) + SPARE_GROUPS
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOrder:
+    """Order in which a node uses the `num_items` problems of a task."""
+
+    num_items: int
+    seed: int
+    peer_id: str
+
+    def index(self, k: int) -> int:
+        """Return the index of the k-th problem, k = 0, 1, ..."""
+        if self.num_items > LARGEST_SHUFFLED:
+            return self._number("draw", k) % self.num_items
+        epoch, position = divmod(k, self.num_items)
+        return _shuffled(self.num_items, self._number("epoch", epoch))[position]
+
+    def _number(self, kind: str, k: int) -> int:
+        text = f"{kind}/{self.seed}/{self.peer_id}/{k}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@lru_cache(maxsize=2)
+def _shuffled(num_items: int, seed: int) -> tuple[int, ...]:
+    order = list(range(num_items))
+    random.Random(seed).shuffle(order)
+    return tuple(order)
+
+
+def prompt_order(context: NodeContext, *, num_items: int) -> PromptOrder:
+    """Return the order of prompts: this node's own ("vertical"), or the same for all nodes ("horizontal")."""
+    if context.manifest.step.prompt_sharing == "horizontal":
+        return PromptOrder(num_items, seed=0, peer_id=context.manifest.run_id)
+    return PromptOrder(num_items, context.settings.seed, context.peer_id)

@@ -22,17 +22,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from ftis_node.models import PromptTokenizer
-from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import REASON as FAULT
-from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.storage.node_store import Store
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.supervision.background import to_the_end
 from ftis_node.node.supervision.task_monitor import waiting, waiting_for
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Group
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.arrivals import AwaitedSenders
-from ftis_node.swarm.peer_guard import PeerGuard, PeerWork, Place, is_own
+from ftis_node.swarm.peer_guard import PeerWork, Place, is_own
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.validation import Accepted, Refusal, Refused, ValidationContext, ValidationResult, validate
 
@@ -68,17 +66,13 @@ class _Lane:
 
 
 @dataclass(eq=False, repr=False)
-class IntakeLoop:
+class IntakeLoop(NodePart):
     """Two lanes, each of which validates one envelope at a time; both feed one bounded queue of accepted groups.
 
     `newest_offered` returns the newest version of this node's weights that a follower may name, or None. `on_foreign`
     is called with each stored foreign group.
     """
 
-    context: NodeContext
-    store: Store
-    peers: PeerManager
-    guard: PeerGuard
     tokenizer: PromptTokenizer
     scorer: IsolatedScorer
     new_peers_scorer: IsolatedScorer
@@ -173,7 +167,7 @@ class IntakeLoop:
 
     def _work_for(self, arrival: Arrival, place: Place) -> AbstractContextManager[PeerWork]:
         """Return the guard. It raises the errors of an own group, and charges a peer for those of its group."""
-        return self.guard.work_for(arrival.origin, place, passes=(Exception,) if arrival.own else ())
+        return self.gossip.guard.work_for(arrival.origin, place, passes=(Exception,) if arrival.own else ())
 
     def _give_up(self, arrival: Arrival) -> None:
         """Refuse a group that caused an error permanently: other peers would deliver the same bytes."""

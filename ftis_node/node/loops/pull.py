@@ -22,15 +22,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ftis_node.backoff import BackoffTable, doubling
-from ftis_node.gossip import FetchOutcome, Gossip, GossipLimits
-from ftis_node.node.context import NodeContext
+from ftis_node.gossip import FetchOutcome, GossipLimits
 from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.loops.confirm import ConfirmationLoop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.peers.announcements import AnnouncementHandler, AssignmentMembers
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.request_slots import MAX_PEERS, PullSlots
-from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import waiting, waiting_for
 from ftis_node.node.training.step_shares import StepShares
 from ftis_node.swarm.demand import ANY, STEPS_IN_STOCK, DomainPortion, PullDemand, portions, pull_demand
@@ -61,16 +59,12 @@ BURST_S = 2.0  # seconds of the download budget that one burst may use
 
 
 @dataclass(eq=False, repr=False)
-class PullLoop:
+class PullLoop(NodePart):
     """Loop that pulls queued groups. At most one request for a group is in flight."""
 
-    context: NodeContext
-    store: Store
     intake: IntakeLoop
     announcements: AnnouncementHandler
     backfill: BackfillLoop
-    gossip: Gossip
-    peers: PeerManager
     step_shares: StepShares
 
     def __post_init__(self) -> None:

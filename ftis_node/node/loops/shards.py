@@ -11,11 +11,9 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-from ftis_node.gossip import Gossip
-from ftis_node.node.context import NodeContext
 from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.peers.announcements import AnnouncementHandler
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.supervision.task_monitor import pause
 from ftis_node.swarm.demand import pulls_all
 from ftis_node.swarm.topology import FIRST_SHARDS, choose_shards, num_affordable, shard_of
@@ -27,16 +25,13 @@ ANNOUNCEMENTS_PER_S = 50.0  # above it a node that does not pull every group rea
 
 
 @dataclass(eq=False, repr=False)
-class ShardsLoop:
+class ShardsLoop(NodePart):
     """Loop that selects shards every few seconds. It does nothing in a run with one shard.
 
     A node that pulls every group reads every shard. Otherwise a burst of announcements would end a subscription, and
     the groups of that shard would arrive ten seconds late.
     """
 
-    context: NodeContext
-    gossip: Gossip
-    peers: PeerManager
     announcements: AnnouncementHandler
     backfill: BackfillLoop
 

@@ -8,10 +8,11 @@ answer and the probe times out.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +23,10 @@ from ftis_node import __version__
 from ftis_node.config.disk_room import is_disk_full
 from ftis_node.config.limits import MAX_READY_BYTES
 from ftis_node.files import replace_file
-from ftis_node.gossip import Gossip
-from ftis_node.node.context import NodeContext
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.node.protocols import Generation, Learning
-from ftis_node.node.storage.node_store import Store
+from ftis_node.node.supervision.background import stop_waits_for
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.supervision.task_monitor import pause
 from ftis_node.node.supervision.watchdog import Watchdog
@@ -57,19 +57,6 @@ SHARES = ("cut_fraction", "no_signal_fraction")
 MISMATCH_FIGURES = ("mismatch_kl", "mismatch_share", "mismatch_version")
 
 
-@dataclass(slots=True)
-class LastChange:
-    """Time of a count's last change in Unix seconds; None before a change. The first value is no change."""
-
-    at: float | None = None
-    _value: int | None = None
-
-    def note(self, value: int) -> None:
-        if self._value is not None and value != self._value:
-            self.at = round(time.time(), 3)
-        self._value = value
-
-
 def worker_problems(states: Mapping[str, str]) -> list[str]:
     """Return a sentence for each worker that its supervisor no longer restarts."""
     given_up = [name for name, state in states.items() if state == "failed"]
@@ -87,18 +74,15 @@ def not_ready(states: Mapping[str, str], *, swarm_state: str, swarm_reason: str)
 
 
 @dataclass(eq=False, repr=False)
-class StatusLoop:
+class StatusLoop(NodePart):
     """Loop that takes the snapshots. All views show `latest`; `first` is the snapshot at the start.
 
     `watchdog` checks that the loops make progress. `http_refused` counts the requests that the HTTP ports refused, by
     reason.
     """
 
-    context: NodeContext
-    store: Store
     generation: Generation
     learner: Learning
-    gossip: Gossip
     swarm: SwarmReporter
     slots: SlotPool
     watchdog: Watchdog
@@ -108,8 +92,9 @@ class StatusLoop:
         self._started_at = self._refreshed_at = time.monotonic()
         self._members: Collection[str] = ()
         self._shortage = FileShortage()
-        self._last_group, self._last_step = LastChange(), LastChange()
-        self._stop_waits_for: Callable[[], str] | None = None  # None: the node is not stopping
+        self._counts: dict[str, int] = {}
+        self._changed_at: dict[str, float] = {}  # Unix time (s) of a count's last change since the start
+        self._is_stopping, self._stop_waits_for = asyncio.Event(), ""
         self.latest = Status()
         self.first: Status | None = None
 
@@ -120,9 +105,14 @@ class StatusLoop:
                 await pause(PERIOD_S)
             await self._shortage.passed_over(self.save_if_space)
 
-    async def show_stop(self, waits_for: Callable[[], str]) -> None:
-        """Show the node as stopping, with what it waits for, until canceled. `run` may have ended."""
+    async def begin_stop(self, waits_for: str = "") -> None:
+        """Show the node as stopping from now on, waiting for `waits_for` unless the learner reports another reason."""
         self._stop_waits_for = waits_for
+        self._is_stopping.set()
+
+    async def show_stop(self) -> None:
+        """Take snapshots of a stop until canceled. `run` ends with the other loops."""
+        await self._is_stopping.wait()
         while True:
             await self._shortage.passed_over(self.refresh)
             await pause(PERIOD_S)
@@ -131,17 +121,19 @@ class StatusLoop:
         """Take a new snapshot. `end` is how the node ended; a fault takes precedence over the signal that it causes."""
         self._members = await self.gossip.members()
         counts = await self.store.disk(self._count)
-        self._last_group.note(counts.groups_own)
-        self._last_step.note(self.context.state.step)
-        state = "stopped" if end is not None else "running" if self._stop_waits_for is None else "stopping"
+        for name, count in (("groups", counts.groups_own), ("step", self.context.state.step)):
+            if self._counts.get(name, count) != count:
+                self._changed_at[name] = round(time.time(), 3)
+            self._counts[name] = count
+        state = "stopped" if end is not None else "stopping" if self._is_stopping.is_set() else "running"
         before, now = self.latest.swarm, self._snapshot(state, counts)
         if state == "stopped":  # the network is already down, so keep its state from before
             swarm = msgspec.structs.replace(now.swarm, state=before.state, reason=before.reason)
             end = EndWord.FAILED if self.watchdog.has_fault else end
             node = msgspec.structs.replace(now.node, end="" if end is None else end.value)
             now = msgspec.structs.replace(now, swarm=swarm, node=node)
-        elif self._stop_waits_for is not None:
-            node = msgspec.structs.replace(now.node, waits_for=self._stop_waits_for())
+        elif state == "stopping":
+            node = msgspec.structs.replace(now.node, waits_for=stop_waits_for() or self._stop_waits_for)
             health = msgspec.structs.replace(now.health, ready=False, waits_for="the node is stopping")
             now = msgspec.structs.replace(now, node=node, health=health)
         self.latest = now
@@ -214,9 +206,9 @@ class StatusLoop:
                 max_completion_tokens=self.context.manifest.sampling.max_completion_tokens,
                 groups_without_reward=self.context.state.groups_without_reward,
                 sample=self.context.state.sample,
-                last_group_at=self._last_group.at,
-                turns_made=self.swarm.peers.counters.turns_made["num_turns"],
-                observations_made=self.swarm.peers.counters.turns_made["num_observations"],
+                last_group_at=self._changed_at.get("groups"),
+                turns_made=self.peers.counters.turns_made["num_turns"],
+                observations_made=self.peers.counters.turns_made["num_observations"],
             ),
             learner=self._learner_status(counts),
             swarm=self.swarm.status(members=self._members),
@@ -240,7 +232,7 @@ class StatusLoop:
         )
 
     def _learner_status(self, counts: BufferFigures) -> LearnerStatus:
-        client, counters = self.learner, self.swarm.peers.counters
+        client, counters = self.learner, self.peers.counters
         fields: dict[str, Any] = {}
         if report := counters.last_report:
             fields |= {name: getattr(report, name) for name in StepFigures.__struct_fields__}
@@ -253,7 +245,7 @@ class StatusLoop:
             own_groups=counts.trained_own,
             foreign_groups=counts.trained_foreign,
             restarts=client.restarts,
-            last_step_at=self._last_step.at,
+            last_step_at=self._changed_at.get("step"),
             layout=client.state.layout if client.state else None,
             kernels=client.state.kernels if client.state else None,
             **fields,

@@ -7,57 +7,60 @@ on which the learner fails several times is released, so that no group can block
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
 from ftis_node.errors import WorkerDiedError, WorkerError, WorkerTaskError
+from ftis_node.generation.weight_loader import ProofToCome
 from ftis_node.learner.client import OnPublished
 from ftis_node.learner.messages import LearnerState, TrainGroup, TrainReply
 from ftis_node.node.context import NodeContext
 from ftis_node.node.pausing.gate import PauseBeganError
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.protocols import Generation, Learning
-from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.task_monitor import waiting, waiting_for
 from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.node.training.step_gate import StepGate, StepSelection
 from ftis_node.node.training.step_peers import StepPeers
 from ftis_node.node.training.step_report import StepReporter
-from ftis_node.node.weights.weight_sync import DeliverWeights, WeightSync
 from ftis_node.replay.buffer import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.rows import StoredGroup
-from ftis_node.workers.weight_store import WeightProof
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 log = logging.getLogger(__name__)
-TRAINING = "training"
+Proof: TypeAlias = "ProofToCome | WeightProof | None"
+DeliverWeights: TypeAlias = "Callable[[PublishedWeights, Proof], Coroutine[None, None, None]]"
+"""Receiver of new weights: `update_engine`, or `OfferLoop.take` of a learner node."""
+
+TRAINING, WEIGHT_SYNC = "training", "the weight sync"
 MAX_LOST_STEPS = 2 * MAX_FAILED_STEPS  # of own groups in a row, before the first step that succeeds
 
 
 @dataclass(eq=False, repr=False)
-class TrainLoop:
+class TrainLoop(NodePart):
     """Loop that trains one step at a time, up to `last_step` if it is not None.
 
     `deliver` gets the weights of each step. `takes_turns`: the workers use one GPU's memory alternately.
     """
 
-    context: NodeContext
-    store: Store
-    gate: StepGate
     learner: Learning
-    generation: Generation
-    deliver: DeliverWeights
-    slots: SlotPool
-    peers: PeerManager
     end_ids: tuple[int, ...]
     observation_form: tuple[int, ...]
+    generation: Generation
+    slots: SlotPool
     reporter: StepReporter
     evaluator: Evaluator
+    gate: StepGate
+    deliver: DeliverWeights
     takes_turns: bool
     last_step: int | None
 
@@ -256,3 +259,62 @@ class TrainLoop:
         every_steps = self.context.manifest.eval.every_steps
         is_due = bool(every_steps) and (is_last or self.step % every_steps == 0)
         return is_due and self.context.settings.generates
+
+
+class WeightSync:
+    """Delivery of one step's weights: call `take` with weights and proof, then `finish` with the reply, or `abandon`.
+
+    The learner publishes the weights, then computes their proof (log-probs of fixed probe tokens), then writes its
+    checkpoint. The generator loads the weights meanwhile, so that its first new token does not wait for the checkpoint.
+
+        learner    | step | publish | prove | checkpoint ........ | reply
+        generator  |   old weights  | load | probe | new weights
+    """
+
+    def __init__(self, deliver: DeliverWeights) -> None:
+        self._deliver = deliver
+        self._proof: ProofToCome = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+
+    def take(self, news: PublishedWeights | WeightProof) -> None:
+        """Take the published weights, or their proof, as the learner reports them."""
+        if not isinstance(news, PublishedWeights):
+            self._proof.set_result(news)
+        elif self._task is None:
+            self._task = asyncio.create_task(self._deliver(news, self._proof), name="deliver-weights")
+
+    async def finish(self, reply: TrainReply) -> None:
+        """Wait until the generator serves the new weights and has verified them."""
+        if self._task is not None:
+            await self._task
+        elif reply.weights is not None:  # a repeated step: the learner reported no progress
+            await self._deliver(reply.weights, reply.proof)
+
+    async def abandon(self) -> None:
+        """Finish the transfer without a proof after the learner died."""
+        if not self._proof.done():
+            self._proof.set_result(None)
+        if self._task is not None:
+            await self._task
+
+    def cancel(self) -> None:
+        """Cancel the transfer, because the step ended without it or the node stops."""
+        if self._task is not None and not self._task.cancel() and not self._task.cancelled():
+            self._task.exception()  # asyncio reports an error that no code has seen
+
+
+async def update_engine(
+    weights: PublishedWeights, proof: Proof, *, context: NodeContext, generation: Generation
+) -> None:
+    """Wait until the generator serves a version and has verified it. A worker that dies restarts with that version."""
+    try:
+        await generation.update_weights(weights, proof)
+        context.failures.succeeded(WEIGHT_SYNC)
+    except WorkerError as error:
+        if context.failures.failed(WEIGHT_SYNC, error):
+            context.events.write("weight_sync_failed", version=weights.version, error=str(error))
+        await generation.start()
+    done_at_s = weights.step_done_at_s
+    after_step_s = None if done_at_s is None else round(time.monotonic() - done_at_s, 4)
+    transfer = generation.weight_transfer
+    context.events.write("served", version=weights.version, after_step_s=after_step_s, transfer=transfer)

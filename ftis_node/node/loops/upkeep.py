@@ -14,9 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ftis_node.config.limits import LOG_FILE_BYTES
-from ftis_node.gossip import Gossip
 from ftis_node.node.context import NodeContext
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.storage.cleanup import reclaim, rotate_logs
 from ftis_node.node.storage.disk_space import HomeUse, measure_usage
 from ftis_node.node.storage.node_store import Store
@@ -34,16 +33,12 @@ DISK_PERIOD_S = 2.0
 
 
 @dataclass(eq=False, repr=False)
-class PeersLoop:
+class PeersLoop(NodePart):
     """Loop with two periods: it checks buffer and clocks every second, and saves `peers.sqlite` every ten seconds.
 
     `on_wake` is called after the machine slept.
     """
 
-    context: NodeContext
-    store: Store
-    gossip: Gossip
-    peers: PeerManager
     on_wake: Callable[[], None]
     _clock: SteadyClock = field(default_factory=SteadyClock, init=False)
     _sleep: SleepDetector = field(default_factory=SleepDetector, init=False)

@@ -20,17 +20,15 @@ from dataclasses import dataclass
 
 from ftis_node.config.roles import MAX_PENDING_VERSIONS
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
-from ftis_node.gossip import FetchOutcome, Gossip
+from ftis_node.gossip import FetchOutcome
 from ftis_node.models import ModelSource, PromptTokenizer, model_fingerprint, parameter_count
-from ftis_node.node.context import NodeContext
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError, VersionStore
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.request_slots import ANSWERED
 from ftis_node.node.protocols import Generation, serves_adapters
-from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import pause, waiting, waiting_for
 from ftis_node.node.training.evaluator import Evaluator
-from ftis_node.node.weights.weight_download import Download, OfferWithdrawnError, VersionStore
 from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, open_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch
@@ -45,17 +43,13 @@ DOWNLOAD = "the download of weights"
 
 
 @dataclass(eq=False, repr=False)
-class FollowLoop:
+class FollowLoop(NodePart):
     """Loop that follows one learner. Call `resume` before `run`."""
 
-    context: NodeContext
-    store: Store
     source: ModelSource
     tokenizer: PromptTokenizer
-    gossip: Gossip
     generation: Generation
     evaluator: Evaluator
-    peers: PeerManager
 
     def __post_init__(self) -> None:
         self._settings = self.context.settings.roles
@@ -129,7 +123,9 @@ class FollowLoop:
 
     def _should_fetch(self, offer: WeightsOffer) -> bool:
         """Return whether the offer is new, and the delay policy allows another pending version."""
-        if self.context.pause.is_paused or self._is_newest(offer):
+        newest = self._newest
+        is_known = newest is not None and (offer.version, offer.sha256) == (newest.version, newest.sha256)
+        if is_known or self.context.pause.is_paused:
             return False
         return should_fetch(
             self._settings.delay,
@@ -137,10 +133,6 @@ class FollowLoop:
             max_held=MAX_PENDING_VERSIONS,
             since_last=time.monotonic() - self._wanted_at,
         )
-
-    def _is_newest(self, offer: WeightsOffer) -> bool:
-        newest = self._newest
-        return newest is not None and (offer.version, offer.sha256) == (newest.version, newest.sha256)
 
     async def _fetch(self, offer: WeightsOffer, signed: bytes) -> None:
         began_at, age_s = time.monotonic(), max(0.0, time.time() - offer.created_at)

@@ -23,11 +23,11 @@ from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.models import ModelSource, model_fingerprint
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ftis_node.node.context import NodeContext
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.loops.weight_download import HASHES_PER_ITEM
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.protocols import Learning
-from ftis_node.node.supervision.background import DiskThread, in_background
+from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting
-from ftis_node.node.weights.weight_download import HASHES_PER_ITEM
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES, MAX_INTEGER
 from ftis_node.records.weights import WeightsOffer, WeightsPart, open_weights_request, seal_offer
 from ftis_node.swarm.transit import outdated_offers
@@ -36,15 +36,6 @@ from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 log = logging.getLogger(__name__)
 
 OFFERED = "offered"  # folder beside the published versions: hard links need one file system
-
-
-@dataclass(frozen=True, slots=True)
-class FileDigests:
-    """Size and SHA-256 of a file; `chunks` is the concatenated SHA-256 digests of its chunks."""
-
-    num_bytes: int
-    sha256: bytes
-    chunks: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +59,10 @@ class OfferedVersion:
 
 
 @dataclass(eq=False, repr=False)
-class OfferLoop:
+class OfferLoop(NodePart):
     """Loop that offers weights. The train loop calls `take`; the network calls `give` for each request."""
 
-    context: NodeContext
     source: ModelSource
-    disk: DiskThread
-    peers: PeerManager
 
     def __post_init__(self) -> None:
         self._pending: PendingVersion | None = None
@@ -92,7 +80,7 @@ class OfferLoop:
         file = Path(weights.path)
         folder = file.parent.parent / OFFERED
         path = folder / f"{weights.version:08d}-{self._num_taken}.safetensors"
-        await self.disk(_keep_file, file, path, afresh=self._num_taken == 1)
+        await self.store.disk(_keep_file, file, path, afresh=self._num_taken == 1)
         config = file.parent / ADAPTER_CONFIG_FILE
         adapter_config = config.read_bytes() if file.name == ADAPTER_FILE else b""
         if self._pending is not None:
@@ -117,7 +105,8 @@ class OfferLoop:
         if proof is None:  # the learner died before the proof: it repeats the step and publishes other weights
             pending.path.unlink()
             return
-        digests = await waiting("the hashes of a large file", in_background(digests_of, pending.path))
+        hashing = in_background(digests_of, pending.path)
+        num_bytes, sha256, chunk_hashes = await waiting("the hashes of a large file", hashing)
         offer = WeightsOffer(
             run_id=self.context.manifest.run_id,
             peer_id=self.context.peer_id,
@@ -126,22 +115,22 @@ class OfferLoop:
             model=self.context.about.model,
             tokenizer=self.context.about.tokenizer,
             started_from=started_from,
-            num_bytes=digests.num_bytes,
-            sha256=digests.sha256,
+            num_bytes=num_bytes,
+            sha256=sha256,
             chunk_bytes=MAX_CHUNK_BYTES,
-            chunks_sha256=hashlib.sha256(digests.chunks).digest(),
+            chunks_sha256=hashlib.sha256(chunk_hashes).digest(),
             probe_ids=proof.probe_ids,
             probe_logprobs=proof.logprobs,
             adapter_config=pending.adapter_config,
         )
         for version in [version for version in self._held if version >= offer.version]:
             self._drop(version)  # from before a learner restart: these version numbers now name other weights
-        self._newest = OfferedVersion(offer, seal_offer(offer, self.context.identity), pending.path, digests.chunks)
+        self._newest = OfferedVersion(offer, seal_offer(offer, self.context.identity), pending.path, chunk_hashes)
         self._held[offer.version], self._requested_at[offer.version] = self._newest, time.monotonic()
         for version in outdated_offers(self._requested_at, now=time.monotonic(), max_offered=MAX_PUBLISHED_VERSIONS):
             self._drop(version)
-        version, num_bytes, duration_s = offer.version, offer.num_bytes, round(time.monotonic() - began_at, 4)
-        self.context.events.write("weights_offered", version=version, num_bytes=num_bytes, duration_s=duration_s)
+        duration_s = round(time.monotonic() - began_at, 4)
+        self.context.events.write("weights_offered", version=offer.version, num_bytes=num_bytes, duration_s=duration_s)
 
     def _drop(self, version: int) -> None:
         """Unlink the file. A transfer in progress continues, because the open file keeps its bytes."""
@@ -200,15 +189,15 @@ def newest_offered(context: NodeContext, learner: Learning) -> int | None:
     return max(state.step, context.state.step) + 1 + unsaved * settings.keep_checkpoints
 
 
-def digests_of(path: Path) -> FileDigests:
-    """Return size and hashes of a file, in one pass over it."""
+def digests_of(path: Path) -> tuple[int, bytes, bytes]:
+    """Return the bytes of a file, its SHA-256, and the concatenated ones of its chunks, in one pass over it."""
     whole, chunks, num_bytes = hashlib.sha256(), [], 0
     with path.open("rb") as file:
         while chunk := file.read(MAX_CHUNK_BYTES):
             whole.update(chunk)
             chunks.append(hashlib.sha256(chunk).digest())
             num_bytes += len(chunk)
-    return FileDigests(num_bytes, whole.digest(), b"".join(chunks))
+    return num_bytes, whole.digest(), b"".join(chunks)
 
 
 def _keep_file(file: Path, path: Path, *, afresh: bool) -> None:

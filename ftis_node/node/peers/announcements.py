@@ -15,14 +15,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip import Gossip
 from ftis_node.gossip import GossipMessage as Message
-from ftis_node.node.context import NodeContext
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.records.envelope import Announcement, open_announcement
 from ftis_node.records.parsing import SCHEMA
-from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.delivery import MAX_TO_CONFIRM, IdsByPeer
 from ftis_node.swarm.demand import eligible_members, is_assigned
 from ftis_node.swarm.lru import LruDict
@@ -45,16 +42,11 @@ class AssignmentMembers(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class AnnouncementHandler:
+class AnnouncementHandler(NodePart):
     """Turns announcements into entries of the pull queue. `changed` is set when the queue has a new entry."""
 
-    context: NodeContext
-    gossip: Gossip
-    reader: ReplayReader
-    peers: PeerManager
-
     def __post_init__(self) -> None:
-        self._reset_at = self.reader.reset_at() + MAX_CLOCK_SKEW_S
+        self._reset_at = self.store.reader.reset_at() + MAX_CLOCK_SKEW_S
         self._trackers = LruDict[str, SequenceTracker](MAX_SENDERS)
         self.queue = PullQueue()
         self._refused = LruDict[bytes, None](MAX_REFUSED)  # not to be pulled again
@@ -211,7 +203,7 @@ class AnnouncementHandler:
         return item.id in self._refused or self._is_stored(item.id, item.sender, item.number)
 
     def _is_stored(self, group_id: bytes, sender: str, number: int) -> bool:
-        return self.reader.is_known(group_id) or self.reader.has_number(sender, number)
+        return self.store.reader.is_known(group_id) or self.store.reader.has_number(sender, number)
 
     def _is_assigned(self, announcement: Announcement, sender: str) -> bool:
         if self.members is None:

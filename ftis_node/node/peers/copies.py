@@ -1,11 +1,17 @@
-"""Finds groups with copied completions, and decides which group is the original."""
+"""Finds groups with copied completions, decides which group is the original, and how much credit a group earns.
+
+A group earns credit, of the points for acceptance and use, only if its rewards differ and it is the sender's first
+about its problem. The credit is proportional to the surprise of its completions, up to `FULL_CREDIT_NATS`. Tokens in
+runs that earlier completions have do not count. So groups without a signal, repeated problems and copied answers earn
+nothing, and short noise little. A problem is identified by the hash of its messages, because many indices may have one
+text.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 
-from ftis_node.node.peers.credit import CreditBook
 from ftis_node.records.group import Group
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.swarm.duplicates import DuplicateDetector, FirstAnnouncements, Origin, decide, describe
@@ -15,6 +21,8 @@ from ftis_node.validation import Accepted
 
 NUM_LANES = 2  # groups that intake validates concurrently
 MAX_DISPLACED = 64
+FULL_CREDIT_NATS = 20.0
+MAX_CREDITED = 1 << 14  # groups
 
 
 class CopyCatalog:
@@ -31,14 +39,16 @@ class CopyCatalog:
         self._described: deque[tuple[TokenBatch, list[SeenCompletion]]] = deque(maxlen=NUM_LANES)
         self._announced = FirstAnnouncements()
         self._displaced = LruDict[bytes, Origin](MAX_DISPLACED)  # by original: the copy that arrived before it
-        self._credit = CreditBook()
+        self._credits = LruDict[bytes, float](MAX_CREDITED)  # in [0, 1], by group
+        self._credited = LruDict[tuple[str, bytes], None](MAX_CREDITED)  # (sender, problem) with credit
 
     def note_announced(self, group_id: bytes, *, announcer: str) -> None:
         """Note a first announcement, which shows that its group existed then."""
         self._announced.note(group_id, announcer=announcer, at=self._clock())
 
     def credit_of(self, group_id: bytes) -> float:
-        return self._credit.of(group_id)
+        """Return the credit of a group; 0 for an unknown one, as after a restart."""
+        return self._credits.get(group_id, 0.0)
 
     def remember(self, accepted: Accepted) -> Origin | None:
         """Add an accepted group. Return the origin of the group that is its copy."""
@@ -47,10 +57,12 @@ class CopyCatalog:
         copy = self._displaced.pop(group_id, None)
         if copy is not None:
             self._duplicates.forget(copy.group_id, problem)
-            self._credit.withdraw(copy.group_id)
-        if self._credit.may_earn(sender=group.sender, problem=problem, rewards=group.rewards):
+            self._credits[copy.group_id] = 0.0  # a step that uses it now earns its sender nothing
+        if len(set(group.rewards)) > 1 and (group.sender, problem) not in self._credited:
             nats = self._duplicates.new_nats(problem, completions)
-            self._credit.note(group_id, sender=group.sender, problem=problem, nats=nats)
+            if nats > 0:
+                self._credited[group.sender, problem] = None
+            self._credits[group_id] = min(1.0, nats / FULL_CREDIT_NATS)
         self._duplicates.remember(self._origin(group, group_id), problem, completions)
         return copy
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from ftis_node.gossip import SwarmPhase, SwarmState
 from ftis_node.gossip.multiaddr import is_public
@@ -16,17 +15,9 @@ from ftis_node.gossip.types import NO_PEERS_GIVEN, NOBODY_ANSWERS
 
 SKEW_NOTE_S = 1.0
 SKEW_REFUSED_S = 3.0  # hivemind peers refuse messages with more clock skew
-CALM_SHARE = 0.8  # of SKEW_NOTE_S: hysteresis, so that a skew near the limit causes few lines
 SYNCHRONISE = "switch on time synchronization (systemd-timesyncd, chrony)"
 P2PDS_PREAMBLE = re.compile(r"failed to dial.*all dials failed \* \[[^]]*\] ")
 UNPRINTABLE = re.compile(r"[^ -~]+")
-
-
-class LogLine(NamedTuple):
-    """A log line and its level."""
-
-    level: int
-    text: str
 
 
 class SwarmLogMessages:
@@ -34,9 +25,8 @@ class SwarmLogMessages:
 
     def __init__(self) -> None:
         self._last_logged: tuple[str, str] | None = None
-        self._clock_is_off = False
-        self._was_advised = False
-        self._was_advised_release = False
+        self._was_warned = False  # of a wrong clock
+        self._advised: set[int] = set()  # levels of the advice that was logged
 
     def lines(
         self,
@@ -46,33 +36,24 @@ class SwarmLogMessages:
         addresses: Sequence[str],
         advice: str = "",
         release: str = "",
-    ) -> Iterator[LogLine]:
-        """Yield the log lines for the present state.
+    ) -> Iterator[tuple[int, str]]:
+        """Yield level and text of each log line for the present state.
 
         `clock_skew_s` is the peers' clocks minus this machine's, None before a peer was met. `advice` says what to do
-        if most members have a newer wire version; it is logged once per start. So is `release`, about a newer release.
+        if most members have a newer wire version, `release` if they run a newer release. A wrong clock and both are
+        logged once per start.
         """
         message = (str(state.state), _gist(state))
         if message != self._last_logged and state.state is not SwarmPhase.STARTING:
             self._last_logged = message
             yield _connection_line(state, addresses)
-        if clock_skew_s is not None:
-            yield from self._clock(clock_skew_s)
-        if advice and not self._was_advised:
-            self._was_advised = True
-            yield LogLine(logging.WARNING, advice)
-        if release and not self._was_advised_release:
-            self._was_advised_release = True
-            yield LogLine(logging.INFO, release)
-
-    def _clock(self, skew_s: float) -> Iterator[LogLine]:
-        off_s = abs(skew_s)
-        if not self._clock_is_off and off_s >= SKEW_NOTE_S:
-            self._clock_is_off = True
-            yield LogLine(logging.WARNING, clock_words(skew_s))
-        elif self._clock_is_off and off_s < CALM_SHARE * SKEW_NOTE_S:
-            self._clock_is_off = False
-            yield LogLine(logging.INFO, "this machine's clock agrees with the peers' again")
+        if clock_skew_s is not None and abs(clock_skew_s) >= SKEW_NOTE_S and not self._was_warned:
+            self._was_warned = True
+            yield logging.WARNING, clock_words(clock_skew_s)
+        for level, text in ((logging.WARNING, advice), (logging.INFO, release)):
+            if text and level not in self._advised:
+                self._advised.add(level)
+                yield level, text
 
 
 def clock_words(skew_s: float) -> str:
@@ -93,12 +74,12 @@ def _gist(state: SwarmState) -> str:
     return "" if state.state is SwarmPhase.CONNECTED else re.sub(r"\d+ peers?|\d+", "#", state.reason.split(",")[0])
 
 
-def _connection_line(state: SwarmState, addresses: Sequence[str]) -> LogLine:
+def _connection_line(state: SwarmState, addresses: Sequence[str]) -> tuple[int, str]:
     reason = P2PDS_PREAMBLE.sub("", UNPRINTABLE.sub(" ", state.reason))
     if state.state is SwarmPhase.CONNECTED:
-        return LogLine(logging.INFO, f"in the swarm: {reason}")
+        return logging.INFO, f"in the swarm: {reason}"
     if state.reason.startswith(NO_PEERS_GIVEN):
-        return LogLine(logging.INFO, f"working alone: {NO_PEERS_GIVEN}; {how_to_be_found(addresses)}")
+        return logging.INFO, f"working alone: {NO_PEERS_GIVEN}; {how_to_be_found(addresses)}"
     if state.reason.startswith(NOBODY_ANSWERS):
-        return LogLine(logging.WARNING, f"working alone: {reason}; `ftis-node doctor --peers ADDRESS` looks closer")
-    return LogLine(logging.INFO, f"working alone so far: {reason}")
+        return logging.WARNING, f"working alone: {reason}; `ftis-node doctor --peers ADDRESS` looks closer"
+    return logging.INFO, f"working alone so far: {reason}"

@@ -17,8 +17,7 @@ from ftis_node.config.limits import AccessSection
 from ftis_node.errors import RecordError, UsageError
 from ftis_node.node.context import NodeCounters
 from ftis_node.node.peers.copies import CopyCatalog
-from ftis_node.node.peers.own_group_confirmations import OwnGroupConfirmations
-from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.peers.registry import OwnGroupConfirmations, PeerRegistry
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.records.group import GroupHeader
 from ftis_node.records.identity import peer_id_from_text
@@ -85,7 +84,7 @@ class PeerManager:
 
     def close(self) -> None:
         """Save and close the file."""
-        self._store.save(self._reputations, self.receipts)
+        self.save()
         self._store.close()
 
     def note_addresses(self, peer_id: str, addresses: Sequence[str]) -> None:
@@ -270,22 +269,20 @@ class PeerManager:
 
     def within_quota(self, peer_id: str) -> bool:
         """Return whether the sender's quota allows validation of a group now; the query spends no quota."""
-        if peer_id == self._own_id or self.is_trusted(peer_id):
-            return True
-        return self._quotas.allows(peer_id, is_new_peer=self.is_new_peer(peer_id), now=time.monotonic())
+        is_new_peer, now = self.is_new_peer(peer_id), time.monotonic()
+        return self._has_no_quota(peer_id) or self._quotas.allows(peer_id, is_new_peer=is_new_peer, now=now)
 
     def may_score(self, peer_id: str) -> bool:
         """Return whether the sender's quota allows scoring of a group now; the query spends no quota."""
-        if peer_id == self._own_id or self.is_trusted(peer_id):
-            return True
         is_new_peer, now = self.is_new_peer(peer_id), time.monotonic()
-        return self._quotas.scoring_s.left(peer_id, is_new_peer=is_new_peer, now=now) > 0.0
+        left = self._quotas.scoring_s.left
+        return self._has_no_quota(peer_id) or left(peer_id, is_new_peer=is_new_peer, now=now) > 0.0
 
     def charge_scoring(self, peer_id: str, seconds: float) -> None:
         """Charge seconds of scoring to the quota of a group's signer."""
-        if peer_id != self._own_id and not self.is_trusted(peer_id):
-            book, now = self._quotas.scoring_s, time.monotonic()
-            book.spend(peer_id, seconds, is_new_peer=self.is_new_peer(peer_id), now=now)
+        if not self._has_no_quota(peer_id):
+            is_new_peer, now = self.is_new_peer(peer_id), time.monotonic()
+            self._quotas.scoring_s.spend(peer_id, seconds, is_new_peer=is_new_peer, now=now)
 
     def share_cap(self) -> ShareCap:
         """Return the limit on each peer's places in the buffer."""
@@ -335,8 +332,11 @@ class PeerManager:
         if origin not in (sender, self._own_id) and sender not in self._met and sender not in self._networks:
             self._networks[sender] = self._networks.get(origin, origin)
 
+    def _has_no_quota(self, peer_id: str) -> bool:
+        return peer_id == self._own_id or self.is_trusted(peer_id)
+
     def _charge(self, peer_id: str, num_tokens: int) -> None:
-        if peer_id != self._own_id and not self.is_trusted(peer_id):
+        if not self._has_no_quota(peer_id):
             self._quotas.spend(peer_id, num_tokens, is_new_peer=self.is_new_peer(peer_id), now=time.monotonic())
 
     def _report(self, peer_id: str, trust_level: TrustLevel, why: str) -> None:

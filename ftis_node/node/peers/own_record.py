@@ -1,33 +1,40 @@
-"""This node's record in the directory: what it is, and how its training goes."""
+"""This node's record in the directory: what it is, and how its training goes.
+
+It names the releases of the packages that decide how the node judges groups. A grader of another release gives another
+reward to the same text, and no node is wrong. So refusals that depend on the grader are no fault while two nodes name
+other releases (`swarm/reasons.py`). Both nodes log the difference.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import metadata
 
 from ftis_node import __version__
-from ftis_node.node.context import NodeContext
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.models import PromptTokenizer
+from ftis_node.node.context import NodeDescription
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.protocols import Generation, Learning
-from ftis_node.node.storage.node_store import Store
-from ftis_node.records.bounds import MAX_REFUSED_SENDERS
+from ftis_node.records.bounds import MAX_GRADER_BYTES, MAX_REFUSED_SENDERS, MAX_RELEASE_BYTES
 from ftis_node.records.envelope import PeerRecord
-from ftis_node.records.peer_messages import PeerStats
+from ftis_node.records.peer_messages import PeerStats, Releases
 from ftis_node.swarm.reasons import REFUSALS
 from ftis_node.swarm.receipts import in_turn
+from ftis_node.tasks import grader_releases
+from ftis_node.tasks.base import Task
+from ftis_node.telemetry.terminal_text import printable
 
 NUM_SAMPLES = 10  # number of directory periods over which the rate of groups averages
 MINUTE_S = 60.0
 
 
 @dataclass(eq=False, repr=False)
-class OwnRecord:
+class OwnRecord(NodePart):
     """Maker of the record. `sample` is called once for each directory period, `make` at any time."""
 
-    context: NodeContext
-    store: Store
-    peers: PeerManager
     generation: Generation
     learner: Learning
     _turn: int = field(default=0, init=False)
@@ -89,3 +96,29 @@ class OwnRecord:
             return 0.0
         (first_s, first), now_s = self._samples[0], time.monotonic()
         return MINUTE_S * (last_number - first) / (now_s - first_s) if now_s > first_s else 0.0
+
+
+def own_releases(task: Task, tokenizer: PromptTokenizer) -> Releases:
+    """Return the releases with which this node judges groups of `task`."""
+    packages = ", ".join(filter(None, [f"ftis-node {__version__}", grader_releases(task)]))
+    return Releases(
+        grader=packages.encode()[:MAX_GRADER_BYTES].decode(errors="ignore"),
+        transformers=metadata.version("transformers")[:MAX_RELEASE_BYTES],
+        template=tokenizer.template_digest,
+    )
+
+
+def release_differences(record: PeerRecord, about: NodeDescription) -> Iterator[str]:
+    """Yield one clause per difference that may cause refusals, without the peer's name. The peer logs the same."""
+    theirs, ours = record.releases, about.releases
+    if theirs.grader and theirs.grader != ours.grader:
+        yield (
+            f"grades with {printable(theirs.grader)}, this node with {ours.grader}: groups whose rewards differ are "
+            "refused without a charge; install the same releases"
+        )
+    if record.model == about.model and record.tokenizer != about.tokenizer:
+        yield (
+            f"has this model with another tokenizer, {record.tokenizer[:8]} by transformers "
+            f"{printable(theirs.transformers) or '(not named)'}, here {about.tokenizer[:8]} by {ours.transformers}: "
+            "install the same release of transformers to use its groups"
+        )

@@ -1,22 +1,14 @@
-"""The operator's actions on peers: on a running node through its local HTTP port, on a stopped node in its file."""
+"""The operator's actions on peers, through the local HTTP port of a running node."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
-from ftis_node.config.home import Home
-from ftis_node.config.limits import AccessSection
-from ftis_node.config.section import first_problem
-from ftis_node.errors import DamagedError, UsageError
-from ftis_node.files import read_object
+from ftis_node.errors import UsageError
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.swarm.peer_rows import find_peer
-from ftis_node.telemetry.events import EventLog
 
 ACTIONS = ("ban", "unban", "trust")
 MAX_BAN_S = 10 * 365 * 86400.0
@@ -45,30 +37,6 @@ class PeerControl:
             case _:
                 raise UsageError(f"{action!r} is none of {', '.join(ACTIONS)}")
         return {"peer_id": peer_id, **self.peers.row(peer_id)}
-
-
-@contextmanager
-def stopped_peers(home: Home) -> Iterator[PeerControl]:
-    """Yield the control over a stopped node's file, with the settings of its last start. The caller holds the lock."""
-    with closing(EventLog(home.events)) as events:
-        settings = read_object(home.settings) if home.settings.exists() else {}
-        status = read_object(home.status) if home.status.exists() else {}
-        node, saved = status.get("node"), status.get("peers")
-        own_id = str(node.get("peer_id", "")) if isinstance(node, dict) else ""
-        rows = [row for row in saved if isinstance(row, dict)] if isinstance(saved, list) else []
-        access = _access_of(settings, home)
-        with closing(PeerManager(home.peers, own_id=own_id, settings=access, events=events)) as peers:
-            known = [{"peer_id": peer_id} for peer_id in peers.known()]
-            yield PeerControl(peers, lambda: [*rows, *known])
-
-
-def _access_of(settings: Mapping[str, Any], home: Home) -> AccessSection:
-    try:
-        return AccessSection.model_validate(settings.get("access", {}))
-    except ValidationError as error:
-        raise DamagedError(
-            f"{home.settings} is damaged ({first_problem(error)}): remove it; the next start writes it again"
-        ) from None
 
 
 def _ban_length_s(duration_s: object) -> float | None:

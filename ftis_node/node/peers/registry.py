@@ -1,4 +1,4 @@
-"""Registry of the peers that this node has met: their directory records and what each one sent, by peer id.
+"""Registry of the peers that this node has met, by peer id: their records, what each sent, and what each confirmed.
 
 Messages of a peer with another wire version are refused with the reason `version`, without a penalty. Updating the
 older of the two nodes resolves it.
@@ -15,16 +15,24 @@ from typing import Any, NamedTuple
 from packaging.version import InvalidVersion, Version
 
 from ftis_node import __version__
+from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.errors import RecordError, SchemaRecordError
 from ftis_node.learner.senders import SenderStats, add_up
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.parsing import SCHEMA
 from ftis_node.records.peer_messages import Receipt, Releases
+from ftis_node.swarm.delivery import MAX_UNVERIFIED, IdsByPeer
 from ftis_node.swarm.lru import LruDict
+from ftis_node.telemetry.terminal_text import clipped, printable
 
 MAX_PEERS = 4096
 MAX_KEPT_RECEIPTS = 256  # of one peer
 RECENT_STEPS = 20  # number of steps with groups of a peer over which `training` averages
+MAX_CONFIRMED = 1 << 16
+MAX_PENDING = 1024
+MAX_PAIRS = 1 << 14  # peers and groups; a group that is announced again is confirmed again, soon after
+REANNOUNCE_S = 10.0  # a group without a confirmation is announced again after this time
+NAME_WIDTH, ID_TAIL = 24, 8  # characters
 UPDATE = "update ftis-node"
 
 
@@ -57,15 +65,13 @@ def count_other_versions(schemas: Iterable[int | None], *, ours: int) -> OtherVe
 
 
 def newer_release(versions: Iterable[str | None], *, ours: str) -> str:
-    """Return a clause about a newer release that more than half of the connected members say they run; else "".
+    """Return a clause if more than half of the members say that they run a newer release; else "". None: no record.
 
-    `versions` has what each member claims, None for one without a record. The clause names the newest version that
-    this majority has at least, so that a few false claims do not decide it.
+    The clause names the newest release that this majority has at least, so that a few false claims do not decide it.
     """
     claims = [_parsed(version) for version in versions]
     known = sorted((version for version in claims if version is not None), reverse=True)
-    majority = len(claims) // 2 + 1
-    own = _parsed(ours)
+    own, majority = _parsed(ours), len(claims) // 2 + 1
     if own is None or len(known) < majority or known[majority - 1] <= own:
         return ""
     num_newer = sum(version > own for version in known)
@@ -158,6 +164,16 @@ class PeerRegistry:
     def record_of(self, peer_id: str) -> PeerRecord | None:
         return activity.record if (activity := self.peers.get(peer_id)) else None
 
+    def name_of(self, peer_id: str) -> str:
+        """Return the name in a peer's record, fit for a screen; "" if there is none."""
+        record = self.record_of(peer_id)
+        return clipped(record.name, NAME_WIDTH) if record is not None else ""
+
+    def label(self, peer_id: str) -> str:
+        """Return a peer's name and the end of its id, for a line of text."""
+        name, tail = self.name_of(peer_id), f"..{printable(peer_id)[-ID_TAIL:]}"
+        return f"peer {name} ({tail})" if name else f"peer {tail}"
+
     def grades_alike(self, peer_id: str, releases: Releases) -> bool:
         """Return whether a peer's record names these releases of the packages that decode and grade texts."""
         record = self.record_of(peer_id)
@@ -184,3 +200,28 @@ class PeerRegistry:
         """Return a clause if most connected members run a newer release than this node."""
         records = map(self.record_of, members)
         return newer_release((record.software if record else None for record in records), ours=__version__)
+
+
+class OwnGroupConfirmations:
+    """Own groups that peers confirmed. `pending` and `unverified` are the queues of the re-announce loop."""
+
+    def __init__(self, registry: PeerRegistry) -> None:
+        self._registry = registry
+        self.confirmed_ids = LruDict[bytes, None](MAX_CONFIRMED)
+        self.num_confirmed = 0
+        self._pairs = LruDict[tuple[str, bytes], None](MAX_PAIRS)
+        self.pending = BackoffTable[bytes](doubling(REANNOUNCE_S), capacity=MAX_PENDING)
+        self.unverified = IdsByPeer(capacity=MAX_UNVERIFIED)
+
+    def confirm(self, peer_id: str, group_id: bytes) -> bool:
+        """Note that `peer_id` has the group. Return True if it is the first peer that confirms the group."""
+        peer = self._registry.seen(peer_id)
+        if (peer_id, group_id) not in self._pairs:
+            peer.confirmed += 1
+            self._pairs[peer_id, group_id] = None
+        if group_id in self.confirmed_ids:
+            return False
+        self.confirmed_ids[group_id] = None
+        self.pending.discard(group_id)
+        self.num_confirmed += 1
+        return True

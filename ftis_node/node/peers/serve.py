@@ -16,9 +16,8 @@ import numpy as np
 from ftis_node.errors import RecordError
 from ftis_node.gossip import MAX_ANSWERS
 from ftis_node.models import PromptTokenizer
-from ftis_node.node.context import NodeContext, NodeDescription
-from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.storage.node_store import Store
+from ftis_node.node.context import NodeDescription
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import Announcement, open_envelope, seal_group
 from ftis_node.records.group import Group, GroupHeader, TextCompletion, TextGroup
@@ -42,16 +41,13 @@ def announcement_of(held: HeldGroup, about: NodeDescription) -> Announcement:
 
 
 @dataclass(eq=False, repr=False)
-class PeerRequestHandler:
+class PeerRequestHandler(NodePart):
     """Handler of peers' requests, which reads the buffer on disk.
 
     Each request opens the buffer in the thread of `disk`.
     """
 
-    context: NodeContext
-    store: Store
     tokenizer: PromptTokenizer
-    peers: PeerManager
     _deliveries: IdsByPeer = field(default_factory=lambda: IdsByPeer(capacity=MAX_SENT_BODIES), init=False)
 
     async def lookup(self, ids: Sequence[bytes]) -> list[bytes]:

@@ -1,32 +1,71 @@
-"""The swarm section of the status: network state, peers, traffic and refusals."""
+"""The swarm as a node sees it: the section of its status, and the view of all nodes; also that view without a node."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ftis_node.gossip import Gossip
-from ftis_node.node.context import NodeContext
-from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.refusal_reports import RefusalReporter
+from ftis_node.config.manifest import parse_canonical
+from ftis_node.errors import ConfigError
+from ftis_node.gossip.directory.lookup import RunSurvey
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.registry import PeerActivity
 from ftis_node.swarm.overview import RunSummary, SwarmView, make_view, swarm_row
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.telemetry.status import SwarmStatus
+from ftis_node.swarm.reasons import advice_for, sentence
+from ftis_node.swarm.refusals import RefusalLog, RefusedSender
+from ftis_node.swarm.reputation import BY_OPERATOR
+from ftis_node.telemetry.status import RefusalStatus, SwarmStatus
+from ftis_node.telemetry.terminal_text import clipped
+
+log = logging.getLogger(__name__)
+SURVEY_TIMEOUT_S = 60.0
+MAX_SHOWN = 12  # refused senders and refusing peers in the status
+REASON_WIDTH = 32
 
 
 @dataclass(eq=False, repr=False)
-class SwarmReporter:
-    """Reports the swarm as this node sees it: the status section, the rows of its peers, and the view of all nodes."""
+class SwarmReporter(NodePart):
+    """Reports the swarm as this node sees it: the status section, the rows of its peers, and the view of all nodes.
 
-    context: NodeContext
-    gossip: Gossip
-    peers: PeerManager
-    refusals: RefusalReporter
+    It also logs refused groups in both directions: senders that this node refuses, and peers that refuse this node's.
+    Each node's directory record names some of the senders that it refuses. So a sender learns it, even if it is banned.
+    The log has one line for each sender or peer and reason; the status and the dashboard show the present state.
+    """
+
+    def __post_init__(self) -> None:
+        self._refused: Sequence[RefusedSender] = ()
+        self._refusing: Sequence[RefusedSender] = ()
+        self._log_refused, self._log_refusing = RefusalLog(), RefusalLog()
+
+    async def update(self) -> None:
+        """Read which groups are refused, and log what is new. The directory loop calls this once a second."""
+        now, known = time.time(), await self.gossip.known_members()
+        self._refused = self.peers.refused_senders()
+        since = {peer.peer_id: peer.since for peer in self._refusing}
+        self._refusing = [
+            RefusedSender(peer_id, *claim, since.get(peer_id, now)) for peer_id, claim in self._claims_of(known).items()
+        ]
+        begun, ended = self._log_refused.news(self._refused, now=now)
+        for sender in begun:
+            if sender.reason != BY_OPERATOR:  # who knows it
+                self._report("peer_refused", sender, "the groups of %s are refused as %s")
+        for peer_id in ended:
+            log.info("the groups of %s are no longer refused", self.peers.registry.label(peer_id))
+        begun, ended = self._log_refusing.news(self._refusing, now=now)
+        for peer in begun:
+            self._report("refused_by", peer, "%s refuses this node's groups as %s")
+        for peer_id in ended:
+            log.info("%s no longer refuses this node's groups", self.peers.registry.label(peer_id))
 
     def view(self) -> SwarmView:
         """Return the view of the swarm: this node and the peers that it saw last."""
@@ -95,7 +134,57 @@ class SwarmReporter:
             peers_older=others.num_older,
             update=others.advice,
             newer_release=self.peers.registry.newer_release(members),
-            refused_peers=self.refusals.refused(),
-            refused_by=self.refusals.refused_by(),
+            refused_peers=[self._refusal(sender) for sender in self._refused[:MAX_SHOWN]],
+            refused_by=[self._refusal(peer) for peer in self._refusing[:MAX_SHOWN]],
             used_by_peers=self.peers.receipts.figures(now=time.time()),
         )
+
+    def _report(self, event: str, one: RefusedSender, line: str) -> None:
+        self.context.events.write(event, peer=one.peer_id, reason=one.reason, num_groups=one.num_groups)
+        groups = "1 group" if one.num_groups == 1 else f"{one.num_groups} groups"
+        why = f"{one.reason} ({sentence(one.reason)}; {groups}): {advice_for(one.reason)}"
+        log.warning(line, self.peers.registry.label(one.peer_id), why)
+
+    def _claims_of(self, peer_ids: Collection[str]) -> dict[str, tuple[str, int]]:
+        claims = {peer_id: self._claim_of(peer_id) for peer_id in peer_ids}
+        return {peer_id: claim for peer_id, claim in claims.items() if claim is not None}
+
+    def _claim_of(self, peer_id: str) -> tuple[str, int] | None:
+        """Return why a peer refuses this node's groups, and how many; None if its record does not say so."""
+        record = self.peers.registry.record_of(peer_id)
+        if record is None or record.stats is None:
+            return None
+        own = (one for one in record.stats.refused_senders if one[0] == self.context.peer_id)
+        return next(((clipped(reason, REASON_WIDTH), num_groups) for _, reason, num_groups in own), None)
+
+    def _refusal(self, sender: RefusedSender) -> RefusalStatus:
+        return RefusalStatus(
+            peer_id=sender.peer_id,
+            name=self.peers.registry.name_of(sender.peer_id),
+            reason=sender.reason,
+            meaning=sentence(sender.reason),
+            groups=sender.num_groups,
+            since=round(sender.since, 1),
+            advice=advice_for(sender.reason),
+        )
+
+
+def view_of(survey: RunSurvey) -> SwarmView:
+    """Return the view of the directory's records. The time of a record is by its peer's clock."""
+    now = time.time()
+    rows = [swarm_row(record, seen_at=min(record.created_at, now)) for record in survey.records]
+    run = RunSummary(survey.run_id)
+    if survey.manifest is not None:
+        with suppress(ConfigError):  # a manifest of another version of ftis-node
+            run = RunSummary.of(parse_canonical(survey.manifest, source=f"run {survey.run_id}"))
+    return make_view(rows, run=run, now=now, num_unreadable=survey.num_unreadable)
+
+
+def survey_run(run_id: str, peers: tuple[str, ...]) -> SwarmView:
+    """Return the view of a run through `peers` (multiaddrs). Raise NetworkError if no member is found."""
+    from ftis_node.gossip.directory.lookup import survey_remotely
+    from ftis_node.gossip.settings import NetworkSettings
+
+    with tempfile.TemporaryDirectory(prefix="ftis-look-", ignore_cleanup_errors=True) as folder:
+        settings = NetworkSettings(sockets_dir=Path(folder), peers=peers)
+        return view_of(asyncio.run(survey_remotely(settings, run_id=run_id, timeout_s=SURVEY_TIMEOUT_S)))

@@ -22,7 +22,7 @@ from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.releases import own_releases
+from ftis_node.node.peers.own_record import own_releases
 from ftis_node.node.protocols import Generation, Learning, NullGeneration, NullLearner
 from ftis_node.node.startup.factories import NodeFactory, NodeInputs, ProcessNodeFactory
 from ftis_node.node.startup.prepare import check_ports, prepare

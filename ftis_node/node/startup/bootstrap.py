@@ -32,7 +32,7 @@ from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.node.http_api.auth import own_names_only
 from ftis_node.node.http_api.local_api import serve_status
-from ftis_node.node.peers.swarm_survey import view_of
+from ftis_node.node.peers.swarm_status import view_of
 from ftis_node.node.startup.recovery import opened
 from ftis_node.node.supervision.background import until_signalled
 from ftis_node.node.supervision.process_limits import allow_open_files

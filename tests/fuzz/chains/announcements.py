@@ -65,7 +65,6 @@ async def _backfill(fuzzed: FuzzedNode) -> None:
         backfill.catch_up(peer_id)
     async with asyncio.TaskGroup() as tasks:
         backfill._begin_queries(tasks)
-    backfill._note_progress()
 
 
 def seeds() -> list[bytes]:

@@ -24,8 +24,8 @@ from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.step.train_step import Passes
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.node.context import NodeCounters, NodeState
+from ftis_node.node.loops.generate import PromptOrder
 from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.prompt_order import PromptOrder
 from ftis_node.node.training.evaluator import Evaluator
 
 STEPS = 3

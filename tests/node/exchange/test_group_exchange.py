@@ -1,23 +1,27 @@
 """The exchange of a node with a trainer on real components: the groups that the trainer publishes and takes."""
 
+import inspect
 import re
 import sqlite3
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from ftis_node.node.exchange.group_exchange import PASSING, REQUEST_REASONS, RequestReason
+from ftis_node.node.exchange.group_exchange import PASSING, GroupExchange
 from ftis_node.node.exchange.messages import PublishedGroup
+from ftis_node.node.http_api import exchange_api
 from ftis_node.node.http_api.exchange_api import BODY_S, MAX_PENDING
 from ftis_node.node.startup.recovery import replace_files
 from ftis_node.node.training.group_limits import SlotPool
+from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.codec import hash_messages, hash_prompt, unpack_group
 from ftis_node.records.envelope import open_envelope
-from ftis_node.records.group import CompletionStatus, FinishReason
+from ftis_node.records.group import CompletionStatus, FinishReason, Group
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks.base import TaskItem
@@ -34,6 +38,12 @@ ANN = Identity.from_seed(bytes([2]) * 32)
 BOB = Identity.from_seed(bytes([3]) * 32)
 
 
+def first_published(node: NodeComponents) -> Group:
+    """Return the first own group in the buffer."""
+    [envelope] = node.store.reader.envelopes(node.store.reader.own_ready()[:1])
+    return unpack_group(open_envelope(envelope).body)
+
+
 async def test_a_trainers_group_is_scored_signed_and_stored_for_peers(tmp_path):
     async with exchanging(tmp_path) as (node, exchange):
         offered = own_group(node.tokenizer, [ANSWER, "no"], created_at=time.time() - 20)
@@ -41,9 +51,7 @@ async def test_a_trainers_group_is_scored_signed_and_stored_for_peers(tmp_path):
         assert await exchange.publish(own_group(node.tokenizer, [ANSWER, "1"], problem=PROBLEM)) == PublishedGroup(
             2, [1.0, 0.0]
         )
-        [first, _] = node.store.reader.own_ready()
-        [envelope] = node.store.reader.envelopes([first])
-        group = unpack_group(open_envelope(envelope).body)
+        group = first_published(node)
         assert (group.sender, group.number, group.rewards) == (ME.peer_id, 1, (1.0, 0.0))
         assert group.tokens.token_ids.tobytes() == offered.token_ids
         assert group.tokens.logprobs.tobytes() == offered.logprobs
@@ -99,8 +107,7 @@ async def test_a_trainer_may_render_the_problem_in_its_own_way(tmp_path, opening
         texts = [f"</think>{ANSWER}" if opening else ANSWER, "no"]
         offered = own_group(node.tokenizer, texts, prompt_ids=np.array(prompt_ids, "<i4").tobytes())
         assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0])
-        [envelope] = node.store.reader.envelopes(node.store.reader.own_ready())
-        group = unpack_group(open_envelope(envelope).body)
+        group = first_published(node)
         item = node.task[PROBLEM]
         assert (group.problem_hash, group.opening) == (hash_messages(item.prompt), opening)
         assert group.prompt_hash == hash_prompt(prompt_ids), "peers would audit it as if sampled after their prompt"
@@ -116,8 +123,7 @@ async def test_a_completion_ends_at_the_trainers_end_tokens(tmp_path):
         changes = {"token_ids": flat.tobytes(), "logprobs": logprobs.tobytes(), "lengths": [len(ids)] * 2}
         offered = own_group(node.tokenizer, ["", ""], **changes, end_ids=[end_id])
         assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 1.0])
-        [envelope] = node.store.reader.envelopes(node.store.reader.own_ready())
-        group = unpack_group(open_envelope(envelope).body)
+        group = first_published(node)
         assert group.end_ids == (end_id,)
         assert group.finish_reasons == (FinishReason.STOP, FinishReason.STOP)
 
@@ -173,20 +179,17 @@ async def test_foreign_groups_are_taken_once_and_their_senders_gain_reputation(t
         assert [event["step"] for event in events_of(node, "taken")] == [1, 1, 1, 2]
 
 
-async def test_a_failed_take_loses_no_groups(tmp_path, monkeypatch):
+async def test_a_failed_take_loses_no_groups(tmp_path):
     """The disk is full. The trainer did not get the groups, so the next take returns them again."""
     async with exchanging(tmp_path) as (node, exchange):
         assert node.store.buffer.admit(accepted(ANN, 1), own=False)
-        with monkeypatch.context() as patch:
-            patch.setattr(node.store.buffer, "release_step", _fail_as_on_a_full_disk)
-            with pytest.raises(sqlite3.OperationalError):
-                await exchange.take(1)
+        await _fail_to_take(node, exchange)
         assert [group.sender for group in await exchange.take(1)] == [ANN.peer_id]
         assert await exchange.take(1) == []
         assert node.peers.counters.groups_trained_foreign == 1
 
 
-async def test_a_failed_take_returns_no_groups_of_earlier_starts(tmp_path, monkeypatch):
+async def test_a_failed_take_returns_no_groups_of_earlier_starts(tmp_path):
     async with exchanging(tmp_path) as (node, exchange):
         node.context.events.write("start", peer="")
         for number in (1, 2, 3):
@@ -195,10 +198,7 @@ async def test_a_failed_take_returns_no_groups_of_earlier_starts(tmp_path, monke
     async with exchanging(tmp_path) as (node, exchange):
         node.context.events.write("start", peer="")
         assert node.store.buffer.admit(accepted(BOB, 1), own=False)
-        with monkeypatch.context() as patch:
-            patch.setattr(node.store.buffer, "release_step", _fail_as_on_a_full_disk)
-            with pytest.raises(sqlite3.OperationalError):
-                await exchange.take(9)
+        await _fail_to_take(node, exchange)
         await exchange.take(0)
         assert node.store.reader.ready_counts() == (0, 1)
     replace_files(node.home)
@@ -206,8 +206,11 @@ async def test_a_failed_take_returns_no_groups_of_earlier_starts(tmp_path, monke
         assert [group.sender for group in await exchange.take(9)] == [BOB.peer_id], "the start discards the buffer"
 
 
-def _fail_as_on_a_full_disk(*_: object) -> int:
-    raise sqlite3.OperationalError("database or disk is full")
+async def _fail_to_take(node: NodeComponents, exchange: GroupExchange) -> None:
+    """Take groups while the disk is full."""
+    error = sqlite3.OperationalError("database or disk is full")
+    with patch.object(node.store.buffer, "release_step", side_effect=error), pytest.raises(sqlite3.OperationalError):
+        await exchange.take(9)
 
 
 async def test_a_take_that_a_crash_interrupted_counts_as_trained(tmp_path):
@@ -225,6 +228,7 @@ ROOT = Path(__file__).parents[3]
 def test_the_page_has_each_reason_of_a_request():
     page = (ROOT / "docs/train/trl.md").read_text("utf-8")
     table = page[page.index("| reason | the request is refused") :].partition("\n\n")[0]
-    assert dict(re.findall(r"^\| `(\w+)` \| (.+?) \|$", table, flags=re.MULTILINE)) == REQUEST_REASONS
-    assert set(REQUEST_REASONS) == set(get_args(RequestReason))
-    assert f"{MAX_PENDING} groups" in REQUEST_REASONS["busy"] and f"{BODY_S:.0f} s" in REQUEST_REASONS["slow"]
+    reasons = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|$", table, flags=re.MULTILINE))
+    code = inspect.getsource(exchange_api) + inspect.getsource(GroupExchange.publish)
+    assert set(reasons) == set(re.findall(r'Refusal\("(\w+)"', code))
+    assert f"{MAX_PENDING} groups" in reasons["busy"] and f"{BODY_S:.0f} s" in reasons["slow"]

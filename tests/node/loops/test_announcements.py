@@ -11,12 +11,11 @@ import pytest
 from bench.stubs.stub_node import StubNode
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import Fetched, FetchOutcome, GossipMessage
-from ftis_node.node.peers.serve import announcement_of
 from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import Announcement, Envelope, join_announcements, open_envelope
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
 from ftis_node.swarm.rate_limits import minute_buckets
-from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
+from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of, own_announcement
 from tests.node.loops.test_pull import quick
 from tests.waiting import eventually
 
@@ -157,10 +156,7 @@ async def test_an_invalid_copy_of_a_group_from_another_peer_does_not_block_the_g
         await asyncio.sleep(0.3)
         alice.parts.peers.confirmations.pending = BackoffTable[bytes](doubling(3600))
         await swarm.publish(alice, 1)
-        (group_id,) = alice.parts.store.reader.own_ready()
-        kept = alice.parts.store.reader.held(group_id)
-        assert kept is not None
-        announcement = announcement_of(kept, alice.parts.context.about)
+        announcement = own_announcement(alice)
         ((_, data),) = alice.parts.store.reader.all_groups()
         valid = open_envelope(data)
         copy = Envelope(valid.id, valid.body, bytes(64)).to_bytes() if reason == "signature" else data
@@ -186,10 +182,7 @@ async def test_a_false_announcement_as_text_does_not_block_the_group(tmp_path):
         await asyncio.sleep(0.3)
         alice.parts.peers.confirmations.pending = BackoffTable[bytes](doubling(3600))
         await swarm.publish(alice, 1)
-        (group_id,) = alice.parts.store.reader.own_ready()
-        kept = alice.parts.store.reader.held(group_id)
-        assert kept is not None
-        announcement = announcement_of(kept, alice.parts.context.about)
+        announcement = own_announcement(alice)
         await mallory.parts.gossip.announce(replace(announcement, tokenizer=b"another ").to_bytes())
         await eventually(lambda: bob.parts.peers.row(identity_of(3).peer_id)["reasons"] == {"pull_complete": 1})
         swarm.loses = lambda *_: False

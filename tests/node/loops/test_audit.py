@@ -1,11 +1,10 @@
 """The audit loop: the groups that it compares, and the consequences of a false claim."""
 
-import asyncio
-import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +12,8 @@ import pytest
 from ftis_node.config.node import NodeSettings
 from ftis_node.learner.messages import AuditReply, TrainGroup
 from ftis_node.node.context import NodeState
-from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.protocols import NullLearner
-from ftis_node.node.wiring import NodeComponents
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Completion
 from ftis_node.records.identity import Identity
@@ -23,7 +21,6 @@ from ftis_node.swarm.reputation import Behaviour, TrustLevel
 from ftis_node.validation import Accepted
 from tests.conftest import accept, make_completion, make_group
 from tests.node.nodes import ME, MODEL, components, events_of, notes_of
-from tests.waiting import eventually
 
 ANN = Identity.from_seed(bytes([2]) * 32)
 REASON = "logprob_mismatch"
@@ -42,17 +39,6 @@ class Learner(NullLearner):
         return AuditReply(kl=self._kl, num_tokens=5)
 
 
-class FixedRandom(random.Random):
-    """A generator that returns the given numbers; the last one repeats."""
-
-    def __init__(self, *numbers: float) -> None:
-        super().__init__()
-        self._numbers = list(numbers)
-
-    def random(self) -> float:
-        return self._numbers.pop(0) if len(self._numbers) > 1 else self._numbers[0]
-
-
 async def audited(
     folder: Path,
     *offered: Accepted,
@@ -60,7 +46,7 @@ async def audited(
     version: int = 0,
     model: str = MODEL,
     prepare: Callable[[NodeComponents], object] = lambda node: None,
-    dice: random.Random | None = None,
+    dice: Callable[[], float] = lambda: 0.0,
     observation_form: tuple[int, ...] = (),
     **limits: Any,
 ) -> tuple[int, list[tuple[str, Behaviour, str]], list[str]]:
@@ -70,24 +56,13 @@ async def audited(
     folder = Path(tempfile.mkdtemp(dir=folder))
     with components(folder, settings=settings, model=model, learner=learner, state=state) as node:
         prepare(node)
-        dice = dice or random.SystemRandom()
-        loop = AuditLoop(
-            *(node.context, node.learner, node.store, node.peers, node.gossip.guard, (), observation_form), dice=dice
-        )
+        loop: Any = Wiring(node).audit_loop
+        loop.end_ids, loop.observation_form, loop.dice = (), observation_form, SimpleNamespace(random=dice)
         num_noted = len(notes_of(node))
         for group in offered:
             loop.offer(group)
-        num_waiting, num_finished, audit = loop._waiting.qsize(), 0, loop._audit
-
-        async def audit_and_count(group: Accepted) -> None:
-            nonlocal num_finished
-            await audit(group)
-            num_finished += 1
-
-        loop._audit = audit_and_count  # type: ignore[method-assign]
-        task = asyncio.create_task(loop.run())
-        await eventually(lambda: num_finished == num_waiting)
-        task.cancel()
+        while not loop._waiting.empty():
+            await loop._audit(loop._waiting.get_nowait())
         if REASON in node.peers.counters.refused:
             assert node.peers.registry.peers[ANN.peer_id].refused == {REASON: 1}
             assert node.store.reader.ready_counts() == (0, 0), "its group is still in the buffer"
@@ -177,14 +152,14 @@ def _put_on_probation(node: NodeComponents) -> None:
 
 async def test_every_claim_by_a_new_peer_is_compared(tmp_path):
     for prepare, share, num_audits in ((lambda node: None, 0.1, 2), (_make_known, 0.1, 0), (lambda node: None, 0.0, 0)):
-        how: dict[str, Any] = {"version": 3, "audit_fraction": share, "prepare": prepare, "dice": FixedRandom(0.99)}
+        how: dict[str, Any] = {"version": 3, "audit_fraction": share, "prepare": prepare, "dice": lambda: 0.99}
         assert (await audited(tmp_path, CLAIM, CLAIM, **how))[0] == num_audits
 
 
 async def test_a_fraction_is_drawn_and_all_groups_of_a_peer_on_probation(tmp_path):
     pair, share = (accepted(), accepted()), {"audit_fraction": 0.1}
-    assert (await audited(tmp_path, *pair, dice=FixedRandom(0.05, 0.15), **share))[0] == 1
-    assert (await audited(tmp_path, *pair, dice=FixedRandom(0.99), prepare=_put_on_probation, **share))[0] == 2
+    assert (await audited(tmp_path, *pair, dice=iter((0.05, 0.15)).__next__, **share))[0] == 1
+    assert (await audited(tmp_path, *pair, dice=lambda: 0.99, prepare=_put_on_probation, **share))[0] == 2
 
 
 async def test_the_number_of_waiting_audits_is_bounded(tmp_path):

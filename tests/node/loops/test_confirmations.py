@@ -1,6 +1,7 @@
 """Confirmations that a group arrived: that of a new peer counts only if the peer was sent the group or can show it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -8,10 +9,15 @@ from typing import Any
 import pytest
 
 from ftis_node.backoff import BackoffTable, doubling
+from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackGossip
-from ftis_node.node.loops import reannounce
+from ftis_node.node.loops import publish
+from ftis_node.node.training.group_limits import SlotPool
+from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import open_announcement
 from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
+from tests.node.nodes import ME, components, events_of
+from tests.replay.test_buffer import accepted
 from tests.waiting import eventually
 
 NEW_PEER = 40
@@ -20,8 +26,8 @@ INVALID = b"\x0a\x01x"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(reannounce, "REANNOUNCE_PERIOD_S", 0.05)
-    monkeypatch.setattr(reannounce, "REANNOUNCE_CHECK_S", 0.5)
+    monkeypatch.setattr(publish, "REANNOUNCE_PERIOD_S", 0.05)
+    monkeypatch.setattr(publish, "REANNOUNCE_CHECK_S", 0.5)
 
 
 @asynccontextmanager
@@ -66,7 +72,7 @@ async def test_a_new_peers_confirmation_stops_no_announcement_and_frees_no_slot(
             await eventually(lambda: held(bob) == 3)
             await eventually(lambda: confirmations.num_confirmed == 3)
             await alice.wiring.deliver_loop._release()
-            assert len(alice.parts.store.reader.own_ready()) == 0, "not delivered"
+            assert alice.parts.store.reader.figures().released == {"delivered": 3}
             assert len(confirmations.pending) == 0
 
 
@@ -96,3 +102,17 @@ async def test_the_confirmation_of_a_new_peer_that_shows_the_group_counts(tmp_pa
         async with confirming_peer(swarm, gives=bodies) as holder:
             await holder.confirm(alice.parts.context.peer_id, [group_id])
             await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 1)
+
+
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["too old", "from the future"])
+async def test_a_stale_group_frees_its_slot(tmp_path, is_ahead):
+    """Peers refuse a group from the future, which was made before the clock was set back."""
+    settings = NodeSettings(model="m", role="generator", roles={"follow": identity_of(2).peer_id})
+    with components(tmp_path, settings=settings, slots=SlotPool(1, held=1)) as node:
+        age_s = -7200 if is_ahead else node.context.manifest.step.max_age_s + 1
+        assert node.store.buffer.admit(accepted(ME, 1, created_at=time.time() - age_s), own=True)
+        await Wiring(node).deliver_loop._release()
+        assert [event["reason"] for event in events_of(node, "released")] == ["stale"]
+        assert node.store.reader.ready_counts() == (0, 0)
+        async with asyncio.timeout(5):
+            await node.slots.charge()

@@ -4,28 +4,22 @@ import os
 import resource
 import subprocess
 import sys
-from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
-from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.loops.upkeep import DiskSpaceLoop
 from ftis_node.node.storage import disk_space as home_limit
 from ftis_node.node.storage.disk_space import HomeLimit, HomeUse, measure_usage
-from ftis_node.node.storage.node_store import Store
-from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
-from ftis_node.records.identity import Identity
-from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.node.wiring import NodeComponents
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.replay.reader import ReplayReader
-from ftis_node.telemetry.events import EventLog, event_log_files, read_events
+from ftis_node.telemetry.events import event_log_files, read_events
+from tests.node.nodes import components
 from tests.replay.test_buffer import ANN, ME, accepted
 
 ROOT = Path(__file__).parents[3]
@@ -58,39 +52,26 @@ def test_files_being_written_or_removed_count_in_the_reserve(tmp_path):
 
 
 class FullHome:
-    """Real components on a home with used and READY groups, old logs and events, and three checkpoints."""
+    """A node with used and READY groups, old logs and events, and three checkpoints."""
 
-    def __init__(self, home: Home, stack: ExitStack) -> None:
-        self.home = home
-        home.create()
-        self.events = EventLog(home.events, max_bytes=30 * KB)
-        self.disk, self.buffer = DiskThread(), ReplayBuffer(home.replay)
-        for part in (self.disk, self.buffer, self.events):
-            stack.callback(part.close)
+    def __init__(self, node: NodeComponents) -> None:
+        self.home, self.buffer, self.space = node.home, node.store.buffer, node.store.space
+        self.loop = DiskSpaceLoop(node.context, node.store)
         for number in range(1, 201):
             assert self.buffer.admit(accepted(ME, number), own=True)
         assert self.buffer.admit(accepted(ANN, 1), own=False)
         self.buffer.take(2, own=200, foreign=0)
         self.buffer.release_step(2, ReleaseReason.TRAINED)
-        while len(event_log_files(home.events)) < 3:
-            self.events.write("filler", text="x" * 1000)
+        node.context.events._max_bytes = 30 * KB
+        while len(event_log_files(self.home.events)) < 3:
+            node.context.events.write("filler", text="x" * 1000)
         for step in (1, 2, 3):
-            folder = home.checkpoints / f"step-{step:08}"
+            folder = self.home.checkpoints / f"step-{step:08}"
             folder.mkdir()
             (folder / "weights").write_bytes(bytes(50 * KB))
             (folder / "COMPLETE").touch()
-        (home.logs / "learner.log.1").write_bytes(bytes(40 * KB))
-        (home.logs / "learner.log").write_bytes(bytes(25 * KB))
-        settings = NodeSettings(model="m", learner={"keep_checkpoints": 3})
-        manifest, about = load_manifest("arithmetic-ftis"), NodeDescription("node", "m", "")
-        self.context = NodeContext(settings, manifest, Identity.generate(), self.events, NodeState(), about)
-        reader = stack.enter_context(closing(ReplayReader(home.replay)))
-        self.store = Store(self.context, home, self.buffer, reader, self.disk)
-        self.space = self.store.space
-
-    def loop(self) -> DiskSpaceLoop:
-        """Return the loop over these components."""
-        return DiskSpaceLoop(self.context, self.store)
+        (self.home.logs / "learner.log.1").write_bytes(bytes(40 * KB))
+        (self.home.logs / "learner.log").write_bytes(bytes(25 * KB))
 
     @property
     def used_bytes(self) -> int:
@@ -100,14 +81,14 @@ class FullHome:
         """Check the home once with this limit and no reserve; return what was removed."""
         self.space.limit = HomeLimit(limit_bytes, reserve_bytes=0)
         num_before = len(read_events(self.home.events, name="disk_reclaimed"))
-        await self.loop().check()
+        await self.loop.check()
         return [event["what"] for event in read_events(self.home.events, name="disk_reclaimed")[num_before:]]
 
 
 @pytest.fixture
 def full(tmp_path):
-    with ExitStack() as stack:
-        yield FullHome(Home(tmp_path), stack)
+    with components(tmp_path, settings=NodeSettings(model="m", learner={"keep_checkpoints": 3})) as node:
+        yield FullHome(node)
 
 
 async def test_the_least_needed_files_are_removed_first_and_no_more_than_needed(full):
@@ -117,8 +98,8 @@ async def test_the_least_needed_files_are_removed_first_and_no_more_than_needed(
     assert await full.check(used) == ["used groups"], "not only the margin was removed"
     assert full.used_bytes <= used - used // 16
     assert 0 < full.buffer._db.execute("SELECT count(*) FROM groups WHERE state = 'released'").fetchone()[0] < 200
-    await full.check(full.used_bytes - 60 * KB)
-    removed = await full.check(full.used_bytes - 30 * KB)
+    await full.check(full.used_bytes - 30 * KB)
+    removed = await full.check(full.used_bytes - 10 * KB)
     assert removed[-1:] == ["old events"] and len(event_log_files(full.home.events)) < 3
     assert not (full.home.logs / "learner.log.1").exists()
     assert (full.home.logs / "learner.log").stat().st_size == 25 * KB
@@ -131,7 +112,7 @@ async def test_the_least_needed_files_are_removed_first_and_no_more_than_needed(
 
 async def test_the_node_pauses_and_resumes_with_one_event_each(full):
     await full.check(1 << 30)
-    space, loop = full.space, full.loop()
+    space, loop = full.space, full.loop
     (full.home.root / "backups").mkdir()
     ballast = full.home.root / "backups" / "not-ours.bin"
     ballast.write_bytes(bytes(1000 * KB))

@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 from bench.stubs.stub_node import StubTask, StubTokenizer
-from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import FtisError, TaskError, WorkerDiedError, WorkerTaskError
-from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.daemon import loops_of_role
 from ftis_node.node.loops.generate import GENERATION, MAX_ATTEMPTS
 from ftis_node.node.loops.train import TRAINING
@@ -29,7 +27,6 @@ from ftis_node.records.identity import Identity
 from ftis_node.tasks.base import TaskItem
 from tests.loop_clock import LoopClock
 from tests.node.nodes import ME, components, events_of
-from tests.node.support import manifest_text
 from tests.replay.test_buffer import accepted
 
 ANN = Identity.from_seed(bytes([2]) * 32)
@@ -86,17 +83,12 @@ class LongPrompts(Tokenizer):
 def node_of(folder: Path, role: str = "full", **changes: Any) -> Iterator[NodeComponents]:
     """Yield a node with an engine and a learner that always fail."""
     roles = {"roles": {"follow": ANN.peer_id}} if role == "generator" else {}
-    settings = NodeSettings(model="m", dtype="float32", role=role, **roles)
-    manifest = parse_manifest(manifest_text(foreign_wait_s=1), source="test")
-    gossip = LoopbackSwarm().join(ME.peer_id, run_id=manifest.run_id, num_shards=manifest.wire.announcement_shards)
     parts: dict[str, Any] = {
+        "settings": NodeSettings(model="m", dtype="float32", role=role, **roles),
         "generation": Engine(lambda: 0),
         "learner": Learner(1),
         "domain_task": Task(),
         "tokenizer": Tokenizer(),
-        "settings": settings,
-        "manifest": manifest,
-        "gossip": gossip,
     }
     with components(folder, **parts | changes) as node:
         yield node

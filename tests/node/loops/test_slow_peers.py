@@ -137,11 +137,3 @@ def test_each_pace_has_separate_slots():
     assert limits == [request_slots.SLOW_S, request_slots.QUICK_S, request_slots.QUICK_S]
     slots.release("new")
     assert slots.take("newer")
-
-
-def test_the_number_of_remembered_paces_is_bounded(monkeypatch):
-    monkeypatch.setattr(request_slots, "MAX_PEERS", 1000)
-    slots = QuerySlots(1)
-    for number in range(1001):
-        slots.note(str(number), took_s=9.0, is_answered=True)
-    assert (slots.pace_of("0"), slots.pace_of("1"), slots.pace_of("1000")) == (Pace.UNKNOWN, Pace.SLOW, Pace.SLOW)

@@ -52,10 +52,11 @@ async def test_a_finished_node_waits_for_its_last_checkpoint_then_for_its_learne
         status = observed.status
         assert status is not None
         done.set()
-        await eventually(lambda: status.latest.node.waits_for == "the checkpoint of the last step")
-        await eventually(lambda: status.latest.node.state == "stopping")
+        await eventually(lambda: status.latest.node.waits_for.endswith("the checkpoint of the last step"))
+        assert status.latest.node.state == "stopping"
         learner.may_save.set()
-        await eventually(lambda: status.latest.node.waits_for == "learner worker")
+        await eventually(lambda: status.latest.node.waits_for == "")
+        assert status.latest.node.state == "stopping"
         learner.may_end.set()
         await work
         saved = read_last_status(node.home).node

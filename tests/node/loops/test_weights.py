@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,13 +23,11 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.learner.messages import LearnerState
 from ftis_node.node.context import NodeState
-from ftis_node.node.loops import weight_follow
-from ftis_node.node.loops import weight_follow as weights_follow
-from ftis_node.node.loops import weight_offer as weights_offer
+from ftis_node.node.loops import weight_follow, weight_offer
+from ftis_node.node.loops.weight_download import OFFER_FILE, Download, OfferWithdrawnError
 from ftis_node.node.loops.weight_offer import newest_offered
 from ftis_node.node.pausing.policy import Decision
 from ftis_node.node.protocols import NullGeneration, NullLearner
-from ftis_node.node.weights.weight_download import OFFER_FILE, Download, OfferWithdrawnError
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
@@ -53,7 +51,6 @@ from tests.waiting import eventually
 MANIFEST = parse_manifest(manifest_text(foreign_wait_s=1).replace("every_steps = 2", "every_steps = 5"), source="test")
 RUN_ID = MANIFEST.run_id
 MIB = 1 << 20
-POLL_S = 0.05
 VOCABULARY = 100
 PARAMETERS = 4 * MIB
 LEARNER, GENERATOR, OTHER = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
@@ -61,10 +58,11 @@ LEARNER, GENERATOR, OTHER = (Identity.from_seed(bytes([number]) * 32) for number
 
 @pytest.fixture(autouse=True)
 def _same_model(monkeypatch):
-    """Both nodes start from the same model. No test reads its files."""
-    for module in (weights_follow, weights_offer):
+    """Both nodes start from the same model, whose files no test reads. The generator polls often."""
+    for module in (weight_follow, weight_offer):
         monkeypatch.setattr(module, "model_fingerprint", lambda source: "12" * 16)
-    monkeypatch.setattr(weights_follow, "parameter_count", lambda source: PARAMETERS)
+    monkeypatch.setattr(weight_follow, "parameter_count", lambda source: PARAMETERS)
+    monkeypatch.setattr(weight_follow, "POLL_INTERVAL_S", 0.05)
 
 
 class _Engine(NullGeneration):
@@ -84,11 +82,6 @@ class _Engine(NullGeneration):
         assert proof.version == weights.version
         self.versions.append(weights.version)
         self.contents.append(content)
-
-
-@pytest.fixture(autouse=True)
-def quick_polls(monkeypatch):
-    monkeypatch.setattr(weight_follow, "POLL_INTERVAL_S", POLL_S)
 
 
 class _Tokenizer(StubTokenizer):
@@ -134,6 +127,8 @@ class _Pair:
         self.follow = Wiring(generator).follow_loop
         self.offers = Wiring(learner).offer_loop
         self.requests: list[WeightsRequest] = []
+        engine: Any = generator.generation
+        self.served, self.contents = engine.versions, engine.contents
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
         self.requests.append(open_weights_request(data))
@@ -142,23 +137,9 @@ class _Pair:
 
     async def offer(self, version: int, content: bytes) -> WeightsOffer:
         await self.offers.take(*_publish(self.learner, version, content))
-        await eventually(lambda: self.newest and self.newest.version == version)
-        assert self.newest is not None
-        return self.newest
-
-    @property
-    def newest(self) -> WeightsOffer | None:
-        return self.offers._newest and self.offers._newest.offer
-
-    @property
-    def served(self) -> list[int]:
-        assert isinstance(self.generator.generation, _Engine)
-        return self.generator.generation.versions
-
-    @property
-    def contents(self) -> list[bytes]:
-        assert isinstance(self.generator.generation, _Engine)
-        return self.generator.generation.contents
+        await eventually(lambda: self.offers._newest and self.offers._newest.offer.version == version)
+        assert self.offers._newest is not None
+        return self.offers._newest.offer
 
     @property
     def refused(self) -> dict[str, int]:
@@ -330,16 +311,10 @@ async def test_the_served_version_stays_until_a_repeated_one_of_its_number_is_pr
         assert not old.exists()
 
 
-async def test_versions_that_the_learner_lost_are_evaluated_again(tmp_path):
-    async with _pair(tmp_path, evaluate=True) as pair:
-        await pair.offer(10, b"ten")
-        await eventually(lambda: pair.served == [10])
-        evaluations = pair.generator.context.evaluations
-        for step in (5, 10):
-            evaluations.add(EvalStatus(step=step, task="sums", pass_at_1=0.5, n=8))
+async def test_a_restarted_generator_evaluates_again_what_is_newer_than_its_version(tmp_path):
+    async with _pair(tmp_path) as pair:
         await pair.offer(8, b"eight")
-        await eventually(lambda: pair.generator.context.state.policy_version == 8)
-        assert [one.step for one in evaluations.entries] == [5], "version 10 would not be evaluated again"
+        await eventually(lambda: pair.served == [8])
     async with _pair(tmp_path, follows=False) as pair:
         for step in (5, 10):  # as the event log has them
             pair.generator.context.evaluations.add(EvalStatus(step=step, task="sums", pass_at_1=0.5, n=8))
@@ -396,26 +371,21 @@ async def test_a_damaged_version_of_an_earlier_start_is_removed(tmp_path):
         assert pair.served == [] and not folder.exists()
 
 
+@dataclass
 class _Malicious:
     """A malicious learner: it serves this offer, these hashes, and zeros for the chunk `spoil`."""
 
-    def __init__(
-        self,
-        pair: _Pair,
-        offer: WeightsOffer,
-        *,
-        signer: Identity = LEARNER,
-        hashes: bytes | None = None,
-        spoil: int = -1,
-    ) -> None:
-        self.pair, self.signed = pair, seal_offer(offer, signer)
-        self.hashes, self.spoil = hashes, spoil
+    pair: _Pair
+    offer: WeightsOffer
+    signer: Identity = LEARNER
+    hashes: bytes | None = None
+    spoil: int = -1
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
         request = open_weights_request(data)
         self.pair.requests.append(request)
         if request.part is WeightsPart.OFFER:
-            yield self.signed
+            yield seal_offer(self.offer, self.signer)
             return
         if request.part is WeightsPart.HASHES and self.hashes is not None:
             yield self.hashes
@@ -444,13 +414,8 @@ async def _attacked(
     ("changes", "signer", "reason"),
     [
         ({}, OTHER, "signature"),
-        ({"peer_id": OTHER.peer_id}, OTHER, "peer"),
         ({"num_bytes": 4 * PARAMETERS + MIB + 1}, LEARNER, "size"),
-        ({"num_bytes": 1 << 50}, LEARNER, "malformed"),
-        ({"run_id": "ee" * 16}, LEARNER, "run"),
-        ({"probe_ids": (5, VOCABULARY + 10**6), "probe_logprobs": (-1.0,)}, LEARNER, "probe"),
         ({"probe_logprobs": (float("nan"),) * 31}, LEARNER, "malformed"),
-        ({"adapter_config": b'{"r": 8}'}, LEARNER, "adapter"),
     ],
 )
 async def test_an_invalid_offer_is_refused_without_a_request_for_the_file(tmp_path, changes, signer, reason):
@@ -547,35 +512,26 @@ async def test_a_download_over_p2pd_resumes_after_a_broken_stream(tmp_path):
             await asyncio.gather(learner.close(), generator.close())
 
 
-class _StartingLearner(NullLearner):
-    """A learner without a state until it is set."""
-
-    known: LearnerState | None = None
-
-    @property
-    def state(self) -> LearnerState | None:  # type: ignore[override]
-        return self.known
-
-
 def test_a_starting_learner_refuses_no_version_of_its_followers(tmp_path):
-    learner = _StartingLearner(PARAMETERS)
+    learner = NullLearner(PARAMETERS)
+    learner.state = None
     with components(tmp_path, settings=NodeSettings(model="m", role="learner")) as node:
         context = node.context
         assert newest_offered(context, learner) == MAX_INTEGER, "it does not know its version yet"
         proof = WeightProof(version=74, probe_ids=(), logprobs=())
-        learner.known = LearnerState(0, 0, parameters=1, trainable_parameters=1, proof=proof)
+        learner.state = LearnerState(0, 0, parameters=1, trainable_parameters=1, proof=proof)
         assert newest_offered(context, learner) == MAX_INTEGER, "its followers may have the weights of lost steps"
-        learner.known = LearnerState(74, 74, parameters=1, trainable_parameters=1, proof=proof)
+        learner.state = LearnerState(74, 74, parameters=1, trainable_parameters=1, proof=proof)
         assert newest_offered(context, learner) == 74 + 1 + 2 * MAX_UNSAVED_STEPS, "the train loop has not noted it yet"
 
 
 def test_a_version_after_steps_without_an_update_is_not_refused(tmp_path):
     """The learner offers version 14, and has not noted step 14 yet."""
-    learner, how = _StartingLearner(PARAMETERS), {"checkpoint_every_steps": 1, "keep_checkpoints": 2}
+    learner, how = NullLearner(PARAMETERS), {"checkpoint_every_steps": 1, "keep_checkpoints": 2}
     settings = NodeSettings.model_validate({"model": "m", "role": "learner", "learner": how})
     with components(tmp_path, settings=settings, state=NodeState(step=13, policy_version=10)) as node:
         proof = WeightProof(version=10, probe_ids=(), logprobs=())
-        learner.known = LearnerState(10, 10, parameters=1, trainable_parameters=1, proof=proof)
+        learner.state = LearnerState(10, 10, parameters=1, trainable_parameters=1, proof=proof)
         assert newest_offered(node.context, learner) == 13 + 1 + 2
 
 

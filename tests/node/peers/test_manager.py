@@ -5,7 +5,7 @@ import math
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +16,13 @@ from ftis_node.config.limits import AccessSection
 from ftis_node.errors import ConfigError
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.store import SCHEMA, SCHEMA_VERSION, PeerStore
-from ftis_node.records.envelope import seal_group
 from ftis_node.records.group import SamplingSettings
 from ftis_node.records.identity import Identity
 from ftis_node.swarm import rate_limits
 from ftis_node.swarm.reputation import Behaviour, ReputationTable
 from ftis_node.telemetry.events import EventLog, read_events
 from ftis_node.validation import Accepted, Refusal, Refused
-from tests.conftest import make_completion, make_group
+from tests.conftest import accept, make_completion, make_group
 
 ME, ANN, BOB, CAROL = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2, 3, 4))
 
@@ -38,25 +37,24 @@ class Clock:
 
 
 @pytest.fixture
-def events(tmp_path):
-    events = EventLog(tmp_path / "events.jsonl")
-    yield events
-    events.close()
+def open_manager(tmp_path):
+    """Return a function that opens the file of the peers; `access` are the settings of that section."""
+    with ExitStack() as stack:
+        events = stack.enter_context(closing(EventLog(tmp_path / "events.jsonl")))
+
+        def opened(clock: Clock | None = None, **access: object) -> PeerManager:
+            settings = AccessSection.model_validate(access)
+            path, clock = tmp_path / "peers.sqlite", clock or Clock()
+            manager = PeerManager(path, own_id=ME.peer_id, settings=settings, events=events, clock=clock)
+            stack.callback(manager._store.close)
+            return manager
+
+        yield opened
 
 
-def open_manager(tmp_path: Path, events: EventLog, clock: Clock | None = None, **access: object) -> PeerManager:
-    settings = AccessSection.model_validate(access)
-    return PeerManager(
-        tmp_path / "peers.sqlite", own_id=ME.peer_id, settings=settings, events=events, clock=clock or Clock()
-    )
-
-
-def accepted(identity: Identity, *, long: bool = False, first_id: int = 0) -> Accepted:
-    first, second = range(first_id, first_id + 40), range(first_id + 50, first_id + 90)
-    completions = (make_completion(*first, reward=1.0), make_completion(*second))
-    group = make_group(identity, **({"completions": completions} if long else {}))
-    envelope = seal_group(group, identity)
-    return Accepted(envelope, envelope.to_bytes(), group, (1,))
+def accepted(identity: Identity, *, long: bool = False) -> Accepted:
+    completions = (make_completion(*range(40), reward=1.0), make_completion(*range(50, 90)))
+    return accept(make_group(identity, **({"completions": completions} if long else {})), identity)
 
 
 def reason_for(manager: PeerManager, group: Accepted) -> str | None:
@@ -67,9 +65,9 @@ def refused(reason: str, *, signed: bool = True) -> Refused:
     return Refused(Refusal(reason, "because"), ANN.peer_id, b"id", signed=signed, num_tokens=5)
 
 
-def test_a_peer_with_false_claims_is_banned_and_then_on_probation(tmp_path, events):
+def test_a_peer_with_false_claims_is_banned_and_then_on_probation(tmp_path, open_manager):
     clock = Clock()
-    manager = open_manager(tmp_path, events, clock)
+    manager = open_manager(clock)
     for _ in range(3):
         assert not manager.is_banned(ANN.peer_id)
         manager.settle(refused("reward_mismatch"), origin=BOB.peer_id)
@@ -86,23 +84,21 @@ def test_a_peer_with_false_claims_is_banned_and_then_on_probation(tmp_path, even
     clock.now += 300.0
     assert not manager.is_banned(ANN.peer_id)
     assert manager.row(ANN.peer_id)["trust_level"] == "probation"
-    manager.close()
 
 
-def test_the_named_sender_of_a_forged_group_is_not_charged(tmp_path, events, monkeypatch):
+def test_the_named_sender_of_a_forged_group_is_not_charged(open_manager, monkeypatch):
     monkeypatch.setattr(rate_limits, "GROUPS_PER_MINUTE", 2)
-    manager = open_manager(tmp_path, events)
+    manager = open_manager()
     for _ in range(3):
         manager.settle(refused("signature", signed=False), origin=BOB.peer_id)
     assert manager.is_banned(BOB.peer_id)
     assert ANN.peer_id not in manager.known()
     assert manager.within_quota(ANN.peer_id)
-    manager.close()
 
 
-def test_accepted_groups_use_up_the_quota(tmp_path, events, monkeypatch):
+def test_accepted_groups_use_up_the_quota(open_manager, monkeypatch):
     monkeypatch.setattr(rate_limits, "GROUPS_PER_MINUTE", 3)
-    manager = open_manager(tmp_path, events)
+    manager = open_manager()
     for _ in range(3):
         assert manager.within_quota(ANN.peer_id)
         manager.settle(accepted(ANN), origin=BOB.peer_id)
@@ -110,17 +106,15 @@ def test_accepted_groups_use_up_the_quota(tmp_path, events, monkeypatch):
     assert manager.within_quota(ME.peer_id)
     manager.trust(ANN.peer_id)
     assert manager.within_quota(ANN.peer_id)
-    manager.close()
 
 
-def test_a_copy_of_an_own_group_is_recognized(tmp_path, events):
-    manager = open_manager(tmp_path, events)
+def test_a_copy_of_an_own_group_is_recognized(open_manager):
+    manager = open_manager()
     manager.remember(accepted(ME, long=True))
     assert reason_for(manager, accepted(ANN, long=True)) == "duplicate_of_own"
     assert reason_for(manager, accepted(ME, long=True)) is None
     manager.remember(accepted(ME))
     assert reason_for(manager, accepted(ANN)) is None, "short completions may be equal by chance"
-    manager.close()
 
 
 @pytest.mark.parametrize(
@@ -132,20 +126,18 @@ def test_a_copy_of_an_own_group_is_recognized(tmp_path, events):
         (SamplingSettings(top_k=1), 0.5, None),
     ],
 )
-def test_equal_completions_that_truncated_sampling_makes_are_no_copies(tmp_path, events, sampling, probability, reason):
+def test_equal_completions_that_truncated_sampling_makes_are_no_copies(open_manager, sampling, probability, reason):
     def sampled(identity: Identity) -> Accepted:
         one = replace(make_completion(*range(500)), logprobs=np.full(500, math.log(probability), dtype=np.float32))
         group = make_group(identity, completions=(replace(one, reward=1.0), one), sampling=sampling)
-        envelope = seal_group(group, identity)
-        return Accepted(envelope, envelope.to_bytes(), group, (1,))
+        return accept(group, identity)
 
-    manager = open_manager(tmp_path, events)
+    manager = open_manager()
     manager.remember(sampled(ME))
     assert reason_for(manager, sampled(ANN)) == reason
-    manager.close()
 
 
-def test_bans_trust_and_scores_survive_a_kill(tmp_path, events):
+def test_bans_trust_and_scores_survive_a_kill(tmp_path, open_manager):
     code = f"""
 import os, signal
 from pathlib import Path
@@ -162,24 +154,22 @@ for _ in range(3):
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    manager = open_manager(tmp_path, events)
+    manager = open_manager()
     assert manager.is_banned(ANN.peer_id)
     assert manager.row(ANN.peer_id)["reasons"] == {"logprob_mismatch": 3}
     assert manager.is_trusted(BOB.peer_id)
-    manager.close()
 
 
-def test_an_allow_list_bans_all_other_peers(tmp_path, events):
-    manager = open_manager(tmp_path, events, allow=[ANN.peer_id])
+def test_an_allow_list_bans_all_other_peers(open_manager):
+    manager = open_manager(allow=[ANN.peer_id])
     assert not manager.is_banned(ANN.peer_id)
     assert manager.is_banned(BOB.peer_id)
     assert not manager.is_banned(ME.peer_id)
-    manager.close()
 
 
-def test_thousands_of_identities_fill_neither_memory_nor_disk(tmp_path, events):
+def test_thousands_of_identities_fill_neither_memory_nor_disk(tmp_path, open_manager):
     clock = Clock()
-    manager = open_manager(tmp_path, events, clock)
+    manager = open_manager(clock)
     for _ in range(30):
         manager.note(ANN.peer_id, Behaviour.CONTRIBUTED)
     manager.ban(BOB.peer_id, 60.0)
@@ -192,9 +182,8 @@ def test_thousands_of_identities_fill_neither_memory_nor_disk(tmp_path, events):
     assert rows[BOB.peer_id]["trust_level"] == "banned"
     manager.close()
     assert (tmp_path / "peers.sqlite").stat().st_size < 2 << 20
-    again = open_manager(tmp_path, events, clock)
+    again = open_manager(clock)
     assert {peer_id: again.row(peer_id) for peer_id in again.known()} == rows
-    again.close()
 
 
 NOW = 1e9

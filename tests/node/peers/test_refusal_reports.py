@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.stubs.stub_node import StubNode
 from ftis_node.node.peers.copies import CopyCatalog
+from ftis_node.telemetry.status import SwarmStatus
 from tests.node.light_swarm import LightSwarm, identity_of, manifest_of
 from tests.waiting import eventually
 
@@ -24,6 +25,10 @@ async def two_nodes(swarm: LightSwarm) -> AsyncIterator[tuple[StubNode, StubNode
             task.cancel()
 
 
+def shown(node: StubNode) -> SwarmStatus:
+    return node.wiring.swarm.status(members=[])
+
+
 async def test_both_ends_learn_that_groups_are_refused_and_that_they_no_longer_are(tmp_path, caplog, monkeypatch):
     caplog.set_level("INFO")
     swarm, reasons = LightSwarm(tmp_path, manifest_of()), {SECOND.peer_id: "duplicate_completions"}
@@ -36,19 +41,16 @@ async def test_both_ends_learn_that_groups_are_refused_and_that_they_no_longer_a
     monkeypatch.setattr(CopyCatalog, "duplicate_reason", reason_of)
     async with two_nodes(swarm) as (one, other):
         await swarm.publish(other, 5)
-        reports, theirs = one.wiring.refusals, other.wiring.refusals
-        await eventually(lambda: reports.refused() and reports.refused()[0].groups == 5)
-        await eventually(theirs.refused_by)
-        (refused,), (refusing,) = reports.refused(), theirs.refused_by()
+        await eventually(lambda: [each.groups for each in shown(one).refused_peers] == [5])
+        await eventually(lambda: shown(other).refused_by)
+        (refused,), (refusing,) = shown(one).refused_peers, shown(other).refused_by
         assert (refused.peer_id, refusing.peer_id) == (SECOND.peer_id, FIRST.peer_id)
         assert refused.reason == refusing.reason == "duplicate_completions"
         assert "give each node its own home and seed" in refused.advice == refusing.advice
-        assert one.wiring.swarm.status(members=[]).refused_peers == [refused]
-        assert other.wiring.swarm.status(members=[]).refused_by == [refusing]
-        assert (theirs.refused(), reports.refused_by()) == ([], [])
+        assert (shown(other).refused_peers, shown(one).refused_by) == ([], [])
         reasons.clear()
         await swarm.publish(other, 6)
-        await eventually(lambda: not reports.refused() and not theirs.refused_by())
+        await eventually(lambda: not shown(one).refused_peers and not shown(other).refused_by)
     lines = [record.message for record in caplog.records if "refus" in record.message]
     expected = ("are refused as", "refuses this node's groups as", "are no longer refused", "no longer refuses")
     assert len(lines) == 4 and all(text in line for text, line in zip(expected, lines, strict=True)), lines
@@ -62,7 +64,6 @@ async def test_groups_of_another_tokenizer_are_refused_without_a_pull(tmp_path):
         context = one.parts.context
         announcements.context = replace(context, about=replace(context.about, tokenizer="ab" * 16))
         await swarm.publish(other, 4)
-        await eventually(lambda: one.wiring.refusals.refused())
-        assert one.wiring.refusals.refused()[0].reason == "tokenizer"
+        await eventually(lambda: [each.reason for each in shown(one).refused_peers] == ["tokenizer"])
         assert one.gossip.counters.bodies_in == 0
-        await eventually(lambda: other.wiring.refusals.refused_by())
+        await eventually(lambda: shown(other).refused_by)

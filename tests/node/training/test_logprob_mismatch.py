@@ -9,7 +9,7 @@ import pytest
 from ftis_node.errors import WorkerDiedError
 from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.messages import StepReport
-from ftis_node.node.loops.check import CheckLoop, sampled_by
+from ftis_node.node.loops.compare import sampled_by
 from ftis_node.node.protocols import NullLearner
 from ftis_node.node.training.step_report import (
     LIMITS,
@@ -71,7 +71,9 @@ async def test_the_first_group_of_each_version_is_checked(tmp_path, identity, fa
     stored: asyncio.Queue[Accepted] = asyncio.Queue()
     learner = _Learner(fails=fails)
     with components(tmp_path, learner=learner) as node:
-        loop = CheckLoop(node.context, stored.get, learner, node.gossip.guard, node.tokenizer.end_ids)
+        wiring = Wiring(node)
+        wiring.intake.next_own = stored.get
+        loop = wiring.check_loop
         running = asyncio.create_task(loop.run())
         for learners, oldest, newest in [(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1), (1, 1, 2), (1, 1, 1), (1, 1, 1)]:
             node.context.state.policy_version = learners

@@ -19,7 +19,6 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from ftis_node.errors import FileError, RecordError
 from ftis_node.files import read_file
@@ -39,13 +38,6 @@ OFFER_FILE = "offer"
 SERVED_MARK = "served"
 
 
-class StoredVersion(NamedTuple):
-    """A complete version in the store."""
-
-    offer: WeightsOffer
-    was_served: bool
-
-
 class VersionStore:
     """Folder of versions with one writer. All methods block on the disk; `put` blocks until the file is synced."""
 
@@ -57,8 +49,11 @@ class VersionStore:
     def partial(self) -> Path:
         return self._folder / "partial"
 
-    def find(self) -> list[StoredVersion]:
-        """Return the versions of earlier starts in the order of their offers; remove incomplete and damaged ones."""
+    def find(self) -> list[tuple[WeightsOffer, bool]]:
+        """Return the versions of earlier starts in the order of their offers, and whether each was served.
+
+        Remove incomplete and damaged ones.
+        """
         remove_leftovers(self._folder, PREFIX)
         found = {}
         for folder in self._folder.glob(f"{PREFIX}*"):
@@ -70,7 +65,7 @@ class VersionStore:
                 continue
             found[folder] = offer
         self._offers = dict(sorted(found.items(), key=lambda held: (held[1].created_at, held[1].version)))
-        return [StoredVersion(offer, (folder / SERVED_MARK).exists()) for folder, offer in self._offers.items()]
+        return [(offer, (folder / SERVED_MARK).exists()) for folder, offer in self._offers.items()]
 
     def put(self, file: Path, offer: WeightsOffer, signed: bytes) -> None:
         """Move a fetched file and its signed offer into the store. After a crash the version is complete or absent.
