@@ -55,17 +55,6 @@ async def test_an_invalid_request_is_refused_without_a_traceback(victim, request
     assert victim.log_text().count("Traceback") == before
 
 
-async def test_a_client_of_the_events_may_leave_early(victim):
-    before = victim.log_text().count("Traceback")
-    for _ in range(5):
-        reader, writer = await connect(victim)
-        writer.write(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        await reader.readline()
-        writer.transport.abort()
-    await asyncio.sleep(2.0)  # the node sends a snapshot each second
-    assert victim.log_text().count("Traceback") == before
-
-
 async def test_silent_connections_are_closed_during_training(victim, honest):
     held = await asyncio.gather(*(connect(victim) for _ in range(NUM_IDLE)))
     try:
