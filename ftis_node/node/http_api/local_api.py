@@ -116,8 +116,6 @@ def add_control(app: web.Application, control: PeerControl, token: str) -> None:
 async def _handle(change: Change, token: str, request: web.Request) -> web.Response:
     if not is_same_secret(request.headers.get(TOKEN_HEADER, ""), token):
         return _refused(f"this request needs the header {TOKEN_HEADER} with the token in the node's home", 403)
-    if request.content_length is None or request.content_length > MAX_REQUEST_BYTES:
-        return _refused(f"a request has at most {MAX_REQUEST_BYTES} bytes", 413)
     try:
         async with asyncio.timeout(BODY_S):
             arguments = parse_json(await request.read(), source="the request")
