@@ -3,7 +3,7 @@
 import json
 from contextlib import closing
 
-from ftis_node.node.startup.start_progress import StartProgress
+from ftis_node.node.startup.assemble import StartProgress
 from ftis_node.telemetry.events import EventLog
 
 
