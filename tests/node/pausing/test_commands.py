@@ -1,7 +1,5 @@
 """What the commands `pause`, `resume` and `stop` print."""
 
-from __future__ import annotations
-
 import pytest
 
 from ftis_node.cli.operate.pause import _end_words

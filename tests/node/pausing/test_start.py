@@ -1,7 +1,5 @@
 """A start during a pause plans for the time after it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 The memory that `status` shows is that of the same process.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -46,16 +44,14 @@ def start() -> Iterator[Start]:
         yield start
 
 
-def test_the_holder_ends(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_holder_ends(start, tmp_path, capsys):
     holder = start(tmp_path / "lock")
     assert read_machine(Home(tmp_path)).num_processes == 1
     assert run(["stop", "--home", str(tmp_path)]) == 0, capsys.readouterr().err
     assert holder.wait(10) == -15
 
 
-def test_a_node_of_another_container_is_refused(
-    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_node_of_another_container_is_refused(start, tmp_path, capsys):
     other = start(tmp_path / "other")
     for name, pid in (("same", other.pid), ("none", NO_PROCESS)):
         (home := tmp_path / name).mkdir()
