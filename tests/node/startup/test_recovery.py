@@ -189,20 +189,16 @@ def test_a_new_home_without_a_buffer_is_no_damage(tmp_path):
         assert not home.replay.exists() and not home.events.exists()
 
 
-@pytest.mark.parametrize("later", ["start", "step_lost"])
-def test_groups_of_lost_steps_may_be_ready_again(home, later):
+@pytest.mark.parametrize("change", ["prune", "start", "step_lost"])
+def test_pruned_groups_and_those_of_lost_steps_are_no_damage(home, change):
     """A learner that resumes at an older checkpoint makes the groups of later steps READY again."""
     with closing(ReplayBuffer(home.replay)) as buffer, closing(EventLog(home.events)) as events:
-        events.write(later, step=2)
-        assert buffer.reconcile(0) == 30
-    recover(home)
-    assert not events_of(home, "recovered")
-
-
-def test_a_pruned_group_is_not_lost(home):
-    with closing(ReplayBuffer(home.replay)) as buffer:
-        buffer.reconcile(1)
-        assert buffer.prune(max_disk_bytes=1) == 30
+        if change == "prune":
+            buffer.reconcile(1)
+            assert buffer.prune(max_disk_bytes=1) == 30
+        else:
+            events.write(change, step=2)
+            assert buffer.reconcile(0) == 30
     recover(home)
     assert not events_of(home, "recovered")
 
