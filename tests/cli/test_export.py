@@ -1,6 +1,5 @@
 """`export` writes a model that transformers and PEFT load, with the log-probs of the learner."""
 
-import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -98,14 +97,6 @@ def test_the_exported_model_has_the_learners_logprobs_and_a_card(tmp_path, capsy
     assert "| pass@1, greedy | 0.500 on arithmetic |" in card.text
     assert "| groups trained on | 6 own, 2 of peers |" in card.text
     assert parse_manifest((out / "run.toml").read_text(), source="run.toml") == parse_manifest(RUN, source="here")
-    assert "<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n" in card.text, "a rendered prompt"
-    (code,) = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
-    exec(code.replace("OWNER/NAME", str(out)).replace("=256", "=4"), {})
-    assert len(capsys.readouterr().out) > 1, "the code of the card prints an answer"
-    serve = (
-        f"vllm serve {'tiny --enable-lora --max-lora-rank 8 --lora-modules trained=' if has_adapter else ''}OWNER/NAME"
-    )
-    assert f"```\n{serve}\n```" in card.text
     loader: Any = AutoPeftModelForCausalLM if has_adapter else AutoModelForCausalLM
     exported = loader.from_pretrained(out, dtype=torch.float32).eval()
     assert proof.rms_difference(probe_logprobs(exported, proof.probe_ids)) < 1e-5

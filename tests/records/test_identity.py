@@ -36,7 +36,13 @@ def test_the_key_is_created_once_and_readable_by_its_owner_only(tmp_path):
 
 def test_a_damaged_key_or_one_that_others_can_read_is_refused(tmp_path):
     path = tmp_path / "identity.key"
-    Identity.load_or_create(path)
+    identity = Identity.load_or_create(path)
+    text = path.read_text()
+    path.write_text(("0" if text[0] != "0" else "1") + text[1:])
+    with pytest.raises(ConfigError, match="damaged"):
+        Identity.load(path)
+    path.write_text(f"{identity.seed.hex()}\n")
+    assert Identity.load_or_create(path) == identity, "a file with the seed alone"
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
         Identity.load_or_create(path)

@@ -1,5 +1,6 @@
 """Supervisors of the echo worker with short time limits, stopped at the end of a test."""
 
+import pytest
 import pytest_asyncio
 from echo_worker import EchoBoot, Tick
 from worker_support import PATIENT, PYTHON_PATH, QUICK
@@ -30,3 +31,15 @@ async def make_supervisor(tmp_path):
     yield make
     for supervisor in made:
         await supervisor.stop()
+
+
+@pytest.fixture
+def start_supervisor(make_supervisor):
+    """`await start_supervisor(...)` makes a supervisor, as `make_supervisor` does, and starts it."""
+
+    async def start(**options):
+        supervisor = make_supervisor(**options)
+        await supervisor.start()
+        return supervisor
+
+    return start

@@ -8,12 +8,11 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 import psutil
 import pytest
 from echo_worker import Die, Echo, EchoReply, Fail, Sleep, Spawn, Stray, Tick
-from worker_support import QUICK, has_ended
+from worker_support import QUICK, has_ended, pid_of
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import (
@@ -26,7 +25,6 @@ from ftis_node.errors import (
     WorkerDiedError,
     WorkerTaskError,
 )
-from ftis_node.telemetry.faults import unhandled_errors
 from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.process import WorkerProcess
 from ftis_node.workers.supervisor import Supervisor, WorkerState
@@ -40,9 +38,8 @@ def num_starts(trace: Path) -> int:
     return len(list(trace.glob("built-*")))
 
 
-async def test_calls_are_served_concurrently(make_supervisor, tmp_path):
-    supervisor = make_supervisor()
-    await supervisor.start()
+async def test_calls_are_served_concurrently(start_supervisor, tmp_path):
+    supervisor = await start_supervisor()
     long = asyncio.create_task(supervisor.call(Sleep(seconds=30), EchoReply))
     await eventually((tmp_path / "asleep").exists)
     replies = await asyncio.gather(*(supervisor.call(ECHO, EchoReply) for _ in range(20)))
@@ -51,10 +48,9 @@ async def test_calls_are_served_concurrently(make_supervisor, tmp_path):
     long.cancel()
 
 
-async def test_events_of_a_call_arrive_in_order_before_its_reply(make_supervisor):
+async def test_events_of_a_call_arrive_in_order_before_its_reply(start_supervisor):
     of_no_call: list[Tick] = []
-    supervisor = make_supervisor(on_event=of_no_call.append)
-    await supervisor.start()
+    supervisor = await start_supervisor(on_event=of_no_call.append)
     received: dict[int, list[int]] = {1: [], 2: []}
 
     async def sleep(which):
@@ -68,10 +64,9 @@ async def test_events_of_a_call_arrive_in_order_before_its_reply(make_supervisor
     assert of_no_call == [Tick(number=0), Tick(number=1)], "the supervisor's callback has events without another one"
 
 
-async def test_events_of_a_canceled_call_are_dropped(make_supervisor, tmp_path):
+async def test_events_of_a_canceled_call_are_dropped(start_supervisor, tmp_path):
     received: list[Tick] = []
-    supervisor = make_supervisor(on_event=received.append)
-    await supervisor.start()
+    supervisor = await start_supervisor(on_event=received.append)
     call = asyncio.create_task(supervisor.call(Sleep(seconds=30), EchoReply, on_event=received.append))
     await eventually((tmp_path / "asleep").exists)
     call.cancel()
@@ -81,9 +76,8 @@ async def test_events_of_a_canceled_call_are_dropped(make_supervisor, tmp_path):
     assert (received, supervisor.restarts) == ([], 0)
 
 
-async def test_a_failed_request_raises_its_error_and_the_worker_continues(make_supervisor):
-    supervisor = make_supervisor()
-    await supervisor.start()
+async def test_a_failed_request_raises_its_error_and_the_worker_continues(start_supervisor):
+    supervisor = await start_supervisor()
     pid = supervisor.pid
     with pytest.raises(WorkerTaskError, match="echo: ValueError: this one is on purpose"):
         await supervisor.call(Fail(kind="value"), EchoReply)
@@ -100,16 +94,14 @@ async def test_a_failed_request_raises_its_error_and_the_worker_continues(make_s
     assert supervisor.restarts == 0
 
 
-async def test_sigkill_ends_every_call_and_the_next_call_reaches_a_new_worker(make_supervisor):
+async def test_sigkill_ends_every_call_and_the_next_call_reaches_a_new_worker(start_supervisor):
     started: list[int] = []
 
     async def on_started(process):
         started.append((await process.call(ECHO, EchoReply)).pid)
 
-    supervisor = make_supervisor(on_started=on_started)
-    await supervisor.start()
-    first = supervisor.pid
-    assert first is not None
+    supervisor = await start_supervisor(on_started=on_started)
+    first = pid_of(supervisor)
     calls = [asyncio.create_task(supervisor.call(Sleep(seconds=30), EchoReply)) for _ in range(3)]
     await supervisor.call(ECHO, EchoReply)
     os.kill(first, signal.SIGKILL)
@@ -123,9 +115,8 @@ async def test_sigkill_ends_every_call_and_the_next_call_reaches_a_new_worker(ma
     assert isinstance(supervisor._last_error, WorkerDiedError)
 
 
-async def test_an_unhandled_error_restarts_the_worker(make_supervisor, tmp_path):
-    supervisor = make_supervisor()
-    await supervisor.start()
+async def test_an_unhandled_error_restarts_the_worker(start_supervisor, tmp_path):
+    supervisor = await start_supervisor()
     first = supervisor.pid
     with suppress(WorkerDiedError):  # it may die before it replies
         await supervisor.call(Stray(), EchoReply)
@@ -133,26 +124,6 @@ async def test_an_unhandled_error_restarts_the_worker(make_supervisor, tmp_path)
     assert (await supervisor.call(ECHO, EchoReply)).pid != first
     assert "exited with code 1" in str(supervisor._last_error)
     assert "this worker ends" in (tmp_path / "logs" / "echo.log").read_text()
-
-
-class Broken(ExponentialBackoff):
-    """A back-off with a bug."""
-
-    def delay_s(self, num_failures: int, *, draw: float = 0.5) -> NoReturn:
-        raise LookupError("a bug")
-
-
-async def test_an_error_of_the_supervisor_is_raised_by_run(make_supervisor):
-    reported: list[str] = []
-    with unhandled_errors(lambda where, error: reported.append(f"{where}: {error}")):
-        supervisor = make_supervisor(restart_policy=RestartPolicy(Broken()))
-        running = asyncio.create_task(supervisor.run())
-        await supervisor.start()
-        assert supervisor.pid is not None
-        os.kill(supervisor.pid, signal.SIGKILL)
-        with pytest.raises(LookupError, match="a bug"):
-            await running
-    assert reported == ["the task echo-keeper: a bug"], "the error is not reported as unhandled"
 
 
 async def test_calls_wait_until_on_started_is_done(make_supervisor):
@@ -174,11 +145,9 @@ async def test_calls_wait_until_on_started_is_done(make_supervisor):
     assert order == ["on_started", "call"]
 
 
-async def test_a_worker_without_heartbeats_is_killed_and_restarted(make_supervisor):
-    supervisor = make_supervisor(timing=dataclasses.replace(QUICK, stop_grace_s=30.0, heartbeat_timeout_s=1.0))
-    await supervisor.start()
-    pid = supervisor.pid
-    assert pid is not None
+async def test_a_worker_without_heartbeats_is_killed_and_restarted(start_supervisor):
+    supervisor = await start_supervisor(timing=dataclasses.replace(QUICK, stop_grace_s=30.0, heartbeat_timeout_s=1.0))
+    pid = pid_of(supervisor)
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(WorkerDiedError, match="no heartbeat for 1 s"):
         await asyncio.wait_for(supervisor.call(ECHO, EchoReply), 30)
@@ -186,18 +155,16 @@ async def test_a_worker_without_heartbeats_is_killed_and_restarted(make_supervis
     assert (await supervisor.call(ECHO, EchoReply)).pid != pid
 
 
-async def test_a_blocked_daemon_does_not_restart_its_worker(make_supervisor):
-    supervisor = make_supervisor(timing=dataclasses.replace(QUICK, heartbeat_timeout_s=1.5))
-    await supervisor.start()
+async def test_a_blocked_daemon_does_not_restart_its_worker(start_supervisor):
+    supervisor = await start_supervisor(timing=dataclasses.replace(QUICK, heartbeat_timeout_s=1.5))
     time.sleep(2.0)  # noqa: ASYNC251 - it blocks the daemon's loop
     await asyncio.sleep(0.3)
     assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
     assert supervisor.restarts == 0
 
 
-async def test_a_worker_without_progress_is_restarted_and_one_with_progress_is_not(make_supervisor):
-    supervisor = make_supervisor(timing=dataclasses.replace(QUICK, stall_timeout_s=1.0))
-    await supervisor.start()
+async def test_a_worker_without_progress_is_restarted_and_one_with_progress_is_not(start_supervisor):
+    supervisor = await start_supervisor(timing=dataclasses.replace(QUICK, stall_timeout_s=1.0))
     await supervisor.call(Sleep(seconds=1.5, num_events=15), EchoReply)
     assert supervisor.restarts == 0
     with pytest.raises(WorkerDiedError, match="no progress"):
@@ -301,11 +268,9 @@ async def test_a_start_beyond_its_grace_counts_as_a_death(make_supervisor):
         await supervisor.start()
 
 
-async def test_stop_closes_the_worker_and_removes_its_socket(make_supervisor, tmp_path, caplog):
-    supervisor = make_supervisor(timing=dataclasses.replace(QUICK, stop_grace_s=10.0))
-    await supervisor.start()
-    pid = supervisor.pid
-    assert pid is not None
+async def test_stop_closes_the_worker_and_removes_its_socket(start_supervisor, tmp_path, caplog):
+    supervisor = await start_supervisor(timing=dataclasses.replace(QUICK, stop_grace_s=10.0))
+    pid = pid_of(supervisor)
     call = asyncio.create_task(supervisor.call(Sleep(seconds=30), EchoReply))
     await supervisor.call(ECHO, EchoReply)
     await supervisor.stop()
@@ -323,11 +288,9 @@ async def test_stop_closes_the_worker_and_removes_its_socket(make_supervisor, tm
     assert supervisor.restarts == 0
 
 
-async def test_stop_kills_a_frozen_worker(make_supervisor):
-    supervisor = make_supervisor()
-    await supervisor.start()
-    pid = supervisor.pid
-    assert pid is not None
+async def test_stop_kills_a_frozen_worker(start_supervisor):
+    supervisor = await start_supervisor()
+    pid = pid_of(supervisor)
     os.kill(pid, signal.SIGSTOP)
     await asyncio.wait_for(supervisor.stop(), 30)
     assert has_ended(pid)
@@ -342,25 +305,23 @@ async def test_stop_kills_a_frozen_worker(make_supervisor):
     ],
 )
 async def test_progress_after_stop_prolongs_the_grace_up_to_a_limit(
-    make_supervisor, tmp_path, fault, limit_s, ends_by_itself
+    start_supervisor, tmp_path, fault, limit_s, ends_by_itself
 ):
     """Without progress the short grace applies, even if heartbeats arrive."""
     timing = dataclasses.replace(QUICK, stop_grace_s=0.5, save_limit_s=limit_s, terminate_grace_s=0.1)
-    supervisor = make_supervisor(fault=fault, timing=timing)
-    await supervisor.start()
+    supervisor = await start_supervisor(fault=fault, timing=timing)
     await asyncio.wait_for(supervisor.stop(), 30)
     assert (tmp_path / "closed").exists() == ends_by_itself
 
 
 @pytest.mark.parametrize("was_as_long_before", [True, False])
 async def test_a_computation_during_a_stop_may_take_as_long_as_an_earlier_one(
-    make_supervisor, tmp_path, was_as_long_before
+    start_supervisor, tmp_path, was_as_long_before
 ):
     """A computation reports no progress. Without an earlier one the short grace applies, as for a hang."""
     timing = dataclasses.replace(QUICK, stop_grace_s=0.3, save_limit_s=60.0, terminate_grace_s=0.1)
     slow_stops: list[int] = []
-    supervisor = make_supervisor(timing=timing, on_slow_stop=lambda: slow_stops.append(1))
-    await supervisor.start()
+    supervisor = await start_supervisor(timing=timing, on_slow_stop=lambda: slow_stops.append(1))
     if was_as_long_before:
         await supervisor.call(Sleep(seconds=1.0, blocking=True, num_events=1), EchoReply)
         (tmp_path / "asleep").unlink()
@@ -408,31 +369,8 @@ async def test_a_stop_during_a_spawn_that_fails_ends_the_supervisor(make_supervi
         await start
 
 
-async def test_run_ends_with_its_task_group(make_supervisor):
-    supervisor = make_supervisor()
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(supervisor.run())
-        await asyncio.sleep(0)
-        await supervisor.call(ECHO, EchoReply)
-        pid = supervisor.pid
-        assert pid is not None
-        running.cancel()
-    assert has_ended(pid)
-
-
-async def test_run_raises_when_a_worker_is_given_up(make_supervisor):
-    supervisor = make_supervisor(restart_policy=RestartPolicy(max_quick_deaths=1))
-    running = asyncio.create_task(supervisor.run())
-    await asyncio.sleep(0)
-    with pytest.raises(WorkerDiedError, match="exited with code 7"):
-        await supervisor.call(Die(exit_code=7), EchoReply)
-    with pytest.raises(WorkerDiedError, match="1 times in a row"):
-        await running
-
-
-async def test_a_second_stop_waits_for_the_first(make_supervisor, tmp_path):
-    supervisor = make_supervisor(fault="slow-end", timing=dataclasses.replace(QUICK, stop_grace_s=10.0))
-    await supervisor.start()
+async def test_a_second_stop_waits_for_the_first(start_supervisor, tmp_path):
+    supervisor = await start_supervisor(fault="slow-end", timing=dataclasses.replace(QUICK, stop_grace_s=10.0))
     first = asyncio.create_task(supervisor.stop())
     await asyncio.sleep(0.2)
     await supervisor.stop()
@@ -440,11 +378,9 @@ async def test_a_second_stop_waits_for_the_first(make_supervisor, tmp_path):
     assert (tmp_path / "closed").exists()
 
 
-async def test_a_worker_ignores_sigint_and_ends_on_sigterm(make_supervisor, tmp_path):
-    supervisor = make_supervisor()
-    await supervisor.start()
-    pid = supervisor.pid
-    assert pid is not None
+async def test_a_worker_ignores_sigint_and_ends_on_sigterm(start_supervisor, tmp_path):
+    supervisor = await start_supervisor()
+    pid = pid_of(supervisor)
     os.kill(pid, signal.SIGINT)
     await asyncio.sleep(0.2)
     assert (await supervisor.call(ECHO, EchoReply)).pid == pid
@@ -452,9 +388,8 @@ async def test_a_worker_ignores_sigint_and_ends_on_sigterm(make_supervisor, tmp_
     await eventually((tmp_path / "closed").exists)
 
 
-async def test_processes_that_a_worker_started_end_with_it(make_supervisor):
-    supervisor = make_supervisor()
-    await supervisor.start()
+async def test_processes_that_a_worker_started_end_with_it(start_supervisor):
+    supervisor = await start_supervisor()
     child = (await supervisor.call(Spawn(), EchoReply)).pid
     assert not has_ended(child)
     supervisor.restart("hangs")
@@ -465,11 +400,9 @@ async def test_processes_that_a_worker_started_end_with_it(make_supervisor):
             os.kill(child, signal.SIGKILL)
 
 
-async def test_a_paused_worker_has_no_process_and_calls_wait_for_its_end(make_supervisor, tmp_path):
-    supervisor = make_supervisor()
-    await supervisor.start()
-    first = supervisor.pid
-    assert first is not None
+async def test_a_paused_worker_has_no_process_and_calls_wait_for_its_end(start_supervisor, tmp_path):
+    supervisor = await start_supervisor()
+    first = pid_of(supervisor)
     interrupted = asyncio.create_task(supervisor.call(Sleep(seconds=30), EchoReply))
     await eventually((tmp_path / "asleep").exists)
     await supervisor.pause()
@@ -483,18 +416,6 @@ async def test_a_paused_worker_has_no_process_and_calls_wait_for_its_end(make_su
     supervisor.resume()
     assert (await waiting).pid not in (None, first)
     assert (supervisor.state, supervisor.restarts) == (WorkerState.READY, 0)
-
-
-async def test_deaths_before_a_pause_of_a_good_service_do_not_count(make_supervisor):
-    policy = RestartPolicy(ExponentialBackoff(first_s=0.05), quick_death_s=1.0, max_quick_deaths=2)
-    supervisor = make_supervisor(restart_policy=policy)
-    await die(supervisor)
-    await supervisor.wait_ready()
-    await asyncio.sleep(policy.quick_death_s)
-    await supervisor.pause()
-    supervisor.resume()
-    await die(supervisor)
-    await supervisor.wait_ready()
 
 
 async def test_a_stop_after_a_pause_does_not_wait_for_a_back_off(make_supervisor):

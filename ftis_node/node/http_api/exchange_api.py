@@ -91,17 +91,14 @@ class ExchangeApi:
 
 async def _read(request: web.Request, kind: type[Message], *, max_bytes: int) -> Message:
     """Return the message in the body. Reads at most `max_bytes`, for at most `BODY_S` seconds."""
-    data = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
-            async for chunk in request.content.iter_any():
-                data += chunk
-                if len(data) > max_bytes:
-                    raise _Refused(413, Refusal("size", f"this request has at most {max_bytes} bytes"))
+            data = await request.clone(client_max_size=max_bytes).read()
+        return msgspec.msgpack.decode(data, type=kind)
+    except web.HTTPRequestEntityTooLarge:
+        raise _Refused(413, Refusal("size", f"this request has at most {max_bytes} bytes")) from None
     except TimeoutError:
         raise _Refused(408, Refusal("slow", f"a request is complete within {BODY_S:.0f} s")) from None
-    try:
-        return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise _Refused(400, Refusal("malformed", f"no {kind.__name__}: {one_line(str(error))}")) from None
 

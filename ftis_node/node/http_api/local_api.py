@@ -1,4 +1,4 @@
-"""The local HTTP port: `/status`, `/peers`, `/swarm`, `/events`, and `/` with links to them.
+"""The local HTTP port: `/status`, `/peers` and `/swarm`.
 
 `monitoring_api.py` adds metrics and health, and `exchange_api.py` two routes of an exchange node. The port listens on
 127.0.0.1, and answers only requests that name this machine as their host. Any user of this machine may read. Five
@@ -19,7 +19,7 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -41,21 +41,10 @@ from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.terminal_text import one_line
 
 HOST = "127.0.0.1"
-EVENT_PERIOD_S = 1.0
-INDEX_PATHS = ("/status", "/peers", "/events", "/metrics", "/healthz", "/readyz")
-MAX_STREAMS = 32  # of `/events`; a client can keep its stream open for any time
-WRITE_S = 10.0  # for a client to read one event
 TOKEN_BYTES = 16
 MAX_REQUEST_BYTES = 4096
 BODY_S = 10.0
 Change: TypeAlias = "Callable[[dict[str, Any]], dict[str, Any]]"
-
-
-async def show_index(request: web.Request) -> web.Response:
-    """Return links to the documents of this port."""
-    links = "".join(f'<li><a href="{path}">{path}</a></li>' for path in INDEX_PATHS)
-    page = f"<!doctype html><title>ftis-node</title><h1>ftis-node</h1><ul>{links}</ul>"
-    return web.Response(text=page, content_type="text/html")
 
 
 @dataclass(eq=False, repr=False)
@@ -73,7 +62,6 @@ class LocalApi:
     token_file: Path
     add_exchange: Callable[[web.Application, str], None] | None = None
     pauses: PauseLoop | None = None
-    _num_streams: int = field(default=0, init=False)
 
     async def show_status(self, request: web.Request) -> web.Response:
         return web.Response(body=self.status.latest.to_json(), content_type="application/json")
@@ -85,36 +73,13 @@ class LocalApi:
         """Return the view of the swarm, in a list."""
         return web.json_response([self.swarm.view().as_dict()])
 
-    async def stream_events(self, request: web.Request) -> web.StreamResponse:
-        """Stream the snapshot as server-sent events, one per second, until the client leaves or stops reading."""
-        if self._num_streams >= MAX_STREAMS:
-            return web.Response(status=503, text=f"{MAX_STREAMS} clients read /events already: end one\n")
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        self._num_streams += 1
-        try:
-            await response.prepare(request)
-            while True:
-                async with asyncio.timeout(WRITE_S):
-                    await response.write(b"data: " + self.status.latest.to_json() + b"\n\n")
-                await asyncio.sleep(EVENT_PERIOD_S)
-        except ConnectionError:
-            return response
-        except TimeoutError:
-            if request.transport is not None:
-                request.transport.abort()
-            return response
-        finally:
-            self._num_streams -= 1
-
     @asynccontextmanager
     async def serve(self, *, port: int) -> AsyncIterator[str]:
         """Serve while the block runs; yield the base URL. Raise UsageError if the port is taken."""
         app = web.Application(middlewares=[own_names_only], client_max_size=MAX_REQUEST_BYTES)
-        app.router.add_get("/", show_index)
         app.router.add_get("/status", self.show_status)
         app.router.add_get("/peers", self.show_peers)
         app.router.add_get("/swarm", self.show_swarm)
-        app.router.add_get("/events", self.stream_events)
         add_probes(app, MonitoringApi(self.status))
         token = write_token(self.token_file)
         add_control(app, self.control, token)
@@ -151,8 +116,6 @@ def add_control(app: web.Application, control: PeerControl, token: str) -> None:
 async def _handle(change: Change, token: str, request: web.Request) -> web.Response:
     if not is_same_secret(request.headers.get(TOKEN_HEADER, ""), token):
         return _refused(f"this request needs the header {TOKEN_HEADER} with the token in the node's home", 403)
-    if request.content_length is None or request.content_length > MAX_REQUEST_BYTES:
-        return _refused(f"a request has at most {MAX_REQUEST_BYTES} bytes", 413)
     try:
         async with asyncio.timeout(BODY_S):
             arguments = parse_json(await request.read(), source="the request")

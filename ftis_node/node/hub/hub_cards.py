@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, read_own_manifest
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_object
-from ftis_node.models import PromptTokenizer
 from ftis_node.models.source import HUB_ID
-from ftis_node.node.hub.next_steps import QUESTION, use_section
 from ftis_node.replay.rollout_rows import RowTotals
 from ftis_node.tasks.registry import hub_datasets, task_licenses
 from ftis_node.telemetry.status import Status
@@ -39,9 +36,7 @@ CARD = """---
 | | |
 |---|---|
 {rows}
-
 {about}
-
 ## Reproduce
 
 `run.toml` is the manifest of the run. Save it, and run in a clone of ftis-node {version}:
@@ -85,15 +80,8 @@ def read_run_record(home: Home, *, base: str | None = None) -> RunRecord:
     return RunRecord(read_own_manifest(home.run_toml), name, trains, int(settings.get("seed", 0)), status)
 
 
-def write_model_card(
-    folder: Path, record: RunRecord, *, step: int, name: str, adapter: Mapping[str, Any] | None,
-    tokenizer: PromptTokenizer, system: str, license: str | None,
-) -> None:  # fmt: skip
-    """Write the card and the run's manifest into the folder of a model.
-
-    `name` is that of its repository, and `adapter` the configuration of an adapter. `system` is the system message of
-    the run's task, and `license` the hub's id of a license.
-    """
+def write_model_card(folder: Path, record: RunRecord, *, step: int, is_adapter: bool, license: str | None) -> None:
+    """Write the card and the run's manifest into the folder of a model. `license` is the hub's id of a license."""
     from huggingface_hub import EvalResult, ModelCardData
 
     tests = {one.task: one.pass_at_1 for one in record.status.eval if one.step <= step}
@@ -103,7 +91,7 @@ def write_model_card(
         base_model=record.hub_base,
         datasets=hub_datasets(record.manifest.task) or None,
         eval_results=results or None,
-        library_name="transformers" if adapter is None else "peft",
+        library_name="peft" if is_adapter else "transformers",
         model_name=MARKUP.sub("_", record.base) if results else None,
         pipeline_tag="text-generation",
     )
@@ -114,11 +102,7 @@ def write_model_card(
         "groups trained on": f"{learner.own_groups:,} own, {learner.foreign_groups:,} of peers",
     }
     title = f"{_shown(record.base)}, {step} steps of {_shown(record.manifest.task)}"
-    text = tokenizer.decode(tokenizer.encode_prompt([{"role": "user", "content": QUESTION}]), skip_special=False)
-    fence = "`" * max(4, 1 + max(map(len, re.findall("`+", text)), default=0))
-    about = f"The tokenizer's chat template renders a question as:\n\n{fence}text\n{text}\n{fence}"
-    about += "\n\n" + use_section(name, adapter, base=record.base, system=system).rstrip()
-    _write(folder, record, metadata, title=title, rows=rows, about=about, step=step, license=license)
+    _write(folder, record, metadata, title=title, rows=rows, step=step, license=license)
 
 
 def write_data_card(
@@ -144,16 +128,16 @@ def write_data_card(
         "sender": "the node's peer id" if totals.with_senders else "a number; ids and names were removed",
     }
     about = (
-        "Completions that language models sampled, with token ids, rewards in [0, 1], and log-probs of the full "
-        "softmax in nats. People have not checked the texts."
+        "\nCompletions that language models sampled, with token ids, rewards in [0, 1], and log-probs of the full "
+        "softmax in nats. People have not checked the texts.\n"
     )
     title, step = f"Rollouts of {_shown(record.manifest.task)}", record.status.learner.step
     _write(folder, record, metadata, title=title, rows=rows, about=about, step=step, license=license)
 
 
 def _write(
-    folder: Path, record: RunRecord, metadata: Any, *, title: str, rows: dict[str, str], about: str, step: int,
-    license: str | None,
+    folder: Path, record: RunRecord, metadata: Any, *, title: str, rows: dict[str, str], step: int,
+    license: str | None, about: str = "",
 ) -> None:  # fmt: skip
     manifest = record.manifest
     metadata.license, metadata.tags = license, ["ftis-node", "grpo", "reinforcement-learning", manifest.method.name]

@@ -1,28 +1,37 @@
-"""Export of a home's newest checkpoint as a model in the format of the Hugging Face hub, with a model card."""
+"""Export of a home's newest checkpoint: in the format of the Hugging Face hub with a model card, and as a GGUF file."""
 
 from __future__ import annotations
 
 import json
+import os
+import shlex
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from ftis_node.config.disk_room import write_error
 from ftis_node.config.home import Home
-from ftis_node.config.home_files import start_command
+from ftis_node.config.home_files import last_settings, start_command
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.section import first_problem
 from ftis_node.errors import ConfigError, DamagedError
 from ftis_node.files import read_object
+from ftis_node.generation.engines.vllm_options import served_rank
 from ftis_node.memory.placement import WorkerPlacement
-from ftis_node.models import load_tokenizer, resolve_model
+from ftis_node.models import PromptSettings, load_tokenizer, resolve_model
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, read_adapter_config
+from ftis_node.models.gguf import SUFFIX
+from ftis_node.models.gguf_export import GgufKind, architecture_of, modelfile, write_gguf
 from ftis_node.node.hub.hub_cards import read_run_record, write_model_card
-from ftis_node.node.hub.next_steps import ANY_REPOSITORY
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.node.startup.prompts import prompts_of
-from ftis_node.tasks.registry import system_message
 from ftis_node.telemetry.log import OnProgress, unwatched
+
+MODELFILE = "Modelfile"
+QUESTION = "What is 12 + 30?"
+ANY_REPOSITORY = "OWNER/NAME"
 
 
 def export_model_of(
@@ -63,9 +72,60 @@ def export_model_of(
         adapter["base_model_name_or_path"] = base or source.base.name
         (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(adapter, indent=2, sort_keys=True), encoding="utf-8")
     record = read_run_record(home, base=base or source.name)
-    name = repository or ANY_REPOSITORY
-    system = system_message(manifest.task)
-    write_model_card(
-        folder, record, step=step, name=name, adapter=adapter, tokenizer=tokenizer, system=system, license=license
-    )
+    write_model_card(folder, record, step=step, is_adapter=adapter is not None, license=license)
     return step
+
+
+def next_steps(folder: Path, *, home: Path | None, is_pushed: bool) -> list[str]:
+    """Return what to do with an exported folder, one command a line. `home` is that of the command, if it named one."""
+    where = shlex.quote(str(folder))
+    of_home = f"--home {shlex.quote(str(home))} " if home else ""
+    serve, adapter = f"vllm serve {where}", read_adapter_config(folder)
+    if adapter is not None:
+        base, rank = shlex.quote(str(adapter["base_model_name_or_path"])), served_rank(int(adapter["r"]))
+        serve = f"vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules trained={where}"
+    push = f"  push   ftis-node export {of_home}--push-to {ANY_REPOSITORY} --out ANOTHER"
+    return [
+        f'  ask    ftis-node try "{QUESTION}" --model {where}',
+        f"  serve  {serve}",
+        *([] if is_pushed else [push]),
+    ]
+
+
+def ollama_step(file: Path) -> str:
+    """Return the command by which ollama imports a GGUF file and its Modelfile."""
+    return f"  run    ollama create {shlex.quote(file.stem.lower())} -f {shlex.quote(str(file.parent / MODELFILE))}"
+
+
+def check_gguf_file(file: Path, home: Home) -> None:
+    """Raise ConfigError unless `file` is a new GGUF file in a folder without a Modelfile.
+
+    Raises ModelError if the model of the home is of a family that is not written.
+    """
+    if file.suffix != SUFFIX:
+        raise ConfigError(f"--gguf {file}: give the name of a file that ends with {SUFFIX}")
+    for path in (file, file.parent / MODELFILE):
+        if path.exists():
+            raise ConfigError(f"{path} exists: give a file in another folder with --gguf")
+    if isinstance(model := last_settings(home).get("model"), str):
+        architecture_of(resolve_model(model))
+
+
+def export_gguf(folder: Path, file: Path, *, kind: GgufKind, system: str) -> None:
+    """Write the model in `folder` to `file`, which has its name only when it is complete, and then the Modelfile.
+
+    `system` is the usual system message. Raises ModelError as `write_gguf`, and MachineError if the disk refuses.
+    """
+    source = resolve_model(str(folder), trains=False)
+    text = modelfile(file, load_tokenizer(source, prompts=PromptSettings()), system=system)
+    partial = file.with_name(f".{file.name}.partial-{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_gguf(source, partial, kind=kind)
+        partial.rename(file)
+        (file.parent / MODELFILE).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise write_error(f"{file} cannot be written: {error}", error) from error
+    finally:
+        with suppress(FileNotFoundError):
+            partial.unlink()

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -22,7 +21,6 @@ from ftis_node.generation.weight_loader import ProofToCome
 from ftis_node.learner.client import OnPublished
 from ftis_node.learner.messages import LearnerState, TrainGroup, TrainReply
 from ftis_node.node.context import NodeContext
-from ftis_node.node.pausing.gate import PauseBeganError
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.protocols import Generation, Learning
 from ftis_node.node.supervision.task_monitor import waiting, waiting_for
@@ -68,7 +66,6 @@ class TrainLoop(NodePart):
         self._selection = StepSelection(self.context, self.store, self.peers)
         self._step_peers = StepPeers(self.context, self.peers, self.end_ids, self.observation_form)
         self._num_pauses = 0  # after which the learner's state is known
-        self._begun = 0  # the step in progress, else the last one
 
     @property
     def step(self) -> int:
@@ -76,7 +73,7 @@ class TrainLoop(NodePart):
 
     async def run(self) -> None:
         """Run until the last step is done, or until canceled."""
-        async with self._working():
+        async with self.context.pause.working():
             self._num_pauses = self.context.pause.num_pauses
             state = await waiting("the learner worker", self.learner.start())
             await self.resume(state)
@@ -87,10 +84,9 @@ class TrainLoop(NodePart):
             with waiting_for(f"the groups of step {self.step + 1}"):
                 if not await self.gate.wait(self.step + 1):
                     break
-            async with self._working():
+            async with self.context.pause.working():
                 if await self._resume_after_pause():
                     continue  # with the gate of the learner's step, which may be an earlier one
-                self._begun = self.step + 1
                 own, foreign = self.gate.shares(self.step + 1)
                 groups = await self._selection.take(self.step + 1, own=own, foreign=foreign)
                 await self._train_in_turn(groups)
@@ -131,7 +127,6 @@ class TrainLoop(NodePart):
             await self.reporter.note(reply.report)
             self._step_peers.weigh(reply.report, batch)
             reason = ReleaseReason.REFUSED if reply.report.refused else ReleaseReason.TRAINED
-            # before the weights and the groups are written: a pause may end the step there
             self._step_peers.settle(reply.report, groups, is_trained=reason is ReleaseReason.TRAINED)
             await waiting(f"weights {step} in the generator", under_way.finish(reply))
         except (WorkerDiedError, WorkerTaskError) as error:
@@ -201,43 +196,22 @@ class TrainLoop(NodePart):
         if state.weights is not None:
             await waiting(f"weights {state.policy_version} in the generator", self.deliver(state.weights, state.proof))
 
-    @asynccontextmanager
-    async def _working(self) -> AsyncIterator[None]:
-        """Delay a pause as `PauseGate.working` does, but not until a full disk has space: the step in progress is lost.
-
-        The block then ends early, and what follows it comes after the pause.
-        """
-        try:
-            async with self.context.pause.working():
-                self._begun = self.step
-                yield
-        except PauseBeganError as error:
-            begun = self._begun
-            log.warning("the work on step %d ends for a pause, because %s", begun, error)
-            async with self._working():
-                await self._resume_after_pause(interrupted=begun)
-
-    async def _resume_after_pause(self, *, interrupted: int | None = None) -> bool:
+    async def _resume_after_pause(self) -> bool:
         """Reconcile with the workers that started after a pause, unless they have the last step and its weights.
 
-        `interrupted`: the step whose work the pause ended. Return whether there was a pause since the last call.
+        Return whether there was a pause since the last call.
         """
-        is_interrupted = interrupted is not None
         if self._num_pauses == self.context.pause.num_pauses:
-            if not is_interrupted:
-                return False
-            self.learner.restart("interrupted step")  # the pause had no effect: the step may be half applied
+            return False
         self._num_pauses = self.context.pause.num_pauses
         state = await waiting("the learner worker", self.learner.start())
         await waiting("the generation worker", self.generation.start())
-        if state.step < max(self.step, interrupted or 0):
+        if state.step < self.step:
             # before `resume`: the next start expects no other groups to be READY again
             cause = f"the learner is at step {state.step} after a pause"
             self.context.events.write("step_lost", step=state.step + 1, error=cause)
-        if is_interrupted or (state.step, state.policy_version) != (self.step, self.generation.policy_version):
+        if (state.step, state.policy_version) != (self.step, self.generation.policy_version):
             await self.resume(state)
-        if is_interrupted and self.takes_turns:
-            await waiting("the generator to wake", self.generation.wake())
         return True
 
     async def _check_start(self, proof: WeightProof) -> None:
@@ -250,7 +224,7 @@ class TrainLoop(NodePart):
         """Evaluate pass@1 by greedy decoding on held-out problems at step 0, at each interval and at the last step."""
         if not self._is_evaluation_due(is_last=is_last):
             return
-        async with self._working():
+        async with self.context.pause.working():
             await self._resume_after_pause()
             if self._is_evaluation_due(is_last=is_last):
                 await waiting("an evaluation", self.evaluator.evaluate(step=self.step))

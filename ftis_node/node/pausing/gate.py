@@ -6,25 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 
-from ftis_node.errors import FtisError
 from ftis_node.node.pausing.policy import RUN, Decision
 from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.telemetry.status import PauseStatus
 
 PAUSE_END = "the end of the pause"
-_delayed: ContextVar[PauseGate | None] = ContextVar("delayed", default=None)  # by the work of the task
-
-
-class PauseBeganError(FtisError):
-    """Work that waited for disk space ended, because a pause waited for the work."""
-
-
-def delays_pause() -> bool:
-    """Return whether a pause waits for the work of the calling task, or for that of the task that started it."""
-    gate = _delayed.get()
-    return gate is not None and gate.is_paused
 
 
 class PauseGate:
@@ -62,11 +49,9 @@ class PauseGate:
     async def working(self) -> AsyncIterator[None]:
         """Delay the effect of a pause while the block runs. During a pause, wait for its end first."""
         await waiting(PAUSE_END, self._work.acquire())
-        token = _delayed.set(self)
         try:
             yield
         finally:
-            _delayed.reset(token)
             self._work.release()
 
     async def begin(self, decision: Decision) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from functools import partial
@@ -28,13 +29,11 @@ from ftis_node.node.startup.factories import NodeFactory, NodeInputs, ProcessNod
 from ftis_node.node.startup.prepare import check_ports, prepare
 from ftis_node.node.startup.recovery import release_damaged
 from ftis_node.node.startup.run_plan import RunPlan
-from ftis_node.node.startup.start_progress import StartProgress
 from ftis_node.node.startup.startup_summary import mark_end, mark_start, read_last_status, start_lines
 from ftis_node.node.storage.disk_space import DiskSpace, checkpoint_step, num_versions, version_bytes
 from ftis_node.node.storage.epochs import begin_epoch
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.background import DiskThread, first_of_ours
-from ftis_node.node.supervision.gpu_power import limited_power
 from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.replay.buffer import ReplayBuffer
@@ -79,8 +78,6 @@ async def running_components(
         begun_at = checkpoint_step(home) if settings.learns else 0
         log_block(log, start_lines(inputs, num_parameters=parameter_count(inputs.source), step=begun_at))
         mark_start(home)
-        watts = 0 if settings.device == "cpu" else settings.limits.gpu_watts
-        stack.enter_context(limited_power(watts, inputs.arrangement.gpus))
         parts = _assemble(stack, inputs, factory)
         parts.gossip.guard.on_fault = parts.peers.charge_fault
         wiring = Wiring(parts)
@@ -191,6 +188,46 @@ def _num_slots(settings: NodeSettings, step: StepSection) -> int:
     """Return the number of own groups between generation and training; in an exchange node until a peer has them."""
     num_slots = step.num_generated * (1 + step.max_async_level)
     return max(num_slots, EXCHANGE_SLOTS) if settings.role == "exchange" else num_slots
+
+
+class StartProgress:
+    """Observer of a start. It shows a line such as `generator: compiling; loading m (3.2 MB) into learner; connecting`.
+
+    `parts` are the components that the node waits for. Restarts of the engine after the start give events only.
+    """
+
+    def __init__(self, parts: list[str], model: str, events: EventLog, show: OnProgress) -> None:
+        self._parts = [*parts]
+        self._model = model
+        self._events = events
+        self._show = show
+        self._phase = ""
+        self._began_s = 0.0
+        self._show_line()
+
+    def __str__(self) -> str:
+        workers = [name for name in self._parts if name != "network"]
+        phase = f"generator: {self._phase}" if self._phase and "generator" in workers else ""
+        loading = " and ".join(name for name in workers if not (phase and name == "generator"))
+        lines = (phase, loading and f"loading {self._model} into {loading}", "connecting" * ("network" in self._parts))
+        return "; ".join(filter(None, lines))
+
+    def end(self, part: str) -> None:
+        """Stop waiting for that component."""
+        self._parts.remove(part)
+        self._show_line()
+
+    def begin_phase(self, phase: str) -> None:
+        """Note that a phase of the engine's start begins, which ends the one before; "" after the last one."""
+        now_s = time.monotonic()
+        if self._phase:
+            self._events.write("engine_start", phase=self._phase, duration_s=round(now_s - self._began_s, 1))
+        self._phase, self._began_s = phase, now_s
+        if "generator" in self._parts:
+            self._show_line()
+
+    def _show_line(self) -> None:
+        self._show(None, str(self))
 
 
 async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:

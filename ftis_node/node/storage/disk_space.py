@@ -30,7 +30,6 @@ from ftis_node.config.roles import MAX_PENDING_VERSIONS, MAX_PUBLISHED_VERSIONS
 from ftis_node.errors import ConfigError, DiskFullError, ModelError
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import ModelSource, parameter_count, read_shape
-from ftis_node.node.pausing.gate import PauseBeganError, delays_pause
 from ftis_node.node.protocols import dtype_of, serves_adapters
 from ftis_node.telemetry.terminal_text import size
 from ftis_node.workers.durable import TEMPORARY_MARK, newest_complete
@@ -86,8 +85,7 @@ class DiskSpace:
     async def retried(self, write: Callable[[], Awaitable[R]]) -> R:
         """Return the result of `write()`, which is called again until the disk has space for it.
 
-        Raise CancelledError when the node stops meanwhile: the write is not acknowledged. Raise PauseBeganError if a
-        pause waits for the caller's work.
+        Raise CancelledError when the node stops meanwhile: the write is not acknowledged.
         """
         token, num_tries = object(), 0
         try:
@@ -100,8 +98,6 @@ class DiskSpace:
                     if self._has_ended:
                         raise asyncio.CancelledError("the node stops while the disk is full") from error
                     self._refused[token] = self._reason_of(error)
-                    if delays_pause():
-                        raise PauseBeganError(self._refused[token]) from error
                 num_tries += 1
                 self._move_gate()
                 await asyncio.sleep(RETRY_PAUSE.delay_s(num_tries))

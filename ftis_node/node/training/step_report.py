@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -25,11 +24,9 @@ from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.node.protocols import Generation, dtype_of
-from ftis_node.node.supervision.gpu_power import EnergyMeter
 from ftis_node.telemetry.tracking import Tracking, numbers_of
 
 log = logging.getLogger(__name__)
-MismatchChange: TypeAlias = Literal["rose", "fell"]  # above a limit; below both limits again
 IN_WORDS = {"no signal": "all answers of each group are equally good, so there is nothing to learn from"}
 
 
@@ -42,24 +39,6 @@ class MismatchLimits:
 
 
 LIMITS = {"float32": MismatchLimits(1e-4, 0.01), "bfloat16": MismatchLimits(2e-3, 0.9)}
-
-
-class MismatchWatch:
-    """Detects transitions in a sequence of measurements."""
-
-    def __init__(self, limits: MismatchLimits) -> None:
-        self.limits = limits
-        self._is_high = False
-
-    def note(self, report: StepReport) -> MismatchChange | None:
-        """Return the transition to the mismatch of `report`; None for no transition, or no measurement."""
-        if report.mismatch_kl is None or report.mismatch_share is None:
-            return None
-        is_high = report.mismatch_kl > self.limits.max_kl or report.mismatch_share > self.limits.max_share
-        if is_high == self._is_high:
-            return None
-        self._is_high = is_high
-        return "rose" if is_high else "fell"
 
 
 def warning_of(report: StepReport, limits: MismatchLimits) -> str:
@@ -81,10 +60,10 @@ class StepReporter:
     generation: Generation
     swarm: SwarmReporter
     tracking: Tracking
-    energy: EnergyMeter
 
     def __post_init__(self) -> None:
-        self._mismatch = MismatchWatch(LIMITS[dtype_of(self.context.settings)])
+        self._limits = LIMITS[dtype_of(self.context.settings)]
+        self._is_mismatch = False
 
     async def note(self, report: StepReport) -> None:
         """Record the report of a finished step in state, counters, event log and trackers."""
@@ -96,8 +75,6 @@ class StepReporter:
             self.peers.counters.drift_report = report
         generation_tokens_per_s = round(self.generation.tokens_per_s, 1)
         fields = msgspec.to_builtins(report) | {"generation_tokens_per_s": generation_tokens_per_s}
-        if (energy_wh := self.energy.take_wh()) is not None:
-            fields["gpu_wh"] = round(energy_wh, 4)  # since the report before
         self.context.events.write("step", **fields)
         self.peers.counters.recent_sources.append({stats.sender: stats.groups for stats in report.by_sender})
         if not report.repeated:
@@ -133,22 +110,25 @@ class StepReporter:
         self.tracking.log(report.step, {"generation/tokens_per_s": self.generation.tokens_per_s, **numbers})
 
     def _note_mismatch(self, report: StepReport) -> None:
-        if report.mismatch_kl is None:
+        """Keep the report of a measurement, and note when it rises above a limit, or falls below both again."""
+        if report.mismatch_kl is None or report.mismatch_share is None:
             return
         self.peers.counters.mismatch_report = report
-        change = self._mismatch.note(report)
-        if change is None:
+        limits = self._limits
+        is_mismatch = report.mismatch_kl > limits.max_kl or report.mismatch_share > limits.max_share
+        if is_mismatch == self._is_mismatch:
             return
+        self._is_mismatch = is_mismatch
         self.context.events.write(
             "mismatch",
             step=report.step,
-            change=change,
+            change="rose" if is_mismatch else "fell",
             kl=report.mismatch_kl,
             share=report.mismatch_share,
             num_tokens=report.mismatch_tokens,
             version=report.mismatch_version,
         )
-        if change == "rose":
-            log.warning("%s", warning_of(report, self._mismatch.limits))
+        if is_mismatch:
+            log.warning("%s", warning_of(report, limits))
         else:
             log.info("engine and learner agree again: KL %.2g", report.mismatch_kl)

@@ -51,5 +51,5 @@ async def test_probes_respond_from_the_start():
         status.problems = ["the pull loop ended", "another"]
         assert await _get(port, "/healthz") == (503, "the pull loop ended\nanother\n")
         assert (await _get(port, "/readyz"))[0] == 503
-        for path in ("/status", "/peers", "/events", "/peers/ban", "/"):
+        for path in ("/status", "/peers", "/peers/ban", "/"):
             assert (await _get(port, path))[0] == 404, "other machines see more than metrics"

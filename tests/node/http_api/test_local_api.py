@@ -1,4 +1,4 @@
-"""The local port: operator actions with a token, the stream of events, links to the documents."""
+"""The local port: operator actions with a token."""
 
 import errno
 import json
@@ -6,7 +6,6 @@ from collections import Counter
 from typing import NamedTuple
 
 import pytest
-from aiohttp import ClientSession
 
 from ftis_node.config.home import TOKEN_HEADER
 from ftis_node.node.http_api import local_api as http
@@ -32,8 +31,7 @@ class Served(NamedTuple):
 
 
 @pytest.fixture
-async def served(tmp_path, monkeypatch):
-    monkeypatch.setattr(http, "EVENT_PERIOD_S", 0.02)
+async def served(tmp_path):
     with components(tmp_path) as node:
         wiring, token_file = Wiring(node), node.home.control_token
         status = wiring.status_loop()
@@ -107,15 +105,3 @@ async def test_a_body_that_does_not_arrive_is_refused(served, monkeypatch, caplo
     request = post(served.token, b"{}").replace(b"Content-Length: 2", b"Content-Length: 999")
     assert (await send(served.port, request))[0] == 408
     assert served.refused == {"slow": 1} and caplog.text == ""
-
-
-async def test_the_number_of_event_streams_is_limited(served, monkeypatch):
-    monkeypatch.setattr(http, "MAX_STREAMS", 2)
-    url = f"http://127.0.0.1:{served.port}/events"
-    async with ClientSession() as session:
-        streams = [await session.get(url) for _ in range(2)]
-        async with session.get(url) as third:
-            assert third.status == 503
-        assert (await send(served.port, get("/status")))[0] == 200
-        for stream in streams:
-            stream.close()

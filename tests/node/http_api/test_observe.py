@@ -5,7 +5,6 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -68,13 +67,6 @@ def test_a_running_node_is_healthy_and_ready(node):
     assert _get(node, "/readyz") == "ready\n"
     health = node.status()["health"]
     assert (health["healthy"], health["ready"], health["problems"]) == (True, True, [])
-
-
-def test_the_status_command_prints_the_status_of_the_node(node):
-    command = [sys.executable, "-m", "ftis_node", "status", "--json", "--home", str(node.home)]
-    done = subprocess.run(command, capture_output=True, check=True)
-    assert json.loads(done.stdout)["node"] | {"uptime_s": 0} == node.status()["node"] | {"uptime_s": 0}
-    assert done.stderr == b""
 
 
 def test_replay_show_has_texts_use_and_events_of_a_group(node, capsys):

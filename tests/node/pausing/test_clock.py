@@ -1,7 +1,5 @@
 """Measured times do not contain a pause."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

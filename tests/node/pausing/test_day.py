@@ -1,7 +1,5 @@
 """A day in the life of a node with a simulated clock: the loop, its gate and a real worker process."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import time

@@ -1,7 +1,5 @@
 """A real node that is paused, stopped, started in the background, joined by a friend and resumed, by the commands."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The check at a node's end that the last steps are on disk, and the check of a home's model."""
+"""The checks of a home's model and of the last steps on disk; a start during a pause plans for the time after it."""
 
 import json
 import shutil
@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import load_manifest
+from ftis_node.config.manifest import load_manifest, parse_manifest
+from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError, MachineError, ModelError
+from ftis_node.memory.choice import TrainingChoice
 from ftis_node.models import PromptTokenizer, model_fingerprint, resolve_model
 from ftis_node.node.startup import prepare
+from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.tasks import load_task
 from tests.models.tiny_models import make_tokenizer, save_tiny
+from tests.node.support import manifest_text
 
 UNUSED: Any = None
 
@@ -72,3 +76,34 @@ def test_a_model_that_reads_one_turn_cannot_start_a_run_of_episodes(template, re
     assert str(caught.value).startswith("run guess-ftis has several turns, and this model reads one: ")
     assert "\n" not in str(caught.value)
     prepare.check_texts(tokenizer, load_task("arithmetic")[0], load_manifest("arithmetic-ftis"))
+
+
+class Planned(Exception):
+    """The end of a start, with what its plan counts."""
+
+
+class Factory:
+    async def arrange(self, *of: Any, others_count: bool = True) -> Any:
+        raise Planned(others_count)
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+async def test_a_start_during_a_pause_plans_without_the_programs_that_run_now(
+    tmp_path, tiny_models, monkeypatch, is_paused
+):
+    chosen: list[bool] = []
+
+    def choose(settings: NodeSettings, *of: Any, others_count: bool) -> TrainingChoice:
+        chosen.append(others_count)
+        return TrainingChoice(settings, "")
+
+    monkeypatch.setattr(prepare, "choose_training", choose)
+    home = Home(tmp_path)
+    home.create()
+    if is_paused:
+        home.pause.write_text('{"action": "pause"}')
+    settings = NodeSettings(model=str(tiny_models["s"]), device="cpu", lora=False)
+    plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=1), source="test"), "arithmetic", ())
+    with pytest.raises(Planned) as planned:
+        await prepare.prepare(settings, plan, home, Factory(), lambda fraction, what: None)
+    assert chosen == list(planned.value.args) == [not is_paused]

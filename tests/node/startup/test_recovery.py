@@ -5,7 +5,7 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from ftis_node.node.startup.recovery import opened, release_damaged, replace_fil
 from ftis_node.node.startup.run_plan import plan_run
 from ftis_node.node.storage.epochs import begin_epoch
 from ftis_node.node.training.step_gate import write_taken
-from ftis_node.records.identity import Identity
 from ftis_node.replay import integrity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
@@ -132,40 +131,55 @@ def test_a_sound_home_is_not_changed(home, caplog):
     assert not events_of(home, "recovered") and not caplog.text and not home.damaged.exists()
 
 
-def damage_file(path: Path, damage: str) -> None:
-    size = path.stat().st_size
-    match damage:
-        case "torn page":
-            overwrite(path, size // PAGE // 2 * PAGE, noise(PAGE))
-        case "cut off":
-            os.truncate(path, size * 3 // 4)
-        case "invalid text":  # SQLite's check does not find this
-            query(path, "UPDATE groups SET task = CAST(x'6d61ff6c' AS TEXT) WHERE arrival IN (9, 10, 50)")
-        case "not a database":
-            path.write_bytes(noise(size))
+def size_of(home: Home) -> int:
+    return home.replay.stat().st_size
+
+
+def put_older_copy_back(home: Home) -> None:
+    copy = home.replay.read_bytes()
+    with closing(ReplayBuffer(home.replay)) as buffer:
+        begin_epoch(home, buffer)
+    home.replay.write_bytes(copy)
+
+
+def lose_release(home: Home) -> None:
+    with closing(EventLog(home.events)) as events:
+        events.write("released", group=ready_ids(home).pop(), reason="stale")
+
+
+def lose_by(statement: str) -> Callable[[Home], object]:
+    return lambda home: query(home.replay, statement)
+
+
+DAMAGES: dict[str, tuple[Callable[[Home], object], str]] = {
+    "torn page": (lambda home: overwrite(home.replay, size_of(home) // PAGE // 2 * PAGE, noise(PAGE)), ""),
+    "cut off": (lambda home: os.truncate(home.replay, size_of(home) * 3 // 4), ""),
+    # SQLite's check does not find this
+    "invalid text": (lose_by("UPDATE groups SET task = CAST(x'6d61ff6c' AS TEXT) WHERE arrival IN (9, 10, 50)"), ""),
+    "not a database": (lambda home: home.replay.write_bytes(noise(size_of(home))), ""),
+    "no column": (lose_by("ALTER TABLE groups DROP COLUMN checksum"), "table groups has no column checksum"),
+    "empty": (lambda home: os.truncate(home.replay, 0), "missing"),
+    "missing": (lambda home: home.replay.unlink(), "missing"),
+    "older copy": (put_older_copy_back, "before the last start"),
+    # A damaged write-ahead log returns the buffer to an earlier state. The event log has the later one.
+    "no admission": (lose_by("DELETE FROM groups WHERE arrival = (SELECT max(arrival) FROM groups)"), "the event log"),
+    "no use": (lose_by("UPDATE groups SET state = 'ready', step = NULL WHERE step = 1"), "the event log has"),
+    "no release": (lose_release, "the event log has"),
+}
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("damage", ["torn page", "cut off", "invalid text", "not a database"])
-def test_a_damaged_buffer_starts_empty_and_nothing_is_used_twice(home, damage, caplog):
-    damage_file(home.replay, damage)
-    damaged_bytes = home.replay.read_bytes()
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_or_incomplete_buffer_starts_empty_and_nothing_is_used_twice(home, damage, caplog):
+    do_damage, why = DAMAGES[damage]
+    do_damage(home)
+    damaged = home.replay.read_bytes() if home.replay.exists() else b""
     recover(home)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    moved = next(home.damaged.glob("*/replay.sqlite")).read_bytes()
-    assert moved[: len(damaged_bytes)] == damaged_bytes, "the kept file differs from the damaged one"
-    assert_reported(home)
-    assert_reset(home)
-
-
-@pytest.mark.parametrize("is_empty", [True, False])
-def test_a_missing_buffer_starts_empty_and_nothing_is_used_twice(home, *, is_empty):
-    if is_empty:
-        os.truncate(home.replay, 0)
-    else:
-        home.replay.unlink()
-    recover(home)
-    assert_reported(home, "missing")
+    if damaged:
+        moved = next(home.damaged.glob("*/replay.sqlite")).read_bytes()
+        assert moved[: len(damaged)] == damaged, "the kept file differs from the damaged one"
+    assert_reported(home, why)
     assert_reset(home)
 
 
@@ -175,46 +189,16 @@ def test_a_new_home_without_a_buffer_is_no_damage(tmp_path):
         assert not home.replay.exists() and not home.events.exists()
 
 
-def test_a_copy_of_the_buffer_from_before_the_last_start_is_replaced(home):
-    copy = home.replay.read_bytes()
-    with closing(ReplayBuffer(home.replay)) as buffer:
-        begin_epoch(home, buffer)
-    home.replay.write_bytes(copy)
-    recover(home)
-    assert_reported(home, "before the last start")
-    assert_reset(home)
-
-
-@pytest.mark.parametrize("lost", ["the admission", "the use", "the release"])
-def test_lost_commits_of_the_write_ahead_log_are_detected(home, lost):
-    """A damaged write-ahead log returns the buffer to an earlier state. The event log has the later one."""
-    if lost == "the admission":
-        (newest,) = query(home.replay, "SELECT max(arrival) FROM groups")[0]
-        query(home.replay, f"DELETE FROM groups WHERE arrival = {newest}")
-    elif lost == "the use":
-        query(home.replay, "UPDATE groups SET state = 'ready', step = NULL WHERE step = 1")
-    else:
-        with closing(EventLog(home.events)) as events:
-            events.write("released", group=ready_ids(home).pop(), reason="stale")
-    recover(home)
-    assert_reported(home, "the event log has")
-    assert_reset(home)
-
-
-@pytest.mark.parametrize("later", ["start", "step_lost"])
-def test_groups_of_lost_steps_may_be_ready_again(home, later):
+@pytest.mark.parametrize("change", ["prune", "start", "step_lost"])
+def test_pruned_groups_and_those_of_lost_steps_are_no_damage(home, change):
     """A learner that resumes at an older checkpoint makes the groups of later steps READY again."""
     with closing(ReplayBuffer(home.replay)) as buffer, closing(EventLog(home.events)) as events:
-        events.write(later, step=2)
-        assert buffer.reconcile(0) == 30
-    recover(home)
-    assert not events_of(home, "recovered")
-
-
-def test_a_pruned_group_is_not_lost(home):
-    with closing(ReplayBuffer(home.replay)) as buffer:
-        buffer.reconcile(1)
-        assert buffer.prune(max_disk_bytes=1) == 30
+        if change == "prune":
+            buffer.reconcile(1)
+            assert buffer.prune(max_disk_bytes=1) == 30
+        else:
+            events.write(change, step=2)
+            assert buffer.reconcile(0) == 30
     recover(home)
     assert not events_of(home, "recovered")
 
@@ -264,13 +248,6 @@ def test_a_group_that_changed_on_disk_is_released(home, damage):
     assert first not in ready_ids(home)
     assert [event["group"] for event in events_of(home, "released")] == [first]
     assert events_of(home, "released")[0]["reason"] == "damaged"
-
-
-def test_a_buffer_without_a_column_is_replaced(home):
-    query(home.replay, "ALTER TABLE groups DROP COLUMN checksum")
-    recover(home)
-    assert_reported(home, "table groups has no column checksum")
-    assert_reset(home)
 
 
 @pytest.mark.parametrize(("name", "offset"), [("replay", 18), ("peers", 61)], ids=["format", "schema version"])
@@ -329,19 +306,6 @@ def hold(path: Path) -> Iterator[None]:
     yield
     db.execute("ROLLBACK")
     db.close()
-
-
-def test_a_flipped_bit_in_the_key_is_damage(tmp_path):
-    path = tmp_path / "identity.key"
-    identity = Identity.load_or_create(path)
-    text = path.read_text()
-    path.write_text(("0" if text[0] != "0" else "1") + text[1:])
-    with pytest.raises(DamagedError, match="put a copy of it back"):
-        Identity.load(path)
-    path.write_text(f"{identity.seed.hex()}\n")
-    path.chmod(0o600)
-    assert Identity.load_or_create(path) == identity, "a file with the seed alone"
-    assert path.read_text() == text
 
 
 def add_checkpoint(home: Home, *, run_id: str) -> None:

@@ -1,6 +1,5 @@
 """Cards show text of others without links, images or tags of it."""
 
-import ast
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,11 @@ import yaml
 from markdown_it import MarkdownIt
 
 from ftis_node.config.manifest import RunManifest
-from ftis_node.models import PromptTokenizer
 from ftis_node.node.hub.hub_cards import RunRecord, write_data_card, write_model_card
-from ftis_node.node.hub.next_steps import QUESTION
 from ftis_node.replay.rollout_rows import RowTotals, rows_schema
 from ftis_node.telemetry.status import EvalStatus, Status
-from tests.models.tiny_models import make_tokenizer
 
-TOKENIZER = PromptTokenizer(make_tokenizer(), name="tiny")
+OF_MODEL: Any = {"is_adapter": True, "step": 2, "license": None}
 HOSTILE = [
     "pattern=<img/src=http://evil.example/x.png>&reward=regex",
     "answer=![x](http://evil.example/x.png)",
@@ -31,11 +27,6 @@ def record_of(task: str, base: str = "tiny") -> RunRecord:
     return RunRecord(manifest, base, "--lora", 0, Status(eval=(EvalStatus(2, task, 0.5, 8),)))
 
 
-def whole(tokenizer: PromptTokenizer) -> dict[str, Any]:
-    """Return the facts for the card of a whole model."""
-    return {"name": "ann/m", "adapter": None, "tokenizer": tokenizer, "step": 2, "system": "", "license": None}
-
-
 def rendered(folder: Path) -> tuple[str, str]:
     """Return the HTML of a card, as a hub makes it, and its metadata."""
     _, metadata, text = (folder / "README.md").read_text().split("---\n", 2)
@@ -46,23 +37,12 @@ def rendered(folder: Path) -> tuple[str, str]:
 @pytest.mark.parametrize("query", HOSTILE)
 def test_the_task_of_a_run_adds_no_link_image_or_tag_to_a_card(tmp_path, query):
     record = record_of(f"dataset:x?prompt=q&{query}", base="<b>[m](http://evil.example)|`")
-    write_model_card(tmp_path, record, **whole(TOKENIZER) | {"adapter": {"r": 4}})
+    write_model_card(tmp_path, record, **OF_MODEL)
     html, metadata = rendered(tmp_path)
     assert_harmless(html, metadata)
     schema = rows_schema(with_texts=True, is_flat=True)
     write_data_card(tmp_path, record, RowTotals(True), file="rows.parquet", schema=schema, license=None)
     assert_harmless(*rendered(tmp_path))
-
-
-def test_the_template_of_a_model_adds_no_tag_to_its_card(tmp_path):
-    hostile = make_tokenizer(
-        chat_template="a\n````````\n<img src=http://evil.example/x.png>\n[FREE](http://evil.example)"
-    )
-    tokenizer = PromptTokenizer(hostile, name="tiny")
-    write_model_card(tmp_path, record_of("arithmetic"), **whole(tokenizer))
-    html, metadata = rendered(tmp_path)
-    assert_harmless(html, metadata)
-    assert "&lt;img src=http://evil.example/x.png&gt;" in html
 
 
 def assert_harmless(html: str, metadata: str) -> None:
@@ -75,17 +55,8 @@ def assert_harmless(html: str, metadata: str) -> None:
 
 def test_a_plain_task_is_shown_as_it_is(tmp_path):
     record = record_of("arithmetic=3+rg:chain_sum", base="org/tiny-1.5B")
-    write_model_card(tmp_path, record, **whole(TOKENIZER))
+    write_model_card(tmp_path, record, **OF_MODEL)
     text = (tmp_path / "README.md").read_text()
     assert "# org/tiny-1.5B, 2 steps of arithmetic=3+rg:chain_sum\n" in text
     assert "| task | arithmetic=3+rg:chain_sum |" in text
     assert "--model org/tiny-1.5B --lora" in text
-
-
-def test_a_card_asks_with_the_system_message_of_the_task(tmp_path):
-    hostile = "Be short.\n```\n<img src=http://evil.example/x.png>"
-    write_model_card(tmp_path, record_of("words"), **whole(TOKENIZER) | {"system": hostile})
-    text = (tmp_path / "README.md").read_text()
-    (line,) = (line for line in text.splitlines() if line.startswith("question = "))
-    assert [turn["content"] for turn in ast.literal_eval(line.removeprefix("question = "))] == [hostile, QUESTION]
-    assert_harmless(*rendered(tmp_path))

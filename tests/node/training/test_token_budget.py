@@ -73,16 +73,6 @@ def test_a_budget_is_used_up_with_little_excess_over_any_number_of_starts(limit,
     assert sum(made[:-slots]) < limit
 
 
-def test_groups_of_equal_size_exceed_the_budget_by_less_than_one_group():
-    assert sum(spend(GenerateBudget(100), [24] * 99, slots=8)) == 120
-    assert sum(spend(GenerateBudget(96), [24] * 99, slots=8)) == 96
-
-
-def test_without_a_limit_a_budget_is_never_used_up():
-    budget = GenerateBudget(num_tokens=1 << 60, num_groups=9)
-    assert budget.may_begin and not budget.is_used_up
-
-
 NEEDS = StepQuota(own=4, foreign=4, foreign_wait_s=30.0)
 
 
