@@ -118,7 +118,7 @@ class SumsCurriculum:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, size: Size, mistake: int, *, seed: int) -> None:
         self._tokenizer, self._size, self._mistake = tokenizer, size, mistake
         self._skill = draw_skill(size, seed)
-        self._tasks = (SumsTask("train"), SumsTask("train", name="sums:long"))
+        self._tasks = (SumsTask("train"), SumsTask("train", "long"))
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         draws = random.Random(int(torch.randint(2**62, (1,), generator=generator)))

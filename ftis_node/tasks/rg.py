@@ -116,7 +116,7 @@ class ReasoningGymTask(IndexedTask):
     isolate_scoring: ClassVar[bool] = True
     isolate_resolving: ClassVar[bool] = True  # a generator of the library may run for a long time
 
-    def __init__(self, generator: str, split: str = "train") -> None:
+    def __init__(self, split: str, generator: str) -> None:
         _check_known(generator)
         self.name = f"rg:{generator}"
         self.split = split
@@ -124,7 +124,7 @@ class ReasoningGymTask(IndexedTask):
         self._entries: dict[int, dict[str, Any]] = {}
 
     def __reduce__(self) -> tuple[type[ReasoningGymTask], tuple[str, str]]:
-        return type(self), (self._generator, self.split)
+        return type(self), (self.split, self._generator)
 
     def __len__(self) -> int:
         return SPLITS[self.split].size
