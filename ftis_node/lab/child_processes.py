@@ -6,12 +6,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-
-import psutil
 
 from ftis_node.errors import FtisError
 
@@ -32,16 +30,6 @@ class ChildProcess:
     @property
     def exit_code(self) -> int | None:
         return self.process.poll()
-
-    def resident_bytes(self) -> int:
-        """Return the memory of the command and its processes; of pages that several share, each counts its part."""
-        total = 0
-        with suppress(psutil.NoSuchProcess):  # it has ended
-            root = psutil.Process(self.process.pid)
-            for process in [root, *root.children(recursive=True)]:
-                with suppress(psutil.NoSuchProcess):
-                    total += process.memory_full_info().pss
-        return total
 
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
