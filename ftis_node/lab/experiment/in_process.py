@@ -1,8 +1,6 @@
 """A node's generation and learner within this process: the same engine, learner and protocol, without worker processes.
 
-An experiment runs many small swarms. Each needs one core and no ports, and does not wait for processes to start. It has
-no transport. Engines generate, learners take gradient steps and write weight files, generators load and check them,
-and envelopes pass the same validation into the same buffer.
+An experiment runs many small swarms. Each needs one core and no ports, and does not wait for processes to start.
 """
 
 from __future__ import annotations

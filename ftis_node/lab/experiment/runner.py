@@ -2,12 +2,9 @@
 
     trial matrix --trials--> process pool, one core each --> out/runs/<key>.json --> results.json, curves.csv, plots
 
-A trial whose result exists is not run again. So an interrupted experiment continues, and an additional method costs
-only its own trials. Trials with one key run once: their results differ in their labels only.
-
-A node writes its replay buffer and its weights with every step synced to disk. The homes of an experiment are
-temporary, in memory if possible: waiting for the disk would take most of the time. A killed process cannot clean up,
-so the next experiment removes folders of processes that no longer exist.
+A trial whose result exists is not run again. Trials with one key run once: their results differ in their labels only.
+The homes are temporary, in memory if possible, because waiting for the disk would take most of the time. The next
+experiment removes folders of killed processes.
 """
 
 from __future__ import annotations
