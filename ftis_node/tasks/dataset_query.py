@@ -2,15 +2,11 @@
 
     dataset:SOURCE?prompt=COLUMN&answer=COLUMN&reward=math:1,format:0.2
 
-docs/train/tasks.md has the parameters. The start of a run writes two more: `hub`, the repository, and `sha256`, the
-first 32 hex digits of the digest of the training problems.
-
-Values are percent-encoded where they hold `&`, `=`, `%`, `?`, or a `+` before a word. The canonical form sorts the
-parameters, omits defaults and reduces the weights, so that equal queries are equal text.
+docs/train/tasks.md has the parameters. The start of a run writes two more: `hub`, the repository, and `sha256`. The
+canonical form sorts the parameters, omits defaults and reduces the weights, so that equal queries are equal text.
 
 RE2 runs in time linear in the text, so no completion can make it backtrack. It gives the same result on every machine.
-It has no look-around and no backreferences. Only child processes call it, through pyarrow: a daemon has no other use
-for that package.
+Only child processes call it, through pyarrow, which takes a daemon's memory.
 """
 
 from __future__ import annotations

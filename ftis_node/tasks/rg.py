@@ -2,11 +2,7 @@
 
 The index and a seed of the task define a problem, so every node makes the same one without a data file. Seeds of
 training and test are far apart; generators with few problems (coin flips) repeat them in both splits. A completion
-must have the think-answer format; then the verifier scores the answer, possibly with a fraction:
-
-    "How many legs are there in total if you have 2 horses, 1 ant?"
-    "<think> 2*4 + 6 </think> <answer> 14 </answer>"       reward 1
-    "14"                                                   reward 0
+must have the think-answer format; then the verifier scores the answer, possibly with a fraction.
 
 A completion can come from a peer, and some verifiers pass its answer to `eval`, directly or through SymPy's
 `parse_expr`. The text is then code on the node that scores it. Such code can also return the reference answer. An

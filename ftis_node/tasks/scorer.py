@@ -4,9 +4,8 @@
                                                   | over its time: killed, a new one is started
                                                   | dies (memory, CPU limit): a new one is started
 
-Every text gets a result: SCORED, or UNSCORED with reward 0. The limit is CPU time, which does not depend on other load.
-If only the wall-time limit is exceeded, this machine is at fault and no peer is blamed. Tasks with harmless scoring run
-in the daemon's process.
+The limit is CPU time, which does not depend on other load. If only the wall-time limit is exceeded, this machine is at
+fault and no peer is blamed. Tasks with harmless scoring run in the daemon's process.
 """
 
 from __future__ import annotations

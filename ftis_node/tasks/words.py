@@ -8,9 +8,8 @@ number of a completion, so any working is allowed. A real example, index 0 of th
     answer   "72"
     reward   1.0 for any text whose last number is 72 (`72`, `9 x 8 = 72.`, `72 coins`), else 0.0
 
-`FORMS` has a dozen forms on four levels: sums, one step with small numbers, one step with larger numbers, two steps.
-`words:1` to `words:4` are the forms of one level. `words:unseen` has other forms, which training never shows. It has
-only a test split, which measures generalization.
+`words:1` to `words:4` are the forms of one level: sums, one step with small numbers, one step with larger numbers, two
+steps. `words:unseen` has only a test split, of other forms, which measures generalization.
 
 Problems whose form and numbers have a hash of 0 modulo `HELD_OUT_ONE_IN` are held out. Names and the order of the first
 two numbers do not count. The forms of `words:1` have few numbers, so a third is held out.
