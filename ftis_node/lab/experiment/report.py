@@ -225,6 +225,7 @@ def write_report(experiment: Experiment, results: Sequence[TrialResult], out: Pa
     write_csv(results, out / "curves.csv")
     write_steps_csv(results, out / "steps.csv")
     plot_curves(lines, tasks[0], out / "curves.png")
+    plot_curves(lines, tasks[0], out / "tokens.png", by_tokens=True)
     plot_methods(lines, tasks[0], out / "methods.png")
     plot_sweep(lines, results, tasks[0], out / "sweep.png")
     return "\n".join(filter(None, shown))

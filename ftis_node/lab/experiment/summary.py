@@ -86,6 +86,12 @@ class MethodResult:
         steps = [point.step for point in self.members()[0].curve(task)]
         return [(step, self.estimate(_accuracy_at(task, place))) for place, step in enumerate(steps)]
 
+    def token_curve(self, task: str) -> list[tuple[float, Estimate]]:
+        """Return the curve by the tokens generated until each evaluation, as means over the runs."""
+        curves = [member.curve(task) for member in self.members()]
+        tokens = [fmean(curve[place].tokens_generated for curve in curves) for place in range(len(curves[0]))]
+        return list(zip(tokens, (accuracy for _, accuracy in self.curve(task)), strict=True))
+
     def step_means(self, figure: str) -> list[tuple[int, float]]:
         """Return a step metric as (step, mean) pairs; the mean is over all runs that recorded it at that step."""
         by_step: dict[int, list[float]] = defaultdict(list)
