@@ -19,16 +19,18 @@ PANEL_WIDTH, PANEL_HEIGHT = 5.6, 3.9  # inches
 DPI = 110
 
 
-def plot_curves(lines: Sequence[MethodResult], task: str, path: Path) -> None:
-    """Plot accuracy by step: one panel per model of a pairing, one line per method, bars of one standard error."""
+def plot_curves(lines: Sequence[MethodResult], task: str, path: Path, *, by_tokens: bool = False) -> None:
+    """Plot accuracy by step, or by own tokens: one panel per model of a pairing, one line per method."""
     panels = {
         f"{pair}: {model}": {
-            line.method: line.curve(task) for line in lines if (line.pair, line.model) == (pair, model)
+            line.method: line.token_curve(task) if by_tokens else line.curve(task)
+            for line in lines
+            if (line.pair, line.model) == (pair, model)
         }
         for pair, model in _models(lines)
     }
     dashed = {line.method for line in lines if has_no_peers(line)}
-    plot_panels(panels, path, y=_accuracy(task), dashed=dashed)
+    plot_panels(panels, path, x="own tokens" if by_tokens else "step", y=_accuracy(task), dashed=dashed)
 
 
 def plot_panels(
@@ -36,9 +38,10 @@ def plot_panels(
     path: Path,
     *,
     y: str,
+    x: str = "step",
     dashed: Container[str] = (),
 ) -> None:
-    """Plot curves by step: one panel per title, one line per label, bars of one standard error over seeds."""
+    """Plot curves by `x`: one panel per title, one line per label, bars of one standard error over seeds."""
     figure, axes = new_panels(len(panels))
     for (title, lines), panel in zip(panels.items(), axes, strict=False):
         dashes = itertools.cycle(DASHES)
@@ -46,7 +49,7 @@ def plot_panels(
             at, estimates = zip(*curve, strict=True)
             style = dict(zip(("color", "linestyle"), next(dashes), strict=True)) if label in dashed else {}
             _draw(panel, at, estimates, label=label, **style)
-        panel.set(title=title, xlabel="step", ylabel=y)
+        panel.set(title=title, xlabel=x, ylabel=y)
     save_figure(figure, axes[: len(panels)], path)
 
 
@@ -143,7 +146,7 @@ def _draw(panel: Any, x: Sequence[float], estimates: Sequence[Estimate], **style
 
 
 def save_figure(figure: Any, axes: Sequence[Any], path: Path, *, counts_on_x: bool = True) -> None:
-    """Write a figure with grids to a file. `counts_on_x`: steps, so whole numbers.
+    """Write a figure with grids to a file. `counts_on_x`: steps or tokens, so whole numbers.
 
     Panels with the same labels have one legend, below them, because then each label has one color.
     """

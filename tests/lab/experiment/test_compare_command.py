@@ -69,7 +69,8 @@ def test_compare_writes_its_files_and_keeps_finished_trials(tiny_models, tmp_pat
     assert document["settings"]["steps"] == 2
     assert document["machine"]["torch"]
     assert len(document["trials"]) == 1
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("curves.png", "tokens.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
     assert run([*first[:-1], "1", "--methods", "ftis,nois"]) == 0
     assert {path: path.stat().st_mtime_ns for path in times} == times  # only nois was run

@@ -56,6 +56,7 @@ def test_a_line_contains_all_seeds():
     assert ftis.along("sums").mean == pytest.approx((0.735 + 0.8775) / 2)  # step 0 does not count
     assert [step for step, _ in ftis.curve("sums")] == [0, 10, 20]
     assert ftis.tokens("sums") == (1000, 1000)
+    assert ftis.token_curve("sums") == [(50 * step, accuracy) for step, accuracy in ftis.curve("sums")]
 
 
 def test_copies_of_a_model_do_not_count_as_seeds():
