@@ -49,8 +49,6 @@ class ChildProcess:
 
 
 class ChildProcesses:
-    """Owner of the demo's running commands."""
-
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._children: list[ChildProcess] = []
@@ -91,7 +89,6 @@ class ChildProcesses:
 
 @contextmanager
 def children(logs: Path) -> Iterator[ChildProcesses]:
-    """Yield an owner of child processes, and stop all of them at the end."""
     logs.mkdir(parents=True, exist_ok=True)
     started = ChildProcesses(logs)
     try:

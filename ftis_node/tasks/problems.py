@@ -49,8 +49,6 @@ class IndexedTask(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Question and reference answer."""
-
     question: str
     answer: str
 

@@ -51,8 +51,6 @@ UNSCORED: Score = (0.0, CompletionStatus.UNSCORED)
 
 @dataclass(frozen=True, slots=True)
 class ScoringLimits:
-    """Limits of the scoring process."""
-
     time_limit_s: float = 5.0  # CPU time for one text
     wall_limit_s: float = 20.0  # wall time for one text, enough if it gets a quarter of a core
     group_limit_s: float = GROUP_LIMIT_S  # CPU time for all texts of one call
@@ -167,7 +165,6 @@ class IsolatedScorer:
         return scores + [UNSCORED] * (len(texts) - len(scores))
 
     def is_episode(self, item: TaskItem) -> bool:
-        """Return whether the problem's task has several turns."""
         return is_episode(self._tasks[item.ref.task, item.ref.split])
 
     async def play(self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost) -> Play | None:

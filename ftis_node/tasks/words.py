@@ -137,7 +137,6 @@ class WordProblem(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return the problem as in the prompt."""
         rest, places = self.draw, dict(zip("abc", self.numbers, strict=False))
         rest, name = divmod(rest, len(NAMES))
         rest, other = divmod(rest, len(OTHER_NAMES))

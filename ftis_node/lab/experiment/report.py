@@ -237,7 +237,6 @@ def provenance(results: Sequence[TrialResult]) -> str:
 
 
 def document(experiment: Experiment, results: Sequence[TrialResult]) -> bytes:
-    """Return the content of `results.json`."""
     found = {"schema": 1, "settings": experiment, "machine": _machine(), "trials": list(results)}
     return msgspec.json.format(msgspec.json.encode(found, enc_hook=_plain), indent=1) + b"\n"
 

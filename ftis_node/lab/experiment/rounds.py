@@ -110,8 +110,6 @@ class RoundMember:
 
 
 class SynchronousRounds:
-    """Barrier for the rounds of one swarm."""
-
     def __init__(self, rounds: Rounds) -> None:
         self.rounds = rounds
         self._members: dict[str, RoundMember] = {}  # by peer id

@@ -77,7 +77,6 @@ def _file(runs: Path, trial: Trial) -> Path:
 
 @contextmanager
 def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Create a folder for this process and remove it at the end."""
     root = parent or (MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else Path(tempfile.gettempdir()))
     for folder in root.glob(f"{SCRATCH_PREFIX}*"):
         pid = folder.name.removeprefix(SCRATCH_PREFIX)

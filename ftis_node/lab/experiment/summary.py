@@ -70,7 +70,6 @@ class MethodResult:
         return estimate(over_seeds(self.values(value)))
 
     def final(self, task: str) -> Estimate:
-        """Return the accuracy at the last evaluation."""
         return self.estimate(final_accuracy(task))
 
     def along(self, task: str) -> Estimate:
@@ -102,7 +101,6 @@ class MethodResult:
         return [(step, fmean(values)) for step, values in sorted(by_step.items())]
 
     def tokens(self, task: str) -> tuple[float, float]:
-        """Return the tokens generated and received until the last evaluation, as means over seeds."""
         generated = self.estimate(lambda member: member.curve(task)[-1].tokens_generated)
         return generated.mean, self.estimate(lambda member: member.curve(task)[-1].tokens_received).mean
 
@@ -155,7 +153,6 @@ def _has_part(method: str) -> bool:
 
 
 def method_label(labels: dict[str, object], axes: Sequence[str]) -> str:
-    """Return the method with its values on the axes that vary."""
     method = str(labels["method"])
     if is_alone(method):  # a baseline depends on few of these axes
         axes = [axis for axis in axes if axis == "delay" or (parse_alone(method).own and axis in ("share", "nodes"))]

@@ -68,7 +68,6 @@ class CalculatorEpisode(DrawnTask[Product]):
             return f"error: {error}", None
 
     def answer_of(self, item: TaskItem, text: str) -> str | None:
-        """Return the last number of the last text, for votes."""
         return last_number(after_thinking(text))
 
     def score(self, item: TaskItem, texts: Sequence[str]) -> float:

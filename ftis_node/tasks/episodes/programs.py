@@ -93,7 +93,6 @@ class ProgramsEpisode(DrawnTask[WordProblem]):
         return None if program is None else output_of(program), None
 
     def answer_of(self, item: TaskItem, text: str) -> str | None:
-        """Return the last number of the last text, for votes."""
         return last_number(after_thinking(text))
 
     def score(self, item: TaskItem, texts: Sequence[str]) -> float:
