@@ -25,8 +25,7 @@ from ftis_node.plugins import (
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks.answers import answer_in, plain_text
 from ftis_node.tasks.base import Task, TaskItem, grader_releases
-from ftis_node.tasks.episodes.code_digest import plugin_code
-from ftis_node.tasks.episodes.episode import Episode, EpisodeTask, Play, is_episode
+from ftis_node.tasks.episodes.episode import Episode, EpisodeTask, Play, is_episode, plugin_code
 
 Reward = Callable[[TaskItem, str], float]
 

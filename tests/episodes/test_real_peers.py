@@ -1,7 +1,5 @@
 """Episodes between two processes: a real `ftis-node join` gets honest and false ones over p2pd."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Mapping
