@@ -40,6 +40,7 @@ MAX_NUM_REFERENCES_CACHED: Final = 4096
 GRADER_PACKAGES: Final = ("latex2sympy2-extended", "math-verify", "sympy")
 PROBES: Final = ((r"\frac{1}{2}", r"\boxed{\frac{2}{4}}", True), ("72", "72.0 clips", True), ("x + 1", "$x$", False))
 
+_FORMAT = re.compile(r"\s*<think>.*</think>\s*<answer>(?P<answer>.*)</answer>\s*", re.DOTALL)
 _NUMBER = re.compile(r"([+-]?)0*(\d+)(?:\.(\d*?)0*)?")
 _DRESS = re.compile(r"\\boxed\{([^{}]*)\}|\$([^$]*)\$|\\\(([^()]*)\\\)")
 
@@ -66,13 +67,8 @@ def final_answer(completion_text: str) -> str | None:
     """Return the stripped content of the answer block; None if the format is broken."""
     if any(completion_text.count(tag) != 1 for tag in ANSWER_TAGS):
         return None
-    before, _, rest = completion_text.partition("<think>")
-    _, _, rest = rest.partition("</think>")
-    between, _, rest = rest.partition("<answer>")
-    answer, closing, after = rest.partition("</answer>")
-    if not closing or before.strip() or between.strip() or after.strip():
-        return None
-    return answer.strip()
+    found = _FORMAT.fullmatch(completion_text)
+    return found["answer"].strip() if found else None
 
 
 def answers_agree(reference: str, answer: str) -> bool:

@@ -24,7 +24,7 @@ import difflib
 import math
 import re
 import warnings
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Final, NamedTuple
 
 from ftis_node.errors import TaskError
@@ -117,7 +117,8 @@ class ReasoningGymTask(IndexedTask):
         self.name = f"rg:{generator}"
         self.split = split
         self._generator = generator
-        self._entries: dict[int, dict[str, Any]] = {}
+        # a group needs one problem many times, with its verifier's data
+        self._entry = lru_cache(NUM_ENTRIES_CACHED)(lambda index: self._dataset[index])
 
     def __reduce__(self) -> tuple[type[ReasoningGymTask], tuple[str, str]]:
         return type(self), (self.split, self._generator)
@@ -162,17 +163,6 @@ class ReasoningGymTask(IndexedTask):
 
         seed, size = SPLITS[self.split]
         return reasoning_gym.create_dataset(self._generator, seed=seed, size=size)
-
-    def _entry(self, index: int) -> dict[str, Any]:
-        """Return the problem with its verifier's data.
-
-        The last ones are cached, because a group needs one problem many times.
-        """
-        if index not in self._entries:
-            while len(self._entries) >= NUM_ENTRIES_CACHED:
-                del self._entries[next(iter(self._entries))]
-            self._entries[index] = self._dataset[index]
-        return self._entries[index]
 
 
 def _check_known(generator: str) -> None:

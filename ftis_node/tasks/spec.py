@@ -148,8 +148,8 @@ def _parse_part(text: str) -> tuple[TaskPart, Fraction]:
     if weight == 0:
         raise TaskError(f"task {text!r} has the weight 0: omit it, or give it a weight above 0")
     if text.startswith(PREFIX):
-        source, query = parse_dataset(text.removeprefix(PREFIX))
-        return TaskPart(PREFIX + source.label, source.path, query=query), weight
+        label, data_path, query = parse_dataset(text.removeprefix(PREFIX))
+        return TaskPart(PREFIX + label, data_path, query=query), weight
     name, colon, path = text.partition(":")
     if _FILE_TASK.fullmatch(name) and colon:
         if not path:
