@@ -9,7 +9,6 @@ import pytest
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks import load_task
 from ftis_node.tasks.arithmetic import PARTS, ArithmeticProblem, ArithmeticTask
-from ftis_node.tasks.base import Task
 
 NUM_DRAWS = 4000
 
@@ -51,18 +50,6 @@ def test_no_held_out_problem_is_trained_on_in_either_order(parts):
     assert len(trained) > 350
     assert not held_out & trained
     assert not {problem.canonical for problem in _problems("test", parts)} & trained
-
-
-def test_lengths_and_names():
-    assert len(ArithmeticTask("train")) == 2**31
-    assert [len(ArithmeticTask("test", parts)) for parts in ("", "add", "sub")] == [512, 256, 256]
-    assert [ArithmeticTask(part=parts).name for parts in ("", "add", "sub")] == [
-        "arithmetic",
-        "arithmetic:add",
-        "arithmetic:sub",
-    ]
-    assert isinstance(ArithmeticTask(), Task)
-    assert not ArithmeticTask.isolate_scoring
 
 
 @pytest.mark.parametrize(

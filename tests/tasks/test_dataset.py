@@ -99,7 +99,6 @@ def test_a_folder_has_both_splits_and_the_digest_covers_the_training_problems(tm
         ("{\n", ":1: invalid JSON"),
         ("[" * 100_000, ":1: invalid JSON"),
         ("[1]\n", ":1: the line must be a JSON object"),
-        ('{"q": "x", "a": 1}\n\n{"q": "y", "a": 1}\n', ":2: the line is empty"),
         (b'{"q": "\xff", "a": 1}\n', ":1: invalid JSON"),
     ],
 )

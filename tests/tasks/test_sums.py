@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.errors import TaskError
-from ftis_node.records.group import PromptRef
 from ftis_node.tasks import load_task
 from ftis_node.tasks.sums import SumsTask
 
@@ -65,12 +63,3 @@ def test_the_problems_on_the_page_are_those_of_the_task():
     page = (Path(__file__).parents[2] / "docs/train/tasks.md").read_text(encoding="utf-8")
     row = next(line for line in page.splitlines() if line.startswith("| `sums` | 5"))
     assert row.split(" | ")[1:8] == [SumsTask().problem(index).text for index in range(7)]
-
-
-def test_unknown_names_indices_and_references_are_errors():
-    with pytest.raises(TaskError, match="use sums, sums:long"):
-        load_task("sums:short")
-    with pytest.raises(IndexError):
-        SumsTask("test")[1024]
-    with pytest.raises(KeyError):
-        SumsTask("train").resolve(PromptRef("long", "train", 0))

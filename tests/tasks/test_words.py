@@ -53,15 +53,6 @@ def test_no_two_problems_of_a_test_split_differ_in_names_or_order_alone(part, le
     assert len({regardless_of_order(test.problem(index)) for index in range(len(test))}) == len(test) == length
 
 
-def test_every_form_has_one_question_and_a_whole_answer():
-    for part in FORMS:
-        task = WordsTask("test", part=part)
-        for index in range(64):
-            assert question(task, index).count("?") == 1
-            assert int(task[index].answer) >= 0
-            assert "{" not in question(task, index)
-
-
 @pytest.mark.parametrize(
     ("text", "reward"),
     [
@@ -69,6 +60,7 @@ def test_every_form_has_one_question_and_a_whole_answer():
         ("12 - 7 = 5.", 1.0),
         ("The answer is **5** coins.", 1.0),
         ("5.00", 1.0),
+        ("1,005", 0.0),
         ("5 coins, because 12 - 7 = 5", 1.0),
         ("5, as 12 less 7", 0.0),
         ("-5", 0.0),
@@ -82,11 +74,6 @@ def test_the_last_number_is_the_answer(text, reward):
     task = load_task("words")
     item = next(task[index] for index in range(NUM_DRAWS) if task[index].answer == "5")
     assert task.score(item, text) == reward
-
-
-def test_a_number_of_thousands_may_have_commas():
-    task = WordsTask()
-    assert task.answer_of(task[0], "It is 1,234.") == "1234"
 
 
 def test_the_page_has_the_forms_of_the_task():
