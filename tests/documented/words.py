@@ -15,8 +15,11 @@ import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
 DEFAULT = tuple("ftis_node tests bench examples proto deploy docs README.md CONTRIBUTING.md CHANGELOG.md".split())
@@ -60,7 +63,6 @@ PATTERN = re.compile(
 SENTENCE = re.compile(r"(?<=[.!?])[\"')*]*\s+(?=[A-Z`\"'(*\[])|\n\s*\n")
 CODE = re.compile(r"``[^`]*``|`[^`]*`")
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
-INDENTED = re.compile(r"^ {4,}\S")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -147,28 +149,11 @@ def _without_blocks(content: str) -> str:
 
 
 def of_markdown(source: str) -> Iterator[Text]:
-    held: list[str] = []
-    start = 1
-    fenced = False
-    for number, line in enumerate([*source.splitlines(), ""], 1):
-        if line.lstrip().startswith("```"):
-            fenced = not fenced
-        is_table = line.startswith("|")
-        begins = bool(re.match(r"\s*(?:[-*]|\d+\.|#+|>|\|) ", line)) or is_table
-        if held and (begins or not line.strip() or fenced):
-            yield Text(start, "\n".join(held))
-            held = []
-        if fenced or line.startswith("```") or not line.strip() or line.startswith("<!--"):
-            continue
-        if INDENTED.match(line) and not held:
-            continue
-        if is_table:
-            for cell in line.strip("|").split("|"):
-                yield Text(number, cell.strip(), is_short=True)
-            continue
-        if not held:
-            start = number
-        held.append(line)
+    tokens = MarkdownIt().enable("table").parse(source)
+    for opening, token in pairwise(tokens):
+        if token.type == "inline" and token.map:
+            mark = f"{opening.markup} " if opening.type == "heading_open" else ""  # a heading may be a question
+            yield Text(token.map[0] + 1, mark + token.content, is_short=opening.type in ("th_open", "td_open"))
 
 
 def of_lines(source: str, comment: str) -> Iterator[Text]:
