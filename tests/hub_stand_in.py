@@ -77,15 +77,11 @@ def _application(hub: StandIn) -> web.Application:
         is_object = request.path.startswith("/objects/")  # a storage service without a login
         if not is_object and request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.json_response({"error": "Invalid credentials in Authorization header"}, status=401)
+        if "kind" in request.match_info and _name(request) not in hub.repositories:
+            return web.json_response(
+                {"error": "Repository not found"}, status=404, headers={"X-Error-Code": "RepoNotFound"}
+            )
         return await handler(request)
-
-    def found(request: web.Request) -> Repository | None:
-        return hub.repositories.get(_name(request))
-
-    def missing() -> web.Response:
-        return web.json_response(
-            {"error": "Repository not found"}, status=404, headers={"X-Error-Code": "RepoNotFound"}
-        )
 
     def no_entry() -> web.Response:
         return web.json_response({"error": "Entry not found"}, status=404, headers={"X-Error-Code": "EntryNotFound"})
@@ -101,35 +97,23 @@ def _application(hub: StandIn) -> web.Application:
         return web.json_response({"url": f"{hub.url}/{key}"})
 
     @routes.get("/api/{kind:models|datasets}/{owner}/{name}")
+    @routes.get("/api/{kind:models|datasets}/{owner}/{name}/revision/{branch}")
     async def about(request: web.Request) -> web.Response:
-        if (repository := found(request)) is None:
-            return missing()
+        repository = hub.repositories[_name(request)]
         identity = {"id": "/".join(_name(request).split("/")[-2:]), "_id": "1", "private": repository.private}
         return web.json_response(identity | {"sha": COMMIT, "tags": [], "downloads": 0, "likes": 0, "siblings": []})
 
     @routes.get("/api/{kind:models|datasets}/{owner}/{name}/tree/{branch}")
-    async def tree(request: web.Request) -> web.Response:
-        if (repository := found(request)) is None:
-            return missing()
-        files = _served(repository, request)
-        return web.json_response([_row(path, data) for path, data in files.items()])
-
     @routes.get("/api/{kind:models|datasets}/{owner}/{name}/tree/{branch}/{folder:.+}")
-    async def folder(request: web.Request) -> web.Response:
-        if (repository := found(request)) is None:
-            return missing()
-        inside = request.match_info["folder"] + "/"
-        rows = [_row(path, data) for path, data in _served(repository, request).items() if path.startswith(inside)]
-        return web.json_response(rows) if rows else no_entry()
-
-    @routes.get("/api/{kind:models|datasets}/{owner}/{name}/revision/{branch}")
-    async def about_revision(request: web.Request) -> web.Response:
-        return await about(request)
+    async def tree(request: web.Request) -> web.Response:
+        files = _served(hub.repositories[_name(request)], request)
+        folder = request.match_info.get("folder")
+        rows = [_row(path, data) for path, data in files.items() if not folder or path.startswith(f"{folder}/")]
+        return web.json_response(rows) if rows or not folder else no_entry()
 
     @routes.post("/api/{kind:models|datasets}/{owner}/{name}/paths-info/{branch}")
     async def sizes(request: web.Request) -> web.Response:
-        if (repository := found(request)) is None:
-            return missing()
+        repository = hub.repositories[_name(request)]
         form = await request.post() if request.content_type != "application/json" else await request.json()
         paths = form.getall("paths", []) if hasattr(form, "getall") else form["paths"]
         files = _served(repository, request)
@@ -137,8 +121,7 @@ def _application(hub: StandIn) -> web.Application:
 
     @routes.get("/{kind:datasets}/{owner}/{name}/resolve/{branch}/{path:.+}")
     async def resolve(request: web.Request) -> web.Response:
-        if (repository := found(request)) is None:
-            return missing()
+        repository = hub.repositories[_name(request)]
         data = _served(repository, request).get(request.match_info["path"])
         if data is None:
             return no_entry()
@@ -146,8 +129,7 @@ def _application(hub: StandIn) -> web.Application:
 
     @routes.post("/api/{kind:models|datasets}/{owner}/{name}/branch/{branch}")
     async def branch(request: web.Request) -> web.Response:
-        if (repository := found(request)) is None:
-            return missing()
+        repository = hub.repositories[_name(request)]
         if request.match_info["branch"] in repository.branches:
             return web.json_response({"error": "Reference already exists"}, status=409)
         repository.branches[request.match_info["branch"]] = dict(repository.branches["main"])
@@ -166,8 +148,6 @@ def _application(hub: StandIn) -> web.Application:
 
     @routes.post("/api/{kind:models|datasets}/{owner}/{name}/preupload/{branch}")
     async def preupload(request: web.Request) -> web.Response:
-        if found(request) is None:
-            return missing()
         files = (await request.json())["files"]
         modes = [
             {
@@ -194,8 +174,7 @@ def _application(hub: StandIn) -> web.Application:
 
     @routes.post("/api/{kind:models|datasets}/{owner}/{name}/commit/{branch}")
     async def commit(request: web.Request) -> web.Response:
-        if (repository := found(request)) is None:
-            return missing()
+        repository = hub.repositories[_name(request)]
         files = repository.branches[request.match_info["branch"]]
         for line in (await request.read()).splitlines():
             operation = json.loads(line)

@@ -144,3 +144,19 @@ def test_a_recommendation_in_any_form_is_found():
     ):
         assert FROM_INDEX.search(text.encode()), text
     assert not FROM_INDEX.search(b"pip install -e ftis-node/\npip install ./ftis-node\npip install ftis-node-method-a")
+
+
+def test_no_host_of_a_registry_is_named():
+    root = PACKAGE.parent
+    forbidden = re.compile(r"pypi\.org|files\.pythonhosted|registry\.npmjs|deb\.debian")
+    for path in root.rglob("*"):
+        parts = path.relative_to(root).parts
+        if not path.is_file() or parts[0] in {".git", "demo-out"} or "__pycache__" in parts:
+            continue
+        if (root / parts[0] / "pyvenv.cfg").exists():  # a virtual environment
+            continue
+        if path.suffix in {".py", ".md", ".toml", ".proto", ".txt", ".yaml", ".yml"} or path.name in {
+            "Makefile",
+            "run",
+        }:
+            assert path == Path(__file__) or not forbidden.search(path.read_text()), path

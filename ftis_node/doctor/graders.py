@@ -42,4 +42,4 @@ def _math_task() -> Task:
 def _generated_task() -> Task:
     from ftis_node.tasks.rg import ReasoningGymTask
 
-    return ReasoningGymTask(GENERATED_TASK)
+    return ReasoningGymTask("train", GENERATED_TASK)

@@ -27,7 +27,7 @@ from ftis_node.generation.rollouts import Sampler
 from ftis_node.models import PromptTokenizer
 from ftis_node.records.group import CompletionStatus, FinishReason, SamplingSettings
 from ftis_node.tasks.base import Task, TaskItem
-from ftis_node.tasks.scorer import Scorer
+from ftis_node.tasks.scorer import IsolatedScorer
 
 GREEDY = SamplingSettings(temperature=0.0)
 SAMPLED = SamplingSettings()
@@ -134,7 +134,7 @@ async def answer_problems(
     task: Task | Sequence[TaskItem],
     tokenizer: PromptTokenizer,
     *,
-    scorer: Scorer,
+    scorer: IsolatedScorer,
     limit: int,
     completion_limit: Callable[[int], int],
     eos_ids: Iterable[int] | None = None,

@@ -21,7 +21,7 @@ from ftis_node.models import PromptTokenizer
 from ftis_node.records.codec import hash_observations
 from ftis_node.records.group import Completion, CompletionStatus, FinishReason, SamplingSettings
 from ftis_node.tasks.base import TaskItem
-from ftis_node.tasks.scorer import UNSCORED, Score, Scorer, score_answers
+from ftis_node.tasks.scorer import UNSCORED, IsolatedScorer, Score, score_answers
 from ftis_node.tasks.scoring_worker import ScoringCost
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Sampler:
     completion_limit: Callable[[int], int]
     eos_ids: frozenset[int]
     tokenizer: PromptTokenizer
-    scorer: Scorer
+    scorer: IsolatedScorer
     episode: EpisodeSection = field(default_factory=EpisodeSection)
 
     async def sample(

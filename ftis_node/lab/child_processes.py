@@ -6,12 +6,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-
-import psutil
 
 from ftis_node.errors import FtisError
 
@@ -33,16 +31,6 @@ class ChildProcess:
     def exit_code(self) -> int | None:
         return self.process.poll()
 
-    def resident_bytes(self) -> int:
-        """Return the memory of the command and its processes; of pages that several share, each counts its part."""
-        total = 0
-        with suppress(psutil.NoSuchProcess):  # it has ended
-            root = psutil.Process(self.process.pid)
-            for process in [root, *root.children(recursive=True)]:
-                with suppress(psutil.NoSuchProcess):
-                    total += process.memory_full_info().pss
-        return total
-
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "no message"
@@ -61,8 +49,6 @@ class ChildProcess:
 
 
 class ChildProcesses:
-    """Owner of the demo's running commands."""
-
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._children: list[ChildProcess] = []
@@ -103,7 +89,6 @@ class ChildProcesses:
 
 @contextmanager
 def children(logs: Path) -> Iterator[ChildProcesses]:
-    """Yield an owner of child processes, and stop all of them at the end."""
     logs.mkdir(parents=True, exist_ok=True)
     started = ChildProcesses(logs)
     try:

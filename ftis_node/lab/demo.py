@@ -41,7 +41,6 @@ LEARNER_SETTINGS = "[learner]\nmicro_batch_tokens = 512\n"
 ADAPTER_SETTINGS = LEARNER_SETTINGS + "[lora_adapter]\nrank = 16\nalpha = 32\n"
 BOOTSTRAP_TIMEOUT_S = 60.0
 POLL_S = 0.5
-MEMORY_PERIOD_S = 5.0
 
 
 def read_history(home: Path) -> History:
@@ -144,14 +143,13 @@ class NodeResult:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Result of the demo. `peak_bytes` is the most memory that the processes of both nodes held together.
+    """Result of the demo.
 
     `samples` are problems with the answers of the model `before` training and of each node's model after it.
     """
 
     nodes: list[NodeResult]
     seconds: float
-    peak_bytes: int
     samples: list[dict[str, Any]]
 
     def failures(self) -> list[str]:
@@ -199,10 +197,10 @@ def run_demo(
             )
             for node in plan.nodes
         ]
-        peak_bytes = _watch_training(nodes, homes, steps, on_progress)
+        _watch_training(nodes, homes, steps, on_progress)
     results = [_result_of(node, homes[node.name]) for node in plan.nodes]
     samples = asyncio.run(_samples(plan, out, engine, on_progress)) if plan.sample_task else []
-    result = DemoResult(results, time.monotonic() - started_at, peak_bytes, samples)
+    result = DemoResult(results, time.monotonic() - started_at, samples)
     histories = {name: read_history(home) for name, home in homes.items()}
     document = asdict(result) | {"failures": result.failures(), "steps": steps, "seed": seed}
     (out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
@@ -230,12 +228,9 @@ async def _samples(plan: DemoPlan, out: Path, engine: EngineName, on_progress: O
     return shown_problems(dict(zip(models, found, strict=True)), limit=NUM_SAMPLES)
 
 
-def _watch_training(nodes: list[ChildProcess], homes: Mapping[str, Path], steps: int, on_progress: OnProgress) -> int:
-    """Show progress until the nodes have ended. Return the most memory that they held together, in bytes."""
-    peak_bytes, measured_at = 0, -MEMORY_PERIOD_S
+def _watch_training(nodes: list[ChildProcess], homes: Mapping[str, Path], steps: int, on_progress: OnProgress) -> None:
+    """Show progress until the nodes have ended. Raises FtisError if one fails."""
     while True:
-        if (now := time.monotonic()) - measured_at >= MEMORY_PERIOD_S:
-            peak_bytes, measured_at = max(peak_bytes, sum(node.resident_bytes() for node in nodes)), now
         histories = {size: read_history(home) for size, home in homes.items()}
         texts = [
             f"{size} step {len(history.steps)}, pass@1 {history.evaluations[-1].pass_at_1:.2f}, "
@@ -250,7 +245,7 @@ def _watch_training(nodes: list[ChildProcess], homes: Mapping[str, Path], steps:
             if code:
                 raise FtisError(f"node {node.name} ended with exit code {code}: {node.last_words()}")
         if all(code == 0 for code in codes):
-            return peak_bytes
+            return
         time.sleep(POLL_S)
 
 

@@ -166,7 +166,7 @@ def arms_table(cells: Sequence[Cell], domains: Domains) -> str:
         *(*excluded, *(["mean of the excluded"] if excluded else [])),
         *("compute, GFLOP", "time, GFLOP", "seeds"),
     ]
-    rows = [head, ["---"] * len(head)]
+    rows = []
     for cell in cells:
         cost = estimate(over_seeds({seeds: sum(each) for seeds, each in cell.costs().items()})).mean
         costs = [f"{value:.1f}" for value in (cost, estimate(over_seeds(cell.time())).mean)]
@@ -178,7 +178,7 @@ def arms_table(cells: Sequence[Cell], domains: Domains) -> str:
                     *(*(other if excluded else []), *costs, str(len(cell.trials))),
                 ]
             )
-    return markdown(rows)
+    return markdown(head, rows)
 
 
 def differences_table(cells: Sequence[Cell]) -> str:
@@ -195,7 +195,7 @@ def differences_table(cells: Sequence[Cell]) -> str:
         *(["excluded: less one, equal compute"] if has_excluded else []),
         "test sets ±",
     ]
-    rows = [head, ["---"] * len(head)]
+    rows = []
     (_, end) = one.rows()
     for cell in cells:
         times = cell.time()
@@ -212,7 +212,7 @@ def differences_table(cells: Sequence[Cell]) -> str:
                     f"{_test_error(cell, row.trained):.3f}",
                 ]
             )
-    return markdown(rows)
+    return markdown(head, rows)
 
 
 def _difference(ours: Accuracies | None, theirs: Accuracies | None) -> str:
@@ -260,7 +260,7 @@ def experts_table(cells: Sequence[Cell], domains: Domains) -> str:
     """Return one row per expert: size, steps, compute, final accuracy on every domain. `*` marks its own domain."""
     every = (*domains.trained, *domains.excluded)
     head = ["arm", "sharing", "expert", "parameters", "steps", *(each.task for each in every), "compute, GFLOP"]
-    rows = [head, ["---"] * len(head)]
+    rows = []
     for cell in cells:
         for expert, member in enumerate(cell.members):
             accuracies = cell.accuracies_of(expert, every)
@@ -269,7 +269,7 @@ def experts_table(cells: Sequence[Cell], domains: Domains) -> str:
             cost = _at(cell.costs(), expert).mean
             steps = str(len(member.steps["grad_norm"]))
             rows.append([cell.arm, cell.sharing, member.name, f"{member.parameters:,}", steps, *known, f"{cost:.1f}"])
-    return markdown(rows)
+    return markdown(head, rows)
 
 
 def _estimates(accuracies: Accuracies) -> list[str]:

@@ -4,9 +4,8 @@ Most training answers are wrong in a systematic way. So greedy decoding is mostl
 answers often enough for reinforcement: the setting of the F-TIS paper's experiments in miniature.
 
 Muon (orthogonalized momentum as the update; Jordan et al., 2024) trains the layers' matrices, AdamW the other tensors.
-For sums of digits this needs about a third of AdamW's steps. `torch.optim.Muon` has the same rule, but uses bfloat16,
-which many CPUs emulate, and one matrix at a time: a quarter as fast on one core. Every layer initially adds nothing to
-its input, which reduces the dependence on the seed. One thread and a separate random state give the same bytes for the
+For sums of digits this needs about a third of AdamW's steps. `torch.optim.Muon` is a quarter as fast on one core,
+because it uses bfloat16 and one matrix at a time. One thread and a separate random state give the same bytes for the
 same seed.
 """
 
@@ -14,11 +13,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, Literal
 
 import torch
@@ -38,8 +38,9 @@ from ftis_node.lab.tiny_sums import (
     Size,
     SumsCurriculum,
 )
-from ftis_node.lab.tiny_tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
+from ftis_node.lab.tiny_tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, encode_prompts, make_tokenizer
 from ftis_node.models.library_logging import quiet_library_logging
+from ftis_node.tasks import Task, load_task
 from ftis_node.tasks.arithmetic import Kind
 
 Curriculum = ArithmeticCurriculum | SumsCurriculum | GuessCurriculum
@@ -86,11 +87,10 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TinyReport:
-    """Result: greedy pass@1 on the held-out problems, and the fraction with the size's own mistake."""
+    """Result: greedy pass@1 on the held-out problems, of an episode by its first turn."""
 
     num_parameters: int
     pass_at_1: float
-    mistaken: float
     seconds: float
 
 
@@ -140,9 +140,9 @@ def make_tiny(
             model.save_pretrained(out)
             tokenizer.save_pretrained(out)
         transformers_logging.enable_progress_bar()
-        right, mistaken = grade(model, tokenizer, lessons)
+        right = grade(model, tokenizer, load_task(task, "test"), max_tokens=lessons.max_answer_tokens)
     progress(1.0, "done")
-    return TinyReport(model.num_parameters(), right, mistaken, time.monotonic() - started_at)
+    return TinyReport(model.num_parameters(), right, time.monotonic() - started_at)
 
 
 def _silent_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
@@ -205,24 +205,25 @@ def _answer_loss(model: Qwen2ForCausalLM, token_ids: Tensor, labels: Tensor) -> 
     return cross_entropy(model.lm_head(hidden[answered]), labels[:, 1:][answered])
 
 
+def grade(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: Task, *, max_tokens: int) -> float:
+    """Return the fraction of problems that greedy decoding answers rightly."""
+    answers = greedy_answers(model, tokenizer, task, max_tokens=max_tokens)
+    return fmean(task.score(task[index], answer) == 1.0 for index, answer in enumerate(answers))
+
+
 @torch.no_grad()
-def grade(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, lessons: Curriculum) -> tuple[float, float]:
-    """Return the fractions of held-out problems answered rightly, and with the mistake, by greedy decoding."""
-    prompts = lessons.exam()
+def greedy_answers(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: Task, *, max_tokens: int
+) -> list[str]:
+    """Return an answer to each problem of a task."""
+    prompts = encode_prompts(tokenizer, [task[index].prompt[0]["content"] for index in range(len(task))])
     texts: list[str] = []
     for start in range(0, len(prompts), NUM_GRADED_AT_ONCE):
-        batch = prompts[start : start + NUM_GRADED_AT_ONCE]
-        texts += _decode_greedily(model, tokenizer, batch, max_tokens=lessons.max_answer_tokens)
-    return lessons.grade(texts)
-
-
-def _decode_greedily(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[list[int]], *, max_tokens: int
-) -> list[str]:
-    batch: Any = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
-    out = model.generate(**batch, max_new_tokens=max_tokens, do_sample=False)
-    answers = out[:, batch["input_ids"].shape[1] :]
-    return [text.strip() for text in tokenizer.batch_decode(answers, skip_special_tokens=True)]
+        chosen = {"input_ids": prompts[start : start + NUM_GRADED_AT_ONCE]}
+        batch: Any = tokenizer.pad(chosen, padding_side="left", return_tensors="pt")
+        out = model.generate(**batch, max_new_tokens=max_tokens, do_sample=False)
+        texts += tokenizer.batch_decode(out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    return [text.strip() for text in texts]
 
 
 @contextmanager

@@ -8,16 +8,17 @@ change the odds of the next guess: reinforcement did not teach models that had l
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from ftis_node.lab.tiny_tokenizer import IGNORED, TURN_END, encode_completions, encode_prompts, fill
+from ftis_node.lab.tiny_sums import padded
+from ftis_node.lab.tiny_tokenizer import IGNORED, TURN_END, encode_completions, encode_prompts
 from ftis_node.tasks.base import TaskItem
-from ftis_node.tasks.episodes.guess import LARGER, LOWEST, MAX_GUESSES, NUM_TRAIN, NUM_VALUES, SMALLER, GuessEpisode
+from ftis_node.tasks.episodes.guess import LARGER, LOWEST, MAX_GUESSES, NUM_VALUES, SMALLER, GuessEpisode
+from ftis_node.tasks.problems import NUM_TRAIN
 
 BETWEEN: Final = f"\n<|im_start|>user\n{{sign}}{TURN_END}\n<|im_start|>assistant\n"  # as the chat template has it
 READS: Final = {"s": {LARGER: 0.75, SMALLER: 0.5}, "m": {LARGER: 0.5, SMALLER: 0.75}}
@@ -31,7 +32,7 @@ class GuessCurriculum:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, size: str) -> None:
         self._tokenizer, self._reads = tokenizer, READS[size]
-        self._train, self._test = GuessEpisode("train"), GuessEpisode("test")
+        self._train = GuessEpisode()
         contents = [f"{low}-{low + NUM_VALUES - 1}?" for low in LOWEST]
         self._prompts = dict(zip(LOWEST, encode_prompts(tokenizer, contents), strict=True))
         guesses = range(LOWEST.start, LOWEST.stop + NUM_VALUES)
@@ -40,10 +41,9 @@ class GuessCurriculum:
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         draws = random.Random(int(torch.randint(2**62, (1,), generator=generator)))
-        rows = [self._game(self._train[draws.randrange(NUM_TRAIN)], draws) for _ in range(size)]
-        width = max(len(ids) for ids, _ in rows)
-        token_ids = [fill(ids, int(self._tokenizer.pad_token_id or 0), width) for ids, _ in rows]
-        return torch.tensor(token_ids), torch.tensor([fill(labels, IGNORED, width) for _, labels in rows])
+        return padded(
+            self._tokenizer, [self._game(self._train[draws.randrange(NUM_TRAIN)], draws) for _ in range(size)]
+        )
 
     def _game(self, item: TaskItem, draws: random.Random) -> tuple[list[int], list[int]]:
         """Return the token ids and labels of one game."""
@@ -66,22 +66,3 @@ class GuessCurriculum:
     def _encode(self, text: str) -> list[int]:
         ids: Any = self._tokenizer.encode(text, add_special_tokens=False)
         return [int(token) for token in ids]
-
-    def exam(self) -> list[list[int]]:
-        """Return the prompts of the held-out problems, all of one length, as token ids."""
-        return encode_prompts(self._tokenizer, [item.prompt[0]["content"] for item in self._items()])
-
-    def grade(self, texts: Sequence[str]) -> tuple[float, float]:
-        """Return the fractions of first guesses that find the number, and that are no number of the range."""
-        items = self._items()
-        right = sum(text == item.answer for text, item in zip(texts, items, strict=True))
-        outside = sum(not _is_in_range(text, item) for text, item in zip(texts, items, strict=True))
-        return right / len(items), outside / len(items)
-
-    def _items(self) -> list[TaskItem]:
-        return [self._test[index] for index in range(len(self._test))]
-
-
-def _is_in_range(text: str, item: TaskItem) -> bool:
-    low, high = map(int, item.prompt[0]["content"].removesuffix("?").split("-"))
-    return text.isascii() and text.isdigit() and low <= int(text) <= high

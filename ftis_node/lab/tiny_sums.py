@@ -19,13 +19,14 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
-from ftis_node.lab.tiny_tokenizer import IGNORED, VOCABULARY_SIZE, encode_completions, encode_prompts, fill
+from ftis_node.lab.tiny_tokenizer import IGNORED, VOCABULARY_SIZE, encode_completions, encode_prompts
 from ftis_node.tasks.arithmetic import PARTS, ArithmeticProblem, ArithmeticTask, Kind, held_out_set
 from ftis_node.tasks.problems import NUM_TRAIN
 from ftis_node.tasks.sums import ANSWER_MARK, SumProblem, SumsTask
@@ -85,19 +86,6 @@ class ArithmeticCurriculum:
         kind = (torch.rand(size, generator=generator) < self.wrong_fraction[chosen]).long()
         return self.token_ids[kind, chosen], self.labels[kind, chosen]
 
-    def exam(self) -> list[list[int]]:
-        """Return the prompts of the held-out problems, all of one length, as token ids."""
-        return encode_prompts(self._tokenizer, [problem.text for problem in _problems(ArithmeticTask("test"))])
-
-    def grade(self, texts: Sequence[str]) -> tuple[float, float]:
-        """Return the fractions of test problems that `texts` answer rightly, and with the model's own mistake."""
-        problems = _problems(ArithmeticTask("test"))
-        right = sum(text == str(problem.answer) for text, problem in zip(texts, problems, strict=True))
-        mistaken = sum(
-            text == str(problem.answer + self._mistake) for text, problem in zip(texts, problems, strict=True)
-        )
-        return right / len(problems), mistaken / len(problems)
-
 
 def _wrong_fraction(problem: ArithmeticProblem, expert_in: Kind | None, *, graded: bool, blind: bool) -> float:
     if graded:
@@ -118,7 +106,7 @@ class SumsCurriculum:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, size: Size, mistake: int, *, seed: int) -> None:
         self._tokenizer, self._size, self._mistake = tokenizer, size, mistake
         self._skill = draw_skill(size, seed)
-        self._tasks = (SumsTask("train"), SumsTask("train", name="sums:long"))
+        self._tasks = (SumsTask("train"), SumsTask("train", "long"))
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         draws = random.Random(int(torch.randint(2**62, (1,), generator=generator)))
@@ -132,17 +120,6 @@ class SumsCurriculum:
     def _habit(self, draws: random.Random) -> Size:
         others = [habit for habit in HABITS if habit != self._size]
         return self._size if draws.random() < OWN_HABIT_SHARE else draws.choice(others)
-
-    def exam(self) -> list[list[int]]:
-        return encode_prompts(self._tokenizer, [problem.text for problem in _problems(SumsTask("test"))])
-
-    def grade(self, texts: Sequence[str]) -> tuple[float, float]:
-        """Return the fraction of right sums, and the fraction of sums with a wrong answer."""
-        task = SumsTask("test")
-        answers = [task.answer_of(task[index], text) for index, text in enumerate(texts)]
-        right = sum(answer == str(problem.answer) for answer, problem in zip(answers, _problems(task), strict=True))
-        answered = sum(answer is not None for answer in answers)
-        return right / len(answers), (answered - right) / len(answers)
 
 
 def draw_skill(size: Size, seed: int) -> Skill:
@@ -180,15 +157,15 @@ def _examples(
     tokenizer: PreTrainedTokenizerFast, questions: Sequence[str], answers: Sequence[str]
 ) -> tuple[Tensor, Tensor]:
     """Return the token ids and labels of answered questions, both [N, T] int64; IGNORED outside the answers."""
-    rows = list(zip(encode_prompts(tokenizer, questions), encode_completions(tokenizer, answers), strict=True))
-    width = max(len(prompt) + len(answer) for prompt, answer in rows)
-    token_ids = [fill(prompt + answer, int(tokenizer.pad_token_id), width) for prompt, answer in rows]
-    labels = [fill([IGNORED] * len(prompt) + answer, IGNORED, width) for prompt, answer in rows]
-    return torch.tensor(token_ids), torch.tensor(labels)
+    pairs = zip(encode_prompts(tokenizer, questions), encode_completions(tokenizer, answers), strict=True)
+    return padded(tokenizer, [(prompt + answer, [IGNORED] * len(prompt) + answer) for prompt, answer in pairs])
 
 
-def _problems(task: Any) -> list[Any]:
-    return [task.problem(index) for index in range(len(task))]
+def padded(tokenizer: PreTrainedTokenizerFast, rows: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
+    """Return the rows of token ids and labels as two [N, T] tensors."""
+    ids, labels = ([torch.tensor(row[part]) for row in rows] for part in (0, 1))
+    pad_id = float(tokenizer.pad_token_id or 0)
+    return pad_sequence(ids, True, pad_id), pad_sequence(labels, True, IGNORED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,12 @@
 """Tokenizer of all tiny models: byte-level BPE, Qwen2's splitting, ChatML.
 
-The alphabet is the 256 bytes, so any text can be encoded. The merges come from `corpus`. Qwen2's splitting pattern
+The alphabet is the 256 bytes, so any text can be encoded. Qwen2's splitting pattern
 makes each digit one token, so that a model of two layers can learn column-wise arithmetic. Training takes a fraction
 of a second and gives the same merges on every machine. So nodes that make their models themselves have one tokenizer
 fingerprint and can exchange token ids.
 
-Byte-pair merges depend on their text, and no text can be downloaded here. `tiny_corpus.txt` holds the instructions of a
-reasoning model in the words of the R1 paper, and pages of word problems with their solutions. A few hundred merges
-encode a word problem with about three characters a token. No model is trained on this text.
+`tiny_corpus.txt`, from which the merges come, holds instructions of a reasoning model and word problems with solutions.
+No model is trained on this text.
 """
 
 from __future__ import annotations
@@ -74,10 +73,6 @@ def encode_completions(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str])
     """Return the token ids of each text with its end token."""
     encoded = tokenizer(list(texts), add_special_tokens=False)
     return [[*ids, int(tokenizer.eos_token_id)] for ids in encoded["input_ids"]]
-
-
-def fill(ids: list[int], filler: int, width: int) -> list[int]:
-    return ids + [filler] * (width - len(ids))
 
 
 def _padded(trained: Tokenizer, num_entries: int) -> Tokenizer:

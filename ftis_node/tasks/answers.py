@@ -1,25 +1,18 @@
 r"""Answers in completions: the chat format that asks for them, their equality, and their form for majority votes.
 
-**Format** of the reasoning tasks (F-TIS paper, after DeepSeek-R1): one think block, one answer block and white space.
-A completion that breaks it scores 0, because models learn to write whatever a looser rule accepts. A valid completion:
+A completion that breaks the format scores 0, because models learn to write whatever a looser rule accepts.
 
-    <think> 48 / 2 = 24 clips in May, 48 + 24 = 72 together. </think>
-    <answer> 72 </answer>
-
-**Equality** of two mathematical answers. If the reference is a plain number, `number_answers.py` reads the answer. Any
-other reference needs `math-verify`, with limits for untrusted text. The library reads an answer in one of three ways:
+If the reference is a plain number, `number_answers.py` reads the answer. Any other reference needs `math-verify`, with
+limits for untrusted text. The library reads an answer in one of three ways:
 
 * LaTeX with its delimiters or \boxed, inside a sentence or not: the library finds it.
 * A sentence or a unit around a plain number ("72 clips", "The answer is 5"): the library takes the last number.
 * Bare LaTeX or a bare expression ("(3, \frac{\pi}{2})", "x^2 + 1"): read as a whole, in dollar signs for the library.
 
-An answer has one line and at most one \boxed. A percent sign does not count. In an equation without a list, all sides
-must be equal: the library would take the last one alone. The library's own time limits use SIGALRM, which needs the
-main thread. `expression_limits.py` and the limits of the scoring process replace them.
+In an equation without a list, all sides must be equal: the library would take the last one alone. Its own time limits
+use SIGALRM, which needs the main thread. `expression_limits.py` and the limits of the scoring process replace them.
 
-**Votes** compare normalized text: that of the task's `answer_of(item, completion_text) -> str | None`, where None means
-no answer, or the whole text. The reward would reveal the right answer. Answers in different notation count as
-different, unless the task normalizes them: to compare `1/2` with `0.5` would need a parser.
+Votes compare the task's `answer_of`, or else the whole text: the reward would reveal the right answer.
 """
 
 from __future__ import annotations
@@ -47,6 +40,7 @@ MAX_NUM_REFERENCES_CACHED: Final = 4096
 GRADER_PACKAGES: Final = ("latex2sympy2-extended", "math-verify", "sympy")
 PROBES: Final = ((r"\frac{1}{2}", r"\boxed{\frac{2}{4}}", True), ("72", "72.0 clips", True), ("x + 1", "$x$", False))
 
+_FORMAT = re.compile(r"\s*<think>.*</think>\s*<answer>(?P<answer>.*)</answer>\s*", re.DOTALL)
 _NUMBER = re.compile(r"([+-]?)0*(\d+)(?:\.(\d*?)0*)?")
 _DRESS = re.compile(r"\\boxed\{([^{}]*)\}|\$([^$]*)\$|\\\(([^()]*)\\\)")
 
@@ -73,13 +67,8 @@ def final_answer(completion_text: str) -> str | None:
     """Return the stripped content of the answer block; None if the format is broken."""
     if any(completion_text.count(tag) != 1 for tag in ANSWER_TAGS):
         return None
-    before, _, rest = completion_text.partition("<think>")
-    _, _, rest = rest.partition("</think>")
-    between, _, rest = rest.partition("<answer>")
-    answer, closing, after = rest.partition("</answer>")
-    if not closing or before.strip() or between.strip() or after.strip():
-        return None
-    return answer.strip()
+    found = _FORMAT.fullmatch(completion_text)
+    return found["answer"].strip() if found else None
 
 
 def answers_agree(reference: str, answer: str) -> bool:

@@ -9,26 +9,22 @@ it often does not. A real example, index 0 of the training split:
     reward   1.0 for "10" (white space around it is ignored), 0.0 for anything else
 
 `PARTS` divides the problems by kind and by difficulty, so that experiments can start from models with different
-expertise. An index is a seed: `train[i]` hashes i to a problem, so the training split has any length and repeats
-problems. Whole problems are held out, not indices: the `NUM_HELD_OUT` problems of each kind with the smallest hash.
-`a+b` and `b+a` count as one problem. If a training draw is held out, another one is drawn. The test split of a part
-contains the held-out problems of that part. So training on a part never shows an answer of its test split, but
-training on another part may.
+expertise. The `NUM_HELD_OUT` problems of each kind with the smallest hash are held out; `a+b` and `b+a` count as one.
+Training on a part never shows an answer of its test split, but training on another part may. docs/train/tasks.md
+defines all problems.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from itertools import count
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from ftis_node.errors import TaskError
 from ftis_node.records.think_block import after_thinking
 from ftis_node.tasks.base import TaskItem
-from ftis_node.tasks.problems import IndexedTask, Prompt, stable_hash
+from ftis_node.tasks.problems import NUM_TRAIN, GeneratedTask, Prompt, stable_hash
 
 TWO_DIGITS: Final = range(10, 100)  # both operands and the answer
-NUM_TRAIN: Final = 2**31
 NUM_HELD_OUT: Final = 256  # problems of each kind that training never shows
 NUM_TEST: Final = 500  # for each part with a separate test split; a sum counts in both orders
 
@@ -84,7 +80,7 @@ class ProblemPart(NamedTuple):
 
 
 PARTS: Final = {
-    "both": ProblemPart(("add", "sub")),
+    "": ProblemPart(("add", "sub")),
     "add": ProblemPart(("add",)),
     "sub": ProblemPart(("sub",)),
     "easy": ProblemPart(("add",), crossing=False),
@@ -96,23 +92,15 @@ PARTS: Final = {
 }
 
 
-class ArithmeticTask(IndexedTask):
-    """A split of `arithmetic` (`parts="both"`) or of one of its parts, such as `arithmetic:add`, as a `Task`.
+class ArithmeticTask(GeneratedTask):
+    """A split of `arithmetic` or of one of its parts, such as `arithmetic:add`, as a `Task`."""
 
-    Raises TaskError for an unknown split or part.
-    """
+    family = "arithmetic"
+    parts = PARTS
 
-    isolate_scoring: ClassVar[bool] = False
-
-    def __init__(self, split: str = "train", *, parts: str = "both") -> None:
-        if split not in ("train", "test"):
-            raise TaskError(f"arithmetic has no split {split!r}: use train or test")
-        if parts not in PARTS:
-            known = ", ".join(f"arithmetic:{part}" for part in PARTS if part != "both")
-            raise TaskError(f"unknown task 'arithmetic:{parts}': use arithmetic, {known}")
-        self.name = "arithmetic" if parts == "both" else f"arithmetic:{parts}"
-        self.split = split
-        self._part = PARTS[parts]
+    def __init__(self, split: str = "train", part: str = "") -> None:
+        super().__init__(split, part)
+        self._part = PARTS[part]
 
     def __len__(self) -> int:
         return NUM_TRAIN if self.split == "train" else len(_held_out_of(self._part))

@@ -2,15 +2,11 @@
 
     dataset:SOURCE?prompt=COLUMN&answer=COLUMN&reward=math:1,format:0.2
 
-docs/train/tasks.md has the parameters. The start of a run writes two more: `hub`, the repository, and `sha256`, the
-first 32 hex digits of the digest of the training problems.
-
-Values are percent-encoded where they hold `&`, `=`, `%`, `?`, or a `+` before a word. The canonical form sorts the
-parameters, omits defaults and reduces the weights, so that equal queries are equal text.
+docs/train/tasks.md has the parameters. The start of a run writes two more: `hub`, the repository, and `sha256`. The
+canonical form sorts the parameters, omits defaults and reduces the weights, so that equal queries are equal text.
 
 RE2 runs in time linear in the text, so no completion can make it backtrack. It gives the same result on every machine.
-It has no look-around and no backreferences. Only child processes call it, through pyarrow: a daemon has no other use
-for that package.
+Only child processes call it, through pyarrow, which takes a daemon's memory.
 """
 
 from __future__ import annotations
@@ -125,38 +121,27 @@ KNOWN_DATASETS: Final = {
 _PARAMETERS: Final = frozenset({field.name for field in fields(DatasetQuery)} | {"name"})
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetSource:
-    """The text between `dataset:` and `?`: a name, a path, or a repository of the hub."""
+def parse_dataset(text: str) -> tuple[str, str | None, DatasetQuery | None]:
+    """Return the name, the path and the query of SOURCE or SOURCE?QUERY. Raises TaskError.
 
-    label: str
-    path: str | None = None
-    hub: str = ""
-
-
-def parse_dataset(text: str) -> tuple[DatasetSource, DatasetQuery | None]:
-    """Parse SOURCE or SOURCE?QUERY. Without a query, or with a name alone, the columns are those of the run.
-
-    Raises TaskError.
+    Without a query, or with a name alone, the columns are those of the run.
     """
     source, mark, query_text = text.partition("?")
-    if not mark:
-        return _source(source, label=""), None
-    values = _values(query_text)
-    found = _source(source, label=values.pop("name", ""))
+    values = _values(query_text) if mark else {}
+    label, path, hub = _source(source, label=values.pop("name", ""))
     if not values:
-        return found, None
-    if found.hub:
-        if values.setdefault("hub", found.hub) != found.hub:
-            raise TaskError(f"dataset:{source} has another hub={values['hub']}: omit one of the two")
-    return found, _checked(values, text)
+        return label, path, None
+    if hub and values.setdefault("hub", hub) != hub:
+        raise TaskError(f"dataset:{source} has another hub={values['hub']}: omit one of the two")
+    return label, path, _checked(values, text)
 
 
-def _source(source: str, *, label: str) -> DatasetSource:
+def _source(source: str, *, label: str) -> tuple[str, str | None, str]:
+    """Return the name, the path or None, and the repository of the hub or ""."""
     if not source:
         raise TaskError("dataset: names no data: write dataset:OWNER/NAME?QUERY or dataset:PATH?QUERY")
     if _LABEL.fullmatch(source):
-        return DatasetSource(label or source)
+        return label or source, None, ""
     is_path = source.startswith(("/", "./", "../", "~")) or source.endswith(FILE_SUFFIXES) or source.count("/") > 1
     if not is_path and not _REPOSITORY.fullmatch(source):
         raise TaskError(
@@ -169,8 +154,8 @@ def _source(source: str, *, label: str) -> DatasetSource:
     if not _LABEL.fullmatch(label):
         raise TaskError(f"dataset:{source} gives no name for peers: add &name=NAME of letters, digits, _ and -")
     if not is_path:
-        return DatasetSource(label, hub=source)
-    return DatasetSource(label, path=source if "/" in source else f"./{source}")
+        return label, None, source
+    return label, source if "/" in source else f"./{source}", ""
 
 
 def _values(text: str) -> dict[str, str]:

@@ -117,7 +117,7 @@ def _output_of_child(source: RowSource, limit_s: float, instead: str) -> bytes:
 
 def _write_rows(source: RowSource) -> None:
     num_bytes = 0
-    for row in _hub_rows(source) if source.hub else _file_rows(source):
+    for row in _checked(source, hub_rows(source)) if source.hub else _file_rows(source):
         line = json.dumps([row.get(name) for name in source.columns], default=lambda value: [type(value).__name__])
         num_bytes += len(line) + 1
         if num_bytes > MAX_OUTPUT_BYTES:
@@ -138,19 +138,15 @@ def _file_rows(source: RowSource) -> Iterator[dict[str, Any]]:
     for magic, kind in COMPRESSED.items():
         if head.startswith(magic):
             raise TaskError(f"{file} is compressed ({kind}): unpack it, and give the unpacked file")
-    read = {".parquet": _parquet_rows, ".csv": _csv_rows}.get(file.suffix, _json_rows)
-    return read(file, source)
+    read = {".parquet": _parquet_rows, ".csv": _csv_rows}.get(file.suffix)
+    return read(file, source) if read else _checked(source, _json_rows(file))
 
 
-def _json_rows(file: Path, source: RowSource) -> Iterator[dict[str, Any]]:
-    blank = 0
+def _json_rows(file: Path) -> Iterator[dict[str, Any]]:
     with file.open("rb") as lines:
         for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES + 1), b""), start=1):
             if not line.strip():
-                blank = blank or number
                 continue
-            if blank:
-                raise TaskError(f"{file}:{blank}: the line is empty")
             if len(line) > MAX_LINE_BYTES:
                 raise TaskError(f"{file}:{number}: the line has more than {MAX_LINE_BYTES >> 20} MiB")
             try:
@@ -159,8 +155,6 @@ def _json_rows(file: Path, source: RowSource) -> Iterator[dict[str, Any]]:
                 raise TaskError(f"{file}:{number}: invalid JSON ({error})") from None
             if not isinstance(row, dict):
                 raise TaskError(f"{file}:{number}: the line must be a JSON object")
-            if number == 1:
-                _check_columns(source, row)
             yield row
 
 
@@ -190,8 +184,8 @@ def _parquet_rows(file: Path, source: RowSource) -> Iterator[dict[str, Any]]:
         raise TaskError(f"{file}: invalid Parquet ({' '.join(str(error).split())})") from None
 
 
-def _hub_rows(source: RowSource) -> Iterator[dict[str, Any]]:
-    for number, row in enumerate(hub_rows(source)):
+def _checked(source: RowSource, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for number, row in enumerate(rows):
         if number == 0:
             _check_columns(source, row)
         yield row

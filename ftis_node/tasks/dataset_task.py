@@ -6,13 +6,11 @@ right. The first node of a run writes the digest of its data sets into the manif
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from ftis_node.errors import TaskError
-from ftis_node.plugins import Plugin, call_plugin
+from ftis_node.plugins import call_plugin
 from ftis_node.records.think_block import after_thinking
 from ftis_node.tasks.answers import (
     answers_agree,
@@ -26,53 +24,9 @@ from ftis_node.tasks.answers import (
 from ftis_node.tasks.base import TaskItem
 from ftis_node.tasks.dataset_query import BUILT_IN_REWARDS, DatasetQuery, finds
 from ftis_node.tasks.dataset_rows import digest_of, load_problems
-from ftis_node.tasks.plugins import Reward, load_reward
+from ftis_node.tasks.plugins import load_reward
 from ftis_node.tasks.problems import IndexedTask, Problem, Prompt
 from ftis_node.tasks.spec import TaskPart, TaskSpec
-
-
-class Scored(NamedTuple):
-    """What a reward reads: the problem, the completion, and its answer; None if its format is broken."""
-
-    item: TaskItem
-    text: str
-    answer: str | None
-
-
-def _reward(name: str, query: DatasetQuery) -> Callable[[Scored], float]:
-    if name == "regex":
-        return partial(_regex, query.pattern)
-    return _BUILT_IN[name] if name in _BUILT_IN else partial(_plugin, *load_reward(name))
-
-
-def _exact(scored: Scored) -> float:
-    """Return 1 if the answer equals the reference but for white space."""
-    return float(scored.answer is not None and scored.answer.split() == scored.item.answer.split())
-
-
-def _format(scored: Scored) -> float:
-    return float(scored.answer is not None)
-
-
-def _math(scored: Scored) -> float:
-    return float(scored.answer is not None and answers_agree(scored.item.answer, scored.answer))
-
-
-def _regex(pattern: str, scored: Scored) -> float:
-    """Return 1 if RE2 finds the pattern in the completion. The process that read the rows has checked it."""
-    return float(finds(pattern, scored.text.encode(errors="replace").decode()))
-
-
-def _plugin(plugin: Plugin, reward_of: Reward, scored: Scored) -> float:
-    """Return the reward by an installed package. Raises TaskError if it fails or gives an invalid reward."""
-    reward = float(call_plugin(plugin, lambda: reward_of(scored.item, scored.text), error=TaskError))
-    if not 0.0 <= reward <= 1.0:
-        raise TaskError(f"{plugin} gave the reward {reward}, which is not in [0, 1]")
-    return reward
-
-
-_BUILT_IN: dict[str, Callable[[Scored], float]] = {"exact": _exact, "format": _format, "math": _math}
-assert {*_BUILT_IN, "regex"} == set(BUILT_IN_REWARDS)
 
 
 class DatasetTask(IndexedTask):
@@ -97,7 +51,7 @@ class DatasetTask(IndexedTask):
         self.isolate_scoring = any(name not in ("exact", "format") for name, _ in query.reward)
         self._query = query
         self._problems = problems
-        self._rewards = [(_reward(name, query), weight) for name, weight in query.reward]
+        self._plugins = {name: load_reward(name) for name, _ in query.reward if name not in BUILT_IN_REWARDS}
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self.name, self.split, self._query, self._problems[:1]
@@ -116,9 +70,26 @@ class DatasetTask(IndexedTask):
     def score(self, item: TaskItem, completion_text: str) -> float:
         """Return the weighted mean of the rewards. Raises TaskError if a plug-in fails."""
         text = after_thinking(completion_text) if self._is_plain else completion_text
-        scored = Scored(item, text, self._final_answer(completion_text))
-        total = sum(weight for _, weight in self._rewards)
-        return sum(weight * reward(scored) for reward, weight in self._rewards) / total
+        answer = self._final_answer(completion_text)
+        total = sum(weight for _, weight in self._query.reward)
+        return sum(weight * self._reward(name, item, text, answer) for name, weight in self._query.reward) / total
+
+    def _reward(self, name: str, item: TaskItem, text: str, answer: str | None) -> float:
+        """Return one reward. `answer` is None if the format of the completion is broken."""
+        match name:
+            case "exact":
+                return float(answer is not None and answer.split() == item.answer.split())
+            case "format":
+                return float(answer is not None)
+            case "math":
+                return float(answer is not None and answers_agree(item.answer, answer))
+            case "regex":  # the process that read the rows has checked the pattern
+                return float(finds(self._query.pattern, text.encode(errors="replace").decode()))
+        plugin, reward_of = self._plugins[name]
+        reward = float(call_plugin(plugin, lambda: reward_of(item, text), error=TaskError))
+        if not 0.0 <= reward <= 1.0:
+            raise TaskError(f"{plugin} gave the reward {reward}, which is not in [0, 1]")
+        return reward
 
     def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
         """Return the answer, plain numbers normalized if the reward is `math`; None if there is none."""
@@ -129,7 +100,7 @@ class DatasetTask(IndexedTask):
     @property
     def grader(self) -> str:
         names = [name for name, _ in self._query.reward]
-        plugins = [load_reward(name)[0].release for name in names if name not in BUILT_IN_REWARDS]
+        plugins = [plugin.release for plugin, _ in self._plugins.values()]
         return ", ".join([math_releases()] * ("math" in names) + plugins)
 
     def check_grader(self) -> None:

@@ -1,12 +1,9 @@
 r"""Limits of a mathematical answer, checked before any parser or SymPy sees it.
 
-A dozen characters can keep a computer-algebra system busy for hours: `99^{999!}`, `\sum_{k=1}^{9999} 1/k`, thirty
-nested fractions. An answer beyond one of the limits below is scored 0, so that a model that writes it loses no
-group. The limits are constants and none is a time, so that all nodes give the same text the same reward. A changed
-limit changes a run's rewards.
-
-These limits hold the usual cases. The time and memory of the scoring process (`scorer.py`) bound all others: a text
-that uses them up has no score. The longest reference answer of MATH-500 has 53 characters, depth 2 and 8 powers.
+A dozen characters can keep a computer-algebra system busy for hours, such as `99^{999!}`. An answer beyond a limit is
+scored 0, so that a model that writes it loses no group. No limit is a time, so all nodes give the same text the same
+reward. The time and memory of the scoring process (`scorer.py`) bound all other cases. The longest reference answer of
+MATH-500 has 53 characters, depth 2 and 8 powers.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ from ftis_node.plugins import (
     describe,
     find_entry,
     find_plugins,
+    load_function,
 )
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks.answers import answer_in, plain_text
 from ftis_node.tasks.base import Task, TaskItem, grader_releases
-from ftis_node.tasks.episodes.code_digest import plugin_code
-from ftis_node.tasks.episodes.episode import Episode, EpisodeTask, Play, is_episode
+from ftis_node.tasks.episodes.episode import Episode, EpisodeTask, Play, is_episode, plugin_code
 
 Reward = Callable[[TaskItem, str], float]
 
@@ -63,14 +63,10 @@ def load_task_plugin(name: str, split: str) -> Task | None:
 
 def load_reward(name: str) -> tuple[Plugin, Reward]:
     """Return the reward of the plug-in `name`. Raises TaskError if it is missing or faulty."""
-    entry = find_entry(REWARD_GROUP, name, error=TaskError)
-    if entry is None:
+    plugin, reward = load_function(REWARD_GROUP, name, error=TaskError)
+    if plugin is None or reward is None:
         known = ", ".join(plugin.name for plugin in find_plugins(REWARD_GROUP)) or "none: no installed package has one"
         raise TaskError(f"unknown reward {name!r}: known are {known}")
-    plugin = describe(entry)
-    reward = _call(plugin, entry.load)
-    if not callable(reward):
-        raise TaskError(f"{plugin} is a {type(reward).__name__}, which cannot be called")
     return plugin, reward
 
 

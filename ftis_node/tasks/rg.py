@@ -2,11 +2,7 @@
 
 The index and a seed of the task define a problem, so every node makes the same one without a data file. Seeds of
 training and test are far apart; generators with few problems (coin flips) repeat them in both splits. A completion
-must have the think-answer format; then the verifier scores the answer, possibly with a fraction:
-
-    "How many legs are there in total if you have 2 horses, 1 ant?"
-    "<think> 2*4 + 6 </think> <answer> 14 </answer>"       reward 1
-    "14"                                                   reward 0
+must have the think-answer format; then the verifier scores the answer, possibly with a fraction.
 
 A completion can come from a peer, and some verifiers pass its answer to `eval`, directly or through SymPy's
 `parse_expr`. The text is then code on the node that scores it. Such code can also return the reference answer. An
@@ -28,7 +24,7 @@ import difflib
 import math
 import re
 import warnings
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Final, NamedTuple
 
 from ftis_node.errors import TaskError
@@ -116,15 +112,16 @@ class ReasoningGymTask(IndexedTask):
     isolate_scoring: ClassVar[bool] = True
     isolate_resolving: ClassVar[bool] = True  # a generator of the library may run for a long time
 
-    def __init__(self, generator: str, split: str = "train") -> None:
+    def __init__(self, split: str, generator: str) -> None:
         _check_known(generator)
         self.name = f"rg:{generator}"
         self.split = split
         self._generator = generator
-        self._entries: dict[int, dict[str, Any]] = {}
+        # a group needs one problem many times, with its verifier's data
+        self._entry = lru_cache(NUM_ENTRIES_CACHED)(lambda index: self._dataset[index])
 
     def __reduce__(self) -> tuple[type[ReasoningGymTask], tuple[str, str]]:
-        return type(self), (self._generator, self.split)
+        return type(self), (self.split, self._generator)
 
     def __len__(self) -> int:
         return SPLITS[self.split].size
@@ -166,17 +163,6 @@ class ReasoningGymTask(IndexedTask):
 
         seed, size = SPLITS[self.split]
         return reasoning_gym.create_dataset(self._generator, seed=seed, size=size)
-
-    def _entry(self, index: int) -> dict[str, Any]:
-        """Return the problem with its verifier's data.
-
-        The last ones are cached, because a group needs one problem many times.
-        """
-        if index not in self._entries:
-            while len(self._entries) >= NUM_ENTRIES_CACHED:
-                del self._entries[next(iter(self._entries))]
-            self._entries[index] = self._dataset[index]
-        return self._entries[index]
 
 
 def _check_known(generator: str) -> None:

@@ -4,9 +4,8 @@
                                                   | over its time: killed, a new one is started
                                                   | dies (memory, CPU limit): a new one is started
 
-Every text gets a result: SCORED, or UNSCORED with reward 0. The limit is CPU time, which does not depend on other load.
-If only the wall-time limit is exceeded, this machine is at fault and no peer is blamed. Tasks with harmless scoring run
-in the daemon's process.
+The limit is CPU time, which does not depend on other load. If only the wall-time limit is exceeded, this machine is at
+fault and no peer is blamed. Tasks with harmless scoring run in the daemon's process.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -52,37 +51,11 @@ UNSCORED: Score = (0.0, CompletionStatus.UNSCORED)
 
 @dataclass(frozen=True, slots=True)
 class ScoringLimits:
-    """Limits of the scoring process."""
-
     time_limit_s: float = 5.0  # CPU time for one text
     wall_limit_s: float = 20.0  # wall time for one text, enough if it gets a quarter of a core
     group_limit_s: float = GROUP_LIMIT_S  # CPU time for all texts of one call
     start_limit_s: float = 60.0  # wall time for a process to start and load its tasks
     memory_limit_bytes: int = 1 << 30  # address space of one process; honest answers need at most a quarter
-
-
-class Scorer(Protocol):
-    """Scorer of completion texts. A text whose scoring fails or takes too long is UNSCORED with reward 0."""
-
-    async def score(self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None) -> list[Score]:
-        """Return one reward and status for each text, in order. Adds the scoring time to `cost`."""
-        ...
-
-    def is_episode(self, item: TaskItem) -> bool:
-        """Return whether the problem's task has several turns."""
-        ...
-
-    async def play(self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost) -> Play | None:
-        """Return the replay of the texts of an episode; None if it failed or took too long. Adds to `cost`."""
-        ...
-
-
-async def score_answers(
-    scorer: Scorer, item: TaskItem, texts: Sequence[str | None], *, cost: ScoringCost | None = None
-) -> list[Score]:
-    """Return the score of each text of `PromptTokenizer.answer_texts`; the reward 0 for None."""
-    scores = iter(await scorer.score(item, [text for text in texts if text is not None], cost=cost))
-    return [(0.0, CompletionStatus.SCORED) if text is None else next(scores) for text in texts]
 
 
 class IsolatedScorer:
@@ -187,11 +160,11 @@ class IsolatedScorer:
                 cost.num_stopped += len(texts) - len(scores)
                 break
             async with self._worker:
-                scores.append(await self._score_isolated(item, text, cost))
+                reward = await self._work_on(score_in_worker, item, text, cost=cost)
+            scores.append(UNSCORED if reward is None else (reward, CompletionStatus.SCORED))
         return scores + [UNSCORED] * (len(texts) - len(scores))
 
     def is_episode(self, item: TaskItem) -> bool:
-        """Return whether the problem's task has several turns."""
         return is_episode(self._tasks[item.ref.task, item.ref.split])
 
     async def play(self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost) -> Play | None:
@@ -204,7 +177,11 @@ class IsolatedScorer:
             async with self._worker:
                 played = cast("Play | None", await self._work_on(play_in_worker, item, tuple(texts), cost=cost))
         else:
-            played = play_here(task, item, texts)
+            try:
+                played = task.play(item, texts)  # type: ignore[attr-defined]
+            except Exception as error:  # a faulty episode must not end the daemon
+                log.warning("%s: playing an episode failed: %r", item.ref, error)
+                played = None
         if played is None and cost.num_unfinished == before:  # the episode raised
             cost.num_lost += 1
         return played
@@ -215,10 +192,6 @@ class IsolatedScorer:
         for future in tuple(self._in_flight):
             future.cancel()
         await self._drop_pool()
-
-    async def _score_isolated(self, item: TaskItem, text: str, cost: ScoringCost) -> Score:
-        reward = await self._work_on(score_in_worker, item, text, cost=cost)
-        return UNSCORED if reward is None else (reward, CompletionStatus.SCORED)
 
     async def _work_on(
         self, function: Callable[..., ScoringReply], item: TaskItem, given: object, *, cost: ScoringCost
@@ -323,22 +296,20 @@ class IsolatedScorer:
             await asyncio.to_thread(pool.join)
 
 
+async def score_answers(
+    scorer: IsolatedScorer, item: TaskItem, texts: Sequence[str | None], *, cost: ScoringCost | None = None
+) -> list[Score]:
+    """Return the score of each text of `PromptTokenizer.answer_texts`; the reward 0 for None."""
+    scores = iter(await scorer.score(item, [text for text in texts if text is not None], cost=cost))
+    return [(0.0, CompletionStatus.SCORED) if text is None else next(scores) for text in texts]
+
+
 def _score_here(task: Task, item: TaskItem, text: str) -> Score:
     try:
         return checked_score(task, item, text), CompletionStatus.SCORED
     except Exception as error:  # a faulty plug-in must not end the daemon
         log.warning("%s: scoring a text failed: %r", item.ref, error)
         return UNSCORED
-
-
-def play_here(task: Any, item: TaskItem, texts: Sequence[str]) -> Play | None:
-    """Return the replay of an episode in this process; None if the episode raised."""
-    try:
-        played: Play = task.play(item, texts)
-        return played
-    except Exception as error:  # a faulty episode must not end the daemon
-        log.warning("%s: playing an episode failed: %r", item.ref, error)
-        return None
 
 
 def _check_can_travel(task: Task) -> None:

@@ -46,7 +46,6 @@ class ScoringCost:
 
     @property
     def num_unfinished(self) -> int:
-        """Return the number of texts without a score."""
         return self.num_stopped + self.num_lost
 
 

@@ -18,11 +18,8 @@ as follows:
 * A last "=" followed by a number is the weight. Write a weight if the path itself ends so: `gsm8k:/data/lr=3=1`.
 * The path of a `dataset:` ends at the first "?". After a QUERY a second "=" begins the weight: `&config=3=2`.
 
-The canonical form omits the paths, sorts the parts and reduces the weights. It does not depend on a node's file paths
-or on the order in which its operator typed. Equal canonical forms mean equal prompts.
-
-The domain of a node is a SPEC with parts of the run's mixture in other proportions. The node generates for these parts.
-A prompt reference names its part, so nodes of any domain can reproduce and score the prompts of all peers.
+The canonical form omits the paths, sorts the parts and reduces the weights. Equal canonical forms mean equal prompts.
+The domain of a node is a SPEC with parts of the run's mixture in other proportions.
 """
 
 from __future__ import annotations
@@ -151,8 +148,8 @@ def _parse_part(text: str) -> tuple[TaskPart, Fraction]:
     if weight == 0:
         raise TaskError(f"task {text!r} has the weight 0: omit it, or give it a weight above 0")
     if text.startswith(PREFIX):
-        source, query = parse_dataset(text.removeprefix(PREFIX))
-        return TaskPart(PREFIX + source.label, source.path, query=query), weight
+        label, data_path, query = parse_dataset(text.removeprefix(PREFIX))
+        return TaskPart(PREFIX + label, data_path, query=query), weight
     name, colon, path = text.partition(":")
     if _FILE_TASK.fullmatch(name) and colon:
         if not path:

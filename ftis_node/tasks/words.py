@@ -8,36 +8,24 @@ number of a completion, so any working is allowed. A real example, index 0 of th
     answer   "72"
     reward   1.0 for any text whose last number is 72 (`72`, `9 x 8 = 72.`, `72 coins`), else 0.0
 
-`FORMS` has a dozen forms on four levels: sums, one step with small numbers, one step with larger numbers, two steps.
-`words:1` to `words:4` are the forms of one level. `words:unseen` has other forms, which training never shows. It has
-only a test split, which measures generalization.
+`words:1` to `words:4` are the forms of one level: sums, one step with small numbers, one step with larger numbers, two
+steps. `words:unseen` has only a test split, of other forms, which measures generalization.
 
-An index is a seed: `train[i]` hashes i to a form, names and numbers. Whole problems are held out, not indices: those
-whose form and numbers have a hash of 0 modulo `HELD_OUT_ONE_IN`. Names and the order of the first two numbers do not
-count. If a training draw is held out, another one is drawn. The test split has held-out draws that differ in form
-or numbers: the first `NUM_TEST`, or as many as there are. The forms of `words:1` have few numbers, so a third is held
-out. Hashes are blake2b: every machine makes the same prompts.
+Problems whose form and numbers have a hash of 0 modulo `HELD_OUT_ONE_IN` are held out. Names and the order of the first
+two numbers do not count. The forms of `words:1` have few numbers, so a third is held out.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import cache
-from itertools import count, product
-from typing import ClassVar, Final, NamedTuple
+from itertools import product
+from typing import Final, NamedTuple
 
 from ftis_node.errors import TaskError
 from ftis_node.tasks.base import ChatMessage, TaskItem
-from ftis_node.tasks.problems import (
-    NUM_TRAIN,
-    IndexedTask,
-    Prompt,
-    stable_hash,
-    training_draw,
-)
+from ftis_node.tasks.problems import DrawnTask, Prompt, stable_hash
 
-NUM_TEST: Final = 512  # at most
 HELD_OUT_ONE_IN: Final = 3
 NAMES: Final = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Julia", "Kofi", "Lena", "Omar")
 OTHER_NAMES: Final = ("Maya", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tara", "Victor")
@@ -149,7 +137,6 @@ class WordProblem(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return the problem as in the prompt."""
         rest, places = self.draw, dict(zip("abc", self.numbers, strict=False))
         rest, name = divmod(rest, len(NAMES))
         rest, other = divmod(rest, len(OTHER_NAMES))
@@ -172,33 +159,39 @@ class WordProblem(NamedTuple):
         return stable_hash(self.key) % HELD_OUT_ONE_IN == 0
 
 
-class WordsTask(IndexedTask):
-    """A split of `words` or of one of its parts, as a `Task`. Raises TaskError for an unknown split or part."""
+class WordsTask(DrawnTask[WordProblem]):
+    """A split of `words` or of one of its parts, as a `Task`. Raises TaskError for an unknown part or split."""
 
-    isolate_scoring: ClassVar[bool] = False
+    family = "words"
+    parts = ("", *FORMS)
+    num_test = 512  # at most
+    seed_prefix = ""
 
-    def __init__(self, split: str = "train", *, part: str = "") -> None:
-        if part and part not in FORMS:
-            raise TaskError(f"unknown task 'words:{part}': use words, {', '.join(f'words:{name}' for name in FORMS)}")
-        if split not in (("test",) if part == "unseen" else ("train", "test")):
-            only = "test" if part == "unseen" else "train or test"
-            raise TaskError(f"words has no split {split!r}: use {only}")
-        self.name = f"words:{part}" if part else "words"
-        self.split = split
-        self._part = part
+    def __init__(self, split: str = "train", part: str = "") -> None:
+        super().__init__(split, part)
+        if part == "unseen" and split != "test":
+            raise TaskError(f"words has no split {split!r}: use test")
+        self._forms = FORMS[part] if part else tuple(form for level in "1234" for form in FORMS[level])
 
-    def __len__(self) -> int:
-        return NUM_TRAIN if self.split == "train" else len(_test_split(self._part))
+    def draw(self, seed: str) -> WordProblem:
+        return draw_problem(self._forms, seed)
+
+    def test_problems(self) -> tuple[WordProblem, ...]:
+        """Make the test split: the first draws with different keys that are held out, as all of `unseen` are."""
+        every = (WordProblem(form, numbers, 0) for form in self._forms for numbers in product(*form.numbers))
+        keys = {problem.key for problem in every if self.part == "unseen" or problem.is_held_out}
+        found: dict[str, WordProblem] = {}
+        for draw in self.draws("test"):
+            if draw.key in keys:
+                found.setdefault(draw.key, draw)
+            if len(found) == min(self.num_test, len(keys)):
+                break
+        return tuple(found.values())
 
     def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
         problem = self.problem(index)
         system: ChatMessage = {"role": "system", "content": SYSTEM_PROMPT}
         return (system, {"role": "user", "content": problem.text}), str(problem.answer)
-
-    def problem(self, index: int) -> WordProblem:
-        if self.split == "test":
-            return _test_split(self._part)[index]
-        return training_draw(lambda seed: draw_problem(_forms(self._part), seed), f"train/{index}")
 
     def score(self, item: TaskItem, completion_text: str) -> float:
         return 1.0 if self.answer_of(item, completion_text) == item.answer else 0.0
@@ -211,26 +204,6 @@ def last_number(text: str) -> str | None:
     """Return the last number of a text without commas and a fraction of zero; None if there is no number."""
     numbers = _NUMBER.findall(text)
     return re.sub(r"\.0+$", "", numbers[-1].replace(",", "")) if numbers else None
-
-
-def _forms(part: str) -> tuple[Form, ...]:
-    return FORMS[part] if part else tuple(form for name, forms in FORMS.items() if name != "unseen" for form in forms)
-
-
-@cache
-def _test_split(part: str) -> tuple[WordProblem, ...]:
-    """Return the first draws with different keys that are held out, as all of `unseen` are."""
-    forms = _forms(part)
-    every = (WordProblem(form, numbers, 0) for form in forms for numbers in product(*form.numbers))
-    keys = {problem.key for problem in every if part == "unseen" or problem.is_held_out}
-    found: dict[str, WordProblem] = {}
-    for attempt in count():
-        draw = draw_problem(forms, f"test/{attempt}")
-        if draw.key in keys:
-            found.setdefault(draw.key, draw)
-        if len(found) == min(NUM_TEST, len(keys)):
-            return tuple(found.values())
-    raise AssertionError("unreachable")
 
 
 def draw_problem(forms: Sequence[Form], seed: str) -> WordProblem:

@@ -19,7 +19,7 @@ from ftis_node.records.envelope import Envelope
 from ftis_node.records.group import Group, PromptRef, TextGroup
 from ftis_node.records.think_block import is_opening
 from ftis_node.tasks.base import TaskItem
-from ftis_node.tasks.scorer import Scorer
+from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.tasks.scoring_worker import ScoringCost
 
 LOGPROB_SLACK = 1e-3  # rounding may lift the log-prob of a token with probability 1 a little above 0
@@ -35,7 +35,7 @@ class ValidationContext:
     tokenizer: PromptTokenizer
     resolve: Callable[[PromptRef, ScoringCost], Awaitable[TaskItem]]
     """Returns the problem that a reference names. Raises KeyError if there is none, TimeoutError if it is too slow."""
-    scorer: Scorer
+    scorer: IsolatedScorer
     is_known: Callable[[bytes], bool]
     """Returns true if this node has admitted a group with this id."""
     has_number: Callable[[str, int], bool]

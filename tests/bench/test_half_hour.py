@@ -1,10 +1,8 @@
 """The driver of half an hour on a GPU: what starts when, what is killed, and what is kept."""
 
 import json
-import socket
 import subprocess
 import sys
-from threading import Thread
 from typing import Any
 from zipfile import ZipFile
 
@@ -13,7 +11,7 @@ import pytest
 
 from gpu import half_hour, parts
 from gpu.half_hour import Driver, note_driver, results, table, wait_for
-from gpu.stages import PARTS, Stage, impossible, stages_of, startable
+from gpu.stages import Stage, impossible, stages_of, startable
 
 # Writes a figure, sleeps, and exits with a code.
 COMMAND = """import json, pathlib, sys, time
@@ -49,22 +47,6 @@ def test_a_stage_starts_when_its_needs_are_there_and_the_gpu_is_free():
     assert impossible(stages, states, everything, left_s=260, more_parts=False).keys() == {"engines"}
     states |= {"engines": "skipped"}
     assert names(startable(stages, states, everything, left_s=260)) == ["one_gpu"]
-
-
-@pytest.mark.parametrize(("minutes", "skipped"), [(14, {"engines", "curves"}), (24, set())])
-def test_the_stages_that_fit_if_each_takes_what_is_expected(minutes, skipped):
-    stages, ends = stages_of(small=False), dict[str, float]()
-    states: dict[str, Any] = {stage.name: "waiting" for stage in stages}
-    now_s = 0.0
-    while ends or "waiting" in states.values():
-        left_s = 60 * minutes - now_s
-        states |= dict.fromkeys(impossible(stages, states, PARTS, left_s=left_s, more_parts=False), "skipped")
-        for stage in startable(stages, states, PARTS, left_s=left_s):
-            states[stage.name], ends[stage.name] = "running", now_s + stage.expected_s
-        if ends:
-            first = min(ends, key=lambda name: ends[name])
-            now_s, states[first] = ends.pop(first), "passed"
-    assert {name for name, state in states.items() if state == "skipped"} == skipped
 
 
 def test_a_stage_without_its_needs_is_given_up():
@@ -175,25 +157,6 @@ def test_wait_returns_if_the_driver_is_gone(tmp_path, capsys, monkeypatch):
     assert wait_for("nodes", tmp_path, tmp_path / "out") == half_hour.NOT_ENDED
     assert "does not run" in capsys.readouterr().out
     assert (tmp_path / "out/driver.log").read_text() == "no space left"
-
-
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", b"HTTP/1.1 200 OK\r\n\r\n{"])
-def test_a_status_that_breaks_off_counts_as_none(answer, tmp_path, monkeypatch):
-    from ftis_node.config.home import Home
-    from gpu.nodes import Node
-
-    def serve():
-        connection, _ = server.accept()
-        with connection:
-            connection.recv(4096)
-            connection.sendall(answer)
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr(Home, "running_url", lambda _: f"http://127.0.0.1:{server.getsockname()[1]}")
-        thread = Thread(target=serve)
-        thread.start()
-        assert not Node("whole", tmp_path, lambda: None, None).is_ready()
-        thread.join()
 
 
 def test_only_vllm_fails_the_test_of_imports(tmp_path, monkeypatch):

@@ -11,15 +11,12 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.wire_format import unpack_ids
 from ftis_node.records.envelope import open_announcement
-from ftis_node.records.group import CompletionStatus, FinishReason, PromptRef
+from ftis_node.records.group import FinishReason
 from ftis_node.records.identity import peer_id_text
 from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.records.token_batch import TokenBatch
-from ftis_node.tasks.arithmetic import ArithmeticTask
-from ftis_node.tasks.base import TaskItem
-from ftis_node.tasks.episodes.episode import EpisodeTask, Play
-from ftis_node.tasks.episodes.guess import GuessEpisode
-from ftis_node.tasks.scoring_worker import ScoringCost
+from ftis_node.tasks import load_task
+from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.validation import Refused, ValidationContext, validate
 
 from .make_messages import ACCEPTED, MESSAGES, document
@@ -52,26 +49,10 @@ class _AsciiTokenizer:
         return list((text[:max_tokens] + opening).encode("ascii"))
 
 
-class _Scorer:
-    """A scorer that runs the task in this process."""
-
-    async def score(
-        self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None
-    ) -> list[tuple[float, CompletionStatus]]:
-        return [(ArithmeticTask().score(item, text), CompletionStatus.SCORED) for text in texts]
-
-    async def play(self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost) -> Play:
-        return EpisodeTask(GuessEpisode()).play(item, texts)
-
-
 def _context(manifest: str = NODE["manifest"]) -> ValidationContext:
     """Return the state of the node in the file, in its run or another one."""
     run = parse_canonical(manifest.encode(), source="messages.json")
-    task = GuessEpisode() if run.episode else ArithmeticTask()
-
-    async def resolve(ref: PromptRef, cost: ScoringCost) -> TaskItem:
-        return task.resolve(ref)
-
+    scorer = IsolatedScorer(load_task(run.task))
     used = {
         (peer_id_text(bytes.fromhex(sender)), number)
         for sender, numbers in NODE["used_numbers"].items()
@@ -81,8 +62,8 @@ def _context(manifest: str = NODE["manifest"]) -> ValidationContext:
     return ValidationContext(
         manifest=run,
         tokenizer=_AsciiTokenizer(),  # type: ignore[arg-type]
-        resolve=resolve,
-        scorer=_Scorer(),
+        resolve=lambda ref, cost: scorer.resolve(ref, cost=cost),
+        scorer=scorer,
         is_known=lambda group_id: False,
         has_number=lambda sender, number: (sender, number) in used,
         is_banned=banned.__contains__,

@@ -1,7 +1,5 @@
 """`ftis-node service`: the unit of this user, with any home, and the commands of systemd."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
+from markdown_it import MarkdownIt
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
@@ -53,28 +55,9 @@ class Command:
 
 def blocks(path: Path) -> Iterator[Block]:
     """Yield the code blocks of a page."""
-    language: str | None = None
-    held: list[str] = []
-    before = ""
-    for line in [*path.read_text().splitlines(), ""]:
-        if language is not None:
-            if line.startswith("```"):
-                yield Block(path.name, language, tuple(held))
-                language, held = None, []
-            else:
-                held.append(line)
-        elif line.startswith("```"):
-            language = line[3:].strip()
-        elif line.startswith("    ") and (held or not before.strip() or before.startswith("<!--")):
-            held.append(line[4:])
-        elif held and line.strip():
-            yield Block(path.name, "", tuple(held))
-            held = []
-        elif held:
-            held.append("")
-        before = line
-    if held and language is None:
-        yield Block(path.name, "", tuple(held))
+    for token in MarkdownIt().parse(path.read_text()):
+        if token.type in ("fence", "code_block"):
+            yield Block(path.name, token.info.strip(), tuple(token.content.splitlines()))
 
 
 def commands(path: Path) -> Iterator[Command]:

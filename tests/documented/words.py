@@ -11,10 +11,15 @@ import argparse
 import ast
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import tokenize
+from collections.abc import Iterator
 from dataclasses import dataclass
+from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
 DEFAULT = tuple("ftis_node tests bench examples proto deploy docs README.md CONTRIBUTING.md CHANGELOG.md".split())
@@ -58,9 +63,7 @@ PATTERN = re.compile(
 SENTENCE = re.compile(r"(?<=[.!?])[\"')*]*\s+(?=[A-Z`\"'(*\[])|\n\s*\n")
 CODE = re.compile(r"``[^`]*``|`[^`]*`")
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
-INDENTED = re.compile(r"^ {4,}\S")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-WITH_TEXT = {*DOCUMENTED, ast.JoinedStr, ast.Constant}
 
 
 @dataclass(frozen=True)
@@ -87,12 +90,8 @@ class Finding:
 
 
 def of_python(source: str) -> Iterator[Text]:
-    tree = ast.parse(source)
     seen: set[int] = set()  # docstrings, and the parts of f-strings
-    strings: dict[int, list[ast.expr]] = {}  # by line
-    for node in ast.walk(tree):  # an outer node comes before its inner ones
-        if type(node) not in WITH_TEXT:
-            continue
+    for node in ast.walk(ast.parse(source)):  # an outer node comes before its inner ones
         if isinstance(node, DOCUMENTED):
             if ast.get_docstring(node) is not None:
                 first: Any = node.body[0]
@@ -105,10 +104,7 @@ def of_python(source: str) -> Iterator[Text]:
             yield from [_message(node.lineno, words)] if words.count(" ") > 1 else []
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in seen:
             yield from [_message(node.lineno, node.value)] if node.value.count(" ") > 1 else []
-        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)):
-            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                strings.setdefault(line, []).append(node)
-    yield from _comments(source, strings)
+    yield from _comments(source)
 
 
 def _message(line: int, content: str) -> Text:
@@ -116,36 +112,20 @@ def _message(line: int, content: str) -> Text:
     return Text(line, content, is_short="\n" in content.strip())
 
 
-def _comments(source: str, strings: Mapping[int, Sequence[ast.expr]]) -> Iterator[Text]:
-    """Yield comments outside strings; those of consecutive whole lines are one text."""
-    held: list[str] = []
-    start = last = 0
-    is_whole = False
-    for line, text in enumerate(source.split("\n"), 1):
-        column = _comment_column(text, line, strings.get(line, ())) if "#" in text else -1
-        if column < 0:
-            continue
-        was_whole, is_whole = is_whole, not text[:column].strip()
-        if held and (line != last + 1 or not (was_whole and is_whole)):
-            yield Text(start, "\n".join(held))
-            held = []
-        if not held:
-            start = line
-        held.append(text[column:].lstrip("#: "))
-        last = line
-    if held:
-        yield Text(start, "\n".join(held))
-
-
-def _comment_column(text: str, line: int, strings: Sequence[ast.expr]) -> int:
-    """Return where the comment of a line begins, or -1."""
-    inside = [
-        (one.col_offset if one.lineno == line else 0, one.end_col_offset if one.end_lineno == line else 1 << 20)
-        for one in strings
-    ]
-    columns = (match.start() for match in re.finditer("#", text))
-    places = ((column, len(text[:column].encode())) for column in columns)  # offsets are in bytes
-    return next((column for column, at in places if not any(begin <= at < (end or 0) for begin, end in inside)), -1)
+def _comments(source: str) -> Iterator[Text]:
+    """Yield comments; those of consecutive whole lines are one text."""
+    found = [one for one in tokenize.generate_tokens(StringIO(source).readline) if one.type == tokenize.COMMENT]
+    texts: list[Text] = []
+    last_whole = 0
+    for token in found:
+        (line, column), text = token.start, token.string.lstrip("#: ")
+        is_whole = not token.line[:column].strip()
+        if is_whole and last_whole == line - 1:
+            texts[-1] = Text(texts[-1].line, f"{texts[-1].content}\n{text}")
+        else:
+            texts.append(Text(line, text))
+        last_whole = line if is_whole else 0
+    yield from texts
 
 
 def _cells(start: int, content: str) -> Iterator[Text]:
@@ -169,28 +149,11 @@ def _without_blocks(content: str) -> str:
 
 
 def of_markdown(source: str) -> Iterator[Text]:
-    held: list[str] = []
-    start = 1
-    fenced = False
-    for number, line in enumerate([*source.splitlines(), ""], 1):
-        if line.lstrip().startswith("```"):
-            fenced = not fenced
-        is_table = line.startswith("|")
-        begins = bool(re.match(r"\s*(?:[-*]|\d+\.|#+|>|\|) ", line)) or is_table
-        if held and (begins or not line.strip() or fenced):
-            yield Text(start, "\n".join(held))
-            held = []
-        if fenced or line.startswith("```") or not line.strip() or line.startswith("<!--"):
-            continue
-        if INDENTED.match(line) and not held:
-            continue
-        if is_table:
-            for cell in line.strip("|").split("|"):
-                yield Text(number, cell.strip(), is_short=True)
-            continue
-        if not held:
-            start = number
-        held.append(line)
+    tokens = MarkdownIt().enable("table").parse(source)
+    for opening, token in pairwise(tokens):
+        if token.type == "inline" and token.map:
+            mark = f"{opening.markup} " if opening.type == "heading_open" else ""  # a heading may be a question
+            yield Text(token.map[0] + 1, mark + token.content, is_short=opening.type in ("th_open", "td_open"))
 
 
 def of_lines(source: str, comment: str) -> Iterator[Text]:

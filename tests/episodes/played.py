@@ -1,7 +1,5 @@
 """Groups of the episode `guess` for tests, played by a tiny model with a real engine, and lies about them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The episode `countdown`: its feedback, rewards and problems."""
 
-from __future__ import annotations
-
 import pytest
 
 from ftis_node.tasks import load_task

@@ -1,7 +1,5 @@
 """The built-in episodes, those of packages, and what a text of a peer can do to them."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -14,7 +12,7 @@ from ftis_node.config.episode import EpisodeSection
 from ftis_node.errors import TaskError
 from ftis_node.generation.chat_model import chat_episode
 from ftis_node.tasks import grader_releases, load_task
-from ftis_node.tasks.episodes.code_digest import built_in_code, code_digest
+from ftis_node.tasks.episodes.episode import built_in_code, code_digest
 from ftis_node.tasks.episodes.expression import ExpressionError, value_of
 from ftis_node.tasks.scorer import IsolatedScorer, ScoringLimits
 from ftis_node.tasks.scoring_worker import ScoringCost

@@ -1,7 +1,5 @@
 """An episode from the engine to the gradient: sampled, signed, replayed by a receiver, laid out for the learner."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import closing
 from dataclasses import replace

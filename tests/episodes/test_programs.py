@@ -1,7 +1,5 @@
 """The episode `programs` and its language: exact, a part of Python, and bounded whatever a peer writes."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import re

@@ -1,7 +1,5 @@
 """The sampling of episodes with scripted parts: an engine, a scorer and a tokenizer."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -28,7 +28,6 @@ def test_two_nodes_train_and_answer_some_problems(tiny_models, tmp_path):
     result = run_demo(plan, tmp_path, steps=2, engine="torch", seed=0, on_progress=lambda fraction, what: None)
     assert [(node.name, node.steps) for node in result.nodes] == [("s", 2), ("m", 2)]
     assert all(node.own_groups and node.foreign_groups and not node.refused for node in result.nodes)
-    assert 500 * 2**20 < result.peak_bytes < 16 * 2**30  # four workers with torch
     problems = load_task("arithmetic", split="test")
     for index, sample in enumerate(result.samples):
         assert sample["problem"] == problems[index].prompt[0]["content"]
@@ -67,7 +66,7 @@ def test_two_nodes_train_and_answer_some_problems(tiny_models, tmp_path):
     ],
 )
 def test_a_demo_that_missed_a_goal_says_which(changes, failure):
-    result = DemoResult([replace(NODE, **changes)], 1.0, 0, [])
+    result = DemoResult([replace(NODE, **changes)], 1.0, [])
     assert result.failures() == ([] if failure is None else [failure])
 
 
@@ -78,7 +77,7 @@ def test_each_report_has_the_answers_of_its_node(tmp_path, monkeypatch, capsys):
     sample = {"problem": "2+2=", "right_answer": "four", "before": {"text": "five", "is_right": False}}
     sample |= {node.name: {"text": f"four, says {node.name}", "is_right": True} for node in nodes}
     monkeypatch.setattr(demo, "llm_plan", lambda **_: DemoPlan("words-ftis", (), "", steps=1))
-    monkeypatch.setattr(demo, "run_demo", lambda *_, **__: DemoResult(nodes, 1.0, 1, [sample]))
+    monkeypatch.setattr(demo, "run_demo", lambda *_, **__: DemoResult(nodes, 1.0, [sample]))
     assert run(["demo", "--llm", "--out", str(tmp_path)]) == 0
     for name, other in (("full", "lora"), ("lora", "full")):
         page = (tmp_path / f"report-{name}.html").read_text(encoding="utf-8")

@@ -1,14 +1,10 @@
 """`dataset:`: the problems of a spec, how two nodes agree on them, and errors of one line."""
 
-import bz2
-import gzip
 import hashlib
 import json
-import lzma
 import os
 import subprocess
 import sys
-import zipfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -103,7 +99,6 @@ def test_a_folder_has_both_splits_and_the_digest_covers_the_training_problems(tm
         ("{\n", ":1: invalid JSON"),
         ("[" * 100_000, ":1: invalid JSON"),
         ("[1]\n", ":1: the line must be a JSON object"),
-        ('{"q": "x", "a": 1}\n\n{"q": "y", "a": 1}\n', ":2: the line is empty"),
         (b'{"q": "\xff", "a": 1}\n', ":1: invalid JSON"),
     ],
 )
@@ -157,14 +152,11 @@ def test_columns_above_the_size_limit_are_an_error(tmp_path, monkeypatch):
         rows_module._write_rows(RowSource(("q", "a"), file=str(file)))
 
 
-@pytest.mark.parametrize("kind", ["gzip", "zip", "bzip2", "xz"])
+@pytest.mark.parametrize("kind", rows_module.COMPRESSED.values())
 def test_a_compressed_file_is_not_unpacked(tmp_path, kind):
-    rows, file = b'{"q": "x"}\n' * 1000, tmp_path / "rows.jsonl"
-    if kind == "zip":
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("rows.jsonl", rows)
-    else:
-        file.write_bytes({"gzip": gzip, "bzip2": bz2, "xz": lzma}[kind].compress(rows))
+    file = tmp_path / "rows.jsonl"
+    (magic,) = (magic for magic, name in rows_module.COMPRESSED.items() if name == kind)
+    file.write_bytes(magic + b"rows")
     with pytest.raises(
         TaskError, match=rf"rows.jsonl is compressed \({kind}\): unpack it, and give the unpacked file$"
     ):

@@ -134,8 +134,8 @@ def test_a_tilde_in_a_path_is_expanded(tmp_path, monkeypatch):
     assert len(load_task("gsm8k:~/train.jsonl")) == 1
 
 
-def test_blank_lines_at_the_end_are_ignored(tmp_path):
-    assert len(load_task(f"gsm8k:{_write(tmp_path / 'train.jsonl', CLIPS, '', ' ')}")) == 1
+def test_blank_lines_are_ignored(tmp_path):
+    assert len(load_task(f"gsm8k:{_write(tmp_path / 'train.jsonl', CLIPS, '', MILES, ' ')}")) == 2
 
 
 def test_math500_has_no_training_problems_on_the_hub():

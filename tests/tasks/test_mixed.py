@@ -76,7 +76,7 @@ def test_the_order_in_a_spec_does_not_matter():
     assert one.name == other.name == "arithmetic:add+arithmetic:sub=2"
     assert [one[i] for i in range(30)] == [other[i] for i in range(30)]
     assert [one[i].ref.task for i in range(3)] == ["arithmetic:sub", "arithmetic:add", "arithmetic:sub"]
-    assert one[0] == ArithmeticTask("train", parts="sub")[0]
+    assert one[0] == ArithmeticTask("train", "sub")[0]
 
 
 def test_a_mixture_is_isolated_if_any_part_is():

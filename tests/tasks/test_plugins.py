@@ -72,23 +72,29 @@ class Itemless(Valid):
 def leaving(split):
     sys.exit("bye")
 
+def misnamed(split):
+    return Valid(split, name="other")
+
+def failing(split):
+    raise OSError("no such\\tdisk")
+
 text = "no function"
 """
-FAULTY_NAMES = ("unscored", "unresolved", "inconsistent", "itemless", "leaving")
+CLASSES = ("Valid", "Unscored", "Unresolved", "Inconsistent", "Itemless")
+TASKS = {name.lower(): f"faulty_plugin:{name}" for name in CLASSES}
+TASKS |= {name: f"faulty_plugin:{name}" for name in ("leaving", "misnamed", "failing", "absent")}
+TASKS |= {"no-task": "builtins:str", "gsm8k": "faulty_plugin:Valid", "twice": "faulty_plugin:Valid"}
 
 
 @pytest.fixture
 def faulty_plugins(tmp_path, monkeypatch):
     """A package in which every plug-in but `valid` breaks one rule; another package has the same `twice`."""
     (tmp_path / "faulty_plugin.py").write_text(FAULTY)
-    entries = "\n".join(
-        f"{name} = faulty_plugin:{name if name == 'leaving' else name.title()}" for name in FAULTY_NAMES
-    )
-    for package in ("faulty-plugin", "other-plugin"):
-        tasks = entries + "\nvalid = faulty_plugin:Valid" if package == "faulty-plugin" else ""
-        rewards = "[ftis_node.rewards]\ntext = faulty_plugin:text\n" if package == "faulty-plugin" else ""
-        points = f"[ftis_node.tasks]\n{tasks}\ntwice = faulty_plugin:Valid\n{rewards}"
-        write_distribution(tmp_path, package, points, version="2.0")
+    tasks = "".join(f"{name} = {target}\n" for name, target in TASKS.items())
+    points = f"[ftis_node.tasks]\n{tasks}[ftis_node.rewards]\ntext = faulty_plugin:text\n"
+    write_distribution(tmp_path, "faulty-plugin", points, version="2.0")
+    other = "[ftis_node.tasks]\ntwice = faulty_plugin:Valid\n"
+    write_distribution(tmp_path, "other-plugin", other, version="2.0")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "faulty_plugin", raising=False)
 
@@ -122,6 +128,12 @@ async def test_the_example_package_has_a_task_and_a_reward(example_plugin, monke
             "the plug-in task 'leaving' of faulty-plugin 2.0 failed: SystemExit: bye; report it to its authors",
         ),
         ("twice", "faulty-plugin and other-plugin both have a plug-in 'twice': uninstall one of them"),
+        ("misnamed", "the plug-in task 'misnamed' of faulty-plugin 2.0 has another name, 'other'"),
+        ("failing", "the plug-in task 'failing' of faulty-plugin 2.0 failed: OSError: no such disk"),
+        ("absent", "the plug-in task 'absent' of faulty-plugin 2.0 failed: AttributeError"),
+        ("no-task", "the plug-in task 'no-task' of faulty-plugin 2.0 gave a str, which is not a Task"),
+        ("no-such", "rg:NAME of reasoning-gym, absent, failing"),
+        ("gsm8k:/absent.jsonl", "cannot be read"),
         ("valid@text", "the plug-in reward 'text' of faulty-plugin 2.0 is a str, which cannot be called"),
         ("valid@brieff", "unknown reward 'brieff': known are "),
     ],
@@ -135,6 +147,8 @@ def test_the_error_of_a_faulty_plug_in_names_its_package(spec, message):
 
 @pytest.mark.usefixtures("faulty_plugins")
 async def test_later_errors_of_a_faulty_plug_in_are_contained():
+    mixed = load_task("valid+arithmetic")
+    assert [mixed[index].ref.task for index in range(2)] == ["arithmetic", "valid"]
     unscored, unresolved, valid = load_task("unscored"), load_task("unresolved"), load_task("valid")
     with pytest.raises(KeyError):  # validation refuses an unknown prompt by this error
         unresolved.resolve(PromptRef("unresolved", "train", 2))

@@ -16,26 +16,11 @@ from ftis_node.tasks.rg import EVALUATED, PARSED, REFUSED, SPLITS, ReasoningGymT
 from tests.tasks.completions import think_answer
 
 # Different kinds: text, numbers, boards, code-like answers, partial scores, problems generated at load.
-SAMPLE = [
-    "base_conversion",
-    "basic_arithmetic",
-    "binary_matrix",
-    "calendar_arithmetic",
-    "chain_sum",
-    "complex_arithmetic",
-    "countdown",
-    "family_relationships",
-    "knights_knaves",
-    "leg_counting",
-    "letter_counting",
-    "maze",
-    "n_queens",
-    "simple_integration",
-    "spell_backward",
-    "string_insertion",
-    "syllogism",
-    "word_sorting",
-]
+SAMPLE = (
+    "base_conversion basic_arithmetic binary_matrix calendar_arithmetic chain_sum complex_arithmetic countdown "
+    "family_relationships knights_knaves leg_counting letter_counting maze n_queens simple_integration spell_backward "
+    "string_insertion syllogism word_sorting"
+).split()
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -67,7 +52,7 @@ def test_splits_do_not_overlap():
 
 
 def test_a_task_is_pickled_without_its_problems():
-    task = ReasoningGymTask("leg_counting", "test")
+    task = ReasoningGymTask("test", "leg_counting")
     before = task[5]
     pickled = pickle.dumps(task)
     assert len(pickled) < 500

@@ -99,7 +99,4 @@ def _print_result(result: DemoResult, out: Path) -> None:
     ]
     for line in columns(header, rows, num_left=0):
         typer.echo(line)
-    typer.echo(
-        f"{result.seconds:.0f} s, {result.peak_bytes / 2**30:.1f} GiB of memory at the peak; "
-        f"curves in {out / 'curves.png'}, values in {out / 'results.json'}"
-    )
+    typer.echo(f"{result.seconds:.0f} s; curves in {out / 'curves.png'}, values in {out / 'results.json'}")

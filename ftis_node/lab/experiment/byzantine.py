@@ -64,7 +64,6 @@ class ByzantineNode:
         parts.gossip.serve(self._lookup)
 
     async def run(self, lockstep: SynchronousRounds, *, steps: int) -> None:
-        """Send groups in every round."""
         slots = self._parts.slots
         wiring = Wiring(self._parts)
         async with asyncio.TaskGroup() as tasks:

@@ -1,8 +1,6 @@
 """A node's generation and learner within this process: the same engine, learner and protocol, without worker processes.
 
-An experiment runs many small swarms. Each needs one core and no ports, and does not wait for processes to start. It has
-no transport. Engines generate, learners take gradient steps and write weight files, generators load and check them,
-and envelopes pass the same validation into the same buffer.
+An experiment runs many small swarms. Each needs one core and no ports, and does not wait for processes to start.
 """
 
 from __future__ import annotations
@@ -157,12 +155,10 @@ class InProcessGeneration:
         await self.update_weights(weights, proof)
 
     async def sleep(self, *, discard: bool = False) -> None:
-        """Abort running requests; new ones wait."""
         for engine in set(self._engines.values()):
             await engine.sleep()
 
     async def wake(self) -> None:
-        """Serve the same version again."""
         for engine in set(self._engines.values()):
             await engine.wake()
 
@@ -249,7 +245,6 @@ class InProcessLearner:
         return self._started.save()
 
     def export(self, out: Path) -> None:
-        """Write the current model to the folder `out`, with an adapter merged."""
         from ftis_node.learner.checkpoint.export import export_policy
 
         export_policy(self._started.policy, out, merge=True)

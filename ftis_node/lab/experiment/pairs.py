@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 from ftis_node.config.delay import Delay
 from ftis_node.errors import UsageError
@@ -24,16 +24,32 @@ LORA_MARK = ":lora"
 SEED_MARK = "{seed}"  # in the path of a given model, for --model-seeds
 COPY_MARK = "~"  # s, m, s~2, m~2: marks the second node with a model
 LATE_MARK = "@late"  # s, m, s~2, m@late: marks the only node with delayed weights
-MISTAKES = {"add": 10, "sub": 1}
-TINY_PAIRS = {  # the task of each pairing whose models are made here
-    **dict.fromkeys(("size", "expertise", "peft", "blind"), "arithmetic"),
-    **dict.fromkeys(("sums", "sums-large"), "sums"),
-    "guess": "guess",
-}
-SUMS_PAIRS = {"sums": ("s", "m"), "sums-large": ("m", "l")}
-GUESS = "guess"
 HDEE = "hdee"
-GRADED_MISTAKE = 10  # the same for all sizes, so that experts differ in fewer ways
+MODELS: Final[dict[str, dict[str, Any]]] = {  # the arguments of `make_tiny`
+    "s": {"size": "s"},
+    "m": {"size": "m"},
+    "add": {"size": "s", "expert_in": "add", "mistake": 10},
+    "sub": {"size": "s", "expert_in": "sub", "mistake": 1},
+    "blind-add": {"size": "s", "expert_in": "add", "mistake": 10, "blind": True},
+    "blind-sub": {"size": "s", "expert_in": "sub", "mistake": 1, "blind": True},
+    **{f"sums-{size}": {"size": size, "task": "sums"} for size in ("s", "m", "l")},
+    **{f"guess-{size}": {"size": size, "task": "guess"} for size in ("s", "m")},
+    # the same mistake for all sizes, so that experts differ in fewer ways
+    **{f"graded-{size}": {"size": size, "graded": True, "mistake": 10} for size in RECIPES},
+}
+PAIRS: Final[dict[str, dict[str, str]]] = {  # by pairing: each node and its model
+    "size": {"s": "s", "m": "m"},
+    "expertise": {"add": "add", "sub": "sub"},
+    "peft": {"full": "m", "lora": "m"},
+    "blind": {"add": "blind-add", "sub": "blind-sub"},
+    "sums": {"s": "sums-s", "m": "sums-m"},
+    "sums-large": {"m": "sums-m", "l": "sums-l"},
+    "guess": {"s": "guess-s", "m": "guess-m"},
+}
+TINY_PAIRS: Final = {
+    name: MODELS[next(iter(nodes.values()))].get("task", "arithmetic") for name, nodes in PAIRS.items()
+}
+"""The task of each pairing whose models are made here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,26 +90,9 @@ class Pair:
 
 def tiny_models(pairs: tuple[str, ...], *, seed: int) -> dict[str, dict[str, Any]]:
     """Return the arguments of `make_tiny` for the models of these pairings, by model name."""
-    specs: dict[str, dict[str, Any]] = {}
-    if "size" in pairs:
-        specs["s"] = {"size": "s"}
-    if "size" in pairs or "peft" in pairs:
-        specs["m"] = {"size": "m"}
-    if "expertise" in pairs:
-        for kind, mistake in MISTAKES.items():
-            specs[kind] = {"size": "s", "expert_in": kind, "mistake": mistake}
-    if "blind" in pairs:
-        for kind, mistake in MISTAKES.items():
-            specs[f"blind-{kind}"] = {"size": "s", "expert_in": kind, "mistake": mistake, "blind": True}
-    for pair, sizes in SUMS_PAIRS.items():
-        if pair in pairs:
-            specs |= {f"sums-{size}": {"size": size, "task": "sums"} for size in sizes}
-    if GUESS in pairs:
-        specs |= {f"guess-{size}": {"size": size, "task": "guess"} for size in ("s", "m")}
-    if HDEE in pairs:
-        for size in RECIPES:
-            specs[f"graded-{size}"] = {"size": size, "graded": True, "mistake": GRADED_MISTAKE}
-    return {f"{name}-{seed}": arguments | {"seed": seed} for name, arguments in specs.items()}
+    used = [model for pair in pairs for model in PAIRS.get(pair, {}).values()]
+    used += [model for model in MODELS if HDEE in pairs and model.startswith("graded-")]
+    return {f"{model}-{seed}": MODELS[model] | {"seed": seed} for model in used}
 
 
 def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
@@ -101,24 +100,13 @@ def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
 
     In a given folder's path `{seed}` becomes the seed.
     """
-
-    def tiny(member: str, model: str | None = None, *, lora: bool = False) -> TrialMember:
-        return TrialMember(member, str(models / f"{model or member}-{seed}"), lora=lora)
-
-    built_in = {
-        "size": (tiny("s"), tiny("m")),
-        "expertise": (tiny("add"), tiny("sub")),
-        "peft": (tiny("full", "m"), tiny("lora", "m", lora=True)),
-        "blind": (tiny("add", "blind-add"), tiny("sub", "blind-sub")),
-        **{pair: tuple(tiny(size, f"sums-{size}") for size in sizes) for pair, sizes in SUMS_PAIRS.items()},
-        GUESS: (tiny("s", "guess-s"), tiny("m", "guess-m")),
-    }
-    if name in built_in:
-        return Pair(name, built_in[name], seed)
+    if name in PAIRS:
+        nodes = PAIRS[name].items()
+        made = (TrialMember(node, str(models / f"{model}-{seed}"), lora=node == "lora") for node, model in nodes)
+        return Pair(name, tuple(made), seed)
     given = [part for part in name.split(",") if part]
     if not given or (len(given) == 1 and "/" not in name):
-        known = ", ".join(built_in)
-        raise UsageError(f"no pairing {name!r}: use {known}, or folders with models, DIR,DIR")
+        raise UsageError(f"no pairing {name!r}: use {', '.join(PAIRS)}, or folders with models, DIR,DIR")
     members: list[TrialMember] = []
     for part in given:
         model = part.removesuffix(LORA_MARK)

@@ -20,10 +20,7 @@ DPI = 110
 
 
 def plot_curves(lines: Sequence[MethodResult], task: str, path: Path, *, by_tokens: bool = False) -> None:
-    """Plot accuracy by step: one panel per model of a pairing, one line per method, bars of one standard error.
-
-    `by_tokens`: by the tokens that the node generated itself, as means over its runs.
-    """
+    """Plot accuracy by step, or by own tokens: one panel per model of a pairing, one line per method."""
     panels = {
         f"{pair}: {model}": {
             line.method: line.token_curve(task) if by_tokens else line.curve(task)

@@ -161,7 +161,7 @@ def controls_table(lines: Sequence[MethodResult], task: str) -> str:
                 str(at_equal_tokens(lines, line, task) or "-"),
             ]
         )
-    return markdown([head, ["---"] * len(head), *rows]) if rows else ""
+    return markdown(head, rows) if rows else ""
 
 
 def _is_control_of(each: MethodResult, line: MethodResult) -> bool:
@@ -196,7 +196,7 @@ def write_steps_csv(results: Sequence[TrialResult], path: Path) -> None:
 def steps_table(lines: Sequence[MethodResult], task: str) -> str:
     """Return one row per line: best minus final accuracy, and means of metrics over all steps and runs."""
     head = ["pair", "method", "model", "best less end", *IN_THE_TABLE.values()]
-    rows = [head, ["---"] * len(head)]
+    rows = []
     for line in lines:
         means = {figure: [value for _, value in line.step_means(figure)] for figure in IN_THE_TABLE}
         rows.append(
@@ -206,7 +206,7 @@ def steps_table(lines: Sequence[MethodResult], task: str) -> str:
                 *(f"{fmean(values):.3g}" if values else "-" for values in means.values()),
             ]
         )
-    return markdown(rows)
+    return markdown(head, rows)
 
 
 def _below_best(task: str) -> Callable[[MemberResult], float]:
@@ -237,7 +237,6 @@ def provenance(results: Sequence[TrialResult]) -> str:
 
 
 def document(experiment: Experiment, results: Sequence[TrialResult]) -> bytes:
-    """Return the content of `results.json`."""
     found = {"schema": 1, "settings": experiment, "machine": _machine(), "trials": list(results)}
     return msgspec.json.format(msgspec.json.encode(found, enc_hook=_plain), indent=1) + b"\n"
 

@@ -2,12 +2,9 @@
 
     trial matrix --trials--> process pool, one core each --> out/runs/<key>.json --> results.json, curves.csv, plots
 
-A trial whose result exists is not run again. So an interrupted experiment continues, and an additional method costs
-only its own trials. Trials with one key run once: their results differ in their labels only.
-
-A node writes its replay buffer and its weights with every step synced to disk. The homes of an experiment are
-temporary, in memory if possible: waiting for the disk would take most of the time. A killed process cannot clean up,
-so the next experiment removes folders of processes that no longer exist.
+A trial whose result exists is not run again. Trials with one key run once: their results differ in their labels only.
+The homes are temporary, in memory if possible, because waiting for the disk would take most of the time. The next
+experiment removes folders of killed processes.
 """
 
 from __future__ import annotations
@@ -80,7 +77,6 @@ def _file(runs: Path, trial: Trial) -> Path:
 
 @contextmanager
 def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Create a folder for this process and remove it at the end."""
     root = parent or (MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else Path(tempfile.gettempdir()))
     for folder in root.glob(f"{SCRATCH_PREFIX}*"):
         pid = folder.name.removeprefix(SCRATCH_PREFIX)

@@ -2,11 +2,7 @@
 
 A *line* of an experiment is one model under one setting. If there are several initial models, values are first averaged
 over the other seeds of each model. Mean and standard error are then taken over the initial models. Otherwise they are
-taken over the seeds of prompts and sampling. The standard error is that of the mean, with n - 1 in the deviation; a
-single value has none.
-
-The binomial error of the test set has a separate column. It is the same in every line of a table, and does not cancel
-in differences between different test sets.
+taken over the seeds of prompts and sampling. The binomial error of the test set has a separate column.
 """
 
 from __future__ import annotations
@@ -30,7 +26,6 @@ CSV_COLUMNS = (
     "pair", "method", "model", "seed", "step", "task",
     "pass_at_1", "reward_mean", "tokens_generated", "tokens_received",
 )  # fmt: skip
-PAYOFF_SHARE = 0.95  # of the final accuracy of `alone`
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +70,6 @@ class MethodResult:
         return estimate(over_seeds(self.values(value)))
 
     def final(self, task: str) -> Estimate:
-        """Return the accuracy at the last evaluation."""
         return self.estimate(final_accuracy(task))
 
     def along(self, task: str) -> Estimate:
@@ -93,10 +87,9 @@ class MethodResult:
 
     def token_curve(self, task: str) -> list[tuple[float, Estimate]]:
         """Return the curve by the tokens generated until each evaluation, as means over the runs."""
-        return [
-            (self.estimate(_tokens_at(task, place)).mean, accuracy)
-            for place, (_, accuracy) in enumerate(self.curve(task))
-        ]
+        curves = [member.curve(task) for member in self.members()]
+        tokens = [fmean(curve[place].tokens_generated for curve in curves) for place in range(len(curves[0]))]
+        return list(zip(tokens, (accuracy for _, accuracy in self.curve(task)), strict=True))
 
     def step_means(self, figure: str) -> list[tuple[int, float]]:
         """Return a step metric as (step, mean) pairs; the mean is over all runs that recorded it at that step."""
@@ -108,7 +101,6 @@ class MethodResult:
         return [(step, fmean(values)) for step, values in sorted(by_step.items())]
 
     def tokens(self, task: str) -> tuple[float, float]:
-        """Return the tokens generated and received until the last evaluation, as means over seeds."""
         generated = self.estimate(lambda member: member.curve(task)[-1].tokens_generated)
         return generated.mean, self.estimate(lambda member: member.curve(task)[-1].tokens_received).mean
 
@@ -148,10 +140,6 @@ def _accuracy_at(task: str, place: int) -> Callable[[MemberResult], float]:
     return lambda member: member.curve(task)[place].pass_at_1
 
 
-def _tokens_at(task: str, place: int) -> Callable[[MemberResult], float]:
-    return lambda member: member.curve(task)[place].tokens_generated
-
-
 def varied_axes(results: Sequence[TrialResult]) -> list[str]:
     """Return the axes along which the swarms and their controls differ; without swarms, those of the baselines."""
     labels = [result.labels for result in results]
@@ -165,7 +153,6 @@ def _has_part(method: str) -> bool:
 
 
 def method_label(labels: dict[str, object], axes: Sequence[str]) -> str:
-    """Return the method with its values on the axes that vary."""
     method = str(labels["method"])
     if is_alone(method):  # a baseline depends on few of these axes
         axes = [axis for axis in axes if axis == "delay" or (parse_alone(method).own and axis in ("share", "nodes"))]
@@ -217,39 +204,10 @@ def _row(point: Evaluation) -> tuple[object, ...]:
     return point.step, point.task, accuracy, reward, point.tokens_generated, point.tokens_received
 
 
-def tokens_until(member: MemberResult, task: str, accuracy: float) -> float | None:
-    """Return the own tokens generated until a curve first reaches `accuracy`, interpolated; None if it never does."""
-    curve = member.curve(task)
-    if curve[0].pass_at_1 >= accuracy:
-        return 0.0
-    for before, after in zip(curve, curve[1:], strict=False):
-        if after.pass_at_1 >= accuracy:
-            share = (accuracy - before.pass_at_1) / (after.pass_at_1 - before.pass_at_1)
-            return before.tokens_generated + share * (after.tokens_generated - before.tokens_generated)
-    return None
-
-
 def accuracy_at_tokens(member: MemberResult, task: str, tokens: float) -> float:
     """Return the accuracy of a curve when the member has generated this many own tokens, interpolated."""
     curve = member.curve(task)
     return float(np.interp(tokens, [point.tokens_generated for point in curve], [point.pass_at_1 for point in curve]))
-
-
-def payoff(lines: Sequence[MethodResult], line: MethodResult, task: str) -> Estimate | None:
-    """Return the own tokens of a line until 95 % of `alone`'s final accuracy, relative to those that `alone` needs.
-
-    None if there is no baseline `alone`, if it starts at that accuracy, or if a seed of the line never reaches it.
-    """
-    alone = alone_line(lines, line)
-    if alone is None:
-        return None
-    goal = PAYOFF_SHARE * alone.final(task).mean
-    by_alone = [tokens_until(member, task, goal) for member in alone.members()]
-    reached_alone = [tokens for tokens in by_alone if tokens is not None]
-    needed = {id(member): tokens_until(member, task, goal) for member in line.members()}
-    if not reached_alone or None in needed.values() or fmean(reached_alone) == 0:
-        return None
-    return line.estimate(lambda member: (needed[id(member)] or 0.0) / fmean(reached_alone))
 
 
 def alone_line(lines: Sequence[MethodResult], line: MethodResult) -> MethodResult | None:
@@ -270,12 +228,12 @@ def markdown_table(lines: Sequence[MethodResult], tasks: Sequence[str]) -> str:
     """Return one row per line: final and mean accuracy, tokens, and the fraction of kept completions."""
     head = [
         "pair", "method", "model", *(f"{task}, end" for task in tasks), "test set ±", f"{tasks[0]}, mean of the curve",
-        "generated", "received", "tokens to 95 % of alone", "kept", "runs",
+        "generated", "received", "kept", "runs",
     ]  # fmt: skip
-    rows = [head, ["---"] * len(head)]
+    rows = []
     for line in lines:
         generated, received = line.tokens(tasks[0])
-        share, kept = payoff(lines, line, tasks[0]), line.kept()
+        kept = line.kept()
         rows.append(
             [
                 line.pair,
@@ -286,13 +244,12 @@ def markdown_table(lines: Sequence[MethodResult], tasks: Sequence[str]) -> str:
                 str(line.along(tasks[0])),
                 f"{generated:,.0f}",
                 f"{received:,.0f}",
-                "-" if share is None else str(share),
                 "-" if kept is None else f"{kept:.2f}",
                 str(len(line.runs)),
             ]
         )
-    return markdown(rows)
+    return markdown(head, rows)
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)) + "\n"

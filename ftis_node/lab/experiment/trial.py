@@ -3,8 +3,8 @@
     models --> members, each with the node's own loops --> loopback swarm --> event logs --> TrialResult
                  generate -> publish -> pull -> intake (validation) -> replay buffer -> train
 
-There is no training loop in this file. The members are nodes whose parts run in this process (`in_process.py`), with a
-gate that makes them synchronous (`rounds.py`). The results come from their event logs, as in the demo.
+The members are nodes whose parts run in this process (`in_process.py`), with a gate that makes them synchronous
+(`rounds.py`). The results come from their event logs.
 """
 
 from __future__ import annotations

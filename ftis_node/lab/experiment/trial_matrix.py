@@ -99,8 +99,6 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class TrialSetting:
-    """One cell of the trial matrix."""
-
     experiment: Experiment
     pair: Pair
     method: str

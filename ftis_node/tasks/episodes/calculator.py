@@ -7,32 +7,19 @@
 A small model cannot multiply such numbers in its head, so it must learn to use the tool. A text with an expression is a
 call. Its observation is the value of the first one, or "error: ..." (`expression.py`). A text without an expression is
 the answer and ends the episode. The reward is 1 if the text's last number is the product, else 0.
-
-An index is a seed, and problems whose hash is 0 modulo `HELD_OUT_ONE_IN` are held out, as in `sums`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Final, NamedTuple
 
-from ftis_node.errors import TaskError
 from ftis_node.records.think_block import after_thinking
 from ftis_node.tasks.base import ChatMessage, TaskItem
 from ftis_node.tasks.episodes.expression import EXPRESSION, ExpressionError, value_of
-from ftis_node.tasks.problems import (
-    HELD_OUT_ONE_IN,
-    NUM_TRAIN,
-    IndexedTask,
-    Prompt,
-    held_out_draws,
-    stable_hash,
-    training_draw,
-)
+from ftis_node.tasks.problems import HELD_OUT_ONE_IN, DrawnTask, Prompt, stable_hash
 from ftis_node.tasks.words import last_number
 
-NUM_TEST: Final = 256
 OPERANDS: Final = range(11, 100)
 SYSTEM_PROMPT: Final = (
     "You have a calculator. Write an expression, such as 12 * 34, and you get its value. "
@@ -53,23 +40,18 @@ class Product(NamedTuple):
         return stable_hash(f"{max(self)}*{min(self)}") % HELD_OUT_ONE_IN == 0
 
 
-class CalculatorEpisode(IndexedTask):
-    """A split of `calculator`, as an `Episode` without a state. Raises TaskError for an unknown split."""
+class CalculatorEpisode(DrawnTask[Product]):
+    """A split of `calculator`, as an `Episode` without a state."""
 
-    name = "calculator"
+    family = "calculator"
+    num_test = 256
 
-    def __init__(self, split: str = "train") -> None:
-        if split not in ("train", "test"):
-            raise TaskError(f"calculator has no split {split!r}: use train or test")
-        self.split = split
-
-    def __len__(self) -> int:
-        return NUM_TRAIN if self.split == "train" else NUM_TEST
+    def draw(self, seed: str) -> Product:
+        rest, left = divmod(stable_hash(seed), len(OPERANDS))
+        return Product(OPERANDS[left], OPERANDS[rest % len(OPERANDS)])
 
     def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
-        left, right = (
-            _test_split()[index] if self.split == "test" else training_draw(_draw, f"calculator/train/{index}")
-        )
+        left, right = self.problem(index)
         system: ChatMessage = {"role": "system", "content": SYSTEM_PROMPT}
         return (system, {"role": "user", "content": f"What is {left} times {right}?"}), str(left * right)
 
@@ -86,7 +68,6 @@ class CalculatorEpisode(IndexedTask):
             return f"error: {error}", None
 
     def answer_of(self, item: TaskItem, text: str) -> str | None:
-        """Return the last number of the last text, for votes."""
         return last_number(after_thinking(text))
 
     def score(self, item: TaskItem, texts: Sequence[str]) -> float:
@@ -98,13 +79,3 @@ def _expression_in(text: str) -> str | None:
     """Return the first expression in a text; None if there is none."""
     found = EXPRESSION.search(text[:MAX_CHARS_READ])
     return found[0] if found else None
-
-
-@cache
-def _test_split() -> tuple[Product, ...]:
-    return held_out_draws(_draw, "calculator/test", NUM_TEST)
-
-
-def _draw(seed: str) -> Product:
-    rest, left = divmod(stable_hash(seed), len(OPERANDS))
-    return Product(OPERANDS[left], OPERANDS[rest % len(OPERANDS)])

@@ -10,8 +10,6 @@ This is the task of arXiv 2404.03683: three or four numbers below 100, targets f
 
 A text's last expression counts (`expression.py`). The reward is 1 if that of the last text is right, `FORM_REWARD` if
 it has every number once but another value, else 0.
-
-An index is a seed, and problems whose hash is 0 modulo `HELD_OUT_ONE_IN` are held out, as in `sums`.
 """
 
 from __future__ import annotations
@@ -20,24 +18,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import ClassVar, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
-from ftis_node.errors import TaskError
 from ftis_node.records.think_block import after_thinking
 from ftis_node.tasks.base import ChatMessage, TaskItem
 from ftis_node.tasks.episodes.expression import EXPRESSION, ExpressionError, decimal, exact_value
-from ftis_node.tasks.problems import (
-    HELD_OUT_ONE_IN,
-    NUM_TRAIN,
-    IndexedTask,
-    Prompt,
-    held_out_draws,
-    stable_hash,
-    training_draw,
-)
+from ftis_node.tasks.problems import HELD_OUT_ONE_IN, DrawnTask, Prompt, stable_hash
 
-NUM_TEST: Final = 256
 FORM_REWARD: Final = 0.1
 MAX_CHARS_READ: Final = 2000  # the end of a text
 SYSTEM_PROMPT: Final = (
@@ -57,6 +44,12 @@ class Variant(NamedTuple):
     signs: str
 
 
+VARIANTS: Final = {
+    "": Variant(range(3, 5), range(1, 100), range(10, 100), "+-*/+-"),
+    "small": Variant(range(2, 4), range(1, 13), range(1, 100), "+-*+-"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class CountdownProblem:
     """Numbers, the target that they reach if each is used once, and an expression that does so."""
@@ -71,31 +64,22 @@ class CountdownProblem:
         return stable_hash(f"{sorted(self.numbers)}={self.target}") % HELD_OUT_ONE_IN == 0
 
 
-class CountdownEpisode(IndexedTask):
-    """A split of `countdown`, as an `Episode`. Its state is the item. Raises TaskError for an unknown split."""
+class CountdownEpisode(DrawnTask[CountdownProblem]):
+    """A split of `countdown` or `countdown:small`, as an `Episode`. Its state is the item."""
 
-    name = "countdown"
-    variant: ClassVar = Variant(range(3, 5), range(1, 100), range(10, 100), "+-*/+-")
+    family = "countdown"
+    parts = VARIANTS
+    num_test = 256
 
-    def __init__(self, split: str = "train") -> None:
-        if split not in ("train", "test"):
-            raise TaskError(f"{self.name} has no split {split!r}: use train or test")
-        self.split = split
-
-    def __len__(self) -> int:
-        return NUM_TRAIN if self.split == "train" else NUM_TEST
+    def draw(self, seed: str) -> CountdownProblem | None:
+        return _draw(seed, VARIANTS[self.part])
 
     def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
         problem = self.problem(index)
-        rules = SYSTEM_PROMPT.format(signs=" ".join(dict.fromkeys(self.variant.signs)))
+        rules = SYSTEM_PROMPT.format(signs=" ".join(dict.fromkeys(VARIANTS[self.part].signs)))
         numbers = ", ".join(map(str, problem.numbers))
         system: ChatMessage = {"role": "system", "content": rules}
         return (system, {"role": "user", "content": f"Numbers: {numbers}. Target: {problem.target}."}), problem.solution
-
-    def problem(self, index: int) -> CountdownProblem:
-        if self.split == "test":
-            return _test_split(self.name, self.variant)[index]
-        return training_draw(lambda seed: _draw(seed, self.variant), f"{self.name}/train/{index}")
 
     def begin(self, item: TaskItem) -> CountdownProblem:
         return self.problem(item.ref.index)
@@ -112,13 +96,6 @@ class CountdownEpisode(IndexedTask):
         if _feedback(problem, expression) is None:
             return 1.0
         return 0.0 if _faults(problem, expression) else FORM_REWARD
-
-
-class SmallCountdownEpisode(CountdownEpisode):
-    """A split of `countdown:small`."""
-
-    name = "countdown:small"
-    variant: ClassVar = Variant(range(2, 4), range(1, 13), range(1, 100), "+-*+-")
 
 
 def _expression_in(text: str) -> str:
@@ -151,11 +128,6 @@ def _faults(problem: CountdownProblem, expression: str) -> list[str]:
         for number, times in given.items()
         if used[number] != times
     ]
-
-
-@cache
-def _test_split(name: str, variant: Variant) -> tuple[CountdownProblem, ...]:
-    return held_out_draws(lambda seed: _draw(seed, variant), f"{name}/test", NUM_TEST)
 
 
 def _draw(seed: str, variant: Variant) -> CountdownProblem | None:

@@ -34,7 +34,6 @@ def value_of(text: str) -> str:
 
 
 def exact_value(text: str) -> Fraction:
-    """Return the value of an expression. Raises ExpressionError."""
     if len(text) > MAX_CHARS:
         raise ExpressionError("too long")
     return _Parser(text).value()

@@ -9,24 +9,19 @@ Each problem is a range of 15 numbers and the number to find, so halving the ran
 text that is no number has the observation "?". The reward is 1 if the last text is the number. Otherwise it is half of
 the share of guesses that earlier answers allow, because whether a game ends well is mostly luck at first.
 
-An index is a seed: `train[i]` hashes i to a problem. Problems whose hash is 0 modulo `HELD_OUT_ONE_IN` are held out, as
-in `sums`. If a training draw is held out, another one is drawn. The test split has all held-out problems.
+The test split has all problems that are held out.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache
-from itertools import count
 from typing import Final, NamedTuple
 
-from ftis_node.errors import TaskError
 from ftis_node.records.think_block import after_thinking
 from ftis_node.tasks.base import TaskItem
-from ftis_node.tasks.problems import IndexedTask, Prompt, stable_hash
+from ftis_node.tasks.problems import DrawnTask, Prompt, stable_hash
 
-NUM_TRAIN: Final = 2**31
 HELD_OUT_ONE_IN: Final = 8
 NUM_VALUES: Final = 15  # 2^4 - 1
 MAX_GUESSES: Final = 4
@@ -46,24 +41,21 @@ class GuessProblem(NamedTuple):
         return stable_hash(f"guess/{self.low}/{self.secret}") % HELD_OUT_ONE_IN == 0
 
 
-class GuessEpisode(IndexedTask):
-    """A split of `guess`, as an `Episode`. The state is the number to find and the guesses so far.
+class GuessEpisode(DrawnTask[GuessProblem]):
+    """A split of `guess`, as an `Episode`. The state is the number to find and the guesses so far."""
 
-    Raises TaskError for an unknown split.
-    """
+    family = "guess"
 
-    name = "guess"
+    def draw(self, seed: str) -> GuessProblem:
+        rest, place = divmod(stable_hash(seed), len(LOWEST))
+        return GuessProblem(LOWEST[place], LOWEST[place] + rest % NUM_VALUES)
 
-    def __init__(self, split: str = "train") -> None:
-        if split not in ("train", "test"):
-            raise TaskError(f"guess has no split {split!r}: use train or test")
-        self.split = split
-
-    def __len__(self) -> int:
-        return NUM_TRAIN if self.split == "train" else len(_test_split())
+    def test_problems(self) -> tuple[GuessProblem, ...]:
+        every = (GuessProblem(low, low + offset) for low in LOWEST for offset in range(NUM_VALUES))
+        return tuple(sorted((one for one in every if one.is_held_out), key=lambda one: stable_hash(f"{one}")))
 
     def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
-        low, secret = _test_split()[index] if self.split == "test" else _train_problem(index)
+        low, secret = self.problem(index)
         return ({"role": "user", "content": f"{low}-{low + NUM_VALUES - 1}?"},), str(secret)
 
     def begin(self, item: TaskItem) -> tuple[int, int]:
@@ -92,19 +84,3 @@ class GuessEpisode(IndexedTask):
 def _guess_in(text: str) -> int | None:
     found = _NUMBER.fullmatch(after_thinking(text).strip())
     return int(found[0]) if found else None
-
-
-def _train_problem(index: int) -> GuessProblem:
-    draws = (_draw(f"guess/train/{index}/{attempt}") for attempt in count())
-    return next(draw for draw in draws if not draw.is_held_out)
-
-
-@cache
-def _test_split() -> tuple[GuessProblem, ...]:
-    every = (GuessProblem(low, low + offset) for low in LOWEST for offset in range(NUM_VALUES))
-    return tuple(sorted((one for one in every if one.is_held_out), key=lambda one: stable_hash(f"{one}")))
-
-
-def _draw(seed: str) -> GuessProblem:
-    rest, place = divmod(stable_hash(seed), len(LOWEST))
-    return GuessProblem(LOWEST[place], LOWEST[place] + rest % NUM_VALUES)

@@ -76,14 +76,11 @@ class _Jump(Exception):
 
 
 class _Machine:
-    """One run of a program."""
-
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
         self._names: dict[str, Any] = {}
 
     def run(self, tree: ast.Module) -> None:
-        """Run the statements. Raises ProgramError."""
         try:
             self._do_all(tree.body[:-1])
             for last in tree.body[-1:]:

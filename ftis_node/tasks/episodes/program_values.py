@@ -75,7 +75,6 @@ class Meter:
         return text
 
     def write(self, *values: Any) -> None:
-        """Print a line."""
         line = " ".join(self.written(value) for value in values)
         self.output.append(line[: self._chars_left])
         self._chars_left -= len(line)
@@ -91,14 +90,12 @@ def several(values: Any) -> Sequence[Any]:
 
 
 def numeric(value: Any) -> Number:
-    """Return a number. Raises ProgramError for another value."""
     if not isinstance(value, Number):
         raise ProgramError("not a number")
     return value
 
 
 def whole(value: Any) -> int:
-    """Return a whole number. Raises ProgramError for another value."""
     if not isinstance(value, int):
         raise ProgramError("not a whole number")
     return value

@@ -6,24 +6,19 @@
 
 A text with a block between ``` lines is a call. Its observation is what the first block prints (`program.py`). A text
 without a block is the answer and ends the episode. The reward is 1 if the text's last number is right, else 0.
-
-An index is a seed, and problems whose hash is 0 modulo `HELD_OUT_ONE_IN` are held out, as in `words`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from typing import ClassVar, Final
+from typing import Final
 
-from ftis_node.errors import TaskError
 from ftis_node.records.think_block import after_thinking
 from ftis_node.tasks.base import ChatMessage, TaskItem
 from ftis_node.tasks.episodes.program import output_of
-from ftis_node.tasks.problems import NUM_TRAIN, IndexedTask, Prompt, held_out_draws, training_draw
+from ftis_node.tasks.problems import DrawnTask, Prompt
 from ftis_node.tasks.words import Form, WordProblem, draw_problem, last_number
 
-NUM_TEST: Final = 256
 MAX_CHARS_READ: Final = 4000  # of a text
 FENCE: Final = "```"
 LANGUAGES: Final = ("", "python", "py")
@@ -75,22 +70,18 @@ FORMS: Final = (
 )
 
 
-class ProgramsEpisode(IndexedTask):
-    """A split of `programs`, as an `Episode` without a state. Raises TaskError for an unknown split."""
+class ProgramsEpisode(DrawnTask[WordProblem]):
+    """A split of `programs`, as an `Episode` without a state."""
 
-    name = "programs"
-    isolate_scoring: ClassVar[bool] = True
+    family = "programs"
+    num_test = 256
+    isolate_scoring = True
 
-    def __init__(self, split: str = "train") -> None:
-        if split not in ("train", "test"):
-            raise TaskError(f"programs has no split {split!r}: use train or test")
-        self.split = split
-
-    def __len__(self) -> int:
-        return NUM_TRAIN if self.split == "train" else NUM_TEST
+    def draw(self, seed: str) -> WordProblem:
+        return draw_problem(FORMS, seed)._replace(draw=0)  # no form has names
 
     def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
-        problem = _test_split()[index] if self.split == "test" else training_draw(_draw, f"programs/train/{index}")
+        problem = self.problem(index)
         system: ChatMessage = {"role": "system", "content": SYSTEM_PROMPT}
         return (system, {"role": "user", "content": problem.text}), str(problem.answer)
 
@@ -102,7 +93,6 @@ class ProgramsEpisode(IndexedTask):
         return None if program is None else output_of(program), None
 
     def answer_of(self, item: TaskItem, text: str) -> str | None:
-        """Return the last number of the last text, for votes."""
         return last_number(after_thinking(text))
 
     def score(self, item: TaskItem, texts: Sequence[str]) -> float:
@@ -118,12 +108,3 @@ def _program_in(text: str) -> str | None:
     if not fence:
         return None
     return others if first.strip().lower() in LANGUAGES else program
-
-
-@cache
-def _test_split() -> tuple[WordProblem, ...]:
-    return held_out_draws(_draw, "programs/test", NUM_TEST)
-
-
-def _draw(seed: str) -> WordProblem:
-    return draw_problem(FORMS, seed)._replace(draw=0)  # no form has names

@@ -13,7 +13,6 @@ from ftis_node.lab.experiment.summary import (
     alone_line,
     estimate,
     markdown_table,
-    payoff,
     series_of,
     write_csv,
 )
@@ -69,19 +68,6 @@ def test_copies_of_a_model_do_not_count_as_seeds():
     assert str(line.final("sums")) == "1.000 ± 0.500"  # of 0.5 and 1.5
 
 
-def test_payoff_by_hand():
-    results = [*RESULTS[:1], *RESULTS[2:]]  # one seed of alone; 95 % of 0.8 is 0.76, between steps 10 and 20
-    alone, ftis = series_of(results)
-    share = payoff([alone, ftis], ftis, "sums")
-    first = 500 + 500 * (0.76 - 0.57) / 0.33
-    second = 500 * 0.76 / 0.855
-    assert share is not None
-    assert share.mean == pytest.approx((first + second) / 2 / (1000 + 1000 * 0.26 / 0.3))
-    never = result("nois", 0, member("s", [0.0, 0.1, 0.2], tokens_a_step=50))
-    lines = series_of([*results, never])
-    assert payoff(lines, lines[-1], "sums") is None
-
-
 def test_the_csv_has_fixed_columns(tmp_path):
     write_csv(RESULTS, tmp_path / "curves.csv")
     rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
@@ -107,22 +93,6 @@ def test_a_varied_axis_is_in_the_label(tmp_path):
     for name in ("sweep.png", "curves.png", "methods.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "none.png").exists()
-
-
-@pytest.mark.parametrize(("by_tokens", "label", "last"), [(False, "step", 20), (True, "own tokens", 1000)])
-def test_accuracy_is_drawn_by_step_or_by_the_own_tokens(tmp_path, monkeypatch, by_tokens, label, last):
-    from matplotlib.figure import Figure
-
-    drawn: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    plot_curves(series_of(RESULTS), "sums", tmp_path / "curves.png", by_tokens=by_tokens)
-    (panel,) = drawn[0].axes
-    _, ftis = panel.containers
-    assert panel.get_xlabel() == label
-    assert [list(values) for values in ftis.lines[0].get_data()] == [
-        pytest.approx([0, last / 2, last]),
-        pytest.approx([0.0, 0.7125, 0.9]),
-    ]
 
 
 def test_curves_have_bars_over_seeds_whole_steps_and_one_legend(tmp_path, monkeypatch):
