@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.card.groups import sample
 from ftis_node.config.method_section import MethodSection
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
@@ -38,6 +37,7 @@ from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.vllm_options import engine_arguments, environment
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
+from ftis_node.lab.card.groups import sample
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.models import resolve_model

@@ -38,7 +38,7 @@ SCENARIOS: Final = (
     "tests/integrations/test_trl_swarm.py",
     "tests/lab/experiment/test_compare_command.py",
     "tests/bench/test_gpu_check.py::test_transfer_runs_without_vllm_and_hivemind",
-    "tests/bench/test_one_gpu.py::test_the_figures_of_both_workers_come_after_the_plan",
+    "tests/lab/test_card_check.py::test_the_figures_of_both_workers_are_in_the_file_and_the_table",
     "tests/lab/test_demo.py::test_two_nodes_train_and_answer_some_problems",
     "tests/lab/test_hdee.py",
     "tests/algorithms/plugins/test_plugins.py::test_installed_plugins_are_compared_with_a_built_in_one",

@@ -9,9 +9,9 @@ from typing import Any
 import psutil
 import torch
 
-from bench.card.random_model import SHAPES, kept_model
-from bench.card.usage import status_bytes
 from ftis_node.config.workers import LoraSection
+from ftis_node.lab.card.random_model import SHAPES, kept_model
+from ftis_node.lab.card.usage import status_bytes
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.policy import Policy, load_unchecked
 from gpu.cases import Options

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.card.groups import sample
-from bench.card.usage import GIB, gib, used_bytes
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
+from ftis_node.lab.card.groups import sample
+from ftis_node.lab.card.usage import GIB, gib, used_bytes
 from ftis_node.learner.batch import batch_of, make_micro_batches
 from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
 from ftis_node.learner.model.policy import Policy

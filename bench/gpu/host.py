@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.card.device import synchronize
+from ftis_node.lab.card.device import synchronize
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import TrainGroup
 from gpu.cases import Options

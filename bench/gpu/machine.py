@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import torch
 
-from bench.card.device import peak_flops, seconds
-from bench.card.usage import GIB, ask_driver, gib, read_gpu, used_bytes
+from ftis_node.lab.card.device import peak_flops, seconds
+from ftis_node.lab.card.usage import GIB, ask_driver, gib, read_gpu, used_bytes
 from gpu.cases import Options
 
 PACKAGES = ("torch", "transformers", "peft", "safetensors", "vllm", "trl", "bitsandbytes", "hivemind")

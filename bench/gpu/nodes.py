@@ -28,9 +28,9 @@ from urllib.request import urlopen
 import psutil
 import torch
 
-from bench.card.usage import DeviceUse, gib, mean_busy, read_gpu, read_processes, sampled
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
+from ftis_node.lab.card.usage import DeviceUse, gib, mean_busy, read_gpu, read_processes, sampled
 from ftis_node.lab.child_processes import ChildProcess, ChildProcesses, children
 from ftis_node.lab.demo import LANGUAGE_TASK, read_history
 from ftis_node.lab.tiny import make_tiny

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from bench.card.device import PRODUCT_SIZE, product_flops
-from bench.card.usage import status_bytes
+from ftis_node.lab.card.device import PRODUCT_SIZE, product_flops
+from ftis_node.lab.card.usage import status_bytes
 from learner_sides.job import Job
 
 

@@ -1,4 +1,4 @@
-"""Groups of models with random weights (`bench/card/random_model.py`), as messages of the learner."""
+"""Groups of models with random weights (`ftis_node/lab/card/random_model.py`), as messages of the learner."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.card.groups import HEADER, token_body
-from bench.card.random_model import SHAPES, kept_model, save_random_model
+from ftis_node.lab.card.groups import HEADER, token_body
+from ftis_node.lab.card.random_model import SHAPES, kept_model, save_random_model
 from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.records.codec import hash_prompt, pack_text_group

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,7 @@ from ftis_node.cli.options import (
     home_at,
     print_document,
 )
+from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,6 +76,9 @@ def doctor(
     only: Annotated[
         list[str] | None, typer.Option("--only", help=f"Run only this check: {', '.join(CHECKS)}. Repeatable.")
     ] = None,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Measure the first GPU for three minutes; the figures are in doctor-gpu.json.")
+    ] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Also show each part of the memory plan.")] = False,
@@ -85,9 +90,15 @@ def doctor(
     Exit code 3 if the machine cannot run a node, 4 if the network fails, 0 with warnings.
 
     JSON shape: [{check, id, level: "ok" | "warn" | "fail", finding, advice, num_bytes}], the worst first.
+
+    With --gpu nothing is checked. Both workers run on the first GPU with --model or a random one, with --lora,
+    --quantize 4bit or all weights. The figures are one JSON object.
     """
     if quantize not in (None, *FORMS):
         raise ConfigError(f"--quantize {quantize}: give one of {', '.join(FORMS)}")
+    if gpu:
+        _measure(model, lora=lora, quantize=quantize, as_json=as_json)
+        return
     if model is None and any((run is not None, lora is not None, quantize, gpu_memory, gpus, tensor_parallel)):
         raise ConfigError(
             "--run, --lora, --full, --quantize, --gpu-memory, --gpus and --tensor-parallel plan a model's memory: "
@@ -132,6 +143,15 @@ def doctor(
         failed = dict.fromkeys(finding.id for finding in findings if finding.level == "fail")
         typer.echo(f"ftis-node: not ready: {', '.join(failed)}; see the advice above", err=True)
         raise typer.Exit(code)
+
+
+def _measure(model: str | None, *, lora: bool | None, quantize: str | None, as_json: bool) -> None:
+    from ftis_node.lab.card.check import check_card, table_of
+
+    file = Path("doctor-gpu.json").absolute()
+    with show_fraction("measuring the GPU") as on_progress:
+        found = check_card(file, model=model, lora=bool(lora), quantize=quantize or "none", on_progress=on_progress)
+    print_document(found, lambda: [*table_of(found), f"{file}: attach it to an issue"], as_json=as_json)
 
 
 def _screen(findings: list[CheckResult]) -> Iterator[str]:

@@ -19,14 +19,14 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from bench.card.groups import sample, token_body
-from bench.card.usage import DeviceUse, gib, mean_busy, read_gpu, read_processes, sampled
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import GenerationResult
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
+from ftis_node.lab.card.groups import sample, token_body
+from ftis_node.lab.card.usage import DeviceUse, gib, mean_busy, read_gpu, read_processes, sampled
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.memory.placement import WorkerPlacement, arrange, inspect_machine
@@ -122,10 +122,12 @@ async def measure_workers(
     rounds: int,
     num_groups: int | None = None,
     vocab_size: int | None = None,
+    tries_sleep: bool = False,
 ) -> None:
     """Start both workers as `join` does and do `rounds` rounds of `num_groups`, by default a step's own groups.
 
-    `vocab_size` is that of the model if its tokenizer has fewer ids.
+    `vocab_size` is that of the model if its tokenizer has fewer ids. With `tries_sleep` the generator then sleeps and
+    wakes once.
     """
     settings = settings.model_copy(
         update={"learner": settings.learner.model_copy(update={"checkpoint_every_steps": NEVER})}
@@ -139,7 +141,9 @@ async def measure_workers(
     home.create()
     generating = generation_boot(settings, manifest, source, load_tokenizer(source), placement, adapters=adapters)
     served = msgspec.structs.replace(
-        generating.settings, vocab_size=vocab_size or generating.settings.vocab_size, can_sleep=placement.can_sleep
+        generating.settings,
+        vocab_size=vocab_size or generating.settings.vocab_size,
+        can_sleep=placement.can_sleep or (tries_sleep and on_gpu),
     )
     learner = LearnerClient(
         learner_boot(settings, manifest, source, home, placement, weights=home.weights, adapters=adapters),
@@ -174,6 +178,8 @@ async def measure_workers(
                 peak_to_plan=round(peak / made.peak_bytes, 3),
                 busy_share=mean_busy([use for at, use in samples if at >= began_at]),
             )
+        if tries_sleep:
+            note(**await _sleep_and_wake(generation))
 
 
 async def _start(generation: GenerationClient, learner: LearnerClient, note: Note) -> None:
@@ -184,6 +190,14 @@ async def _start(generation: GenerationClient, learner: LearnerClient, note: Not
         note(**{f"{name}_start_s": round(time.monotonic() - began, 1)})
 
     await asyncio.gather(started("engine", generation.start), started("learner", learner.start))
+
+
+async def _sleep_and_wake(generation: GenerationClient) -> dict[str, float]:
+    began = time.monotonic()
+    await generation.sleep()
+    slept = time.monotonic()
+    await generation.wake()
+    return {"sleep_s": round(slept - began, 3), "wake_s": round(time.monotonic() - slept, 3)}
 
 
 def _use(workers: Workers, *, on_gpu: bool) -> DeviceUse:
