@@ -74,6 +74,11 @@ class ScheduleSection(Section):
         max_length=64,
         description="Names of programs, such as `steam`: the node pauses while one of them runs, and a minute longer.",
     )
+    when_gpu_is_used: AtConflict = Field(
+        default="run",
+        description="`pause`: while another program computes on a GPU, or uses 1 GiB of its memory, and a minute "
+        "longer. Requires the extra `gpu-figures`, or vLLM.",
+    )
 
     @field_validator("hours")
     @classmethod

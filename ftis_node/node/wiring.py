@@ -42,6 +42,7 @@ from ftis_node.node.peers.serve import PeerRequestHandler
 from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.node.protocols import Generation, Learning
 from ftis_node.node.storage.node_store import Store
+from ftis_node.node.supervision.gpu_power import EnergyMeter
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
@@ -202,7 +203,8 @@ class Wiring:
     @cached_property
     def reporter(self) -> StepReporter:
         node = self.node
-        return StepReporter(self.context, self.peers, node.generation, self.swarm, node.tracking)
+        meter = EnergyMeter(node.arrangement.gpus, is_used=self.context.settings.device != "cpu")
+        return StepReporter(self.context, self.peers, node.generation, self.swarm, node.tracking, meter)
 
     def step_gate(self) -> TimedStepGate:
         shares, arrivals = self.step_shares, self.arrivals

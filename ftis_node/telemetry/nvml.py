@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -20,6 +22,16 @@ def opened_nvml() -> Any:
     except pynvml.NVMLError:
         return None
     return pynvml
+
+
+def visible_names(nvml: Any, gpus: Sequence[int] = ()) -> list[str]:
+    """Return an index or UUID of each GPU that CUDA sees here, or of those with these indices among them.
+
+    Raises IndexError if there are fewer.
+    """
+    seen = os.environ.get(VISIBLE_GPUS)
+    names = list(map(str, range(nvml.nvmlDeviceGetCount()))) if seen is None else seen.replace(" ", "").split(",")
+    return [names[gpu] for gpu in gpus] if gpus else [name for name in names if name]
 
 
 def gpu_handle(nvml: Any, name: str) -> Any:

@@ -62,7 +62,7 @@ def test_the_night_of_a_clock_change_ends_at_seven_too(day, length_h):
 def test_the_decision_and_its_reason():
     schedule = ScheduleSection(hours="22-07", when_on_battery="pause", while_running=("steam",))
     noon, night = at("2026-05-04T12:00"), at("2026-05-04T23:00")
-    busy = MachineFacts(on_battery=True, programs=("steam",))
+    busy = MachineFacts(on_battery=True, programs=("steam",), gpu_users=("blender",))
     free = MachineFacts()
 
     def decided(now: float, facts: MachineFacts = free, command: Command | None = None) -> Decision:
@@ -72,10 +72,13 @@ def test_the_decision_and_its_reason():
     assert decided(night) == RUN
     assert decided(night, busy).reason == "the machine runs on its battery"
     assert decided(night, MachineFacts(programs=("steam",))) == Decision("steam is running")
+    assert decided(night, MachineFacts(gpu_users=("blender",))) == RUN, "paused for a fact that no setting names"
     assert decided(noon, busy, Command("run", noon + 1)) == RUN, "the schedule came before a command"
     assert decided(noon, free, Command("run", noon)) == decided(noon), "a command outlived its time"
     assert decided(night, free, Command("pause")) == Decision("by command", None)
     assert decided(night, free, Command("pause", night + 60)).until == night + 60
     long = Command("pause", at("2026-05-05T09:00"))
     assert decided(night, free, long).until == at("2026-05-05T22:00"), "names a time outside the hours as the end"
-    assert decide(ScheduleSection(), Command(), MachineFacts(on_battery=True), now=noon) == RUN, "no setting names it"
+    other = ScheduleSection(when_gpu_is_used="pause")
+    assert decide(other, Command(), busy, now=noon).reason == "steam is running"
+    assert decide(other, Command(), MachineFacts(gpu_users=("a", "b")), now=noon).reason == "a, b uses the GPU"

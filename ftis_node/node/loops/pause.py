@@ -24,6 +24,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import FileError, UsageError
 from ftis_node.files import read_object, replace_file
+from ftis_node.install_hint import how_to_install
 from ftis_node.node.context import NodeContext
 from ftis_node.node.pausing.machine import MachineObserver
 from ftis_node.node.pausing.policy import Command, Decision, MachineFacts, decide
@@ -31,6 +32,7 @@ from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting, waiting_for
 from ftis_node.node.training.group_limits import GenerateBudget
 from ftis_node.telemetry.health_summary import pause_words
+from ftis_node.telemetry.nvml import opened_nvml
 from ftis_node.workers.supervisor import WorkerClient
 from ftis_node.workers.weight_store import discard_published
 
@@ -169,7 +171,15 @@ class PauseLoop:
 
 
 def first_decision(settings: NodeSettings, home: Home) -> Decision:
-    """Return whether a node that starts now computes or pauses. It takes some milliseconds."""
+    """Return whether a node that starts now computes or pauses. Warn of a setting without effect here.
+
+    It takes some milliseconds.
+    """
+    if settings.schedule.when_gpu_is_used == "pause" and opened_nvml() is None:
+        log.warning(
+            "schedule.when_gpu_is_used has no effect: there is no NVIDIA driver, or nvidia-ml-py is missing; %s",
+            how_to_install("gpu-figures"),
+        )
     facts = MachineObserver(settings.schedule).facts()
     return decide(settings.schedule, read_command(home), facts, now=time.time())
 

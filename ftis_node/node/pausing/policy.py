@@ -24,10 +24,11 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What else the machine does. `programs` are those of `schedule.while_running`."""
+    """What else the machine does. `programs` are those of `schedule.while_running`, `gpu_users` other programs."""
 
     on_battery: bool = False
     programs: tuple[str, ...] = ()
+    gpu_users: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,4 +63,6 @@ def decide(schedule: ScheduleSection, command: Command, facts: MachineFacts, *, 
         return Decision("the machine runs on its battery")
     if facts.programs:
         return Decision(f"{', '.join(facts.programs)} is running")
+    if facts.gpu_users and schedule.when_gpu_is_used == "pause":
+        return Decision(f"{', '.join(facts.gpu_users)} uses the GPU")
     return RUN

@@ -34,6 +34,7 @@ from ftis_node.node.storage.disk_space import DiskSpace, checkpoint_step, num_ve
 from ftis_node.node.storage.epochs import begin_epoch
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.background import DiskThread, first_of_ours
+from ftis_node.node.supervision.gpu_power import limited_power
 from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.replay.buffer import ReplayBuffer
@@ -78,6 +79,8 @@ async def running_components(
         begun_at = checkpoint_step(home) if settings.learns else 0
         log_block(log, start_lines(inputs, num_parameters=parameter_count(inputs.source), step=begun_at))
         mark_start(home)
+        watts = 0 if settings.device == "cpu" else settings.limits.gpu_watts
+        stack.enter_context(limited_power(watts, inputs.arrangement.gpus))
         parts = _assemble(stack, inputs, factory)
         parts.gossip.guard.on_fault = parts.peers.charge_fault
         wiring = Wiring(parts)

@@ -24,6 +24,7 @@ from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.node.protocols import Generation, dtype_of
+from ftis_node.node.supervision.gpu_power import EnergyMeter
 from ftis_node.telemetry.tracking import Tracking, numbers_of
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class StepReporter:
     generation: Generation
     swarm: SwarmReporter
     tracking: Tracking
+    energy: EnergyMeter
 
     def __post_init__(self) -> None:
         self._limits = LIMITS[dtype_of(self.context.settings)]
@@ -75,6 +77,8 @@ class StepReporter:
             self.peers.counters.drift_report = report
         generation_tokens_per_s = round(self.generation.tokens_per_s, 1)
         fields = msgspec.to_builtins(report) | {"generation_tokens_per_s": generation_tokens_per_s}
+        if (energy_wh := self.energy.take_wh()) is not None:
+            fields["gpu_wh"] = round(energy_wh, 4)  # since the report before
         self.context.events.write("step", **fields)
         self.peers.counters.recent_sources.append({stats.sender: stats.groups for stats in report.by_sender})
         if not report.repeated:
