@@ -2,7 +2,8 @@
 
 The model has the 24 layers and 290 tensors of Qwen2.5-0.5B, each of them tiny. So arithmetic takes little time, and
 what remains is Python and dispatch. A dispatch is one call of an ATen operation: views are dispatches without a kernel,
-and a CPU takes other branches than a GPU. Kernels are counted by torch's profiler.
+and a CPU takes other branches than a GPU. Kernels are counted by torch's profiler. The attention buckets are those of a
+GPU also on a CPU.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ftis_node.lab.card.device import synchronize
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import TrainGroup
+from ftis_node.learner.model import attention
 from gpu.cases import Options
 from gpu.device import model_folder
 from gpu.steps import learner_boot
@@ -51,6 +53,7 @@ class DispatchCount(TorchDispatchMode):
 def step(options: Options) -> dict[str, Any]:
     """Return dispatches and milliseconds of a step of one micro-batch, by part. The fastest of some steps counts."""
     torch.set_num_threads(1)  # a second thread adds processor time, but no work
+    attention.BUCKET_PAIRS["cpu"] = attention.BUCKET_PAIRS["cuda"]
     folder = model_folder(SHAPE, options.device)
     made = even_groups(
         num_groups=GROUPS, completion_tokens=list(COMPLETION_TOKENS), prompt_tokens=PROMPT_TOKENS, vocab_size=512

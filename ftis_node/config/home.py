@@ -10,6 +10,7 @@
     peers.sqlite   peers' scores, bans and trust
     control.token  0600; allows its holder to ban and trust peers on the running node
     observe.token  0600; allows its holder to read the metrics of a node that listens beyond this machine
+    kernels.json   the faster kernels of each model shape and card, as a learner measured them
     checkpoints/   weights and optimizer
     weights/       versions for the generator
     events.jsonl   the event log, one line an event

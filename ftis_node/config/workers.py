@@ -128,8 +128,8 @@ class LearnerSection(Section):
     kernels: Literal["auto", "plain", "compile"] = Field(
         default="auto",
         description="Implementation of a layer's norms, rotary embeddings and activations: `plain` torch, "
-        "`compile` (torch.compile, layer by layer). `auto`: `compile` on a GPU; `plain` on a CPU and for a learner of "
-        "several processes.",
+        "`compile` (torch.compile, layer by layer). `auto`: the faster of them on a GPU, measured at the first start; "
+        "`plain` on a CPU and for a learner of several processes.",
     )
 
     @model_validator(mode="after")

@@ -5,7 +5,8 @@
 Each text is gathered from the row with its prompt. Texts of similar length form a bucket: right-padded, causal, one
 call of `F.scaled_dot_product_attention`. Causal attention hides the padding, so no mask is built. Only texts longer
 than a sliding window get one. Outputs of a shared prompt are equal in all its texts, and the last text provides them.
-On a GPU torch's kernel for texts of different lengths replaces the buckets (`varlen.py`).
+On a GPU similar buckets are merged, because the host needs longer to launch a bucket's operations than the GPU to
+compute short texts. If torch has a kernel for texts of different lengths there, it replaces the buckets (`varlen.py`).
 
 A soft cap on the scores (Gemma 2) is in no fused kernel of torch. Such attention computes the matrix of all scores of
 a few texts, and again in the backward pass. Its time and memory grow with the square of a text's length.
@@ -35,6 +36,10 @@ ATTENTION = "ftis_packed"
 UNSUPPORTED = {"s_aux": "sinks", "position_bias": "a position bias"}  # terms that other models add
 MAX_SCORES = 1 << 25  # of soft-capped attention at once, in all heads: 128 MiB in float32, about five times
 MIN_LENGTH = 16  # tokens: all shorter texts share one bucket
+MAX_PADDING = 1.25  # columns of a merged bucket relative to its tokens: memory grows with the columns
+# The fixed cost of a bucket, in query-key pairs. An estimate: its operations take the host about 0.25 ms a layer. A GPU
+# of 200 TFLOP/s computes eight million pairs in 14 heads of 64 meanwhile, a CPU a thousand.
+BUCKET_PAIRS = {"cpu": 0, "cuda": 1 << 20}
 
 
 class LengthBucket(NamedTuple):
@@ -74,8 +79,9 @@ class AttentionPlan:
         if len(texts) > 1:
             every = [np.concatenate([np.arange(part.start, part.stop) for part in parts]) for parts in texts]
             columns = TextColumns.of(every, device) if varlen.is_available(device) else None
+            merged = merged_classes(list(map(len, every)), BUCKET_PAIRS.get(device.type, 0))
             for places in every:
-                by_length.setdefault(_length_class(len(places)), []).append(places)
+                by_length.setdefault(merged[_length_class(len(places))], []).append(places)
         buckets = tuple(LengthBucket(len(members), max(map(len, members))) for members in by_length.values())
         rows = np.zeros(sum(bucket.num_texts * bucket.size for bucket in buckets), dtype=np.int64)
         source = np.zeros(max(part.stop for parts in texts for part in parts) if buckets else 0, dtype=np.int64)
@@ -173,6 +179,33 @@ def _soft_capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale:
     exact = torch.promote_types(scores.dtype, torch.float32)
     weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1, dtype=exact)
     return weights.to(value.dtype) @ value
+
+
+def merged_classes(lengths: Sequence[int], bucket_pairs: int) -> dict[int, int]:
+    """Return the bucket of each length class of `lengths`, named by its largest class.
+
+    Neighboring classes share a bucket if that costs least: the query-key pairs, and `bucket_pairs` for each bucket.
+    """
+    members: dict[int, list[int]] = {}
+    for length in sorted(lengths):
+        members.setdefault(_length_class(length), []).append(length)
+    classes = list(members)
+    best: list[tuple[int, int]] = [(0, 0)]  # of the first n classes: the cost, and where its last bucket begins
+    for end in range(1, len(classes) + 1):
+        choices = []
+        for begin in range(end):
+            inside = [length for each in classes[begin:end] for length in members[each]]
+            columns = len(inside) * inside[-1]
+            if begin == end - 1 or columns <= MAX_PADDING * sum(inside):
+                choices.append((best[begin][0] + columns * inside[-1] + bucket_pairs, begin))
+        best.append(min(choices))
+    merged: dict[int, int] = {}
+    end = len(classes)
+    while end:
+        begin = best[end][1]
+        merged |= dict.fromkeys(classes[begin:end], classes[end - 1])
+        end = begin
+    return merged
 
 
 def _length_class(length: int) -> int:

@@ -91,19 +91,26 @@ def completion_logprobs(
     The logits of `causal_lm` are its output head applied to its decoder's last hidden state, processed as its
     configuration says (`policy.check_logits`).
     """
-    device, head, layout = causal_lm.device, causal_lm.get_output_embeddings(), {}
+    device, head = causal_lm.device, causal_lm.get_output_embeddings()
     processing = replace(LogitsProcessing.of(causal_lm.config), temperature=temperature)
-    if micro_batch.texts and micro_batch.positions is not None:  # a packed row
-        plan = AttentionPlan.of(micro_batch.texts, device)
-        layout = {"position_ids": on_device(micro_batch.positions, device), "plan": plan}
-    token_ids = on_device(micro_batch.token_ids, device)
-    hidden: Tensor = causal_lm.get_decoder()(input_ids=token_ids, use_cache=False, **layout).last_hidden_state
+    hidden = decode(causal_lm, micro_batch)
     predictors = hidden.flatten(0, 1)[on_device(micro_batch.predictor_index, device)]
     targets = on_device(micro_batch.target_ids, device)
     trained = None if micro_batch.trained is None else on_device(micro_batch.trained, device)
     return head_logprobs(
         head, predictors, targets, processing=processing, chunk_tokens=head_chunk_tokens, trained=trained
     )
+
+
+def decode(causal_lm: Any, micro_batch: MicroBatch) -> Tensor:
+    """Return the decoder's last hidden states `[N, T, H]` of a micro-batch's rows."""
+    device, layout = causal_lm.device, {}
+    if micro_batch.texts and micro_batch.positions is not None:  # a packed row
+        plan = AttentionPlan.of(micro_batch.texts, device)
+        layout = {"position_ids": on_device(micro_batch.positions, device), "plan": plan}
+    token_ids = on_device(micro_batch.token_ids, device)
+    hidden: Tensor = causal_lm.get_decoder()(input_ids=token_ids, use_cache=False, **layout).last_hidden_state
+    return hidden
 
 
 def head_logprobs(

@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 from ftis_node.errors import first_line
@@ -34,8 +33,6 @@ log = logging.getLogger(__name__)
 DTYPES = (torch.bfloat16, torch.float16)  # of the kernel
 MAX_HEAD_SIZE, MAX_HEAD_SIZE_ON_ALL = 256, 192  # the backward pass of larger ones needs an A100 or an H100 and newer
 TOLERANCE = 0.05  # of the trial's output and gradient in bfloat16, relative
-# The option for fewer keys than queries. Torch before 2.12 has none, and groups them without it.
-GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 
 
 class TextColumns(NamedTuple):
@@ -82,7 +79,7 @@ class TextColumns(NamedTuple):
             for tensor in (query, key, value)
         )
         seen, longest, starts = -1 if window is None else window - 1, self.longest, self.starts
-        output: Tensor = varlen_attn(
+        output: Tensor = _varlen_attn()(
             query, key, value, starts, starts, longest, longest, scale=scale, window_size=(seen, 0), **GROUPED
         )
         return output.index_select(0, self.source)[None]
@@ -107,6 +104,23 @@ class Gather(Function):
         return total, None, None, None, None, None
 
 
+def _varlen_attn() -> Any:
+    from torch.nn.attention.varlen import varlen_attn  # some versions of torch have none
+
+    return varlen_attn
+
+
+def _grouped() -> dict[str, bool]:
+    """Return the option for fewer keys than queries. Torch before 2.12 has none, and groups them without it."""
+    try:
+        return {"enable_gqa": True} if "enable_gqa" in signature(_varlen_attn()).parameters else {}
+    except ImportError:
+        return {}
+
+
+GROUPED = _grouped()
+
+
 def supports(query: Tensor, value: Tensor) -> bool:
     """Return whether the kernel computes this number format and these head sizes, also backwards."""
     size = query.shape[-1]
@@ -127,9 +141,11 @@ def is_available(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     try:
+        if not {"window_size", "scale"} <= signature(_varlen_attn()).parameters.keys():
+            raise RuntimeError("this version of torch has no windows in it")
         with torch.enable_grad():
             error = _trial_error(device)
-    except (RuntimeError, TypeError, ValueError) as problem:
+    except (ImportError, RuntimeError, TypeError, ValueError) as problem:
         log.warning(
             "attention in buckets: torch's attention for texts of different lengths fails: %s", first_line(problem)
         )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ftis_node.learner.model import attention
-from ftis_node.learner.model.attention import AttentionPlan, attend
+from ftis_node.learner.model.attention import AttentionPlan, attend, merged_classes
 
 PROMPT, LONG_PROMPT, SHORT_PROMPT = range(0, 30), range(178, 268), range(270, 273)
 # A prompt with a long completion, a single text, a long prompt, a short one, and another single text.
@@ -77,6 +77,22 @@ def test_texts_of_similar_length_share_a_call_and_each_token_has_one_output():
     assert plan.buckets == ((1, 31), (1, 130), (2, 40), (1, 92), (4, 8))
     assert len(plan.rows) == 31 + 130 + 2 * 40 + 92 + 4 * 8
     assert plan.rows[plan.source].tolist() == list(range(SIZE))
+
+
+def test_a_fixed_cost_merges_similar_lengths_and_bounds_the_padding():
+    lengths = [*range(84, 545, 10)]
+    alone, merged = merged_classes(lengths, 0), merged_classes(lengths, 1 << 20)
+    assert all(name == bucket for name, bucket in alone.items())
+    assert len(alone) == 12
+    assert len(set(merged.values())) == 5
+    assert merged_classes([100, 100, 200], 1 << 20) == {112: 112, 224: 224}, "600 columns for 400 tokens"
+    assert merged_classes([7000, 8000], 1 << 20) == {7168: 7168, 8192: 8192}, "15 million pairs to save one"
+
+
+def test_merged_buckets_equal_masked_attention(monkeypatch):
+    monkeypatch.setitem(attention.BUCKET_PAIRS, "cpu", attention.BUCKET_PAIRS["cuda"])
+    assert AttentionPlan.of(TEXTS, torch.device("cpu")).buckets == ((3, 40), (2, 130), (4, 8))
+    test_packed_attention_equals_masked_attention(key_heads=2)
 
 
 def test_a_single_text_is_not_gathered():

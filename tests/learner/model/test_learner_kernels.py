@@ -1,12 +1,14 @@
-"""Compiled layers compute the same step. Kernels that fail or are wrong are skipped."""
+"""Compiled layers compute the same step. Kernels that fail or are wrong are skipped, and the fastest are used."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from learner_rig import make_boot, random_groups
@@ -14,15 +16,16 @@ from learner_rig import make_boot, random_groups
 from ftis_node.errors import ConfigError
 from ftis_node.learner.core import Learner
 from ftis_node.learner.model import kernels
-from ftis_node.learner.model.kernels import choose_kernels
+from ftis_node.learner.model.kernels import KernelMeasurement, choose_kernels, measure
 from ftis_node.learner.model.policy_loading import load_policy
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")  # torch's own code has deprecated calls
-def test_compiled_layers_give_the_same_step(model_folder, tmp_path):
+def test_compiled_layers_give_the_same_step(model_folder, tmp_path, caplog):
     """The test uses torch.compile with its C++ backend. The micro-batches of three steps have different shapes."""
     pytest.importorskip("torch._inductor")
+    caplog.set_level(logging.INFO)
     learners = {
         name: Learner(make_boot(model_folder, tmp_path / name, kernels=name, micro_batch_tokens=120))
         for name in ("plain", "compile")
@@ -31,6 +34,7 @@ def test_compiled_layers_give_the_same_step(model_folder, tmp_path):
         "plain": "plain",
         "compile": "compile",
     }
+    assert "kernels: compile, as set" in caplog.text
     for step in (1, 2, 3):
         plain, compiled = (learner.train(random_groups(seed=step), step=step) for learner in learners.values())
         assert compiled.report.loss == pytest.approx(plain.report.loss, abs=1e-5)
@@ -62,15 +66,53 @@ def test_a_failing_compiler_leaves_plain_kernels_and_logs_the_reason(model_folde
     assert learner.train(random_groups(), step=1).report.num_updates == 1
 
 
-def test_on_a_gpu_compiled_layers_are_the_default(model_folder, tmp_path, monkeypatch):
-    """Stubs replace the GPU and the compiler."""
+def test_measuring_a_layer_does_not_change_the_model(model_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "COMPLETION_TOKENS", 30)
     policy = load_policy(make_boot(model_folder, tmp_path))
-    monkeypatch.setattr(kernels, "compile_layers", lambda causal_lm: None)
-    assert choose_kernels(policy, make_boot(model_folder, tmp_path)).kernels == "plain"
+    micro_batch = kernels._micro_batch(policy, 600)
+    assert 400 < micro_batch.token_ids.numel() <= 600
+    found = measure(policy, micro_batch)
+    assert 0 < found.seconds < 60
+    assert len(policy.causal_lm.get_decoder().layers) == 2
+    assert all(value.grad is None for value in policy.trainable().values())
+
+
+@pytest.mark.parametrize(
+    ("plain_ms", "compiled_ms", "compiled_bytes", "problem", "chosen", "line"),
+    [
+        (10.0, 8.0, 100, None, "compile", "kernels: compile; a layer of "),
+        (10.0, 9.9, 100, None, "plain", "kernels: plain; a layer of "),  # within noise
+        (10.0, 2.0, 150, None, "plain", "compile 2.0 ms and 1.50 times the memory"),
+        (10.0, 8.0, 100, "no such architecture", "plain", "compile is skipped: RuntimeError: no such architecture"),
+    ],
+)
+def test_on_a_gpu_the_faster_correct_kernels_are_used_and_measured_once(
+    model_folder, tmp_path, monkeypatch, caplog, plain_ms, compiled_ms, compiled_bytes, problem, chosen, line
+):
+    """Stubs replace the GPU, the compiler and the measured times. A failure is no result, so the next start tries."""
+    caplog.set_level(logging.INFO)
+    policy = load_policy(make_boot(model_folder, tmp_path))
+    measured = iter([KernelMeasurement(1e-3 * plain_ms, 100), KernelMeasurement(1e-3 * compiled_ms, compiled_bytes)])
+
+    def compile_layers(causal_lm):
+        if problem:
+            raise RuntimeError(problem)
+        return lambda: None
+
+    monkeypatch.setattr(kernels, "compile_layers", compile_layers)
+    monkeypatch.setattr(kernels, "measure", lambda *_: next(measured))
     monkeypatch.setattr(type(policy.causal_lm), "device", SimpleNamespace(type="cuda"), raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
     monkeypatch.setattr(kernels, "probe_values", lambda policy: (torch.zeros(3), torch.zeros(3)))
-    assert choose_kernels(policy, make_boot(model_folder, tmp_path)).kernels == "compile"
-    assert choose_kernels(policy, make_boot(model_folder, tmp_path, kernels="plain")).kernels == "plain"
+    boot = make_boot(model_folder, tmp_path, micro_batch_tokens=600)
+    assert choose_kernels(policy, boot).kernels == chosen
+    assert line in caplog.text
+    if problem:
+        assert not (tmp_path / kernels.CHOICES_FILE).exists()
+        return
+    assert choose_kernels(policy, boot).kernels == chosen
+    with pytest.raises(StopIteration):  # another case is measured
+        choose_kernels(policy, msgspec.structs.replace(boot, micro_batch_tokens=700))
 
 
 @pytest.mark.parametrize(

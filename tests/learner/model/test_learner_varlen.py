@@ -130,11 +130,11 @@ def test_a_compiled_layer_is_one_graph_for_all_micro_batches():
     expected = gradients(micro_batches)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    kernels.compile_layers(model, backend="aot_eager")
+    undo = kernels.compile_layers(model, backend="aot_eager")
     gradients(micro_batches[:1])
     seen = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     found = gradients(micro_batches)
-    kernels.undo_compilation(model)
+    undo()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == seen > 0, "other texts need no compilation"
     assert not torch._dynamo.utils.counters["graph_break"]
     for one, other in zip(found, expected, strict=True):
