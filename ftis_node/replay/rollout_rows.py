@@ -1,4 +1,4 @@
-"""Rows of `replay export`, one per group or per completion, and its files: JSON lines, MessagePack or Parquet.
+"""Rows of `replay export`, one per group or per completion, and its files: JSON lines or Parquet.
 
 Texts of peers are written unchanged, because such a file cannot control a terminal. Each writer holds a bounded part of
 the rows in memory, because a buffer can be larger than the memory.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -74,21 +74,10 @@ class RowTotals:
 
 def write_jsonl(rows: Iterable[Row], out: Path) -> int:
     """Write one JSON object per line and return the number of rows. Raises OSError if the disk refuses."""
-    return _write(rows, out, lambda row: json.dumps(row, separators=(",", ":")).encode() + b"\n")
-
-
-def write_msgpack(rows: Iterable[Row], out: Path) -> int:
-    """Write one map per row and return the number of rows. Raises OSError if the disk refuses."""
-    import msgpack
-
-    return _write(rows, out, msgpack.Packer().pack)
-
-
-def _write(rows: Iterable[Row], out: Path, encode: Callable[[Row], bytes]) -> int:
     count = 0
     with out.open("wb") as file:
         for count, row in enumerate(rows, start=1):  # noqa: B007  # the last count is the result
-            file.write(encode(row))
+            file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
     return count
 
 

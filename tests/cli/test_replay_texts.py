@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
 from tokenizers import Tokenizer
 
@@ -219,17 +218,7 @@ def _exported(home: Path, capsys: pytest.CaptureFixture[str], form: str, *option
     _printed(capsys, home, "export", "--format", form, "--out", str(out), *options)
     if form == "jsonl":
         return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    if form == "msgpack":
-        with out.open("rb") as file:
-            return list(msgpack.Unpacker(file, strict_map_key=True))
     return list(pq.read_table(out).to_pylist())
-
-
-def test_a_messagepack_file_has_the_rows_of_the_json_lines(home_with_run, capsys):
-    for options in ((), ("--flat",), ("--text", "--flat")):
-        assert _exported(home_with_run, capsys, "msgpack", *options) == _exported(
-            home_with_run, capsys, "jsonl", *options
-        )
 
 
 def test_lists_have_a_header_and_ages(home_with_run, capsys):

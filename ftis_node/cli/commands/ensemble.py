@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.completion import ENGINES, ENSEMBLE_MODES, one_of, some_of, task_specs
-from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
+from ftis_node.cli.completion import ENSEMBLE_MODES, some_of, task_specs
+from ftis_node.cli.options import EngineOption, HomeOption, JsonOption, home_at, print_document
 from ftis_node.cli.progress import show_fraction
 from ftis_node.telemetry.terminal_text import columns
 
@@ -24,13 +24,6 @@ TaskOption = Annotated[
     str, typer.Option("--task", help="Task SPEC, such as gsm8k or math500:PATH.", autocompletion=task_specs)
 ]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of problems.")]
-
-TemplateOption = Annotated[
-    str | None,
-    typer.Option(
-        "--template", help="Name of the chat template, for a tokenizer that has several.", show_default="the home's"
-    ),
-]
 
 
 def ensemble(
@@ -53,21 +46,13 @@ def ensemble(
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=3, help="Maximum tokens of prompt and completion together.")
     ] = 760,
-    engine: Annotated[
-        str,
-        typer.Option(
-            "--engine",
-            help="auto, vllm or torch, for the answers of single models; mixtures use torch.",
-            autocompletion=one_of(*ENGINES),
-        ),
-    ] = "auto",
+    engine: EngineOption = "auto",
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the samples; default: random.")] = None,
     save: Annotated[
         Path | None,
         typer.Option("--save", help="Save the ensemble with its best mode, for chat, try and eval --ensemble."),
     ] = None,
     home: HomeOption = None,
-    template: TemplateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure several models together on held-out problems: each alone, their mixture, their vote.
@@ -82,7 +67,7 @@ def ensemble(
     from ftis_node.evaluation.saved_ensemble import MODES
     from ftis_node.node.startup.prompts import prompts_for_command
 
-    prompts = prompts_for_command(home_at(home), template=template)
+    prompts = prompts_for_command(home_at(home))
     with show_fraction("ensemble") as progress:
         result = run_ensemble(
             _parts([models]),

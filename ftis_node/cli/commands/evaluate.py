@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftis_node.cli.commands.chat import CompareOption, EnsembleOption, ModelOption
-from ftis_node.cli.commands.ensemble import LimitOption, TemplateOption
-from ftis_node.cli.completion import ENGINES, one_of, task_specs
-from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
+from ftis_node.cli.commands.ensemble import LimitOption
+from ftis_node.cli.completion import task_specs
+from ftis_node.cli.options import EngineOption, HomeOption, JsonOption, home_at, print_document
 from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import UsageError
 from ftis_node.telemetry.terminal_text import printable
@@ -47,13 +47,10 @@ def evaluate(
             show_default=f"on the problems of a home's run, its limits; else {MAX_TOKENS}",
         ),
     ] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", help="auto, vllm or torch.", autocompletion=one_of(*ENGINES))
-    ] = "auto",
+    engine: EngineOption = "auto",
     compare: CompareOption = None,
     show: Annotated[int, typer.Option("--show", min=0, help="Print the answers to this many problems.")] = 0,
     home: HomeOption = None,
-    template: TemplateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure greedy pass@1 (and pass@k) on held-out problems.
@@ -78,12 +75,10 @@ def evaluate(
     is_home = not (model or ensemble)
     if task is None and not is_home:
         raise UsageError("eval --model and --ensemble need problems: add --task SPEC, such as --task gsm8k")
-    if is_home and template:
-        raise UsageError("--template is not for a home, whose trained model has one chat template: leave it out")
     where = home_at(home)
     has_run_limits = is_home and task is None and max_tokens is None
     task = task or held_out_task(where)
-    prompts = prompts_for_command(where, template=template)
+    prompts = prompts_for_command(where)
     with show_fraction("eval") as progress, TemporaryDirectory(prefix="ftis-eval-") as scratch:
         asked: dict[str, str | Member] = {"before": compare} if compare else {}
         if model:
