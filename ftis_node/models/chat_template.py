@@ -52,13 +52,10 @@ EXAMPLES = (
 class PromptSettings:
     """How this node renders prompts, as its operator sets it.
 
-    `template` names one of several chat templates. `arguments` are variables of the template, such as
-    `enable_thinking`. With `needs_names` a name is an error for a tokenizer whose one template has none.
+    `arguments` are variables of the chat template, such as `enable_thinking`.
     """
 
-    template: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    needs_names: bool = True
 
 
 class ChatTemplate:
@@ -109,26 +106,21 @@ class ChatTemplate:
 
 
 def chosen_template(tokenizer: Any, name: str, prompts: PromptSettings) -> ChatTemplate | None:
-    """Return the chat template of a transformers tokenizer that `prompts` chooses; None for plain lines.
+    """Return the chat template of a transformers tokenizer with the variables of `prompts`; None for plain lines.
 
-    Raises ModelError if there are several, and none is chosen, or a name is given to the only one.
+    Raises ModelError if there are several, and none is the default.
     """
     from ftis_node.errors import ModelError  # the check runs this file as a script
 
     source = tokenizer.chat_template
     if isinstance(source, dict):
-        wanted = prompts.template or DEFAULT
-        if wanted not in source:
+        if DEFAULT not in source:
             names = ", ".join(sorted(source))
             raise ModelError(
-                f"{name} has several chat templates, none named {wanted!r}: set prompts.template in node.toml, or "
-                f"--template of eval and ensemble, to one of {names}"
+                f"{name} has several chat templates ({names}), none named {DEFAULT!r}: copy the folder, and give the "
+                "template of its chats this name"
             )
-        source = source[wanted]
-    elif prompts.template and prompts.needs_names:
-        raise ModelError(
-            f"{name} has one chat template without a name: remove prompts.template from node.toml, or --template"
-        )
+        source = source[DEFAULT]
     if source is None:
         return None
     return ChatTemplate(source, variables=tokenizer.special_tokens_map, arguments=prompts.arguments)

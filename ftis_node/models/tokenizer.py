@@ -287,11 +287,11 @@ class PromptTokenizer:
                 log.warning("no chat template gives the ids of the prompts of %s: the model card shows one", self.name)
 
     def _template_to_save(self) -> Any:
-        own, prompts = self._tokenizer.chat_template, self._prompts
-        if not (prompts.template or prompts.arguments) or self.template is None:
+        own = self._tokenizer.chat_template
+        if not self._prompts.arguments or self.template is None:
             return own
         chosen = self.template.source_with_defaults
-        return own | {DEFAULT: chosen} if isinstance(own, dict) and not prompts.template else chosen
+        return own | {DEFAULT: chosen} if isinstance(own, dict) else chosen
 
 
 def load_tokenizer(source: ModelSource, *, prompts: PromptSettings | None = None) -> PromptTokenizer:

@@ -323,7 +323,6 @@ def test_eval_of_a_home_compares_its_start_with_its_newest_checkpoint_on_the_pro
         ),
         (["--model", "m"], "add --task SPEC"),
         (["--model", "m", "--ensemble", "f"], "--model and --ensemble exclude each other"),
-        (["--home", "{untrained}", "--template", "t"], "--template is not for a home, whose trained model has one"),
         (["--home", "{untrained}"], "there is no checkpoint in {untrained}"),
         (["--home", "{one_split}"], "has no held-out problems: name others with --task SPEC"),
     ],

@@ -7,11 +7,10 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
-from ftis_node.errors import ModelError
 from ftis_node.evaluation import evaluate
 from ftis_node.evaluation.members import swarm_members
 from ftis_node.generation.evaluate import answer_problems
-from ftis_node.models import PromptSettings, PromptTokenizer, load_tokenizer, resolve_model
+from ftis_node.models import PromptSettings, PromptTokenizer
 from ftis_node.node.startup.prompts import prompts_for_command
 from tests.cli.test_export import RUN, trained_home
 from tests.models.tiny_models import save_tiny
@@ -23,11 +22,8 @@ CHAT = (
     "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
 )
 ARGUMENTS = {"enable_thinking": False, "style": "plain", "unused": [None, 'a "%}" b', {"x": 1.5}]}
-PROMPTS = {"template": "chat", "template_arguments": ARGUMENTS}
-TOML = (
-    '[prompts]\ntemplate = "chat"\n[prompts.template_arguments]\nenable_thinking = false\nstyle = "plain"\n'
-    "unused = [1]\n"
-)
+PROMPTS = {"template_arguments": ARGUMENTS}
+TOML = '[prompts.template_arguments]\nenable_thinking = false\nstyle = "plain"\nunused = [1]\n'
 RENDERED = "   plain\n01 Jan 2026 Q: What is 12 + 30? A:<think></think>"
 
 
@@ -37,10 +33,9 @@ def no_default_home(tmp_path, monkeypatch):
 
 
 def give_templates(folder: Path) -> None:
-    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.jinja").write_text(CHAT)
     (folder / "additional_chat_templates").mkdir()
-    for name, template in (("chat", CHAT), ("tool", "tool")):
-        (folder / "additional_chat_templates" / f"{name}.jinja").write_text(template)
+    (folder / "additional_chat_templates" / "tool.jinja").write_text("tool")
 
 
 def prompt_of(tokenizer: PromptTokenizer) -> str:
@@ -62,16 +57,14 @@ def evaluated(monkeypatch):
 
 def test_a_command_reads_environment_node_toml_and_the_last_start(tmp_path, monkeypatch):
     home = Home(tmp_path)
-    assert prompts_for_command(home) == PromptSettings(needs_names=False)
-    home.settings.write_text(json.dumps({"model": "m", "prompts": PROMPTS | {"template": "last"}}))
+    assert prompts_for_command(home) == PromptSettings()
+    home.settings.write_text(json.dumps({"model": "m", "prompts": PROMPTS}))
     home.run_toml.write_text(RUN)
-    found = prompts_for_command(home)
-    assert (found.template, found.arguments) == ("last", ARGUMENTS)
-    home.node_toml.write_text('[prompts]\ntemplate = "chat"')
-    assert prompts_for_command(home).template == "chat"
-    monkeypatch.setenv("FTIS_PROMPTS__TEMPLATE", "tool")
-    assert prompts_for_command(home).template == "tool"
-    assert prompts_for_command(home, template="given").template == "given"
+    assert prompts_for_command(home).arguments == ARGUMENTS
+    home.node_toml.write_text('[prompts.template_arguments]\nstyle = "file"')
+    assert prompts_for_command(home).arguments == ARGUMENTS | {"style": "file"}
+    monkeypatch.setenv("FTIS_PROMPTS__TEMPLATE_ARGUMENTS", '{"style": "environment"}')
+    assert prompts_for_command(home).arguments["style"] == "environment"
 
 
 @pytest.mark.parametrize("source", ["role", "roles", "environment"])
@@ -83,20 +76,11 @@ def test_role_and_learner_of_a_generator_may_have_different_sources(tmp_path, mo
         monkeypatch.setenv("FTIS_ROLE", "generator")
     else:
         home.node_toml.write_text({"role": 'role = "generator"', "roles": f'[roles]\nfollow = "{PEER_ID}"'}[source])
-    assert prompts_for_command(home).template == "chat"
-
-
-def test_a_name_of_a_file_is_no_error_for_a_model_with_one_template(tmp_path):
-    source = resolve_model(str(save_tiny(tmp_path / "tiny")))
-    home = Home(tmp_path)
-    home.node_toml.write_text('[prompts]\ntemplate = "chat"')
-    assert "12 + 30" in prompt_of(load_tokenizer(source, prompts=prompts_for_command(home)))
-    with pytest.raises(ModelError, match="has one chat template without a name"):
-        load_tokenizer(source, prompts=prompts_for_command(home, template="chat"))
+    assert prompts_for_command(home).arguments == ARGUMENTS
 
 
 @pytest.mark.parametrize("command", ["eval", "ensemble"])
-def test_a_command_renders_by_the_home_or_its_option(tmp_path, capsys, evaluated, command):
+def test_a_command_renders_by_the_home(tmp_path, evaluated, command):
     give_templates(model := save_tiny(tmp_path / "tiny"))
     home = Home(tmp_path / "home")
     home.create()
@@ -106,25 +90,18 @@ def test_a_command_renders_by_the_home_or_its_option(tmp_path, capsys, evaluated
     arguments = [command, "--model" if command == "eval" else "--models", str(model), *task]
     arguments += ["--mode", "vote"] if command == "ensemble" else []
     assert run([*arguments, "--home", str(home.root)]) == 0
-    assert run([*arguments, "--template", "tool"]) == 0
-    assert evaluated == [RENDERED, "tool"]
-    capsys.readouterr()
-    assert run(arguments) == 2
-    assert "set prompts.template in node.toml, or --template" in capsys.readouterr().err
+    assert evaluated == [RENDERED]
 
 
-def test_doctor_reads_the_template_that_node_toml_names(tmp_path, capsys):
+def test_doctor_renders_by_node_toml(tmp_path, capsys):
     give_templates(model := save_tiny(tmp_path / "tiny"))
     home = Home(tmp_path / "home")
     home.create()
-    found = []
-    for text in (TOML, ""):
-        home.node_toml.write_text(text)
-        run(["doctor", "--model", str(model), "--only", "model", "--json", "--home", str(home.root)])
-        findings = json.loads(capsys.readouterr().out)
-        found += [(each["level"], each["finding"]) for each in findings if each["id"] == "model.tokenizer"]
-    assert found[0][0] == "ok" and "begins the answer with <think></think>" in found[0][1]
-    assert found[1][0] == "fail" and "set prompts.template in node.toml" in found[1][1]
+    home.node_toml.write_text(TOML)
+    run(["doctor", "--model", str(model), "--only", "model", "--json", "--home", str(home.root)])
+    findings = json.loads(capsys.readouterr().out)
+    (found,) = [each["finding"] for each in findings if each["id"] == "model.tokenizer"]
+    assert "begins the answer with <think></think>" in found
 
 
 @pytest.mark.parametrize(("lora", "flags"), [(False, []), (True, []), (True, ["--merge"])])
@@ -138,7 +115,6 @@ def test_an_exported_model_is_prompted_as_by_its_node(tmp_path, evaluated, lora,
     home.settings.write_text(json.dumps(settings | {"prompts": PROMPTS}))
     assert run(["export", "--out", str(out), "--home", str(home.root), *flags]) == 0
     assert f"````text\n{RENDERED}\n````" in (out / "README.md").read_text()
-    assert not (out / "additional_chat_templates").exists()
     assert run(["eval", "--model", str(out), "--task", "arithmetic", "--limit", "1", "--engine", "torch"]) == 0
     assert evaluated == [RENDERED]
     text = AutoTokenizer.from_pretrained(out).apply_chat_template(QUESTION, tokenize=False)

@@ -1,7 +1,7 @@
 """The placement that `join` derives from the memory plan: time sharing, shares of a GPU, refusals, boot messages."""
 
 import logging
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -48,7 +48,6 @@ def test_on_a_shared_gpu_the_learner_is_limited_to_the_memory_without_the_engine
     assert made.learner_share * 24 * GIB >= made.peak_bytes - of_generator - made.parts["learner: context"]
     for other in (planned(THREE_B, 24, lora=True), planned(HALF_B, 24, 24), planned(HALF_B), planned(THREE_B, 4)):
         assert (other.placement != "shared", other.learner_share) == (True, None)
-    assert arranged(HALF_B, 24, generation={"gpu_memory_utilization": 0.4}).learner_share is None
     assert arranged(HALF_B, 24, memory={"placement": "time_shared"}).learner_share is None
 
 
@@ -63,8 +62,6 @@ def test_on_a_shared_gpu_the_learner_is_limited_to_the_memory_without_the_engine
         ((24,), {"lora": True}, "file"),
         ((24,), {"lora": True, "generation": {"adapters": "merge"}}, "pinned"),
         ((24,), {"lora": True, "engine": "torch"}, "pinned"),
-        ((24,), {"memory": {"weight_sync": "pinned"}}, "pinned"),
-        ((24,), {"memory": {"weight_sync": "file"}}, "file"),
         ((), {}, "file"),
     ],
 )
@@ -124,11 +121,6 @@ def test_without_a_shape_there_is_no_plan_and_the_engine_uses_its_defaults():
     assert arranged(None, 24, 24) == WorkerPlacement(generator_gpus=(0,), learner_gpus=(1,), transfer="pinned")
 
 
-def test_with_an_explicit_share_vllm_sizes_the_cache():
-    made = arranged(HALF_B, 24, generation={"gpu_memory_utilization": 0.4})
-    assert (made.memory_share, made.cache_bytes) == (0.4, None)
-
-
 def test_an_unreadable_shape_is_logged_and_gives_no_plan(monkeypatch, caplog):
     def unreadable(source):
         raise ModelError("config.json describes a mixture of experts: its memory cannot be planned")
@@ -186,19 +178,11 @@ def test_wsl_is_recognized_by_the_kernel_release(tmp_path):
 
 
 def test_mapped_weights_need_no_staging_memory():
-    by: dict[str, Any] = {}
-    for transport in ("auto", "pinned"):
-        settings = NodeSettings.model_validate({"model": "m", "engine": "vllm", "memory": {"weight_sync": transport}})
-        workload = Workload.of(settings, RUN, on_gpu=True)
-        sizes = (141,), (80, 80)
-        plans = [plan(THREE_B, machine(*size, host_gib=200), settings, RUN) for size in sizes]
-        by[transport] = learner_memory(THREE_B, workload).weight_sync, *plans
-    staged, one_gpu, two_gpus = by["auto"]
-    assert staged == 0
-    assert by["pinned"][0] == 2 * THREE_B.embedding_parameters
-    assert two_gpus == by["pinned"][2], "weights are mapped on one GPU only"
-    assert one_gpu.placement == "shared"
-    assert one_gpu.peak_bytes <= by["pinned"][1].peak_bytes
+    mapped = Workload.of(vllm_settings(), RUN, on_gpu=True)
+    assert mapped.maps_weights and learner_memory(THREE_B, mapped).weight_sync == 0
+    staged = replace(mapped, maps_weights=False)
+    assert learner_memory(THREE_B, staged).weight_sync == 2 * THREE_B.embedding_parameters
+    assert plan(THREE_B, machine(141, host_gib=200), vllm_settings(), RUN).placement == "shared"
     merged = NodeSettings.model_validate(
         {"model": "m", "engine": "vllm", "lora": True, "generation": {"adapters": "merge"}}
     )

@@ -69,14 +69,11 @@ def test_arguments_of_the_operator_are_variables_of_the_template():
     assert _tokenizer(template).template_digest == _tokenizer(template).template_digest
 
 
-def test_one_of_several_templates_is_chosen_by_name():
+def test_the_default_of_several_templates_is_used():
     several = {"chat": "chat {{ messages[0].content }}", "tool_use": "tool"}
-    assert _text(_tokenizer(several, template="chat")).startswith("chat ")
     assert _text(_tokenizer(several | {"default": "default"})) == "default"
-    with pytest.raises(ModelError, match="tiny has several chat templates, none named 'default': set prompts.template"):
+    with pytest.raises(ModelError, match=r"several chat templates \(chat, tool_use\), none named 'default': copy"):
         _tokenizer(several).encode_prompt(ALONE)
-    with pytest.raises(ModelError, match="remove prompts.template from node.toml"):
-        _tokenizer(CHAT_TEMPLATE, template="chat").encode_prompt(ALONE)
 
 
 @pytest.mark.parametrize(

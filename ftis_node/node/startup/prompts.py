@@ -10,16 +10,14 @@ from ftis_node.models import PromptSettings
 
 def prompts_of(settings: NodeSettings) -> PromptSettings:
     """Return how a node with these settings renders prompts."""
-    return PromptSettings(settings.prompts.template, settings.prompts.template_arguments)
+    return PromptSettings(settings.prompts.template_arguments)
 
 
-def prompts_for_command(home: Home, *, template: str | None = None) -> PromptSettings:
+def prompts_for_command(home: Home) -> PromptSettings:
     """Return how a command without a node renders prompts: by the environment, `node.toml` and last start of `home`.
 
-    `template` is the name of a chat template that the command was given. Any other name counts only for a model that
-    has several templates. The home need not exist. Raises ConfigError for a file that cannot be read.
+    The home need not exist. Raises ConfigError for a file that cannot be read.
     """
     remembered = remembered_settings(home)  # roles.follow may be there, and role in node.toml
     remembered |= {name: value for name, value in last_settings(home).items() if name == "prompts"}
-    section = load_node_settings(home.node_toml, remembered=remembered, model="any").prompts
-    return PromptSettings(template or section.template, section.template_arguments, needs_names=template is not None)
+    return prompts_of(load_node_settings(home.node_toml, remembered=remembered, model="any"))
