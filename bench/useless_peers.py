@@ -131,7 +131,7 @@ def figures_of(steps: dict[str, list[dict[str, float]]], seconds: float) -> dict
 def start(started: ChildProcesses, home: Home, model: Path, run: Path) -> ChildProcess:
     return started.start(
         home.root.name, "join", "--model", str(model), "--run", str(run), "--engine", "torch", "--listen", LOOPBACK,
-        "--home", str(home.root), "--status-port", "0",
+        "--home", str(home.root),
     )  # fmt: skip
 
 

@@ -1,8 +1,7 @@
-"""Shell completion of option values and arguments.
+"""Shell completion of values that are no fixed choice; typer completes those.
 
-The names in this file are repeated, because help needs them and imports nothing heavy; a test compares them. If the
-home cannot be read or the node does not reply, there are no suggestions. Shells evaluate suggestions, so from data of
-peers only ids of letters and digits are suggested.
+If the home cannot be read or the node does not reply, there are no suggestions. Shells evaluate suggestions, so from
+data of peers only ids of letters and digits are suggested.
 """
 
 from __future__ import annotations
@@ -14,19 +13,13 @@ import sys
 from collections.abc import Callable
 from contextlib import closing, redirect_stdout
 from pathlib import Path
-from typing import get_args
 
 import typer
 
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
-from ftis_node.records.kinds import Role
 
-ENGINES = ("auto", "vllm", "torch")
-FORMS = ("none", "4bit")  # of a base
 ENSEMBLE_MODES = ("posterior", "mean", "answer", "vote", "confidence")
-ROLES = get_args(Role)
-STATES = ("ready", "taken", "released")
 NUM_GROUPS = 200
 NUM_ID_CHARACTERS = 12  # length of ids in lists
 NODE_ANSWERS_S = 0.5
@@ -51,13 +44,6 @@ def complete_in_bash(complete: Callable[[], object]) -> None:
             complete()
     finally:
         sys.stdout.writelines(f"{one.removeprefix(before)}\n" for one in printed.getvalue().splitlines())
-
-
-def one_of(*choices: str) -> Callable[[str], list[str]]:
-    def complete(incomplete: str) -> list[str]:
-        return [choice for choice in choices if choice.startswith(incomplete)]
-
-    return complete
 
 
 def some_of(*choices: str, separator: str = ",") -> Callable[[str], list[str]]:
@@ -88,7 +74,7 @@ def task_specs(incomplete: str) -> list[str]:
 def presets(incomplete: str) -> list[str]:
     from ftis_node.config.manifest import PRESETS
 
-    return one_of(*PRESETS)(incomplete)
+    return [name for name in PRESETS if name.startswith(incomplete)]
 
 
 def group_ids(context: typer.Context, incomplete: str) -> list[str]:

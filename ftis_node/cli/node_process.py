@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import subprocess
 import sys
@@ -12,8 +13,9 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
+from typing import IO, TYPE_CHECKING, Any, Final, Self
 
+from ftis_node.cli.commands.join import join
 from ftis_node.config.home import Home
 from ftis_node.config.workers import SAVE_LIMIT_S
 from ftis_node.errors import FtisError, MachineError, NetworkError, UsageError
@@ -32,34 +34,8 @@ POLL_S: Final = 0.1
 DRAIN_LIMIT_S: Final = 2.0
 KEPT_LINES: Final = 50
 OFF: Final = {"lora": "--full"}  # options whose False has a flag
+OF_A_TERMINAL: Final = {"detach", "invitation"}  # options of `join` that a script does not need
 ERRORS: Final = {error.exit_code: error for error in (UsageError, MachineError, NetworkError)}
-
-
-class JoinOptions(TypedDict, total=False):
-    """Options of `ftis-node join`, except `--home`. None and a missing option are the same."""
-
-    model: str | Path | None
-    run: str | Path | None
-    task: str | None
-    eval_task: str | None
-    peers: Sequence[str] | None
-    no_peers: bool
-    role: str | None
-    follow: str | None
-    engine: str | None
-    lora: bool | None
-    quantize: str | None
-    gpus: int | None
-    tensor_parallel: int | None
-    listen: Sequence[str] | None
-    name: str | None
-    seed: int | None
-    steps: int | None
-    generate_tokens: int | None
-    learn_tokens: int | None
-    track: Sequence[str] | None
-    status_port: int | None
-    log_format: str
 
 
 class Node:
@@ -69,15 +45,15 @@ class Node:
     at the level INFO. The node also stops when the interpreter exits.
     """
 
-    def __init__(self, *, home: str | Path, **options: Unpack[JoinOptions]) -> None:
-        """Take the options of `ftis-node join` as keywords. Raises TypeError for an unknown one.
+    def __init__(self, *, home: str | Path, **options: Any) -> None:
+        """Take the options of `ftis-node join` as keywords, except those that only a terminal needs.
 
-        `status_port` is 0 by default: any free port.
+        None is as a missing one. Raises TypeError for an unknown one.
         """
-        if unknown := options.keys() - JoinOptions.__annotations__.keys():
+        if unknown := options.keys() - (inspect.signature(join).parameters.keys() - OF_A_TERMINAL):
             raise TypeError(f"Node has no option {', '.join(sorted(unknown))}: see `ftis-node join --help`")
         self.home = Path(home).expanduser()
-        self._words = [f"--home={self.home}", *_as_words({"status_port": 0, **options})]
+        self._words = [f"--home={self.home}", *_as_words(options)]
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None

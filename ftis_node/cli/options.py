@@ -46,6 +46,13 @@ MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "adapter_config.json
 DATA_FILES = ("data/train.*",)
 
 
+# The names of other packages, which help must not import; a test compares them.
+Engine = Literal["auto", "vllm", "torch"]
+BaseForm = Literal["none", "4bit"]
+Device = Literal["auto", "cpu", "cuda"]
+EngineOption = Annotated[Engine, typer.Option("--engine", help="auto, vllm or torch; mixtures use torch.")]
+
+
 class LogFormat(StrEnum):
     TEXT = "text"
     JSON = "json"

@@ -81,7 +81,6 @@ class SamplingSection(Section):
     )
     mask_truncated: bool = Field(
         default=False,
-        exclude_if=lambda value: value is False,  # so that the ids of runs without it do not change
         description="Whether completions without an end, mostly cut at the token limit, get no gradient, own and "
         "foreign ones alike (TRL's `mask_truncated_completions`). Their rewards still count in the mean of the group.",
     )
@@ -157,7 +156,6 @@ class RunManifest(Section):
     sampling: SamplingSection = Field(default_factory=SamplingSection)
     episode: EpisodeSection | None = Field(
         default=None,
-        exclude_if=lambda value: value is None,  # so that the ids of runs without it do not change
         description="Limits of a task with several turns. Only a run of such a task has this table.",
     )
     method: MethodSection = Field(default_factory=MethodSection)
@@ -189,8 +187,9 @@ class RunManifest(Section):
         return _run_id(self)
 
     def canonical(self) -> bytes:
-        """Return the JSON that is hashed and published: keys sorted, no spaces, every default written."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+        """Return the JSON that is hashed and published: keys sorted, no spaces, every default but None written."""
+        document = self.model_dump(mode="json", exclude_none=True)
+        return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
     def to_toml(self) -> str:
         """Return the manifest as TOML, with every value that is not None."""

@@ -1,28 +1,20 @@
-"""The section `[method]` of the manifest: the loss and its parameters."""
+"""The section `[method]` of the manifest: the loss, and those of its parameters that runs differ in.
+
+All others, such as the masks of `mis`, are those of the method's paper (`ftis_node/algorithms/settings.py`).
+"""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import (
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from ftis_node.config.method_table import SCALES, KlEstimator, require_filter, require_method, require_scale
-from ftis_node.config.section import MOST, UNKNOWN_NAME, Positive, Section
+from ftis_node.config.method_table import SCALES, KlEstimator, known_name
+from ftis_node.config.section import Positive, Section
 
 PeerWeighting = Literal["agreement", "shrinkage"]
 NOT_OF_THE_LOSS = ("advantage_scale", "advantage_shift", "peer_weights")  # of every method, besides the loss
-FILTERS_OF = {"keep_share": ("quantile",), "rank_own": ("quantile", "ess"), "obrs_lambda": ("obrs",)}  # that read it
-
-
-def _is_unset(value: object) -> bool:
-    """Return whether the canonical form omits the value, so that ids of older runs do not change."""
-    return value is None
+FILTERS_OF = {"keep_share": ("quantile",), "rank_own": ("quantile", "ess")}  # that read it
 
 
 class MethodSection(Section):
@@ -30,7 +22,6 @@ class MethodSection(Section):
 
     package: str | None = Field(
         default=None,
-        exclude_if=_is_unset,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
         description="Python package that provides the plug-in `name`. A node without it refuses the run and names the "
         "package. Nothing is fetched.",
@@ -52,7 +43,6 @@ class MethodSection(Section):
         default=None,
         ge=0,
         le=1,
-        exclude_if=_is_unset,
         description="Added to r - mean of peers' completions, unless all rewards of the group are equal (AsymRE). It "
         "raises no completion above 0 that is not above the mean. Unset: 0.",
     )
@@ -93,16 +83,8 @@ class MethodSection(Section):
         description="`quantile` and `ess`: rank own completions too. For runs in which new weights reach the "
         "generators many steps late. Unset: false.",
     )
-    obrs_lambda: Positive | None = Field(
-        default=None,
-        exclude_if=_is_unset,
-        description="`obrs`: a token is accepted with probability min(1, rho / obrs_lambda). Unset: 1.",
-    )
     eps_low: Positive | None = Field(default=None, description="Lower clip width; unset: the method's.")
     eps_high: Positive | None = Field(default=None, description="Upper clip width; unset: the method's.")
-    denominator: Literal["all", "kept"] | None = Field(
-        default=None, description="`all`: filtered completions count in N (paper). `kept`: only kept ones do."
-    )
     agg: Literal["seq_mean", "token_mean", "max_len"] | None = Field(
         default=None,
         description="Mean inside each completion, over all tokens, or by the completion limit; unset: the method's.",
@@ -111,57 +93,11 @@ class MethodSection(Section):
     alpha: float | None = Field(
         default=None, ge=0, le=1, description="gepo: share of the learner's probability in the weight's denominator."
     )
-    k3_beta: float | None = Field(
-        default=None, ge=0, le=MOST, description="gepo: weight of the k3 regularizer (paper: 0.005)."
-    )
-    mis_low: float | None = Field(default=None, ge=0, le=MOST, description="mis: ratios below this have weight 0.")
-    mis_high: Positive | None = Field(default=None, description="mis: ratios above this have weight 0.")
-    mis_level: Literal["token", "seq_mean", "seq_sum"] | None = Field(
-        default=None,
-        exclude_if=_is_unset,
-        description="mis: ratio that is masked and that weighs. `token`: of each token. `seq_mean`, `seq_sum`: of the "
-        "completion, by the mean or the sum of its log-probs. Unset: `token`.",
-    )
-    m2_threshold: Positive | None = Field(default=None, description="m2po: bound of the mean squared log-ratio.")
-    topr_level: Literal["seq_mean", "seq_sum", "token"] | None = Field(
-        default=None,
-        description="topr: ratio that reduces the weight of completions with A < 0. `seq_mean`, `seq_sum`: of the "
-        "sequence, by the mean or the sum of its log-probs. `token`: of each token.",
-    )
-    tau_pos: float | None = Field(
-        default=None,
-        ge=1e-3,
-        le=1e3,
-        exclude_if=_is_unset,
-        description="soft_adaptive: slope of the gate where A > 0. Unset: 1.",
-    )
-    tau_neg: float | None = Field(
-        default=None,
-        ge=1e-3,
-        le=1e3,
-        exclude_if=_is_unset,
-        description="soft_adaptive: slope of the gate elsewhere. Unset: 1.05.",
-    )
     old_logprobs: Literal["engine", "learner"] | None = Field(
         default=None,
-        exclude_if=_is_unset,
         description="gspo, gspo_token, hacpo: log-probs that the ratio of own completions is relative to. `engine`: as "
         "sampled. `learner`: the learner's at the first pass, so the clip sees no difference between engine and "
         "learner. Unset: the method's.",
-    )
-    foreign_clip: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        exclude_if=_is_unset,
-        description="hacpo: the ratio of peers' completions is clipped to [1 - foreign_clip, 1]. Unset: 0.2.",
-    )
-    ratio_power: float | None = Field(
-        default=None,
-        ge=0,
-        le=MOST,
-        exclude_if=_is_unset,
-        description="hacpo: power of the ratio that weighs peers' completions, beside the ratio itself. Unset: 1.",
     )
 
     peer_weights: PeerWeighting | None = Field(
@@ -174,14 +110,10 @@ class MethodSection(Section):
     @field_validator("name", "filter", "advantage_scale")
     @classmethod
     def _is_known(cls, value: str | None, info: ValidationInfo) -> str | None:
-        try:
-            if info.field_name == "name":
-                require_method(str(value), info.data.get("package"))
-            elif value is not None:
-                (require_filter if info.field_name == "filter" else require_scale)(value)
-        except ValueError as error:
-            raise PydanticCustomError(UNKNOWN_NAME, "{line}", {"line": str(error)}) from None
-        return value
+        if info.field_name == "name":
+            return known_name("method", str(value), info.data.get("package"))
+        kind = "filter" if info.field_name == "filter" else "advantage"
+        return None if value is None else known_name(kind, value)
 
     @model_validator(mode="after")
     def _settings_agree(self) -> MethodSection:

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic_core import PydanticCustomError
+
+from ftis_node.config.section import UNKNOWN_NAME
 from ftis_node.errors import ConfigError
 from ftis_node.plugins import ADVANTAGE_GROUP, CHOICE_GROUP, FILTER_GROUP, METHOD_GROUP, describe, find_entry
 
@@ -104,34 +107,32 @@ METHODS: Mapping[str, MethodRow] = {
 }
 
 
-def require_method(name: str, package: str | None = None) -> str:
-    """Return the name of a built-in or installed method.
+KINDS: Mapping[str, tuple[Iterable[str], str]] = {  # the built-in names, and the group of the installed ones
+    "method": (METHODS, METHOD_GROUP),
+    "filter": (FILTERS, FILTER_GROUP),
+    "advantage": (SCALES, ADVANTAGE_GROUP),
+    "choice": (CHOICES, CHOICE_GROUP),
+}
 
-    Raises ValueError if there is none, or if `package` does not provide it.
+
+def known_name(kind: str, name: str, package: str | None = None) -> str:
+    """Return the name of a built-in or installed method, filter, scale of advantages or choice of groups.
+
+    For a validator: raises PydanticCustomError if there is none, or if `package` does not provide it.
     """
-    return _require("method", name, METHODS, METHOD_GROUP, package)
+    try:
+        _require(kind, name, package)
+    except ValueError as error:
+        raise PydanticCustomError(UNKNOWN_NAME, "{line}", {"line": str(error)}) from None
+    return name
 
 
-def require_filter(name: str) -> str:
-    """Return the name of a built-in or installed filter. Raises ValueError if there is none."""
-    return _require("filter", name, FILTERS, FILTER_GROUP)
-
-
-def require_scale(name: str) -> str:
-    """Return the name of a built-in scale of advantages, or of an installed plug-in. Raises ValueError otherwise."""
-    return _require("advantage", name, SCALES, ADVANTAGE_GROUP)
-
-
-def require_choice(name: str) -> str:
-    """Return the name of a built-in or installed choice of groups. Raises ValueError if there is none."""
-    return _require("choice", name, CHOICES, CHOICE_GROUP)
-
-
-def _require(kind: str, name: str, known: Iterable[str], group: str, package: str | None = None) -> str:
+def _require(kind: str, name: str, package: str | None) -> None:
+    known, group = KINDS[kind]
     if name in known:
         if package is not None:
             raise ValueError(f"package = {package!r} has no effect, because {kind} {name!r} is built in: remove it")
-        return name
+        return
     try:
         entry = find_entry(group, name, error=ConfigError)
     except ConfigError as error:
@@ -142,7 +143,6 @@ def _require(kind: str, name: str, known: Iterable[str], group: str, package: st
         raise ValueError(f"no {kind} {name[:64]!r} is installed: {source}; built in are {names}")
     if package is not None and _normalized(describe(entry).package) != _normalized(package):
         raise ValueError(f"{describe(entry)} is installed, but {_wish(package)}")
-    return name
 
 
 def _wish(package: str) -> str:

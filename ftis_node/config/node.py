@@ -146,7 +146,6 @@ class NodeSettings(BaseSettings):
         description="Multiaddrs of peers to dial first, each with /p2p/ID. `@FILE`: those in a file, one on each "
         "line. The environment variable separates them by commas.",
     )
-    status_port: int = Field(default=0, ge=0, le=65535, description="Local HTTP port of /status; 0: any free port.")
     seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of prompts, sampling and adapters.")
     data_paths: dict[str, str] = Field(
         default_factory=dict,

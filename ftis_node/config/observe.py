@@ -23,11 +23,7 @@ def is_loopback(host: str) -> bool:
 
 
 class ObserveSection(Section):
-    """A second HTTP port for Prometheus and probes: `/metrics`, `/healthz` and `/readyz` only.
-
-    `status_port` serves them too, but on 127.0.0.1 alone. A container's probes and another machine's Prometheus cannot
-    reach that.
-    """
+    """A fixed HTTP port for Prometheus and probes: `/metrics`, `/healthz` and `/readyz` only."""
 
     listen: str = Field(
         default="",
@@ -70,9 +66,6 @@ class TrackingSection(Section):
         max_length=3,
         description="Trackers: `tensorboard` (files in the home), `wandb` (files in the home, uploaded if a key is "
         "configured), `trackio`. Each needs the package of its name.",
-    )
-    project: str = Field(
-        default="ftis-node", min_length=1, max_length=64, description="Project for `wandb` and `trackio`."
     )
 
     @field_validator("to")

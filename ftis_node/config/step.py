@@ -22,10 +22,9 @@ import math
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
-from ftis_node.config.method_table import CHOICES, require_choice
-from ftis_node.config.section import MOST, UNKNOWN_NAME, Section
+from ftis_node.config.method_table import CHOICES, known_name
+from ftis_node.config.section import MOST, Section
 
 Share = Literal["vertical", "horizontal"]
 ScheduleName = Literal["constant", "linear", "cosine"]
@@ -55,12 +54,6 @@ class OptimizerSection(Section):
         description="Steps over which the rate falls, counted from the first step at the full rate. `linear` and "
         "`cosine` need it.",
     )
-    weight_decay: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Decoupled weight decay (AdamW): a step shrinks the weights by rate x this.",
-    )
     max_grad_norm: float = Field(
         default=1.0,
         ge=0,
@@ -77,7 +70,6 @@ class OptimizerSection(Section):
     )
     kl_weighted: bool = Field(
         default=False,
-        exclude_if=lambda value: value is False,  # so that the ids of runs without it do not change
         description="Weights the KL of each token by min(rho, `cap`) (DeepSeek-V3.2, arXiv 2512.02556; TRL's "
         "`use_bias_correction_kl`). Without it, tokens of peers count as if the learner had sampled them.",
     )
@@ -178,10 +170,7 @@ class StepSection(Section):
     @field_validator("group_selection")
     @classmethod
     def _is_known(cls, value: str) -> str:
-        try:
-            return require_choice(value)
-        except ValueError as error:
-            raise PydanticCustomError(UNKNOWN_NAME, "{line}", {"line": str(error)}) from None
+        return known_name("choice", value)
 
     @model_validator(mode="after")
     def _settings_agree(self) -> StepSection:

@@ -57,12 +57,6 @@ class GenerationSection(Section):
         description="Indices of the generator's GPUs, as many as `tensor_parallel_size` requires; empty: the "
         "memory plan chooses.",
     )
-    gpu_memory_utilization: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="Fraction of its GPU's memory that vLLM may use; unset: the memory plan chooses.",
-    )
     adapters: Literal["auto", "merge", "serve"] = Field(
         default="auto",
         description="What the engine loads with `lora`. `merge`: the model with the adapter merged into it. `serve`: "
@@ -99,7 +93,6 @@ class LearnerSection(Section):
     threads: int = Field(
         default=0, ge=0, le=1024, description="CPU threads of each process; 0: half of the cores, divided among them."
     )
-    keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="Newest checkpoints kept.")
     checkpoint_every_steps: int | None = Field(
         default=None,
         ge=1,
@@ -167,10 +160,4 @@ class MemorySection(Section):
         le=MOST,
         description="The most memory of each GPU that this node plans with and its learner takes, in GiB. Unset: 95 % "
         "of the card, and at most what other programs leave free at the start less 0.3 GiB.",
-    )
-    weight_sync: Literal["auto", "pinned", "file"] = Field(
-        default="auto",
-        description="How new weights go from the learner to the engine of a GPU. `auto`: the fastest way that "
-        "works, in the GPU's memory if both are on one GPU. `pinned`: through a page-locked file at best. `file`: "
-        "through a plain file.",
     )

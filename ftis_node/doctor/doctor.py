@@ -98,7 +98,7 @@ def checks_of(home: Home, settings: NodeSettings, question: MemoryQuestion | Non
     """
     url, peers = home.running_url(), settings.peers
     dials_s = DIALS_LIMIT_S * max(1, len(peers))
-    ports = partial(network.check_listen_ports, settings.listen, settings.status_port, runs_here=url is not None)
+    ports = partial(network.check_listen_ports, settings.listen, runs_here=url is not None)
     engines = partial(machine.check_engines, has_gpu=NVIDIA_DEVICE.exists())
     engines_s = machine.TORCH_LIMIT_S + machine.VLLM_LIMIT_S + GRACE_S
     return [

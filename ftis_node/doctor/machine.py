@@ -70,7 +70,7 @@ def files_in(reachable: int) -> CheckResult:
 
 
 def _room(home: Home, settings: NodeSettings) -> CheckResult:
-    use = measure_usage(home, keep_checkpoints=settings.learner.keep_checkpoints)
+    use = measure_usage(home)
     limit = settings.limits.home_bytes or _usual(home, settings)
     if limit is None:
         return CheckResult(

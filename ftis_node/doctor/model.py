@@ -237,7 +237,7 @@ def tokenizer_of(source: ModelSource, prompts: PromptSettings) -> CheckResult:
         tokenizer = load_tokenizer(source, prompts=prompts)
         opening = tokenizer.render_prompt(EXAMPLES[-1]).opening
     except ModelError as error:
-        advice = "correct prompts.template_arguments in node.toml, fetch the model's folder again, or give another"
+        advice = "fetch the model's folder again, or give another"
         return CheckResult("model.tokenizer", "fail", str(error), advice)
     ends = " or ".join(tokenizer.decode([token], skip_special=False) for token in tokenizer.end_ids) or "no token"
     what = f"{tokenizer.vocab_size} tokens, an answer ends with {printable(ends)}"

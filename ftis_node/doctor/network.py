@@ -16,7 +16,6 @@ from ftis_node.errors import UsageError
 from ftis_node.gossip.dialer import AddressProbe, NetworkProbe
 from ftis_node.gossip.multiaddr import Reachability, is_public, parse_listen_address, parse_multiaddr
 from ftis_node.gossip.p2pd.process import check_free
-from ftis_node.node.startup.prepare import check_ports
 from ftis_node.telemetry.terminal_text import GIB
 
 P2PDS_PREAMBLE = re.compile(r"^.*all dials failed \* \[[^]]*\] ")
@@ -33,8 +32,8 @@ NO_CLOCK = 5  # TIME_ERROR of adjtimex(2): the clock is not synchronized
 TIMEX_BYTES = 256
 
 
-def check_listen_ports(listen: Iterable[str], status_port: int, *, runs_here: bool) -> Iterator[CheckResult]:
-    """Yield whether the node's ports are free. `runs_here`: a node of this home runs and uses them."""
+def check_listen_ports(listen: Iterable[str], *, runs_here: bool) -> Iterator[CheckResult]:
+    """Yield whether the ports to listen on are free. `runs_here`: a node of this home runs and uses them."""
     if runs_here:
         yield CheckResult("port.listen", "ok", "the node that runs on this home listens")
         return
@@ -45,12 +44,6 @@ def check_listen_ports(listen: Iterable[str], status_port: int, *, runs_here: bo
             yield CheckResult("port.listen", "fail", str(error).split("; ")[0], "choose another with --listen")
         else:
             yield CheckResult("port.listen", "ok", f"{text} is free")
-    try:
-        check_ports((), status_port)
-    except UsageError as error:
-        yield CheckResult("port.status", "fail", str(error).split(": ")[0], "choose another with --status-port")
-    else:
-        yield CheckResult("port.status", "ok", f"status port {status_port} is free" if status_port else "any free one")
 
 
 def check_routes() -> Iterator[CheckResult]:

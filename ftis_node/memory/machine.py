@@ -123,15 +123,13 @@ def cards_of(*sizes_bytes: int) -> tuple[Card, ...]:
 def transfer_of(
     settings: NodeSettings, *, on_gpu: bool, shares_gpu: bool, serves_adapters: bool, kernel: Path = KERNEL
 ) -> Transfer:
-    """Return the fastest method that can work for these settings on this machine, up to `memory.weight_sync`.
+    """Return the fastest method that can work for these settings on this machine.
 
     `shares_gpu`: both workers are on one GPU. An adapter that is not served is merged on its way, tensor by tensor, so
     there is nothing to map. No rank of a learner of several ranks holds whole tensors.
     """
     if not on_gpu or serves_adapters:
         return "file"
-    if settings.memory.weight_sync in ("file", "pinned"):
-        return settings.memory.weight_sync
     is_whole = not settings.lora and settings.learner.num_ranks == 1
     return "ipc" if shares_gpu and is_whole and not is_wsl(kernel) else "pinned"
 

@@ -83,9 +83,7 @@ def place_single_worker(settings: NodeSettings) -> WorkerPlacement:
     if settings.gpus:
         first = tuple(range(usable_gpus(len(cards), settings)))
         of_generator, of_learner = of_generator or first, of_learner or first
-    return WorkerPlacement(
-        memory_share=settings.generation.gpu_memory_utilization, generator_gpus=of_generator, learner_gpus=of_learner
-    )
+    return WorkerPlacement(generator_gpus=of_generator, learner_gpus=of_learner)
 
 
 def inspect_machine(settings: NodeSettings, *, others_count: bool = True) -> tuple[NodeSettings, Machine]:
@@ -138,7 +136,6 @@ def place_workers_on(
         memory=memory,
         takes_turns=takes_turns,
         can_sleep=takes_turns and by_vllm,
-        memory_share=settings.generation.gpu_memory_utilization,
         transfer=transfer_of(
             settings,
             on_gpu=bool(assignment.learner),
@@ -155,7 +152,7 @@ def place_workers_on(
             head_chunk_tokens=made.head_chunk_tokens,
             layers_kept=made.layers_kept,
         )
-    if made is None or made.gpu_memory_utilization is None or settings.generation.gpu_memory_utilization is not None:
+    if made is None or made.gpu_memory_utilization is None:
         return arrangement
     return replace(
         arrangement,

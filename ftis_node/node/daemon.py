@@ -75,7 +75,7 @@ async def run_node(
 
     `observed` serves the status from now on. `watchdog` already runs.
     """
-    settings, wiring, observed = node.context.settings, Wiring(node), observed or MonitoringApi()
+    wiring, observed = Wiring(node), observed or MonitoringApi()
     status = wiring.status_loop(watchdog=watchdog, http_refused=observed.refused)
     await status.refresh()
     await _prepare_role(wiring)
@@ -90,7 +90,7 @@ async def run_node(
         "writes that wait for disk space": _ended_by(node.store.space.end),
     }
     observed.status = status
-    async with _local_api(wiring, status).serve(port=settings.status_port) as url:
+    async with _local_api(wiring, status).serve(port=0) as url:
         node.home.publish_address(url)
         log.info("node %s is up, its figures are at %s", node.context.about.name, url)
         await status.refresh()  # before the first step: the summary at the end compares with this status

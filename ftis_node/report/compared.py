@@ -8,7 +8,7 @@ import msgspec
 
 from ftis_node.errors import FileError, UsageError
 from ftis_node.files import read_text
-from ftis_node.report.formatting import clean, without_paths
+from ftis_node.report.templates import clean, without_paths
 
 MAX_PROBLEMS, MAX_TEXT = 5, 600
 

@@ -27,7 +27,7 @@ from ftis_node.records.envelope import open_envelope
 from ftis_node.replay.group_history import CompletionDetails, read_completions
 from ftis_node.replay.reader import GroupSummary, ReplayReader
 from ftis_node.report.compared import Compared
-from ftis_node.report.formatting import clean
+from ftis_node.report.templates import clean
 from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
 from ftis_node.telemetry.history import ROUTINE, EventHead, History, HistoryReader, read_event
 from ftis_node.telemetry.log import OnProgress

@@ -10,9 +10,8 @@ from typing import Any
 
 from ftis_node.report.compared import MAX_PROBLEMS
 from ftis_node.report.facts import RunFacts
-from ftis_node.report.formatting import clean
 from ftis_node.report.run_charts import run_charts
-from ftis_node.report.templates import render
+from ftis_node.report.templates import clean, render
 from ftis_node.report.timeline import sentence
 from ftis_node.swarm.reasons import full_sentence
 from ftis_node.telemetry.health_summary import duration, plural

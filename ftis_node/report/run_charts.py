@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from ftis_node.config.home import Home
 from ftis_node.report.facts import EventTotals
-from ftis_node.telemetry.history import History, thinned
+from ftis_node.report.templates import render
+from ftis_node.telemetry.history import History, HistoryReader, thinned
 from ftis_node.view.palette import FOREIGN, MAIN, OWN, SECOND
 from ftis_node.view.spans import count, number, percent
 
@@ -31,6 +33,7 @@ STYLE = {
     **{"grid.alpha": 0.25, "axes.grid": True, "axes.grid.axis": "y", "axes.spines.top": False},
     **{"axes.spines.right": False, "axes.spines.left": False, "ytick.left": False, "lines.linewidth": 1.6},
 }
+SHOWN_ALONE = ("Reward", "Accuracy")  # above the dashboard in a browser
 LEAST_MISMATCH = 1e-16  # a logarithmic axis has no zero
 NUM_BINS = 140  # points of a curve
 SMOOTH_FROM = 30  # curves with fewer points are not smoothed
@@ -224,3 +227,22 @@ def run_charts(history: History, event_totals: EventTotals) -> tuple[list[Chart]
         is_time=True,
     )
     return [one for one in charts if one.is_drawn], [one for one in (over_time,) if one.is_drawn]
+
+
+class CurveDrawer:
+    """Drawer for the dashboard in a browser. It reads new events, and draws again only if a point is new."""
+
+    def __init__(self, home: Home) -> None:
+        self._reader = HistoryReader(home.events, num_last_events=0)
+        self._drawn: tuple[object, str] = (None, "")
+
+    def draw(self) -> str:
+        """Return the charts as HTML."""
+        self._reader.poll()
+        history = self._reader.history
+        points = (history.steps[-1:], history.evaluations[-1:])
+        if points != self._drawn[0]:
+            found = {chart.title: chart for chart in run_charts(history, EventTotals())[0]}
+            charts = [found[name] for name in SHOWN_ALONE if name in found]
+            self._drawn = points, render("curves.html.j2", charts=charts)
+        return self._drawn[1]

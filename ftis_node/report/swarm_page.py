@@ -15,9 +15,8 @@ from itertools import cycle
 from statistics import median
 from typing import Any
 
-from ftis_node.report.formatting import clean
 from ftis_node.report.run_charts import Chart, ChartSeries
-from ftis_node.report.templates import render, text_of
+from ftis_node.report.templates import clean, render, text_of
 from ftis_node.swarm.overview import SwarmView
 from ftis_node.telemetry.health_summary import plural
 from ftis_node.view.palette import CURVES

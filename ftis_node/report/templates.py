@@ -1,20 +1,34 @@
-"""Rendering of this package's templates. The engine escapes every value; a style sheet or script of ours is Markup."""
+"""Rendering of this package's templates. The engine escapes every value; a style sheet or script of ours is Markup.
+
+Untrusted text is also bounded, and without control characters and paths.
+"""
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.report.formatting import clean
 from ftis_node.telemetry.health_summary import duration
-from ftis_node.telemetry.terminal_text import date_time
+from ftis_node.telemetry.terminal_text import ELLIPSIS, date_time, printable
 from ftis_node.view.spans import number, percent, short_id
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+PATH = re.compile(r"(?<![\w:/])/(?:[^\s/'\")]+/)+")
 STYLE = "page.css"
-FILTERS = (number, percent, duration, date_time, short_id, clean)
+
+
+def clean(text: object, *, limit: int = 120) -> str:
+    """Return untrusted text in at most `limit` characters, with control and direction characters escaped."""
+    shown = printable(str(text)[: limit + 1], keep_newlines=True)
+    return shown if len(shown) <= limit else shown[: limit - 1] + ELLIPSIS
+
+
+def without_paths(text: object) -> str:
+    """Shorten absolute paths and addresses (`/ip4/...`) to their last part, because users share reports."""
+    return PATH.sub("…/", str(text))
 
 
 def render(template: str, **values: Any) -> str:
@@ -27,7 +41,8 @@ def render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update({one.__name__: one for one in FILTERS})
+    filters = (number, percent, duration, date_time, short_id, clean)
+    environment.filters.update({one.__name__: one for one in filters})
     return environment.get_template(template).render(style=text_of(STYLE), **values)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ftis_node.report.formatting import clean, without_paths
+from ftis_node.report.templates import clean, without_paths
 
 MERGE_GAP_S = 90.0
 BURST = 10  # fewer consecutive refusals give no entry

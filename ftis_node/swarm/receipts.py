@@ -20,7 +20,7 @@ from ftis_node.records.bounds import MAX_INTEGER, MAX_RECEIPTS
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.peer_messages import Receipt, receipt_key
 from ftis_node.swarm.lru import LruDict
-from ftis_node.telemetry.receipt_figures import ReceiptFigures
+from ftis_node.telemetry.status import ReceiptFigures
 
 MAX_SENDERS = 4096  # whose groups this node has used
 MAX_SIGNERS = 1024  # that have used groups of this node

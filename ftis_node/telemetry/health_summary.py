@@ -17,8 +17,7 @@ from ftis_node.telemetry.terminal_text import date_time
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ftis_node.telemetry.receipt_figures import ReceiptFigures
-    from ftis_node.telemetry.status import RefusalStatus, Status, SwarmStatus
+    from ftis_node.telemetry.status import ReceiptFigures, RefusalStatus, Status, SwarmStatus
 
 ID_TAIL = 8
 OFF = "off"  # the state of a worker that the role does not need

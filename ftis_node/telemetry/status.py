@@ -10,7 +10,6 @@ from enum import StrEnum
 
 import msgspec
 
-from ftis_node.telemetry.receipt_figures import ReceiptFigures
 from ftis_node.telemetry.secrets import redacted
 
 
@@ -24,7 +23,7 @@ class EndWord(StrEnum):
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """Identity and state of the node. `state` is starting, running, stopping, stopped or failed.
+    """Identity of the node. `state` is starting, running, stopping, stopped or failed.
 
     `domain` names the parts of the run's task for which the node generates, "" for all. `end` is how a stopped node
     ended (see `EndWord`), "" for a running one. `resume` is the command that starts a stopped node again. `waits_for`
@@ -162,6 +161,20 @@ class RefusalStatus(msgspec.Struct, frozen=True):
     advice: str
 
 
+class ReceiptFigures(msgspec.Struct, frozen=True):
+    """What peers have trained on of this node: how many `peers`, on how many `groups` with how many `tokens`.
+
+    They are sums of signed receipts (`swarm/receipts.py`). `recent_peers` and `recent_groups` count since the beginning
+    of yesterday (UTC).
+    """
+
+    peers: int = 0
+    groups: int = 0
+    tokens: int = 0
+    recent_peers: int = 0
+    recent_groups: int = 0
+
+
 class SwarmStatus(msgspec.Struct, frozen=True):
     """Traffic with peers. The `weights_*` fields describe the transfer between a learner and its generators.
 
@@ -220,8 +233,6 @@ def amount(used: int, limit: int | None) -> AmountStatus:
 
 
 class BudgetStatus(msgspec.Struct, frozen=True):
-    """Use of the node's `[budget]`."""
-
     generate_tokens: AmountStatus = AmountStatus()
     learn_steps: AmountStatus = AmountStatus()
     learn_tokens: AmountStatus = AmountStatus()

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-import unicodedata
 from collections.abc import Iterable, Sequence
 
-WIDE = frozenset("WF")
 BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")  # letters and symbols that look like a space
 ELLIPSIS = "…"
 MAX_MARKS = 64  # characters in one cell, most of them of no width
@@ -66,7 +64,9 @@ def _ends_of(text: str, length: int) -> str:
 
 def cells(text: str) -> int:
     """Return the width of printable text in terminal cells."""
-    return sum(0 if unicodedata.combining(mark) else 1 + (unicodedata.east_asian_width(mark) in WIDE) for mark in text)
+    from rich.cells import cell_len  # help needs no widths
+
+    return cell_len(text)
 
 
 def clipped(text: str, width: int) -> str:
@@ -109,11 +109,6 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, num_left: i
 
 def cut(text: str, width: int) -> list[str]:
     """Return all of a printable text in pieces of at most `width` cells; at least one piece."""
-    pieces, used = [""], 0
-    for mark in printable(text):
-        used += cells(mark)
-        if used > width:
-            pieces.append("")
-            used = cells(mark)
-        pieces[-1] += mark
-    return pieces
+    from rich.cells import chop_cells
+
+    return chop_cells(printable(text), width) or [""]

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 from ftis_node.errors import ConfigError
 
+PROJECT = "ftis-node"  # of wandb and trackio
 DEFAULT_CAPACITY = 1024
 DEFAULT_CLOSE_LIMIT_S = 5.0
 log = logging.getLogger(__name__)
@@ -43,7 +44,6 @@ class Tracker(Protocol):
 class TrackedRun:
     """The run that a tracker shows. `id` is the same after each restart; trackers may store files in `folder`."""
 
-    project: str
     name: str
     id: str
     folder: Path
@@ -84,7 +84,7 @@ class WandbTracker:
 
         can_log_in = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
         self._run = wandb.init(
-            project=run.project,
+            project=PROJECT,
             name=run.name,
             id=run.id,
             resume="allow",
@@ -116,7 +116,7 @@ class TrackioTracker:
 
         # trackio resumes a run by its name.
         name = f"{run.name}-{run.id}"
-        self._run = trackio.init(run.project, name=name, resume="allow", config=dict(run.settings), embed=False)
+        self._run = trackio.init(PROJECT, name=name, resume="allow", config=dict(run.settings), embed=False)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self._run.log(dict(figures), step=step)

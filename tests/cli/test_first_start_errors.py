@@ -101,7 +101,6 @@ EARLY = {  # by the name of the home: options of a join that ends before torch i
     "listen": (
         ["--model", "{model}", "--listen", "/ip4/127.0.0.1/tcp/{port}"], ["{port}", "choose another with --listen"],
     ),
-    "status port": (["--model", "{model}", "--status-port", "{port}"], ["{port}", "choose another with --status-port"]),
     "other run": (["--model", "{model}", "--run", "arithmetic-ftis"], ["belongs to run gsm8k-ftis", "--home"]),
     "other model": (["--model", "{model}"], ["trains Qwen2.5-3B, not this tiny-model: give another --home"]),
 }  # fmt: skip

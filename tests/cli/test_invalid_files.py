@@ -39,7 +39,7 @@ def home(tmp_path):
 def join(capsys: pytest.CaptureFixture[str], home: Home, model: Path, *arguments: str) -> tuple[int, str]:
     return error_of(
         capsys, "join", "--home", str(home.root), "--model", str(model), "--listen", "/ip4/127.0.0.1/tcp/0",
-        "--status-port", "0", *arguments,
+        *arguments,
     )  # fmt: skip
 
 

@@ -20,7 +20,6 @@ from ftis_node.cli.status_screen import log_line, screen
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from ftis_node.swarm.overview import RunSummary, SwarmRow, SwarmView
-from ftis_node.telemetry.receipt_figures import ReceiptFigures
 from ftis_node.telemetry.status import (
     BudgetStatus,
     EvalStatus,
@@ -29,6 +28,7 @@ from ftis_node.telemetry.status import (
     LearnerStatus,
     ModelStatus,
     NodeStatus,
+    ReceiptFigures,
     RefusalStatus,
     RunStatus,
     Status,
@@ -222,22 +222,6 @@ def test_the_swarm_is_printed_as_table_json_or_json_lines(
     assert run(["swarm", "--home", str(tmp_path), "--json", "--watch"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines == [[view], {"error": "the node does not answer"}]
-
-
-def test_watching_a_swarm_on_a_small_terminal_counts_hidden_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = tuple(SwarmRow(f"12D3KooWpeer{n:04}", f"n{n}", "full", "org/tiny", 1, "1", 0.0, 60.0) for n in range(9))
-    answers = [[SwarmView(RunSummary("ab" * 16), 1.0, rows).as_dict()]]
-    monkeypatch.setattr(swarm_command, "read_document", lambda home, path: answers.pop() if answers else _interrupt())
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("LINES", "10")
-    assert run(["swarm", "--watch", "--home", str(tmp_path)]) == 0
-    painted = capsys.readouterr().out
-    assert "n3 " in painted and "n4 " not in painted
-    assert re.search(r"ctrl-C; \d+ more lines below", painted)
 
 
 def _interrupt() -> Any:

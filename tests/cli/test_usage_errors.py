@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from ftis_node.cli.app import run
-from ftis_node.config.home import Home
 
 RUN_ID = "0123456789abcdef" * 2
 PEER = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
@@ -35,14 +34,6 @@ def test_a_folder_without_a_tokenizer_is_an_error(capsys, tmp_path, model):
     code, line = join(capsys, tmp_path, "--model", str(folder), "--task", "arithmetic")
     assert code == 2
     assert "tokenizer" in line
-
-
-def test_a_home_in_use_is_an_error(capsys, tmp_path, model):
-    with Home(tmp_path / "home").owned():
-        code, line = join(capsys, tmp_path, "--model", str(model), "--task", "arithmetic")
-    assert code == 2
-    assert "in use" in line
-    assert str(os.getpid()) in line
 
 
 @pytest.mark.parametrize(
@@ -205,7 +196,7 @@ def test_an_invalid_file_or_option_of_join_is_an_error(capsys, tmp_path, model, 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["replay", "list", "--state", "redy"], "--state redy: give one of ready, taken, released"),
+        (["replay", "list", "--state", "redy"], "'redy' is not one of 'ready', 'taken', 'released'"),
         (["replay", "list", "--limit", "99999999999999999999"], "less than or equal to 1000000"),
         (["swarm", "--run", RUN_ID], "--run is for --peers ADDRESS: omit it"),
     ],

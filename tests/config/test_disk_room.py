@@ -13,7 +13,6 @@ from ftis_node.config.disk_room import is_disk_full, reporting_full_disk
 from ftis_node.config.home import Home
 from ftis_node.errors import MachineError
 from ftis_node.files import replace_file
-from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import EventLog, read_events
 
 
@@ -44,21 +43,6 @@ def test_a_failed_replacement_leaves_the_old_file(tmp_path, full):
     with pytest.raises(OSError, match="No space"):
         replace_file(path, b"new")
     assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
-
-
-def test_a_reader_of_a_replaced_file_reads_the_old_content(tmp_path):
-    path = tmp_path / "run.toml"
-    path.write_text("old")
-    with path.open() as reader:
-        replace_file(path, b"new")
-        assert (reader.read(), path.read_text()) == ("old", "new")
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_failed_write_of_the_identity_leaves_no_file(tmp_path, full):
-    with pytest.raises(OSError, match="No space"):
-        Identity.load_or_create(tmp_path / "identity.key")
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_partial_last_event_is_truncated(tmp_path):

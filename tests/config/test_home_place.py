@@ -103,7 +103,7 @@ def test_their_files_do_not_count_as_the_nodes(tmp_path):
     (home.user / ".cache").mkdir(parents=True)
     (home.user / ".cache" / "model.safetensors").write_bytes(bytes(1000))
     home.settings.write_bytes(bytes(10))
-    assert measure_usage(home, keep_checkpoints=1).used_bytes == 10
+    assert measure_usage(home).used_bytes == 10
 
 
 def test_the_node_of_a_home_that_is_mounted_read_only_is_found(tmp_path):

@@ -55,10 +55,11 @@ def test_a_changed_run_is_as_short_as_its_changes():
 @pytest.mark.parametrize(
     "run",
     [b"no-such-run", b"words-ftis{", b'words-ftis{"a":' * 200, b"words-ftis" + b'{"a":' * 800, b'words-ftis{"task":{}}',
-     b'words-ftis{"step":[]}', b'words-ftis{"x":1}', b"\xff\xfe", b'words-ftis{"task":"words:1"}', b'{"name":"a"}'],
+     b"{}", b"gsm8k-ftis", b'words-ftis{"step":[]}', b'words-ftis{"x":1}', b"\xff\xfe",
+     b'words-ftis{"task":"words:1"}', b'{"name":"a"}'],
 )  # fmt: skip
 def test_a_run_that_is_none_is_one_line(run):
-    with pytest.raises(ConfigError, match="damaged|unknown here|version of ftis-node|use the version of the sender"):
+    with pytest.raises(ConfigError, match="damaged|another version of ftis-node|use the version of the sender"):
         read_invite(changed(run=run), now=NOW).manifest()
 
 
@@ -97,15 +98,6 @@ def test_a_text_that_is_no_usable_invitation_gives_one_line(text, message):
     with pytest.raises(ConfigError, match=message) as caught:
         read_invite(text, now=NOW)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("run", "message"),
-    [(b"{}", "another version"), (b"\xff\xfe", "another version"), (b"gsm8k-ftis", "use the version of the sender")],
-)
-def test_a_run_that_is_not_the_named_one_is_refused(run, message):
-    with pytest.raises(ConfigError, match=message):
-        msgspec.structs.replace(GOOD, run=run).manifest()
 
 
 @pytest.mark.parametrize(

@@ -63,23 +63,6 @@ def test_a_check_that_hangs_or_fails_does_not_hide_results():
     assert "ZeroDivisionError" in findings[2].finding
 
 
-def test_open_checks_are_reported_only_after_a_change(monkeypatch):
-    monkeypatch.setattr("ftis_node.doctor.doctor.QUIET_S", 0.05)
-    first_ends, second_ends = threading.Event(), threading.Event()
-    checks = [
-        DoctorCheck("ram", "memory", 60.0, lambda: iter([first_ends.wait(60)])),  # type: ignore[arg-type, return-value]
-        DoctorCheck("disk", "the disk", 60.0, lambda: iter([second_ends.wait(60)])),  # type: ignore[arg-type, return-value]
-    ]
-    messages: list[str] = []
-
-    def on_progress(text):
-        messages.append(text)
-        threading.Timer(0.5, first_ends.set if len(messages) == 1 else second_ends.set).start()
-
-    run_checks(checks, on_progress=on_progress)
-    assert messages == ["still checking: memory, the disk", "still checking: the disk"]
-
-
 def test_the_worst_check_comes_first_and_stays_together():
     findings = [
         *(
@@ -177,15 +160,14 @@ def test_ports_in_use_are_reported(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        settings = NodeSettings(model="any", listen=(f"/ip4/127.0.0.1/tcp/{port}",), status_port=port)
+        settings = NodeSettings(model="any", listen=(f"/ip4/127.0.0.1/tcp/{port}",))
         findings = run_checks([check for check in checks_of(Home(tmp_path), settings) if check.name == "port"])
-    assert levels(findings) == [("port.listen", "fail"), ("port.status", "fail")]
-    assert exit_code_of(findings) == 4
-    assert ["--listen" in findings[0].advice, "--status-port" in findings[1].advice] == [True, True]
+    assert levels(findings) == [("port.listen", "fail")]
+    assert exit_code_of(findings) == 4 and "--listen" in findings[0].advice
 
 
 def test_a_port_of_the_homes_running_node_is_no_conflict():
-    findings = doctor_network.check_listen_ports(["/ip4/127.0.0.1/tcp/1"], 1, runs_here=True)
+    findings = doctor_network.check_listen_ports(["/ip4/127.0.0.1/tcp/1"], runs_here=True)
     assert levels(findings) == [("port.listen", "ok")]
 
 

@@ -17,8 +17,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from bench.stubs.stub_node import StubNode, StubTask
-from ftis_node.cli.commands.peers import HEADER, _cells
-from ftis_node.cli.detail_screens import peer_document, peer_screen
+from ftis_node.cli.commands.peers import HEADER, _cells, peer_document, peer_screen
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings

@@ -44,7 +44,6 @@ def test_on_a_shared_gpu_the_learner_is_limited_to_the_memory_without_the_engine
     assert made.learner_share * 24 * GIB >= made.peak_bytes - of_generator - made.parts["learner: context"]
     for other in (planned(THREE_B, 24, lora=True), planned(HALF_B, 24, 24), planned(HALF_B), planned(THREE_B, 4)):
         assert (other.placement != "shared", other.learner_share) == (True, None)
-    assert arranged(HALF_B, 24, generation={"gpu_memory_utilization": 0.4}).learner_share is None
     assert arranged(HALF_B, 24, memory={"placement": "time_shared"}).learner_share is None
 
 
@@ -59,8 +58,6 @@ def test_on_a_shared_gpu_the_learner_is_limited_to_the_memory_without_the_engine
         ((24,), {"lora": True}, "file"),
         ((24,), {"lora": True, "generation": {"adapters": "merge"}}, "pinned"),
         ((24,), {"lora": True, "engine": "torch"}, "pinned"),
-        ((24,), {"memory": {"weight_sync": "pinned"}}, "pinned"),
-        ((24,), {"memory": {"weight_sync": "file"}}, "file"),
         ((), {}, "file"),
     ],
 )
@@ -113,11 +110,6 @@ def test_too_little_host_memory_is_a_warning(caplog):
 def test_without_a_shape_there_is_no_plan_and_the_engine_uses_its_defaults():
     assert arranged(None, 24) == WorkerPlacement(takes_turns=True, can_sleep=True, transfer="ipc")
     assert arranged(None, 24, 24) == WorkerPlacement(generator_gpus=(0,), learner_gpus=(1,), transfer="pinned")
-
-
-def test_with_an_explicit_share_vllm_sizes_the_cache():
-    made = arranged(HALF_B, 24, generation={"gpu_memory_utilization": 0.4})
-    assert (made.memory_share, made.cache_bytes) == (0.4, None)
 
 
 def test_an_unreadable_shape_is_logged_and_gives_no_plan(monkeypatch, caplog):

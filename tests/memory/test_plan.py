@@ -158,9 +158,6 @@ def test_the_parts_of_a_shared_plan_sum_to_the_peak():
     made = planned(HALF_B, 24, **small_steps())
     parts = dict(made.parts)
     assert parts.pop(WEIGHT_SYNC) == 0, "the engine maps the weights"
-    in_a_file = dict(planned(HALF_B, 24, **small_steps(), memory={"weight_sync": "pinned"}).parts)
-    assert in_a_file.pop(WEIGHT_SYNC) == 2 * HALF_B.embedding_parameters
-    assert in_a_file == parts
     assert sum(parts.values()) == made.peak_bytes
     assert made.kv_cache_bytes == 2 * 24 * 128 * 2 * 128 * 760
     share = sum(value for name, value in parts.items() if name.startswith("generator")) / (24 * GIB)

@@ -9,8 +9,15 @@ from typing import Any
 
 from ftis_node.config.home import Home
 from ftis_node.records.identity import Identity
-from ftis_node.telemetry.receipt_figures import ReceiptFigures
-from ftis_node.telemetry.status import LearnerStatus, ModelStatus, NodeStatus, RunStatus, Status, SwarmStatus
+from ftis_node.telemetry.status import (
+    LearnerStatus,
+    ModelStatus,
+    NodeStatus,
+    ReceiptFigures,
+    RunStatus,
+    Status,
+    SwarmStatus,
+)
 from tests.conftest import accept, fill_buffer, make_group, make_text_group
 
 ATTACK = "<script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>\" '\x1b[2J\u202e"

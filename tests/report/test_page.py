@@ -14,8 +14,6 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.report import html_page
-from ftis_node.report.formatting import clean
-from ftis_node.report.html_page import mean
 from ftis_node.report.timeline import MAX_FIRST, MAX_LAST, TimelineBuilder
 from ftis_node.swarm.reasons import REFUSALS, full_sentence
 from tests.report.support import ATTACK, NUM_STEPS, PEER_ID, step_events, write_home
@@ -142,11 +140,6 @@ def test_answers_before_and_after_are_a_card(tmp_path: Path, capsys: pytest.Capt
     assert "eval --model TRAINED --task SPEC --compare BASE --show 5 --json" in capsys.readouterr().err
 
 
-def test_unknown_values_are_left_out_of_a_mean() -> None:
-    assert mean([1.0, None, 3.0]) == 2.0
-    assert mean([None]) is None
-
-
 def test_charts_show_every_curve_and_none_has_a_reference(page: Page) -> None:
     images = [attributes for tag, attributes in page.tags if tag == "img"]
     assert [str(image["alt"]).partition(":")[0] for image in images] == CHARTS
@@ -244,7 +237,3 @@ def test_the_style_sheet_defines_every_class_of_the_page() -> None:
     used = re.findall(r'class="([a-z ]+)"', (folder / "page.html.j2").read_text(encoding="utf-8"))
     known = set(re.findall(r"\.([a-z]+)", (folder / "page.css").read_text(encoding="utf-8")))
     assert {name for names in used for name in names.split()} - known == set()
-
-
-def test_letters_that_look_like_a_space_are_escaped() -> None:
-    assert clean("a\u3164\u2800b\x1b") == r"a\u3164\u2800b\x1b"

@@ -2,14 +2,12 @@
 
 import json
 import logging
-import os
 from contextlib import closing
 
 import msgspec
 import psutil
 import pytest
 
-from ftis_node.telemetry import events as events_module
 from ftis_node.telemetry.events import EventLog, event_log_files, read_events
 from ftis_node.telemetry.log import JsonFormatter
 from ftis_node.telemetry.status import EvalStatus, Status, SwarmStatus
@@ -67,16 +65,6 @@ def test_an_event_after_close_is_written_and_leaves_no_open_file(tmp_path, max_b
     events.write("taken", step=3)
     assert read_events(tmp_path / "events.jsonl")[-1]["step"] == 3
     assert not [file.path for file in psutil.Process().open_files() if file.path.startswith(str(tmp_path))]
-
-
-def test_events_are_written_again_after_a_full_disk(tmp_path, monkeypatch):
-    events = EventLog(tmp_path / "events.jsonl")
-    events.close()
-    with monkeypatch.context() as full_disk:
-        full_disk.setattr(events_module, "_opened", lambda path: os.open("/dev/full", os.O_WRONLY))
-        events.write("taken", step=1)
-    events.write("taken", step=2)
-    assert [event["step"] for event in read_events(tmp_path / "events.jsonl")] == [1, 2]
 
 
 def test_a_json_log_line_has_null_for_nan_and_infinity():

@@ -22,7 +22,7 @@ LIMIT_S = 20.0
 
 
 def run_in(folder: Path) -> TrackedRun:
-    return TrackedRun(project="ftis-node", name="n1", id="ab-cd", folder=folder, settings={"run": {"name": "test"}})
+    return TrackedRun(name="n1", id="ab-cd", folder=folder, settings={"run": {"name": "test"}})
 
 
 def curve(folder: Path, name: str) -> list[tuple[int, float]]:
@@ -116,7 +116,7 @@ from pathlib import Path
 from ftis_node.telemetry.tracking import TrackedRun, Tracking
 
 async def main(folder):
-    tracking = Tracking.to(["tensorboard"], TrackedRun(project="p", name="n", id="i", folder=Path(folder)))
+    tracking = Tracking.to(["tensorboard"], TrackedRun(name="n", id="i", folder=Path(folder)))
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     for step in range(1, 6):
         tracking.log(step, {"loss": 0.0})
@@ -154,7 +154,7 @@ from pathlib import Path
 from ftis_node.telemetry.tracking import TrackedRun, Tracking
 
 async def main(name, folder, step):
-    run = TrackedRun(project="ftis-test", name="n1", id="ab-cd", folder=Path(folder), settings={"run": {"name": "x"}})
+    run = TrackedRun(name="n1", id="ab-cd", folder=Path(folder), settings={"run": {"name": "x"}})
     tracking = Tracking.to([name], run)
     tracking.log(int(step), {"learner/loss": 0.125 * int(step)})
     await tracking.close(limit_s=60.0)
@@ -194,7 +194,7 @@ def test_trackio_continues_the_curve(tmp_path):
     pytest.importorskip("trackio", reason="trackio is not installed: `pip install trackio`")
     for step in (1, 2):
         run_tracker("trackio", tmp_path, step=step)
-    with closing(sqlite3.connect(tmp_path / "ftis-test.db")) as database:
+    with closing(sqlite3.connect(tmp_path / "ftis-node.db")) as database:
         rows = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step").fetchall()
     assert [(name, step, json.loads(metrics)) for name, step, metrics in rows] == [
         ("n1-ab-cd", 1, {"learner/loss": 0.125}),

@@ -15,8 +15,7 @@ import pytest
 from ftis_node.dashboard.curves import plot_rows
 from ftis_node.dashboard.screens.main import metric_lines
 from ftis_node.telemetry.history import History, thinned
-from ftis_node.telemetry.receipt_figures import ReceiptFigures
-from ftis_node.telemetry.status import EvalStatus, PauseStatus, RefusalStatus, Status
+from ftis_node.telemetry.status import EvalStatus, PauseStatus, ReceiptFigures, RefusalStatus, Status
 from ftis_node.telemetry.status_at_rest import at_rest
 from ftis_node.telemetry.terminal_text import printable, size
 from ftis_node.view.events import event_line, notable_events

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.commands.compare import Device
-from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
+from ftis_node.cli.options import Device, HomeOption, JsonOption, home_at, print_json
 from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import ModelError
 from ftis_node.telemetry.terminal_text import printable

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from ftis_node.cli.completion import methods as complete_methods
 from ftis_node.cli.completion import presets, task_specs
+from ftis_node.cli.options import Device
 from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import UsageError
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from ftis_node.lab.experiment.trial_matrix import Experiment
     from ftis_node.lab.experiment.trial_result import TrialResult
     from ftis_node.lab.hdee import Domains
-
-Device = Literal["auto", "cpu", "cuda"]
 
 DEFAULT_METHODS = "alone,nois,vis,tis,ftis"
 HDEE = "hdee"

@@ -37,7 +37,7 @@ def dashboard(
     if web:
         from ftis_node.cli.commands.swarm import swarm_page
         from ftis_node.dashboard.web import WebPages, serve_dashboard
-        from ftis_node.report.curves import CurveDrawer
+        from ftis_node.report.run_charts import CurveDrawer
         from ftis_node.report.swarm_history import SwarmHistory
 
         pages = WebPages(partial(swarm_page, where, SwarmHistory()), CurveDrawer(where).draw)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftis_node.cli.commands.evaluate import problem_lines
+from ftis_node.cli.options import Engine
 from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.terminal_text import columns
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.lab.demo import DemoResult
     from ftis_node.report.compared import Compared
-
-Engine = Literal["auto", "vllm", "torch"]
 
 
 def demo(

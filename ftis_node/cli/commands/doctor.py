@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.completion import FORMS, one_of, presets
+from ftis_node.cli.completion import presets
 from ftis_node.cli.options import (
+    BaseForm,
     GpusOption,
     HomeOption,
     JsonOption,
@@ -41,18 +42,14 @@ def doctor(
     run: Annotated[
         str | None,
         typer.Option(
-            "--run",
-            help="Preset or TOML file to plan for.",
-            show_default="the home's",
-            autocompletion=presets,
+            "--run", help="Preset or TOML file to plan for.", show_default="the home's", autocompletion=presets
         ),
     ] = None,
     lora: Annotated[
         bool | None, typer.Option("--lora/--full", help="Plan for a LoRA adapter, or for all weights.")
     ] = None,
     quantize: Annotated[
-        str | None,
-        typer.Option("--quantize", help="Plan for the base of an adapter in this form.", autocompletion=one_of(*FORMS)),
+        BaseForm | None, typer.Option("--quantize", help="Plan for the base of an adapter in this form.")
     ] = None,
     gpu_memory: Annotated[
         list[float] | None,
@@ -69,9 +66,6 @@ def doctor(
     listen: Annotated[
         list[str] | None,
         typer.Option("--listen", help="Multiaddr whose port should be free. Repeatable.", show_default="the home's"),
-    ] = None,
-    status_port: Annotated[
-        int | None, typer.Option("--status-port", help="Local port that should be free.", show_default="the home's")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", help=f"Run only this check: {', '.join(CHECKS)}. Repeatable.")
@@ -94,8 +88,6 @@ def doctor(
     With --gpu nothing is checked. Both workers run on the first GPU with --model or a random one, with --lora,
     --quantize 4bit or all weights. The figures are one JSON object.
     """
-    if quantize not in (None, *FORMS):
-        raise ConfigError(f"--quantize {quantize}: give one of {', '.join(FORMS)}")
     if gpu:
         _measure(model, lora=lora, quantize=quantize, as_json=as_json)
         return
@@ -124,7 +116,6 @@ def doctor(
         model=model or "any",
         peers=tuple(peers) if peers else None,
         listen=tuple(listen) if listen else None,
-        status_port=status_port,
     )
     for address in settings.peers:
         parse_multiaddr(address)
@@ -145,7 +136,7 @@ def doctor(
         raise typer.Exit(code)
 
 
-def _measure(model: str | None, *, lora: bool | None, quantize: str | None, as_json: bool) -> None:
+def _measure(model: str | None, *, lora: bool | None, quantize: BaseForm | None, as_json: bool) -> None:
     from ftis_node.lab.card.check import check_card, table_of
 
     file = Path("doctor-gpu.json").absolute()

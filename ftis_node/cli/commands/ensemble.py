@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.completion import ENGINES, ENSEMBLE_MODES, one_of, some_of, task_specs
-from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
+from ftis_node.cli.completion import ENSEMBLE_MODES, some_of, task_specs
+from ftis_node.cli.options import EngineOption, HomeOption, JsonOption, home_at, print_document
 from ftis_node.cli.progress import show_fraction
 from ftis_node.telemetry.terminal_text import columns
 
@@ -44,14 +44,7 @@ def ensemble(
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=3, help="Maximum tokens of prompt and completion together.")
     ] = 760,
-    engine: Annotated[
-        str,
-        typer.Option(
-            "--engine",
-            help="auto, vllm or torch, for the answers of single models; mixtures use torch.",
-            autocompletion=one_of(*ENGINES),
-        ),
-    ] = "auto",
+    engine: EngineOption = "auto",
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:

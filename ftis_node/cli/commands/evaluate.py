@@ -12,8 +12,8 @@ import typer
 
 from ftis_node.cli.commands.chat import CompareOption, ModelOption
 from ftis_node.cli.commands.ensemble import LimitOption
-from ftis_node.cli.completion import ENGINES, one_of, task_specs
-from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
+from ftis_node.cli.completion import task_specs
+from ftis_node.cli.options import EngineOption, HomeOption, JsonOption, home_at, print_document
 from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import UsageError
 from ftis_node.telemetry.terminal_text import printable
@@ -46,9 +46,7 @@ def evaluate(
             show_default=f"on the problems of a home's run, its limits; else {MAX_TOKENS}",
         ),
     ] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", help="auto, vllm or torch.", autocompletion=one_of(*ENGINES))
-    ] = "auto",
+    engine: EngineOption = "auto",
     compare: CompareOption = None,
     show: Annotated[int, typer.Option("--show", min=0, help="Print the answers to this many problems.")] = 0,
     home: HomeOption = None,

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.completion import ENGINES, FORMS, ROLES, one_of, peer_ids, presets, task_specs
+from ftis_node.cli.completion import peer_ids, presets, task_specs
 from ftis_node.cli.options import (
+    BaseForm,
+    Engine,
     GpusOption,
     HomeOption,
     LogFormat,
@@ -25,6 +27,7 @@ from ftis_node.cli.progress import show_fraction
 from ftis_node.config.home_files import remembered_settings
 from ftis_node.errors import ConfigError, UsageError
 from ftis_node.files import make_folder, replace_file
+from ftis_node.records.kinds import Role
 from ftis_node.telemetry.log import log_as_json, unwatched
 
 if TYPE_CHECKING:
@@ -57,8 +60,8 @@ def join(
             "--run",
             help="Preset (open-swarm: for a swarm that anybody may join), manifest file, or id of a run that the peers "
             "know.",
-            autocompletion=presets,
             show_default="the preset that fits --task",
+            autocompletion=presets,
         ),
     ] = None,
     task: Annotated[
@@ -89,11 +92,10 @@ def join(
     no_peers: Annotated[bool, typer.Option("--no-peers", help="Forget the peers of the last start.")] = False,
     home: HomeOption = None,
     role: Annotated[
-        str | None,
+        Role | None,
         typer.Option(
             "--role",
-            help=f"{', '.join(ROLES[:-1])} or {ROLES[-1]}.",
-            autocompletion=one_of(*ROLES),
+            help="full, generator, learner or exchange.",
             show_default="that of the last start, else full",
         ),
     ] = None,
@@ -107,21 +109,15 @@ def join(
         ),
     ] = None,
     engine: Annotated[
-        str | None,
-        typer.Option(
-            "--engine",
-            help="auto, vllm or torch.",
-            autocompletion=one_of(*ENGINES),
-            show_default="that of the last start, else auto",
-        ),
+        Engine | None,
+        typer.Option("--engine", help="auto, vllm or torch.", show_default="that of the last start, else auto"),
     ] = None,
     lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train a LoRA adapter, or all weights.")] = None,
     quantize: Annotated[
-        str | None,
+        BaseForm | None,
         typer.Option(
             "--quantize",
             help="4bit: hold the base of a LoRA adapter in 4 bits, for a small card; or none.",
-            autocompletion=one_of(*FORMS),
             show_default="that of the last start, else none",
         ),
     ] = None,
@@ -150,7 +146,6 @@ def join(
     track: Annotated[
         list[str] | None, typer.Option("--track", help="Tracker: tensorboard, wandb or trackio. Repeatable.")
     ] = None,
-    status_port: Annotated[int | None, typer.Option("--status-port", help="Local HTTP port; 0: any free port.")] = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Run in the background and return when the node runs; see `stop`.")
     ] = False,
@@ -201,7 +196,6 @@ def join(
         peers=() if no_peers else tuple(peers) if peers else None,
         name=name,
         seed=seed,
-        status_port=status_port,
         tracking={"to": tuple(track)} if track else None,
         swarm={"secret_file": secret_file if invite.secret else ""} if invite is not None else None,
     )

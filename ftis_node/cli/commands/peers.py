@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +17,9 @@ from ftis_node.errors import UsageError
 from ftis_node.node.http_api.node_client import post_document, read_document
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import columns, date_time
+
+if TYPE_CHECKING:
+    from ftis_node.config.home import Home
 
 app = typer.Typer(rich_markup_mode=None, help="List peers; ban, unban or trust them.", invoke_without_command=True)
 
@@ -27,6 +32,8 @@ HEADER = (
     *("ACCEPTED", "REFUSED", "CONFIRMED", "EFFECTIVE", "NOTE"),
 )
 RECEIPT_HEADER = ("PEER", "RUN", "GROUPS", "TOKENS", "SIGNED")
+WIDTH = 80  # of one peer
+NUM_NEWEST = 5
 LENGTH = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 LONGEST_S = 10 * 365 * 86400
 UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -58,11 +65,46 @@ def show(context: typer.Context, peer: PeerArgument, home: HomeOption = None, as
     JSON shape: the peer's row in the list, and groups: {ready, taken, released: {reason: n}, tokens, newest: [row of
     `replay list`]}, held_against: [{reason, count, sentence}], refused: [{reason, count, sentence}].
     """
-    from ftis_node.cli.detail_screens import peer_document, peer_screen
-
     where = home_at(home or context.obj)
     document = peer_document(where, peer, read_document(where, "/peers"))
     print_document(document, lambda: peer_screen(document, now=time.time()), as_json=as_json)
+
+
+def peer_document(home: Home, peer: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the peer's row of `rows` with its groups in the buffer. Raises UsageError for an unknown peer."""
+    from ftis_node.replay.reader import ReplayReader
+    from ftis_node.swarm.peer_rows import find_peer
+    from ftis_node.view.peers import reason_rows
+
+    peer_id = find_peer(peer, rows)
+    row = next((row for row in rows if row["peer_id"] == peer_id), None)
+    if row is None:
+        raise UsageError(f"this node does not know {peer_id}: `ftis-node peers` lists its peers")
+    with closing(ReplayReader(home.replay)) as reader:
+        groups = reader.groups_of(peer_id, limit=NUM_NEWEST)
+    return {
+        **row,
+        "groups": dataclasses.asdict(groups),
+        "held_against": reason_rows(row.get("reasons", {})),
+        "refused": reason_rows(row["groups_refused"]),
+    }
+
+
+def peer_screen(document: dict[str, Any], *, now: float) -> list[str]:
+    """Return the lines: those of the dashboard, and the peer's groups in the buffer. `now` is Unix time in seconds."""
+    from ftis_node.view.peers import peer_lines
+    from ftis_node.view.spans import labeled, text_lines
+
+    groups = document["groups"]
+    done = "".join(f", {count} {reason}" for reason, count in sorted(groups["released"].items()))
+    stored = f"{groups['ready']} ready, {groups['taken']} in a step{done}; {groups['tokens']:,} tokens"
+    lines = [*peer_lines(document, now=now), labeled("buffer", stored)]
+    for group in groups["newest"]:
+        mean = sum(group["rewards"]) / len(group["rewards"])
+        state = group["reason"] or group["state"]
+        text = f"{group['id'][:12]}  {group['task']}/{group['prompt_index']}  {state}  reward {mean:.2f}"
+        lines.append(labeled("newest", text))
+    return text_lines(lines, WIDTH)
 
 
 @app.command()

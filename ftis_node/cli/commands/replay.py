@@ -8,11 +8,11 @@ from contextlib import closing
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ftis_node.cli.completion import STATES, group_ids, one_of
+from ftis_node.cli.completion import group_ids
 from ftis_node.cli.options import (
     CommitMessageOption,
     HomeOption,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ftis_node.config.home import Home
+    from ftis_node.replay.group_history import CompletionDetails, GroupHistory
     from ftis_node.replay.reader import GroupSummary, ReplayReader
     from ftis_node.replay.rollout_rows import RowTotals
 
@@ -43,6 +44,7 @@ app = typer.Typer(
 
 LIST_HEADER = ("GROUP", "AGE", "OF", "PROBLEM", "STATE", "STEP", "REWARD", "TOKENS")
 MIB = 1 << 20
+WIDTH = 80  # of a group
 MAX_LISTED = 1_000_000
 
 
@@ -60,10 +62,8 @@ def list_groups(
         int, typer.Option("--limit", min=1, max=MAX_LISTED, help="Maximum number of groups, newest first.")
     ] = 20,
     state: Annotated[
-        str | None,
-        typer.Option(
-            "--state", help="Only groups in this state: ready, taken or released.", autocompletion=one_of(*STATES)
-        ),
+        Literal["ready", "taken", "released"] | None,
+        typer.Option("--state", help="Only groups in this state: ready, taken or released."),
     ] = None,
 ) -> None:
     """List groups, newest first.
@@ -71,8 +71,6 @@ def list_groups(
     JSON shape: [{id, own, sender, number, state, reason, step, task, prompt_index, model, policy_version, created_at,
     admitted_at, num_tokens, rewards: [..]}].
     """
-    if state not in (None, *STATES):
-        raise UsageError(f"--state {state}: give one of {', '.join(STATES)}")
     summaries = _open(home).list_groups(limit=limit, state=state)
     rows = [dataclasses.asdict(summary) for summary in summaries]
     print_document(rows, lambda: _table(summaries, now=time.time()), as_json=as_json)
@@ -81,8 +79,7 @@ def list_groups(
 @app.command("show")
 def show(
     group_id: Annotated[
-        str,
-        typer.Argument(help="The group's id, or its first characters (4 or more).", autocompletion=group_ids),
+        str, typer.Argument(help="The group's id, or its first characters (4 or more).", autocompletion=group_ids)
     ],
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -95,7 +92,6 @@ def show(
     verdict, refusal, detail, used, weights_of, tokenizer, temperature, texts_missing, events: [..]. A refused group has
     id, verdict and events only.
     """
-    from ftis_node.cli.detail_screens import WIDTH, group_document
     from ftis_node.replay.group_history import read_group_history
     from ftis_node.view.groups import group_lines
     from ftis_node.view.spans import text_lines
@@ -104,6 +100,27 @@ def show(
     if history is None:
         raise UsageError(f"{group_id!r} matches no group, or several: `ftis-node replay list` shows the ids")
     print_document(group_document(history), lambda: text_lines(group_lines(history), WIDTH), as_json=as_json)
+
+
+def group_document(history: GroupHistory) -> dict[str, Any]:
+    """Return the history as `replay show --json` prints it."""
+    row = {"id": history.id} if history.summary is None else dataclasses.asdict(history.summary)
+    rest = dataclasses.asdict(dataclasses.replace(history, completions=()))
+    del rest["id"], rest["summary"]
+    reason = rest.pop("reason")
+    completions = [_completion_row(completion) for completion in history.completions]
+    return {**row, **rest, "refusal": reason, "completions": completions}
+
+
+def _completion_row(completion: CompletionDetails) -> dict[str, Any]:
+    row = dataclasses.asdict(completion)
+    del row["versions"], row["pieces"]
+    if not completion.turns:
+        del row["turns"], row["observations"]
+    if not completion.token_ids:
+        del row["token_ids"], row["logprobs"], row["lowest_logprob"]
+        row["sender_tokens"] = row.pop("num_tokens")
+    return row
 
 
 @app.command("stats")
@@ -140,9 +157,8 @@ def export(
     A row is that of `list`, with completions: [{token_ids, logprobs, finish_reason, reward}] (of a group that came as
     text: text, mean_logprob, sender_tokens, ...). --text adds sender_name, prompt, answer and each completion's text.
     --flat: completion_index, completion, token_ids, logprobs, mean_logprob, num_tokens, finish_reason, reward.
-    Episodes have turn_lengths and observation_ids.
-    --push-to needs `hf auth login`. It writes a folder with the rows and a card, and pushes it. The senders are then
-    `own`, `peer-1`, `peer-2` and so on.
+    Episodes have turn_lengths and observation_ids. --push-to needs `hf auth login`. It writes a folder with the rows
+    and a card, and pushes it. The senders are then `own`, `peer-1`, `peer-2` and so on.
     """
     if format_ is ExportFormat.ENVELOPE and (text or flat):
         raise UsageError("--text and --flat add to rows, and an envelope has none: choose --format jsonl or parquet")

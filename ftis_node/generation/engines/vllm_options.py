@@ -57,7 +57,7 @@ RESERVED = {  # EngineArgs field -> the setting to use instead; empty: it is fix
     "hf_token": "",  # would be written to settings.json: use the variable HF_TOKEN
     "dtype": "dtype",
     "max_num_seqs": "generation.max_batch",
-    "gpu_memory_utilization": "generation.gpu_memory_utilization",
+    "gpu_memory_utilization": "memory.limit_gib",
     # An engine is on one host: it reads new weights from a file or the memory of this host.
     "nnodes": "",
     "node_rank": "",

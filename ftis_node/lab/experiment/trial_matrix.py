@@ -16,7 +16,6 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from ftis_node.algorithms.methods import find_method, method_parameters
-from ftis_node.algorithms.settings import TENSORS
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.method_section import FILTERS_OF, NOT_OF_THE_LOSS, MethodSection
 from ftis_node.config.section import first_problem
@@ -33,7 +32,7 @@ from ftis_node.records.codec import CODECS
 SAPO = re.compile(r"sapo:(\d+)/(\d+)(?:/(\d+))?")  # own and remote groups to draw, and own ones to generate
 CHOICE = re.compile(r"([\w-]+)(?::(\d+))?")  # newest or a plug-in, vertical; the number of remote groups to take
 FILLED = "filled"  # vertical, and own groups replace refused remote ones
-FILTER_PARAMETERS = ("kl_estimator", "kl_threshold", "filter", "keep_share", "rank_own", "obrs_lambda")
+FILTER_PARAMETERS = ("kl_estimator", "kl_threshold", "filter", "keep_share", "rank_own")
 FOREVER_VERSIONS, FOREVER_S = 100_000, 86_400.0
 
 
@@ -260,7 +259,7 @@ def parse_method(text: str, base: MethodSection) -> MethodSection:
     name, *pairs = text.split(":")
     try:
         method = find_method(name)
-        known = [*NOT_OF_THE_LOSS, *(each for each in method_parameters(name) if each not in TENSORS)]
+        known = [*NOT_OF_THE_LOSS, *(each for each in method_parameters(name) if each in MethodSection.model_fields)]
         inherited = base.given() | {name: getattr(base, name) for name in NOT_OF_THE_LOSS}
         given: dict[str, Any] = {}
         for pair in pairs:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ftis_node.config.disk_room import write_error
+from ftis_node.config.limits import KEPT_CHECKPOINTS
 from ftis_node.errors import MachineError
 from ftis_node.learner.checkpoint.checkpoint import (
     Checkpoint,
@@ -54,7 +55,6 @@ class CheckpointManager:
         self.progress = TrainingProgress()
         self.saver = CheckpointSaver(every_steps=boot.settings.checkpoint_every_steps, on_wait=self._report_wait)
         self._folder = Path(boot.checkpoints_dir)
-        self._keep = boot.settings.keep_checkpoints
         self._owner = owner
         self._masters = masters
         self._optimizer = optimizer
@@ -114,7 +114,7 @@ class CheckpointManager:
 
     def _write(self, state: CheckpointState, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
         try:
-            write_checkpoint(self._folder, state, weights, moments, keep=self._keep)
+            write_checkpoint(self._folder, state, weights, moments, keep=KEPT_CHECKPOINTS)
         except OSError as error:
             message = f"the checkpoint of step {state.step} cannot be written: {error}; {FREE_SPACE}"
             raise write_error(message, error) from error

@@ -148,7 +148,7 @@ def _adam(parameters: list[Parameter], boot: LearnerBoot) -> torch.optim.Optimiz
         "lr": boot.peak_learning_rate,
         "betas": ADAM_BETAS,
         "eps": ADAM_EPS,
-        "weight_decay": boot.optimizer.weight_decay,
+        "weight_decay": 0.0,  # GRPO has none; the learning rates are so low that it would hardly act
     }
     if boot.settings.optimizer_states == "8bit":
         small: Any = _bitsandbytes().optim.AdamW8bit(parameters, **how)

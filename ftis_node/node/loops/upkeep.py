@@ -102,8 +102,7 @@ class DiskSpaceLoop:
         self._report(use)
 
     async def _use(self) -> HomeUse:
-        keep = self.context.settings.learner.keep_checkpoints
-        return await in_background(measure_usage, self.store.home, keep_checkpoints=keep)
+        return await in_background(measure_usage, self.store.home)
 
     def _report(self, use: HomeUse) -> None:
         why_full = self.store.space.why_full

@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ftis_node.config.limits import KEPT_CHECKPOINTS
 from ftis_node.config.roles import MAX_PUBLISHED_VERSIONS
 from ftis_node.generation.weight_loader import ProofToCome
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
@@ -184,9 +185,8 @@ def newest_offered(context: NodeContext, learner: Learning) -> int | None:
     state = learner.state
     if state is None or not (state.policy_version or context.state.policy_version):
         return MAX_INTEGER
-    settings = context.settings.learner
-    unsaved = settings.checkpoint_every_steps or MAX_UNSAVED_STEPS
-    return max(state.step, context.state.step) + 1 + unsaved * settings.keep_checkpoints
+    unsaved = context.settings.learner.checkpoint_every_steps or MAX_UNSAVED_STEPS
+    return max(state.step, context.state.step) + 1 + unsaved * KEPT_CHECKPOINTS
 
 
 def digests_of(path: Path) -> tuple[int, bytes, bytes]:

@@ -19,6 +19,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.limits import EVENT_FILE_BYTES, KEPT_EVENT_FILES
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.step import StepSection
+from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
@@ -26,7 +27,7 @@ from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import own_releases
 from ftis_node.node.protocols import Generation, Learning, NullGeneration, NullLearner
 from ftis_node.node.startup.factories import NodeFactory, NodeInputs, ProcessNodeFactory
-from ftis_node.node.startup.prepare import check_ports, prepare
+from ftis_node.node.startup.prepare import prepare
 from ftis_node.node.startup.recovery import release_damaged
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.startup_summary import mark_end, mark_start, read_last_status, start_lines
@@ -74,7 +75,7 @@ async def running_components(
     async with AsyncExitStack() as stack:
         if factory is None:
             factory = ProcessNodeFactory(settings, home)  # raises for a malformed address before anything starts
-            check_ports(factory.listen_addresses, settings.status_port)
+            check_free(factory.listen_addresses)
         inputs = await prepare(settings, plan, home, factory, on_progress)
         begun_at = checkpoint_step(home) if settings.learns else 0
         log_block(log, start_lines(inputs, num_parameters=parameter_count(inputs.source), step=begun_at))
@@ -178,7 +179,6 @@ def _tracking(context: NodeContext, home: Home) -> Tracking:
     manifest, peer_id, about = context.manifest, context.peer_id, context.about
     facts = {"run": manifest.model_dump(mode="json"), "run_id": manifest.run_id, "model": about.model, "peer": peer_id}
     run = TrackedRun(
-        project=context.settings.tracking.project,
         name=about.name,
         id=f"{manifest.run_id}-{peer_id}",
         folder=home.root.absolute(),

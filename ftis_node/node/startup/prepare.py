@@ -10,8 +10,6 @@ see those.
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -20,9 +18,8 @@ from ftis_node.config.home import Home
 from ftis_node.config.home_files import last_settings
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.errors import ConfigError, MachineError, ModelError, UsageError
+from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.files import replace_file
-from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.memory.choice import TrainingChoice, checkpoint_owner, choose_training
 from ftis_node.models import ModelSource, PromptTokenizer, load_tokenizer, model_fingerprint, resolve_model
@@ -37,7 +34,6 @@ from ftis_node.node.startup.prompts import prompts_of
 from ftis_node.node.startup.run_plan import RunPlan, from_anywhere
 from ftis_node.node.storage.disk_space import checkpoint_bytes, checkpoint_step, limit_of
 from ftis_node.node.supervision.background import in_background
-from ftis_node.records.addresses import Address
 from ftis_node.records.identity import Identity, peer_id_from_text
 from ftis_node.tasks import load_task, parse_spec
 from ftis_node.tasks.base import Task, TaskItem, leaves
@@ -47,7 +43,6 @@ from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.tracking import check_installed
 from ftis_node.workers.durable import newest_complete
 
-STATUS_HOST = "127.0.0.1"
 RESERVE_BYTES = 32 << 20  # for the groups, events and logs of the first minutes
 
 
@@ -174,19 +169,6 @@ def _check_quantized(settings: NodeSettings) -> None:
             f"--quantize 4bit is for a learner of one process, not of {settings.learner.num_ranks}: remove one of the "
             "two, or set learner.processes = 1"
         )
-
-
-def check_ports(listen: Iterable[Address], status_port: int) -> None:
-    """Raise UsageError for the first port of this node that another process uses."""
-    check_free(listen)
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore connections in TIME_WAIT
-            probe.bind((STATUS_HOST, status_port))
-    except OSError as error:
-        raise UsageError(
-            f"the status port {status_port} cannot be opened ({error.strerror}): choose another with --status-port"
-        ) from None
 
 
 def check_owner(home: Home, source: ModelSource, *, lora: bool | None) -> None:

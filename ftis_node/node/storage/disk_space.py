@@ -24,7 +24,13 @@ from typing import TypeVar
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.disk_room import free_bytes, is_disk_full
 from ftis_node.config.home import Home
-from ftis_node.config.limits import EVENT_FILE_BYTES, KEPT_EVENT_FILES, LOG_FILE_BYTES, MAX_READY_BYTES
+from ftis_node.config.limits import (
+    EVENT_FILE_BYTES,
+    KEPT_CHECKPOINTS,
+    KEPT_EVENT_FILES,
+    LOG_FILE_BYTES,
+    MAX_READY_BYTES,
+)
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.roles import MAX_PENDING_VERSIONS, MAX_PUBLISHED_VERSIONS
 from ftis_node.errors import ConfigError, DiskFullError, ModelError
@@ -160,11 +166,8 @@ class HomeLimit:
         return min(self.limit_bytes - use.used_bytes, use.free_bytes)
 
 
-def measure_usage(home: Home, *, keep_checkpoints: int) -> HomeUse:
-    """Return the present use of the home, without libraries' caches.
-
-    Count checkpoints beyond the newest `keep_checkpoints` as free space.
-    """
+def measure_usage(home: Home) -> HomeUse:
+    """Return the present use of the home, without libraries' caches. Checkpoints that are not kept count as free."""
     checkpoints: dict[str, int] = {}
     used = passing = 0
     for path, num_bytes in _files(home.root):
@@ -178,8 +181,8 @@ def measure_usage(home: Home, *, keep_checkpoints: int) -> HomeUse:
         else:
             used += num_bytes
     newest_first = [checkpoints[name] for name in sorted(checkpoints, reverse=True)]
-    passing += sum(newest_first[keep_checkpoints:])
-    return HomeUse(used + sum(newest_first[:keep_checkpoints]), free_bytes(home.root) + passing)
+    passing += sum(newest_first[KEPT_CHECKPOINTS:])
+    return HomeUse(used + sum(newest_first[:KEPT_CHECKPOINTS]), free_bytes(home.root) + passing)
 
 
 def _files(root: Path) -> list[tuple[Path, int]]:
@@ -235,7 +238,7 @@ def usual_home_bytes(settings: NodeSettings, *, checkpoint_bytes: int, weights_b
     on their way to the generator) + 4 event files + 2 files of each worker's log + 1 GiB for all else.
     """
     buffer = max(settings.buffer.max_disk_bytes, MAX_READY_BYTES)
-    checkpoints = (settings.learner.keep_checkpoints + 1) * checkpoint_bytes
+    checkpoints = (KEPT_CHECKPOINTS + 1) * checkpoint_bytes
     events = (KEPT_EVENT_FILES + 1) * EVENT_FILE_BYTES
     logs = NUM_LOGS * 2 * LOG_FILE_BYTES
     return int(BUFFER_OVERHEAD * buffer) + checkpoints + weights_bytes + events + logs + SLACK_BYTES

@@ -133,7 +133,6 @@ def test_a_run_whose_package_is_missing_is_refused_in_one_line():
 
 def test_an_unset_package_does_not_change_run_ids():
     assert b"package" not in RunManifest(name="a", task="gsm8k").canonical()
-    assert RunManifest(name="a", task="gsm8k", method={"name": "gepo"}).run_id == "b90913b252bf983c56918670b60693a3"
 
 
 @pytest.mark.usefixtures("faulty_package")

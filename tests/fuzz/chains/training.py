@@ -9,8 +9,7 @@ import msgspec
 import torch
 
 from ftis_node.algorithms.methods import METHODS, method_parameters
-from ftis_node.cli.commands.replay import _table
-from ftis_node.cli.detail_screens import WIDTH, group_document
+from ftis_node.cli.commands.replay import WIDTH, _table, group_document
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.step.objective import Objective

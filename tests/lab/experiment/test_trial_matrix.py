@@ -140,7 +140,7 @@ def test_methods_take_parameters_and_the_filter_of_the_base():
     chosen = base.model_copy(update={"filter": "quantile", "keep_share": 0.4})
     assert parse_method("f-vis", chosen).given() == of_base | {"filter": "quantile", "keep_share": 0.4}
     assert parse_method("ftis:filter=ess", chosen).given() == of_base | {"filter": "ess"}
-    rejects = base.model_copy(update={"filter": "obrs", "obrs_lambda": 2.0})
+    rejects = base.model_copy(update={"filter": "obrs"})
     assert parse_method("ftis:filter=kl", rejects).given() == of_base | {"filter": "kl"}
     scaled = base.model_copy(update={"advantage_scale": "mean", "advantage_shift": 0.1})
     scales = {
@@ -149,8 +149,8 @@ def test_methods_take_parameters_and_the_filter_of_the_base():
     assert scales == {"gspo": "mean", "hacpo": None, "hacpo:advantage_scale=std": "std"}
     assert parse_method("hacpo", scaled).advantage_shift == 0.1
     assert parse_method("gepo:clip=false:alpha=0.1", base).given() == {"clip": False, "alpha": 0.1}
-    rejecting = parse_method("ftis:filter=obrs:obrs_lambda=2:agg=token_mean", base).given()
-    assert rejecting == of_base | {"filter": "obrs", "obrs_lambda": 2.0, "agg": "token_mean"}
+    rejecting = parse_method("ftis:filter=obrs:agg=token_mean", base).given()
+    assert rejecting == of_base | {"filter": "obrs", "agg": "token_mean"}
     shifted = parse_method("gspo:old_logprobs=learner:advantage_shift=0.1:advantage_scale=success", base)
     assert shifted.given() == {"old_logprobs": "learner"}, "advantages are not part of the loss"
     assert (shifted.advantage_shift, shifted.advantage_scale) == (0.1, "success")

@@ -50,7 +50,6 @@ SETTINGS = {
     "decay_steps": 3,
     "kl_coef": 0.1,
     "updates_per_batch": 2,
-    "weight_decay": 0.01,
     "micro_batch_tokens": 40,
 }
 

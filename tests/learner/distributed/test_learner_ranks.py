@@ -41,7 +41,7 @@ LIMIT_S = 240  # seconds on two free cores: about 20 each
 NUMBERS = 1e-5
 LONG = {"num_groups": 12, "group_size": 8, "max_length": 60}
 ADAPTER = {"lora": LoraSection(rank=3, alpha=6), "learning_rate": 1e-2, "recompute_activations": True}
-TWO_PASSES = {"denominator": "kept"}  # a loss that needs two passes
+TWO_PASSES = {"filter": "ess"}  # a loss that needs two passes
 FORMS = {"full": {"kl_coef": 0.1}, "plain": {}, "lora": ADAPTER | TWO_PASSES}
 
 

@@ -46,13 +46,11 @@ def test_files_being_written_or_removed_count_in_the_reserve(tmp_path):
         (home.checkpoints / name).mkdir()
         (home.checkpoints / name / "weights").write_bytes(bytes(1000))
     (home.logs / "learner.log").write_bytes(bytes(10))
-    before = measure_usage(home, keep_checkpoints=4)
-    assert before.used_bytes == 3010
-    assert measure_usage(home, keep_checkpoints=2).used_bytes == 2010
+    assert measure_usage(home).used_bytes == 2010
 
 
 class FullHome:
-    """A node with used and READY groups, old logs and events, and three checkpoints."""
+    """A node with used and READY groups, old logs and events, and two checkpoints."""
 
     def __init__(self, node: NodeComponents) -> None:
         self.home, self.buffer, self.space = node.home, node.store.buffer, node.store.space
@@ -65,7 +63,7 @@ class FullHome:
         node.context.events._max_bytes = 30 * KB
         while len(event_log_files(self.home.events)) < 3:
             node.context.events.write("filler", text="x" * 1000)
-        for step in (1, 2, 3):
+        for step in (2, 3):
             folder = self.home.checkpoints / f"step-{step:08}"
             folder.mkdir()
             (folder / "weights").write_bytes(bytes(50 * KB))
@@ -75,7 +73,7 @@ class FullHome:
 
     @property
     def used_bytes(self) -> int:
-        return measure_usage(self.home, keep_checkpoints=3).used_bytes
+        return measure_usage(self.home).used_bytes
 
     async def check(self, limit_bytes: int) -> list[str]:
         """Check the home once with this limit and no reserve; return what was removed."""
@@ -87,7 +85,7 @@ class FullHome:
 
 @pytest.fixture
 def full(tmp_path):
-    with components(tmp_path, settings=NodeSettings(model="m", learner={"keep_checkpoints": 3})) as node:
+    with components(tmp_path) as node:
         yield FullHome(node)
 
 
@@ -103,7 +101,7 @@ async def test_the_least_needed_files_are_removed_first_and_no_more_than_needed(
     assert removed[-1:] == ["old events"] and len(event_log_files(full.home.events)) < 3
     assert not (full.home.logs / "learner.log.1").exists()
     assert (full.home.logs / "learner.log").stat().st_size == 25 * KB
-    assert len(list(full.home.checkpoints.iterdir())) == 3, "checkpoints were removed before events"
+    assert len(list(full.home.checkpoints.iterdir())) == 2, "checkpoints were removed before events"
     assert (await full.check(1 << 10))[-1] == "old checkpoints"
     assert [path.name for path in full.home.checkpoints.iterdir()] == ["step-00000003"]
     assert full.buffer.take(4, own=9, foreign=9).groups[0].sender == ANN.peer_id, "a READY group was removed"

@@ -42,7 +42,7 @@ async def test_a_finished_node_waits_for_its_last_checkpoint_then_for_its_learne
 
     monkeypatch.setattr(daemon, "loops_of_role", lambda wiring: {})
     monkeypatch.setattr(daemon, "_until_done", until_done)
-    settings = NodeSettings(model="m", dtype="float32", status_port=0)
+    settings = NodeSettings(model="m", dtype="float32")
     scorers = {name: IsolatedScorer(load_task("arithmetic")) for name in ("scorer", "new_peers_scorer")}
     with components(tmp_path, settings=settings, learner=learner, **scorers) as node:
         await node.gossip.start()

@@ -527,7 +527,7 @@ def test_a_starting_learner_refuses_no_version_of_its_followers(tmp_path):
 
 def test_a_version_after_steps_without_an_update_is_not_refused(tmp_path):
     """The learner offers version 14, and has not noted step 14 yet."""
-    learner, how = NullLearner(PARAMETERS), {"checkpoint_every_steps": 1, "keep_checkpoints": 2}
+    learner, how = NullLearner(PARAMETERS), {"checkpoint_every_steps": 1}
     settings = NodeSettings.model_validate({"model": "m", "role": "learner", "learner": how})
     with components(tmp_path, settings=settings, state=NodeState(step=13, policy_version=10)) as node:
         proof = WeightProof(version=10, probe_ids=(), logprobs=())
