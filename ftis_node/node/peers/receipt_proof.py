@@ -66,7 +66,7 @@ def check_receipts(data: bytes, *, source: str) -> ReceiptList:
         raise FileError(f"{source} proves nothing: {error}") from None
     for claimed, found in zip(document.receipts, proven, strict=True):
         if claimed != found:
-            raise FileError(f"{source} differs from what {found.signer} signed")
+            raise FileError(f"{source} differs from what {found.signer} signed: {_difference(claimed, found)}")
     if len({(one.signer, one.run_id) for one in proven}) < len(proven):
         raise FileError(f"{source} has two receipts of one signer in one run")
     return document
@@ -87,3 +87,8 @@ def _receipt_for(peer_id: str, record: PeerRecord) -> Receipt:
             if receipt.key == receipt_key(peer_id):
                 return receipt
     raise RecordError("receipt", f"the record of {record.peer_id} has no receipt for {peer_id}")
+
+
+def _difference(claimed: ProvenReceipt, found: ProvenReceipt) -> str:
+    signed = {name: getattr(found, name) for name in ProvenReceipt.__struct_fields__}
+    return ", ".join(f"{name} is {value}" for name, value in signed.items() if getattr(claimed, name) != value)
