@@ -45,7 +45,7 @@ class Dialer:
     async def dial_given(self, session: Session) -> None:
         """Dial the configured peers that are not connected, then contact some connected peers in the directory."""
         is_relayed = reachability_of(await session.client.identify()) is Reachability.RELAYED
-        session.directory.serve(not (is_relayed or self._settings.is_unreachable))
+        session.directory.serve(not is_relayed)
         connected = await connected_ids(session)
         missing: dict[str, list[str]] = {}
         for peer in self._settings.peer_addresses:

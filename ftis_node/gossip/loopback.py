@@ -1,8 +1,7 @@
 """The swarm within one process: the same protocol and limits, no sockets. For tests and experiments.
 
-Without hooks every message arrives immediately and in order. Two hooks simulate a bad network: `delay_s(sender,
-receiver)` in seconds, and `loses(sender, receiver, payload)` for announcements and requests. A seeded random source in
-the hooks makes a run repeatable.
+Every message arrives immediately and in order, but for the announcements and requests for which a hook,
+`loses(sender, receiver, payload)`, returns true.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from ftis_node.gossip.wire_format import ItemCollector, RpcService, outcome_of
 from ftis_node.swarm.peer_guard import Place, is_own
 from ftis_node.swarm.topology import shard_of
 
-DelayHook = Callable[[str, str], float]
 LossHook = Callable[[str, str, bytes], bool]
 Frame = bytes | FetchOutcome
 
@@ -42,8 +40,7 @@ UNBOUNDED = 1e15
 class LoopbackSwarm:
     """Any number of nodes of any runs, in one event loop."""
 
-    def __init__(self, *, delay_s: DelayHook | None = None, loses: LossHook | None = None) -> None:
-        self.delay_s: DelayHook = delay_s or (lambda sender, receiver: 0.0)
+    def __init__(self, *, loses: LossHook | None = None) -> None:
         self.loses: LossHook = loses or (lambda sender, receiver, payload: False)
         self.nodes: dict[tuple[str, str], LoopbackGossip] = {}  # started nodes by run and peer, in order of start
         self._records: dict[tuple[str, str], tuple[bytes, float]] = {}  # value and expiry by the loop's clock
@@ -120,7 +117,7 @@ class LoopbackGossip(Gossip):
         self.counters.announcements_sent += 1
         for other in self._others():
             if not self._swarm.loses(self.peer_id, other.peer_id, payload):
-                self._send(other, GossipMessage(self.peer_id, payload, shard))
+                other.deliver(GossipMessage(self.peer_id, payload, shard))
         return True
 
     async def read_shards(self, shards: Collection[int]) -> None:
@@ -166,13 +163,6 @@ class LoopbackGossip(Gossip):
             return []
         return [node for (run, _), node in self._swarm.nodes.items() if run == self._run_id and node is not self]
 
-    def _send(self, other: LoopbackGossip, announcement: GossipMessage) -> None:
-        delay_s = self._swarm.delay_s(self.peer_id, other.peer_id)
-        if delay_s > 0:
-            asyncio.get_running_loop().call_later(delay_s, other.deliver, announcement)
-        else:
-            other.deliver(announcement)
-
     async def _pull(
         self, peer_id: str, service: RpcService, request: bytes, *, items: ItemCollector, timeout_s: float
     ) -> Fetched:
@@ -181,7 +171,7 @@ class LoopbackGossip(Gossip):
             return items.end(FetchOutcome.UNREACHABLE)
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.sleep(self._swarm.delay_s(self.peer_id, peer_id))
+                await asyncio.sleep(0)
                 if not other._is_up:  # closed meanwhile: nothing of a closed node runs any more
                     return items.end(FetchOutcome.UNREACHABLE)
                 async with aclosing(other.serve_stream(self.peer_id, service, request)) as frames:
@@ -190,7 +180,7 @@ class LoopbackGossip(Gossip):
                             frame = await anext(frames)
                         if isinstance(frame, FetchOutcome):
                             return items.end(frame)
-                        await asyncio.sleep(self._swarm.delay_s(peer_id, self.peer_id))
+                        await asyncio.sleep(0)
                         items.add(frame)
         except TimeoutError:
             return items.end(FetchOutcome.TIMED_OUT)

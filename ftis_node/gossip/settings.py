@@ -27,7 +27,6 @@ class NetworkSettings:
     announce: tuple[str, ...] = ()  # published instead of the detected addresses; without /p2p/ID
     peers: tuple[str, ...] = ()  # dialed first: bootstrap nodes or members
     use_nat_helpers: bool = True  # port mapping, reachability checks, hole punching, relays
-    is_unreachable: bool = False  # this node is known to be unreachable: use a relay at once
     start_timeout_s: float = 30.0
     num_start_tries: int = 2
     stop_timeout_s: float = 2.0

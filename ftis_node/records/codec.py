@@ -10,8 +10,8 @@ decompresses planes. Invalid input raises a `RecordError` with the refusal reaso
 
 The high bytes of token ids and log-probs take few values, the low bytes are noise, so each plane has its own
 statistics. An importance ratio depends on the absolute error of a log-prob in nats, so a fixed point suits it better
-than a shorter float: 1/512 nat is at most 0.2 % of any ratio, bfloat16 at -8 nats 1.6 %. The 16 bits are sent as three
-planes of 5, 8 and 3 bits, lowest first. This split compresses best.
+than a shorter float. An error of 1/512 nat is at most 0.2 % of any ratio; a bfloat16 at -8 nats has 1.6 %. The 16 bits
+are sent as three planes of 5, 8 and 3 bits, lowest first. This split compresses best.
 """
 
 from __future__ import annotations

@@ -227,7 +227,9 @@ class ReplayReader:
 
     def observation_ids(self, group_id: bytes) -> list[list[int]]:
         """Return the ids of a group's observations, completion by completion; empty without episodes."""
-        return json.loads(self._value("SELECT observation_ids FROM groups WHERE id = ?", group_id) or "[]")
+        stored = self._value("SELECT observation_ids FROM groups WHERE id = ?", group_id)
+        ids: list[list[int]] = json.loads(stored or "[]")
+        return ids
 
     def all_groups(self) -> Iterator[tuple[GroupSummary, bytes]]:
         for row in self._db.execute(f"SELECT {SUMMARY_COLUMNS}, envelope FROM groups ORDER BY arrival"):

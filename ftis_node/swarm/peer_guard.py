@@ -21,10 +21,10 @@ import sqlite3
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from enum import StrEnum
+from types import TracebackType
+from typing import Self
 
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.errors import DamagedError, MachineError, WorkerError
@@ -65,11 +65,30 @@ class Place(StrEnum):
     STATUS = "status"  # its row in the status
 
 
-@dataclass(slots=True)
 class PeerWork:
-    """One piece of work for a peer. `failed` is true if a fault of the peer was suppressed."""
+    """Context manager for one piece of work: suppresses the peer's faults. `failed` is true if it suppressed one."""
 
-    failed: bool = False
+    __slots__ = ("_guard", "_num_cancels", "_passes", "_peer_id", "_place", "failed")
+
+    def __init__(self, guard: PeerGuard, peer_id: str, place: Place, passes: tuple[type[Exception], ...]) -> None:
+        self._guard, self._peer_id, self._place, self._passes = guard, peer_id, place, passes
+        self._num_cancels = 0
+        self.failed = False
+
+    def __enter__(self) -> Self:
+        self._num_cancels = _num_cancels()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception) or is_own(error, passes=self._passes):
+            return False
+        self.failed = True
+        self._guard.note(self._peer_id, self._place, error)
+        if _num_cancels() > self._num_cancels and _hides_cancellation(error):
+            raise asyncio.CancelledError from error  # otherwise a canceled task would continue
+        return True
 
 
 class PeerGuard:
@@ -82,19 +101,9 @@ class PeerGuard:
         self._pauses = BackoffTable[str](doubling(FIRST_PAUSE_S))
         self._logged: set[str] = set()
 
-    @contextmanager
-    def work_for(self, peer_id: str, place: Place, *, passes: tuple[type[Exception], ...] = ()) -> Iterator[PeerWork]:
-        """Suppress the peer's faults in one piece of work. Exceptions of the types in `passes` pass through."""
-        work, num_cancels = PeerWork(), _num_cancels()
-        try:
-            yield work
-        except Exception as error:
-            if is_own(error, passes=passes):
-                raise
-            work.failed = True
-            self.note(peer_id, place, error)
-            if _num_cancels() > num_cancels and _hides_cancellation(error):
-                raise asyncio.CancelledError from error  # otherwise a canceled task would continue
+    def work_for(self, peer_id: str, place: Place, *, passes: tuple[type[Exception], ...] = ()) -> PeerWork:
+        """Return the context for one piece of work. Exceptions of the types in `passes` are not suppressed."""
+        return PeerWork(self, peer_id, place, passes)
 
     def may_work(self, peer_id: str) -> bool:
         return self._pauses.is_due(peer_id, now=self._clock())

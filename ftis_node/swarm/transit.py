@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from ftis_node.config.delay import Delay
 
+NUM_NEWEST, LEASE_S = 2, 60.0  # of the versions that a learner keeps for generators
+
 
 @dataclass(slots=True)
 class VersionsInTransit:
@@ -58,15 +60,13 @@ def should_fetch(delay: Delay, *, num_held: int, max_held: int, since_last: floa
     return num_held < max_held and since_last >= delay.most / max_held
 
 
-def outdated_offers(
-    requested_at: dict[int, float], *, now: float, max_offered: int, num_newest: int = 2, lease: float = 60.0
-) -> list[int]:
+def outdated_offers(requested_at: dict[int, float], *, now: float, max_offered: int) -> list[int]:
     """Return the versions that a learner no longer has to keep for generators.
 
-    The `num_newest` newest stay. Older ones stay during a fetch (last request within `lease`), but
-    never more than `max_offered` in all. `requested_at` maps each kept version to the time of its last request.
+    The `NUM_NEWEST` newest stay. Older ones stay during a fetch (last request within `LEASE_S`), but never more than
+    `max_offered` in all. `requested_at` maps each kept version to the time of its last request.
     """
     versions = sorted(requested_at, reverse=True)
-    older = versions[num_newest:]
-    leased = [version for version in older if now - requested_at[version] <= lease][: max_offered - num_newest]
+    older = versions[NUM_NEWEST:]
+    leased = [version for version in older if now - requested_at[version] <= LEASE_S][: max_offered - NUM_NEWEST]
     return [version for version in older if version not in leased]

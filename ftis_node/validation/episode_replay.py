@@ -1,9 +1,10 @@
 """Replay of a peer's episodes: its sampled turns are decoded, and the environment answers them here.
 
-The replay checks that its environment gave the texts of `observation_hash`, that no turn follows the end of an episode,
-and that none is missing or cut. A sender could end an episode early, for a better reward. So an end is refused if an
-honest engine would have gone on. In another chat template prompt and observations may have more tokens, so there an
-early end costs nobody. A slow machine must not blame a sender, so a replay that takes too long costs only scoring time.
+The replay checks that its environment gave the texts of `observation_hash`. It also checks that no turn follows the end
+of an episode, and that none is missing or cut. A sender could end an episode early, for a better reward. So an end is
+refused if an honest engine would have gone on. In another chat template prompt and observations may have more tokens,
+so there an early end costs nobody. A slow machine must not blame a sender, so a replay that takes too long costs only
+scoring time.
 """
 
 from __future__ import annotations

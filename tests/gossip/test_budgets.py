@@ -74,24 +74,8 @@ async def _read_slowly(reader: asyncio.StreamReader) -> None:
         reader._transport.pause_reading()  # type: ignore[attr-defined]
 
 
-async def test_announcements_and_bodies_are_delayed():
-    swarm = LoopbackSwarm(delay_s=lambda sender, receiver: 0.5 if receiver == "far" else 0.0)
-    sender, near, far = await _in_memory(swarm, "sender", "near", "far")
-    store = BodyStore(b"body")
-    sender.serve(store.lookup)
-    began = asyncio.get_running_loop().time()
-    await sender.announce(b"news")
-    await receive(near, b"news")
-    assert far.counters.announcements_received == 0, "the announcement is still on its way"
-    await receive(far, b"news")
-    assert asyncio.get_running_loop().time() - began >= 0.49
-    assert (await far.fetch("sender", store.ids, timeout_s=0.1)).outcome is FetchOutcome.TIMED_OUT
-    assert (await near.fetch("sender", store.ids)).bodies == (b"body",)
-
-
 async def test_a_node_that_closes_while_a_request_is_on_its_way_serves_nothing():
-    swarm = LoopbackSwarm(delay_s=lambda sender, receiver: 0.1 if receiver == "closing" else 0.0)
-    closing, other = await _in_memory(swarm, "closing", "other")
+    closing, other = await _in_memory(LoopbackSwarm(), "closing", "other")
     store = BodyStore(b"body")
     closing.serve(store.lookup)
     fetching = asyncio.create_task(other.fetch("closing", store.ids))

@@ -204,3 +204,11 @@ async def test_a_member_that_stays_lost_is_dialed_a_limited_number_of_times(tmp_
         await asyncio.sleep(0.1)
         control.connected.remove(PEERS[1])  # met again, so dialed again
         await eventually(lambda: dials() == 5)
+
+
+async def test_a_node_stores_entries_of_others_unless_it_is_behind_a_relay(tmp_path):
+    control, directory = FakeControl([GIVEN]), FakeDirectory()
+    async with running_membership(tmp_path, control, directory):
+        await eventually(lambda: directory.is_serving)
+        control.own.append(f"/ip4/192.0.2.1/tcp/4001/p2p/{GIVEN}/p2p-circuit")
+        await eventually(lambda: directory.is_serving is False)

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -141,22 +140,3 @@ async def test_one_common_peer_joins_two_swarms_with_separate_bootstrap_nodes(st
     await link.close()  # the others know each other by now
     for node in nodes:
         await eventually(lambda node=node: "1 other member" in node.state.reason)
-
-
-async def test_a_node_behind_a_relay_is_found_and_stores_no_entries_of_others(start):
-    bootstrap = await start(run_id=None)
-    given = {"peers": tuple(bootstrap.addresses), "check_s": 1.0}
-    hidden, other = await start(is_unreachable=True, **given), await start(**given)
-    await eventually(lambda: "1 other member" in other.state.reason and "1 other member" in hidden.state.reason)
-    assert await hidden.publish_record(b"here", ttl_s=60)
-    assert await other.publish_record(b"there", ttl_s=60)
-    assert await other.get_record(hidden.peer_id) == b"here"
-    assert await hidden.get_record(other.peer_id) == b"there"
-    kept = [directory._node.protocol.storage for directory in (_directory_of(hidden), _directory_of(other))]
-    assert [len(storage) > 0 for storage in kept] == [False, True]
-    known = _directory_of(other)._node.protocol.routing_table.peer_id_to_uid
-    assert [str(peer) for peer in known] == [bootstrap.peer_id]
-
-
-def _directory_of(node: Any) -> Any:
-    return node._supervisor.session.directory

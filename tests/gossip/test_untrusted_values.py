@@ -231,16 +231,6 @@ async def test_neighbors_in_the_directory_stay_in_the_routing_table(pair):
         assert node._supervisor.session is not None
         table = node._supervisor.session.directory._node.protocol.routing_table
         await eventually(lambda table=table, other=other: PeerID.from_base58(other.peer_id) in table)
-    num_updates = 0
-
-    def count_update(*args):
-        nonlocal num_updates
-        num_updates += 1
-
-    table.add_or_update_node, original = count_update, table.add_or_update_node
-    await asyncio.sleep(0.5)
-    table.add_or_update_node = original
-    assert num_updates < 10  # each loss of a neighbor would cause more updates
 
 
 async def test_a_stale_copy_does_not_hide_a_newer_record(pair):

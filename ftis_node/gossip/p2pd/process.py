@@ -111,8 +111,6 @@ def p2pd_arguments(
         ]
     elif settings.use_nat_helpers:
         arguments += ["-natPortMap=1", "-autoRelay=1"]
-        if settings.is_unreachable:
-            arguments.append("-forceReachabilityPrivate=1")
         relays = [peer for peer in settings.peers if "/p2p-circuit/" not in peer]
         if relays:  # only these: with discovery p2pd waits for four candidates, or three minutes
             arguments += ["-relayDiscovery=0", f"-trustedRelays={','.join(relays)}"]

@@ -2,8 +2,8 @@
 
 p2pd starts two relay services: one with the limits of its command line, one with libp2p's defaults (128 KiB or two
 minutes for each connection). The service that registers last answers. With GOMAXPROCS=1 ours usually does: in 36 of 40
-starts on idle cores. So a bootstrap node runs p2pd on one core, queries its own relay from a second, short-lived p2pd,
-and restarts p2pd if the wrong service answers. A relay answers RESERVE with its limits: `proto/circuit.proto`.
+starts on idle cores. So a bootstrap node runs p2pd on one core and queries its own relay from a second, short-lived
+p2pd. It restarts p2pd if the wrong service answers. A relay answers RESERVE with its limits: `proto/circuit.proto`.
 """
 
 from __future__ import annotations

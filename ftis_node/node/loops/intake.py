@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Container, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from ftis_node.models import PromptTokenizer
@@ -165,7 +164,7 @@ class IntakeLoop(NodePart):
             return None
         return Refused(refusal, group.sender, group_id, signed=True, num_tokens=group.num_tokens)
 
-    def _work_for(self, arrival: Arrival, place: Place) -> AbstractContextManager[PeerWork]:
+    def _work_for(self, arrival: Arrival, place: Place) -> PeerWork:
         """Return the guard. It raises the errors of an own group, and charges a peer for those of its group."""
         return self.gossip.guard.work_for(arrival.origin, place, passes=(Exception,) if arrival.own else ())
 
