@@ -27,13 +27,12 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from ftis_node.errors import first_line
-from ftis_node.learner.batch import MicroBatch
-from ftis_node.learner.device import is_free_to_read, on_device
+from ftis_node.learner.batch import MicroBatch, is_free_to_read, on_device
+from ftis_node.learner.messages import HEAD_CHUNK_TOKENS
 from ftis_node.learner.model.attention import AttentionPlan
 
 log = logging.getLogger(__name__)
 
-HEAD_CHUNK_TOKENS = 512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU the memory plan sets it
 FUSED_DEVICES = ("cuda",)  # those of `head_kernels`
 # Keys of transformers' configurations: divisors and factors of the logits, and their soft caps.
 DIVISORS, FACTORS = ("logits_scaling",), ("logit_scale", "lm_head_multiplier")

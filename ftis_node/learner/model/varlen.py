@@ -27,7 +27,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 from ftis_node.errors import first_line
-from ftis_node.learner.device import on_device
+from ftis_node.learner.batch import on_device
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ DTYPES = (torch.bfloat16, torch.float16)  # of the kernel
 MAX_HEAD_SIZE, MAX_HEAD_SIZE_ON_ALL = 256, 192  # the backward pass of larger ones needs an A100 or an H100 and newer
 TOLERANCE = 0.05  # of the trial's output and gradient in bfloat16, relative
 # The option for fewer keys than queries. Torch before 2.12 has none, and groups them without it.
-GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 
 
 class TextColumns(NamedTuple):
@@ -82,10 +82,11 @@ class TextColumns(NamedTuple):
             for tensor in (query, key, value)
         )
         seen, longest, starts = -1 if window is None else window - 1, self.longest, self.starts
-        output: Tensor = varlen_attn(
+        output: Any = varlen_attn(
             query, key, value, starts, starts, longest, longest, scale=scale, window_size=(seen, 0), **GROUPED
         )
-        return output.index_select(0, self.source)[None]
+        attended: Tensor = output.index_select(0, self.source)[None]
+        return attended
 
 
 class Gather(Function):
