@@ -26,8 +26,6 @@ from ftis_node.algorithms.importance_weights import TOKEN_LOG_RATIO_LIMIT, first
 from ftis_node.algorithms.methods import find_method, method_parameters
 from ftis_node.algorithms.settings import TENSORS, make_settings
 
-MAX_LOG_RATIO = 20.0  # nats; the exponential and its gradient stay constant beyond it
-
 
 def kl_to_start(
     learner_logprobs: Tensor,
@@ -46,7 +44,7 @@ def kl_to_start(
     """
     learner = torch.where(mask, learner_logprobs, 0.0).double()
     log_ratios = torch.where(mask, reference_logprobs, 0.0).double() - learner.detach()
-    excess = torch.expm1(log_ratios.clamp(max=MAX_LOG_RATIO))  # pi_start / pi - 1, exact for small values
+    excess = torch.expm1(log_ratios.clamp(max=TOKEN_LOG_RATIO_LIMIT))  # pi_start / pi - 1, exact for small values
     # d/dlp [exp(ref - lp) - (ref - lp) - 1] = 1 - exp(ref - lp). With rho, d/dlp [rho k3] = rho (lp - ref).
     slope = -excess if behaviour_logprobs is None else -log_ratios
     per_token = (excess - log_ratios) + slope * (learner - learner.detach())

@@ -310,3 +310,15 @@ def _lay_out_packed(batch: TrainBatch, families: Sequence[Sequence[int]]) -> Mic
         positions=torch.from_numpy(np.concatenate(positions))[None],
         texts=tuple(texts),
     )
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a CPU tensor on `device`. The host waits neither for the copy to a GPU nor for the work before it."""
+    if device.type != "cuda" or not tensor.numel():
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def is_free_to_read(device: torch.device) -> bool:
+    """Return whether the host reads a value of `device` without a wait. A GPU first computes all that is queued."""
+    return device.type == "cpu"

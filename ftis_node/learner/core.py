@@ -27,7 +27,6 @@ from ftis_node.learner.checkpoint.checkpoint import owner_of
 from ftis_node.learner.checkpoint.checkpoint_manager import CheckpointManager
 from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
 from ftis_node.learner.distributed.ranks import ALONE, RankCommand, Ranks, RankTask, StepCallback, cut_evenly
-from ftis_node.learner.drift import drift_figures, groups_of_start, is_due
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group, unpack_train_groups
 from ftis_node.learner.messages import (
     AuditReply,
@@ -45,10 +44,18 @@ from ftis_node.learner.model.policy import recompute_activations
 from ftis_node.learner.model.policy_loading import load_policy, load_reference
 from ftis_node.learner.step.agreement import AgreementMeter
 from ftis_node.learner.step.objective import Objective
-from ftis_node.learner.step.oom_retry import OomRetry, grow_segments_after_weights
+from ftis_node.learner.step.oom_retry import OomRetry
 from ftis_node.learner.step.optimizer import check_optimizer_states, make_masters, make_optimizer
 from ftis_node.learner.step.train_step import Forward, Passes, StepOutcome, take_step
-from ftis_node.learner.train_report import CheckGroup, Mismatch, measure_mismatch, report_of
+from ftis_node.learner.train_report import (
+    CheckGroup,
+    Mismatch,
+    groups_of_start,
+    is_drift_due,
+    measure_mismatch,
+    report_of,
+)
+from ftis_node.workers.shared_tensors import grow_segments
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 
@@ -89,12 +96,12 @@ class Learner:
         self._publication = WeightPublication(
             self.policy, Path(boot.weights_dir), transfer=boot.transfer, form=boot.publish_as, ranks=ranks
         )
-        grow_segments_after_weights(boot)
+        if boot.transfer == "ipc" and boot.memory_share is not None:  # segments that grow cannot hold mapped weights
+            grow_segments()
         measure = boot.method.peer_weights
         self._agreement = AgreementMeter(self.policy.causal_lm, measure) if measure else None
-        has_start = bool(boot.optimizer.kl_coef) or boot.lora is not None
-        self._start = load_reference(self.policy, boot, ranks) if has_start else None
-        self._drift: dict[str, float] = {}  # of the step in progress, if it is due
+        self._start = load_reference(self.policy, boot, ranks) if boot.optimizer.kl_coef else None
+        self._drift: Mismatch | None = None  # of the step in progress, if it is due
         self._masters = make_masters(self.policy.trainable(), boot)
         self._optimizer = make_optimizer(self._masters, boot)
         recompute = partial(recompute_activations, self.policy.causal_lm) if boot.may_recompute else lambda: False
@@ -116,7 +123,7 @@ class Learner:
             case RankTask(what="check"):
                 self._check(self._ranks.between(lambda: None))
             case AuditRequest(group=group):
-                self._audit(group, self._ranks.between(lambda: None))
+                self._compare([group], self._ranks.between(lambda: None))
             case RankTask(what="prove"):
                 proof_of(self.policy, version=self._progress.policy_version)
             case RankTask(what="publish"):
@@ -205,7 +212,7 @@ class Learner:
         if unpack_train_group(group).policy_version != self._progress.policy_version:
             return AuditReply()
         with self._ranks.lead(AuditRequest(group=group)):
-            found = self._audit(group, self._ranks.between(between))
+            found = self._compare([group], self._ranks.between(between))
         return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
 
     def save(self) -> int:
@@ -245,7 +252,7 @@ class Learner:
             understated=self._understated(outcome, batch, groups),
             agreement=agreement,
             own_agreement=own_agreement,
-            **self._drift,
+            kl_from_start=self._drift.kl if self._drift else None,
         )
 
     def _understated(self, outcome: StepOutcome, batch: TrainBatch, groups: Sequence[UnpackedGroup]) -> tuple[str, ...]:
@@ -260,10 +267,8 @@ class Learner:
         own, between = between, self._ranks.between(between)
         for group in self._optimizer.param_groups:
             group["lr"] = self._boot.learning_rate_at(step)
-        reference = None
-        if self._start is not None and self._boot.optimizer.kl_coef:  # once for all updates of the step
-            reference = self._logprobs(batch, between, self._start)
-        self._drift = self._measure_drift(batch, between) if reference is None and is_due(step) else {}
+        reference = None if self._start is None else self._logprobs(batch, between, self._start)  # for all updates
+        self._drift = self._measure_drift(between) if reference is None and is_drift_due(step) else None
         forward = self.policy.logprobs
         return take_step(
             self._passes(batch, between, self._agreement.watching(forward, batch) if self._agreement else forward),
@@ -275,15 +280,10 @@ class Learner:
             before_update=partial(self._before_update, own, between),
         )
 
-    def _measure_drift(self, batch: TrainBatch, between: StepCallback) -> dict[str, float]:
+    def _measure_drift(self, between: StepCallback) -> Mismatch | None:
         message = self._ranks.broadcast(msgspec.msgpack.encode(self._progress.start_groups))  # rank 0 alone has them
-        return drift_figures(
-            self.policy.logprobs,
-            self._start,
-            batch=batch,
-            start_groups=msgspec.msgpack.decode(message, type=tuple[TrainGroup, ...]),
-            logprobs=lambda forward, sample: self._logprobs(sample, between, forward),
-        )
+        groups = msgspec.msgpack.decode(message, type=tuple[TrainGroup, ...])
+        return self._compare(groups, between) if groups else None
 
     def _before_update(self, own: StepCallback, between: StepCallback) -> None:
         with self._ranks.agreed(WorkerTaskError):  # rank 0 alone writes, and calls `own` any number of times
@@ -298,8 +298,9 @@ class Learner:
         batch = make_batch([msgspec.msgpack.decode(message, type=TrainGroup)])
         self._check_group.note(batch, self._logprobs(batch, between), version=self._progress.policy_version)
 
-    def _audit(self, group: TrainGroup, between: StepCallback) -> Mismatch | None:
-        batch = make_batch([group])
+    def _compare(self, groups: Sequence[TrainGroup], between: StepCallback) -> Mismatch | None:
+        """Return how the log-probs in these groups differ from those of the policy."""
+        batch = make_batch(groups)
         return measure_mismatch(self._logprobs(batch, between)[batch.mask], batch.behaviour_logprobs[batch.mask])
 
     def _logprobs(self, batch: TrainBatch, between: StepCallback, forward: Forward | None = None) -> Tensor:

@@ -21,6 +21,8 @@ from ftis_node.workers.shared_weights import Transfer
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from ftis_node.workers.wire import Message
 
+HEAD_CHUNK_TOKENS = 512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU the memory plan sets it
+
 
 class LearnerBoot(Message, frozen=True):
     """The configuration of a learner: sections of the manifest and of `node.toml`, and what the node derived.
@@ -50,7 +52,7 @@ class LearnerBoot(Message, frozen=True):
     micro_batch_tokens: int = 2048
     recompute_activations: bool = False
     may_recompute: bool = False
-    head_chunk_tokens: int = 512
+    head_chunk_tokens: int = HEAD_CHUNK_TOKENS
     layers_kept: int = 0
     takes_turns: bool = False
     transfer: Transfer = "file"

@@ -8,6 +8,10 @@ from q, and r = p / q, the mean of (r - 1) - log r is an unbiased estimate of KL
 
 Generation runs ahead, so a step's groups are mostly a version old. The daemon therefore offers the first group that a
 new version sampled, the check group. An idle learner measures it at once, a busy one just before its next update.
+
+*Drift* is KL(start || policy), measured before step 2, 7, 12 and so on. Two groups that the starting model sampled are
+its sample: their log-probs are known, so no second model takes memory. The learner keeps them, also in checkpoints. A
+run with `optimizer.kl_coef` has KL(policy || start) over the whole batch instead, as part of the loss.
 """
 
 from __future__ import annotations
@@ -15,21 +19,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
+from ftis_node.algorithms.importance_weights import TOKEN_LOG_RATIO_LIMIT
 from ftis_node.learner.batch import TrainBatch, make_batch
-from ftis_node.learner.groups import unpack_train_group
+from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
 from ftis_node.learner.messages import StepReport, TrainGroup
 from ftis_node.learner.senders import SenderStats, largest_senders
 from ftis_node.learner.step.objective import Objective
 from ftis_node.learner.step.train_step import Gradients, StepOutcome
 
 MAX_RATIO_ERROR = 0.01
-MAX_LOG_RATIO = 20.0  # nats; the losses clamp log-ratios to the same bound
+NUM_DRIFT_GROUPS = 2
+MAX_DRIFT_GROUP_BYTES = 4 << 20  # as JSON: all groups are in `state.json`, of which 16 MiB are read
+FIRST_DRIFT_STEP, DRIFT_PERIOD = 2, 5  # so that it takes at most a few percent of the time, also of small steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,7 @@ def measure_mismatch(learner_logprobs: Tensor, engine_logprobs: Tensor) -> Misma
     log_ratios = learner_logprobs.double() - engine_logprobs.double()
     if not log_ratios.numel() or not bool(log_ratios.isfinite().all()):
         return None
-    log_ratios = log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_ratios = log_ratios.clamp(-TOKEN_LOG_RATIO_LIMIT, TOKEN_LOG_RATIO_LIMIT)
     errors = torch.expm1(log_ratios)  # r - 1, exact for small values
     return Mismatch(
         kl=float((errors - log_ratios).mean()),
@@ -85,6 +93,20 @@ class CheckGroup:
     def found(self, *, version: int) -> Mismatch | None:
         """Return the measurement under `version`; None without one."""
         return self._found if self._version == version else None
+
+
+def groups_of_start(groups: Sequence[UnpackedGroup]) -> tuple[TrainGroup, ...]:
+    """Return the groups to keep of a step whose policy is the starting model: each small enough for checkpoints."""
+    sampled_here = (group.sent for group in groups if group.sent.own or group.sent.of_own_weights)
+    return tuple(islice(filter(_is_small, sampled_here), NUM_DRIFT_GROUPS))
+
+
+def _is_small(group: TrainGroup) -> bool:
+    return len(msgspec.json.format(msgspec.json.encode(group))) <= MAX_DRIFT_GROUP_BYTES
+
+
+def is_drift_due(step: int) -> bool:
+    return (step - FIRST_DRIFT_STEP) % DRIFT_PERIOD == 0
 
 
 def report_of(

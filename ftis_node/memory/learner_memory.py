@@ -15,6 +15,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import MAX_SERVED_RANK
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, served_rank
+from ftis_node.learner.messages import HEAD_CHUNK_TOKENS
 from ftis_node.memory.machine import transfer_of
 from ftis_node.models import ModelShape
 from ftis_node.models.quantized import BYTES as QUANTIZED_BYTES
@@ -22,8 +23,7 @@ from ftis_node.models.quantized import BYTES as QUANTIZED_BYTES
 MIB = 1 << 20
 FLOAT32, BFLOAT16 = 4, 2  # bytes of an element
 ADAM_BYTES, ADAM_8BIT_BYTES = 8, 2 + 8 / 256  # a trained weight's two moments; of 8 bits with a scale per 256
-# Tokens that go through the output head at once: as in learner.logprobs (a test compares the two); on a GPU, at most.
-HEAD_CHUNK_TOKENS, GPU_HEAD_CHUNK_TOKENS = 512, 2048
+GPU_HEAD_CHUNK_TOKENS = 2048  # that go through the output head at once, at most
 GPU_MICRO_BATCH_TOKENS, CPU_MICRO_BATCH_TOKENS = 16384, 2048
 
 # Float32 logits: all operations on them are in place.

@@ -20,7 +20,8 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import PARALLEL_SIZES
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines import has_vllm
-from ftis_node.memory.learner_memory import HEAD_CHUNK_TOKENS, Workload
+from ftis_node.learner.messages import HEAD_CHUNK_TOKENS
+from ftis_node.memory.learner_memory import Workload
 from ftis_node.memory.machine import USABLE_SHARE, Card, GpuAssignment, Machine, transfer_of
 from ftis_node.memory.plan import MemoryPlan, plan
 from ftis_node.models import ModelShape, ModelSource, list_accelerators, pick_device, read_shape

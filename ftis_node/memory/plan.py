@@ -23,11 +23,11 @@ from typing import Literal, TypeAlias
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
+from ftis_node.learner.messages import HEAD_CHUNK_TOKENS
 from ftis_node.memory.generator import GeneratorMemory, generator_memory
 from ftis_node.memory.learner_memory import (
     FLOAT32,
     GPU_HEAD_CHUNK_TOKENS,
-    HEAD_CHUNK_TOKENS,
     HOST_PROCESS_BYTES,
     LearnerMemory,
     Workload,

@@ -34,7 +34,7 @@ DISK_FREE_BYTES = 2e9
 UNREWARDED_GROUPS = 50
 NO_SIGNAL_SHARE = 0.9
 CUT_SHARE = 0.5
-START_KL, FROM_START_KL = 1.0, 3.0  # nats a token; the second grows faster (learner/drift.py)
+START_KL, FROM_START_KL = 1.0, 3.0  # nats a token; the second grows faster (learner/train_report.py)
 
 
 class AnswerWord(StrEnum):

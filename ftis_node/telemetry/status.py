@@ -98,10 +98,9 @@ class StepFigures(msgspec.Struct, frozen=True):
     `cut_fraction` is the share without an end, mostly cut at the token limit. `no_signal_fraction` is the share of
     their groups without an advantage. In the status both are means over the last ten steps. `entropy` is that of
     the sampling policy in nats a token, the mean of the sampled tokens' -log p. `kl_to_start` is KL(policy ||
-    starting model) in nats a token: of the whole batch if it is part of the loss, of two groups for an adapter. A
-    node that trains all weights does not hold the starting model. It has `kl_from_start`, KL(starting model ||
-    policy) on two groups that the starting model sampled. Unless it is part of the loss, every fifth step measures
-    it, and the status has the last value.
+    starting model) in nats a token over the whole batch, if it is part of the loss. Otherwise every fifth step measures
+    `kl_from_start`, KL(starting model || policy) on two groups that the starting model sampled. The status has the last
+    value.
 
     `micro_batch_tokens` is the budget of the step's passes, after it ran out of memory `out_of_memory` times.
     The training-inference mismatch is measured from time to time, on tokens that `mismatch_version` sampled.

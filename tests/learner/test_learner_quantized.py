@@ -16,7 +16,6 @@ from ftis_node.generation.engines import torch_engine
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.learner.core import Learner
 from ftis_node.learner.distributed.sharded_tensors import plain_name
-from ftis_node.learner.model.lora import lora_layers
 from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.memory.learner_memory import Workload, base_bytes
 from ftis_node.models import load_causal_lm, parameter_count, read_shape, resolve_model
@@ -58,28 +57,6 @@ async def test_two_steps_on_a_4_bit_base_and_the_engine_agrees_with_the_learner(
     again = Learner(boot_of(model_folder, tmp_path)).state()
     assert (again.step, again.proof.logprobs) == (2, proof.logprobs)
     assert Learner(boot_of(model_folder, tmp_path, quantize="none")).state().step == 2, "another policy, the same run"
-
-
-def test_the_fused_adapter_of_a_4_bit_map_has_the_values_and_gradients_of_pefts(model_folder, tmp_path, micro_batch):
-    def values(policy):
-        torch.manual_seed(1)
-        with torch.no_grad():
-            for value in policy.trainable().values():
-                value.copy_(torch.randn_like(value) / 10)
-        logprobs = policy.logprobs(micro_batch)
-        return logprobs.detach(), torch.autograd.grad(logprobs.mean(), [*policy.trainable().values()])
-
-    policy = load_policy(boot_of(model_folder, tmp_path))
-    layers = lora_layers(policy.causal_lm).values()
-    assert all("forward" in vars(layer) for layer in layers), "fused"
-    fused, gradients = values(policy)
-    for layer in layers:
-        del layer.forward
-    plain, expected = values(policy)
-    torch.testing.assert_close(fused, plain, atol=1e-5, rtol=0)
-    for one, other in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
-    assert max(one.abs().max() for one in gradients) > 1e-3
 
 
 def test_the_adapter_of_a_4_bit_base_has_the_dtype_of_the_node(model_folder, tmp_path):

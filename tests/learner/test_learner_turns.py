@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 
 import msgspec
 import pytest
@@ -11,7 +10,7 @@ from learner_rig import Emit, make_boot, random_groups, sample_group
 
 from ftis_node.errors import FtisError
 from ftis_node.learner import core
-from ftis_node.learner.messages import CheckRequest, GiveMemoryBack, StateRequest, TrainRequest
+from ftis_node.learner.messages import CheckRequest, StateRequest, TrainRequest
 from ftis_node.learner.step.train_step import Passes
 from ftis_node.learner.worker import build
 from ftis_node.models import load_causal_lm, resolve_model
@@ -47,32 +46,6 @@ async def test_free_blocks_are_released_before_every_reply_and_error(
             await handlers[TrainRequest](TrainRequest(step=9, groups=()), Emit())
         seen.append(len(released))
     assert seen == times
-
-
-async def test_requested_memory_is_released_after_the_step_in_progress(model_folder, tmp_path, monkeypatch):
-    """Without turns the learner releases memory only on request."""
-    order, asking, begun = [], [], asyncio.Event()
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("released"))
-    async with build(make_boot(model_folder, tmp_path), Emit()) as handlers:
-        loop, train = asyncio.get_running_loop(), core.Learner.train
-
-        def slow(*arguments, **options):
-            loop.call_soon_threadsafe(begun.set)
-            while not asking:
-                time.sleep(0.01)
-            time.sleep(0.2)  # time for the request to wait
-            reply = train(*arguments, **options)
-            order.append("step done")
-            return reply
-
-        monkeypatch.setattr(core.Learner, "train", slow)
-        step = TrainRequest(step=1, groups=tuple(random_groups(num_groups=1)))
-        training = asyncio.create_task(handlers[TrainRequest](step, Emit()))
-        await begun.wait()
-        asking.append(asyncio.create_task(handlers[GiveMemoryBack](GiveMemoryBack(), Emit())))
-        assert await asking[0] == Done()
-        await training
-    assert order == ["step done", "released"]
 
 
 @pytest.mark.parametrize("takes_turns", [True, False])

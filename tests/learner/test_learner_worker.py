@@ -5,11 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import cache
 from pathlib import Path
 
-import psutil
 import pytest
 from learner_rig import (
     Emit,
@@ -18,7 +16,7 @@ from learner_rig import (
 )
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.errors import FtisError, ModelError, WorkerDiedError
+from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.learner import worker
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.core import Learner
@@ -129,39 +127,6 @@ async def test_a_worker_stopped_in_a_slow_pass_on_a_slow_disk_saves_the_newest_s
     with pytest.raises(WorkerDiedError, match="was stopped"):
         await train
     assert is_complete(tmp_path / "home" / "checkpoints" / "step-00000001")
-
-
-async def test_a_worker_stopped_in_a_step_ends_soon_and_saves_the_earlier_steps(model_folder, tmp_path):
-    boot = make_boot(model_folder, tmp_path / "home", micro_batch_tokens=1)
-    learner = Learner(boot)
-    for step in (1, 2):
-        learner.train(random_groups(seed=step, **SMALL), step=step)
-    (tmp_path / "home" / "checkpoints" / "step-00000002" / "state.json").unlink()
-    boot = make_boot(model_folder, tmp_path / "home", micro_batch_tokens=1, checkpoint_every_steps=10)
-    events = []
-    client = make_client(boot, tmp_path, on_event=events.append)
-    try:
-        assert (await client.start()).step == 1
-        assert [event.name for event in events] == ["step-00000002"]
-        reply = await client.train(random_groups(seed=1, **SMALL), step=2)
-        process = psutil.Process(client.pid)
-        train = await begin_long_step(client, 3)
-    finally:
-        started = time.monotonic()
-        await client.stop()
-    assert time.monotonic() - started < SOON_S
-    with pytest.raises(WorkerDiedError, match="was stopped"):
-        await train
-    assert not process.is_running()
-    resumed = Learner(boot).state()
-    assert (resumed.step, resumed.proof) == (2, reply.proof)
-
-
-def test_a_missing_model_is_a_user_error(tmp_path):
-    """`test_workers_supervisor.py` tests that a worker passes on the error of its build."""
-    with pytest.raises(ModelError, match="no such folder") as caught:
-        Learner(make_boot(tmp_path / "nowhere", tmp_path))
-    assert caught.value.exit_code == 2
 
 
 def test_importing_the_client_loads_no_torch():

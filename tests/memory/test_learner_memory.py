@@ -20,14 +20,13 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import LoraSection
 from ftis_node.learner.batch import MicroBatch
-from ftis_node.learner.model import attention, logprobs
+from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.model.lora import add_adapter
 from ftis_node.learner.model.policy import recompute_activations, save_memory
 from ftis_node.learner.step.optimizer import make_masters, make_optimizer, moments_of
 from ftis_node.memory.generator import cache_bytes_per_token, generator_memory
 from ftis_node.memory.learner_memory import (
-    HEAD_CHUNK_TOKENS,
     HOST_PROCESS_BYTES,
     MIB,
     Workload,
@@ -125,10 +124,6 @@ def test_the_memory_of_8_bit_and_offloaded_states_by_hand():
 def test_a_micro_batch_is_between_one_completion_and_the_whole_batch():
     assert workload(micro_batch_tokens=16).largest_micro_batch == 100
     assert workload(micro_batch_tokens=10**6).largest_micro_batch == 24 * 4 * 100
-
-
-def test_the_head_chunk_is_the_learners():
-    assert HEAD_CHUNK_TOKENS == logprobs.HEAD_CHUNK_TOKENS
 
 
 class Step:

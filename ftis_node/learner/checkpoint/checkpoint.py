@@ -16,11 +16,12 @@ from __future__ import annotations
 import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import torch
+from msgspec.structs import asdict
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -59,31 +60,26 @@ class CheckpointOwner(msgspec.Struct, frozen=True):
     trains: str
 
 
-class CheckpointState(msgspec.Struct, frozen=True):
-    """`state.json`. `last_groups` is the position in the buffer: the ids of the groups that `step` took.
+class TrainingProgress(msgspec.Struct):
+    """A learner's progress: the last step done, the last one that changed the weights, and the report of the first.
 
-    The starting model sampled `start_groups`, on which the drift from it is measured.
+    `last_groups` is the position in the buffer: the ids of the groups that `step` took. The starting model sampled
+    `start_groups`, on which the drift from it is measured.
     """
-
-    format: int
-    owner: CheckpointOwner
-    step: int
-    policy_version: int
-    last_report: StepReport | None
-    last_groups: tuple[str, ...]
-    versions: dict[str, str]
-    start_groups: tuple[TrainGroup, ...] = ()
-
-
-@dataclass(slots=True)
-class TrainingProgress:
-    """A learner's progress: the last step done, the last one that changed the weights, its report and its groups."""
 
     step: int = 0
     policy_version: int = 0
     last_report: StepReport | None = None
     last_groups: tuple[str, ...] = ()
     start_groups: tuple[TrainGroup, ...] = ()
+
+
+class CheckpointState(TrainingProgress, kw_only=True):
+    """`state.json`: the progress, and whose it is."""
+
+    format: int
+    owner: CheckpointOwner
+    versions: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,9 +76,7 @@ class CheckpointManager:
         if (state := restore(found, trainable, self._optimizer, self._ranks)) is None:
             return
         self._masters.write_back()
-        self.progress = TrainingProgress(
-            state.step, state.policy_version, state.last_report, state.last_groups, state.start_groups
-        )
+        self.progress = TrainingProgress(*(getattr(state, name) for name in TrainingProgress.__struct_fields__))
         self.saver.saved_step = self.saver.begun_step = state.step
 
     def save_if_behind(self) -> None:

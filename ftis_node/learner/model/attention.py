@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from ftis_node.learner.device import on_device
+from ftis_node.learner.batch import on_device
 from ftis_node.learner.model import varlen
 from ftis_node.learner.model.varlen import TextColumns
 

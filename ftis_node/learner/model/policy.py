@@ -29,8 +29,8 @@ from torch.nn import Parameter, functional
 from ftis_node.errors import ModelError
 from ftis_node.learner.batch import MicroBatch, TrainBatch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.distributed.sharded_tensors import plain_name
-from ftis_node.learner.messages import LearnerBoot
-from ftis_node.learner.model.logprobs import HEAD_CHUNK_TOKENS, completion_logprobs
+from ftis_node.learner.messages import HEAD_CHUNK_TOKENS, LearnerBoot
+from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.model.lora import add_adapter, fuse_adapters, initialize_adapter, read_start
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model
 from ftis_node.models.loading import tied_names
@@ -165,18 +165,14 @@ class Policy:
 def load_unchecked(boot: LearnerBoot) -> Policy:
     """Return the policy that `boot` describes, without a forward pass. Raises as `load_policy` does."""
     source, tokenizer = find_source(boot)
-    causal_lm = load_causal_lm(start_of(source, boot), dtype=boot.dtype, device=boot.device, quantize=boot.quantize)
+    start = source if boot.lora is None else source.base  # without an adapter in training, the model's own is merged
+    causal_lm = load_causal_lm(start, dtype=boot.dtype, device=boot.device, quantize=boot.quantize)
     return build_policy(boot, source, tokenizer, causal_lm)
 
 
 def find_source(boot: LearnerBoot) -> tuple[ModelSource, PromptTokenizer]:
     source = replace(resolve_model(boot.model), name=boot.model_name)
     return source, load_tokenizer(source)
-
-
-def start_of(source: ModelSource, boot: LearnerBoot) -> ModelSource:
-    """Return the model to load: the base if an adapter is trained, else the model with its own adapter merged."""
-    return source if boot.lora is None else source.base
 
 
 def build_policy(boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenizer, causal_lm: Any) -> Policy:

@@ -47,7 +47,6 @@ from ftis_node.learner.model.policy import (
     find_source,
     load_unchecked,
     own_tensors,
-    start_of,
 )
 from ftis_node.learner.step.train_step import Forward
 from ftis_node.models import load_causal_lm
@@ -112,7 +111,7 @@ def load_sharded_policy(boot: LearnerBoot, ranks: RankGroup, *, trains: bool = T
     with ranks.agreed():
         assert boot.quantize == "none", "refused before"
         source, tokenizer = find_source(boot)
-        start = start_of(source, boot)
+        start = source if boot.lora is None else source.base
         whole = load_causal_lm(start, dtype=boot.dtype, device="cpu").state_dict() if ranks.rank == 0 else {}
         causal_lm = empty_causal_lm(start, dtype=getattr(torch, boot.dtype))
         policy = build_policy(boot, source, tokenizer, causal_lm)

@@ -26,7 +26,7 @@ from torch.autograd import Function
 from torch.nn.functional import scaled_dot_product_attention
 
 from ftis_node.errors import first_line
-from ftis_node.learner.device import on_device
+from ftis_node.learner.batch import on_device
 
 log = logging.getLogger(__name__)
 
@@ -79,10 +79,11 @@ class TextColumns(NamedTuple):
             for tensor in (query, key, value)
         )
         seen, longest, starts = -1 if window is None else window - 1, self.longest, self.starts
-        output: Tensor = _varlen_attn()(
+        output: Any = _varlen_attn()(
             query, key, value, starts, starts, longest, longest, scale=scale, window_size=(seen, 0), **GROUPED
         )
-        return output.index_select(0, self.source)[None]
+        attended: Tensor = output.index_select(0, self.source)[None]
+        return attended
 
 
 class Gather(Function):

@@ -9,8 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ftis_node.learner.batch import MicroBatch, TrainBatch
-from ftis_node.learner.device import on_device
+from ftis_node.learner.batch import MicroBatch, TrainBatch, on_device
 from ftis_node.learner.step.objective import Objective
 
 LOSS = "the loss"

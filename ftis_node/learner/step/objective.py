@@ -37,8 +37,7 @@ from ftis_node.algorithms.scored_batch import AdvantageRule, ScoredBatch, load_a
 from ftis_node.algorithms.settings import TENSORS
 from ftis_node.config.method_table import SCALES
 from ftis_node.errors import ConfigError
-from ftis_node.learner.batch import TrainBatch
-from ftis_node.learner.device import on_device
+from ftis_node.learner.batch import TrainBatch, on_device
 
 
 @dataclass(slots=True)

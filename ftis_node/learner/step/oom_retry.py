@@ -17,8 +17,6 @@ from typing import TypeVar
 import torch
 
 from ftis_node.errors import MachineError, says_out_of_memory
-from ftis_node.learner.messages import LearnerBoot
-from ftis_node.workers.shared_tensors import grow_segments
 
 Outcome = TypeVar("Outcome")
 log = logging.getLogger(__name__)
@@ -35,12 +33,6 @@ def one_out_of_memory_error() -> Iterator[None]:
         if says_out_of_memory(str(error)):
             raise torch.OutOfMemoryError(str(error)) from error
         raise
-
-
-def grow_segments_after_weights(boot: LearnerBoot) -> None:
-    """Enable expandable segments, in which weights that an engine maps cannot be (`workers/shared_tensors.py`)."""
-    if boot.transfer == "ipc" and boot.memory_share is not None and not grow_segments():
-        log.info("torch's allocator has no expandable segments")
 
 
 class OomRetry:

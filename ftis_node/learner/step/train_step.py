@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 
 from ftis_node.errors import WorkerTaskError
-from ftis_node.learner.batch import MicroBatch, TrainBatch
-from ftis_node.learner.device import is_free_to_read, on_device
+from ftis_node.learner.batch import MicroBatch, TrainBatch, is_free_to_read, on_device
 from ftis_node.learner.distributed.ranks import ALONE, Ranks, StepCallback
 from ftis_node.learner.distributed.sharded_tensors import whole
 from ftis_node.learner.step.batch_loss import LOSS, BatchLoss, Flags, marked

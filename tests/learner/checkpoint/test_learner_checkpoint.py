@@ -22,9 +22,9 @@ from ftis_node.learner.checkpoint.checkpoint import (
 from ftis_node.learner.checkpoint.checkpoint_files import write_checksums
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS, SHARE, CheckpointSaver
 from ftis_node.learner.core import Learner
-from ftis_node.learner.drift import groups_of_start
 from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.model.policy_loading import load_policy
+from ftis_node.learner.train_report import groups_of_start
 from ftis_node.records.token_batch import TokenBatch
 
 LORA = LoraSection(rank=4, alpha=8)
@@ -54,12 +54,15 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(model_folder, tmp_path, lora):
+SMALL_STATES = {"lora": LoraSection(rank=64, alpha=64), "optimizer_states": "8bit", "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize("form", [{}, {"lora": LORA}, SMALL_STATES], ids=["full", "lora", "8bit"])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(model_folder, tmp_path, form):
     """The settings cover what a step depends on: the schedule, the initial model, two updates per batch."""
     reports = {}
     for name, runs in (("straight", [(1, 2, 3, 4)]), ("resumed", [(1, 2), (3, 4)])):
-        boot = make_boot(model_folder, tmp_path / name, lora=lora, **SETTINGS)
+        boot = make_boot(model_folder, tmp_path / name, **form, **SETTINGS)
         reports[name] = []
         for steps in runs:
             learner = Learner(boot)
@@ -74,8 +77,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(model_folder, tmp
     assert reports["straight"][3].kl_to_start > 0
     straight, resumed = (checkpoint_tensors(tmp_path / name, step=4) for name in ("straight", "resumed"))
     assert straight.keys() == resumed.keys()
-    num_moments = 3  # the first, the second, and the count of steps
-    assert len(straight) == (1 + num_moments) * len(learner.policy.trainable())
+    assert len(straight) >= 4 * len(learner.policy.trainable()), "each with two moments and the count of steps"
     assert all(torch.equal(straight[key], resumed[key]) for key in straight)
 
 
@@ -225,23 +227,6 @@ def test_unsaved_steps_are_bounded_also_if_writing_is_slow():
     saver.wait()
     assert not saver.is_due(MAX_UNSAVED_STEPS)
     assert saver.is_due(1 + MAX_UNSAVED_STEPS)
-
-
-def test_a_failed_write_is_reported_once_and_the_step_is_due_again():
-    def refuse():
-        raise OSError(28, "No space left on device")
-
-    saver = CheckpointSaver(every_steps=None)
-    saver.begin(1, refuse)
-    saver.pause(lambda: None)
-    with pytest.raises(OSError, match="No space left"):
-        saver.raise_failure()
-    saver.raise_failure()
-    assert saver.saved_step == 0
-    assert saver.is_due(1)
-    saver.begin(1, lambda: None)
-    saver.wait()
-    assert saver.saved_step == 1
 
 
 def test_a_checkpoint_with_groups_of_long_observations_can_be_read(model_folder, tmp_path):

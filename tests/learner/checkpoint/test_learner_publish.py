@@ -146,7 +146,7 @@ def test_segments_grow_only_after_shared_weights_are_allocated(model_folder, tmp
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     calls = []
-    monkeypatch.setattr("ftis_node.learner.step.oom_retry.grow_segments", lambda: calls.append("grow") or True)
+    monkeypatch.setattr("ftis_node.learner.core.grow_segments", lambda: calls.append("grow") or True)
     make_masters = core.make_masters
     monkeypatch.setattr(core, "make_masters", lambda *given: calls.append("masters") or make_masters(*given))
     for transfer, share, expected in [

@@ -4,7 +4,6 @@ import pytest
 import torch
 import transformers
 from learner_rig import random_groups
-from test_learner_logprobs import LargestLogits
 
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.model.logprobs import completion_logprobs
@@ -62,15 +61,3 @@ def test_values_and_gradients_equal_those_of_the_model_itself(family, is_plain_h
     assert (found - expected).abs().max() < tolerance
     for one, other in zip(gradients, expected_gradients, strict=True):
         assert (one - other).norm() < tolerance * (1 + other.norm())
-
-
-def test_the_derivative_of_a_soft_cap_takes_no_more_memory():
-    """It takes a second buffer of a chunk, which is half as large."""
-    model = make_processing_model("Gemma2", torch.float32)
-    (micro_batch,) = make_micro_batches(make_batch(random_groups(num_groups=4, group_size=4)), max_tokens=10_000)
-    hidden = torch.randn(1, micro_batch.token_ids.numel(), 16, requires_grad=True)
-    model.model.forward = lambda **inputs: transformers.modeling_outputs.BaseModelOutput(last_hidden_state=hidden)
-    model.set_output_embeddings(torch.nn.Linear(16, 320, bias=False))
-    with LargestLogits() as seen:
-        completion_logprobs(model, micro_batch, head_chunk_tokens=40).sum().backward()
-    assert seen.num_rows == 20

@@ -16,7 +16,7 @@ from ftis_node.learner.model import attention
 from ftis_node.learner.model import policy as policies
 from ftis_node.learner.model.attention import ATTENTION
 from ftis_node.learner.model.policy import check_logits, recompute_activations
-from ftis_node.learner.model.policy_loading import difference_from, load_policy
+from ftis_node.learner.model.policy_loading import load_policy
 
 LORA = LoraSection(rank=4, alpha=8)
 
@@ -167,29 +167,6 @@ def test_sliding_windows_are_packed_if_attention_gets_them_or_no_text_crosses_th
             r"That is 2\.6 times the positions of packed rows at this run's limits",
             caplog.text,
         )
-
-
-def test_only_differences_beyond_rounding_refuse_packed_rows():
-    """Rounding of bfloat16 has a deviation of 0.05 nats, and one of 1,000 values is beyond 0.25."""
-    torch.manual_seed(0)
-    refused = {"rounding": 0, "leak": 0, "one token": 0, "gradient": 0}
-    for _ in range(200):
-        expected = 3 * torch.randn(121) - 11, torch.randn(64)
-        tails = torch.randn(121).sign() * (0.25 - 0.15 * torch.rand(121).log())
-        noise = torch.where(torch.rand(121) < 0.001, tails, 0.05 * torch.randn(121))
-        found = expected[0] + noise, expected[1] + 0.05 * torch.randn(64)
-        leaking, one_wrong = found[0].clone(), found[0].clone()
-        leaking[72:103] += torch.randn(31)  # the second completion attends to the first
-        one_wrong[72] += 2.4  # its first token is predicted from a wrong token
-        cases = {
-            "rounding": found,
-            "leak": (leaking, found[1]),
-            "one token": (one_wrong, found[1]),
-            "gradient": (found[0], 2 * found[1]),
-        }
-        for name, case in cases.items():
-            refused[name] += difference_from(expected, case, dtype=torch.bfloat16) is not None
-    assert refused == {"rounding": 0, "leak": 200, "one token": 200, "gradient": 200}
 
 
 class WrongGradient(torch.autograd.Function):

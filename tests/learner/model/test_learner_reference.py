@@ -1,6 +1,5 @@
 """The KL to the initial model, for full training and for an adapter, also after a resume."""
 
-import msgspec
 import pytest
 import torch
 from learner_rig import logprobs_by_row, make_boot, random_groups, sample_group
@@ -50,29 +49,11 @@ def test_the_kl_is_relative_to_the_initial_model_also_after_a_resume(model_folde
         learner = Learner(boot)
 
 
-def drift_by_hand(one, other, groups):
-    """Return the k3 estimate of KL(one || other) in nats a token, over all tokens of the first two groups."""
-    batch = make_batch(groups[:2])
-    ratios = (logprobs_by_row(other, batch).double() - logprobs_by_row(one, batch))[batch.mask]
-    return (ratios.exp() - ratios - 1).mean().item()
-
-
-def test_an_adapter_reports_the_drift_of_the_policy_from_its_base(model_folder, tmp_path):
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_the_drift_is_measured_on_what_the_starting_model_sampled_also_after_a_resume(model_folder, tmp_path, lora):
+    """It is the k3 estimate of KL(start || policy) over all tokens of the first two groups."""
     start = load_causal_lm(resolve_model(str(model_folder)))
-    learner = Learner(make_boot(model_folder, tmp_path, lora=LORA, learning_rate=1e-2))
-    assert learner.train(random_groups(), step=1).report.kl_to_start is None
-    groups = [msgspec.structs.replace(group, own=True) for group in random_groups(seed=1)]
-    with torch.no_grad():
-        expected = drift_by_hand(learner.policy.causal_lm, start, groups)
-    foreign = random_groups(seed=9)[1]  # does not count
-    report = learner.train([foreign, *groups], step=2).report
-    assert report.kl_to_start == pytest.approx(expected, rel=1e-4)
-    assert report.kl_to_start > 1e-3 and report.kl_from_start is None
-
-
-def test_full_training_reports_the_drift_on_what_the_starting_model_sampled_also_after_a_resume(model_folder, tmp_path):
-    start = load_causal_lm(resolve_model(str(model_folder)))
-    boot = make_boot(model_folder, tmp_path, learning_rate=1e-2)
+    boot = make_boot(model_folder, tmp_path, lora=lora, learning_rate=1e-2)
     learner = Learner(boot)
     assert learner._start is None, "no second model in memory"
     sampled = [
@@ -80,9 +61,12 @@ def test_full_training_reports_the_drift_on_what_the_starting_model_sampled_also
         for number in range(3)
     ]
     assert learner.train(sampled, step=1).report.kl_from_start is None
+    batch = make_batch(sampled[:2])
     for step in range(2, 8):
         with torch.no_grad():
-            expected = drift_by_hand(start, learner.policy.causal_lm, sampled)
+            present, first = (logprobs_by_row(model, batch).double() for model in (learner.policy.causal_lm, start))
+        ratios = (present - first)[batch.mask]
+        expected = (ratios.exp() - ratios - 1).mean().item()
         report = learner.train(random_groups(seed=step), step=step).report
         assert report.kl_from_start == (pytest.approx(expected, rel=1e-4) if step in (2, 7) else None)
         assert report.kl_to_start is None and expected > 1e-3

@@ -5,37 +5,11 @@ import re
 import pytest
 import torch
 from learner_rig import make_boot, random_groups
-from safetensors.torch import load_file
 
 from ftis_node.errors import MachineError, OutOfMemoryError
 from ftis_node.learner.core import Learner
 from ftis_node.learner.step.oom_retry import OomRetry, one_out_of_memory_error
 from ftis_node.learner.worker import _open
-
-
-def saved_weights(home):
-    return load_file(home / "checkpoints" / "step-00000001" / "weights.safetensors")
-
-
-def test_a_step_out_of_memory_equals_a_step_with_half_the_budget(model_folder, tmp_path, caplog):
-    limited, half = (
-        Learner(make_boot(model_folder, tmp_path / str(tokens), micro_batch_tokens=tokens)) for tokens in (100, 50)
-    )
-    failures = []
-
-    def logprobs(micro_batch, policy=limited.policy):
-        if not failures:
-            failures.append(None)
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return type(policy).logprobs(policy, micro_batch)
-
-    limited.policy = _PolicyWithLogprobs(limited.policy, logprobs)
-    report = limited.train(random_groups(), step=1).report
-    half.train(random_groups(), step=1)
-    assert (report.out_of_memory, report.micro_batch_tokens, report.num_updates) == (1, 50, 1)
-    assert "ran out of memory with micro-batches of 100 tokens: 50 from now on" in caplog.text
-    expected, found = saved_weights(tmp_path / "50"), saved_weights(tmp_path / "100")
-    assert all(found[name].equal(expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tiny_models import make_model
 
 from ftis_node.algorithms import policy_loss
 from ftis_node.errors import ConfigError, WorkerTaskError
-from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
+from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step.objective import Objective
 from ftis_node.learner.step.train_step import Passes, take_step
@@ -99,25 +99,6 @@ def test_a_separable_loss_needs_one_forward_pass(model, params, num_forwards):
     assert cut.num_runs == num_forwards
 
 
-def test_a_separable_loss_is_computed_on_the_groups_of_a_micro_batch(model, batch, monkeypatch):
-    """With the whole matrix for each micro-batch, time would grow with the square of the batch."""
-    heights, loss = [], Objective.loss
-
-    def noted(self, learner_logprobs, *args, **how):
-        heights.append(len(learner_logprobs))
-        return loss(self, learner_logprobs, *args, **how)
-
-    monkeypatch.setattr(Objective, "loss", noted)
-    micro_batches = make_packed_micro_batches(batch, max_tokens=60)
-    assert len(micro_batches) > 2
-    Passes(Forward(model), batch, micro_batches).gradients(Objective("ftis", {}))
-    *parts, whole = heights
-    assert whole == len(batch.completions)
-    assert len(parts) == len(micro_batches)
-    assert max(parts) < whole
-    assert sum(parts) == whole
-
-
 def optimizer_of(model, learning_rate=1e-2):
     return torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
 
@@ -128,18 +109,11 @@ def step(model, optimizer, groups, *, objective=None, between=lambda: None, **mo
     return take_step(passes, objective or Objective("ftis", {}), optimizer, **{"max_grad_norm": 1.0} | more)
 
 
-def test_gradients_are_clipped_to_their_joint_norm(model, batch):
-    """In gradient descent with rate 1 the update is the clipped gradient."""
-    before = flat_weights(model)
-    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-    outcome = step(model, sgd, random_groups(), max_grad_norm=0.01)
-    assert outcome.first.grad_norm > 0.02
-    assert (flat_weights(model) - before).norm().item() == pytest.approx(0.01, rel=1e-3)
-
-
 NOT_APPLIED = {
-    "behaviour": ([make_group([[1, 2], [3]], [0.0, 1.0], logprobs=[[-1.0, -math.inf], [-2.0]])], "behaviour log-prob"),
-    "reward": ([make_group([[1, 2], [3]], [0.0, math.nan])], "a reward is not finite"),
+    "a behaviour log-prob": make_group([[1, 2], [3]], [0.0, 1.0], logprobs=[[-1.0, -math.inf], [-2.0]]),
+    "a reward": make_group([[1, 2], [3]], [0.0, math.nan]),
+    # All inputs are finite, but a sequence ratio of exp(80) times a large advantage overflows in float32.
+    "the loss": make_group([[1, 2], [3]], [0.0, 1e6], logprobs=[[-200.0, -200.0], [-200.0]]),
 }
 
 
@@ -157,13 +131,12 @@ def assert_unchanged(model, optimizer, before):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("fault", sorted(NOT_APPLIED))
-def test_a_non_finite_batch_is_refused_without_an_update(model, fault):
+@pytest.mark.parametrize("fault", NOT_APPLIED)
+def test_a_value_that_is_not_finite_refuses_the_step(model, fault):
     optimizer = optimizer_of(model)
     before = trained_state(model, optimizer)
-    groups, reason = NOT_APPLIED[fault]
-    outcome = step(model, optimizer, groups)
-    assert reason in outcome.refused
+    outcome = step(model, optimizer, [NOT_APPLIED[fault]], objective=Objective("gspo", {}, "mean"))
+    assert outcome.refused == f"{fault} is not finite"
     assert (outcome.num_updates, outcome.first.grad_norm, outcome.skipped) == (0, 0.0, None)
     assert_unchanged(model, optimizer, before)
 
@@ -175,16 +148,6 @@ def test_a_non_finite_learner_log_prob_is_refused(model):
     outcome = step(model, optimizer, random_groups())
     assert outcome.refused == "a learner log-prob is not finite"
     assert not optimizer.state
-
-
-def test_a_non_finite_loss_is_refused(model):
-    """All inputs are finite, but a sequence ratio of exp(80) times a large advantage overflows in float32."""
-    optimizer = optimizer_of(model)
-    before = trained_state(model, optimizer)
-    groups = [make_group([[1, 2], [3]], [0.0, 1e6], logprobs=[[-200.0, -200.0], [-200.0]])]
-    outcome = step(model, optimizer, groups, objective=Objective("gspo", {}, "mean"))
-    assert (outcome.refused, outcome.num_updates) == ("the loss is not finite", 0)
-    assert_unchanged(model, optimizer, before)
 
 
 @pytest.mark.parametrize("factor", [math.inf, math.nan, 1e30])
