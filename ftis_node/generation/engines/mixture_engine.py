@@ -1,9 +1,9 @@
 """The engine of an ensemble: the torch engine over several models that sample each token from their mixture.
 
-It serves the models with which it was opened. Each expert has a separate cache over the same
-rows and columns. An additional layer holds the evidence: each expert's likelihood of a row's text so far. It has a
-"head" for each expert and one number a column: the log-prob of the token that *follows* the column. So it is repeated,
-trimmed and joined with the rows, and its sum over the columns is log p_j(text so far).
+It serves the models with which it was opened. Each expert has a separate cache over the same rows and columns. An
+additional layer holds the evidence: each expert's likelihood of a row's text so far. It has a "head" for each expert
+and one number a column: the log-prob of the token that *follows* the column. So it is repeated, trimmed and joined with
+the rows, and its sum over the columns is log p_j(text so far).
 
     forward of all experts -> logits [R, J, V] --(posterior from the sums)--> mixture [R, V] -> one token a row
                                    `---- log-prob of that token, by each expert -> the layer's last column
