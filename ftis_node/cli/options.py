@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -50,12 +49,8 @@ DATA_FILES = ("data/train.*",)
 Engine = Literal["auto", "vllm", "torch"]
 BaseForm = Literal["none", "4bit"]
 Device = Literal["auto", "cpu", "cuda"]
+LogFormat = Literal["text", "json"]
 EngineOption = Annotated[Engine, typer.Option("--engine", help="auto, vllm or torch; mixtures use torch.")]
-
-
-class LogFormat(StrEnum):
-    TEXT = "text"
-    JSON = "json"
 
 
 HOME_VARIABLE = "FTIS_HOME"

@@ -1,30 +1,7 @@
-"""A node's home: the folder that holds everything it must not lose.
+"""A node's home: the folder that holds everything it must not lose (`docs/operate/data-directory.md`).
 
-    identity.key   the private key, 0600
-    home.json      the version of its schema, and the epoch of the last start (config/home_files.py)
-    swarm.secret   0600; the secret of the run, if an invitation had one
-    node.toml      settings of this node
-    run.toml       the manifest of the run this home belongs to
-    settings.json  the settings of the last start, all sources together
-    replay.sqlite  groups, own and foreign, and their states
-    peers.sqlite   peers' scores, bans and trust
-    control.token  0600; allows its holder to ban and trust peers on the running node
-    observe.token  0600; allows its holder to read the metrics of a node that listens beyond this machine
-    kernels.json   the faster kernels of each model shape and card, as a learner measured them
-    checkpoints/   weights and optimizer
-    weights/       versions for the generator
-    events.jsonl   the event log, one line an event
-    tensorboard/, wandb/   files of those trackers, if `tracking.to` names them
-    status.json    the last status, for a stopped node
-    logs/          the workers' output
-    damaged/       corrupt databases as they were found, the newest two of each
-    user/          caches of libraries, if the user has no home folder that can be written
-    pause.json     the last command to pause or resume
-    lock           held while a node runs, with its pid and the address of its status port
-
-The folder's mode is 0700 and that of the files 0600, for any umask.
-
-Sockets are in a separate folder: the path of a unix socket has at most 107 characters.
+The folder's mode is 0700 and that of the files 0600, for any umask. Sockets are in a separate folder: the path of a
+unix socket has at most 107 characters.
 """
 
 from __future__ import annotations
@@ -105,7 +82,7 @@ class _Inside:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Paths in a node's home, as at the top of this file. The constructor reads and writes nothing.
+    """Paths in a node's home. The constructor reads and writes nothing.
 
     Raises ConfigError for a path that no file system takes.
     """
@@ -121,7 +98,7 @@ class Home:
     damaged = _Inside("damaged")
     node_toml = _Inside("node.toml")
     run_toml = _Inside("run.toml")
-    settings = _Inside("settings.json")
+    settings = _Inside("settings.json")  # of the last start, all sources together
     replay = _Inside("replay.sqlite")
     peers = _Inside("peers.sqlite")
     control_token = _Inside("control.token")
@@ -134,7 +111,7 @@ class Home:
     user = _Inside("user")
     swarm_secret = _Inside("swarm.secret")
     pause = _Inside("pause.json")
-    lock = _Inside("lock")
+    lock = _Inside("lock")  # held while a node runs, with its pid and the address of its status port
 
     @property
     def sockets(self) -> Path:

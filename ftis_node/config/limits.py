@@ -1,8 +1,4 @@
-"""Sections of node.toml that bound the node's use of its machine, its work, its buffer, and what it accepts of peers.
-
-Limits of one part are in the section of that part: `buffer.max_disk_bytes`, `swarm.max_upload_bytes_per_s`,
-`swarm.max_download_bytes_per_s`, `generation.threads`, `learner.threads`.
-"""
+"""Sections of node.toml that bound the use of the machine, the work, the buffer, and what is accepted of peers."""
 
 from __future__ import annotations
 

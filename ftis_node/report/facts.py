@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,13 @@ from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
 from ftis_node.telemetry.history import ROUTINE, EventHead, History, HistoryReader, read_event
 from ftis_node.telemetry.log import OnProgress
 from ftis_node.telemetry.status import Status
+from ftis_node.view.groups import distinct
 from ftis_node.view.spans import short_id
 
 LINES_PER_PROGRESS = 20_000
 MAX_MANIFEST = 32_768
 NUM_CANDIDATES = 2000
 MAX_TEXT = 1200
-MAX_TURNS = 12
 MAX_COMPLETIONS = 6
 MAX_REASONS = 64
 MAX_COUNTED_PEERS = 4096
@@ -115,17 +114,6 @@ class EventTotals:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleCompletion:
-    """One completion. `chat` has the turns of an episode, each with the observation after it, "" after the last."""
-
-    text: str
-    chat: tuple[tuple[str, str], ...]
-    reward: float
-    num_tokens: int
-    finish_reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Sample:
     """One group. `title` is the reason for its selection. `completions` are distinct, each with its number.
 
@@ -135,7 +123,7 @@ class Sample:
     title: str
     summary: GroupSummary
     prompt: str
-    completions: Sequence[tuple[SampleCompletion, int]]
+    completions: Sequence[tuple[CompletionDetails, int]]
     left_out: int
 
 
@@ -168,8 +156,8 @@ def _sample(reader: ReplayReader, title: str, summary: GroupSummary, decoder: De
         group = unpack_any(open_envelope(found[1]).body)
         observations = reader.observation_ids(bytes.fromhex(summary.id))
         completions = read_completions(group, summary.rewards, decoder, observations)
-    shown_once = Counter(map(_shown, completions))
-    ranked = sorted(shown_once.items(), key=lambda pair: (-pair[0].reward, -pair[1]))
+    shown_once = [(one, len(places)) for places, one in distinct(completions)]
+    ranked = sorted(shown_once, key=lambda pair: (-pair[0].reward, -pair[1]))
     half = MAX_COMPLETIONS // 2
     shown = ranked if len(ranked) <= MAX_COMPLETIONS else [*ranked[:half], *ranked[-half:]]
     prompt_ids = reader.prompt_ids(bytes.fromhex(summary.id))
@@ -180,13 +168,6 @@ def _sample(reader: ReplayReader, title: str, summary: GroupSummary, decoder: De
         completions=shown,
         left_out=len(completions) - sum(times for _, times in shown),
     )
-
-
-def _shown(read: CompletionDetails) -> SampleCompletion:
-    text = f"token ids {' '.join(map(str, read.token_ids))}" if read.text is None else read.text
-    pairs = islice(zip_longest(read.turns, read.observations, fillvalue=""), MAX_TURNS)
-    chat = tuple((clean(turn.strip(), limit=MAX_TEXT), clean(seen, limit=MAX_TEXT)) for turn, seen in pairs)
-    return SampleCompletion(clean(text.strip(), limit=MAX_TEXT), chat, read.reward, read.num_tokens, read.finish_reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from itertools import cycle
 from statistics import median
 from typing import Any
 
+from ftis_node.records.addresses import block_of
 from ftis_node.report.run_charts import Chart, ChartSeries
 from ftis_node.report.templates import clean, render, text_of
 from ftis_node.swarm.overview import SwarmView
@@ -40,9 +41,6 @@ NAME_WIDTH, MODEL_WIDTH = 20, 24
 FAR = 4.0  # a point of a curve may be this many times as far as half of the nodes are
 REFRESH_S = 10
 ADDRESS = re.compile(r"/[\w.:/-]{1,300}")
-PUBLIC = re.compile(
-    r"/(?!ip4/(?:127|10|192\.168|169\.254|172\.(?:1[6-9]|2\d|3[01]))\.|ip6/(?:::1|f[cd]|fe80))", re.IGNORECASE
-)
 
 
 def render_swarm(
@@ -77,7 +75,7 @@ def script_hash(script: str) -> str:
 
 def _join_line(view: SwarmView, addresses: Sequence[str]) -> str:
     safe = [one for one in addresses if ADDRESS.fullmatch(one)]
-    chosen = [one for one in safe if PUBLIC.match(one)] or safe
+    chosen = [one for one in safe if (block := block_of(one)) is not None and block.is_public] or safe
     peers = "".join(f" --peers {one}" for one in chosen[:MAX_ADDRESSES])
     return f"ftis-node join --model MODEL --run {clean(view.run.id, limit=32)}{peers}" if peers else ""
 

@@ -68,7 +68,7 @@ def group_lines(history: GroupHistory, *, with_tokens: bool = False) -> list[Lin
             lines.append(labeled("answer", prompt.answer))
     mean = fmean(one.reward for one in history.completions) if history.completions else 0.0
     shown: list[CompletionDetails] = []
-    for places, completion in _distinct(history.completions):
+    for places, completion in distinct(history.completions):
         ids = " ".join(str(token) for token in completion.token_ids[:MAX_SHOWN_TOKENS])
         lines += [line(), _head(places, completion, history.summary, mean)]
         lines += _chat(completion, shown) if completion.turns else _block(completion.text, f"ids {ids}")
@@ -78,7 +78,7 @@ def group_lines(history: GroupHistory, *, with_tokens: bool = False) -> list[Lin
     return [*lines, line(), *_event_lines(history.events)]
 
 
-def _distinct(completions: Sequence[CompletionDetails]) -> Iterable[tuple[list[int], CompletionDetails]]:
+def distinct(completions: Sequence[CompletionDetails]) -> Iterable[tuple[list[int], CompletionDetails]]:
     """Return each different completion once, after the numbers of those that equal it."""
     found: dict[Any, tuple[list[int], CompletionDetails]] = {}
     for place, one in enumerate(completions, start=1):

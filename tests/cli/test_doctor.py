@@ -64,13 +64,14 @@ def test_the_plan_uses_flags_and_run(capsys, tmp_path, model):
     assert cache < 2 * 2 * 32 * 2 * 5 * 760
 
 
-def test_the_plan_uses_the_settings_that_the_home_keeps(capsys, tmp_path, model):
-    (tmp_path / "settings.json").write_text('{"quantize": "4bit"}')
+def test_the_plan_uses_the_settings_of_the_homes_last_start(capsys, tmp_path, model):
+    last = NodeSettings(model=str(model), lora=True, quantize="4bit", lora_adapter=LoraSection(rank=16, alpha=32))
+    (tmp_path / "settings.json").write_text(last.model_dump_json())
     arguments = ("--model", str(model), "--gpu-memory", "24", "--json")
     _, output, _ = doctor(capsys, tmp_path, *arguments)
-    assert "a LoRA adapter of rank 128 on a 4-bit base" in str(plan_lines(output))
+    assert "gsm8k-ftis, a LoRA adapter of rank 16 on a 4-bit base" in str(plan_lines(output))
     _, output, _ = doctor(capsys, tmp_path, *arguments, "--quantize", "none")
-    assert "4-bit" not in str(plan_lines(output))
+    assert "a LoRA adapter of rank 16: " in str(plan_lines(output))
 
 
 def test_the_plan_names_the_gpus_of_each_worker(capsys, tmp_path, model):
@@ -139,16 +140,6 @@ def test_the_options_of_training_are_one_short_table(capsys, tmp_path, monkeypat
     code, output, _ = doctor(capsys, tmp_path, *arguments, "--full")
     assert "-> --lora (rank 128) would suffice" in output
     assert "memory.option" not in output
-
-
-def test_the_plan_uses_the_settings_of_the_homes_last_start(capsys, tmp_path, model):
-    home = tmp_path / "home"
-    home.mkdir()
-    last = NodeSettings(model=str(model), lora=True, lora_adapter=LoraSection(rank=16, alpha=32))
-    (home / "settings.json").write_text(last.model_dump_json())
-    _, output, _ = doctor(capsys, home, "--model", str(model), "--gpu-memory", "24")
-    assert "gsm8k-ftis, a LoRA adapter of rank 16: both workers stay on one GPU" in output
-    assert "all weights" not in output
 
 
 def test_a_missing_model_gives_exit_code_3(capsys, tmp_path):

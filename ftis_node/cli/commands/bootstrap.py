@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.options import HomeOption, LogFormat, LogFormatOption, home_at
+from ftis_node.cli.options import HomeOption, LogFormatOption, home_at
 from ftis_node.errors import ConfigError, UsageError
 from ftis_node.files import replace_file
 from ftis_node.telemetry.log import log_as_json
@@ -42,7 +42,7 @@ def bootstrap(
             help="Run that its page shows and that it forwards first; without it all, the largest first. Repeatable.",
         ),
     ] = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
+    log_format: LogFormatOption = "text",
     address_file: Annotated[
         Path | None,
         typer.Option("--address-file", metavar="FILE", help="File for the addresses, to use with --peers @FILE."),
@@ -52,7 +52,7 @@ def bootstrap(
 
     It holds no model and no rollouts. Give one of the printed lines to `join --peers`. The home keeps its peer id.
     """
-    if log_format is LogFormat.JSON:
+    if log_format == "json":
         log_as_json()
     from ftis_node.node.startup.bootstrap import run_bootstrap_node
     from ftis_node.node.startup.run_plan import is_run_id

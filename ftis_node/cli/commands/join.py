@@ -149,7 +149,7 @@ def join(
     detach: Annotated[
         bool, typer.Option("--detach", help="Run in the background and return when the node runs; see `stop`.")
     ] = False,
-    log_format: LogFormatOption = LogFormat.TEXT,
+    log_format: LogFormatOption = "text",
 ) -> None:
     """Generate, share and learn: run a node until stopped or until its budget, such as --steps, is used up.
 
@@ -158,7 +158,7 @@ def join(
     its run, model, peers, role, name, engine, --listen and --quantize: a restart resumes it. Without peers the node
     runs standalone.
     """
-    if log_format is LogFormat.JSON:
+    if log_format == "json":
         log_as_json()
     from ftis_node.config.node import load_node_settings
     from ftis_node.models.source import check_name
@@ -252,7 +252,7 @@ def _run(
     )
     if invite is not None:  # the home belongs to its run, or is new
         _keep_secret(invite, where)
-    with show_fraction("start") if log_format is LogFormat.TEXT else nullcontext(unwatched) as progress:
+    with show_fraction("start") if log_format == "text" else nullcontext(unwatched) as progress:
         run_until_stopped(settings, plan, where, on_progress=progress)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from contextlib import closing
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -43,15 +42,10 @@ app = typer.Typer(
 )
 
 LIST_HEADER = ("GROUP", "AGE", "OF", "PROBLEM", "STATE", "STEP", "REWARD", "TOKENS")
+ExportFormat = Literal["jsonl", "parquet", "envelope"]
 MIB = 1 << 20
 WIDTH = 80  # of a group
 MAX_LISTED = 1_000_000
-
-
-class ExportFormat(StrEnum):
-    JSONL = "jsonl"
-    PARQUET = "parquet"
-    ENVELOPE = "envelope"
 
 
 @app.command("list")
@@ -138,7 +132,7 @@ def stats(home: HomeOption = None, as_json: JsonOption = False) -> None:
 def export(
     out: Annotated[Path, typer.Option("--out", help="File to write; for envelopes and --push-to a folder.")],
     home: HomeOption = None,
-    format_: Annotated[ExportFormat, typer.Option("--format", help="Format to write.")] = ExportFormat.JSONL,
+    format_: Annotated[ExportFormat, typer.Option("--format", help="Format to write.")] = "jsonl",
     text: Annotated[
         bool, typer.Option("--text", help="Add prompt, completions as text, expected answer and the sender's name.")
     ] = False,
@@ -160,12 +154,12 @@ def export(
     Episodes have turn_lengths and observation_ids. --push-to needs `hf auth login`. It writes a folder with the rows
     and a card, and pushes it. The senders are then `own`, `peer-1`, `peer-2` and so on.
     """
-    if format_ is ExportFormat.ENVELOPE and (text or flat):
+    if format_ == "envelope" and (text or flat):
         raise UsageError("--text and --flat add to rows, and an envelope has none: choose --format jsonl or parquet")
     target = push_target(push_to, "dataset", public=public, revision=revision, message=commit_message, license=license)
     if target is None and (license or with_senders):
         raise UsageError("--license and --with-senders are for --push-to OWNER/NAME: add it, or leave them out")
-    if target is not None and format_ is ExportFormat.ENVELOPE:
+    if target is not None and format_ == "envelope":
         raise UsageError("the hub shows no such file as a data set: choose --format jsonl or parquet with --push-to")
     where, totals = home_at(home), None
     try:
@@ -176,11 +170,11 @@ def export(
                 from ftis_node.replay.rollout_rows import RowTotals, rows_schema
 
                 record, totals = read_run_record(where), RowTotals(with_senders=with_senders)
-                folder, file = _new_folder(out), f"data/train.{format_.value}"
+                folder, file = _new_folder(out), f"data/train.{format_}"
                 write(folder / file, totals=totals)
                 schema = rows_schema(with_texts=text, is_flat=flat)
                 write_data_card(folder, record, totals, file=file, schema=schema, license=license)
-            elif format_ is ExportFormat.ENVELOPE:
+            elif format_ == "envelope":
                 typer.echo(f"{_write_envelopes(reader, out)} groups written to {out}")
             else:
                 write(out)
@@ -214,7 +208,7 @@ def _export_rows(
     rows = group_rows(reader) if texts is None else texts.group_rows(reader)
     rows = totals.counted(rows) if totals else rows
     rows = flat_rows(rows) if flat else rows
-    if format_ is ExportFormat.PARQUET:
+    if format_ == "parquet":
         count = write_parquet(rows, out, with_texts=text, is_flat=flat)
     else:
         count = write_jsonl(rows, out)
