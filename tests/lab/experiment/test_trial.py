@@ -14,7 +14,6 @@ from ftis_node.errors import ModelError
 from ftis_node.lab.experiment import byzantine, runner
 from ftis_node.lab.experiment import trial as trial_module
 from ftis_node.lab.experiment.pairs import Pair, TrialMember
-from ftis_node.lab.experiment.rounds import RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
 from ftis_node.lab.experiment.runner import run_trials
 from ftis_node.lab.experiment.trial import Trial, run_trial
 from ftis_node.lab.experiment.trial_key import with_keys
@@ -23,8 +22,6 @@ from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
 from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.step.train_step import compute_gradients
 from ftis_node.models import load_tokenizer, resolve_model
-from ftis_node.node.context import NodeCounters, NodeState
-from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.prompt_order import PromptOrder
 from ftis_node.node.training.evaluator import Evaluator
 
@@ -199,18 +196,6 @@ def test_a_sapo_node_draws_some_of_its_generated_groups(experiment):
         (peer,) = {other.name for other in result.members} - {member.name}
         assert [set(weights) <= {peer} for weights in member.peer_weights] == [True] * STEPS
         assert all(weight == 1.0 for weights in member.peer_weights[:2] for weight in weights.values())
-
-
-async def test_a_group_refused_after_validation_is_counted_once():
-    registry, rounds = PeerRegistry(), Rounds(own=2, foreign=2, last_steps=(1, 1))
-    lockstep = SynchronousRounds(rounds)
-    for name, validator in (("receiver", Validator(NodeState(), registry)), ("sender", None)):
-        lockstep.enter(RoundMember(name, NodeCounters(groups_sent=2), 1, RoundQuota(rounds), validator))
-    peer = registry.seen("sender")
-    peer.accepted, peer.refused["understated_logprobs"] = 1, 1  # one group, accepted and later refused
-    assert not lockstep._is_complete(1)
-    peer.refused["reward_mismatch"] = 1
-    assert lockstep._is_complete(1)
 
 
 @pytest.mark.parametrize("lie", ["logprobs", "positives"])
