@@ -21,6 +21,7 @@ from ftis_node.records.group import Group
 from ftis_node.tasks import grader_releases
 from tests.attacks.member import Member, Scene
 from tests.attacks.victim import Victim, running_victim
+from tests.conftest import with_sections
 from tests.episodes.played import LIES, RUN, TASK, play, played_group
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -28,13 +29,11 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)
 NUM_GROUPS = 6  # five refusals ban
 GRADER = f"ftis-node {__version__}, {grader_releases(TASK)}".removesuffix(", ")
 PERIOD_S, RUNNING_SHARE = 0.1, 0.1
-MANIFEST = RUN.model_copy(
-    update={
-        "name": "attacked-episodes",
-        "wire": RUN.wire.model_copy(update={"announcement_shards": 1}),
-        "step": RUN.step.model_copy(update={"own_groups": 2, "foreign_groups": 2, "foreign_wait_s": 5.0}),
-        "eval": RUN.eval.model_copy(update={"every_steps": 0}),
-    }
+MANIFEST = with_sections(
+    RUN.model_copy(update={"name": "attacked-episodes"}),
+    wire={"announcement_shards": 1},
+    step={"own_groups": 2, "foreign_groups": 2, "foreign_wait_s": 5.0},
+    eval={"every_steps": 0},
 )
 
 

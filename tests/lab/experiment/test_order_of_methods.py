@@ -11,10 +11,10 @@ from statistics import fmean
 
 import pytest
 
-from ftis_node.config.manifest import load_manifest
 from ftis_node.lab.experiment.pairs import resolve_pair
 from ftis_node.lab.experiment.runner import run_trials
 from ftis_node.lab.experiment.summary import series_of
+from tests.conftest import with_sections
 from tests.lab.experiment.test_trial_matrix import EXPERIMENT
 from tests.trained_models import trained_model
 
@@ -25,8 +25,7 @@ MARGIN = 0.05
 
 @pytest.mark.timeout(900)
 def test_ftis_learns_faster_than_nois_for_both_models(tmp_path):
-    base = load_manifest("arithmetic-compare")
-    base = base.model_copy(update={"eval": base.eval.model_copy(update={"every_steps": 4, "limit": 256})})
+    base = with_sections(EXPERIMENT.base, eval={"every_steps": 4, "limit": 256})
     for size in ("s", "m"):
         shutil.copytree(trained_model(size, scale=1.0), tmp_path / f"{size}-0")
     pairs = (resolve_pair("size", tmp_path, seed=0),)

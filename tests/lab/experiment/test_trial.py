@@ -24,6 +24,7 @@ from ftis_node.learner.step.train_step import compute_gradients
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.node.prompt_order import PromptOrder
 from ftis_node.node.training.evaluator import Evaluator
+from tests.conftest import with_sections
 
 STEPS = 3
 PROMPTS = 8  # per update, over all nodes
@@ -36,10 +37,9 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.fixture(scope="module")
 def experiment(tiny_models):
     base = load_manifest("arithmetic-compare")
-    step = base.step.model_copy(update={"own_groups": PROMPTS // 2, "foreign_groups": PROMPTS // 2})
-    evaluation = base.eval.model_copy(update={"every_steps": 1, "limit": 2})
+    groups = {"own_groups": PROMPTS // 2, "foreign_groups": PROMPTS // 2}
     return Experiment(
-        base=base.model_copy(update={"step": step, "eval": evaluation}),
+        base=with_sections(base, step=groups, eval={"every_steps": 1, "limit": 2}),
         pairs=(Pair("size", tuple(TrialMember(name, str(path)) for name, path in tiny_models.items())),),
         methods=("ftis",),
         task_spec="arithmetic:add",
@@ -105,17 +105,14 @@ def test_two_updates_weigh_by_the_first_pass(experiment, monkeypatch):
         return found
 
     monkeypatch.setattr("ftis_node.learner.step.train_step.compute_gradients", noted)
-    optimizer = experiment.base.optimizer.model_copy(update={"updates_per_batch": 2})
-    run_trial(only(experiment, base=experiment.base.model_copy(update={"optimizer": optimizer}), steps=1))
+    run_trial(only(experiment, base=with_sections(experiment.base, optimizer={"updates_per_batch": 2}), steps=1))
     assert len(seen) == 4
     for (none, first), (given, later) in zip(seen[::2], seen[1::2], strict=True):
         assert none is None and given is first and not (later == first).all()
 
 
 def test_late_weights_generate_off_policy_groups_and_evaluations_use_the_newest(experiment):
-    fast = experiment.base.optimizer.model_copy(update={"learning_rate": 3e-3})
-    finer = experiment.base.eval.model_copy(update={"limit": 16})
-    base = experiment.base.model_copy(update={"optimizer": fast, "eval": finer})
+    base = with_sections(experiment.base, optimizer={"learning_rate": 3e-3}, eval={"limit": 16})
     trial = replace(experiment, base=base, methods=("alone",), delays=("fixed:2",)).trials()[0]
     (member,) = run_trial(trial).members
     late = [abs(value or 0.0) for value in member.steps["mean_kl"]]
