@@ -21,6 +21,7 @@ import pytest
 import typer.main
 from hypothesis import HealthCheck, settings
 
+from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import TaskError
 from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.envelope import Accepted, seal_group
@@ -168,6 +169,12 @@ def accept(group: Group | TextGroup, sender: Identity, ids: Sequence[Sequence[in
     if isinstance(group, TextGroup):
         return Accepted(envelope, envelope.to_bytes(), group.in_tokens(ids), tuple(PROMPT_IDS), group.exact_group)
     return Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS))
+
+
+def with_sections(manifest: RunManifest, **sections: dict[str, Any]) -> RunManifest:
+    """Return the manifest with these values in its sections."""
+    changed = {name: getattr(manifest, name).model_copy(update=values) for name, values in sections.items()}
+    return manifest.model_copy(update=changed)
 
 
 def fill_buffer(path: Path, *groups: Accepted, own: Identity | None = None) -> None:

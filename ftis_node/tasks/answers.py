@@ -24,7 +24,7 @@ from functools import cache, lru_cache
 from typing import Any, Final
 
 from ftis_node.records.think_block import ANSWER_TAGS
-from ftis_node.tasks.base import ChatMessage, Task, TaskItem, broken_grader, leaves, release_of
+from ftis_node.tasks.base import ChatMessage, Task, TaskItem, asked, broken_grader, leaves, release_of
 from ftis_node.tasks.expression_limits import MAX_CHARS, is_within_limits
 from ftis_node.tasks.number_answers import cleaned, is_expression, number_in, plain_number, sides_of, without_vulgar
 
@@ -57,10 +57,7 @@ _COMMAS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 def chat_prompt(problem: str) -> tuple[ChatMessage, ...]:
     """Return the messages that ask for `problem` in this format."""
-    return (
-        {"role": "system", "content": SYSTEM_PROMPT},
-        {"role": "user", "content": problem},
-    )
+    return asked(problem, SYSTEM_PROMPT)
 
 
 def final_answer(completion_text: str) -> str | None:

@@ -29,6 +29,11 @@ class ChatMessage(TypedDict):
     content: str
 
 
+def asked(question: str, system: str) -> tuple[ChatMessage, ...]:
+    """Return the messages of a question after a system message."""
+    return {"role": "system", "content": system}, {"role": "user", "content": question}
+
+
 @dataclass(frozen=True, slots=True)
 class TaskItem:
     """One problem: `prompt` holds its chat messages, `answer` the reference answer as text ("" if it has none)."""

@@ -23,7 +23,7 @@ from itertools import product
 from typing import Final, NamedTuple
 
 from ftis_node.errors import TaskError
-from ftis_node.tasks.base import ChatMessage, TaskItem
+from ftis_node.tasks.base import TaskItem, asked
 from ftis_node.tasks.problems import DrawnTask, Prompt, stable_hash
 
 HELD_OUT_ONE_IN: Final = 3
@@ -190,8 +190,7 @@ class WordsTask(DrawnTask[WordProblem]):
 
     def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
         problem = self.problem(index)
-        system: ChatMessage = {"role": "system", "content": SYSTEM_PROMPT}
-        return (system, {"role": "user", "content": problem.text}), str(problem.answer)
+        return asked(problem.text, SYSTEM_PROMPT), str(problem.answer)
 
     def score(self, item: TaskItem, completion_text: str) -> float:
         return 1.0 if self.answer_of(item, completion_text) == item.answer else 0.0

@@ -29,10 +29,10 @@ from ftis_node.swarm.reasons import REFUSALS
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.validation import Refused, ValidationContext, validate
-from tests.conftest import fill_buffer
+from tests.conftest import fill_buffer, with_sections
 from tests.episodes.played import ITEM, LIES, RUN, TASK, Lie, longest, one_turn_less, play, played_group, shorter_turn
 
-ROOMY = RUN.model_copy(update={"sampling": RUN.sampling.model_copy(update={"max_total_tokens": 400})})
+ROOMY = with_sections(RUN, sampling={"max_total_tokens": 400})
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +227,7 @@ def test_a_turn_by_older_weights_leaves_possible_versions(group) -> None:
 
 async def test_a_sender_with_other_end_tokens_is_not_charged_for_its_length(group, identity, tokenizer) -> None:
     """Its observations may have other tokens than here, so the same turns may be too long here alone."""
-    short = RUN.model_copy(update={"sampling": RUN.sampling.model_copy(update={"max_total_tokens": 40})})
+    short = with_sections(RUN, sampling={"max_total_tokens": 40})
     here = replace(group, run_id=short.run_id)
     verdict = await judged(here, identity, tokenizer, manifest=short)
     assert isinstance(verdict, Refused)

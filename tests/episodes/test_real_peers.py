@@ -1,12 +1,14 @@
 """Episodes between two processes: a real `ftis-node join` gets honest and false ones over p2pd."""
 
 import asyncio
+import signal
 import tempfile
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -17,22 +19,21 @@ from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
 from ftis_node.models.chat_template import PromptSettings
 from ftis_node.records.group import Group
 from ftis_node.tasks import grader_releases
-from nodes.slowed import Slowed
 from tests.attacks.member import Member, Scene
 from tests.attacks.victim import Victim, running_victim
+from tests.conftest import with_sections
 from tests.episodes.played import LIES, RUN, TASK, play, played_group
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 NUM_GROUPS = 6  # five refusals ban
 GRADER = f"ftis-node {__version__}, {grader_releases(TASK)}".removesuffix(", ")
-MANIFEST = RUN.model_copy(
-    update={
-        "name": "attacked-episodes",
-        "wire": RUN.wire.model_copy(update={"announcement_shards": 1}),
-        "step": RUN.step.model_copy(update={"own_groups": 2, "foreign_groups": 2, "foreign_wait_s": 5.0}),
-        "eval": RUN.eval.model_copy(update={"every_steps": 0}),
-    }
+PERIOD_S, RUNNING_SHARE = 0.1, 0.1
+MANIFEST = with_sections(
+    RUN.model_copy(update={"name": "attacked-episodes"}),
+    wire={"announcement_shards": 1},
+    step={"own_groups": 2, "foreign_groups": 2, "foreign_wait_s": 5.0},
+    eval={"every_steps": 0},
 )
 
 
@@ -89,15 +90,28 @@ async def test_an_honest_peer_of_a_ten_times_slower_machine_is_not_charged(setti
 @asynccontextmanager
 async def slowed_down(victim: Victim) -> AsyncIterator[None]:
     """Let the node and its workers run for a tenth of the time."""
-    slowed, is_over = Slowed([victim.node.process.pid], 10), False
-
-    def take_turns() -> None:
-        while not is_over:
-            slowed.take_turns(0.5)
-
-    turns = asyncio.create_task(asyncio.to_thread(take_turns))
+    task = asyncio.create_task(_slow_down(victim))
     try:
         yield
     finally:
-        is_over = True
-        await turns
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def _slow_down(victim: Victim) -> None:
+    processes = victim.node.processes()
+    try:
+        while True:
+            _send(processes, signal.SIGSTOP)
+            await asyncio.sleep(PERIOD_S * (1 - RUNNING_SHARE))
+            _send(processes, signal.SIGCONT)
+            await asyncio.sleep(PERIOD_S * RUNNING_SHARE)
+    finally:
+        _send(processes, signal.SIGCONT)
+
+
+def _send(processes: Sequence[psutil.Process], signal_number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal_number)

@@ -12,6 +12,7 @@ from ftis_node.evaluation.evaluate import answers_of
 from ftis_node.lab import demo
 from ftis_node.lab.demo import DemoNode, DemoPlan, DemoResult, NodeResult, run_demo
 from ftis_node.tasks import load_task
+from tests.conftest import with_sections
 from tests.report.support import write_home
 
 NODE = NodeResult("m", 800_000, 0.1, 0.9, 40, 640, 640, 1, 1, 8.1, min_final=0.85)
@@ -22,8 +23,7 @@ def test_two_nodes_train_and_answer_some_problems(tiny_models, tmp_path):
     settings = "[learner]\nmicro_batch_tokens = 512\n"
     nodes = tuple(DemoNode(size, str(tiny_models[size]), settings=settings) for size in ("s", "m"))
     preset = load_manifest("arithmetic-ftis")  # with a rate after which no answer is as before
-    spoiling = preset.model_copy(update={"optimizer": preset.optimizer.model_copy(update={"learning_rate": 0.05})})
-    (tmp_path / "run.toml").write_text(spoiling.to_toml())
+    (tmp_path / "run.toml").write_text(with_sections(preset, optimizer={"learning_rate": 0.05}).to_toml())
     plan = DemoPlan(str(tmp_path / "run.toml"), nodes, "two models", steps=2, sample_task="arithmetic")
     result = run_demo(plan, tmp_path, steps=2, engine="torch", seed=0, on_progress=lambda fraction, what: None)
     assert [(node.name, node.steps) for node in result.nodes] == [("s", 2), ("m", 2)]

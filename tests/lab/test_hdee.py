@@ -34,6 +34,7 @@ from ftis_node.lab.hdee import (
 from ftis_node.lab.hdee_report import cells_of, differences_table
 from ftis_node.lab.tiny import make_tiny
 from ftis_node.lab.tiny_sums import RECIPES
+from tests.conftest import with_sections
 
 DOMAINS = read_domains(THREE_PARTS)
 SPECS = DOMAINS.held_out
@@ -172,16 +173,14 @@ def test_every_arm_has_a_trial_alone_and_one_in_a_swarm_except_the_single_model(
 
 
 def test_a_number_of_prompts_that_is_not_divisible_is_refused():
-    step = EXPERIMENT.base.step.model_copy(update={"own_groups": 9, "foreign_groups": 0})
     with pytest.raises(UsageError, match="multiple of 6"):
-        trials(replace(EXPERIMENT, base=EXPERIMENT.base.model_copy(update={"step": step})))
+        trials(replace(EXPERIMENT, base=with_sections(EXPERIMENT.base, step={"own_groups": 9, "foreign_groups": 0})))
 
 
 def small(models: dict[str, Path]) -> Trial:
     """Return a trial of three experts, of which one leaves after the first step and one after the second."""
-    step = EXPERIMENT.base.step.model_copy(update={"own_groups": 2, "foreign_groups": 4})
-    evals = EXPERIMENT.base.eval.model_copy(update={"every_steps": 1, "limit": 8})
-    base = EXPERIMENT.base.model_copy(update={"step": step, "eval": evals})
+    groups, evaluation = {"own_groups": 2, "foreign_groups": 4}, {"every_steps": 1, "limit": 8}
+    base = with_sections(EXPERIMENT.base, step=groups, eval=evaluation)
     experiment = replace(EXPERIMENT, base=base, methods=("ftis",), steps=FEW_STEPS, seeds=range(1))
     (trial,) = (t for t in trials(experiment) if t.labels["arm"] == "steps")
     sizes = (models["s"], models["m"], models["s"])
@@ -226,8 +225,7 @@ def test_experts_exchange_groups_until_they_leave_and_are_evaluated_as_ensembles
 @pytest.mark.timeout(240)
 def test_experts_that_train_alone_exchange_no_groups(tiny_models):
     trial = small(tiny_models)
-    step = trial.manifest.step.model_copy(update={"own_groups": 6, "foreign_groups": 0})
-    manifest = trial.manifest.model_copy(update={"step": step})
+    manifest = with_sections(trial.manifest, step={"own_groups": 6, "foreign_groups": 0})
     result = run_trial(replace(trial, manifest=manifest, apart=True, final_evaluation=None))
     assert [(member.own_groups, member.foreign_groups) for member in result.members] == [(6, 0), (12, 0), (18, 0)]
     assert [member.tokens_trained for member in result.members] == [m.tokens_generated for m in result.members]

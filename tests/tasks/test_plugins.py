@@ -176,8 +176,9 @@ def test_listing_plug_ins_imports_none(capsys):
 
 def test_listing_tasks_loads_no_library_of_a_task():
     code = (
-        "import sys; from ftis_node.cli.app import run; run(['tasks'])\n"
-        "loaded = {'torch', 'datasets', 'reasoning_gym', 'sympy', 'pebble'} & set(sys.modules)\n"
+        "import sys; from ftis_node.cli.app import run; from ftis_node.tasks import load_task\n"
+        "run(['tasks']); load_task('arithmetic')\n"
+        "loaded = {'torch', 'datasets', 'reasoning_gym', 'math_verify', 'sympy', 'pebble'} & set(sys.modules)\n"
         "sys.exit(' '.join(sorted(loaded)) or 0)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

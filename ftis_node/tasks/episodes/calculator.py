@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ftis_node.records.think_block import after_thinking
-from ftis_node.tasks.base import ChatMessage, TaskItem
+from ftis_node.tasks.base import TaskItem, asked
 from ftis_node.tasks.episodes.expression import EXPRESSION, ExpressionError, value_of
 from ftis_node.tasks.problems import HELD_OUT_ONE_IN, DrawnTask, Prompt, stable_hash
 from ftis_node.tasks.words import last_number
@@ -52,8 +52,7 @@ class CalculatorEpisode(DrawnTask[Product]):
 
     def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
         left, right = self.problem(index)
-        system: ChatMessage = {"role": "system", "content": SYSTEM_PROMPT}
-        return (system, {"role": "user", "content": f"What is {left} times {right}?"}), str(left * right)
+        return asked(f"What is {left} times {right}?", SYSTEM_PROMPT), str(left * right)
 
     def begin(self, item: TaskItem) -> None:
         return None

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
 from ftis_node.records.think_block import after_thinking
-from ftis_node.tasks.base import ChatMessage, TaskItem
+from ftis_node.tasks.base import TaskItem, asked
 from ftis_node.tasks.episodes.expression import EXPRESSION, ExpressionError, decimal, exact_value
 from ftis_node.tasks.problems import HELD_OUT_ONE_IN, DrawnTask, Prompt, stable_hash
 
@@ -78,8 +78,7 @@ class CountdownEpisode(DrawnTask[CountdownProblem]):
         problem = self.problem(index)
         rules = SYSTEM_PROMPT.format(signs=" ".join(dict.fromkeys(VARIANTS[self.part].signs)))
         numbers = ", ".join(map(str, problem.numbers))
-        system: ChatMessage = {"role": "system", "content": rules}
-        return (system, {"role": "user", "content": f"Numbers: {numbers}. Target: {problem.target}."}), problem.solution
+        return asked(f"Numbers: {numbers}. Target: {problem.target}.", rules), problem.solution
 
     def begin(self, item: TaskItem) -> CountdownProblem:
         return self.problem(item.ref.index)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ftis_node.records.think_block import after_thinking
-from ftis_node.tasks.base import ChatMessage, TaskItem
+from ftis_node.tasks.base import TaskItem, asked
 from ftis_node.tasks.episodes.program import output_of
 from ftis_node.tasks.problems import DrawnTask, Prompt
 from ftis_node.tasks.words import Form, WordProblem, draw_problem, last_number
@@ -82,8 +82,7 @@ class ProgramsEpisode(DrawnTask[WordProblem]):
 
     def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
         problem = self.problem(index)
-        system: ChatMessage = {"role": "system", "content": SYSTEM_PROMPT}
-        return (system, {"role": "user", "content": problem.text}), str(problem.answer)
+        return asked(problem.text, SYSTEM_PROMPT), str(problem.answer)
 
     def begin(self, item: TaskItem) -> None:
         return None

@@ -16,6 +16,7 @@ from ftis_node.lab.experiment.report import (
 from ftis_node.lab.experiment.specs import BaselineSpec, parse_alone
 from ftis_node.lab.experiment.summary import final_accuracy, series_of
 from ftis_node.lab.experiment.trial_matrix import Experiment
+from tests.conftest import with_sections
 from tests.lab.experiment.test_summary import member, result
 from tests.lab.experiment.test_trial_matrix import EXPERIMENT
 
@@ -62,8 +63,7 @@ def test_the_controls_generate_what_a_node_of_the_swarm_generates():
 
 
 def test_the_controls_contain_the_runs_number_of_updates_once():
-    base = EXPERIMENT.base
-    twice = base.model_copy(update={"optimizer": base.optimizer.model_copy(update={"updates_per_batch": 2})})
+    twice = with_sections(EXPERIMENT.base, optimizer={"updates_per_batch": 2})
     found = steps_of(replace(EXPERIMENT, base=twice, num_nodes=(2,), seeds=range(1), controls=True))
     updates = {method: updates for (method, _), (_, _, updates) in found.items() if method.startswith("alone:own")}
     assert updates == {"alone:own": 2, "alone:own:updates=1": 1, "alone:own:updates=4": 4}

@@ -20,6 +20,7 @@ from ftis_node.cli.commands import compare
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.runner import MEMORY_DISK, SCRATCH_PREFIX, _weight, scratch_folder
+from tests.conftest import with_sections
 from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
@@ -45,8 +46,7 @@ MOST_QUICK = 125_000  # completions that the nodes of a quick table train on: ab
 def arguments(models: dict[str, Path], out: Path, *more: str) -> list[str]:
     pair = f"{models['s']},{models['m']}"
     run_file = out / "run.toml"
-    base = load_manifest("arithmetic-compare")
-    run_file.write_text(base.model_copy(update={"eval": base.eval.model_copy(update={"limit": 16})}).to_toml())
+    run_file.write_text(with_sections(load_manifest("arithmetic-compare"), eval={"limit": 16}).to_toml())
     options = ["--run", str(run_file), "--task", "arithmetic:add", "--prompts", "4", "--out", str(out)]
     return ["compare", "--pair", pair, *options, *more]
 

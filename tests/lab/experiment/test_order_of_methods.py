@@ -6,16 +6,16 @@ seeds (docs/research/tiny-models.md). So it passes in spite of chance, and fails
 """
 
 import shutil
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
 
-from ftis_node.config.manifest import load_manifest
-from ftis_node.config.workers import LoraSection
 from ftis_node.lab.experiment.pairs import resolve_pair
 from ftis_node.lab.experiment.runner import run_trials
 from ftis_node.lab.experiment.summary import series_of
-from ftis_node.lab.experiment.trial_matrix import Experiment
+from tests.conftest import with_sections
+from tests.lab.experiment.test_trial_matrix import EXPERIMENT
 from tests.trained_models import trained_model
 
 TASK = "arithmetic"
@@ -25,20 +25,11 @@ MARGIN = 0.05
 
 @pytest.mark.timeout(900)
 def test_ftis_learns_faster_than_nois_for_both_models(tmp_path):
-    base = load_manifest("arithmetic-compare")
-    base = base.model_copy(update={"eval": base.eval.model_copy(update={"every_steps": 4, "limit": 256})})
+    base = with_sections(EXPERIMENT.base, eval={"every_steps": 4, "limit": 256})
     for size in ("s", "m"):
         shutil.copytree(trained_model(size, scale=1.0), tmp_path / f"{size}-0")
-    experiment = Experiment(
-        base=base,
-        pairs=(resolve_pair("size", tmp_path, seed=0),),
-        methods=("nois", "ftis"),
-        task_spec=TASK,
-        eval_specs=(TASK,),
-        steps=STEPS,
-        seeds=range(2),
-        lora_adapter=LoraSection(),
-    )
+    pairs = (resolve_pair("size", tmp_path, seed=0),)
+    experiment = replace(EXPERIMENT, base=base, pairs=pairs, methods=("nois", "ftis"), steps=STEPS)
     lines = series_of(run_trials(experiment.trials(), tmp_path, jobs=2, watch=lambda fraction, what: None))
     means = {(line.method, line.model): line.along(TASK).mean for line in lines}
     for model in ("s", "m"):

@@ -85,6 +85,18 @@ def test_a_round_waits_for_its_present_members_only():
     assert swarm.is_complete(3)
 
 
+def test_a_group_refused_after_validation_is_counted_once():
+    registry, rounds = PeerRegistry(), Rounds(own=2, foreign=2, last_steps=(1, 1))
+    lockstep = SynchronousRounds(rounds)
+    for name, validator in (("receiver", Validator(NodeState(), registry)), ("sender", None)):
+        lockstep.enter(member(name, validator, last_step=1, quota=RoundQuota(rounds), sent=2))
+    peer = registry.seen("sender")
+    peer.accepted, peer.refused["understated_logprobs"] = 1, 1  # one group, accepted and later refused
+    assert not lockstep._is_complete(1)
+    peer.refused["reward_mismatch"] = 1
+    assert lockstep._is_complete(1)
+
+
 def test_a_round_waits_for_the_plans_of_its_members():
     swarm = Swarm()
     quota = RoundQuota(ROUNDS, plans=True)

@@ -14,7 +14,6 @@ from ftis_node.errors import ModelError
 from ftis_node.lab.experiment import byzantine, runner
 from ftis_node.lab.experiment import trial as trial_module
 from ftis_node.lab.experiment.pairs import Pair, TrialMember
-from ftis_node.lab.experiment.rounds import RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
 from ftis_node.lab.experiment.runner import run_trials
 from ftis_node.lab.experiment.trial import Trial, run_trial
 from ftis_node.lab.experiment.trial_key import with_keys
@@ -23,10 +22,9 @@ from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
 from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.step.train_step import Passes
 from ftis_node.models import load_tokenizer, resolve_model
-from ftis_node.node.context import NodeCounters, NodeState
 from ftis_node.node.loops.generate import PromptOrder
-from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.training.evaluator import Evaluator
+from tests.conftest import with_sections
 
 STEPS = 3
 PROMPTS = 8  # per update, over all nodes
@@ -39,10 +37,9 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.fixture(scope="module")
 def experiment(tiny_models):
     base = load_manifest("arithmetic-compare")
-    step = base.step.model_copy(update={"own_groups": PROMPTS // 2, "foreign_groups": PROMPTS // 2})
-    evaluation = base.eval.model_copy(update={"every_steps": 1, "limit": 2})
+    groups = {"own_groups": PROMPTS // 2, "foreign_groups": PROMPTS // 2}
     return Experiment(
-        base=base.model_copy(update={"step": step, "eval": evaluation}),
+        base=with_sections(base, step=groups, eval={"every_steps": 1, "limit": 2}),
         pairs=(Pair("size", tuple(TrialMember(name, str(path)) for name, path in tiny_models.items())),),
         methods=("ftis",),
         task_spec="arithmetic:add",
@@ -110,17 +107,14 @@ def test_two_updates_weigh_by_the_first_pass(experiment, monkeypatch):
         return found
 
     monkeypatch.setattr(Passes, "gradients", noted)
-    optimizer = experiment.base.optimizer.model_copy(update={"updates_per_batch": 2})
-    run_trial(only(experiment, base=experiment.base.model_copy(update={"optimizer": optimizer}), steps=1))
+    run_trial(only(experiment, base=with_sections(experiment.base, optimizer={"updates_per_batch": 2}), steps=1))
     assert len(seen) == 4
     for (none, first), (given, later) in zip(seen[::2], seen[1::2], strict=True):
         assert none is None and given is first and not (later == first).all()
 
 
 def test_late_weights_generate_off_policy_groups_and_evaluations_use_the_newest(experiment):
-    fast = experiment.base.optimizer.model_copy(update={"learning_rate": 3e-3})
-    finer = experiment.base.eval.model_copy(update={"limit": 16})
-    base = experiment.base.model_copy(update={"optimizer": fast, "eval": finer})
+    base = with_sections(experiment.base, optimizer={"learning_rate": 3e-3}, eval={"limit": 16})
     trial = replace(experiment, base=base, methods=("alone",), delays=("fixed:2",)).trials()[0]
     (member,) = run_trial(trial).members
     late = [abs(value or 0.0) for value in member.steps["mean_kl"]]
@@ -201,18 +195,6 @@ def test_a_sapo_node_draws_some_of_its_generated_groups(experiment):
         (peer,) = {other.name for other in result.members} - {member.name}
         assert [set(weights) <= {peer} for weights in member.peer_weights] == [True] * STEPS
         assert all(weight == 1.0 for weights in member.peer_weights[:2] for weight in weights.values())
-
-
-async def test_a_group_refused_after_validation_is_counted_once():
-    registry, rounds = PeerRegistry(), Rounds(own=2, foreign=2, last_steps=(1, 1))
-    lockstep = SynchronousRounds(rounds)
-    for name, validator in (("receiver", Validator(NodeState(), registry)), ("sender", None)):
-        lockstep.enter(RoundMember(name, NodeCounters(groups_sent=2), 1, RoundQuota(rounds), validator))
-    peer = registry.seen("sender")
-    peer.accepted, peer.refused["understated_logprobs"] = 1, 1  # one group, accepted and later refused
-    assert not lockstep._is_complete(1)
-    peer.refused["reward_mismatch"] = 1
-    assert lockstep._is_complete(1)
 
 
 @pytest.mark.parametrize("lie", ["logprobs", "positives"])
