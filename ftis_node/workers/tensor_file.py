@@ -14,8 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from torch.nn.functional import pad
 
 from ftis_node.errors import ModelError, first_line
 from ftis_node.models.safetensors_file import read_header
+from ftis_node.workers.host_copies import copy_stream, host_parts
 
 DTYPES = {
     "F64": torch.float64,
@@ -166,32 +166,17 @@ def write_tensors(
         sums: dict[str, Tensor] = {}
         _write_all(file, memoryview(beginning))
         with copy_stream(tensors.values()):
-            for name, value in values:
-                sums[name] = _word_sum(value)  # on its device, so that it covers the transfer, too
-                _write_all(file, value.reshape(-1).view(torch.uint8).cpu().numpy().data)
+            for part in host_parts(_summed(values, sums)):
+                _write_all(file, part.numpy().data)
             file.truncate()
             return _read_sums(sums)
 
 
-@contextmanager
-def copy_stream(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Run what the block queues beside later work on the device of `tensors`, but after all earlier work.
-
-    On the stream of the computation each copy would wait until all passes that are queued there are done.
-    """
-    device = next((tensor.device for tensor in tensors if tensor.device.type == "cuda"), None)
-    if device is None:
-        yield
-        return
-    stream = _stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-
-
-@cache  # one of each device: torch keeps the freed memory of each stream for that stream
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def _summed(values: Iterable[tuple[str, Tensor]], sums: dict[str, Tensor]) -> Iterator[Tensor]:
+    """Yield the tensors, and note their checksums, computed on their device so that they cover the transfer, too."""
+    for name, value in values:
+        sums[name] = _word_sum(value)
+        yield value
 
 
 def _copy_all(data: Tensor, values: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
