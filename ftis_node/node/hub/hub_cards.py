@@ -80,8 +80,13 @@ def read_run_record(home: Home, *, base: str | None = None) -> RunRecord:
     return RunRecord(read_own_manifest(home.run_toml), name, trains, int(settings.get("seed", 0)), status)
 
 
-def write_model_card(folder: Path, record: RunRecord, *, step: int, is_adapter: bool, license: str | None) -> None:
-    """Write the card and the run's manifest into the folder of a model. `license` is the hub's id of a license."""
+def write_model_card(
+    folder: Path, record: RunRecord, *, step: int, is_adapter: bool, use: str, license: str | None
+) -> None:
+    """Write the card and the run's manifest into the folder of a model.
+
+    `use` is the section with code that asks and serves the model, `license` the hub's id of a license.
+    """
     from huggingface_hub import EvalResult, ModelCardData
 
     tests = {one.task: one.pass_at_1 for one in record.status.eval if one.step <= step}
@@ -102,7 +107,7 @@ def write_model_card(folder: Path, record: RunRecord, *, step: int, is_adapter: 
         "groups trained on": f"{learner.own_groups:,} own, {learner.foreign_groups:,} of peers",
     }
     title = f"{_shown(record.base)}, {step} steps of {_shown(record.manifest.task)}"
-    _write(folder, record, metadata, title=title, rows=rows, step=step, license=license)
+    _write(folder, record, metadata, title=title, rows=rows, about=use, step=step, license=license)
 
 
 def write_data_card(
@@ -137,7 +142,7 @@ def write_data_card(
 
 def _write(
     folder: Path, record: RunRecord, metadata: Any, *, title: str, rows: dict[str, str], step: int,
-    license: str | None, about: str = "",
+    license: str | None, about: str,
 ) -> None:  # fmt: skip
     manifest = record.manifest
     metadata.license, metadata.tags = license, ["ftis-node", "grpo", "reinforcement-learning", manifest.method.name]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -27,11 +29,28 @@ from ftis_node.models.gguf_export import GgufKind, architecture_of, modelfile, w
 from ftis_node.node.hub.hub_cards import read_run_record, write_model_card
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.node.startup.prompts import prompts_of
+from ftis_node.tasks.registry import system_message
 from ftis_node.telemetry.log import OnProgress, unwatched
+from ftis_node.telemetry.terminal_text import printable
 
 MODELFILE = "Modelfile"
 QUESTION = "What is 12 + 30?"
 ANY_REPOSITORY = "OWNER/NAME"
+USE = """
+## Use
+
+```python
+from transformers import pipeline
+
+ask = pipeline("text-generation", model="{name}")
+(answer,) = ask({turns}, max_new_tokens=256, do_sample=False)
+print(answer["generated_text"][-1]["content"])
+```
+
+```
+{serve}
+```
+"""
 
 
 def export_model_of(
@@ -72,24 +91,36 @@ def export_model_of(
         adapter["base_model_name_or_path"] = base or source.base.name
         (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(adapter, indent=2, sort_keys=True), encoding="utf-8")
     record = read_run_record(home, base=base or source.name)
-    write_model_card(folder, record, step=step, is_adapter=adapter is not None, license=license)
+    use = _use_section(repository or ANY_REPOSITORY, adapter, base=record.base, system=system_message(manifest.task))
+    write_model_card(folder, record, step=step, is_adapter=adapter is not None, use=use, license=license)
     return step
+
+
+def _use_section(name: str, adapter: Mapping[str, Any] | None, *, base: str, system: str) -> str:
+    """Return the section of a card for the repository `name`. `base` is the name of the adapter's base model."""
+    messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": QUESTION}]
+    turns = f"[{', '.join(map(json.dumps, messages))}]"  # on one line, so that no text ends the block of code
+    return USE.format(name=name, turns=turns, serve=_serve_command(name, adapter, base=base))
 
 
 def next_steps(folder: Path, *, home: Path | None, is_pushed: bool) -> list[str]:
     """Return what to do with an exported folder, one command a line. `home` is that of the command, if it named one."""
     where = shlex.quote(str(folder))
     of_home = f"--home {shlex.quote(str(home))} " if home else ""
-    serve, adapter = f"vllm serve {where}", read_adapter_config(folder)
-    if adapter is not None:
-        base, rank = shlex.quote(str(adapter["base_model_name_or_path"])), served_rank(int(adapter["r"]))
-        serve = f"vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules trained={where}"
     push = f"  push   ftis-node export {of_home}--push-to {ANY_REPOSITORY} --out ANOTHER"
     return [
         f'  ask    ftis-node try "{QUESTION}" --model {where}',
-        f"  serve  {serve}",
+        f"  serve  {_serve_command(str(folder), read_adapter_config(folder))}",
         *([] if is_pushed else [push]),
     ]
+
+
+def _serve_command(model: str, adapter: Mapping[str, Any] | None, *, base: str | None = None) -> str:
+    if adapter is None:
+        return f"vllm serve {shlex.quote(model)}"
+    start, rank = printable(base or str(adapter["base_model_name_or_path"])), served_rank(int(adapter["r"]))
+    adapters = f"--enable-lora --max-lora-rank {rank} --lora-modules trained={shlex.quote(model)}"
+    return f"vllm serve {shlex.quote(start)} {adapters}"
 
 
 def ollama_step(file: Path) -> str:

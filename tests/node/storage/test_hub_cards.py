@@ -1,5 +1,6 @@
 """Cards show text of others without links, images or tags of it."""
 
+import ast
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ from markdown_it import MarkdownIt
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.node.hub.hub_cards import RunRecord, write_data_card, write_model_card
+from ftis_node.node.hub.model_export import QUESTION, _use_section
 from ftis_node.replay.rollout_rows import RowTotals, rows_schema
 from ftis_node.telemetry.status import EvalStatus, Status
 
-OF_MODEL: Any = {"is_adapter": True, "step": 2, "license": None}
+OF_MODEL: Any = {"is_adapter": True, "step": 2, "use": "", "license": None}
 HOSTILE = [
     "pattern=<img/src=http://evil.example/x.png>&reward=regex",
     "answer=![x](http://evil.example/x.png)",
@@ -60,3 +62,14 @@ def test_a_plain_task_is_shown_as_it_is(tmp_path):
     assert "# org/tiny-1.5B, 2 steps of arithmetic=3+rg:chain_sum\n" in text
     assert "| task | arithmetic=3+rg:chain_sum |" in text
     assert "--model org/tiny-1.5B --lora" in text
+
+
+def test_a_card_asks_with_the_system_message_of_the_task_and_serves_the_adapter(tmp_path):
+    hostile = "Be short.\n```\n<img src=http://evil.example/x.png>"
+    use = _use_section("org/mine", {"r": 12}, base="org/base", system=hostile)
+    write_model_card(tmp_path, record_of("words"), **OF_MODEL | {"use": use})
+    (line,) = (line for line in (tmp_path / "README.md").read_text().splitlines() if line.startswith("(answer,) = "))
+    turns = line.removeprefix("(answer,) = ask(").partition(", max_new_tokens")[0]
+    assert [turn["content"] for turn in ast.literal_eval(turns)] == [hostile, QUESTION]
+    assert "vllm serve org/base --enable-lora --max-lora-rank 16 --lora-modules trained=org/mine" in use
+    assert_harmless(*rendered(tmp_path))
