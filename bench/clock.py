@@ -137,7 +137,7 @@ def print_figures(
     document["speeds"] = {name: finite(speed) for name, speed in speeds.items()}
     document["slow_generation"] = options.slow_generation
     if options.slow > 1:
-        document |= {"patience_s": options.patience, "fill": options.fill}
+        document |= {"longest_wait_s": options.patience, "fill": options.fill}
     for name, figures in found.items():
         for share in SHARES:
             alone, peer = (figures[f"{side}_s_to_{share}"] for side in ("alone", "with_peer"))

@@ -126,7 +126,7 @@ class Wiring:
 
     @cached_property
     def arrivals(self) -> AwaitedSenders:
-        return AwaitedSenders(patience_s=self.context.manifest.step.foreign_wait_s, now=time.monotonic())
+        return AwaitedSenders(longest_wait_s=self.context.manifest.step.foreign_wait_s, now=time.monotonic())
 
     @cached_property
     def scored(self) -> asyncio.Queue[Group]:
@@ -259,9 +259,9 @@ class Wiring:
         workers = tuple(each for each in (node.generation, node.learner) if isinstance(each, WorkerClient))
         observer = MachineObserver(self.context.settings.schedule)
         published = node.published or node.home.weights
-        return PauseLoop(self.context, node.home, workers, self._hand_over_weights, published, node.budget, observer)
+        return PauseLoop(self.context, node.home, workers, self._sync_weights, published, node.budget, observer)
 
-    def _hand_over_weights(self) -> None:
+    def _sync_weights(self) -> None:
         """Let the generator begin with the learner's weights: those of the former learner may be gone."""
         generation, state = self.node.generation, self.node.learner.state
         if isinstance(generation, GenerationClient) and state is not None:

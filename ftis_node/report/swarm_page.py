@@ -107,7 +107,7 @@ def _run(view: SwarmView, join_line: str, more_charts: list[Chart], *, now: floa
             "groups": "–" if row.groups_per_minute is None else rate_text(row.groups_per_minute),
             "tokens": rate_text(row.tokens_per_minute),
             "accuracy": percent(round(row.pass_rates[-1][1], 3)) if row.pass_rates else "–",
-            "taught": _taught(found.get(row.peer_id)),
+            "learners": _learners(found.get(row.peer_id)),
             "used": count(bounded(row.used_groups)),
             "as_of": ago(row.measured_at, now) if row.measured_at else "–",
             "seen": ago(row.seen_at, now),
@@ -132,7 +132,7 @@ def _run(view: SwarmView, join_line: str, more_charts: list[Chart], *, now: floa
     }
 
 
-def _taught(influence: Influence | None) -> str:
+def _learners(influence: Influence | None) -> str:
     if influence is None:
         return "–"
     return f"{plural(influence.num_learners, 'node')}, {percent(round(influence.share, 3))}"

@@ -1,10 +1,10 @@
 """Which senders a step waits for: those whose groups come. It reads no clock; times are seconds, monotonic.
 
-    rate       Senders get the whole patience if together they send at least a quarter of the quota during the step's
+    rate       Senders get the whole wait if together they send at least a quarter of the quota during the step's
                own work. Slower senders share 6 % of the time.
     silence    A sender has a budget, which its next usable group renews: 1.5 times the longest of its recent gaps
-               between groups, at least 1 and at most 4 patiences.
-    trial      A member without any usable group has a budget of one patience. All such members share 2 % of the time.
+               between groups, at least 1 and at most 4 waits.
+    trial      A member without any usable group has a budget of one wait. All such members share 2 % of the time.
 
 docs/get-started/concepts.md says why. A group is usable if it was accepted and its rewards differ.
 """
@@ -19,11 +19,11 @@ from ftis_node.swarm.lru import LruDict
 
 MAX_SENDERS = 4096
 GAPS, MAX_PATIENCES = 1.5, 4.0
-RECENT_PATIENCES = 10.0  # half-life of a gap and of a rate
-FULL_PATIENCE_SHARE = 0.25  # of the quota during the step's own work: slower senders do not get the whole patience
+RECENT_WAITS = 10.0  # half-life of a gap and of a rate
+FULL_WAIT_SHARE = 0.25  # of the quota during the step's own work: slower senders do not get the whole wait
 SLOW_SHARE = 0.06  # of the time, for senders below that rate
 TRIAL_SHARE = 0.02  # of the time, for members that have sent nothing usable
-LEAST_WAIT = 0.1  # patiences: a shorter wait finds nothing
+LEAST_WAIT = 0.1  # of the longest wait: a shorter wait finds nothing
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class SenderArrivals:
     last_at: float | None = None  # None: no usable group yet
     gap_s: float = 0.0  # the longest recent one
     gap_at: float = 0.0
-    recent: float = 0.0  # groups after the first, each of which halves within `RECENT_PATIENCES`
+    recent: float = 0.0  # groups after the first, each of which halves within `RECENT_WAITS`
 
 
 class Allowance:
@@ -59,11 +59,11 @@ class Allowance:
 class AwaitedSenders:
     """Table of the arrivals by sender, and the decision whom to wait for. It drops the least recently used sender."""
 
-    def __init__(self, *, patience_s: float, now: float) -> None:
-        self._patience_s = patience_s
-        self._half_life_s = RECENT_PATIENCES * patience_s
+    def __init__(self, *, longest_wait_s: float, now: float) -> None:
+        self._longest_wait_s = longest_wait_s
+        self._half_life_s = RECENT_WAITS * longest_wait_s
         self._senders = LruDict[str, SenderArrivals](MAX_SENDERS)
-        cap_s, least_s = patience_s, LEAST_WAIT * patience_s
+        cap_s, least_s = longest_wait_s, LEAST_WAIT * longest_wait_s
         self._trial = Allowance(TRIAL_SHARE, cap_s=cap_s, least_s=least_s, now=now)
         self._slow = Allowance(SLOW_SHARE, cap_s=cap_s, least_s=least_s, now=now)
         self._are_slow = False  # the senders of the last answer
@@ -98,7 +98,7 @@ class AwaitedSenders:
         proven = [sender for sender in proven if may_send(sender)]
         rate = sum(self._rate_of(self._senders[sender], now) for sender in proven)
         has_time, may_wait = work_s == math.inf, self._slow.is_open(now)
-        self._are_slow = not has_time and rate * work_s < FULL_PATIENCE_SHARE * quota
+        self._are_slow = not has_time and rate * work_s < FULL_WAIT_SHARE * quota
         if self._are_slow and not may_wait:
             proven = []
         if not self._trial.is_open(now) and not has_time:
@@ -117,12 +117,12 @@ class AwaitedSenders:
 
     def _is_awaited(self, record: SenderArrivals, now: float) -> bool:
         gap_s = record.gap_s * self._decay(now - record.gap_at)  # the groups of a sender often come in bursts
-        budget_s = min(max(GAPS * gap_s, self._patience_s), MAX_PATIENCES * self._patience_s)
+        budget_s = min(max(GAPS * gap_s, self._longest_wait_s), MAX_PATIENCES * self._longest_wait_s)
         return record.last_at is not None and record.waited_s < budget_s
 
     def _is_on_trial(self, peer: str) -> bool:
         record = self._senders.get(peer)
-        return record is None or (record.last_at is None and record.waited_s < self._patience_s)
+        return record is None or (record.last_at is None and record.waited_s < self._longest_wait_s)
 
     def _rate_of(self, record: SenderArrivals, now: float) -> float:
         if record.last_at is None or not self._half_life_s:

@@ -208,7 +208,7 @@ def _learning(status: Status, now: float) -> HealthAnswer:
 
 
 def _no_progress(status: Status) -> HealthAnswer | None:
-    """Return why the last step taught nothing; None if it did."""
+    """Return why the last step had no signal; None if it had."""
     learner = status.learner
     if learner.kept_fraction == 0:
         why = "the last step used no completion: the filter dropped all"

@@ -168,7 +168,7 @@ def node_lines(row: SwarmRow, view: SwarmView, *, now: float) -> list[Line]:
         labeled("seen", f"{ago(row.seen_at, now)} ago"),
         labeled("pass@1", rates or "-"),
         labeled("learns from", sources_text(row, names) or "no step published"),
-        labeled("teaches", ", ".join(learners) or "nobody in the last steps"),
+        labeled("learners", ", ".join(learners) or "nobody in the last steps"),
         labeled(
             "used", f"{count(bounded(row.used_groups))} groups, {count(bounded(row.used_tokens))} tokens, by receipts"
         ),

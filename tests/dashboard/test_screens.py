@@ -189,7 +189,7 @@ def test_help_has_the_terms_of_the_main_screen_and_of_the_swarm() -> None:
     lines = [text_of(shown) for shown in help_lines(None)]
     terms = lines[lines.index("terms") + 1 :]
     labels = {term[:16].strip() for term in terms}
-    assert {"answers", "used", "rank", "share", "teaches", "as of"} < labels
+    assert {"answers", "used", "rank", "share", "learners", "as of"} < labels
     assert max(map(len, terms)) < 80, "a line of the smallest terminal"
 
 

@@ -56,7 +56,7 @@ async def test_nodes_are_sorted_and_opened_and_runs_changed(tmp_path: Path) -> N
         await pilot.press("up", "enter")
         await pilot.pause(0.2)
         lines = [text_of(one) for one in app.screen.query_one("#text", TextLines).lines]
-        assert f"peer id     {ROW.peer_id}" in lines and "teaches     bob" in lines
+        assert f"peer id     {ROW.peer_id}" in lines and "learners    bob" in lines
 
 
 async def eventually_rows(pilot, table, keys) -> None:

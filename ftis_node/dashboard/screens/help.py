@@ -43,7 +43,7 @@ TERMS = (
     ("used", "groups of a node that others trained on, by signed receipts"),
     ("rank", "the place of this node by used; without receipts by share"),
     ("share", "of all groups that nodes learned from others, in last steps"),
-    ("teaches", "the nodes whose last steps used groups of this one"),
+    ("learners", "the nodes whose last steps used groups of this one"),
     ("as of", "the age of a node's figures; seen: of the last contact"),
 )
 

@@ -140,7 +140,7 @@ class TrialSetting:
                     f"--attackers {self.experiment.num_attackers}: one node at least of {self.num_nodes} is honest"
                 )
             for index, node in enumerate(members[num_honest:], start=num_honest):
-                members[index] = replace(node, name="liar", lie=self.lie)  # type: ignore[arg-type]  # checked
+                members[index] = replace(node, name="attacker", lie=self.lie)  # type: ignore[arg-type]  # checked
         members[-1] = self._late(members[-1])
         yield self.trial(members, seed)
 

@@ -52,7 +52,7 @@ class PauseLoop:
     context: NodeContext
     home: Home
     workers: tuple[WorkerClient, ...]  # the generator before the learner
-    hand_over: Callable[[], None]  # gives the weights of the learner's new process to the generator's
+    sync_weights: Callable[[], None]  # gives the weights of the learner's new process to the generator's
     published: Path  # the folder of the learner's weights, usually in memory
     budget: GenerateBudget
     observer: MachineObserver
@@ -143,7 +143,7 @@ class PauseLoop:
         if not await self._is_started(first):
             return False
         if later:  # the generator loads the weights that the learner's new process writes
-            self.hand_over()
+            self.sync_weights()
         for worker in later:
             if not await self._is_started(worker):
                 return False

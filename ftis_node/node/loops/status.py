@@ -101,9 +101,9 @@ class StatusLoop(NodePart):
     async def run(self) -> None:
         while True:
             for _ in range(PERIODS_PER_SAVE):
-                await self._shortage.passed_over(self.refresh)
+                await self._shortage.skipped_at(self.refresh)
                 await pause(PERIOD_S)
-            await self._shortage.passed_over(self.save_if_space)
+            await self._shortage.skipped_at(self.save_if_space)
 
     async def begin_stop(self, waits_for: str = "") -> None:
         """Show the node as stopping from now on, waiting for `waits_for` unless the learner reports another reason."""
@@ -114,7 +114,7 @@ class StatusLoop(NodePart):
         """Take snapshots of a stop until canceled. `run` ends with the other loops."""
         await self._is_stopping.wait()
         while True:
-            await self._shortage.passed_over(self.refresh)
+            await self._shortage.skipped_at(self.refresh)
             await pause(PERIOD_S)
 
     async def refresh(self, *, end: EndWord | None = None) -> Status:

@@ -96,8 +96,8 @@ class PeerActivity:
     confirmed: int = 0
     last_seen: float = 0.0
     wire_schema: int | None = None  # wire version of its last message; None before the first message
-    taught: deque[SenderStats] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    training: dict[str, float | None] | None = None  # mean over `taught`; None before a step used a group of the peer
+    recent_steps: deque[SenderStats] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    training: dict[str, float | None] | None = None  # mean of `recent_steps`; None before a step used its groups
     receipts: LruDict[bytes, Receipt] = field(default_factory=lambda: LruDict(MAX_KEPT_RECEIPTS))  # of all its records
 
     def note_record(self, record: PeerRecord) -> None:
@@ -114,10 +114,10 @@ class PeerActivity:
 
     def note_training(self, figures: SenderStats) -> None:
         """Add the statistics of the peer's completions in one more step."""
-        self.taught.append(figures)
-        recent = add_up(self.taught)
+        self.recent_steps.append(figures)
+        recent = add_up(self.recent_steps)
         shares = {name: None if value is None else round(value, 6) for name, value in recent.shares().items()}
-        counts = {"steps": len(self.taught), "groups": recent.groups, "completions": recent.completions}
+        counts = {"steps": len(self.recent_steps), "groups": recent.groups, "completions": recent.completions}
         self.training = {**counts, **shares}
 
     def as_dict(self) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class FileShortage:
     def count(self) -> int:
         return self._seldom.count
 
-    async def passed_over(self, work: Callable[[], Awaitable[object]]) -> None:
+    async def skipped_at(self, work: Callable[[], Awaitable[object]]) -> None:
         """Await `work`; count a lack of file descriptors and log it once a minute. Raise all other errors."""
         try:
             await work()

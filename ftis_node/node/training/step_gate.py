@@ -1,7 +1,7 @@
 """The gate before a step, and the selection of the step's groups.
 
 The gate opens when the groups of the step are in the buffer, no awaited sender is left, or the time limit has passed.
-`TimedStepGate` waits for foreign groups up to `step.foreign_wait_s` of the run, called the patience (`step_shares.py`).
+`TimedStepGate` waits for foreign groups up to `step.foreign_wait_s` of the run (`step_shares.py`).
 An experiment uses another gate, which keeps all nodes at the same step and needs no clock.
 """
 
@@ -41,7 +41,7 @@ from ftis_node.telemetry.events import EventLog
 log = logging.getLogger(__name__)
 
 MAX_LOOK_S = 2.0  # most time charged at once: a suspended process does not wait
-RECHECK_INTERVAL_S = 0.5  # no event reports that the patience has passed or a group is stale
+RECHECK_INTERVAL_S = 0.5  # no event reports that the wait has ended or a group is stale
 
 
 class StepGate(Protocol):
@@ -61,7 +61,7 @@ class StepGate(Protocol):
 
 @dataclass(eq=False, repr=False)
 class TimedStepGate:
-    """Gate that waits for all own groups, and for foreign ones of awaited senders up to the run's patience.
+    """Gate that waits for all own groups, and for foreign ones of awaited senders up to the run's longest wait.
 
     The intake loop sets `stored` when a group becomes READY.
     """
@@ -205,8 +205,8 @@ class StepSelection:
         events, rule = self.context.events, self._rule(step)
         groups, discarded = await self.store.disk(self.store.buffer.take, step, own=own, foreign=foreign, rule=rule)
         write_taken(events, groups, step=step)
-        for passed_over in discarded:
-            events.write("released", group=passed_over.id, reason=ReleaseReason.DISCARDED)
+        for unused in discarded:
+            events.write("released", group=unused.id, reason=ReleaseReason.DISCARDED)
         return groups
 
     def _rule(self, step: int) -> ChoiceRule:

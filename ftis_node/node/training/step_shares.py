@@ -1,7 +1,7 @@
 """Shares of own and foreign groups in the next step, and whether a step may start.
 
 A step takes I own and J foreign groups; I + J is constant. It waits for own groups without a limit, and for foreign
-ones up to the run's patience (`step.foreign_wait_s`). It waits only for senders whose groups come
+ones up to the run's longest wait (`step.foreign_wait_s`). It waits only for senders whose groups come
 (`swarm/arrivals.py`), and in the first `foreign_wait_s` after the start of the node for any. A step is smaller if
 foreign groups do not arrive or are refused.
 
@@ -12,7 +12,7 @@ that send less than one group per step also count.
 
 A learner that generates nothing takes I + J groups of any peers: the first I replace its own ones. A node that has
 stopped generating first uses its remaining own groups, and then does the same. It may end in two cases: the run takes
-no foreign groups, or no sender was awaited for the whole patience.
+no foreign groups, or no sender was awaited for the whole wait.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ftis_node.replay.reader import ReplayReader
 
 @dataclass(frozen=True, slots=True)
 class StepQuota:
-    """I and J of the manifest, and the patience in seconds.
+    """I and J of the manifest, and the longest wait in seconds.
 
     If the node generates more groups per step (`generated`) than a step takes, the step waits for all of them.
     """

@@ -234,7 +234,9 @@ def test_copied_log_probs_of_a_learner_pass_all_its_checks(experiment):
     mimicked = run_trial(setting).members[0]
     assert not mimicked.refused, "likelihoods do not distinguish its completions from honest ones"
     assert mimicked.foreign_groups == PROMPTS * 3 // 4
-    assert mimicked.peer_weights[0] == {"liar": 1.0, "m": 1.0, "s~2": 1.0}, "a peer has weight 1 before it is measured"
+    assert mimicked.peer_weights[0] == {"attacker": 1.0, "m": 1.0, "s~2": 1.0}, (
+        "a peer has weight 1 before it is measured"
+    )
 
 
 def test_honest_nodes_replace_the_groups_of_a_malicious_node_in_a_filled_swarm(experiment):

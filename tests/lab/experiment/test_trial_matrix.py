@@ -63,7 +63,7 @@ def test_a_choice_takes_some_of_the_groups_of_a_vertical_split(share, foreign):
 def test_the_last_node_is_malicious():
     (trial,) = replace(EXPERIMENT, attacks=("positives",), num_nodes=(4,), seeds=range(1)).trials()
     assert [member.lie for member in trial.members] == [None, None, None, "positives"]
-    assert [member.name for member in trial.members] == ["s", "m", "s~2", "liar"]
+    assert [member.name for member in trial.members] == ["s", "m", "s~2", "attacker"]
 
 
 def test_a_delay_of_the_peer_delays_only_the_last_node():

@@ -183,7 +183,7 @@ async def test_the_generator_starts_after_the_learner_has_handed_over_its_weight
     day.start()
     generator, states = day.new_worker("generation"), []
     day.loop.workers = (generator, day.worker)
-    day.loop.hand_over = lambda: states.append((day.worker.worker_state, generator.worker_state))
+    day.loop.sync_weights = lambda: states.append((day.worker.worker_state, generator.worker_state))
     running = asyncio.gather(day.worker.run(), generator.run(), return_exceptions=True)
     await day.at("04T22:00")
     await generator.wait_ready()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ftis_node.records.envelope import seal_group
-from ftis_node.swarm.arrivals import FULL_PATIENCE_SHARE, SLOW_SHARE, TRIAL_SHARE, AwaitedSenders
+from ftis_node.swarm.arrivals import FULL_WAIT_SHARE, SLOW_SHARE, TRIAL_SHARE, AwaitedSenders
 from ftis_node.validation import Accepted
 from tests.conftest import EOS, make_completion, make_group
 from tests.node.loops.test_intake import node_on, open_disk, running
@@ -37,7 +37,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.began_at = self.now
-        self._policy = AwaitedSenders(patience_s=PATIENCE_S, now=self.now)
+        self._policy = AwaitedSenders(longest_wait_s=PATIENCE_S, now=self.now)
         self._coming = sorted((at + self.now, sender) for sender in self.members for at in self.arrivals_at(sender))
         self._ready = 0
 
@@ -97,7 +97,7 @@ def test_a_stream_of_new_members_that_send_nothing_costs_little_time():
     assert run.slowdown <= 1 / (1 - TRIAL_SHARE) + 0.01
 
 
-def test_a_sender_that_falls_silent_costs_one_patience_and_is_awaited_again_when_it_returns():
+def test_a_sender_that_falls_silent_costs_one_wait_and_is_awaited_again_when_it_returns():
     times = every(4.0, end=600) + every(4.0, start=2 * HOUR_S, end=3 * HOUR_S)
     run = Run(lambda sender: times).until(600)
     assert run.waited_s < 60
@@ -113,7 +113,7 @@ def test_a_useful_sender_is_always_awaited(gap_s):
     run = Run(lambda sender: every(gap_s)).until(2 * HOUR_S)
     late = run.foreign[len(run.foreign) // 4 :]
     assert late == [1] * len(late), "a step did not wait for the group of its sender"
-    assert run.slowdown <= 1 / FULL_PATIENCE_SHARE
+    assert run.slowdown <= 1 / FULL_WAIT_SHARE
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_slow_senders_cost_little_time_and_their_groups_are_used(own_s, num_fore
 
 
 def test_a_node_without_own_work_waits_for_a_slow_sender():
-    policy = AwaitedSenders(patience_s=PATIENCE_S, now=0.0)
+    policy = AwaitedSenders(longest_wait_s=PATIENCE_S, now=0.0)
     for at in (1.0, HOUR_S):
         policy.arrived("a", now=at)
     assert policy.awaited([], now=HOUR_S + 1, work_s=math.inf, quota=4) == ["a"]

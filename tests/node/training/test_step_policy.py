@@ -199,7 +199,7 @@ def _has_record(tokenizer: str, role: str) -> Callable[[NodeComponents, Wiring],
     return note
 
 
-def _wait_a_patience(node: NodeComponents, wiring: Wiring) -> None:
+def _wait_in_vain(node: NodeComponents, wiring: Wiring) -> None:
     wiring.arrivals.waited([ANN.peer_id], 60.0)
 
 
@@ -210,7 +210,7 @@ def _wait_a_patience(node: NodeComponents, wiring: Wiring) -> None:
         (_ban, False),
         (_has_record("ab" * 16, "full"), False),
         (_has_record(FINGERPRINT, "learner"), False),
-        (_wait_a_patience, False),
+        (_wait_in_vain, False),
     ],
     ids=["useful", "banned", "other tokenizer", "learner", "silent"],
 )
