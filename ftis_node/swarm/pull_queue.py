@@ -74,6 +74,7 @@ class PullQueue:
         self._waiting: dict[PullSource, dict[bytes, _Known]] = {}  # in the order of the sources' next turn
         self._in_flight: dict[bytes, _Known] = {}
         self._by_id: dict[bytes, _Known] = {}
+        self._assigned: dict[bytes, None] = {}  # ids of assigned items, waiting or in flight
 
     def __contains__(self, group_id: bytes) -> bool:
         return group_id in self._by_id
@@ -88,6 +89,8 @@ class PullQueue:
     def add(self, item: PullItem, *, holder: str) -> bool:
         """Add a group that `holder` announced, or a further holder of a known one; return whether it is new."""
         known = self._by_id.get(item.id)
+        if item.is_assigned:
+            self._assigned[item.id] = None
         if known is None:
             self._put(_Known(item, holder))
             waiting = self._waiting[PullSource(holder, item.as_text)]
@@ -120,7 +123,7 @@ class PullQueue:
         `most_of` returns a lower limit on the groups for one peer. `need` is the number of groups that the learner
         lacks beside the assigned ones; None: all. Items that are not assigned must satisfy `is_meant`.
         """
-        for source in list(self._waiting):
+        for source in list(self._waiting) if need != 0 else self._sources_of_assigned():
             if not may_ask(source.peer_id):
                 continue
             limit = most if most_of is None else min(most, most_of(source.peer_id))
@@ -131,6 +134,11 @@ class PullQueue:
             if chosen:
                 return self._send_off(source, chosen)
         return None
+
+    def _sources_of_assigned(self) -> list[PullSource]:
+        """Return the sources with assigned items alone, because thousands of other items may wait."""
+        known = [self._by_id[one] for one in self._assigned if one not in self._in_flight]
+        return list(dict.fromkeys(PullSource(one.holder, one.item.as_text) for one in known))
 
     def arrived(self, ids: Iterable[bytes]) -> None:
         """Remove groups that arrived or were refused.
@@ -168,7 +176,7 @@ class PullQueue:
             if not known.item.as_text:  # only its sender has the text form
                 left += [peer for peer in others if peer not in known.tried and can_serve(peer, group_id)]
             if not left or len(known.tried) >= MAX_TRIES:
-                del self._by_id[group_id]
+                self._drop(group_id)
                 given_up.append(known.item)
             else:
                 self._ask_next(known, left[0])
@@ -252,6 +260,7 @@ class PullQueue:
     def _drop(self, group_id: bytes) -> None:
         known = self._by_id.pop(group_id, None)
         self._in_flight.pop(group_id, None)
+        self._assigned.pop(group_id, None)
         if known is not None:
             self._take_out(known)
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.chains import training
+from ftis_node.node.loops.intake import IntakeLoop
+from tests.fuzz.chains import announcements, training
 from tests.fuzz.fuzzed_node import quiet
 from tests.fuzz.mutator import MAX_ITEMS, Item, change_bytes, mutated, split, variants
 from tests.fuzz.run import CORPUS
@@ -74,3 +75,14 @@ async def test_the_seeds_of_bodies_reach_the_learner():
             await training.chain(split(seed))
     assert learn.call_count >= len(training.seeds()) - 1  # all but a text that has no ids
     assert max(len(call.args[0]) for call in learn.call_args_list) == 3
+
+
+async def test_a_chain_reports_an_exception_that_the_guard_catches_and_a_loop_that_ends():
+    def fail(*_):
+        raise ZeroDivisionError
+
+    with patch("ftis_node.node.peers.announcements.AnnouncementHandler._take", fail), pytest.raises(ZeroDivisionError):
+        await announcements.chain(split(announcements.seeds()[0]))
+    with patch.object(IntakeLoop, "_judge_all", fail), pytest.raises(ExceptionGroup) as caught:
+        await training.chain(split(training.seeds()[0]))
+    assert caught.group_contains(ZeroDivisionError)

@@ -54,6 +54,13 @@ def test_ids_are_packed_together_and_repeated_ones_count_once():
     assert unpack_ids(pack_ids([first, second, first], limits=LIMITS), limits=LIMITS) == [first, second]
 
 
+@pytest.mark.parametrize("packed", [b"", bytes(31), bytes(33), bytes(32 * 4)])
+def test_a_wrong_number_or_length_of_ids_is_refused(packed):
+    with pytest.raises(RecordError) as raised:
+        unpack_ids(packed, limits=LIMITS)
+    assert raised.value.reason == "ids"
+
+
 async def test_bodies_are_looked_up_a_few_at_a_time():
     batches = []
 

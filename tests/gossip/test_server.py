@@ -80,6 +80,24 @@ async def test_a_refused_peer_is_not_served_and_another_is(tmp_path):
     assert counters.serve_errors == {"refused": 1}
 
 
+async def test_excess_streams_of_a_peer_get_busy_or_are_closed_and_later_requests_are_served(tmp_path):
+    """Silent streams: the peer may hold two, the server keeps eight, and closes the others."""
+    counters, limits = GossipCounters(), GossipLimits(max_streams_per_peer=2)
+    async with serving(tmp_path / "s", AdmissionControl(limits), counters, limits):
+        writers = []
+        for _ in range(12):
+            _, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+            await write_pbmsg(writer, p2pd_pb2.StreamInfo(peer=ANN.peer, addr=b"", proto=HELLO))
+            writers.append(writer)
+        await eventually(lambda: counters.serve_errors == {"busy": 6, "flood": 4})
+        assert await request(tmp_path / "s", ANN.peer) == []
+        assert await request(tmp_path / "s", BOB.peer) == [Frame.ITEM, Frame.END]
+        for writer in writers:
+            writer.close()
+        await eventually(lambda: counters.serve_errors["broken"] == 8)
+        assert await request(tmp_path / "s", ANN.peer) == [Frame.ITEM, Frame.END]
+
+
 async def test_silent_streams_of_new_peers_leave_slots_to_known_peers(tmp_path):
     """They hold at most three quarters of the served streams, and of those that wait for BUSY."""
     counters, limits = GossipCounters(), GossipLimits(max_streams=4, max_streams_per_peer=1)

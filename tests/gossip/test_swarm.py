@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.errors import MachineError
+from ftis_node.errors import MachineError, UsageError
 from ftis_node.gossip import FetchOutcome, SwarmPhase
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import BodyStore, announce_until_received, files_under, process_is_gone
@@ -114,6 +114,13 @@ async def test_a_node_starts_despite_files_of_a_killed_one(start, tmp_path):
     assert node.peer_id == identity.peer_id
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "p2pd.key").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_port_of_another_node_is_refused(start):
+    first = await start()  # p2pd itself would share the port without an error
+    with pytest.raises(UsageError, match="is taken; choose another with --listen") as raised:
+        await start(listen=(first.addresses[0].split("/p2p/")[0],))
+    assert raised.value.exit_code == 2
 
 
 async def test_the_error_of_a_p2pd_that_does_not_start_has_cause_and_address(start, monkeypatch):

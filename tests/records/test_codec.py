@@ -39,6 +39,12 @@ def _versions(group: Group) -> list[tuple[int, int]]:
     return [(completion.policy_version, completion.policy_version_newest) for completion in group.completions]
 
 
+def test_an_unknown_field_is_ignored(identity):
+    body = pack_group(make_group(identity))
+    unknown_field_500 = b"\xa2\x1f\x03new"
+    assert unpack_group(body + unknown_field_500).number == 1
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     st.integers(0, 2**63 - 1 - 2**32),

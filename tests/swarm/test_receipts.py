@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 from contextlib import closing
 
 import pytest
+from msgspec.structs import replace
 
 from ftis_node.config.home import Home
 from ftis_node.config.limits import AccessSection
@@ -17,6 +19,7 @@ from ftis_node.records.bounds import MAX_RECEIPTS
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import PeerStats, Receipt, receipt_key
+from ftis_node.swarm.overview import RunSummary, make_view, swarm_row
 from ftis_node.swarm.receipts import DAY_S, INFLATED, OF_ITSELF, ReceiptBook, StepLimits, Used, totals_by_key
 from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.health_summary import used_by_peers
@@ -210,3 +213,37 @@ def _document(home: Home) -> dict:
     import msgspec
 
     return msgspec.to_builtins(saved_receipts(home))
+
+
+def test_fifty_nodes_are_ranked_by_what_was_used() -> None:
+    """Each node reads several records of each other one, because a record has not all receipts; three lie."""
+    rng = random.Random(0)
+    nodes = [Identity.from_seed(number.to_bytes(32, "big")) for number in range(50)]
+    books = {node.peer_id: ReceiptBook(node.peer_id, LIMITS) for node in nodes}
+    used = dict.fromkeys(books, 0)
+    quality = {peer_id: rng.random() for peer_id in books}
+    for book in books.values():
+        for sender in rng.choices(list(books), weights=list(quality.values()), k=300):
+            if sender != book.own_id:
+                book.note_used(sender, 100)
+                used[sender] += 1
+    steps = {peer_id: sum(groups for groups, _ in book.given.values()) for peer_id, book in books.items()}
+    liars = [node.peer_id for node in nodes[:3]]
+    for liar in liars:  # its receipts do not count, so its senders lose them
+        for sender, one in books[liar].given.items():
+            used[sender] -= one.groups
+    rows = []
+    for node in nodes:
+        activity = PeerActivity()
+        for turn in range(5):
+            receipts = books[node.peer_id].receipts(turn)
+            if node.peer_id in liars:
+                receipts = (Receipt(receipt_key(nodes[40].peer_id), 10**9, 10**9), *receipts[1:])
+            record = record_of(node, receipts, step=steps[node.peer_id])
+            activity.note_record(open_peer_record(seal_peer_record(record, node)))
+        row = swarm_row(activity.record, seen_at=NOW)
+        rows.append(replace(row, receipts=tuple(activity.receipts.values())))
+    view = make_view(rows, run=RunSummary("0" * 32, limits=LIMITS), now=NOW)
+    assert {row.peer_id: row.used_groups for row in view.peers} == used
+    assert all(row.used_tokens == 100 * row.used_groups for row in view.peers)
+    assert [row.used_groups for row in view.peers] == sorted(used.values(), reverse=True), "the rows are in this order"

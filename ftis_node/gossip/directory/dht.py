@@ -58,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 NUM_SKEWS = 9
 MIN_CLOCKS = 2
+NAMED_SKEW_S = 3.0  # hivemind peers refuse messages with more
 MAX_OWN_ENTRIES = 64
 
 
@@ -76,6 +77,7 @@ class Directory:
         self._guard = config.guard
         self._peer_id = config.identity.peer_id
         self._skews_s = LruDict[str, float](NUM_SKEWS)  # by peer: its clock minus our monotonic clock
+        self._named = LruDict[str, None](NUM_SKEWS)  # peers whose clock the log has named
         self._own_expiries = LruDict[float, None](MAX_OWN_ENTRIES)
 
     @classmethod
@@ -112,6 +114,14 @@ class Directory:
         """Return the clock offsets of recent peers in seconds (peer minus local)."""
         ours = time.time() - time.monotonic()  # computed now, so that a clock change is visible at once
         return [clock_s - ours for clock_s in self._skews_s.values()]
+
+    def _note_clock(self, peer_id: str, clock_s: float) -> None:
+        self._skews_s[peer_id] = clock_s
+        skew_s = clock_s - (time.time() - time.monotonic())
+        if abs(skew_s - (self.clock_skew_s or 0.0)) > NAMED_SKEW_S and peer_id not in self._named:
+            self._named[peer_id] = None
+            which = "one of the two is wrong" if self.clock_skew_s is None else "most peers disagree with it"
+            logger.warning("the clock of peer %s is %+.0f s off this machine's: %s", peer_id, skew_s, which)
 
     @property
     def is_serving(self) -> bool:
@@ -226,7 +236,7 @@ class Directory:
                 return False
             if response is None or not response.peer.node_id or not math.isfinite(response.dht_time):
                 return False
-            self._skews_s[peer_id] = response.dht_time - (sent_at + time.monotonic()) / 2
+            self._note_clock(peer_id, response.dht_time - (sent_at + time.monotonic()) / 2)
             noting = protocol.update_routing_table(DHTID.from_bytes(response.peer.node_id), peer, responded=True)
             await shielded_call(noting, timeout_s=timeout_s)
             return True

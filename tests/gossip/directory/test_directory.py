@@ -198,6 +198,16 @@ async def test_a_thousand_identities_in_one_network_displace_no_member(limiter):
     assert all(peer_id in bucket for peer_id in [*honest, newcomer])
 
 
+async def test_a_full_bucket_of_different_networks_keeps_its_first_members(limiter):
+    bucket, later = DictionaryDHTValue(), time.time() + 300
+    limiter.storage[DHTID(0)] = SimpleNamespace(value=bucket)
+    members = [_member(number, f"/ip4/8.{number // 250}.{number % 250}.8/tcp/1") for number in range(300)]
+    for number, (peer_id, packed) in enumerate(members):
+        bucket.store(peer_id, packed, later + number)
+        assert await limiter.validate_request(dht_pb2.StoreRequest(keys=[bytes(20)]))
+    assert [peer_id for peer_id, _ in bucket.items()] == [peer_id for peer_id, _ in members[:MAX_MEMBERS_PER_BUCKET]]
+
+
 def test_addresses_that_do_not_fit_are_omitted():
     addresses = [f"/ip4/10.0.0.{number}/tcp/4001/p2p/{OWNER.peer_id}" for number in range(20)]
     packed = pack_member(addresses, num_shards=8)
@@ -244,6 +254,20 @@ HOURS = 3 * 3600.0
 )
 def test_the_skew_is_that_of_most_peers(skews_s, expected):
     assert majority_skew(skews_s) == expected
+
+
+def test_a_peer_with_another_clock_is_named_once(caplog):
+    directory = Directory.__new__(Directory)  # without a network
+    directory._skews_s, directory._named = {}, {}  # type: ignore[assignment]
+    right_s = time.time() - time.monotonic()
+    directory._note_clock("late", right_s - HOURS)
+    directory._note_clock("late", right_s - HOURS)
+    directory._note_clock("right", right_s)
+    directory._note_clock("later", right_s - 2 * HOURS)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the clock of peer late is -10800 s off this machine's: one of the two is wrong",
+        "the clock of peer later is -21600 s off this machine's: most peers disagree with it",
+    ]
 
 
 RUN, OTHER_RUN = "ab" * 16, "cd" * 16

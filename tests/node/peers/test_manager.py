@@ -223,3 +223,14 @@ def test_another_schema_is_refused(path):
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     with pytest.raises(ConfigError, match=f"schema {SCHEMA_VERSION + 1}"):
         PeerStore(path)
+
+
+def test_a_sender_earns_credit_once_for_a_problem(open_manager):
+    catalog, first = open_manager().copies, accepted(ANN, long=True).group
+    credits = []
+    for number, problem in enumerate((b"one", b"one", b"two"), start=1):
+        completions = (make_completion(*range(100 * number, 100 * number + 40), reward=1.0), make_completion(5, 6))
+        group = replace(first.with_completions(completions), number=number, problem_hash=problem * 4)
+        catalog.remember(one := accept(group, ANN))
+        credits.append(catalog.credit_of(one.envelope.id))
+    assert credits[0] > 0 and credits[1] == 0 and credits[2] > 0
