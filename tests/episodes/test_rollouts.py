@@ -8,9 +8,9 @@ import pytest
 
 from ftis_node.config.episode import EpisodeSection
 from ftis_node.errors import ModelError
-from ftis_node.evaluation.result import _votes
+from ftis_node.evaluation.result import elected
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
-from ftis_node.generation.evaluate import ScoredAnswer
+from ftis_node.generation.evaluate import Answered, ScoredAnswer
 from ftis_node.generation.rollouts import Rollouts, Sampler
 from ftis_node.records.group import Completion, CompletionStatus, FinishReason, SamplingSettings
 from ftis_node.tasks import load_task
@@ -102,9 +102,11 @@ async def test_the_last_turn_is_kept_apart_from_the_observations() -> None:
     assert rollouts.texts[0] == "3" + "\n> 4\n> 5\n6\n3" * 3
 
 
-async def test_votes_compare_the_answer_of_the_last_turn() -> None:
+def test_votes_compare_the_answer_of_the_last_turn() -> None:
+    """By the last number of all turns, two of the three would elect 2."""
     task = load_task("calculator")
     facts = 3, -1.0, FinishReason.STOP, 0.0, CompletionStatus.SCORED
-    answers = [ScoredAnswer("26 * 51\n> 1326\nsee\n> 1\n2", *facts, last_text="It is 1326.")]
-    answers.append(ScoredAnswer("It is 7.", *facts))
-    assert [answer for answer, _ in _votes(task, task[0], answers)] == ["1326", "7"]
+    right = ScoredAnswer("26 * 51\n> 1326\nsee\n> 1\n2", *facts, last_text="It is 1326.")
+    answers = [right, ScoredAnswer("It is 1326.", *facts), ScoredAnswer("It is 2.", *facts)]
+    (winner,) = elected([[Answered(task[0], 10, answer)] for answer in answers], task)
+    assert winner.greedy == right

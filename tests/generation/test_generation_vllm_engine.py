@@ -5,7 +5,9 @@ All tests of vLLM share one process (`generation_vllm_support`), most of them on
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -27,12 +29,15 @@ from generation_support import (
 )
 from generation_vllm_support import MAX_BATCH, VLLM_MODEL, VLLM_SETTINGS
 
+from ftis_node.config.episode import EpisodeSection
 from ftis_node.errors import ConfigError, EngineError, ModelError, WorkerTaskError
+from ftis_node.generation.rollouts import Sampler
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.models import load_causal_lm, resolve_model
 from ftis_node.records.group import Completion, FinishReason, SamplingSettings
 from ftis_node.workers.hub_names import hub_tensors
 from ftis_node.workers.weight_store import PublishedWeights, WeightStore, probe_logprobs, probe_token_ids, prove
+from tests.episodes.test_rollouts import Asks
 from tests.models.tiny_experts import save_experts
 from tests.models.tiny_models import save_adapter, save_tiny
 from tests.waiting import eventually
@@ -219,6 +224,41 @@ async def test_a_prompt_is_cached_until_the_weights_change(vllm, tmp_path):
     await vllm.load(publish(tmp_path, 1, tiny_model(seed=1, **VLLM_MODEL)))
     await vllm.generate(make_request(LONG_PROMPT, num_completions=1))
     assert (await vllm.inspect()).prompt_tokens_cached - before == 12 * 96
+
+
+async def test_a_turn_of_an_episode_finds_the_earlier_ones_in_the_cache(vllm, tmp_path):
+    await vllm.serve()
+    tokenizer: Any = SimpleNamespace(
+        render_prompt=lambda prompt: SimpleNamespace(opening=""),
+        answer_text=lambda *_, **__: "a text",
+        encode_observation=lambda *_, **__: LONG_PROMPT[:60],
+    )
+    scorer: Any = Asks()
+    item: Any = SimpleNamespace(prompt=(), ref="an item")
+    sampler = Sampler(
+        generate=vllm.generate,
+        sampling=SamplingSettings(),
+        completion_limit=lambda num_tokens: 400 - num_tokens,
+        eos_ids=frozenset(range(EMBEDDING_ROWS)),  # a turn is one token
+        tokenizer=tokenizer,
+        scorer=scorer,
+        episode=EpisodeSection(max_turns=3),
+    )
+    for version in (1, 2):
+        before = (await vllm.inspect()).prompt_tokens_cached
+        rollouts = await sampler.sample(item, LONG_PROMPT, 1)
+        assert rollouts.turn_lengths == ((1, 1, 1),)
+        # The prompts have 100, 161 and 222 tokens. Blocks of 32 are found.
+        assert (await vllm.inspect()).prompt_tokens_cached - before == 0 + 96 + 160
+        model = tiny_model(seed=version, **VLLM_MODEL)
+        await vllm.load(publish(tmp_path, version, model))
+    (completion,) = completions_of((await sampler.sample(item, LONG_PROMPT, 1)).result)
+    tokens = completion.token_ids.tolist()
+    for turn in range(3):
+        prompt = [*LONG_PROMPT, *(token for own in tokens[:turn] for token in (own, *LONG_PROMPT[:60]))]
+        taken = slice(turn, turn + 1)
+        one = replace(completion, token_ids=completion.token_ids[taken], logprobs=completion.logprobs[taken])
+        assert_logprobs(model, prompt, one)
 
 
 async def test_a_completion_that_is_too_old_is_aborted_and_keeps_its_tokens(vllm, tmp_path):
