@@ -211,3 +211,15 @@ def test_weights_of_another_gpu_or_an_ended_process_are_refused(sharing):
         next(opened.tensors())
     opened.open(shared)
     assert dict(opened.tensors())["a"].equal(tensors["a"])
+
+
+def test_grow_segments_respects_an_allocator_setting_of_the_user(monkeypatch):
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", calls.append)
+    for name in shared_tensors.ALLOCATOR_SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    assert shared_tensors.grow_segments()
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:256")
+    assert not shared_tensors.grow_segments()
+    assert calls == ["expandable_segments:True"]

@@ -1,7 +1,8 @@
-"""The decisions on restarts, without processes or waiting."""
+"""The decisions on restarts and liveness, without processes or waiting."""
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.workers.liveness import RestartCounter, RestartPolicy
+from ftis_node.workers.liveness import STALLED, Liveness, RestartCounter, RestartPolicy
+from ftis_node.workers.wire import Heartbeat
 
 POLICY = RestartPolicy(ExponentialBackoff(first_s=1.0, ceiling_s=3.0), quick_death_s=30.0, max_quick_deaths=5)
 
@@ -38,3 +39,16 @@ def test_failures_before_a_long_service_that_a_pause_ended_do_not_count():
     assert (restarts.num_quick_deaths, restarts.num_shortages) == (4, 19)
     restarts.note_service(30.0)
     assert (restarts.num_quick_deaths, restarts.num_shortages) == (0, 0)
+
+
+def beat_and_tick(liveness: Liveness, *, num_in_flight: int, progress: int) -> str:
+    liveness.beat(Heartbeat(num_in_flight=num_in_flight, progress=progress))
+    return liveness.tick()
+
+
+def test_a_busy_worker_without_progress_is_stalled_and_an_idle_one_is_not():
+    liveness = Liveness(max_silent_ticks=3, max_stalled_ticks=2)
+    assert [beat_and_tick(liveness, num_in_flight=0, progress=5) for _ in range(9)] == [""] * 9
+    assert [beat_and_tick(liveness, num_in_flight=1, progress=n) for n in range(6, 15)] == [""] * 9
+    stalled = [beat_and_tick(liveness, num_in_flight=1, progress=14) for _ in range(3)]
+    assert stalled == ["", STALLED, STALLED]

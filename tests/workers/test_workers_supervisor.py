@@ -25,7 +25,8 @@ from ftis_node.errors import (
     WorkerDiedError,
     WorkerTaskError,
 )
-from ftis_node.workers.liveness import RestartPolicy
+from ftis_node.telemetry.faults import unhandled_errors
+from ftis_node.workers.liveness import RestartCounter, RestartPolicy
 from ftis_node.workers.process import WorkerProcess
 from ftis_node.workers.supervisor import Supervisor, WorkerState
 from tests.waiting import eventually
@@ -262,6 +263,28 @@ async def test_a_worker_that_cannot_start_is_given_up(make_supervisor, tmp_path)
     assert supervisor.restarts == 2
 
 
+@pytest.mark.parametrize(
+    ("has_bug", "error", "message"),
+    [(False, WorkerDiedError, "1 times in a row"), (True, LookupError, "a bug of the supervisor")],
+)
+async def test_run_raises_when_a_worker_will_not_start_again(make_supervisor, monkeypatch, has_bug, error, message):
+    """Otherwise the node would go on without its worker."""
+
+    def fail(*_, **how):
+        raise LookupError("a bug of the supervisor")
+
+    if has_bug:
+        monkeypatch.setattr(RestartCounter, "next_delay_s", fail)
+    supervisor = make_supervisor(restart_policy=RestartPolicy(max_quick_deaths=1))
+    with unhandled_errors(lambda where, error: None):
+        running = asyncio.create_task(supervisor.run())
+        await asyncio.sleep(0)
+        with pytest.raises(WorkerDiedError, match="exited with code 7"):
+            await supervisor.call(Die(exit_code=7), EchoReply)
+        with pytest.raises(error, match=message):
+            await running
+
+
 async def test_a_start_beyond_its_grace_counts_as_a_death(make_supervisor):
     supervisor = make_supervisor(fault="slow", timing=dataclasses.replace(QUICK, start_grace_s=1.0, stop_grace_s=0.1))
     with pytest.raises(MachineError, match="not ready within 1 s"):
@@ -416,6 +439,18 @@ async def test_a_paused_worker_has_no_process_and_calls_wait_for_its_end(start_s
     supervisor.resume()
     assert (await waiting).pid not in (None, first)
     assert (supervisor.state, supervisor.restarts) == (WorkerState.READY, 0)
+
+
+async def test_deaths_before_a_pause_of_a_good_service_do_not_count(make_supervisor):
+    policy = RestartPolicy(ExponentialBackoff(first_s=0.05), quick_death_s=1.0, max_quick_deaths=2)
+    supervisor = make_supervisor(restart_policy=policy)
+    await die(supervisor)
+    await supervisor.wait_ready()
+    await asyncio.sleep(policy.quick_death_s)
+    await supervisor.pause()
+    supervisor.resume()
+    await die(supervisor)
+    await supervisor.wait_ready()
 
 
 async def test_a_stop_after_a_pause_does_not_wait_for_a_back_off(make_supervisor):

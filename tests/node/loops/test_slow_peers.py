@@ -137,3 +137,11 @@ def test_each_pace_has_separate_slots():
     assert limits == [request_slots.SLOW_S, request_slots.QUICK_S, request_slots.QUICK_S]
     slots.release("new")
     assert slots.take("newer")
+
+
+def test_the_number_of_remembered_paces_is_bounded(monkeypatch):
+    monkeypatch.setattr(request_slots, "MAX_PEERS", 3)
+    slots = QuerySlots(1)
+    for peer_id in "abcd":
+        slots.note(peer_id, took_s=9.0, is_answered=True)
+    assert [slots.pace_of(peer_id) for peer_id in "abd"] == [Pace.UNKNOWN, Pace.SLOW, Pace.SLOW]

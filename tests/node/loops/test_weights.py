@@ -311,6 +311,18 @@ async def test_the_served_version_stays_until_a_repeated_one_of_its_number_is_pr
         assert not old.exists()
 
 
+async def test_versions_that_the_learner_lost_are_evaluated_again(tmp_path):
+    async with _pair(tmp_path) as pair:
+        await pair.offer(10, b"ten")
+        await eventually(lambda: pair.served == [10])
+        evaluations = pair.generator.context.evaluations
+        for step in (5, 10):
+            evaluations.add(EvalStatus(step=step, task="sums", pass_at_1=0.5, n=8))
+        await pair.offer(8, b"eight")
+        await eventually(lambda: pair.generator.context.state.policy_version == 8)
+        assert [one.step for one in evaluations.entries] == [5], "version 10 would not be evaluated again"
+
+
 async def test_a_restarted_generator_evaluates_again_what_is_newer_than_its_version(tmp_path):
     async with _pair(tmp_path) as pair:
         await pair.offer(8, b"eight")

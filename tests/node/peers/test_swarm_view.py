@@ -1,5 +1,6 @@
 """A node's view of the swarm: its own row from its measurements, the rows of its peers, and its published record."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,10 @@ from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import PeerStats
-from ftis_node.swarm.overview import RunSummary, SwarmView
+from ftis_node.swarm.overview import MAX_ROWS, RunSummary, SwarmView, make_view, swarm_row
 from ftis_node.swarm.receipts import StepLimits
 from ftis_node.telemetry.status import EvalStatus
+from ftis_node.view.swarm import swarm_text
 from tests.node.nodes import components
 
 PEER = Identity.generate().peer_id
@@ -61,6 +63,16 @@ def test_a_node_may_publish_no_measurements(tmp_path):
     private = SwarmSection(publish_stats=False)
     with _trained_node(tmp_path, NodeSettings(model="m", dtype="float32", swarm=private)) as wiring:
         assert wiring.directory_loop.own_record.make().stats is None
+
+
+def test_rows_are_bounded_and_control_characters_escaped():
+    stats = PeerStats(step=2**63 - 1, sources=((PEER, 2**63 - 1), (PEER, 1)), trained_groups=1)
+    row = swarm_row(_record("\x1b[31m\n\u202ename" * 5, stats), seen_at=time.time() + 10**9)
+    assert all(0.0 <= share <= 1.0 for share in row.learns_from.values())
+    view = make_view([row] * 10_000, run=RunSummary("ab" * 16, name="\x1b]0;x\x07"), now=time.time())
+    assert (len(view.peers), view.num_omitted) == (MAX_ROWS, 10_000 - MAX_ROWS)
+    lines = swarm_text([view], now=time.time())
+    assert len(lines) < MAX_ROWS + 80 and all(line.isprintable() for line in lines)
 
 
 def test_a_record_claims_at_least_the_steps_of_its_receipts(tmp_path):

@@ -12,6 +12,7 @@ from contextlib import suppress
 from ftis_node.node.supervision.task_monitor import TaskMonitor, waiting_for
 from ftis_node.node.supervision.watchdog import ALIVE, BEAT_S, HangLimits, ServiceManager, Watchdog
 from ftis_node.telemetry.events import EventLog, read_events
+from tests.node.support import ANY_PORT, started
 from tests.waiting import eventually
 
 WAIT_S = 30.0
@@ -148,6 +149,18 @@ async def test_systemd_gets_signs_of_life_only_while_no_task_is_stuck(tmp_path, 
             with waiting_for("systemd"):
                 async with asyncio.timeout(WAIT_S):
                     assert await loop.sock_recv(systemd, 64) == ALIVE, "no sign of life after the task continued"
+
+
+def test_systemd_gets_signs_of_life_of_a_bootstrap_node(tmp_path, monkeypatch):
+    """Its service has a watchdog, which ends a node without them every ten minutes."""
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(path)
+        systemd.settimeout(START_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", path)
+        monkeypatch.setenv("WATCHDOG_USEC", "1000000")
+        with started(tmp_path / "bootstrap", "bootstrap", "--listen", ANY_PORT):
+            assert systemd.recv(64) == ALIVE
 
 
 def _drain(receiver: socket.socket) -> int:

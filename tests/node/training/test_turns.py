@@ -112,7 +112,9 @@ async def test_an_engine_that_computes_another_model_ends_the_node_before_the_fi
     assert recorded == ["start", "check of version 1"]
 
 
-async def test_weights_are_discarded_before_a_step_that_makes_new_ones(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("num_groups", "call"), [(1, "sleep, discarding"), (0, "sleep")])
+async def test_weights_are_discarded_before_a_step_that_makes_new_ones(tmp_path, monkeypatch, num_groups, call):
+    """A step without groups makes no new weights."""
     calls: list[str] = []
 
     async def train(loop, taken):
@@ -120,8 +122,8 @@ async def test_weights_are_discarded_before_a_step_that_makes_new_ones(tmp_path,
 
     monkeypatch.setattr(TrainLoop, "_train", train)
     with _loop(tmp_path, NEW, calls) as loop:
-        await loop._train_in_turn([foreign(HONEST, 1)])
-    assert calls == ["sleep, discarding", "train on 1", "wake"]
+        await loop._train_in_turn([foreign(HONEST, 1)] * num_groups)
+    assert calls == [call, f"train on {num_groups}", "wake"]
 
 
 class _WatchingFactory(InProcessNodeFactory):
