@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from ftis_node.evaluation.saved_ensemble import MODES
+from ftis_node.evaluation.ensemble import MODES
 
 from ftis_node.algorithms.methods import METHODS
 from ftis_node.cli import completion, options

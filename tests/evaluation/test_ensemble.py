@@ -106,7 +106,7 @@ def test_invalid_arguments_are_reported_in_one_line(capsys, models, other_tokeni
         ("--models", f"{models[0]},{other_tokenizer}"): "a and other_tokenizer have different tokenizers",
         (*both, "--mode", "postirior"): "no mode 'postirior': use all, or some of posterior, mean",
         (*both, "--mode", ","): "no mode ''",
-        (*both, "--engine", "tensorrt"): "no engine 'tensorrt'",
+        (*both, "--engine", "tensorrt"): "'tensorrt' is not one of 'auto', 'vllm', 'torch'",
         ("--models", str(tmp_path / "missing")): "no such folder",
         (): "an ensemble needs models: name them with --models A,B or --swarm FOLDER",
         ("--swarm", str(tmp_path / "nothing")): "holds no trained model",

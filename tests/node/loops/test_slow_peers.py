@@ -88,7 +88,7 @@ async def test_a_sender_that_does_not_reply_to_a_confirmation_holds_no_slot_of_t
         await eventually(lambda: stuck in sent)
         await swarm.publish(carol, 1)
         await eventually(lambda: carol.parts.peers.confirmations.num_confirmed == 1)
-        assert held(bob) == 2
+        await eventually(lambda: held(bob) == 2)
 
 
 async def test_records_that_hang_in_the_directory_delay_neither_others_nor_the_own_record(tmp_path, monkeypatch):
