@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from ftis_node.evaluation.saved_ensemble import MODES
 
 from ftis_node.algorithms.methods import METHODS
 from ftis_node.cli import completion, options
@@ -19,6 +18,7 @@ from ftis_node.cli.app import run
 from ftis_node.cli.commands.replay import list_groups
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
+from ftis_node.evaluation.ensemble import MODES
 from ftis_node.replay.database import SCHEMA, SCHEMA_VERSION
 from ftis_node.replay.lifecycle import State
 
