@@ -77,6 +77,33 @@ def test_options_that_ftis_node_sets_are_refused(name, instead):
         arguments(options={name: 1})
 
 
+def test_the_environment_of_a_device():
+    """On a CPU the core is in this process, and nothing is compiled; progress bars never fill the log."""
+    expected = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1", "TQDM_DISABLE": "1"}
+    on_cpu, on_gpu = (environment(settings(), device=device) for device in ("cpu", "cuda"))
+    assert {name: on_cpu.get(name) for name in expected} == expected
+    changed = expected | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "TORCHDYNAMO_DISABLE": None}
+    assert {name: on_gpu.get(name) for name in expected} == changed
+    assert "TORCHDYNAMO_DISABLE" not in environment(settings(options={"enforce_eager": False}), device="cpu")
+    for core, device, separate in (("inside", "cuda", "0"), ("separate", "cpu", "1")):
+        found = environment(settings(engine_core=core), device=device)
+        assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == separate
+
+
+@pytest.mark.parametrize(
+    ("capability", "options", "expected"),
+    [
+        ((10, 0), {}, "FLASH_ATTN"),
+        ((9, 0), {}, None),
+        ((10, 0), {"attention_backend": "FLASHINFER"}, "FLASHINFER"),
+        ((10, 0), {"attention_config": {"backend": "FLASHINFER"}}, None),  # vLLM refuses both
+    ],
+)
+def test_no_attention_is_compiled_at_the_start(capability, options, expected):
+    given = engine_arguments(SOURCE, settings(options=options), device="cuda", seed=5, capability=capability)
+    assert given.get("attention_backend") == expected
+
+
 NAMES_SCRIPT = """
 from dataclasses import fields
 import vllm.envs

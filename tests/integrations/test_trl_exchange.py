@@ -220,6 +220,13 @@ def test_a_node_of_another_role_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="per_batch must be 0 to 16"):
         SwarmExchange(tmp_path, per_batch=17)
 
+    def not_readable(home: Home) -> None:
+        raise PermissionError("of another user")
+
+    monkeypatch.setattr(Home, "running_url", not_readable)
+    with pytest.raises(ConfigError, match="no exchange node answers .of another user.: start it"):
+        SwarmExchange(tmp_path)
+
 
 @pytest.mark.parametrize(
     ("grpo", "options", "message"),

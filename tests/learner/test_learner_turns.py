@@ -10,7 +10,7 @@ from learner_rig import Emit, make_boot, random_groups, sample_group
 
 from ftis_node.errors import FtisError
 from ftis_node.learner import core
-from ftis_node.learner.messages import CheckRequest, StateRequest, TrainRequest
+from ftis_node.learner.messages import CheckRequest, GiveMemoryBack, StateRequest, TrainRequest
 from ftis_node.learner.step.train_step import Passes
 from ftis_node.learner.worker import build
 from ftis_node.models import load_causal_lm, resolve_model
@@ -26,10 +26,11 @@ def released(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize(("takes_turns", "times"), [(True, [1, 2, 3, 4]), (False, [0, 0, 0, 0])])
+@pytest.mark.parametrize(("takes_turns", "times"), [(True, [1, 2, 3, 4, 5]), (False, [0, 0, 0, 0, 1])])
 async def test_free_blocks_are_released_before_every_reply_and_error(
     model_folder, tmp_path, released, takes_turns, times
 ):
+    """Without turns only on request."""
     seen = []
     async with build(make_boot(model_folder, tmp_path, takes_turns=takes_turns), Emit()) as handlers:
         await handlers[StateRequest](StateRequest(), Emit())
@@ -44,6 +45,8 @@ async def test_free_blocks_are_released_before_every_reply_and_error(
         seen.append(len(released))
         with pytest.raises(FtisError, match="cannot do step 9"):
             await handlers[TrainRequest](TrainRequest(step=9, groups=()), Emit())
+        seen.append(len(released))
+        assert await handlers[GiveMemoryBack](GiveMemoryBack(), Emit()) == Done()
         seen.append(len(released))
     assert seen == times
 

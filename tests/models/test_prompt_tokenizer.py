@@ -174,7 +174,10 @@ def test_the_fingerprint_depends_on_all_that_changes_the_ids(tokenizer, change):
     assert PromptTokenizer(made, name="other").fingerprint != tokenizer.fingerprint
 
 
-def test_the_fingerprint_depends_on_special_tokens(tokenizer):
+def test_the_fingerprint_depends_on_special_tokens_but_not_on_template_and_end(tokenizer):
+    other = make_tokenizer(chat_template="{{ messages[0]['content'] }}")
+    other.eos_token = "<|endoftext|>"
+    assert PromptTokenizer(other, name="x").fingerprint == tokenizer.fingerprint
     more_special = make_tokenizer()
     more_special.add_tokens(["answer"], special_tokens=True)
     assert PromptTokenizer(more_special, name="x").fingerprint != tokenizer.fingerprint

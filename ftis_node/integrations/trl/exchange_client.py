@@ -54,12 +54,12 @@ class ExchangeClient:
     def connect(self) -> ExchangeNode:
         """Return what the node is. Raises ConfigError if no node of the role `exchange` answers."""
         advice = f"start it: ftis-node join --role exchange --home {self._home.root}"
-        if self._home.running_url() is None:
-            raise ConfigError(f"no node runs on {self._home.root}: {advice}")
         try:
-            status = read_status(self._home)
-        except FtisError as error:
+            status = read_status(self._home) if self._home.running_url() else None
+        except (OSError, FtisError) as error:
             raise ConfigError(f"no exchange node answers ({error}): {advice}") from None
+        if status is None:
+            raise ConfigError(f"no node runs on {self._home.root}: {advice}")
         if status.node.role != ROLE:
             raise ConfigError(f"the node in {self._home.root} has the role {status.node.role}: {advice}")
         return ExchangeNode(load_manifest(str(self._home.run_toml)), status.model.tokenizer_fingerprint)

@@ -16,7 +16,7 @@ from ftis_node.learner.model import attention
 from ftis_node.learner.model import policy as policies
 from ftis_node.learner.model.attention import ATTENTION
 from ftis_node.learner.model.policy import check_logits, recompute_activations
-from ftis_node.learner.model.policy_loading import load_policy
+from ftis_node.learner.model.policy_loading import difference_from, load_policy
 
 LORA = LoraSection(rank=4, alpha=8)
 
@@ -167,6 +167,28 @@ def test_sliding_windows_are_packed_if_attention_gets_them_or_no_text_crosses_th
             r"That is 2\.6 times the positions of packed rows at this run's limits",
             caplog.text,
         )
+
+
+def test_only_differences_beyond_rounding_refuse_packed_rows():
+    """Rounding of bfloat16 has a deviation of 0.05 nats, and one of 1,000 values is beyond 0.25."""
+    torch.manual_seed(0)
+    for _ in range(100):
+        logprobs, gradient = 3 * torch.randn(121) - 11, torch.randn(64)
+        tails = torch.randn(121).sign() * (0.25 - 0.15 * torch.rand(121).log())
+        noise = torch.where(torch.rand(121) < 0.001, tails, 0.05 * torch.randn(121))
+        leaking = noise.clone()
+        leaking[72:103] += torch.randn(31)  # the second completion attends to the first
+        rounded, one_wrong = gradient + 0.05 * torch.randn(64), noise.clone()
+        one_wrong[72] += 2.4  # its first token is predicted from a wrong token
+        cases = (
+            (noise, rounded, False),
+            (leaking, rounded, True),
+            (one_wrong, rounded, True),
+            (noise, 2 * rounded, True),
+        )
+        for error, found, is_refused in cases:
+            problem = difference_from((logprobs, gradient), (logprobs + error, found), dtype=torch.bfloat16)
+            assert (problem is not None) == is_refused
 
 
 class WrongGradient(torch.autograd.Function):
