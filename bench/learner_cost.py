@@ -54,7 +54,7 @@ HEAD_BYTES = {
         "products": {"hidden": 2, "weight": 2},
     },
     "fused": {
-        "forward": {"product": 4, "largest": 4, "sum": 4},
+        "forward": {"product": 4, "log-sum-exp": 4},
         "backward": {"product": 4, "gradient": 4 + 2},
         "products": {"hidden": 2, "weight": 2},
     },
