@@ -239,14 +239,10 @@ def fused_log_sum(logits: Tensor, ids: Tensor, factor: float) -> tuple[Tensor, T
 def fused_gradient(
     logits: Tensor, ids: Tensor, logsumexp: Tensor, share: Tensor, factor: float, dtype: torch.dtype
 ) -> Tensor:
-    """Return what `logits_gradient` does, in a form that torch.compile makes one kernel of.
-
-    The result is in `logits` if `dtype` is theirs: the memory plan has no second buffer for it.
-    """
+    """Return what `logits_gradient` does, in a form that torch.compile makes one kernel of."""
     softmax = torch.exp(logits * factor - logsumexp[:, None])
     is_chosen = torch.arange(logits.shape[1], device=logits.device) == ids[:, None]
-    scores = (is_chosen.to(softmax.dtype) - softmax) * share[:, None]
-    return logits.copy_(scores) if dtype == logits.dtype else scores.to(dtype)
+    return ((is_chosen.to(softmax.dtype) - softmax) * share[:, None]).to(dtype)
 
 
 def _fused_for(logits: Tensor, processing: LogitsProcessing) -> tuple[Any, Any] | None:
@@ -262,7 +258,7 @@ def _compiled(device: torch.device) -> tuple[Any, Any] | None:
     logits, ids = torch.randn(3, 4105, device=device), torch.tensor([0, 5, 4104], device=device)
     try:
         chosen, log_sums = log_sum(logits, ids, 1.0)
-        found = gradient(logits.clone(), ids, log_sums, torch.ones_like(log_sums), 1.0, torch.float32)
+        found = gradient(logits, ids, log_sums, torch.ones_like(log_sums), 1.0, torch.float32)
     except Exception as error:  # a compiler, or another version of a package, may raise anything
         log.warning("the output head runs operation by operation, because its kernels fail: %s", first_line(error))
         return None

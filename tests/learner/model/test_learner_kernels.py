@@ -152,10 +152,7 @@ def test_the_fused_head_equals_the_operations(monkeypatch, caplog):
             as_on_a_gpu.setattr(logprobs, "is_free_to_read", lambda device: False)
             for found, exact in zip(run(dtype, scale), expected, strict=True):
                 assert (found - exact).norm() < tolerance * exact.norm()
-    fused = logprobs._compiled(torch.device("cpu"))
-    assert fused is not None
-    logits, row = torch.randn(2, 9), torch.ones(2)
-    assert fused[1](logits, row.long(), row, row, 1.0, torch.float32).data_ptr() == logits.data_ptr(), "in place"
+    assert logprobs._compiled(torch.device("cpu")) is not None
     monkeypatch.setattr(logprobs, "fused_gradient", lambda logits, *_: logits * 1.0)
     logprobs._compiled.cache_clear()
     assert logprobs._compiled(torch.device("cpu")) is None and "are off by" in caplog.text
