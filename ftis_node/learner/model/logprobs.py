@@ -6,7 +6,7 @@ dlp_t / dlogits = onehot(token) - softmax(logits) is explicit, so memory holds o
 with a gradient of zero (filtered, or without advantage) are skipped. Log-sum-exp is in float32 or better. Log-probs are
 those of the full softmax at the sampling temperature, as generators report them.
 
-Between the products a GPU runs what torch.compile makes of `fused_log_sum` and `fused_gradient`. Operation by
+Between the products a GPU runs one kernel in each direction (`head_kernels.py`), if triton is installed. Operation by
 operation, as on a CPU, the elementwise work moves three times the bytes.
 
 Some models scale their logits (Granite, Cohere) or bound them by a soft cap (Gemma 2). The configuration gives both.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 from math import prod
 from typing import Any
 
@@ -32,8 +33,7 @@ from ftis_node.learner.model.attention import AttentionPlan
 
 log = logging.getLogger(__name__)
 
-FUSED_DEVICES = ("cuda",)
-FUSED_TOLERANCE = 1e-4  # of the trial
+FUSED_DEVICES = ("cuda",)  # those of `head_kernels`
 # Keys of transformers' configurations: divisors and factors of the logits, and their soft caps.
 DIVISORS, FACTORS = ("logits_scaling",), ("logit_scale", "lm_head_multiplier")
 SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap")
@@ -198,9 +198,9 @@ def _logits(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 def chosen_and_log_sum(logits: Tensor, target_ids: Tensor, processing: LogitsProcessing) -> tuple[Tensor, Tensor]:
     """Return the processed logits of `[K]` ids and the log-sum-exp of all, both `[K]`. Overwrites `[K, V]` logits."""
-    if (fused := _fused_for(logits, processing)) is not None:
-        found: tuple[Tensor, Tensor] = fused[0](logits, target_ids, processing.factor)
-        return found
+    if (kernels := _fused(logits, processing)) is not None:
+        fused: tuple[Tensor, Tensor] = kernels.chosen_and_log_sum(logits, target_ids, processing.factor)
+        return fused
     processing.apply(logits, in_place=True)
     return logits.gather(-1, target_ids[:, None])[:, 0], _log_sum_exp(logits)
 
@@ -217,9 +217,9 @@ def logits_gradient(
 
     `share` is the gradient of the log-probs, times `processing.factor`.
     """
-    if (fused := _fused_for(logits, processing)) is not None:
-        found: Tensor = fused[1](logits, target_ids, logsumexp, share, processing.factor, dtype)
-        return found
+    if (kernels := _fused(logits, processing)) is not None:
+        fused: Tensor = kernels.logits_gradient(logits, target_ids, logsumexp, share, processing.factor, dtype)
+        return fused
     scores = processing.apply(logits, in_place=True)
     slope = processing.slope(scores)
     scores.sub_(logsumexp[:, None]).exp_().mul_(-share[:, None])
@@ -230,45 +230,25 @@ def logits_gradient(
     return scores.to(dtype)
 
 
-def fused_log_sum(logits: Tensor, ids: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-    """Return what `chosen_and_log_sum` does, in a form that torch.compile makes one kernel of."""
-    scaled = logits * factor
-    return scaled.gather(-1, ids[:, None])[:, 0], scaled.logsumexp(dim=-1)
-
-
-def fused_gradient(
-    logits: Tensor, ids: Tensor, logsumexp: Tensor, share: Tensor, factor: float, dtype: torch.dtype
-) -> Tensor:
-    """Return what `logits_gradient` does, in a form that torch.compile makes one kernel of."""
-    softmax = torch.exp(logits * factor - logsumexp[:, None])
-    is_chosen = torch.arange(logits.shape[1], device=logits.device) == ids[:, None]
-    return ((is_chosen.to(softmax.dtype) - softmax) * share[:, None]).to(dtype)
-
-
-def _fused_for(logits: Tensor, processing: LogitsProcessing) -> tuple[Any, Any] | None:
-    """Return the compiled functions if they compute this, else None."""
+def _fused(logits: Tensor, processing: LogitsProcessing) -> Any:
+    """Return the module of fused kernels if they compute this, else None."""
     is_plain = processing.soft_cap is None and logits.dtype == torch.float32
-    return _compiled(logits.device) if is_plain and logits.device.type in FUSED_DEVICES else None
+    return _head_kernels(logits.device) if is_plain and logits.device.type in FUSED_DEVICES else None
 
 
 @cache
-def _compiled(device: torch.device) -> tuple[Any, Any] | None:
-    """Return `fused_log_sum` and `fused_gradient`, compiled; None if they fail in a trial."""
-    log_sum, gradient = torch.compile(fused_log_sum, dynamic=True), torch.compile(fused_gradient, dynamic=True)
-    logits, ids = torch.randn(3, 4105, device=device), torch.tensor([0, 5, 4104], device=device)
+def _head_kernels(device: torch.device) -> Any:
+    """Return the module of fused kernels; None without triton, or if they fail in a trial."""
+    if find_spec("triton") is None:
+        return None
     try:
-        chosen, log_sums = log_sum(logits, ids, 1.0)
-        found = gradient(logits, ids, log_sums, torch.ones_like(log_sums), 1.0, torch.float32)
+        from ftis_node.learner.model import head_kernels
+
+        head_kernels.check(device)
     except Exception as error:  # a compiler, or another version of a package, may raise anything
         log.warning("the output head runs operation by operation, because its kernels fail: %s", first_line(error))
         return None
-    expected = torch.nn.functional.one_hot(ids, logits.shape[1]) - logits.softmax(-1)
-    errors = (chosen - log_sums - logits.log_softmax(-1).gather(1, ids[:, None])[:, 0], found - expected)
-    largest = max(float(error.abs().max()) for error in errors)
-    if not largest < FUSED_TOLERANCE:
-        log.warning("the output head runs operation by operation, because its kernels are off by %.2g", largest)
-        return None
-    return log_sum, gradient
+    return head_kernels
 
 
 def _log_sum_exp(logits: Tensor) -> Tensor:

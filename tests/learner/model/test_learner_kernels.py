@@ -1,7 +1,11 @@
 """Compiled layers compute the same step. Kernels that fail or are wrong are skipped, and the fastest are used."""
 
+import json
 import logging
-from functools import partial
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -11,9 +15,8 @@ from learner_rig import make_boot, random_groups
 
 from ftis_node.errors import ConfigError
 from ftis_node.learner.core import Learner
-from ftis_node.learner.model import kernels, logprobs
+from ftis_node.learner.model import kernels
 from ftis_node.learner.model.kernels import KernelMeasurement, choose_kernels, measure
-from ftis_node.learner.model.logprobs import LogitsProcessing
 from ftis_node.learner.model.policy_loading import load_policy
 
 
@@ -124,36 +127,24 @@ def test_compile_is_refused_where_it_cannot_work(model_folder, tmp_path, changes
         Learner(make_boot(model_folder, tmp_path, kernels="compile", **changes))
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_the_fused_head_equals_the_operations(monkeypatch, caplog):
-    """The functions are traced, but not compiled. On a GPU the rows are those of `trained`."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    generator = torch.Generator().manual_seed(1)
-    ids, trained = torch.randint(0, 200, (40,), generator=generator), torch.arange(3, 30)
-    share = torch.zeros(40).index_fill(0, trained[::2], 0.7)
+PROGRAM = Path(__file__).parent / "head_kernels_program.py"
 
-    def run(dtype, scale):
-        generator.manual_seed(2)
-        hidden = torch.randn(40, 16, generator=generator).mul(scale).to(dtype).requires_grad_()
-        head = torch.nn.Linear(16, 200, bias=False, dtype=dtype)
-        head.weight.data = torch.randn(200, 16, generator=generator).to(dtype)
-        processing = LogitsProcessing(temperature=0.7)
-        values = logprobs.head_logprobs(head, hidden, ids, processing=processing, chunk_tokens=7, trained=trained)
-        return values.detach(), *torch.autograd.grad(values, (hidden, head.weight), share)
 
-    for dtype, scale, tolerance in (
-        (torch.float32, 1.0, 1e-5),
-        (torch.float32, 30.0, 1e-5),
-        (torch.bfloat16, 1.0, 0.01),
-    ):
-        expected = run(dtype, scale)
-        with monkeypatch.context() as as_on_a_gpu:
-            as_on_a_gpu.setattr(logprobs, "FUSED_DEVICES", ("cpu",))
-            as_on_a_gpu.setattr(logprobs, "is_free_to_read", lambda device: False)
-            for found, exact in zip(run(dtype, scale), expected, strict=True):
-                assert (found - exact).norm() < tolerance * exact.norm()
-    assert logprobs._compiled(torch.device("cpu")) is not None
-    monkeypatch.setattr(logprobs, "fused_gradient", lambda logits, *_: logits * 1.0)
-    logprobs._compiled.cache_clear()
-    assert logprobs._compiled(torch.device("cpu")) is None and "are off by" in caplog.text
-    logprobs._compiled.cache_clear()
+def test_the_fused_kernels_equal_the_operations():
+    """Triton's interpreter is set by the environment before the import, so another process runs it on the CPU."""
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, PROGRAM], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert len(found["cases"]) == 4
+    for case in found["cases"]:
+        assert case["chosen"] == case["wrong_zeros"] == case["wrong_signs"] == case["dtype"] == 0
+        assert case["log_prob"] < 1e-6
+    *exact, rounded, large = [case["gradient"] for case in found["cases"]]
+    assert max(*exact, large) < 1e-6
+    assert rounded <= 2**-7, "one unit in the last place of bfloat16"
+    assert 0 < found["head"] < 1e-5
+    right, wrong = found["trials"]
+    assert right == "" and "they are off by " in wrong
