@@ -90,10 +90,7 @@ def test_quantile_keeps_the_nearest_negatives_of_each_sender():
     assert kept(learner, advantages, senders, **QUANTILE) == [False, False, True, True, True, True, False]
 
 
-@pytest.mark.parametrize(
-    ("share", "expected"),
-    [(0.0, 0), (0.12, 0), (0.125, 1), (0.6, 2), (1.0, 4)],
-)
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (0.12, 0), (0.125, 1), (0.6, 2), (1.0, 4)])
 def test_the_number_kept_is_rounded_to_the_nearest(share, expected):
     flags = kept([0.4, 0.3, 0.2, 0.1], [-1.0] * 4, filter="quantile", keep_share=share)
     assert flags == [rank < expected for rank in range(4)]

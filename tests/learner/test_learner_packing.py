@@ -5,12 +5,7 @@ import torch
 from learner_rig import flat_gradient, logprobs_by_row, make_group, random_groups, unpacked_group
 from tiny_models import make_model
 
-from ftis_node.learner.batch import (
-    batch_of,
-    make_batch,
-    make_micro_batches,
-    make_packed_micro_batches,
-)
+from ftis_node.learner.batch import batch_of, make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import completion_logprobs
 

@@ -9,11 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from learner_rig import (
-    Emit,
-    make_boot,
-    random_groups,
-)
+from learner_rig import Emit, make_boot, random_groups
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import FtisError, WorkerDiedError

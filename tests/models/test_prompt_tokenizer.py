@@ -81,10 +81,7 @@ def llama_tokenizer(**options):
 
 @pytest.mark.parametrize(
     "made",
-    [
-        make_tokenizer(chat_template=None),
-        llama_tokenizer(add_bos_token=True, add_eos_token=True),
-    ],
+    [make_tokenizer(chat_template=None), llama_tokenizer(add_bos_token=True, add_eos_token=True)],
     ids=["none", "both"],
 )
 def test_a_saved_tokenizer_renders_the_plain_lines_of_its_prompts(made, tmp_path):

@@ -98,11 +98,7 @@ def test_a_file_is_written_on_request_and_only_a_failure_to_map_ends_sharing(mod
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({}, "there is no GPU whose memory could be shared"),
-        ({"lora": LORA}, "a merged adapter"),
-    ],
+    ("changes", "reason"), [({}, "there is no GPU whose memory could be shared"), ({"lora": LORA}, "a merged adapter")]
 )
 def test_weights_that_cannot_be_shared_are_written_to_files(model_folder, tmp_path, changes, reason):
     """Torch's functions run without a replacement, on a machine without CUDA."""
