@@ -27,10 +27,7 @@ def test_compiled_layers_give_the_same_step(model_folder, tmp_path, caplog):
         name: Learner(make_boot(model_folder, tmp_path / name, kernels=name, micro_batch_tokens=120))
         for name in ("plain", "compile")
     }
-    assert {name: learner.state().kernels for name, learner in learners.items()} == {
-        "plain": "plain",
-        "compile": "compile",
-    }
+    assert {name: learner.state().kernels for name, learner in learners.items()} == {name: name for name in learners}
     assert "kernels: compile, as set" in caplog.text
     for step in (1, 2, 3):
         plain, compiled = (learner.train(random_groups(seed=step), step=step) for learner in learners.values())
@@ -141,11 +138,8 @@ def test_the_fused_head_equals_the_operations(monkeypatch, caplog):
         values = logprobs.head_logprobs(head, hidden, ids, processing=processing, chunk_tokens=7, trained=trained)
         return values.detach(), *torch.autograd.grad(values, (hidden, head.weight), share)
 
-    for dtype, scale, tolerance in (
-        (torch.float32, 1.0, 1e-5),
-        (torch.float32, 30.0, 1e-5),
-        (torch.bfloat16, 1.0, 0.01),
-    ):
+    for dtype, scale in ((torch.float32, 1.0), (torch.float32, 30.0), (torch.bfloat16, 1.0)):
+        tolerance = 1e-5 if dtype == torch.float32 else 0.01
         expected = run(dtype, scale)
         with monkeypatch.context() as as_on_a_gpu:
             as_on_a_gpu.setattr(logprobs, "FUSED_DEVICES", ("cpu",))
