@@ -1,4 +1,4 @@
-"""Diagnostics by sender: sums by hand, weights equal to those of the gradient, finite values for any log-prob."""
+"""Diagnostics by sender: sums by hand, weights of the gradient, finite values; and `likelihood_gain`."""
 
 import math
 from typing import Any

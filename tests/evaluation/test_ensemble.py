@@ -1,4 +1,4 @@
-"""`ensemble` over small models: its results against `eval`, and the command."""
+"""`ensemble` over small models: its results against `eval`, its members, and the command."""
 
 import dataclasses
 import json

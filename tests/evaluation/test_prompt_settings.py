@@ -1,4 +1,4 @@
-"""`eval`, `ensemble`, `doctor` and `export` render prompts as the node of the home does, and so does the export."""
+"""`eval`, `ensemble`, `doctor` and `export` render prompts as the home's node does, and have the limits of its run."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The torch engine against plain forward passes and `generate` of transformers."""
+"""The torch engine against plain forward passes and `generate` of transformers, and the check at its start."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""The learner as a process that is killed or stopped. Every step is done once or not at all."""
+"""The learner as a process, killed or stopped: every step is done once or not at all; and its environment."""
 
 import asyncio
 import os

@@ -7,16 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 import torch
-from learner_rig import (
-    LORA,
-    SMALL,
-    checkpoint_tensors,
-    make_boot,
-    make_group,
-    random_groups,
-    train_steps,
-    without_times,
-)
+from learner_rig import SMALL, checkpoint_tensors, make_boot, make_group, random_groups, train_steps, without_times
 from tiny_models import save_tiny
 
 from ftis_node.config.workers import LoraSection
@@ -36,6 +27,7 @@ from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.learner.train_report import groups_of_start
 from ftis_node.records.token_batch import TokenBatch
 
+LORA = LoraSection(rank=4, alpha=8)
 FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
 
 

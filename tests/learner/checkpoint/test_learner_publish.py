@@ -1,4 +1,4 @@
-"""Publishing weights: shared tensors, files, and the change from one to the other.
+"""Publishing weights: shared tensors, files, and the change from one to the other. Exports: one tensor at a time.
 
 Shared memory of the CPU replaces CUDA IPC (`tests/cpu_sharing.py`).
 """

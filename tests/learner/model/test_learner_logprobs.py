@@ -1,4 +1,4 @@
-"""Log-probs equal those of single completions, and the full logits are never in memory."""
+"""Log-probs equal those of single completions and of processed logits. The full logits are never in memory."""
 
 import pytest
 import torch
