@@ -100,11 +100,7 @@ METHOD_CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
     "mis": {"mis_low": (0.0, 0.9), "mis_high": (1.1, math.inf), "mis_level": ("token", "seq_mean", "seq_sum")},
     "gspo": {"old_logprobs": ("engine", "learner")},
     "gspo_token": {"old_logprobs": ("engine", "learner")},
-    "hacpo": {
-        "old_logprobs": ("engine", "learner"),
-        "foreign_clip": (0.0, 0.61, 1.0),
-        "ratio_power": (0.0, 0.5, 3.0),
-    },
+    "hacpo": {"old_logprobs": ("engine", "learner"), "foreign_clip": (0.0, 0.61, 1.0), "ratio_power": (0.0, 0.5, 3.0)},
     "soft_adaptive": {"tau_pos": (0.3, 4.0), "tau_neg": (0.7, 9.0)},
     "m2po": {"m2_threshold": (0.001, 5.1, math.inf)},
     "topr": {"topr_level": ("seq_mean", "seq_sum", "token")},

@@ -1,4 +1,4 @@
-"""Diagnostics by sender: sums by hand, weights equal to those of the gradient, finite values for any log-prob."""
+"""Diagnostics by sender: sums by hand, weights of the gradient, finite values; and `likelihood_gain`."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 from ftis_node.algorithms import policy_loss
 from ftis_node.algorithms.batch import read_batch
-from ftis_node.algorithms.diagnostics import objective_slopes, sender_sums
+from ftis_node.algorithms.diagnostics import likelihood_gain, objective_slopes, sender_sums
 from ftis_node.algorithms.methods import METHODS, find_method
 from ftis_node.algorithms.settings import make_settings
 
@@ -95,19 +95,12 @@ def test_weights_are_those_of_the_gradient(method):
 
 def test_the_quantile_filter_compares_completions_of_one_sender():
     """This node and two peers have negatives at rho 1/2 and 1/4. Kept are both own ones and each peer's nearer one."""
-    batch = rows([[0.1], [0.1]] * 3, [[0.2], [0.4]] * 3, [-1.0] * 6, [0, 0, 1, 1, 2, 2])
-    found = sums_of("ftis", batch, [0, 0, 1, 1, 2, 2], filter="quantile", keep_share=0.5)
+    senders, quantile = [0, 0, 1, 1, 2, 2], {"filter": "quantile", "keep_share": 0.5}
+    batch = rows([[0.1], [0.1]] * 3, [[0.2], [0.4]] * 3, [-1.0] * 6, senders)
+    found = sums_of("ftis", batch, senders, **quantile)
     assert found["kept_negatives"] == [2, 1, 1]
     assert found["weight_sum"] == pytest.approx([0.75, 0.5, 0.5])
-    found = sums_of(
-        "ftis",
-        batch,
-        [0, 0, 1, 1, 2, 2],
-        filter="quantile",
-        keep_share=0.5,
-        is_text=torch.ones(6).bool(),
-        text_weights=torch.ones(6),
-    )
+    found = sums_of("ftis", batch, senders, **quantile, is_text=torch.ones(6).bool(), text_weights=torch.ones(6))
     assert found["kept_negatives"] == [0, 0, 0]
 
 
@@ -147,3 +140,52 @@ def test_an_empty_completion_is_not_measured():
     assert found["measured"].tolist() == [0, 0, 1]
     assert found["clipped"].tolist() == [0, 0, 0]
     assert found["weight_sum"].tolist() == pytest.approx([0, 0, 2.0])
+
+
+def test_by_hand():
+    learner = torch.tensor([[-1.0, -2.0, math.nan], [-0.5, -0.25, -0.25]], requires_grad=True)
+    behaviour = torch.tensor([[-4.0, -1.0, math.nan], [-12.0, -12.0, -12.0]])
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    gain = likelihood_gain(learner, behaviour, mask)
+    assert gain.tolist() == pytest.approx([3.0 - math.log(2), 36.0 - 1.0 - math.log(2)])  # row 0: its first token
+    assert not gain.requires_grad
+    assert gain.dtype == torch.float64
+
+
+@pytest.mark.parametrize("num_tokens", [8, 64])
+def test_honest_samples_exceed_a_limit_at_most_as_often_as_the_bound(num_tokens):
+    """Two unrelated policies: one samples 20,000 completions, the other scores them."""
+    torch.manual_seed(7)
+    generator, learner = torch.randn(num_tokens, 50).mul(1.5).log_softmax(1), torch.randn(num_tokens, 50).log_softmax(1)
+    ids = torch.distributions.Categorical(logits=generator).sample(torch.Size([20_000]))[..., None]
+    shape = (20_000, num_tokens)
+    learner_logprobs, behaviour_logprobs = (
+        table.expand(20_000, -1, -1).gather(2, ids).view(shape) for table in (learner, generator)
+    )
+    gain = likelihood_gain(learner_logprobs, behaviour_logprobs, torch.ones(shape, dtype=torch.bool))
+    for limit in (1.0, 2.0, 4.0):
+        assert (gain >= limit).double().mean() <= math.exp(-limit), limit
+
+
+def test_the_gain_of_a_later_part_by_hand():
+    """Four tokens of -20 nats precede four of +10. The sum is -40, and +40 from the fifth token, one of 7 starts."""
+    learner = torch.tensor([[0.0] * 8])
+    behaviour = torch.tensor([[20.0] * 4 + [-10.0] * 4])
+    gain = likelihood_gain(learner, behaviour, torch.ones(1, 8, dtype=torch.bool))
+    assert gain.item() == pytest.approx(40.0 - math.log(2 * 7))
+
+
+@pytest.mark.parametrize("order", ["understated first", "understated last", "alternating"])
+def test_overstated_tokens_do_not_hide_understated_ones(order):
+    """The sum over the completion is below 0 in each case. With `alternating` no part gains enough to be detected."""
+    num_tokens = 64
+    low, high = torch.full((num_tokens // 2,), -4.0), torch.full((num_tokens // 2,), 5.0)
+    gains = {
+        "understated first": torch.cat([-low, -high]),
+        "understated last": torch.cat([-high, -low]),
+        "alternating": torch.stack([-low, -high], dim=1).flatten(),
+    }[order]
+    assert gains.sum() < 0
+    behaviour = -gains[None]
+    gain = likelihood_gain(torch.zeros(1, num_tokens), behaviour, torch.ones(1, num_tokens, dtype=torch.bool))
+    assert (gain.item() > 16.0) is (order != "alternating")

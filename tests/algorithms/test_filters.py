@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from ftis_node.algorithms import policy_loss
 from ftis_node.algorithms.batch import read_batch
 from ftis_node.algorithms.filters import effective_share, keep_near_or_good, sequence_kl
 
@@ -19,15 +18,8 @@ def expectation(estimator: str, learner: torch.Tensor, behaviour: torch.Tensor) 
     """Return E_gen of the estimator: the mean over one-token completions, weighted by the generator's probability."""
     total = 0.0
     for token in range(VOCABULARY):
-        _, metrics = policy_loss(
-            "nois",
-            learner[token].log().view(1, 1),
-            behaviour[token].log().view(1, 1),
-            torch.ones(1, 1, dtype=torch.bool),
-            torch.ones(1, dtype=torch.float64),
-            torch.zeros(1, dtype=torch.int64),
-            kl_estimator=estimator,
-        )
+        batch = rows([[learner[token].item()]], [[behaviour[token].item()]], [1.0])
+        _, _, metrics = evaluate("nois", batch, kl_estimator=estimator)
         total += behaviour[token].item() * metrics["mean_kl"]
     return total
 
@@ -52,13 +44,8 @@ def test_estimators_by_exact_enumeration():
 
 def test_k3_of_nearly_equal_policies_is_accurate_in_float32():
     behaviour = torch.full((1, 4), -1.0)
-    batch = read_batch(
-        behaviour + torch.tensor(2**-10),
-        behaviour,
-        torch.ones(1, 4, dtype=torch.bool),
-        torch.zeros(1),
-        torch.zeros(1, dtype=torch.int64),
-    )
+    zero = torch.zeros(1)
+    batch = read_batch(behaviour + torch.tensor(2**-10), behaviour, torch.ones(1, 4).bool(), zero, zero.long())
     assert sequence_kl(batch, "k3_fwd").item() == pytest.approx(2**-21, rel=1e-3)
 
 
@@ -90,10 +77,7 @@ def test_quantile_keeps_the_nearest_negatives_of_each_sender():
     assert kept(learner, advantages, senders, **QUANTILE) == [False, False, True, True, True, True, False]
 
 
-@pytest.mark.parametrize(
-    ("share", "expected"),
-    [(0.0, 0), (0.12, 0), (0.125, 1), (0.6, 2), (1.0, 4)],
-)
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (0.12, 0), (0.125, 1), (0.6, 2), (1.0, 4)])
 def test_the_number_kept_is_rounded_to_the_nearest(share, expected):
     flags = kept([0.4, 0.3, 0.2, 0.1], [-1.0] * 4, filter="quantile", keep_share=share)
     assert flags == [rank < expected for rank in range(4)]

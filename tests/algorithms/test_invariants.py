@@ -38,10 +38,8 @@ def test_methods_agree_if_learner_and_generator_are_equal():
 
 def test_accepted_reads_no_log_prob_of_a_generator_and_is_nois_without_the_wrong_answers_of_others():
     tensors = make_case(5, 7, 6, "mixed").tensors(torch.float64)
-    tensors["group_ids"], tensors["sender_ids"] = (
-        torch.tensor([0, 0, 0, 1, 1, 1, 1]),
-        torch.tensor([0, 0, 0, 4, 4, 4, 4]),
-    )
+    tensors["group_ids"] = torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    tensors["sender_ids"] = 4 * tensors["group_ids"]
     tensors["advantages"] = torch.tensor([1.0, -2.0, 0.5, 0.7, -0.7, -0.1, 2.0], dtype=torch.float64)
     loss, gradient, metrics = run("accepted", tensors)
     others = tensors | {"behaviour_logprobs": torch.full_like(tensors["behaviour_logprobs"], -3.0)}

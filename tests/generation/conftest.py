@@ -19,15 +19,14 @@ async def make_client(tmp_path, monkeypatch):
     made: list[GenerationClient] = []
     monkeypatch.setattr(supervisor, "WorkerProcess", InProcessLife)
 
+    quick = RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=3)
+
     def make(*, settings=SETTINGS, **options):
         client = GenerationClient(
             GenerationBoot(model=str(tmp_path), settings=settings),
             sockets_dir=tmp_path / "s",
             log_path=tmp_path / "logs" / "generation.log",
-            **{
-                "restart_policy": RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=3),
-                **options,
-            },
+            **{"restart_policy": quick} | options,
         )
         made.append(client)
         return client

@@ -34,10 +34,7 @@ from ftis_node.records.group import FinishReason
 from ftis_node.workers.durable import MARKER
 from ftis_node.workers.weight_store import PublishedWeights, WeightStore, find_difference
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(180),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180)]
 
 PROMPT = (3, 1, 4, 1, 5)
 RANK = 4  # vLLM allocates 8

@@ -54,9 +54,7 @@ def test_tokens_are_drawn_from_the_cut_distribution():
 def test_log_probs_are_of_the_full_softmax_at_the_temperature():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]]).expand(3, 4)
     rows = settings(
-        SamplingSettings(temperature=2.0),
-        SamplingSettings(temperature=0.0),
-        SamplingSettings(temperature=1.0, top_k=1),
+        SamplingSettings(temperature=2.0), SamplingSettings(temperature=0.0), SamplingSettings(temperature=1.0, top_k=1)
     )
     ids, logprobs = choose_tokens(logits, rows, torch.full((3,), 0.3, dtype=torch.float64), num_ids=4)
     assert ids.tolist() == [0, 0, 0]

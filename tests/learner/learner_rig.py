@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from bench.stubs.random_models import pack_train_group
 from ftis_node.config.method_section import MethodSection
 from ftis_node.config.step import OptimizerSection
-from ftis_node.config.workers import LearnerSection
+from ftis_node.config.workers import LearnerSection, LoraSection
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.learner.batch import make_micro_batches
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
@@ -26,14 +26,9 @@ from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 PROMPT = (5, 80, 3)
 SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}  # of `random_groups`
-REQUEST = GenerateRequest(
-    prompt_ids=(3, 1, 4, 1, 5),
-    num_completions=4,
-    sampling=SamplingSettings(),
-    max_tokens=12,
-    eos_ids=frozenset(),
-    seed=7,
-)
+LORA = LoraSection(rank=4, alpha=8)
+LENGTHS = {"num_completions": 4, "max_tokens": 12, "eos_ids": frozenset()}
+REQUEST = GenerateRequest(prompt_ids=(3, 1, 4, 1, 5), sampling=SamplingSettings(), seed=7, **LENGTHS)
 SETTINGS = {*LearnerSection.model_fields} - {"micro_batch_tokens", "recompute_activations"}  # fields of a boot
 
 
@@ -203,13 +198,8 @@ def sample_group(model, *, group_size, length, reward, number=0, version=0, seed
         logprobs.append(distribution.gather(-1, chosen))
         tokens = torch.cat([tokens, chosen], dim=1)
     completions = tokens[:, len(PROMPT) :].tolist()
-    return make_group(
-        completions,
-        [reward(ids) for ids in completions],
-        number=number,
-        version=version,
-        logprobs=torch.cat(logprobs, dim=1).tolist(),
-    )
+    rewards, sampled = [reward(ids) for ids in completions], torch.cat(logprobs, dim=1).tolist()
+    return make_group(completions, rewards, number=number, version=version, logprobs=sampled)
 
 
 def train_steps(learner, *steps):

@@ -11,6 +11,7 @@ import pytest_asyncio
 import torch
 import transformers
 from families import FAMILIES, SIZES, Family
+from generation_support import make_request
 from generation_vllm_support import RemoteEngine
 from learner_rig import make_boot
 from tiny_models import VOCAB_SIZE, make_tokenizer
@@ -18,7 +19,7 @@ from tiny_models import VOCAB_SIZE, make_tokenizer
 from bench.stubs.random_models import own_group, pack_train_group
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import EngineError, WorkerTaskError
-from ftis_node.generation.engines.base import Engine, EngineSettings, GenerateRequest
+from ftis_node.generation.engines.base import Engine, EngineSettings
 from ftis_node.generation.engines.torch_engine import open_engine
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.learner.batch import batch_of
@@ -26,7 +27,6 @@ from ftis_node.learner.checkpoint.export import export_policy
 from ftis_node.learner.core import Learner
 from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.models import load_causal_lm, resolve_model
-from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.weight_store import probe_logprobs
 
 TOLERANCE = 1e-3  # nats; the largest difference seen is 3e-6
@@ -52,16 +52,8 @@ def save(family: Family, folder: Path) -> Path:
 
 async def generate(engine: Engine | RemoteEngine) -> list[UnpackedGroup]:
     """Return a group of each prompt, generated side by side, with rewards 0 and 1."""
-    requests = [
-        GenerateRequest(
-            prompt_ids=tuple(prompt.tolist()),
-            num_completions=4,
-            sampling=SamplingSettings(),
-            max_tokens=28 - 7 * number,
-            eos_ids=frozenset({2}),
-        )
-        for number, prompt in enumerate(PROMPTS)
-    ]
+    limits = {"eos_ids": frozenset({2}), "seed": None}
+    requests = [make_request(ids.tolist(), max_tokens=28 - 7 * n, **limits) for n, ids in enumerate(PROMPTS)]
     results = await asyncio.gather(*map(engine.generate, requests))
     return [
         own_group(str(number), prompt, result.tokens, (0.0, 1.0, 0.0, 1.0))

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_rig import REQUEST, SMALL, make_boot, random_groups
+from learner_rig import LORA, REQUEST, SMALL, make_boot, random_groups
 from safetensors.torch import load_file, save_file
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.config.workers import LoraSection
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.generation.engines import torch_engine
 from ftis_node.generation.engines.base import EngineSettings
@@ -22,7 +21,6 @@ from ftis_node.models import load_causal_lm, parameter_count, read_shape, resolv
 from ftis_node.models.quantized import quantized_shapes
 from ftis_node.workers.weight_store import probe_logprobs
 
-LORA = LoraSection(rank=4, alpha=8)
 SETTINGS = EngineSettings(vocab_size=300, dtype="float32", device="cpu", lora_rank=4, quantize="4bit")
 
 

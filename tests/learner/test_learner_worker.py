@@ -1,4 +1,4 @@
-"""The learner as a process that is killed or stopped. Every step is done once or not at all."""
+"""The learner as a process, killed or stopped: every step is done once or not at all; and its environment."""
 
 import asyncio
 import os
@@ -8,17 +8,14 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import pytest
-from learner_rig import (
-    Emit,
-    make_boot,
-    random_groups,
-)
+from learner_rig import Emit, make_boot, random_groups
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.learner import worker
-from ftis_node.learner.client import LearnerClient
+from ftis_node.learner.client import KEEPS_FREED_BLOCKS, LearnerClient, worker_environment
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import TrainRequest
 from ftis_node.workers.durable import is_complete
@@ -133,3 +130,20 @@ def test_importing_the_client_loads_no_torch():
     heavy = "{'torch', 'transformers', 'peft', 'safetensors'} & set(sys.modules)"
     code = f"import sys, ftis_node.learner.client, ftis_node.models; sys.exit(str({heavy}) if {heavy} else 0)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_with_a_generator_on_the_same_gpu_segments_are_expandable(tmp_path, monkeypatch):
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    alone = msgspec.structs.replace(make_boot(tmp_path, tmp_path), device="cuda")
+    beside = msgspec.structs.replace(alone, memory_share=0.5)
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in worker_environment(alone)
+    assert worker_environment(beside)["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:256")
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in worker_environment(beside), "a variable that is set is not changed"
+
+
+def test_freed_memory_of_the_host_is_kept_on_a_cpu_only(tmp_path):
+    boot = make_boot(tmp_path, tmp_path, device="cuda", num_threads=3, kernels="plain")
+    assert worker_environment(boot) == {"OMP_NUM_THREADS": "3"}
+    assert worker_environment(msgspec.structs.replace(boot, device="cpu")).items() > KEEPS_FREED_BLOCKS.items()

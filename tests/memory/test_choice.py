@@ -150,9 +150,8 @@ def test_a_home_continues_its_previous_training_on_any_card():
     eight = chosen("0.5B", 139, previous=PreviousTraining(lora=False, optimizer_states="8bit"))
     assert (eight.settings.lora, eight.settings.learner.optimizer_states) == (False, "8bit")
     adapter = chosen("0.5B", 139, previous=PreviousTraining(lora=True, rank=32, alpha=64))
-    assert (adapter.settings.lora, adapter.settings.lora_adapter.rank, adapter.settings.lora_adapter.alpha) == (
-        *(True, 32, 64),
-    )
+    shape = adapter.settings.lora_adapter
+    assert (adapter.settings.lora, shape.rank, shape.alpha) == (True, 32, 64)
     assert {option.settings.lora_adapter.rank for option in adapter.options} == {32}
     for choice in (full, eight, adapter):
         assert choice.training.split(";")[0].endswith(", as this home began")
@@ -212,14 +211,11 @@ def test_previous_training_is_read_from_a_checkpoint_else_from_the_settings(tmp_
     empty, started, trained, full = (Home(tmp_path / name) for name in ("empty", "started", "trained", "full"))
     assert read_previous_training(empty, "m") is None
     write_home(started, lora=True, lora_adapter={"rank": 32, "alpha": 64})
-    assert read_previous_training(started, "m") == PreviousTraining(
-        lora=True, rank=32, alpha=64, optimizer_states="float32"
-    )
+    adapter = PreviousTraining(lora=True, rank=32, alpha=64, optimizer_states="float32")
+    assert read_previous_training(started, "m") == adapter
     assert read_previous_training(started, "another model") is None
     write_home(trained, trains="LoRA of rank 16, alpha 32, on all-linear", lora=False)
-    assert read_previous_training(trained, "m") == PreviousTraining(
-        lora=True, rank=16, alpha=32, optimizer_states="float32"
-    )
+    assert read_previous_training(trained, "m") == replace(adapter, rank=16, alpha=32)
     write_home(full, trains="full", lora=False, learner={"optimizer_states": "8bit"})
     assert read_previous_training(full, "m") == PreviousTraining(lora=False, optimizer_states="8bit")
     full.settings.write_text("{")

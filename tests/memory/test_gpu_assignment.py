@@ -15,13 +15,7 @@ from ftis_node.errors import ConfigError
 from ftis_node.memory import placement
 from ftis_node.memory.learner_memory import Workload, learner_memory
 from ftis_node.memory.machine import GpuAssignment
-from ftis_node.memory.placement import (
-    WorkerPlacement,
-    arrange,
-    assign_gpus,
-    place_single_worker,
-    visible_gpus,
-)
+from ftis_node.memory.placement import WorkerPlacement, arrange, assign_gpus, place_single_worker, visible_gpus
 from ftis_node.models import ModelSource
 from ftis_node.node.startup.factories import learner_boot
 from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, arranged, of_learner, planned, vllm_settings
@@ -59,16 +53,8 @@ def test_a_generator_on_two_gpus_halves_its_cache():
         (1, {"generation": {"gpus": [1]}}, "name GPU 1: this node sees 1 GPUs"),
         (2, {"generation": {"engine_options": {"tensor_parallel_size": 4}}}, "ask for 4 GPUs: this node sees 2"),
         (2, {"generation": {"gpus": [0, 1]}}, "ask for 1 GPUs: generation.gpus names 2"),
-        (
-            2,
-            {"generation": {"engine_options": {"tensor_parallel_size": 2}}},
-            "on 2 and a learner on 1 GPUs cannot share",
-        ),
-        (
-            2,
-            {"learner": {"gpus": [0, 1]}, "generation": {"gpus": [1]}},
-            "on 1 and a learner on 2 GPUs cannot share one",
-        ),
+        (2, {"generation": {"engine_options": {"tensor_parallel_size": 2}}}, "on 2 and a learner on 1 GPUs cannot"),
+        (2, {"learner": {"gpus": [0, 1]}, "generation": {"gpus": [1]}}, "on 1 and a learner on 2 GPUs cannot share"),
         (2, {"learner": {"processes": 3}}, "learner.processes asks for 3 GPUs: this node sees 2"),
     ],
 )
@@ -82,10 +68,8 @@ def test_a_learner_on_two_gpus_holds_half_of_its_weights_on_each():
     made = arranged(THREE_B, 80, 40, 40, learner={"processes": 2, **small})
     assert (made.generator_gpus, made.learner_gpus, made.takes_turns) == ((0,), (1, 2), False)
     assert assign_gpus(3, vllm_settings(learner={"gpus": [0, 2]})) == GpuAssignment((1,), (0, 2))
-    alone, together = (
-        planned(THREE_B, 80, 40, learner=small),
-        planned(THREE_B, 80, 40, learner=small | {"processes": 2}),
-    )
+    alone = planned(THREE_B, 80, 40, learner=small)
+    together = planned(THREE_B, 80, 40, learner=small | {"processes": 2})
     assert (alone.fits, together.fits) == (False, True)
     for part in ("learner: weights", "learner: Adam's moments"):
         assert together.parts[part] == alone.parts[part] / 2
@@ -105,13 +89,12 @@ def gpus_of_torch(monkeypatch):
     cards: list[float] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(cards))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
-    monkeypatch.setattr(
-        torch.cuda,
-        "get_device_properties",
-        lambda index: SimpleNamespace(
-            name=f"card {index}", total_memory=int(cards[index] * GIB), major=9, minor=0, uuid=str(index)
-        ),
-    )
+
+    def properties(index: int) -> SimpleNamespace:
+        kind = {"name": f"card {index}", "major": 9, "minor": 0, "uuid": str(index)}
+        return SimpleNamespace(total_memory=int(cards[index] * GIB), **kind)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     return cards
 
 
@@ -147,6 +130,9 @@ def test_the_generator_has_its_parallel_gpus_and_the_learner_the_others(
         assert boot.settings.num_ranks == len(learner)
 
 
+PIPELINE = {"generation": {"engine_options": {"pipeline_parallel_size": 40}}}
+
+
 @pytest.mark.parametrize(
     ("cards", "number", "parallel", "more", "problem"),
     [
@@ -156,13 +142,7 @@ def test_the_generator_has_its_parallel_gpus_and_the_learner_the_others(
         ([80] * 2, 2, 2, {}, "the learner has none: give --gpus 3, or --tensor-parallel 1"),
         ([80] * 2, 1, 2, {}, "needs 2 GPUs .* and the node may use 1: give --gpus 3 or more"),
         ([80] * 4, 4, 3, {}, "16 attention heads, which can be divided among 1, 2, 4, 8, 16 GPUs"),
-        (
-            [80] * 41,
-            None,
-            None,
-            {"generation": {"engine_options": {"pipeline_parallel_size": 40}}},
-            "pipeline_parallel_size is 40: the model has 36 layers",
-        ),  # fmt: skip
+        ([80] * 41, None, None, PIPELINE, "pipeline_parallel_size is 40: the model has 36 layers"),
         ([80] * 2, 2, None, {"device": "cpu"}, 'and device = "cpu" contradict each other'),
         ([80] * 2, None, "two", {}, "tensor_parallel_size is 'two': give a number of GPUs"),
         ([80] * 2, 3, None, {"role": "learner"}, "--gpus 3: this node sees 2 GPUs"),

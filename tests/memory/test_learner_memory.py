@@ -26,30 +26,15 @@ from ftis_node.learner.model.lora import add_adapter
 from ftis_node.learner.model.policy import recompute_activations, save_memory
 from ftis_node.learner.step.optimizer import make_masters, make_optimizer, moments_of
 from ftis_node.memory.generator import cache_bytes_per_token, generator_memory
-from ftis_node.memory.learner_memory import (
-    HOST_PROCESS_BYTES,
-    MIB,
-    Workload,
-    layer_bytes_per_token,
-    learner_memory,
-)
+from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, MIB, Workload, layer_bytes_per_token, learner_memory
 from ftis_node.models import shape_of
 from tests.learner.learner_rig import make_boot
 from tests.models import tiny_models
+from tests.models.test_model_shape import QWEN_05B
 from tests.models.tiny_models import make_model
 
-SMALL = shape_of(
-    {
-        "model_type": "qwen2",
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 128,
-        "vocab_size": 320,
-        "tie_word_embeddings": True,
-    }
-)
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL = shape_of(QWEN_05B | SIZES | {"intermediate_size": 128, "vocab_size": 320})
 
 
 def workload(**changes: Any) -> Workload:
@@ -142,13 +127,8 @@ class Step:
             recompute_activations(self.model, layers_kept=layers_kept)
         save_memory(self.model)
         self.shape = shape_of(make_model(hidden_size=hidden_size).config.to_dict())
-        width = 2 if dtype == "bfloat16" else 4
-        self.settings = {
-            "dtype_bytes": width,
-            "lora": lora,
-            "recompute_activations": recompute,
-            "layers_kept": layers_kept,
-        }
+        self.settings = {"lora": lora, "recompute_activations": recompute, "layers_kept": layers_kept}
+        self.settings["dtype_bytes"] = 2 if dtype == "bfloat16" else 4
         trainable = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         self.boot = make_boot("tiny", Path("nowhere"))
         self.masters = make_masters(trainable, self.boot)

@@ -11,11 +11,7 @@ from ftis_node.generation.engines.vllm_options import engine_arguments
 from ftis_node.lab.tiny_tokenizer import make_tokenizer
 from ftis_node.memory import placement
 from ftis_node.memory.machine import USABLE_SHARE, is_wsl, transfer_of
-from ftis_node.memory.placement import (
-    WorkerPlacement,
-    arrange,
-    place_workers_on,
-)
+from ftis_node.memory.placement import WorkerPlacement, arrange, place_workers_on
 from ftis_node.models import ModelSource, PromptTokenizer
 from ftis_node.node.startup import factories as makers
 from ftis_node.node.startup.factories import generation_boot, learner_boot

@@ -73,9 +73,7 @@ def test_activations_are_kept_if_the_card_has_free_memory(shape, gib, recomputes
     assert (made.placement, made.kv_cache_bytes) == (least.placement, least.kv_cache_bytes)
     kept = planned(shape, gib, learner={"recompute_activations": False})
     assert made.keeping_bytes is not None
-    assert made.keeping_bytes == pytest.approx(
-        kept.peak_bytes, rel=0.05
-    )  # they differ by the size of the head's chunks
+    assert made.keeping_bytes == pytest.approx(kept.peak_bytes, rel=0.05), "they differ by the head's chunks"
     assert (made.keeping_bytes > SPEED_SHARE * made.usable_bytes) is recomputes
     if not recomputes:
         assert made.peak_bytes == kept.peak_bytes <= SPEED_SHARE * made.usable_bytes

@@ -130,14 +130,8 @@ def test_texts_are_decoded_by_the_tokenizer_of_a_converted_file(tmp_path):
 
 
 def test_llama_3_stretches_long_wavelengths(tmp_path):
-    rope = {
-        "rope_type": "llama3",
-        "rope_theta": 10_000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }
+    rope = {"rope_type": "llama3", "rope_theta": 10_000.0, "original_max_position_embeddings": 32}
+    rope |= {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     folder = save_model(tmp_path / "model", rope_parameters=rope)
     write_gguf(resolve_model(str(folder)), tmp_path / "model.gguf")
     (factors,) = (t.data for t in gguf.GGUFReader(tmp_path / "model.gguf").tensors if t.name == "rope_freqs.weight")
@@ -178,13 +172,12 @@ def wheel_with(folder: Path, data: bytes) -> None:
     folder.mkdir()
     with ZipFile(folder / "packed_model-1.0-py3-none-any.whl", "w") as archive:
         archive.writestr("packed_model/Tiny.gguf", data)
-        archive.writestr(
-            "packed_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: packed-model\nVersion: 1.0\n"
-        )
-        archive.writestr(
-            "packed_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr("packed_model-1.0.dist-info/RECORD", "")
+        for name, text in (
+            ("METADATA", "Metadata-Version: 2.1\nName: packed-model\nVersion: 1.0\n"),
+            ("WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
+            ("RECORD", ""),
+        ):
+            archive.writestr(f"packed_model-1.0.dist-info/{name}", text)
 
 
 def test_a_package_with_one_gguf_file_is_a_model(tmp_path):

@@ -81,10 +81,7 @@ def llama_tokenizer(**options):
 
 @pytest.mark.parametrize(
     "made",
-    [
-        make_tokenizer(chat_template=None),
-        llama_tokenizer(add_bos_token=True, add_eos_token=True),
-    ],
+    [make_tokenizer(chat_template=None), llama_tokenizer(add_bos_token=True, add_eos_token=True)],
     ids=["none", "both"],
 )
 def test_a_saved_tokenizer_renders_the_plain_lines_of_its_prompts(made, tmp_path):
@@ -138,32 +135,21 @@ def test_the_fingerprint_does_not_depend_on_the_spelling_of_the_file(tokenizer, 
     assert int(tokenizer.fingerprint, 16) > 0
 
 
-def swap_two_tokens(tokenizer_json):
+def swap(tokenizer_json, one, other):
     vocabulary = tokenizer_json["model"]["vocab"]
-    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
 
 
-def swap_two_control_bytes(tokenizer_json):
-    vocabulary = tokenizer_json["model"]["vocab"]
-    zero, one = "\u0100", "\u0101"  # bytes 0 and 1 in a byte-level tokenizer
-    vocabulary[zero], vocabulary[one] = vocabulary[one], vocabulary[zero]
+CHANGES = {
+    "two tokens": lambda made: swap(made, "a", "b"),
+    "two control bytes": lambda made: swap(made, "\u0100", "\u0101"),  # bytes 0 and 1 in a byte-level tokenizer
+    "a merge": lambda made: made["model"]["merges"].pop(),
+    "a split": lambda made: made.update(pre_tokenizer=made["pre_tokenizer"]["pretokenizers"][1]),
+    "the normalizer": lambda made: made.update(normalizer=None),
+}
 
 
-def drop_last_merge(tokenizer_json):
-    tokenizer_json["model"]["merges"].pop()
-
-
-def remove_a_split(tokenizer_json):
-    tokenizer_json["pre_tokenizer"] = tokenizer_json["pre_tokenizer"]["pretokenizers"][1]
-
-
-def remove_the_normalizer(tokenizer_json):
-    tokenizer_json["normalizer"] = None
-
-
-@pytest.mark.parametrize(
-    "change", [swap_two_tokens, swap_two_control_bytes, drop_last_merge, remove_a_split, remove_the_normalizer]
-)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_the_fingerprint_depends_on_all_that_changes_the_ids(tokenizer, change):
     from tokenizers import Tokenizer
 

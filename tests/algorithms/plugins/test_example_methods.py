@@ -52,19 +52,12 @@ def test_the_window_filter_equals_its_definition(seed, estimator):
         values = torch.exp(-ratios) + ratios - 1 if estimator == "author_k3" else -ratios
         windows = values.unfold(0, min(32, len(values)), 1).mean(dim=1) if len(values) else torch.tensor([-math.inf])
         expected.append(windows.max().item())
+    advantages = torch.full((6,), -1.0, dtype=torch.float64)
     for threshold in sorted(expected)[1:]:
-        _, metrics = policy_loss(
-            "f-nois",
-            learner,
-            torch.where(mask, behaviour, math.nan),
-            mask,
-            torch.full((6,), -1.0, dtype=torch.float64),
-            torch.zeros(6, dtype=torch.int64),
-            filter="window",
-            kl_estimator=estimator,
-            kl_threshold=max(0.0, threshold - 1e-9),
-        )
-        kept = sum(value < max(0.0, threshold - 1e-9) for value in expected)
+        settings = {"filter": "window", "kl_estimator": estimator, "kl_threshold": max(0.0, threshold - 1e-9)}
+        batch = (learner, torch.where(mask, behaviour, math.nan), mask, advantages, torch.zeros(6).long())
+        _, metrics = policy_loss("f-nois", *batch, **settings)
+        kept = sum(value < settings["kl_threshold"] for value in expected)
         assert metrics["kept_fraction"] == pytest.approx(kept / 6)
 
 
@@ -100,17 +93,8 @@ def test_learner_advantages_equal_their_definition_and_are_bounded(seed):
 def group(sender: str, task: str, *rewards: float) -> Candidate:
     number = len(GROUPS)
     GROUPS.append(number)
-    return Candidate(
-        id=str(number).encode(),
-        sender=sender,
-        own=sender == "me",
-        arrival=number,
-        created_at=float(number),
-        policy_version=0,
-        problem=str(number).encode(),
-        task=task,
-        rewards=rewards,
-    )
+    name, when = str(number).encode(), {"arrival": number, "created_at": float(number), "policy_version": 0}
+    return Candidate(name, sender, own=sender == "me", problem=name, task=task, rewards=rewards, **when)
 
 
 GROUPS: list[int] = []

@@ -90,12 +90,8 @@ def test_a_manifest_names_the_method_and_its_package():
     assert manifest.method.given() == {}, "the package is not a parameter of the loss"
     with pytest.raises(ConfigError, match="wants the Python package another-package"):
         parse_manifest(PLUGIN_RUN.replace("ftis-node-methods", "another-package"), source="run.toml")
-    run = RunManifest(
-        name="a",
-        task="arithmetic",
-        method={"filter": "window", "advantage_scale": "learner"},
-        step={"group_selection": "need"},
-    )
+    method, step = {"filter": "window", "advantage_scale": "learner"}, {"group_selection": "need"}
+    run = RunManifest(name="a", task="arithmetic", method=method, step=step)
     assert parse_canonical(run.canonical(), source="a peer") == run
     faulty = {"advantage_shift = 0.1": "method", "own_domain_fraction = 0.5": "step"}
     for line, table in faulty.items():

@@ -44,16 +44,7 @@ def home(trained_home, tmp_path):
     return shutil.copytree(trained_home, tmp_path / "home")
 
 
-SETTINGS = {
-    "schedule": "cosine",
-    "warmup_steps": 2,
-    "decay_steps": 3,
-    "kl_coef": 0.1,
-    "updates_per_batch": 2,
-    "micro_batch_tokens": 40,
-}
-
-
+SETTINGS = {"schedule": "cosine", "warmup_steps": 2, "decay_steps": 3, "kl_coef": 0.1, "updates_per_batch": 2}
 SMALL_STATES = {"lora": LoraSection(rank=64, alpha=64), "optimizer_states": "8bit", "dtype": "bfloat16"}
 
 
@@ -62,7 +53,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(model_folder, tmp
     """The settings cover what a step depends on: the schedule, the initial model, two updates per batch."""
     reports = {}
     for name, runs in (("straight", [(1, 2, 3, 4)]), ("resumed", [(1, 2), (3, 4)])):
-        boot = make_boot(model_folder, tmp_path / name, **form, **SETTINGS)
+        boot = make_boot(model_folder, tmp_path / name, micro_batch_tokens=40, **form, **SETTINGS)
         reports[name] = []
         for steps in runs:
             learner = Learner(boot)
@@ -90,17 +81,9 @@ def test_old_checkpoints_are_pruned_and_the_state_is_readable(home):
     assert state["versions"].keys() == {"ftis-node", "torch", "python"}
 
 
-def invalid_header(checkpoint):
-    (checkpoint / "weights.safetensors").write_bytes(b"\xff" * 64)
-
-
 def truncated(checkpoint):
     path = checkpoint / "optimizer.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
-
-
-def missing_file(checkpoint):
-    (checkpoint / "optimizer.safetensors").unlink()
 
 
 def invalid_state(checkpoint):
@@ -116,16 +99,12 @@ def flipped_bit(checkpoint):
     path.write_bytes(content)
 
 
-def no_checksums(checkpoint):
-    (checkpoint / "checksums.json").unlink()
-
-
 DAMAGES = {
     "cut": (truncated, "optimizer.safetensors changed on disk"),
-    "missing": (missing_file, "optimizer.safetensors cannot be read"),
+    "missing": (lambda folder: (folder / "optimizer.safetensors").unlink(), "optimizer.safetensors cannot be read"),
     "state": (invalid_state, "state.json cannot be read"),
     "bit of a weight": (flipped_bit, "weights.safetensors changed on disk"),
-    "sums": (no_checksums, "checksums.json cannot be read"),
+    "sums": (lambda folder: (folder / "checksums.json").unlink(), "checksums.json cannot be read"),
 }
 
 
@@ -146,7 +125,7 @@ def test_a_damaged_checkpoint_is_skipped_and_reported(model_folder, home, damage
 
 def test_checkpoints_that_are_all_unreadable_are_an_error(model_folder, home):
     for checkpoint in (home / "checkpoints").iterdir():
-        invalid_header(checkpoint)
+        (checkpoint / "weights.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(ModelError, match="none of the 2 checkpoints .* can be read"):
         Learner(make_boot(model_folder, home))
     assert len(list((home / "checkpoints").glob("step-*"))) == 2

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_rig import make_boot, random_groups
+from learner_rig import LORA, make_boot, random_groups
 from safetensors import safe_open
 
-from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ModelError
 from ftis_node.generation.engines.published import check_adapter, check_published, load_in_place, shapes_in
 from ftis_node.learner.checkpoint.export import export_policy
@@ -19,8 +18,6 @@ from ftis_node.workers.tensor_file import checksums_of
 from ftis_node.workers.weight_store import probe_logprobs
 from tests import cpu_sharing
 from tests.models.tiny_experts import CONFIGS, save_experts
-
-LORA = LoraSection(rank=4, alpha=8)
 
 
 @pytest.fixture(scope="module", params=CONFIGS)

@@ -1,29 +1,33 @@
-"""Publishing weights: shared tensors, files, and the change from one to the other.
+"""Publishing weights: shared tensors, files, and the change from one to the other. Exports: one tensor at a time.
 
 Shared memory of the CPU replaces CUDA IPC (`tests/cpu_sharing.py`).
 """
 
 import logging
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
-from learner_rig import Emit, make_boot, random_groups
+from learner_rig import LORA, Emit, make_boot, random_groups
+from tiny_models import save_tiny
+from transformers import AutoModelForCausalLM
 
-from ftis_node.config.workers import LoraSection
+from ftis_node.errors import ConfigError
 from ftis_node.learner import core
+from ftis_node.learner.checkpoint import export
+from ftis_node.learner.checkpoint.export import export_newest, gathering_of, write_weights
 from ftis_node.learner.client import worker_environment
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import StateRequest, TrainRequest, WeightsWritten, WriteWeights
-from ftis_node.learner.model.policy import own_tensors
+from ftis_node.learner.model.policy import load_unchecked, own_tensors
 from ftis_node.learner.worker import build
 from ftis_node.workers.shared_tensors import OpenedWeights
 from ftis_node.workers.tensor_file import LockedFiles, checksum, read_tensors
-from ftis_node.workers.weight_store import file_checksums
+from ftis_node.workers.weight_store import file_checksums, probe_logprobs
 from tests import cpu_sharing
 from tests.published import published_tensors
 
-LORA = LoraSection(rank=4, alpha=8)
 BFLOAT16 = {"dtype": "bfloat16", "learning_rate": 1e-3}
 
 
@@ -54,10 +58,8 @@ def test_steps_do_not_move_weights_in_memory(model_folder, tmp_path, changes):
 
 
 def test_each_version_is_read_from_shared_memory_with_its_checksums(model_folder, tmp_path, sharing):
-    learner, opened = (
-        Learner(make_boot(model_folder, tmp_path, transfer="ipc", **BFLOAT16)),
-        OpenedWeights(torch.device("cpu")),
-    )
+    learner = Learner(make_boot(model_folder, tmp_path, transfer="ipc", **BFLOAT16))
+    opened = OpenedWeights(torch.device("cpu"))
     exports = set()
     for number in (1, 2, 3):
         weights = step(learner, number)
@@ -98,11 +100,7 @@ def test_a_file_is_written_on_request_and_only_a_failure_to_map_ends_sharing(mod
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({}, "there is no GPU whose memory could be shared"),
-        ({"lora": LORA}, "a merged adapter"),
-    ],
+    ("changes", "reason"), [({}, "there is no GPU whose memory could be shared"), ({"lora": LORA}, "a merged adapter")]
 )
 def test_weights_that_cannot_be_shared_are_written_to_files(model_folder, tmp_path, changes, reason):
     """Torch's functions run without a replacement, on a machine without CUDA."""
@@ -149,13 +147,54 @@ def test_segments_grow_only_after_shared_weights_are_allocated(model_folder, tmp
     monkeypatch.setattr("ftis_node.learner.core.grow_segments", lambda: calls.append("grow") or True)
     make_masters = core.make_masters
     monkeypatch.setattr(core, "make_masters", lambda *given: calls.append("masters") or make_masters(*given))
-    for transfer, share, expected in [
-        ("ipc", 0.5, ["grow", "masters"]),
-        ("ipc", None, ["masters"]),
-        ("file", 0.5, ["masters"]),
-    ]:
+    for transfer, share, grows in (("ipc", 0.5, True), ("ipc", None, False), ("file", 0.5, False)):
         boot = make_boot(model_folder, tmp_path / f"{transfer}{share}", transfer=transfer, memory_share=share)
         assert ("PYTORCH_CUDA_ALLOC_CONF" in worker_environment(boot)) == (transfer == "file")
         calls.clear()
         Learner(boot)
-        assert calls == expected
+        assert calls == (["grow", "masters"] if grows else ["masters"])
+
+
+FILE_BYTES = 100_000
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_large_model_is_written_in_several_files_that_transformers_loads(tmp_path, tied):
+    source = save_tiny(tmp_path / "m", tied=tied)
+    policy = load_unchecked(make_boot(source, tmp_path))
+    out = tmp_path / "out"
+    out.mkdir()
+    with gathering_of(policy) as gathering:
+        write_weights(gathering, out, dtype=torch.float32, max_file_bytes=FILE_BYTES)
+    policy.causal_lm.config.save_pretrained(out)
+    files = sorted(path.name for path in out.glob("*.safetensors"))
+    assert files[0] == f"model-00001-of-{len(files):05d}.safetensors" and len(files) > 1
+    loaded = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    assert probe_logprobs(loaded, range(20)) == probe_logprobs(policy.causal_lm, range(20))
+
+
+def test_memory_holds_one_merged_tensor_at_a_time(tmp_path, model_folder):
+    policy = load_unchecked(make_boot(model_folder, tmp_path, lora=LORA))
+    alive: list[int] = []
+    made: list[weakref.ref[torch.Tensor]] = []
+    with gathering_of(policy) as gathering:
+        take = gathering.take
+
+        def watched(name, tensor):
+            own = {value.data_ptr() for value in gathering.tensors.values()}
+            alive.append(sum(each() is not None and each().data_ptr() not in own for each in made))
+            value = take(name, tensor)
+            made.append(weakref.ref(value))
+            return value
+
+        gathering.take = watched
+        write_weights(gathering, tmp_path, dtype=torch.float32)
+    assert len(alive) == len(gathering.tensors) and max(alive) <= 1
+
+
+def test_a_full_folder_is_refused_before_the_model_is_loaded(tmp_path, model_folder, monkeypatch):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").touch()
+    monkeypatch.setattr(export, "load_unchecked", lambda boot: pytest.fail("the model was loaded"))
+    with pytest.raises(ConfigError, match="is not an empty folder"):
+        export_newest(make_boot(model_folder, tmp_path), tmp_path / "out", merge=True)

@@ -66,12 +66,7 @@ def run_two_ranks(tasks, folder, program="ranks_program.py"):
 @pytest.mark.timeout(LIMIT_S)
 def test_two_ranks_train_like_one_and_resume_its_checkpoints(model_folder, tmp_path):
     def boot(form, home):
-        return make_boot(
-            model_folder,
-            tmp_path / f"{form}-{home}",
-            micro_batch_tokens=60,
-            **FORMS[form],
-        )
+        return make_boot(model_folder, tmp_path / f"{form}-{home}", micro_batch_tokens=60, **FORMS[form])
 
     alone = {form: Learner(boot(form, "alone")) for form in FORMS}
     expected = {form: train(learner, 1, 2) for form, learner in alone.items()}

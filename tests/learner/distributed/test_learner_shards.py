@@ -2,16 +2,13 @@
 
 import pytest
 import torch
-from learner_rig import make_boot
+from learner_rig import LORA, make_boot
 from test_learner_ranks import LIMIT_S, run_two_ranks
 from tiny_models import EMBEDDING_ROWS, make_tokenizer, save_tiny
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ftis_node.config.workers import LoraSection
 from ftis_node.models import ModelSource, load_causal_lm
 from ftis_node.models.loading import empty_causal_lm
-
-LORA = LoraSection(rank=4, alpha=8)
 
 
 @pytest.mark.timeout(LIMIT_S)

@@ -48,15 +48,17 @@ def packed(tensors, scale, *, device="cpu", **terms):
     return output.transpose(1, 2)
 
 
+def check_equal(output, tensors, gradient, **terms):
+    expected, expected_gradients = reference(tensors, gradient, 0.3, **terms)
+    assert (output - expected).abs().max() < 1e-12
+    for one, other in zip(torch.autograd.grad(output, tensors, gradient), expected_gradients, strict=True):
+        assert (one - other).norm() < 1e-12 * other.norm()
+
+
 @pytest.mark.parametrize("key_heads", [1, 4])
-def test_packed_attention_equals_masked_attention(key_heads, tolerance=1e-12):
+def test_packed_attention_equals_masked_attention(key_heads):
     tensors, gradient = inputs(torch.float64, key_heads=key_heads)
-    output = packed(tensors, 0.3)
-    expected, expected_gradients = reference(tensors, gradient, 0.3)
-    assert (output - expected).abs().max() < tolerance
-    found = torch.autograd.grad(output, tensors, gradient)
-    for one, other in zip(found, expected_gradients, strict=True):
-        assert (one - other).norm() < tolerance * other.norm()
+    check_equal(packed(tensors, 0.3), tensors, gradient)
 
 
 @pytest.mark.parametrize("max_scores", [attention.MAX_SCORES, 1])
@@ -65,11 +67,7 @@ def test_windows_and_soft_caps_equal_masked_attention(window, soft_cap, max_scor
     monkeypatch.setattr(attention, "MAX_SCORES", max_scores)
     tensors, gradient = inputs(torch.float64)
     output = packed(tensors, 0.3, sliding_window=window, softcap=soft_cap)
-    expected, expected_gradients = reference(tensors, gradient, 0.3, window=window, soft_cap=soft_cap)
-    assert (output - expected).abs().max() < 1e-12
-    found = torch.autograd.grad(output, tensors, gradient)
-    for one, other in zip(found, expected_gradients, strict=True):
-        assert (one - other).norm() < 1e-12 * other.norm()
+    check_equal(output, tensors, gradient, window=window, soft_cap=soft_cap)
 
 
 def test_texts_of_similar_length_share_a_call_and_each_token_has_one_output():

@@ -78,21 +78,14 @@ def test_distances_equal_those_of_separate_gradients(model_folder, tmp_path):
 
 def test_a_sender_of_inverted_rewards_disagrees(model_folder, tmp_path):
     groups = groups_of_three()
-    mirrored = [
-        replace(
-            group,
-            own=False,
-            sender=EVE,
-            group_id=f"{group.group_id}-eve",
-            advantage_key=f"{group.group_id}-eve",
-            rewards=tuple(1.0 - reward for reward in group.rewards),
-        )
-        for group in groups[:4]
-    ]
-    copies = [
-        replace(group, own=False, sender=BOB, group_id=f"{group.group_id}-bob", advantage_key=f"{group.group_id}-bob")
-        for group in groups[:4]
-    ]
+
+    def copied(group, sender):
+        name = f"{group.group_id}-{sender}"
+        return replace(group, own=False, sender=sender, group_id=name, advantage_key=name)
+
+    copies = [copied(group, BOB) for group in groups[:4]]
+    inverted = [tuple(1.0 - reward for reward in group.rewards) for group in groups[:4]]
+    mirrored = [replace(copied(group, EVE), rewards=each) for group, each in zip(groups, inverted, strict=False)]
     report = learner_of(model_folder, tmp_path).train([*groups[:4], *mirrored, *copies], step=1).report
     assert report.agreement == {EVE: pytest.approx(-1.0, abs=1e-5), BOB: pytest.approx(1.0, abs=1e-5)}
 

@@ -104,8 +104,6 @@ def test_loss_and_gradient_equal_the_naive_ones(models, naive_logprobs, groups, 
 
 @pytest.mark.parametrize(("method", "weights"), [("accepted", [1.0, 1.0]), ("ftis", [0.5, 2.0])])
 def test_accepted_gives_completions_of_other_tokenizers_full_weight(method, weights):
-    means, batch = (
-        torch.tensor([-2.0, -1.0]).double(),
-        SimpleNamespace(behaviour_means=torch.tensor([-1.3068528, -9.0])),
-    )  # less log 0.5
+    means = torch.tensor([-2.0, -1.0]).double()
+    batch = SimpleNamespace(behaviour_means=torch.tensor([-1.3068528, -9.0]))  # less log 0.5
     assert Objective(method, {})._text_weights(means, batch).tolist() == pytest.approx(weights)

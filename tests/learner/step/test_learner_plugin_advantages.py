@@ -53,15 +53,8 @@ def test_the_loss_equals_the_reference_whatever_the_padding_holds(dtype, padding
 def test_many_passes_give_the_update_of_one(model_folder, tmp_path):
     found = []
     for budget in (4096, 48):
-        boot = make_boot(
-            model_folder,
-            tmp_path / str(budget),
-            method="ftis",
-            advantage_scale="learner",
-            micro_batch_tokens=budget,
-            learning_rate=0.01,
-            updates_per_batch=2,
-        )
+        how = {"method": "ftis", "advantage_scale": "learner", "learning_rate": 0.01, "updates_per_batch": 2}
+        boot = make_boot(model_folder, tmp_path / str(budget), micro_batch_tokens=budget, **how)
         report = Learner(boot).train(groups_of_two_tasks(), step=1).report
         assert report.num_updates == 2
         assert all(each.groups_with_signal == each.groups for each in report.by_sender)
