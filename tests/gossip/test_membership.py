@@ -88,12 +88,7 @@ class FakeSession:
 
 @asynccontextmanager
 async def running_membership(
-    folder: Path,
-    control: FakeControl,
-    directory: FakeDirectory,
-    *,
-    num_shards: int = 1,
-    **changes: Any,
+    folder: Path, control: FakeControl, directory: FakeDirectory, *, num_shards: int = 1, **changes: Any
 ) -> AsyncIterator[Membership]:
     """Yield a membership that polls until the context ends."""
     values = {"peers": (GIVEN_ADDRESS,), "poll_s": 0.01} | changes

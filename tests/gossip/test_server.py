@@ -29,10 +29,7 @@ async def hello(peer_id: str, payload: bytes) -> AsyncGenerator[bytes, None]:
 
 @asynccontextmanager
 async def serving(
-    path: Path,
-    admission: AdmissionControl,
-    counters: GossipCounters,
-    limits: GossipLimits = ONE_EACH,
+    path: Path, admission: AdmissionControl, counters: GossipCounters, limits: GossipLimits = ONE_EACH
 ) -> AsyncIterator[None]:
     """Run a server of one service."""
     server = StreamServer(

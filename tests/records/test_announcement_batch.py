@@ -47,14 +47,7 @@ def test_a_batch_of_the_largest_values_fits_in_one_announcement():
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"number": 3},
-        {"policy_version": 4},
-        {"tokenizer": b"another1"},
-        {"attempt": 1},
-        {"sender": PEER},
-    ],
+    "change", [{"number": 3}, {"policy_version": 4}, {"tokenizer": b"another1"}, {"attempt": 1}, {"sender": PEER}]
 )
 def test_groups_that_differ_in_a_shared_field_are_not_joined(change):
     groups = [announced(1), replace(announced(2), **change)]  # type: ignore[arg-type]

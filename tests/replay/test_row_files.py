@@ -18,10 +18,7 @@ TOKENS_PER_GROUP = 2048
 NUMBERS_BYTES = 68  # of one token: an int, a float, and their list items
 MAX_TRACED_BYTES = 8 << 20
 MAX_ARROW_BYTES = 4 << 20
-WRITERS = {
-    "jsonl": write_jsonl,
-    "parquet-flat": partial(write_parquet, with_texts=False, is_flat=True),
-}
+WRITERS = {"jsonl": write_jsonl, "parquet-flat": partial(write_parquet, with_texts=False, is_flat=True)}
 
 
 @pytest.fixture(scope="module")

@@ -20,16 +20,7 @@ def opened(name: str) -> PeerRecord:
     return open_peer_record(seal_peer_record(replace(RECORD, name=name, peer_id=ME.peer_id), ME))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "\u3164",
-        "\u200b\u200d",
-        "\U000e0041",
-        "\u0301",
-        " \t",
-    ],
-)
+@pytest.mark.parametrize("name", ["\u3164", "\u200b\u200d", "\U000e0041", "\u0301", " \t"])
 def test_a_blank_name_is_no_name(name):
     assert opened(name).name == ""
 

@@ -141,12 +141,7 @@ def _ending(*ids: int, reason: FinishReason) -> Completion:
         # As many end-of-sequence ids as stops, but in the wrong place.
         ({"completions": (_ending(10, EOS, 11, reason=FinishReason.STOP), WRONG)}, "finish_reason"),
         (
-            {
-                "completions": (
-                    _ending(10, 11, reason=FinishReason.STOP),
-                    _ending(12, EOS, reason=FinishReason.LENGTH),
-                )
-            },
+            {"completions": (_ending(10, 11, reason=FinishReason.STOP), _ending(12, EOS, reason=FinishReason.LENGTH))},
             "finish_reason",
         ),
         ({"problem_hash": bytes(16)}, "prompt_mismatch"),

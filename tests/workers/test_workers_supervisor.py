@@ -321,11 +321,7 @@ async def test_stop_kills_a_frozen_worker(start_supervisor):
 
 @pytest.mark.parametrize(
     ("fault", "limit_s", "ends_by_itself"),
-    [
-        ("reported-end", 60.0, True),
-        ("reported-end", 0.0, False),
-        ("slow-end", 60.0, False),
-    ],
+    [("reported-end", 60.0, True), ("reported-end", 0.0, False), ("slow-end", 60.0, False)],
 )
 async def test_progress_after_stop_prolongs_the_grace_up_to_a_limit(
     start_supervisor, tmp_path, fault, limit_s, ends_by_itself

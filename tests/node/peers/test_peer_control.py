@@ -78,10 +78,7 @@ async def test_only_a_request_with_the_token_of_the_home_changes_peers(tmp_path,
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["ban", "ann", "--for", "2 weeks"], "90s, 30m, 2h or 7d"),
-        (["ban", "ann"], "no running node"),
-    ],
+    [(["ban", "ann", "--for", "2 weeks"], "90s, 30m, 2h or 7d"), (["ban", "ann"], "no running node")],
 )
 def test_invalid_input_and_a_stopped_node_are_a_one_line_error_with_exit_code_2(tmp_path, capsys, arguments, message):
     assert run(["peers", *arguments, "--home", str(tmp_path / "home")]) == 2

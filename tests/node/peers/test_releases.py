@@ -60,11 +60,7 @@ def test_a_reward_or_problem_that_differs_costs_only_a_peer_with_the_same_releas
 ):
     with closing(EventLog(tmp_path / "events.jsonl")) as events:
         manager = PeerManager(
-            tmp_path / "peers.sqlite",
-            own_id=ME.peer_id,
-            settings=AccessSection(),
-            events=events,
-            releases=OURS,
+            tmp_path / "peers.sqlite", own_id=ME.peer_id, settings=AccessSection(), events=events, releases=OURS
         )
         if record is not None:
             manager.registry.seen(PEER.peer_id).record = record

@@ -224,12 +224,7 @@ def test_a_reset_that_was_interrupted_is_continued(home, monkeypatch, has_log):
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        "envelope = zeroblob(99)",
-        "rewards = CAST(x'00001041' || substr(rewards, 5) AS BLOB)",
-        "own = 1 - own",
-    ],
+    "damage", ["envelope = zeroblob(99)", "rewards = CAST(x'00001041' || substr(rewards, 5) AS BLOB)", "own = 1 - own"]
 )
 def test_a_group_that_changed_on_disk_is_released(home, damage):
     (first, *_) = ready_ids(home)
