@@ -64,8 +64,7 @@ def _check_exports(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     groups = json.loads(of_home("replay", "list", "--json", "--limit", "1000"))
     assert {group["own"] for group in groups} == {True, False}
-    shown = json.loads(of_home("replay", "show", groups[0]["id"][:12], "--json"))
-    assert len(shown["completions"]) == 4
+    assert len(json.loads(of_home("replay", "show", groups[0]["id"][:12], "--json"))["completions"]) == 4
     of_home("replay", "export", "--format", "envelope", "--out", str(tmp_path / "envelopes"))
     files = list((tmp_path / "envelopes").iterdir())
     assert len(files) == len(groups)

@@ -58,8 +58,7 @@ def test_a_lossless_group_is_read_unchanged(identity):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=50))
 def test_ids_are_read_unchanged(ids):
-    array = np.array(ids, dtype="<i4")
-    assert unpack_ids(pack_ids(array), len(ids)).tolist() == ids
+    assert unpack_ids(pack_ids(np.array(ids, dtype="<i4")), len(ids)).tolist() == ids
 
 
 @pytest.mark.parametrize(("largest", "num_planes"), [(0, 1), (255, 1), (256, 2), (151_664, 3), (2**24, 4), (-1, 4)])

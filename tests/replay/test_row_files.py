@@ -37,8 +37,7 @@ def _peak(write: Callable[[], int]) -> tuple[int, int]:
     """Return the number of rows and the peak of the bytes of Python objects."""
     tracemalloc.start()
     try:
-        count = write()
-        return count, tracemalloc.get_traced_memory()[1]
+        return write(), tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 

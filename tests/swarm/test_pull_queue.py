@@ -171,8 +171,7 @@ def test_a_full_queue_drops_the_oldest_and_assigned_groups_last():
     for number in range(6):
         queue.add(item(f"w{number}", sender=f"s{number}", at=number, is_assigned=number in (0, 2)), holder=f"s{number}")
     assert len(queue) == 3
-    requested = [ids_of(queue.next_request(most=9, need=0, max_bytes=ANY)) for _ in range(2)]
-    assert requested == [["w0"], ["w2"]]
+    assert [ids_of(queue.next_request(most=9, need=0, max_bytes=ANY)) for _ in range(2)] == [["w0"], ["w2"]]
     assert ids_of(queue.next_request(most=9, need=9, max_bytes=ANY)) == ["w5"]
 
 

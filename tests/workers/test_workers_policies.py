@@ -50,5 +50,4 @@ def test_a_busy_worker_without_progress_is_stalled_and_an_idle_one_is_not():
     liveness = Liveness(max_silent_ticks=3, max_stalled_ticks=2)
     assert [beat_and_tick(liveness, num_in_flight=0, progress=5) for _ in range(9)] == [""] * 9
     assert [beat_and_tick(liveness, num_in_flight=1, progress=n) for n in range(6, 15)] == [""] * 9
-    stalled = [beat_and_tick(liveness, num_in_flight=1, progress=14) for _ in range(3)]
-    assert stalled == ["", STALLED, STALLED]
+    assert [beat_and_tick(liveness, num_in_flight=1, progress=14) for _ in range(3)] == ["", STALLED, STALLED]

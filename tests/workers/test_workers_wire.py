@@ -33,8 +33,7 @@ class Words(Message, frozen=True):
 
 
 def test_control_and_body_are_two_frames():
-    frames = pack(Call(call_id=7), Numbers(values=b"\x00\xff"))
-    control, body = unpack(frames)
+    control, body = unpack(pack(Call(call_id=7), Numbers(values=b"\x00\xff")))
     assert control == Call(call_id=7)
     assert unpack_body(body, union_of([Numbers, Words])) == Numbers(values=b"\x00\xff")
     assert unpack(pack(Ready())) == (Ready(), b"")
@@ -59,8 +58,7 @@ def test_any_other_error_names_the_worker_and_the_class(kind):
 
 def test_an_error_of_another_library_is_not_taken_for_ours_of_the_same_name():
     """Callers handle a WorkerError; an error of this machine would end the node."""
-    sent = torch.OutOfMemoryError("CUDA out of memory.")
-    error = error_of(failure_of(sent, call_id=1), worker="generation")
+    error = error_of(failure_of(torch.OutOfMemoryError("CUDA out of memory."), call_id=1), worker="generation")
     assert type(error) is WorkerTaskError
     assert str(error) == "generation: torch.OutOfMemoryError: CUDA out of memory."
 

@@ -63,8 +63,7 @@ OWNERS_BUCKET = bucket_key("r", bucket_of(OWNER.peer_id))
 def test_entries_of_the_owner_are_accepted():
     assert VALIDATOR.validate(_record(_sealed(), key=OWNERS_KEY))
     assert VALIDATOR.validate(_record(_sealed(payload=bytes(2048)), key=OWNERS_KEY))
-    member = _sealed(kind=EntryKind.MEMBER)
-    assert VALIDATOR.validate(_record(member, key=OWNERS_BUCKET, subkey=OWNER.peer_id))
+    assert VALIDATOR.validate(_record(_sealed(kind=EntryKind.MEMBER), key=OWNERS_BUCKET, subkey=OWNER.peer_id))
 
 
 @pytest.mark.parametrize(
@@ -233,8 +232,7 @@ def test_an_invalid_run_id_is_refused(run_id):
     ],
 )
 def test_a_member_entry_contains_the_number_of_shards(payload, num_shards):
-    entry = sign_entry(OWNER, EntryKind.MEMBER, "r", payload, expires_at=1.0)
-    assert unverified(entry) == ("r", payload)
+    assert unverified(sign_entry(OWNER, EntryKind.MEMBER, "r", payload, expires_at=1.0)) == ("r", payload)
     assert num_shards_of(payload) == num_shards
 
 

@@ -18,8 +18,7 @@ from tests.waiting import eventually
 
 
 def test_the_key_file_contains_seed_and_public_key():
-    identity = Identity.from_seed(bytes(range(32)))
-    assert libp2p_private_key(identity).hex() == (
+    assert libp2p_private_key(Identity.from_seed(bytes(range(32)))).hex() == (
         "08011240"
         "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
         "03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8"

@@ -170,8 +170,7 @@ async def _evaluate(wiring: Wiring) -> None:
 
 
 async def _train(wiring: Wiring) -> None:
-    loop = wiring.train_loop(wiring.step_gate(), last_step=None)
-    await loop.run()
+    await wiring.train_loop(wiring.step_gate(), last_step=None).run()
 
 
 FAILING = {

@@ -514,8 +514,7 @@ async def test_a_download_over_p2pd_resumes_after_a_broken_stream(tmp_path):
             assert offers._newest is not None
             offer = open_offer(offers._newest.signed)
             download = Download(generator, offer, tmp_path / "partial", pause_s=0.2)
-            file = await download.run()
-            assert file.read_bytes() == content
+            assert (await download.run()).read_bytes() == content
             assert download.num_fetched == offer.num_chunks == 9
             assert first_chunks[0] == 0 < first_chunks[1], "received chunks were requested again"
             assert learner.counters.weights_bytes_out >= len(content)

@@ -173,8 +173,7 @@ async def test_a_pause_while_the_models_load_after_a_pause_is_not_delayed(day):
     assert (day.gate.status().reason, day.gate.is_in_effect) == ("by command", True)
     day.loop.change("resume", {})
     assert await day.at("04T22:05") == "runs"
-    ended = [event["paused_s"] for event in read_events(day.home.events, name="pause_ended")]
-    assert ended == [240.0]
+    assert [event["paused_s"] for event in read_events(day.home.events, name="pause_ended")] == [240.0]
     await day.stop()
     await asyncio.gather(running, return_exceptions=True)
 

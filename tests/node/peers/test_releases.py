@@ -94,8 +94,7 @@ def test_a_node_names_its_own_releases():
     assert arithmetic.transformers.split(".")[0] == "5"
     graded = own_releases(Graded(), Tokenizer())  # type: ignore[arg-type]
     assert graded.grader == f"ftis-node {__version__}, math-verify 0.9.0"
-    record = _record(graded)
-    assert open_peer_record(seal_peer_record(record, PEER)).releases == graded
+    assert open_peer_record(seal_peer_record(_record(graded), PEER)).releases == graded
 
 
 @pytest.mark.parametrize(

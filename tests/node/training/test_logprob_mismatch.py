@@ -31,8 +31,7 @@ async def test_a_reporter_warns_once_and_keeps_the_last_measurement(tmp_path, ca
         reporter = Wiring(node).reporter
         for report in (_measured(0.0, 0.0), high, high, _measured(None, None)):
             await reporter.note(report)
-        written = [event["event"] for event in events_of(node)]
-        assert written == ["step", "step", "mismatch", "step", "step"]
+        assert [event["event"] for event in events_of(node)] == ["step", "step", "mismatch", "step", "step"]
         assert node.peers.counters.mismatch_report is high
     assert [record.message for record in caplog.records] == [warning_of(high, LIMITS["float32"])]
 
@@ -70,8 +69,7 @@ async def test_the_first_group_of_each_version_is_checked(tmp_path, identity, fa
     with components(tmp_path, learner=learner) as node:
         wiring = Wiring(node)
         wiring.intake.next_own = stored.get
-        loop = wiring.check_loop
-        running = asyncio.create_task(loop.run())
+        running = asyncio.create_task(wiring.check_loop.run())
         for learners, oldest, newest in [(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1), (1, 1, 2), (1, 1, 1), (1, 1, 1)]:
             node.context.state.policy_version = learners
             stored.put_nowait(accepted(identity, 1, versions=(oldest, newest)))

@@ -79,8 +79,7 @@ NEEDS = StepQuota(own=4, foreign=4, foreign_wait_s=30.0)
 def test_a_step_with_few_own_groups_left_takes_foreign_ones():
     assert [shares_of_step(NEEDS, generates=False, own_left=left) for left in (0, 3, 9)] == [(0, 8), (3, 5), (4, 4)]
     own, foreign = substitute_foreign(3 + 2, needs=NEEDS)
-    outlook = StepInputs(own, foreign, waited_s=30.0, uptime_s=99.0, awaits_sender=True)
-    assert may_start(NEEDS, outlook)
+    assert may_start(NEEDS, StepInputs(own, foreign, waited_s=30.0, uptime_s=99.0, awaits_sender=True))
 
 
 @pytest.mark.parametrize(
