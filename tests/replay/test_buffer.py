@@ -1,14 +1,23 @@
-"""The buffer on disk: admission, taking groups for a step, reading."""
+"""The buffer on disk: admission, taking groups for a step, reading. Also the public names of the package."""
 
 import sqlite3
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ftis_node.errors import ConfigError, DamagedError
+import ftis_node
+from ftis_node.config.home import Home
+from ftis_node.errors import ConfigError, DamagedError, RecordError
 from ftis_node.records.codec import unpack_any, unpack_group
+from ftis_node.records.envelope import seal_group
+from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.group_history import PromptResolver
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.replay.rows import StoredGroup
@@ -119,3 +128,45 @@ def test_another_schema_is_refused(path, buffer):
     connection.close()
     with pytest.raises(ConfigError, match="another version of ftis-node .schema 99, this one reads 1.: use that"):
         ReplayBuffer(path)
+
+
+def test_the_import_loads_no_large_package():
+    code = (
+        "import sys, ftis_node; ftis_node.Manifest; ftis_node.ReplayBuffer; ftis_node.Task; ftis_node.decode_envelope\n"
+        "ftis_node.Node\n"
+        "sys.exit(' '.join({'torch', 'hivemind', 'transformers', 'pandas', 'datasets'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_rollouts_are_read_while_the_buffer_is_open(tmp_path, identity):
+    with pytest.raises(ConfigError, match="no replay buffer"):
+        ftis_node.ReplayBuffer.open(tmp_path)
+    buffer = ReplayBuffer(Home(tmp_path).replay)
+    assert buffer.admit(accept(make_group(identity), identity), own=False)
+    rollouts = ftis_node.ReplayBuffer.open(str(tmp_path))
+    frame, dataset = rollouts.to_pandas(), rollouts.to_dataset()
+    buffer.close()
+    assert list(frame["reward"]) == dataset["reward"][:] == [1.0, 0.0]
+    assert dataset["token_ids"][0] == [10, 11, 2]
+
+
+def test_an_envelope_is_decoded_only_with_a_valid_signature(identity):
+    group = make_group(identity)
+    data = seal_group(group, identity).to_bytes()
+    assert ftis_node.decode_envelope(data).rewards == group.rewards
+    with pytest.raises(RecordError) as caught:
+        ftis_node.decode_envelope(data[:-1] + bytes([data[-1] ^ 1]))
+    assert caught.value.reason == "signature"
+    for invalid in (b"", b"\xff" * 40, data[:-1], bytes(5 << 20)):
+        with pytest.raises(RecordError):
+            ftis_node.decode_envelope(invalid)
+
+
+def test_a_run_without_a_task_is_given_as_the_reason(tmp_path):
+    """An exception here would end the dashboard."""
+    home = Home(tmp_path)
+    home.run_toml.write_text('name = "no task"\n')
+    group: Any = SimpleNamespace(prompt_ref=PromptRef("arithmetic", "train", 1))
+    assert PromptResolver(home).resolve(group).missing == "the home's run.toml names no task"
