@@ -216,7 +216,6 @@ SMALL_RUNS = {f"{number:032x}": StoredRun(8, 1) for number in range(MAX_TOPICS)}
 
 
 def _topics() -> set[str]:
-    """Return the topics that are read now."""
     names = [task.get_name() for task in asyncio.all_tasks() if not task.cancelling()]
     return {name.removeprefix("topic ") for name in names if name.startswith("topic ")}
 

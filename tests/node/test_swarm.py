@@ -15,7 +15,6 @@ pytestmark = pytest.mark.timeout(600)  # of the start of the swarm
 
 
 def _ftis(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Return what a command prints."""
     capsys.readouterr()
     code = run(list(arguments))
     captured = capsys.readouterr()

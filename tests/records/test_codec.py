@@ -31,6 +31,10 @@ from . import wire_example as example
 from .make_vectors import VECTORS, batches, refused, valid
 
 
+def refuses(reason: str) -> pytest.RaisesExc[RecordError]:
+    return pytest.raises(RecordError, check=lambda error: error.reason == reason)
+
+
 def test_every_field_is_read_unchanged(identity):
     group = make_group(
         identity,
@@ -134,15 +138,13 @@ def _set_versions(body: pb.Body, *, span: int, offsets: list[int], spans: list[i
 )
 def test_an_inconsistent_body_is_malformed(identity, change):
     data = _body(identity, change)
-    with pytest.raises(RecordError) as caught:
+    with refuses("malformed"):
         unpack_group(data)
-    assert caught.value.reason == "malformed"
 
 
 def test_the_size_is_checked_before_parsing():
-    with pytest.raises(RecordError) as caught:
+    with refuses("size"):
         open_envelope(b"\xff" * 101, max_bytes=100)
-    assert caught.value.reason == "size"
 
 
 @settings(max_examples=80, deadline=None)
@@ -182,9 +184,8 @@ def test_each_reader_accepts_its_own_form_only(identity):
     assert isinstance(unpack_any(exact), Group)
     assert isinstance(unpack_any(text), TextGroup)
     for reader, other in ((unpack_group, text), (partial(unpack_any, codecs=()), exact)):
-        with pytest.raises(RecordError) as caught:
+        with refuses("codec"):
             reader(other)
-        assert caught.value.reason == "codec"
 
 
 @pytest.mark.parametrize(
@@ -207,9 +208,8 @@ def test_each_reader_accepts_its_own_form_only(identity):
 def test_an_inconsistent_body_of_texts_is_refused_by_reason(identity, change, reason):
     body = pb.Body.FromString(pack_text_group(make_text_group(identity)))
     change(body)
-    with pytest.raises(RecordError) as caught:
+    with refuses(reason):
         unpack_any(body.SerializeToString())
-    assert caught.value.reason == reason
 
 
 def test_a_text_that_is_not_utf8_is_refused(identity):
@@ -217,9 +217,8 @@ def test_a_text_that_is_not_utf8_is_refused(identity):
     invalid = valid.replace("naïve".encode(), b"na\xff\xffve")
     assert len(invalid) == len(valid)
     assert invalid != valid
-    with pytest.raises(RecordError) as caught:
+    with refuses("parse"):
         unpack_any(invalid)
-    assert caught.value.reason == "parse"
 
 
 PEER = example.IDENTITY.peer_id
@@ -282,9 +281,8 @@ def test_a_malformed_batch_is_refused(change):
     (batch,) = join_announcements([announced(1), announced(2)])
     message = pb.Announcement.FromString(batch.to_bytes())
     change(message)
-    with pytest.raises(RecordError) as caught:
+    with refuses("malformed"):
         open_announcement(message.SerializeToString())
-    assert caught.value.reason == "malformed"
 
 
 STORED: dict[str, Any] = json.loads(VECTORS.read_text())
@@ -334,6 +332,5 @@ def test_an_invalid_envelope_is_refused(vector):
     if vector["reason"] == "signature":
         assert not open_envelope(bytes.fromhex(vector["envelope"])).is_signed_by(STORED["valid"][0]["sender"])
         return
-    with pytest.raises(RecordError) as caught:
+    with refuses(vector["reason"]):
         unpack_any(open_envelope(bytes.fromhex(vector["envelope"])).body)
-    assert caught.value.reason == vector["reason"]

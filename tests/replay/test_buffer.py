@@ -19,7 +19,6 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.group_history import PromptResolver
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.replay.reader import ReplayReader
 from ftis_node.replay.rows import StoredGroup
 from ftis_node.validation import Accepted
 from tests.conftest import PROMPT_IDS, accept, fill_buffer, make_group, make_text_group
@@ -64,10 +63,9 @@ def first_ids(stored: StoredGroup) -> list[int]:
     return unpack_group(stored.body).completions[0].token_ids.tolist()
 
 
-def test_a_text_group_is_read_with_the_tokens_of_its_validation(path):
+def test_a_text_group_is_read_with_the_tokens_of_its_validation(path, buffer, reader):
     as_text = accept(make_text_group(ANN), ANN, [[10, 2], [7, 8, 9]])
     fill_buffer(path, as_text, accepted(BOB, 1))
-    buffer, reader = ReplayBuffer(path), ReplayReader(path)
     again, exact = sorted(buffer.take(1, own=0, foreign=2).groups, key=lambda taken: taken.sender != ANN.peer_id)
     assert again.text_token_ids == ((10, 2), (7, 8, 9))
     in_tokens = unpack_any(again.body).in_tokens(again.text_token_ids)
@@ -79,8 +77,6 @@ def test_a_text_group_is_read_with_the_tokens_of_its_validation(path):
     assert unpack_group(exact.body).mean_logprobs == ()
     assert reader.envelopes([as_text.envelope.id]) == [as_text.envelope_bytes], "the envelope is stored as received"
     assert again.rewards == (1.0, 0.0)
-    buffer.close()
-    reader.close()
 
 
 def test_no_group_is_taken_twice(buffer, reader):
@@ -105,7 +101,6 @@ def test_a_group_is_found_by_a_prefix_of_its_id(buffer, reader):
     fill(buffer, own=1)
     (summary,) = reader.list_groups(limit=5)
     found = reader.find(summary.id[:8])
-    assert found is not None
     assert found[0] == summary
     assert reader.find("zz") is None
     assert reader.find("%%%%") is None

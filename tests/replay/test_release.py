@@ -88,8 +88,7 @@ def test_pruning_stops_at_the_limit(buffer, reader):
     assert buffer.prune(max_disk_bytes=int(size * 4.5)) == 2
 
 
-def test_freed_pages_are_returned_to_the_disk(path):
-    buffer = ReplayBuffer(path)
+def test_freed_pages_are_returned_to_the_disk(path, buffer):
     fill(buffer, own=150, ann=1)
     buffer.take(1, own=150, foreign=0)
     buffer.release_step(1, ReleaseReason.TRAINED)
@@ -99,7 +98,6 @@ def test_freed_pages_are_returned_to_the_disk(path):
     assert path.stat().st_size < before / 2
     assert path.with_name(f"{path.name}-wal").stat().st_size == 0
     assert len(buffer.take(2, own=9, foreign=9).groups) == 1
-    buffer.close()
 
 
 @pytest.fixture
@@ -120,17 +118,10 @@ def test_the_least_recently_used_rows_are_dropped_first(db, monkeypatch):
     assert database.is_forgotten(db, "ann", 2) and not database.is_forgotten(db, "ann", 1)
 
 
-def test_a_pruned_group_is_not_admitted_again(tmp_path):
-    path = tmp_path / "replay.sqlite"
-    buffer = ReplayBuffer(path)
-    reader = ReplayReader(path)
+def test_a_pruned_group_is_not_admitted_again(buffer, reader):
     first, second = accepted(ANN, 1), accepted(ANN, 2)
-    assert buffer.admit_many([(first, False), (first, False), (second, False), (accepted(ME, 1), True)]) == [
-        True,
-        False,
-        True,
-        True,
-    ]
+    arrivals = [(first, False), (first, False), (second, False), (accepted(ME, 1), True)]
+    assert buffer.admit_many(arrivals) == [True, False, True, True]
     assert buffer.last_number() == 1
     buffer.take(1, own=1, foreign=1)
     buffer.release_step(1, ReleaseReason.TRAINED)
@@ -139,18 +130,14 @@ def test_a_pruned_group_is_not_admitted_again(tmp_path):
     assert reader.has_number(ANN.peer_id, 2)
     assert not reader.has_number(ANN.peer_id, 3)
     assert buffer.admit_many([(second, False), (accepted(ANN, 3), False)]) == [False, True]
-    reader.close()
-    buffer.close()
 
 
-def test_a_failed_batch_admits_no_group(tmp_path):
-    buffer = ReplayBuffer(tmp_path / "replay.sqlite")
+def test_a_failed_batch_admits_no_group(buffer):
     invalid = accepted(ANN, 2)
     object.__setattr__(invalid.group, "model", None)
     with pytest.raises(sqlite3.IntegrityError):
         buffer.admit_many([(accepted(ANN, 1), False), (invalid, False)])
     assert buffer.take(1, own=0, foreign=9).groups == []
-    buffer.close()
 
 
 BY_ROWS = (

@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 
 import pyarrow as pa
@@ -62,9 +63,8 @@ def test_a_writer_holds_a_bounded_part_of_the_buffer(large_buffer, tmp_path, for
 
 
 def test_a_table_without_rows_has_the_same_columns(large_buffer, tmp_path):
-    reader = ReplayReader(large_buffer)
-    (row, *_) = rows = list(group_rows(reader))[:3]
-    reader.close()
+    with closing(ReplayReader(large_buffer)) as reader:
+        (row, *_) = rows = list(group_rows(reader))[:3]
     for is_flat in (False, True):
         made = list(flat_rows(iter(rows))) if is_flat else rows
         write = partial(write_parquet, is_flat=is_flat, with_texts=False)
@@ -79,9 +79,8 @@ def test_a_table_without_rows_has_the_same_columns(large_buffer, tmp_path):
 
 def test_row_groups_are_bounded(large_buffer, tmp_path, monkeypatch):
     monkeypatch.setattr("ftis_node.replay.rollout_rows.MAX_ROWS_AT_ONCE", 2)
-    reader = ReplayReader(large_buffer)
-    rows = list(group_rows(reader))[:5]
-    reader.close()
+    with closing(ReplayReader(large_buffer)) as reader:
+        rows = list(group_rows(reader))[:5]
     assert write_parquet(rows, tmp_path / "rows", with_texts=False, is_flat=False) == 5
     table = pq.ParquetFile(tmp_path / "rows")
     assert [table.metadata.row_group(place).num_rows for place in range(3)] == [2, 2, 1]

@@ -15,7 +15,7 @@ from ftis_node.swarm.reasons import attribute_refusal
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
-from ftis_node.validation import Accepted, Refused, ValidationContext, validate
+from ftis_node.validation import Accepted, ValidationContext, validate
 from ftis_node.validation.rules import (
     RULES,
     finishes_agree,
@@ -118,8 +118,7 @@ async def test_a_valid_text_group_is_accepted_in_tokens_of_this_node(identity):
 )
 async def test_each_fault_is_refused_with_its_reason(identity, changes, reason):
     verdict = await _verdict(identity, **changes)
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == reason
+    assert reason_of(verdict) == reason
     assert verdict.sender == identity.peer_id
 
 

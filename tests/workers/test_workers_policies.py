@@ -72,14 +72,10 @@ def test_a_busy_worker_without_progress_is_stalled_and_an_idle_one_is_not():
 
 
 class Numbers(Message, frozen=True):
-    """A body with bytes."""
-
     values: bytes
 
 
 class Words(Message, frozen=True):
-    """Another body with the same fields."""
-
     values: bytes
 
 

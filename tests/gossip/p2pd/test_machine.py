@@ -100,7 +100,6 @@ async def test_p2pd_ends_with_a_daemon_that_is_killed(tmp_path):
     daemon = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", DAEMON, str(tmp_path)), stdout=asyncio.subprocess.PIPE
     )
-    assert daemon.stdout is not None
     pid = int(await daemon.stdout.readline())
     assert not process_is_gone(pid)
     daemon.kill()

@@ -95,8 +95,6 @@ def test_a_failed_worker_is_a_problem_and_a_starting_one_makes_the_node_not_read
 
 @dataclass
 class FakeStatus:
-    """A status loop with a fixed status."""
-
     latest: Status = field(
         default_factory=lambda: Status(health=HealthStatus(waits_for="the learner worker is starting"))
     )

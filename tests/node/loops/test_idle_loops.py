@@ -59,8 +59,6 @@ class Learner(NullLearner):
 
 
 class Task(StubTask):
-    """A task of ten problems."""
-
     name = "stub"
 
     def __len__(self) -> int:

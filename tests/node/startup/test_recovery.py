@@ -68,7 +68,6 @@ def admit(buffer: ReplayBuffer, events: EventLog, groups: list[Accepted]) -> Non
 
 
 def recover(home: Home) -> None:
-    """Recover the home as a start does."""
     replace_files(home)
     with closing(ReplayBuffer(home.replay)) as buffer, closing(EventLog(home.events)) as events:
         release_damaged(buffer, events)

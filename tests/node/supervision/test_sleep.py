@@ -71,7 +71,6 @@ asyncio.run(until_signalled(work(), stop_limit_s=1.0))
 
 def test_a_process_that_is_suspended_while_it_stops_is_not_ended_by_force():
     with subprocess.Popen([sys.executable, "-c", STOPS], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "stopping\n"
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(1.5)  # longer than the limit
