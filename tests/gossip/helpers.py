@@ -71,7 +71,6 @@ def process_is_gone(pid: int) -> bool:
 
 
 def files_under(folder: Path) -> list[Path]:
-    """Return the files, sockets and links below a folder."""
     return [path for path in folder.rglob("*") if not path.is_dir()]
 
 

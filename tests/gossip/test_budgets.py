@@ -54,8 +54,7 @@ async def test_a_stream_read_at_one_byte_per_second_is_closed_and_takes_little_m
     fetch = protocol("r", RpcService.FETCH)
     before = psutil.Process().memory_info().rss
     async with slow._session.client.stream(server.peer_id, fetch, timeout_s=30) as (reader, writer):
-        request = pack_ids(store.ids, limits=limits)
-        await write_frame(writer, Frame.REQUEST, request, idle_s=1)
+        await write_frame(writer, Frame.REQUEST, pack_ids(store.ids, limits=limits), idle_s=1)
         reading = asyncio.create_task(_read_slowly(reader))
         await eventually(lambda: server.counters.serve_errors.get("timed_out"), within_s=25)
         grown = psutil.Process().memory_info().rss - before

@@ -98,7 +98,6 @@ async def _has_record(reader: Libp2pGossip, owner: Libp2pGossip, value: bytes) -
 async def _attack_by_name(outsider: Libp2pGossip, alice: Libp2pGossip, bob: Libp2pGossip, store: BodyStore) -> None:
     """Attack with the run's name on the wire, which p2pd reports to any connected peer."""
     name, session = alice._run_name, outsider._supervisor.session
-    assert session is not None
     async with session.client.subscribe(topic(name, 0)) as messages:
         receiving = asyncio.ensure_future(anext(messages))
         while not receiving.done():  # gossipsub loses messages before its mesh is complete

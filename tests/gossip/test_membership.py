@@ -1,4 +1,4 @@
-"""Rounds of dialing with a fake p2pd and directory: which peers are dialed, when, and after how many reads."""
+"""The members of a run: which are dialed, how they answer a hello, and whose topics a node forwards."""
 
 import asyncio
 import random
@@ -9,9 +9,11 @@ from typing import Any
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip import PeerConnection, SwarmPhase, dialer
-from ftis_node.gossip.membership import MAX_KNOWN, Membership
+from ftis_node.gossip.bootstrap import MAX_TOPICS
+from ftis_node.gossip.directory.validators import StoredRun
+from ftis_node.gossip.membership import MAX_HELLOS_IN_FLIGHT, MAX_KNOWN, MemberProbe, Membership
 from ftis_node.gossip.p2pd.client import P2pdError
-from ftis_node.gossip.wire_format import RpcService
+from ftis_node.gossip.wire_format import RpcService, topic
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of, shard_of
 from tests.gossip.helpers import settings
@@ -88,12 +90,7 @@ class FakeSession:
 
 @asynccontextmanager
 async def running_membership(
-    folder: Path,
-    control: FakeControl,
-    directory: FakeDirectory,
-    *,
-    num_shards: int = 1,
-    **changes: Any,
+    folder: Path, control: FakeControl, directory: FakeDirectory, *, num_shards: int = 1, **changes: Any
 ) -> AsyncIterator[Membership]:
     """Yield a membership that polls until the context ends."""
     values = {"peers": (GIVEN_ADDRESS,), "poll_s": 0.01} | changes
@@ -212,3 +209,140 @@ async def test_a_node_stores_entries_of_others_unless_it_is_behind_a_relay(tmp_p
         await eventually(lambda: directory.is_serving)
         control.own.append(f"/ip4/192.0.2.1/tcp/4001/p2p/{GIVEN}/p2p-circuit")
         await eventually(lambda: directory.is_serving is False)
+
+
+LARGER = "ff" * 16
+SMALL_RUNS = {f"{number:032x}": StoredRun(8, 1) for number in range(MAX_TOPICS)}
+
+
+def _topics() -> set[str]:
+    names = [task.get_name() for task in asyncio.all_tasks() if not task.cancelling()]
+    return {name.removeprefix("topic ") for name in names if name.startswith("topic ")}
+
+
+async def test_many_small_runs_take_no_topic_from_a_larger_run(start, monkeypatch):
+    node = await start(run_id=None, forward_s=0.05)
+    directory = node._supervisor.session.directory
+    monkeypatch.setattr(directory, "stored_runs", lambda: SMALL_RUNS)
+    await eventually(lambda: len(_topics()) == MAX_TOPICS)
+    monkeypatch.setattr(directory, "stored_runs", lambda: {LARGER: StoredRun(8, 3)} | SMALL_RUNS)
+    larger = {topic(LARGER, shard) for shard in range(8)}
+    await eventually(lambda: larger <= _topics() and len(_topics()) == MAX_TOPICS)  # new ones first
+
+
+async def test_larger_runs_take_no_topic_from_a_pinned_run(start, monkeypatch):
+    node = await start(run_id=None, forward_s=0.05)
+    node.pinned_runs = [LARGER, "ee" * 16]
+    larger = {run_id: StoredRun(64, 11) for run_id in SMALL_RUNS}
+    monkeypatch.setattr(node._supervisor.session.directory, "stored_runs", lambda: larger | {LARGER: StoredRun(8, 1)})
+    expected = {topic(LARGER, shard) for shard in range(8)}
+    await eventually(lambda: expected <= _topics() and len(_topics()) == MAX_TOPICS)
+
+
+class Answers:
+    """Answers by peer; None for all others."""
+
+    def __init__(self, **answers: bool) -> None:
+        self.by_peer = answers
+        self.queried: list[str] = []
+
+    async def __call__(self, peer_id: str) -> bool | None:
+        self.queried.append(peer_id)
+        return self.by_peer.get(peer_id)
+
+
+async def _update(probe: MemberProbe, *connected: str) -> list[str]:
+    async with asyncio.TaskGroup() as group:
+        probe.update(connected, group)
+    return probe.members
+
+
+async def test_peers_that_answer_are_queried_once():
+    answers = Answers(member=True, bootstrap=False)
+    probe = MemberProbe(answers)
+    for _ in range(3):
+        assert await _update(probe, "member", "bootstrap") == ["member"]
+    assert sorted(answers.queried) == ["bootstrap", "member"]
+
+
+async def test_silent_peers_are_queried_again_after_pauses_of_up_to_64_s():
+    """A peer that has banned this node ends each stream without an answer."""
+    answers, now = Answers(), 0
+    probe = MemberProbe(answers, clock=lambda: now)
+    queried_at = []
+    for now in range(200):
+        num_queries = len(answers.queried)
+        assert await _update(probe, "banned us") == []
+        queried_at += [now] * (len(answers.queried) - num_queries)
+    assert queried_at == [0, 1, 3, 7, 15, 31, 63, 127, 191]
+    answers.by_peer["banned us"], now = True, 255
+    assert await _update(probe, "banned us") == ["banned us"]
+
+
+async def test_a_silent_peer_that_connects_again_is_queried_at_once():
+    answers = Answers()
+    probe = MemberProbe(answers, clock=lambda: 0.0)
+    for connected in (["silent"], ["silent"], [], ["silent"]):
+        await _update(probe, *connected)
+    assert answers.queried == ["silent", "silent"]
+
+
+async def test_a_peer_that_answered_no_is_queried_again_after_recheck():
+    answers = Answers(starting=False, member=True)
+    probe = MemberProbe(answers)
+    await _update(probe, "starting", "member")
+    answers.by_peer["starting"] = True
+    assert await _update(probe, "starting", "member") == ["member"]
+    probe.recheck()
+    assert probe.members == ["member"]
+    assert sorted(await _update(probe, "starting", "member")) == ["member", "starting"]
+    assert answers.queried.count("member") == 1
+
+
+async def test_many_silent_peers_do_not_delay_the_query_of_a_new_one():
+    """The silent peers are due again, and their ids sort before that of the new peer."""
+    gate, queried, now = asyncio.Event(), list[str](), 0.0
+    silent = [f"{number:03d}" for number in range(4 * MAX_HELLOS_IN_FLIGHT)]
+
+    async def query(peer_id):
+        queried.append(peer_id)
+        if peer_id in silent and now:
+            await gate.wait()
+        return None if peer_id in silent else True
+
+    probe = MemberProbe(query, clock=lambda: now)
+    for _ in silent:
+        await _update(probe, *silent)
+    assert sorted(queried) == silent
+    now = 1000.0
+    async with asyncio.TaskGroup() as group:
+        probe.update(silent, group)
+        probe.update([*silent, "new"], group)
+        await asyncio.sleep(0)
+        assert queried[-1] == "new"
+        gate.set()
+    assert probe.members == ["new"]
+
+
+async def test_queries_in_flight_are_bounded():
+    gate, num_queries = asyncio.Event(), 0
+
+    async def query(peer_id):
+        nonlocal num_queries
+        num_queries += 1
+        await gate.wait()
+        return True
+
+    probe = MemberProbe(query)
+    peers = [f"peer {number}" for number in range(MAX_HELLOS_IN_FLIGHT + 4)]
+    async with asyncio.TaskGroup() as group:
+        for _ in range(2):
+            probe.update(peers[:2], group)
+            await asyncio.sleep(0)
+        assert num_queries == 2
+        probe.update(peers, group)
+        await asyncio.sleep(0)
+        assert num_queries == MAX_HELLOS_IN_FLIGHT
+        gate.set()
+    await eventually(lambda: _update(probe, *peers))
+    assert sorted(probe.members) == sorted(peers)

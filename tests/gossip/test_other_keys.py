@@ -45,9 +45,7 @@ async def _has(node: Gossip, peer_id: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("kind", "secret"),
-    [(KeyKind.ECDSA, None), (KeyKind.RSA, SECRET)],
-    ids=["ecdsa", "rsa-secret"],
+    ("kind", "secret"), [(KeyKind.ECDSA, None), (KeyKind.RSA, SECRET)], ids=["ecdsa", "rsa-secret"]
 )
 async def test_a_host_with_another_key_is_counted_and_ignored(start, tmp_path, kind, secret):
     nodes = await two_members(start, secret=secret)

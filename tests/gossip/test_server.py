@@ -29,12 +29,8 @@ async def hello(peer_id: str, payload: bytes) -> AsyncGenerator[bytes, None]:
 
 @asynccontextmanager
 async def serving(
-    path: Path,
-    admission: AdmissionControl,
-    counters: GossipCounters,
-    limits: GossipLimits = ONE_EACH,
+    path: Path, admission: AdmissionControl, counters: GossipCounters, limits: GossipLimits = ONE_EACH
 ) -> AsyncIterator[None]:
-    """Run a server of one service."""
     server = StreamServer(
         P2pdConfig(
             settings=settings(path.parent),

@@ -67,8 +67,7 @@ async def test_a_node_without_peers_waits_to_be_dialed(start):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hanging"])
 async def test_p2pd_is_restarted_and_messages_are_delivered_again(start, number):
-    restart = ExponentialBackoff(first_s=0.1)
-    first = await start(control_timeout_s=2, stop_timeout_s=0.3, restart=restart)
+    first = await start(control_timeout_s=2, stop_timeout_s=0.3, restart=ExponentialBackoff(first_s=0.1))
     second = await start(peers=tuple(first.addresses))
     await announce_until_received(first, [second], b"before")
     address, old_pid = first.addresses[0], first.process_id
@@ -110,8 +109,7 @@ async def test_a_node_starts_despite_files_of_a_killed_one(start, tmp_path):
     for name in ("p2pd.sock", "streams.sock"):
         with socket.socket(socket.AF_UNIX) as stale:
             stale.bind(str(folder / name))
-    node = await start(identity=identity)
-    assert node.peer_id == identity.peer_id
+    assert (await start(identity=identity)).peer_id == identity.peer_id
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "p2pd.key").stat().st_mode & 0o777 == 0o600
 

@@ -54,7 +54,6 @@ async def pair(tmp_path_factory):
 
 async def _register(node: Libp2pGossip, identity: Identity, addresses: list[str]) -> None:
     """Store a member's entry in the directory, signed by `identity`."""
-    assert node._supervisor.session is not None
     dht, expires_at = node._supervisor.session.directory._node, time.time() + 60
     entry = sign_entry(identity, EntryKind.MEMBER, RUN, pack_member(addresses, num_shards=1), expires_at=expires_at)
     key = bucket_key(RUN, bucket_of(identity.peer_id))
@@ -95,7 +94,6 @@ async def test_an_oversize_announcement_is_counted_and_its_sender_reported(pair)
 
     victim.serve(BodyStore().lookup, on_refusal=on_refusal)
     before = victim.counters.announcements_refused
-    assert member._supervisor.session is not None
     for num_bytes in (513, 1024, 60_000):
         await member._supervisor.session.client.publish(topic(RUN, 0), bytes(num_bytes))
     await eventually(lambda: victim.counters.announcements_refused == before + 3)
@@ -166,7 +164,6 @@ async def test_an_unexpected_error_of_a_hello_ends_no_loop():
 
 async def test_an_address_that_raises_omits_only_its_peer(pair, monkeypatch):
     victim, member = pair
-    assert victim._session is not None
     await eventually(lambda: _is_connected(victim, member.peer_id))
     num_faults, read, this_task = victim.guard.num_faults[Place.PRESENCE], client.address_texts, asyncio.current_task()
 
@@ -203,7 +200,6 @@ async def test_invalid_bytes_on_a_stream_are_counted(pair, sent, reason):
     victim, attacker = pair
     victim.serve(BodyStore(b"body").lookup)
     num_before = victim.counters.serve_errors.get(reason, 0)
-    assert attacker._supervisor.session is not None
     fetch = protocol("r", RpcService.FETCH)
     async with attacker._supervisor.session.client.stream(victim.peer_id, fetch, timeout_s=30) as (reader, writer):
         writer.write(sent)
@@ -214,7 +210,6 @@ async def test_invalid_bytes_on_a_stream_are_counted(pair, sent, reason):
 async def test_a_record_cannot_be_overwritten_by_another_peer(pair):
     victim, attacker = pair
     assert await victim.publish_record(b"authentic", ttl_s=60)
-    assert attacker._supervisor.session is not None
     node = attacker._supervisor.session.directory._node
     key, expires_at = record_key("r", victim.peer_id), time.time() + 300
     forged = sign_entry(Identity.generate(), EntryKind.RECORD, "r", b"forged", expires_at=expires_at)
@@ -228,17 +223,14 @@ async def test_a_record_cannot_be_overwritten_by_another_peer(pair):
 
 async def test_neighbors_in_the_directory_stay_in_the_routing_table(pair):
     for node, other in (pair, pair[::-1]):
-        assert node._supervisor.session is not None
         table = node._supervisor.session.directory._node.protocol.routing_table
         await eventually(lambda table=table, other=other: PeerID.from_base58(other.peer_id) in table)
 
 
 async def test_a_stale_copy_does_not_hide_a_newer_record(pair):
     owner, reader = pair
-    assert owner._supervisor.session is not None
-    assert reader._supervisor.session is not None
     key = DHTID.generate(source=record_key("r", owner.peer_id))
-    storages = [node._supervisor.session.directory._node.protocol.storage for node in pair if node._supervisor.session]
+    storages = [node._supervisor.session.directory._node.protocol.storage for node in pair]
     assert await owner.publish_record(b"old", ttl_s=60)
     old = storages[1].get(key)
     assert await owner.publish_record(b"new", ttl_s=90)

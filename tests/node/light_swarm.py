@@ -43,7 +43,6 @@ def held(node: StubNode) -> int:
 
 
 def own_announcement(node: StubNode) -> Announcement:
-    """Return the announcement of a node's only own group."""
     (group_id,) = node.parts.store.reader.own_ready()
     kept = node.parts.store.reader.held(group_id)
     assert kept is not None
@@ -64,7 +63,6 @@ class LightSwarm:
         self._numbers = {identity_of(number).peer_id: number for number in range(64)}
 
     def join(self, number: int) -> LoopbackGossip:
-        """Join the network without a node."""
         num_shards = self.manifest.wire.announcement_shards
         return self._swarm.join(identity_of(number).peer_id, run_id=self.manifest.run_id, num_shards=num_shards)
 

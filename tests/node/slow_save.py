@@ -44,6 +44,5 @@ if __name__ == "__main__":
     if "--endpoint" in sys.argv:
         run_slow_worker()
     defaults = client.LearnerClient.__init__.__kwdefaults__
-    assert defaults is not None
     defaults["worker_module"] = "tests.node.slow_save"
     main()

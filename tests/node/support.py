@@ -84,7 +84,6 @@ class RunningNode:
 
     def first_line(self) -> str:
         """Return the first line that a bootstrap node prints: its address."""
-        assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], FIRST_LINE_S)[0], f"no address in {FIRST_LINE_S:.0f} s"
         return self.process.stdout.readline().decode().strip()
 
@@ -103,7 +102,6 @@ class RunningNode:
         return took_s
 
     def status(self) -> dict[str, Any]:
-        """Return what `status --json` prints."""
         document: dict[str, Any] = read_document(Home(self.home), "/status")
         return document
 
@@ -112,7 +110,6 @@ class RunningNode:
         return str(self.wait_for(lambda: self.status()["node"]["peer_id"], timeout_s=timeout_s))
 
     def peers(self) -> list[dict[str, Any]]:
-        """Return what `peers --json` prints."""
         rows: list[dict[str, Any]] = read_document(Home(self.home), "/peers")
         return rows
 
@@ -158,7 +155,6 @@ def started(
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

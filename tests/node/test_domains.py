@@ -62,8 +62,7 @@ async def test_a_domain_is_published_and_shown_and_a_foreign_one_counts_as_none(
     ):
         await eventually(lambda: domain_of(alice, honest) is not None and domain_of(alice, mallory) is not None)
         assert (domain_of(alice, honest), domain_of(alice, mallory), domain_of(honest, alice)) == (NEAR, "", "")
-        row = alice.parts.peers.registry.peers[honest.parts.context.peer_id].as_dict()
-        assert row["domain"] == NEAR
+        assert alice.parts.peers.registry.peers[honest.parts.context.peer_id].as_dict()["domain"] == NEAR
 
 
 @pytest.mark.parametrize(("share", "pulled"), [(None, (0, 8)), (0.75, (6, 8))])

@@ -184,7 +184,6 @@ async def test_a_group_of_another_tokenizer_is_trained_on(tmp_path, alices, bobs
         assert dict(bob.peers.counters.refused) == {}
         assert bob.gossip.counters.bodies_in == alice.gossip.counters.bodies_out == 1
         report = bob.peers.counters.last_report
-    assert report is not None
     assert (report.foreign_groups, report.num_updates, report.kept_fraction) == (1, 1, 0.5)
     assert report.loss == pytest.approx(expected, rel=1e-5)
     assert report.grad_norm > 0

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.timeout(600)  # of the start of the swarm
 
 
 def _ftis(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Return what a command prints."""
     capsys.readouterr()
     code = run(list(arguments))
     captured = capsys.readouterr()
@@ -64,8 +63,7 @@ def _check_exports(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     groups = json.loads(of_home("replay", "list", "--json", "--limit", "1000"))
     assert {group["own"] for group in groups} == {True, False}
-    shown = json.loads(of_home("replay", "show", groups[0]["id"][:12], "--json"))
-    assert len(shown["completions"]) == 4
+    assert len(json.loads(of_home("replay", "show", groups[0]["id"][:12], "--json"))["completions"]) == 4
     of_home("replay", "export", "--format", "envelope", "--out", str(tmp_path / "envelopes"))
     files = list((tmp_path / "envelopes").iterdir())
     assert len(files) == len(groups)

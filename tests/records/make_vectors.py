@@ -35,8 +35,7 @@ def _float32(rows: list[list[float]]) -> list[list[float]]:
 
 def valid() -> list[dict[str, Any]]:
     """Return one envelope of each codec: its bytes, its id, and the contents that a reader must return."""
-    tokens = TokenBatch.from_parts(TOKEN_IDS, LOGPROBS)
-    group = replace(example.GROUP, tokens=tokens)
+    group = replace(example.GROUP, tokens=TokenBatch.from_parts(TOKEN_IDS, LOGPROBS))
     common = {"sender": group.sender, "lengths": [3, 2], "finishes": [1, 2], "rewards": [1.0, 0.0]}
     made = []
     exact_id = seal_group(group, example.IDENTITY).id
@@ -111,8 +110,7 @@ def batches() -> list[dict[str, Any]]:
 def sign_body(body: pb.Body) -> bytes:
     """Return the envelope of a body, signed with the example's key."""
     data = body.SerializeToString()
-    signature = example.IDENTITY.sign(ENVELOPE_DOMAIN, data)
-    return pb.Envelope(body=data, signature=signature).SerializeToString()
+    return pb.Envelope(body=data, signature=example.IDENTITY.sign(ENVELOPE_DOMAIN, data)).SerializeToString()
 
 
 if __name__ == "__main__":

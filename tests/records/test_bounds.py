@@ -45,12 +45,12 @@ from ftis_node.records.identity import ENVELOPE_DOMAIN, Identity
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
 from ftis_node.swarm.reasons import attribute_refusal
 from ftis_node.swarm.reputation import Behaviour
-from ftis_node.validation import Refused, validate
+from ftis_node.validation import validate
 from tests.conftest import RUN_ID, TOKENIZER, make_group, make_text_group
 from tests.records.test_weights import make_offer
 from tests.records.wire_example import sign_peer_info, sign_weights_info
 from tests.validation.test_pipeline import MANIFEST as EXACT
-from tests.validation.test_pipeline import _context
+from tests.validation.test_pipeline import _context, reason_of
 
 ME = Identity.from_seed(bytes(range(32)))
 MANIFEST = EXACT.model_copy(update={"wire": EXACT.wire.model_copy(update={"codecs": tuple(CODECS)})})
@@ -222,8 +222,7 @@ async def test_fields_of_another_codec_are_refused_and_charged_to_the_serving_pe
     body = valid + pb.Body(**fields).SerializeToString()
     envelope = Envelope(id=b"", body=body, signature=ME.sign(ENVELOPE_DOMAIN, body))
     verdict = await validate(envelope.to_bytes(), _context(manifest=MANIFEST))
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "malformed"
+    assert reason_of(verdict) == "malformed"
     blamed = attribute_refusal("malformed", origin="relay", sender=verdict.sender, signed=verdict.signed)
     assert blamed == ("relay", Behaviour.REFUSED)
 
@@ -233,8 +232,7 @@ async def test_a_sender_of_the_right_length_that_is_no_peer_id_is_malformed():
     body = pb.Body.FromString(pack_group(make_group(ME, run_id=MANIFEST.run_id)))
     body.sender = bytes(38)
     verdict = await validate(Envelope(b"", body.SerializeToString(), bytes(64)).to_bytes(), _context(manifest=MANIFEST))
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "malformed"
+    assert reason_of(verdict) == "malformed"
 
 
 @pytest.mark.parametrize(

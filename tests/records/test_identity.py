@@ -12,6 +12,7 @@ from ftis_node.records.bounds import MAX_GROUP_SOURCES, MAX_PASS_RATES, MAX_REAS
 from ftis_node.records.envelope import MAX_PEER_RECORD_BYTES, PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, Identity, peer_id_from_text, peer_id_text, verify
 from ftis_node.records.peer_messages import PeerStats
+from tests.records.test_codec import refuses
 from tests.records.wire_example import sign_peer_info
 
 # From RFC 8032, section 7.1, test 1: the public key of this seed.
@@ -83,12 +84,10 @@ def test_a_directory_record_is_read_unchanged_and_bound_to_its_signer(identity):
     data = seal_peer_record(record, identity)
     assert len(data) < 2048
     assert open_peer_record(data) == record
-    with pytest.raises(RecordError) as caught:
+    with refuses("signature"):
         open_peer_record(data[:-1] + bytes([data[-1] ^ 1]))
-    assert caught.value.reason == "signature"
-    with pytest.raises(RecordError) as caught:
+    with refuses("size"):
         open_peer_record(b"x" * 2049)
-    assert caught.value.reason == "size"
 
 
 def test_the_largest_record_with_measurements_fits_and_is_read_unchanged():

@@ -52,12 +52,10 @@ GROUP = Group.from_completions(
 
 
 def envelope() -> Envelope:
-    """Return the signed group."""
     return seal_group(GROUP, IDENTITY)
 
 
 def announcement() -> bytes:
-    """Return the announcement of the group."""
     sealed = envelope()
     return announce_group(sealed, GROUP, envelope_bytes=len(sealed.to_bytes())).to_bytes()
 

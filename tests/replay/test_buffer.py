@@ -1,16 +1,24 @@
-"""The buffer on disk: admission, taking groups for a step, reading."""
+"""The buffer on disk: admission, taking groups for a step, reading. Also the public names of the package."""
 
 import sqlite3
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ftis_node.errors import ConfigError, DamagedError
+import ftis_node
+from ftis_node.config.home import Home
+from ftis_node.errors import ConfigError, DamagedError, RecordError
 from ftis_node.records.codec import unpack_any, unpack_group
+from ftis_node.records.envelope import seal_group
+from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.group_history import PromptResolver
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.replay.reader import ReplayReader
 from ftis_node.replay.rows import StoredGroup
 from ftis_node.validation import Accepted
 from tests.conftest import PROMPT_IDS, accept, fill_buffer, make_group, make_text_group
@@ -55,10 +63,9 @@ def first_ids(stored: StoredGroup) -> list[int]:
     return unpack_group(stored.body).completions[0].token_ids.tolist()
 
 
-def test_a_text_group_is_read_with_the_tokens_of_its_validation(path):
+def test_a_text_group_is_read_with_the_tokens_of_its_validation(path, buffer, reader):
     as_text = accept(make_text_group(ANN), ANN, [[10, 2], [7, 8, 9]])
     fill_buffer(path, as_text, accepted(BOB, 1))
-    buffer, reader = ReplayBuffer(path), ReplayReader(path)
     again, exact = sorted(buffer.take(1, own=0, foreign=2).groups, key=lambda taken: taken.sender != ANN.peer_id)
     assert again.text_token_ids == ((10, 2), (7, 8, 9))
     in_tokens = unpack_any(again.body).in_tokens(again.text_token_ids)
@@ -70,8 +77,6 @@ def test_a_text_group_is_read_with_the_tokens_of_its_validation(path):
     assert unpack_group(exact.body).mean_logprobs == ()
     assert reader.envelopes([as_text.envelope.id]) == [as_text.envelope_bytes], "the envelope is stored as received"
     assert again.rewards == (1.0, 0.0)
-    buffer.close()
-    reader.close()
 
 
 def test_no_group_is_taken_twice(buffer, reader):
@@ -96,7 +101,6 @@ def test_a_group_is_found_by_a_prefix_of_its_id(buffer, reader):
     fill(buffer, own=1)
     (summary,) = reader.list_groups(limit=5)
     found = reader.find(summary.id[:8])
-    assert found is not None
     assert found[0] == summary
     assert reader.find("zz") is None
     assert reader.find("%%%%") is None
@@ -119,3 +123,45 @@ def test_another_schema_is_refused(path, buffer):
     connection.close()
     with pytest.raises(ConfigError, match="another version of ftis-node .schema 99, this one reads 1.: use that"):
         ReplayBuffer(path)
+
+
+def test_the_import_loads_no_large_package():
+    code = (
+        "import sys, ftis_node; ftis_node.Manifest; ftis_node.ReplayBuffer; ftis_node.Task; ftis_node.decode_envelope\n"
+        "ftis_node.Node\n"
+        "sys.exit(' '.join({'torch', 'hivemind', 'transformers', 'pandas', 'datasets'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_rollouts_are_read_while_the_buffer_is_open(tmp_path, identity):
+    with pytest.raises(ConfigError, match="no replay buffer"):
+        ftis_node.ReplayBuffer.open(tmp_path)
+    buffer = ReplayBuffer(Home(tmp_path).replay)
+    assert buffer.admit(accept(make_group(identity), identity), own=False)
+    rollouts = ftis_node.ReplayBuffer.open(str(tmp_path))
+    frame, dataset = rollouts.to_pandas(), rollouts.to_dataset()
+    buffer.close()
+    assert list(frame["reward"]) == dataset["reward"][:] == [1.0, 0.0]
+    assert dataset["token_ids"][0] == [10, 11, 2]
+
+
+def test_an_envelope_is_decoded_only_with_a_valid_signature(identity):
+    group = make_group(identity)
+    data = seal_group(group, identity).to_bytes()
+    assert ftis_node.decode_envelope(data).rewards == group.rewards
+    with pytest.raises(RecordError) as caught:
+        ftis_node.decode_envelope(data[:-1] + bytes([data[-1] ^ 1]))
+    assert caught.value.reason == "signature"
+    for invalid in (b"", b"\xff" * 40, data[:-1], bytes(5 << 20)):
+        with pytest.raises(RecordError):
+            ftis_node.decode_envelope(invalid)
+
+
+def test_a_run_without_a_task_is_given_as_the_reason(tmp_path):
+    """An exception here would end the dashboard."""
+    home = Home(tmp_path)
+    home.run_toml.write_text('name = "no task"\n')
+    group: Any = SimpleNamespace(prompt_ref=PromptRef("arithmetic", "train", 1))
+    assert PromptResolver(home).resolve(group).missing == "the home's run.toml names no task"

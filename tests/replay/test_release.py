@@ -1,7 +1,9 @@
-"""Releasing groups of the buffer, with the reason of each: stale, delivered, evicted; pruning released ones."""
+"""Releasing groups of the buffer by reason, pruning released ones, and totals that count every group once."""
 
+import random
 import sqlite3
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -11,7 +13,7 @@ from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.eviction import Freshness
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
-from tests.replay.test_buffer import ANN, ME, accepted, fill
+from tests.replay.test_buffer import ANN, BOB, ME, accepted, fill
 
 
 def test_stale_groups_are_released_with_the_reason_stale(buffer, reader):
@@ -86,8 +88,7 @@ def test_pruning_stops_at_the_limit(buffer, reader):
     assert buffer.prune(max_disk_bytes=int(size * 4.5)) == 2
 
 
-def test_freed_pages_are_returned_to_the_disk(path):
-    buffer = ReplayBuffer(path)
+def test_freed_pages_are_returned_to_the_disk(path, buffer):
     fill(buffer, own=150, ann=1)
     buffer.take(1, own=150, foreign=0)
     buffer.release_step(1, ReleaseReason.TRAINED)
@@ -97,7 +98,6 @@ def test_freed_pages_are_returned_to_the_disk(path):
     assert path.stat().st_size < before / 2
     assert path.with_name(f"{path.name}-wal").stat().st_size == 0
     assert len(buffer.take(2, own=9, foreign=9).groups) == 1
-    buffer.close()
 
 
 @pytest.fixture
@@ -118,17 +118,10 @@ def test_the_least_recently_used_rows_are_dropped_first(db, monkeypatch):
     assert database.is_forgotten(db, "ann", 2) and not database.is_forgotten(db, "ann", 1)
 
 
-def test_a_pruned_group_is_not_admitted_again(tmp_path):
-    path = tmp_path / "replay.sqlite"
-    buffer = ReplayBuffer(path)
-    reader = ReplayReader(path)
+def test_a_pruned_group_is_not_admitted_again(buffer, reader):
     first, second = accepted(ANN, 1), accepted(ANN, 2)
-    assert buffer.admit_many([(first, False), (first, False), (second, False), (accepted(ME, 1), True)]) == [
-        True,
-        False,
-        True,
-        True,
-    ]
+    arrivals = [(first, False), (first, False), (second, False), (accepted(ME, 1), True)]
+    assert buffer.admit_many(arrivals) == [True, False, True, True]
     assert buffer.last_number() == 1
     buffer.take(1, own=1, foreign=1)
     buffer.release_step(1, ReleaseReason.TRAINED)
@@ -137,15 +130,54 @@ def test_a_pruned_group_is_not_admitted_again(tmp_path):
     assert reader.has_number(ANN.peer_id, 2)
     assert not reader.has_number(ANN.peer_id, 3)
     assert buffer.admit_many([(second, False), (accepted(ANN, 3), False)]) == [False, True]
-    reader.close()
-    buffer.close()
 
 
-def test_a_failed_batch_admits_no_group(tmp_path):
-    buffer = ReplayBuffer(tmp_path / "replay.sqlite")
+def test_a_failed_batch_admits_no_group(buffer):
     invalid = accepted(ANN, 2)
     object.__setattr__(invalid.group, "model", None)
     with pytest.raises(sqlite3.IntegrityError):
         buffer.admit_many([(accepted(ANN, 1), False), (invalid, False)])
     assert buffer.take(1, own=0, foreign=9).groups == []
-    buffer.close()
+
+
+BY_ROWS = (
+    "SELECT sum(state = 'ready'), sum(state = 'taken'), sum(length(envelope)), sum(num_tokens * (state != 'released'))"
+    " FROM groups"
+)
+
+
+def _use(buffer: ReplayBuffer, *, rounds: int) -> None:
+    """Apply every operation on groups, in an order from a fixed seed."""
+    draw = random.Random(0)
+    for step in range(1, rounds + 1):
+        identities = [draw.choice((ME, ANN, BOB)) for _ in range(5)]
+        arrivals = [(accepted(one, 10 * step + at), one is ME) for at, one in enumerate(identities)]
+        buffer.admit_many([*arrivals, arrivals[0]])  # the last one repeats the first
+        buffer.take(step, own=2, foreign=2)
+        if step % 3:
+            buffer.release_step(step, draw.choice((ReleaseReason.TRAINED, ReleaseReason.REFUSED)))
+        else:
+            buffer.reconcile(step - 1)
+        if step % 4 == 0:
+            buffer.evict_foreign(keep=2)
+            buffer.release_stale(Freshness(now=1e12, max_age_s=1.0, policy_version=0, max_version_lag=8))
+            buffer.prune(max_disk_bytes=2000)
+
+
+def test_figures_count_every_group_once(tmp_path):
+    path = tmp_path / "replay.sqlite"
+    with closing(ReplayBuffer(path)) as buffer, closing(ReplayReader(path)) as reader:
+        assert (reader.figures().groups_own, reader.kept_bytes(), reader.ready_foreign_bytes()) == (0, 0, 0)
+        _use(buffer, rounds=6)
+        figures = reader.figures()
+        admitted = (figures.groups_own, figures.groups_foreign, figures.tokens_own, figures.tokens_foreign)
+        trained = reader.trained_tokens(), figures.trained_own + figures.trained_foreign
+        buffer.prune(max_disk_bytes=0)
+        figures = reader.figures()
+        assert (figures.groups_own, figures.groups_foreign, figures.tokens_own, figures.tokens_foreign) == admitted
+        assert (reader.trained_tokens(), figures.trained_own + figures.trained_foreign) == trained
+        assert admitted[0] + admitted[1] == 30
+        with closing(sqlite3.connect(path)) as db:
+            counted = db.execute(BY_ROWS).fetchone()
+        assert (figures.ready, figures.taken, figures.envelope_bytes, figures.tokens) == counted
+        assert all((*trained, counted[0], counted[2]))

@@ -32,9 +32,8 @@ def test_groups_of_steps_after_the_checkpoint_are_ready_again(path, buffer, read
 
 
 def test_groups_on_which_the_learner_fails_repeatedly_are_released(path):
-    first = ReplayBuffer(path)
-    fill(first, own=2, ann=1)
-    first.close()
+    with closing(ReplayBuffer(path)) as first:
+        fill(first, own=2, ann=1)
     for _ in range(MAX_FAILED_STEPS):  # each failure ends the node
         with closing(ReplayBuffer(path)) as buffer:
             assert buffer.release_poisoned() == []
@@ -116,9 +115,8 @@ def test_a_raised_number_does_not_change_the_position_of_the_prompts(path, buffe
     buffer.admit(accepted(ME, 5_001), own=True)
     assert (buffer.last_number(), buffer.prompt_position()) == (5_001, 3)
     buffer.close()
-    again = ReplayBuffer(path)
-    assert (again.last_number(), again.prompt_position()) == (5_001, 3)
-    again.close()
+    with closing(ReplayBuffer(path)) as again:
+        assert (again.last_number(), again.prompt_position()) == (5_001, 3)
 
 
 WRITER = """
@@ -136,7 +134,6 @@ for number in range(1, 100000):
 
 def test_acknowledged_groups_survive_a_kill(path):
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     acknowledged = 0
     for line in process.stdout:
         acknowledged = int(line)
@@ -145,7 +142,6 @@ def test_acknowledged_groups_survive_a_kill(path):
             break
     process.wait()
     process.stdout.close()
-    buffer = ReplayBuffer(path)
-    assert buffer.last_number() >= acknowledged
-    assert len(buffer.take(1, own=1000, foreign=0).groups) == buffer.last_number()
-    buffer.close()
+    with closing(ReplayBuffer(path)) as buffer:
+        assert buffer.last_number() >= acknowledged
+        assert len(buffer.take(1, own=1000, foreign=0).groups) == buffer.last_number()

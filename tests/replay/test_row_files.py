@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 
 import pyarrow as pa
@@ -18,10 +19,7 @@ TOKENS_PER_GROUP = 2048
 NUMBERS_BYTES = 68  # of one token: an int, a float, and their list items
 MAX_TRACED_BYTES = 8 << 20
 MAX_ARROW_BYTES = 4 << 20
-WRITERS = {
-    "jsonl": write_jsonl,
-    "parquet-flat": partial(write_parquet, with_texts=False, is_flat=True),
-}
+WRITERS = {"jsonl": write_jsonl, "parquet-flat": partial(write_parquet, with_texts=False, is_flat=True)}
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +38,7 @@ def _peak(write: Callable[[], int]) -> tuple[int, int]:
     """Return the number of rows and the peak of the bytes of Python objects."""
     tracemalloc.start()
     try:
-        count = write()
-        return count, tracemalloc.get_traced_memory()[1]
+        return write(), tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
@@ -66,9 +63,8 @@ def test_a_writer_holds_a_bounded_part_of_the_buffer(large_buffer, tmp_path, for
 
 
 def test_a_table_without_rows_has_the_same_columns(large_buffer, tmp_path):
-    reader = ReplayReader(large_buffer)
-    (row, *_) = rows = list(group_rows(reader))[:3]
-    reader.close()
+    with closing(ReplayReader(large_buffer)) as reader:
+        (row, *_) = rows = list(group_rows(reader))[:3]
     for is_flat in (False, True):
         made = list(flat_rows(iter(rows))) if is_flat else rows
         write = partial(write_parquet, is_flat=is_flat, with_texts=False)
@@ -83,9 +79,8 @@ def test_a_table_without_rows_has_the_same_columns(large_buffer, tmp_path):
 
 def test_row_groups_are_bounded(large_buffer, tmp_path, monkeypatch):
     monkeypatch.setattr("ftis_node.replay.rollout_rows.MAX_ROWS_AT_ONCE", 2)
-    reader = ReplayReader(large_buffer)
-    rows = list(group_rows(reader))[:5]
-    reader.close()
+    with closing(ReplayReader(large_buffer)) as reader:
+        rows = list(group_rows(reader))[:5]
     assert write_parquet(rows, tmp_path / "rows", with_texts=False, is_flat=False) == 5
     table = pq.ParquetFile(tmp_path / "rows")
     assert [table.metadata.row_group(place).num_rows for place in range(3)] == [2, 2, 1]

@@ -145,8 +145,7 @@ def test_groups_of_two_senders_about_one_problem_share_a_step_only_if_there_are_
     chosen = choose_newest(honest + copies, 0, 4)
     assert sorted(c.problem for c in chosen.taken) == [b"of 0", b"of 1", b"of 2", b"of 3"]
     assert len(choose_newest(honest + copies, 0, 8).taken) == 8, "no other problems are left"
-    own = about(2, groups("me", 1))
-    together = choose_same_prompts(own + honest + copies, 1, 2).taken
+    together = choose_same_prompts(about(2, groups("me", 1)) + honest + copies, 1, 2).taken
     assert {(c.sender, c.problem) for c in together} == {(name, b"of 2") for name in ("me", "ann", "thief")}, (
         "horizontal mode"
     )

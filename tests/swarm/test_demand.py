@@ -29,8 +29,7 @@ IDS = [hashlib.sha256(bytes([number % 256, number // 256])).digest() for number 
 def test_each_attempt_assigns_exactly_one_member_and_a_different_one():
     for group_id in IDS[:50]:
         for attempt in range(4):
-            assigned = [peer for peer in MEMBERS if is_assigned(group_id, peer, MEMBERS, attempt=attempt)]
-            assert len(assigned) == 1
+            assert len([peer for peer in MEMBERS if is_assigned(group_id, peer, MEMBERS, attempt=attempt)]) == 1
         firsts = {
             peer for peer in MEMBERS for attempt in range(4) if is_assigned(group_id, peer, MEMBERS, attempt=attempt)
         }

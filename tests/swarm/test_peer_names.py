@@ -20,16 +20,7 @@ def opened(name: str) -> PeerRecord:
     return open_peer_record(seal_peer_record(replace(RECORD, name=name, peer_id=ME.peer_id), ME))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "\u3164",
-        "\u200b\u200d",
-        "\U000e0041",
-        "\u0301",
-        " \t",
-    ],
-)
+@pytest.mark.parametrize("name", ["\u3164", "\u200b\u200d", "\U000e0041", "\u0301", " \t"])
 def test_a_blank_name_is_no_name(name):
     assert opened(name).name == ""
 
@@ -82,8 +73,7 @@ def test_peers_whose_names_look_alike_are_shown_with_the_ends_of_their_ids():
 
 def test_the_table_distinguishes_an_unknown_peer_with_the_nodes_own_name():
     def row(identity, name):
-        sources = {THIEF.peer_id: 1.0}
-        return SwarmRow(identity.peer_id, name, "full", "m", 1, "1", 1.0, 1.0, learns_from=sources)
+        return SwarmRow(identity.peer_id, name, "full", "m", 1, "1", 1.0, 1.0, learns_from={THIEF.peer_id: 1.0})
 
     view = make_view([row(ME, "ann"), row(THIEF, "Ann")], run=RunSummary("ab"), now=2.0, own_id=ME.peer_id)
     text = "\n".join(swarm_text([view], now=2.0))

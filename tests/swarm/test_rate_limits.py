@@ -148,14 +148,7 @@ def test_bytes_above_the_rate_wait_and_then_are_refused():
     serving = budget(bytes_per_s=1000)
     assert serving.wait_s("a", 1000, now=0) == 0
     waits = [serving.wait_s("a", 500, now=0) for _ in range(6)]
-    assert waits == [
-        pytest.approx(0.5),
-        pytest.approx(1.0),
-        pytest.approx(1.5),
-        pytest.approx(MAX_WAIT_S),
-        None,
-        None,
-    ]
+    assert waits == [pytest.approx(0.5), pytest.approx(1.0), pytest.approx(1.5), pytest.approx(MAX_WAIT_S), None, None]
     assert serving.wait_s("a", 500, now=10) == 0
 
 

@@ -1,13 +1,6 @@
 """Which senders count as refused, and what is logged about them. All times are simulated."""
 
-from ftis_node.swarm.refusals import (
-    FORGET_S,
-    HOUR_S,
-    LINES_PER_HOUR,
-    RefusalLog,
-    RefusedSender,
-    RefusedSenders,
-)
+from ftis_node.swarm.refusals import FORGET_S, HOUR_S, LINES_PER_HOUR, RefusalLog, RefusedSender, RefusedSenders
 
 
 def states(outcomes: str) -> list[bool]:

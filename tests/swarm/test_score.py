@@ -76,8 +76,7 @@ def test_a_running_ban_is_not_extended():
 
 
 def test_a_negative_score_decays_and_one_ban_a_day_is_forgotten():
-    low = after(Behaviour.FALSE_CLAIM, Behaviour.FALSE_CLAIM)
-    assert low.score_at(1000.0 + 1800.0) == pytest.approx(-4.0)
+    assert after(Behaviour.FALSE_CLAIM, Behaviour.FALSE_CLAIM).score_at(1000.0 + 1800.0) == pytest.approx(-4.0)
     good = after(*[Behaviour.CONTRIBUTED] * 20)
     assert good.score_at(1e9) == pytest.approx(2.0), "a positive score does not decay to 0"
     banned = after(*[Behaviour.FALSE_CLAIM] * 3)
@@ -144,8 +143,7 @@ def test_a_reason_is_attributed_to_the_peer_that_caused_it(reason, origin, signe
 def note(
     table: ReputationTable, peer_id: str, behaviour: Behaviour, times: int, *, now: float = 1e6
 ) -> TrustLevel | None:
-    changes = [table.note(peer_id, behaviour, now=now) for _ in range(times)]
-    return changes[-1]
+    return [table.note(peer_id, behaviour, now=now) for _ in range(times)][-1]
 
 
 def test_a_full_table_keeps_decisions_of_the_operator_and_peers_that_contributed():

@@ -78,8 +78,7 @@ WIDE = RunManifest.model_validate(
 )
 async def test_logprobs_that_no_policy_produces_are_refused(completions, reason):
     group = replace(_ours(ME, completions=completions), run_id=WIDE.run_id)
-    verdict = await validate(seal_group(group, ME).to_bytes(), _context(manifest=WIDE))
-    assert reason_of(verdict) == reason
+    assert reason_of(await validate(seal_group(group, ME).to_bytes(), _context(manifest=WIDE))) == reason
 
 
 async def test_a_forged_sender_is_not_charged(identity):

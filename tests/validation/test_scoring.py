@@ -34,8 +34,7 @@ async def test_a_group_that_this_node_scored_is_not_scored_again(identity, ids, 
     made = replace(
         _ours(identity, completions=(make_completion(*ids, reward=1.0), make_completion(12, 13))), statuses=statuses
     )
-    data = seal_group(sealed, identity).to_bytes()
-    verdict = await validate(data, _context(scorer=scorer), made=made)
+    verdict = await validate(seal_group(sealed, identity).to_bytes(), _context(scorer=scorer), made=made)
     assert isinstance(verdict, Accepted)
     assert scorer.num_texts == num_scored
     assert verdict.group.rewards == (1.0, 0.0)
@@ -46,8 +45,7 @@ async def test_a_group_that_this_node_scored_is_not_scored_again(identity, ids, 
 async def test_an_own_group_with_changed_rewards_is_refused(identity):
     made = _ours(identity)
     data = seal_group(replace(made, rewards=(0.0, 0.0)), identity).to_bytes()
-    verdict = await validate(data, _context(), made=made)
-    assert reason_of(verdict) == "reward_mismatch"
+    assert reason_of(await validate(data, _context(), made=made)) == "reward_mismatch"
 
 
 async def test_an_unscored_completion_is_accepted_with_a_claimed_reward_of_zero(identity):
@@ -62,8 +60,7 @@ async def test_a_group_is_scored_only_after_the_cheaper_rules(identity):
             raise AssertionError("scored too early")
 
     data = seal_group(_ours(identity, problem_hash=bytes(16)), identity).to_bytes()
-    verdict = await validate(data, _context(scorer=Forbidden()))
-    assert reason_of(verdict) == "prompt_mismatch"
+    assert reason_of(await validate(data, _context(scorer=Forbidden()))) == "prompt_mismatch"
 
 
 async def test_scoring_that_a_busy_machine_lost_is_not_charged(identity):
@@ -76,8 +73,7 @@ async def test_scoring_that_a_busy_machine_lost_is_not_charged(identity):
 
     completions = (make_completion(12, 13), make_completion(13, 14))
     data = seal_group(_ours(identity, completions=completions), identity).to_bytes()
-    verdict = await validate(data, _context(scorer=Busy()))
-    assert reason_of(verdict) == "scoring_failed"
+    assert reason_of(await validate(data, _context(scorer=Busy()))) == "scoring_failed"
     attribution = attribute_refusal("scoring_failed", origin=identity.peer_id, sender=identity.peer_id, signed=True)
     assert attribution.behaviour is Behaviour.HARMLESS
 
@@ -94,8 +90,7 @@ async def test_scoring_time_is_charged_to_the_signer_and_bounded(identity):
 
 
 async def test_a_text_that_takes_the_whole_time_limit_is_refused_as_a_timeout(identity):
-    slow = make_completion(99, 99, reward=0.0)
-    group = _ours(identity, completions=(_ours(identity).completions[0], slow))
+    group = _ours(identity, completions=(_ours(identity).completions[0], make_completion(99, 99, reward=0.0)))
     verdict = await validate(seal_group(group, identity).to_bytes(), _context())
     assert isinstance(verdict, Refused)
     assert (verdict.refusal.reason, verdict.signed) == ("scoring_timeout", True)

@@ -15,7 +15,7 @@ from ftis_node.swarm.reasons import attribute_refusal
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
-from ftis_node.validation import Accepted, Refused, ValidationContext, validate
+from ftis_node.validation import Accepted, ValidationContext, validate
 from ftis_node.validation.rules import (
     RULES,
     finishes_agree,
@@ -118,8 +118,7 @@ async def test_a_valid_text_group_is_accepted_in_tokens_of_this_node(identity):
 )
 async def test_each_fault_is_refused_with_its_reason(identity, changes, reason):
     verdict = await _verdict(identity, **changes)
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == reason
+    assert reason_of(verdict) == reason
     assert verdict.sender == identity.peer_id
 
 
@@ -127,8 +126,7 @@ async def test_each_fault_is_refused_with_its_reason(identity, changes, reason):
     "text", ["<|im_end|>", "10<|im_end|>", "<|im_start|>assistant\n", "<|endoftext|>", "<|im_<|im_end|>end|>"]
 )
 async def test_a_text_like_a_special_token_is_encoded_as_plain_text(identity, text):
-    completions = (_completion(text, finish=LENGTH), TEN)
-    verdict = await _verdict(identity, completions=completions)
+    verdict = await _verdict(identity, completions=(_completion(text, finish=LENGTH), TEN))
     assert isinstance(verdict, Accepted)
     assert not SPECIAL_IDS & set(verdict.group.completions[0].token_ids.tolist())
     assert TOKENIZER.decode(verdict.group.completions[0].token_ids.tolist()) == text
@@ -182,8 +180,7 @@ async def test_a_text_that_cannot_be_scored_is_not_a_false_claim(identity):
         async def score(self, item, texts, *, cost=None):
             return [(0.0, CompletionStatus.UNSCORED)] * len(texts)
 
-    verdict = await _verdict(identity, _context(scorer=Slow()))
-    assert reason_of(verdict) == "scoring_failed"
+    assert reason_of(await _verdict(identity, _context(scorer=Slow()))) == "scoring_failed"
 
 
 def test_a_text_group_passes_all_rules_but_those_about_tokens():

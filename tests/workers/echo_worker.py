@@ -53,8 +53,6 @@ class Sleep(Message, frozen=True):
 
 
 class Die(Message, frozen=True):
-    """A request to exit at once."""
-
     exit_code: int
 
 
@@ -67,8 +65,6 @@ class Stray(Message, frozen=True):
 
 
 class EchoReply(Message, frozen=True):
-    """The reply to every request."""
-
     payload: bytes
     pid: int
 

@@ -51,8 +51,7 @@ def tensors(value: float = 1.5) -> dict[str, torch.Tensor]:
 def test_a_locked_file_has_the_bytes_of_a_plain_one(cuda, tmp_path, dtype):
     given = tensors()
     plain = write_tensors(tmp_path / "plain", given, dtype=dtype)
-    locked = write_tensors(tmp_path / "locked", given, dtype=dtype, locked=LockedFiles())
-    assert plain == locked
+    assert plain == write_tensors(tmp_path / "locked", given, dtype=dtype, locked=LockedFiles())
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "locked").read_bytes()
     assert list(cuda.locked.values()) == [(tmp_path / "plain").stat().st_size]
 
@@ -76,8 +75,7 @@ def test_files_of_the_store_are_locked_once_and_unlocked_when_removed(cuda, tmp_
         path = Path(store.publish(version, tensors(float(version)), locked=locked).path)
         assert published_tensors(tmp_path, version)["a"].eq(version).all()
     assert (cuda.num_calls, len(cuda.locked)) == (2, 2), "files are not reused"
-    larger = {"a": torch.ones(100)}
-    path = Path(store.publish(8, larger, locked=locked).path)
+    path = Path(store.publish(8, {"a": torch.ones(100)}, locked=locked).path)
     assert path.stat().st_size in cuda.locked.values()
     assert published_tensors(tmp_path, 8)["a"].eq(1).all()
     for each in tmp_path.glob("*/*.safetensors"):
@@ -98,8 +96,7 @@ def test_a_refused_lock_is_logged_once_and_not_tried_again(cuda, tmp_path, caplo
             assert read_tensors(tmp_path / name, locked=locked)["a"].eq(2.0).all()
             assert len(written) == 3
     assert (cuda.num_calls, cuda.locked) == (2, {})
-    lines = [record.getMessage() for record in caplog.records]
-    assert lines == [
+    assert [record.getMessage() for record in caplog.records] == [
         f"fast weight transfer failed, using a plain file: cannot lock {tmp_path / 'one'}: "
         "CUDA error: operation not supported (801)"
     ]

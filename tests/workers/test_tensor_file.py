@@ -85,8 +85,7 @@ def test_repeated_reads_leak_no_memory(tmp_path):
 
 
 def test_a_checksum_is_the_sum_of_the_words():
-    words = torch.tensor([3, -1, 2**62, 2**62, 2**62, 2**62, 5])
-    assert checksum(words) == 7
+    assert checksum(torch.tensor([3, -1, 2**62, 2**62, 2**62, 2**62, 5])) == 7
     assert checksum(torch.tensor([-3])) == 2**64 - 3
     assert checksum(torch.tensor([1, 0, 2, 0, 7], dtype=torch.int16)) == 1 + (2 << 32) + 7
     assert checksum(torch.zeros(0)) == 0

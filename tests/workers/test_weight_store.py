@@ -33,8 +33,7 @@ def test_the_file_of_an_old_version_is_reused_unless_it_is_linked(tmp_path):
     first, held = (Path(store.publish(version, tensors(float(version))).path) for version in (1, 2))
     file_number = first.stat().st_ino
     os.link(held, tmp_path / "held")
-    third = Path(store.publish(3, tensors(3.0)).path)
-    assert third.stat().st_ino == file_number
+    assert Path(store.publish(3, tensors(3.0)).path).stat().st_ino == file_number
     assert float(published_tensors(tmp_path, 3)["b"][-1]) == 3.0
     store.publish(4, tensors(4.0))
     assert float(read_tensors(tmp_path / "held")["a"][0, 0]) == 2.0

@@ -58,7 +58,6 @@ def test_a_worker_dies_with_a_killed_daemon(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment()
     ) as owner:
-        assert owner.stdout is not None
         worker_pid = int(owner.stdout.readline())
         assert psutil.pid_exists(worker_pid)
         owner.send_signal(signal.SIGKILL)
@@ -71,7 +70,6 @@ def test_a_process_watches_an_owner_that_is_not_its_parent():
             [sys.executable, "-c", NOT_A_CHILD, str(owner.pid)], stdout=subprocess.PIPE, text=True, env=environment()
         )
         with watcher:
-            assert watcher.stdout is not None
             assert watcher.stdout.readline() == "watching\n"
             assert watcher.poll() is None
             owner.kill()

@@ -35,7 +35,6 @@ ECHO = Echo(payload=bytes(range(256)))
 
 
 def num_starts(trace: Path) -> int:
-    """Return how many worker processes were started."""
     return len(list(trace.glob("built-*")))
 
 
@@ -183,7 +182,6 @@ async def test_a_model_error_at_the_start_is_final(make_supervisor, tmp_path):
 
 
 async def die(supervisor: Supervisor) -> None:
-    """Start the worker and make it exit."""
     await supervisor.start()
     with pytest.raises(WorkerDiedError, match="exited with code 7"):
         await supervisor.call(Die(exit_code=7), EchoReply)
@@ -321,11 +319,7 @@ async def test_stop_kills_a_frozen_worker(start_supervisor):
 
 @pytest.mark.parametrize(
     ("fault", "limit_s", "ends_by_itself"),
-    [
-        ("reported-end", 60.0, True),
-        ("reported-end", 0.0, False),
-        ("slow-end", 60.0, False),
-    ],
+    [("reported-end", 60.0, True), ("reported-end", 0.0, False), ("slow-end", 60.0, False)],
 )
 async def test_progress_after_stop_prolongs_the_grace_up_to_a_limit(
     start_supervisor, tmp_path, fault, limit_s, ends_by_itself
@@ -349,7 +343,6 @@ async def test_a_computation_during_a_stop_may_take_as_long_as_an_earlier_one(
         await supervisor.call(Sleep(seconds=1.0, blocking=True, num_events=1), EchoReply)
         (tmp_path / "asleep").unlink()
     call = asyncio.create_task(supervisor.call(Sleep(seconds=1.0, blocking=True), EchoReply))
-    assert supervisor._life is not None
     liveness = supervisor._life._liveness
     await eventually(lambda: liveness.is_busy)
     assert (liveness.longest_ticks >= 5) == was_as_long_before

@@ -1,23 +1,30 @@
-"""Validation of directory entries, the clock skew that records show, and the runs that a bootstrap node stores."""
+"""Entries of the directory, also manifests: their validation, the clock skew that they show, the runs stored."""
 
 import time
+import zlib
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ftis_node.config.manifest import load_manifest, parse_canonical
+from ftis_node.errors import ConfigError, NetworkError
 from ftis_node.gossip import GossipCounters, GossipLimits
 from ftis_node.gossip.directory.dht import Directory, majority_skew
 from ftis_node.gossip.directory.entries import (
+    MAX_MANIFEST_BYTES,
     EntryKind,
     num_shards_of,
+    pack_manifest,
     pack_member,
     sign_entry,
     unpack_addresses,
+    unpack_manifest,
     unverified,
     verify_entry,
 )
+from ftis_node.gossip.directory.lookup import find_manifest
 from ftis_node.gossip.directory.validators import (
     MAX_KEYS_PER_FIND,
     MAX_KEYS_PER_STORE,
@@ -29,11 +36,12 @@ from ftis_node.gossip.directory.validators import (
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, DictionaryDHTValue, MSGPackSerializer, dht_pb2
-from ftis_node.gossip.wire_format import bucket_key, check_run_id, record_key
+from ftis_node.gossip.wire_format import bucket_key, check_run_id, manifest_key, record_key
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.swarm.topology import bucket_of
 from tests.gossip.helpers import settings
+from tests.waiting import eventually
 
 OWNER, OTHER = Identity.from_seed(bytes(32)), Identity.from_seed(bytes([1]) * 32)
 VALIDATOR = EntryValidator(GossipLimits(), counters=GossipCounters(), guard=PeerGuard())
@@ -63,8 +71,7 @@ OWNERS_BUCKET = bucket_key("r", bucket_of(OWNER.peer_id))
 def test_entries_of_the_owner_are_accepted():
     assert VALIDATOR.validate(_record(_sealed(), key=OWNERS_KEY))
     assert VALIDATOR.validate(_record(_sealed(payload=bytes(2048)), key=OWNERS_KEY))
-    member = _sealed(kind=EntryKind.MEMBER)
-    assert VALIDATOR.validate(_record(member, key=OWNERS_BUCKET, subkey=OWNER.peer_id))
+    assert VALIDATOR.validate(_record(_sealed(kind=EntryKind.MEMBER), key=OWNERS_BUCKET, subkey=OWNER.peer_id))
 
 
 @pytest.mark.parametrize(
@@ -233,8 +240,7 @@ def test_an_invalid_run_id_is_refused(run_id):
     ],
 )
 def test_a_member_entry_contains_the_number_of_shards(payload, num_shards):
-    entry = sign_entry(OWNER, EntryKind.MEMBER, "r", payload, expires_at=1.0)
-    assert unverified(entry) == ("r", payload)
+    assert unverified(sign_entry(OWNER, EntryKind.MEMBER, "r", payload, expires_at=1.0)) == ("r", payload)
     assert num_shards_of(payload) == num_shards
 
 
@@ -291,3 +297,61 @@ def test_a_member_that_claims_fewer_shards_removes_none():
     directory._guard = PeerGuard()
     directory._node = SimpleNamespace(protocol=SimpleNamespace(storage=dict(storage)))
     assert directory.stored_runs() == {RUN: StoredRun(8, 5), OTHER_RUN: StoredRun(2, 1)}
+
+
+MANIFEST = load_manifest("gsm8k-ftis")
+PACKED = pack_manifest(MANIFEST.canonical())
+PUBLISHER = Identity.from_seed(bytes(32))
+
+
+def test_a_manifest_is_read_unchanged_and_matches_the_run_id():
+    canonical = unpack_manifest(PACKED, run_id=MANIFEST.run_id)
+    assert canonical == MANIFEST.canonical()
+    assert parse_canonical(canonical, source="test") == MANIFEST
+    assert len(PACKED) < 1024
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        pack_manifest(load_manifest("rg-swarm").canonical()),  # of another run
+        PACKED[:-1],
+        PACKED + b"x",
+        b"",
+        b"invalid",
+        zlib.compress(MANIFEST.canonical() + bytes(200 * MAX_MANIFEST_BYTES)),  # a decompression bomb
+    ],
+)
+def test_other_content_is_refused(payload):
+    assert unpack_manifest(payload, run_id=MANIFEST.run_id) is None
+
+
+@pytest.mark.parametrize(("payload", "is_valid"), [(PACKED, True), (PACKED[:-1], False)])
+def test_the_directory_stores_a_manifest_only_under_its_run_id(payload, is_valid):
+    expires_at = time.time() + 60
+    record = DHTRecord(
+        key=DHTID.generate(source=manifest_key(MANIFEST.run_id)).to_bytes(),
+        subkey=MSGPackSerializer.dumps(None),
+        value=MSGPackSerializer.dumps(
+            sign_entry(PUBLISHER, EntryKind.MANIFEST, MANIFEST.run_id, payload, expires_at=expires_at)
+        ),
+        expiration_time=expires_at,
+    )
+    assert EntryValidator(GossipLimits(), counters=GossipCounters(), guard=PeerGuard()).validate(record) is is_valid
+
+
+def test_the_error_for_another_schema_version_names_it():
+    canonical = MANIFEST.canonical().replace(b'"schema_version":1', b'"schema_version":2')
+    with pytest.raises(ConfigError, match="made by another version of ftis-node"):
+        parse_canonical(canonical, source="run x")
+
+
+@pytest.mark.timeout(120)
+async def test_a_joining_node_finds_the_manifest_by_the_run_id(start, tmp_path):
+    peers = tuple((await start(run_id=None)).addresses)
+    member = await start(peers=peers, identity=PUBLISHER, run_id=MANIFEST.run_id)
+    await eventually(lambda: member.publish_manifest(MANIFEST.canonical(), ttl_s=60))
+    joining = settings(tmp_path / "l", peers=peers)
+    assert await find_manifest(joining, run_id=MANIFEST.run_id, timeout_s=30) == MANIFEST.canonical()
+    with pytest.raises(NetworkError, match="no manifest of run 0000"):
+        await find_manifest(joining, run_id="0" * 32, timeout_s=1)

@@ -52,11 +52,7 @@ async def test_a_survey_shows_all_members_and_an_invalid_record_affects_its_row_
     address = tuple(bootstrap.addresses)
     nodes = [await start(identity=identity, run_id=RUN, peers=address) for identity in identities]
     stats = PeerStats(
-        step=7,
-        groups_per_minute=4.5,
-        pass_rates=((0, 0.1), (5, 0.5)),
-        sources=((ann, 6), (bob, 2)),
-        trained_groups=8,
+        step=7, groups_per_minute=4.5, pass_rates=((0, 0.1), (5, 0.5)), sources=((ann, 6), (bob, 2)), trained_groups=8
     )
     values = [
         seal_peer_record(_record(identity, name, stats), identity)

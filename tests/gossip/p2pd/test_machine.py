@@ -1,8 +1,9 @@
-"""The key file, ports, the folder of sockets, and the end of p2pd with its daemon."""
+"""The process p2pd: its files, ports and end; cancellation of calls to it; imports of hivemind without torch."""
 
 import asyncio
 import os
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from ftis_node.errors import MachineError, UsageError
 from ftis_node.files import replace_file
 from ftis_node.gossip import parse_listen_address
+from ftis_node.gossip.p2pd.client import cancel_and_wait, shielded_call
 from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, libp2p_private_key, p2pd_arguments, pin_ports
 from ftis_node.gossip.p2pd.session import prepare_sockets
 from ftis_node.records.identity import Identity
@@ -18,8 +20,7 @@ from tests.waiting import eventually
 
 
 def test_the_key_file_contains_seed_and_public_key():
-    identity = Identity.from_seed(bytes(range(32)))
-    assert libp2p_private_key(identity).hex() == (
+    assert libp2p_private_key(Identity.from_seed(bytes(range(32)))).hex() == (
         "08011240"
         "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
         "03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8"
@@ -99,7 +100,6 @@ async def test_p2pd_ends_with_a_daemon_that_is_killed(tmp_path):
     daemon = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", DAEMON, str(tmp_path)), stdout=asyncio.subprocess.PIPE
     )
-    assert daemon.stdout is not None
     pid = int(await daemon.stdout.readline())
     assert not process_is_gone(pid)
     daemon.kill()
@@ -134,3 +134,87 @@ async def test_the_error_names_a_p2pd_that_cannot_be_executed(tmp_path, monkeypa
     monkeypatch.setattr("ftis_node.gossip.p2pd.process.p2pd_path", lambda: program)
     with pytest.raises(MachineError, match=f"{program} cannot be started: Permission denied; install hivemind again"):
         await P2pdProcess.start([], timeout_s=1)
+
+
+class LosesCancellations:
+    """Work that loses its first cancellations, as `asyncio.wait_for` may."""
+
+    def __init__(self, num_lost: int) -> None:
+        self.num_left = num_lost
+        self.has_ended = False
+
+    async def work(self) -> str:
+        try:
+            while True:
+                try:
+                    await asyncio.sleep(30)
+                except asyncio.CancelledError:
+                    if not self.num_left:
+                        raise
+                    self.num_left -= 1
+        finally:
+            self.has_ended = True
+
+
+async def test_a_cancelled_caller_ends_at_once():
+    stub = LosesCancellations(1)
+    waiting = asyncio.create_task(shielded_call(stub.work(), timeout_s=30))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(waiting, 30)
+    assert not stub.has_ended
+    (remaining,) = asyncio.all_tasks() - {asyncio.current_task()}
+    await cancel_and_wait(remaining)
+
+
+async def test_a_call_times_out_or_returns_its_result_or_raises_its_error():
+    stub = LosesCancellations(0)
+    with pytest.raises(TimeoutError):
+        await shielded_call(stub.work(), timeout_s=0.01)
+    await asyncio.sleep(0)
+    assert stub.has_ended
+
+    async def call(result):
+        if not result:
+            raise ValueError("no result")
+        return result
+
+    assert await shielded_call(call("yes"), timeout_s=5) == "yes"
+    with pytest.raises(ValueError, match="no result"):
+        await shielded_call(call(""), timeout_s=5)
+
+
+async def test_tasks_that_lose_a_cancellation_are_cancelled_until_they_end(monkeypatch):
+    monkeypatch.setattr("ftis_node.gossip.p2pd.client.CANCEL_AGAIN_S", 0.01)
+    works = [LosesCancellations(0), LosesCancellations(3)]
+    tasks = [asyncio.create_task(each.work()) for each in works]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await cancel_and_wait(*tasks)
+    assert [(each.has_ended, each.num_left) for each in works] == [(True, 0), (True, 0)]
+
+
+BINDINGS = "from ftis_node.gossip.p2pd.hivemind_bindings import DHTNode, P2P, PeerID\n"
+WHOLE = """
+import hivemind
+assert hivemind.DHT is not None and hivemind.Optimizer is not None
+from hivemind import dht, p2p, utils
+assert p2p.PeerID is PeerID and dht.DHTNode is DHTNode and dht.DHT is hivemind.DHT
+assert utils.MPFuture is not None
+"""
+IS_TORCH_LOADED = "import sys; print('torch' in sys.modules, 'hivemind' in sys.modules)\n"
+
+
+def _run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_p2p_and_dht_are_imported_without_torch():
+    assert _run(BINDINGS + IS_TORCH_LOADED) == "False False"
+
+
+def test_all_of_hivemind_can_be_imported_afterwards():
+    assert _run(BINDINGS + WHOLE + IS_TORCH_LOADED) == "True True"

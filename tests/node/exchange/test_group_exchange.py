@@ -39,7 +39,6 @@ BOB = Identity.from_seed(bytes([3]) * 32)
 
 
 def first_published(node: NodeComponents) -> Group:
-    """Return the first own group in the buffer."""
     [envelope] = node.store.reader.envelopes(node.store.reader.own_ready()[:1])
     return unpack_group(open_envelope(envelope).body)
 
@@ -207,7 +206,6 @@ async def test_a_failed_take_returns_no_groups_of_earlier_starts(tmp_path):
 
 
 async def _fail_to_take(node: NodeComponents, exchange: GroupExchange) -> None:
-    """Take groups while the disk is full."""
     error = sqlite3.OperationalError("database or disk is full")
     with patch.object(node.store.buffer, "release_step", side_effect=error), pytest.raises(sqlite3.OperationalError):
         await exchange.take(9)

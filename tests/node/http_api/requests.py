@@ -18,5 +18,4 @@ async def send(port: int, request: bytes, *, timeout_s: float = 10.0) -> tuple[i
 
 
 def get(path: str, *headers: bytes, host: bytes = b"127.0.0.1") -> bytes:
-    """Return the bytes of a GET request."""
     return b"\r\n".join([f"GET {path} HTTP/1.1".encode(), b"Host: " + host, *headers, b"", b""])

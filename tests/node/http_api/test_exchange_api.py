@@ -24,8 +24,6 @@ MAX_GROUP_BYTES = MANIFEST.wire.max_envelope_bytes
 
 
 class Port:
-    """The local port of an exchange node."""
-
     def __init__(self, url: str, api: ExchangeApi, node: NodeComponents, session: ClientSession) -> None:
         self.url, self.api, self.node, self._session = url, api, node, session
         self.token = node.home.control_token.read_text()

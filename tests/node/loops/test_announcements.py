@@ -52,8 +52,7 @@ async def catch_up(wiring: Wiring, peer_id: str = PEER) -> None:
 @pytest.mark.parametrize(("ahead_s", "num_requests"), [(0.0, 4), (3600.0, 1)])
 async def test_a_peer_whose_replies_are_all_useless_is_not_queried_for_a_while(tmp_path, ahead_s, num_requests):
     """A learner with too few groups queries silent peers every few seconds; each reply would be a page to read."""
-    swarm = LightSwarm(tmp_path, manifest_of())
-    async with swarm.node(1) as alice:
+    async with LightSwarm(tmp_path, manifest_of()).node(1) as alice:
         replies = [announced(number, ahead_s=ahead_s).to_bytes() for number in range(1, 9)]
         wiring, requests = pulling(alice, replies)
         await catch_up(wiring)  # for the groups of all senders
@@ -65,8 +64,7 @@ async def test_a_peer_whose_replies_are_all_useless_is_not_queried_for_a_while(t
 
 async def test_no_group_from_before_the_reset_of_the_buffer_is_requested(tmp_path):
     """Useless replies would pause the queries to the peers that send them."""
-    swarm = LightSwarm(tmp_path, manifest_of())
-    async with swarm.node(1) as alice:
+    async with LightSwarm(tmp_path, manifest_of()).node(1) as alice:
         reset_at = int(time.time()) - 10
         alice.parts.store.buffer._db.execute("INSERT INTO totals (name, value) VALUES ('reset_at', ?)", (reset_at,))
         wiring, requests = pulling(alice, [])
@@ -75,8 +73,7 @@ async def test_no_group_from_before_the_reset_of_the_buffer_is_requested(tmp_pat
 
 
 async def test_a_last_number_from_the_directory_makes_a_valid_request(tmp_path):
-    swarm = LightSwarm(tmp_path, manifest_of())
-    async with swarm.node(1) as alice:
+    async with LightSwarm(tmp_path, manifest_of()).node(1) as alice:
         wiring, requests = pulling(alice, [])
         wiring.announcements.tracker_of(PEER).note(1, at=0.0)
         wiring.announcements.tracker_of(PEER).note_tail(2**63 - 1)
@@ -86,8 +83,7 @@ async def test_a_last_number_from_the_directory_makes_a_valid_request(tmp_path):
 
 
 async def test_each_group_of_a_batch_counts_in_the_rate_limit(tmp_path):
-    swarm = LightSwarm(tmp_path, manifest_of())
-    async with swarm.node(1) as alice:
+    async with LightSwarm(tmp_path, manifest_of()).node(1) as alice:
         handler = alice.wiring.announcements
         handler._limiter = minute_buckets(3)
         (batch,) = join_announcements([announced(number) for number in range(1, 8)])

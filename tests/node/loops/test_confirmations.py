@@ -98,8 +98,7 @@ async def test_the_confirmation_of_a_new_peer_that_shows_the_group_counts(tmp_pa
     async with swarm.node(1) as alice:
         await swarm.publish(alice)
         (group_id,) = alice.parts.store.reader.own_ready()
-        bodies = alice.parts.store.reader.envelopes([group_id])
-        async with confirming_peer(swarm, gives=bodies) as holder:
+        async with confirming_peer(swarm, gives=alice.parts.store.reader.envelopes([group_id])) as holder:
             await holder.confirm(alice.parts.context.peer_id, [group_id])
             await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 1)
 

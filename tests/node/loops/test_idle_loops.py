@@ -59,8 +59,6 @@ class Learner(NullLearner):
 
 
 class Task(StubTask):
-    """A task of ten problems."""
-
     name = "stub"
 
     def __len__(self) -> int:
@@ -170,8 +168,7 @@ async def _evaluate(wiring: Wiring) -> None:
 
 
 async def _train(wiring: Wiring) -> None:
-    loop = wiring.train_loop(wiring.step_gate(), last_step=None)
-    await loop.run()
+    await wiring.train_loop(wiring.step_gate(), last_step=None).run()
 
 
 FAILING = {

@@ -63,7 +63,6 @@ def intake_of(node: NodeComponents) -> IntakeLoop:
 
 
 def sealed(identity: Identity, number: int) -> bytes:
-    """Return a valid envelope."""
     return seal_group(make_group(identity, number=number, run_id=MANIFEST.run_id), identity).to_bytes()
 
 

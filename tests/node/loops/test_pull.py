@@ -248,8 +248,7 @@ async def test_shards_follow_the_budget_and_no_group_is_lost_when_they_change(tm
 
 
 async def test_new_and_failed_peers_leave_slots_to_others(tmp_path):
-    swarm = LightSwarm(tmp_path, manifest_of())
-    async with swarm.node(1, pulls_in_flight=4) as alice:
+    async with LightSwarm(tmp_path, manifest_of()).node(1, pulls_in_flight=4) as alice:
         pull = alice.wiring.pull
         alice.parts.peers.registry.seen("proven").accepted = 1
         for peer in ("new1", "new2"):

@@ -55,7 +55,6 @@ class _Factory(InProcessNodeFactory):
 
         async def kill_and_train(groups: Sequence[TrainGroup], *, step: int, **options: Any) -> TrainReply:
             if step == 2:
-                assert self._client.pid is not None
                 os.kill(self._client.pid, signal.SIGKILL)
                 await eventually(lambda: (self._client.restarts, self._client.state) == (1, "ready"), within_s=120)
             if step == 3:

@@ -138,7 +138,6 @@ class _Pair:
     async def offer(self, version: int, content: bytes) -> WeightsOffer:
         await self.offers.take(*_publish(self.learner, version, content))
         await eventually(lambda: self.offers._newest and self.offers._newest.offer.version == version)
-        assert self.offers._newest is not None
         return self.offers._newest.offer
 
     @property
@@ -172,7 +171,6 @@ async def _pair(folder: Path, *, follows: bool = True, **roles: Any) -> AsyncIte
 
 
 def _held(folder: Path) -> list[int]:
-    """Return the versions that the generator stores."""
     return sorted(int(path.name.split("-")[1]) for path in (folder / "generator/weights/followed").glob("version-*"))
 
 
@@ -501,7 +499,6 @@ async def test_a_download_over_p2pd_resumes_after_a_broken_stream(tmp_path):
                     num_given += 1
                     if num_given == 4:
                         await asyncio.sleep(0.5)  # the first chunks arrive meanwhile
-                        assert learner.process_id is not None
                         os.kill(learner.process_id, signal.SIGKILL)
                     await asyncio.sleep(0.05)
                 yield item
@@ -511,11 +508,9 @@ async def test_a_download_over_p2pd_resumes_after_a_broken_stream(tmp_path):
             await offers.take(*_publish(node, 1, content))
             await eventually(lambda: offers._newest)
             await eventually(lambda: generator.state.state is SwarmPhase.CONNECTED)
-            assert offers._newest is not None
             offer = open_offer(offers._newest.signed)
             download = Download(generator, offer, tmp_path / "partial", pause_s=0.2)
-            file = await download.run()
-            assert file.read_bytes() == content
+            assert (await download.run()).read_bytes() == content
             assert download.num_fetched == offer.num_chunks == 9
             assert first_chunks[0] == 0 < first_chunks[1], "received chunks were requested again"
             assert learner.counters.weights_bytes_out >= len(content)
@@ -554,7 +549,6 @@ async def test_weights_for_trusted_peers_are_served_to_no_other_peer(tmp_path):
         offering = asyncio.create_task(offers.run())
         await offers.take(*_publish(node, 1, b"weights"))
         await eventually(lambda: offers._newest)
-        assert offers._newest is not None
         offer = open_offer(offers._newest.signed)
         requests = [
             WeightsRequest(WeightsPart.OFFER),

@@ -1,12 +1,17 @@
-"""A day in the life of a node with a simulated clock: the loop, its gate and a real worker process."""
+"""When a node pauses: one simulated day, a clock that is set, and what NVML says of other programs."""
+
+from __future__ import annotations
 
 import asyncio
 import errno
+import logging
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,19 +19,25 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
+from ftis_node.config.schedule import ScheduleSection
 from ftis_node.errors import UsageError
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.loops import pause
 from ftis_node.node.loops.pause import PauseLoop
-from ftis_node.node.pausing.machine import MachineObserver
-from ftis_node.node.pausing.policy import MachineFacts
-from ftis_node.node.training.group_limits import GenerateBudget
+from ftis_node.node.pausing import machine
+from ftis_node.node.pausing.gate import PauseGate
+from ftis_node.node.pausing.machine import GRAPHICS_BYTES, SETTLE_S, MachineObserver
+from ftis_node.node.pausing.policy import Decision, MachineFacts
+from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
+from ftis_node.node.training.step_shares import StepQuota
+from ftis_node.node.wiring import Wiring
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import EventLog, read_events
 from ftis_node.telemetry.health_summary import summarize_health
 from ftis_node.telemetry.status import NodeStatus, Status
 from ftis_node.workers.process import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor, WorkerClient, WorkerState
+from tests.node.nodes import components
 from tests.waiting import eventually
 
 SCHEDULE = {"hours": "22-07", "when_on_battery": "pause", "while_running": ["steam"]}
@@ -173,8 +184,7 @@ async def test_a_pause_while_the_models_load_after_a_pause_is_not_delayed(day):
     assert (day.gate.status().reason, day.gate.is_in_effect) == ("by command", True)
     day.loop.change("resume", {})
     assert await day.at("04T22:05") == "runs"
-    ended = [event["paused_s"] for event in read_events(day.home.events, name="pause_ended")]
-    assert ended == [240.0]
+    assert [event["paused_s"] for event in read_events(day.home.events, name="pause_ended")] == [240.0]
     await day.stop()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -231,3 +241,117 @@ def echo_boot(trace: Path, fault: str) -> Any:
     from echo_worker import EchoBoot
 
     return EchoBoot(trace=str(trace), fault=fault)
+
+
+class FakeNvml:
+    """One GPU with a list of computing processes and one of graphical ones; `error` is what the driver says instead."""
+
+    NVMLError = type("NVMLError", (Exception,), {})
+    NVMLError_NotSupported = type("NVMLError_NotSupported", (NVMLError,), {})
+
+    def __init__(self, *, computing: tuple[int, ...] = (), drawing: dict[int, int] | None = None) -> None:
+        self.computing, self.drawing = computing, drawing or {}
+        self.error: Exception | None = None
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: int) -> list[Any]:
+        if self.error is not None:
+            raise self.error
+        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in self.computing]
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, gpu: int) -> list[Any]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.drawing.items()]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nvml", "num_warnings"), [("pause", None, 1), ("pause", FakeNvml(), 0), ("run", None, 0)]
+)
+def test_a_node_that_cannot_see_the_users_of_gpus_warns_at_its_start(
+    tmp_path, monkeypatch, caplog, wanted, nvml, num_warnings
+):
+    for module in (machine, pause):
+        monkeypatch.setattr(module, "opened_nvml", lambda: nvml)
+    settings = NodeSettings(model="m", schedule=ScheduleSection(when_gpu_is_used=wanted))
+    with caplog.at_level(logging.WARNING):
+        assert not pause.first_decision(settings, Home(tmp_path)).is_pause
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == num_warnings
+    assert all("when_gpu_is_used has no effect" in text and '".[gpu-figures]"' in text for text in warnings)
+
+
+def test_a_driver_that_fails_has_no_users_and_gives_one_warning(monkeypatch, caplog):
+    now = 0.0
+    with subprocess.Popen(["/bin/sleep", "60"], start_new_session=True) as other:
+        monkeypatch.setattr(machine.psutil.Process, "children", lambda *a, **k: [])  # else it is a process of this one
+        nvml = FakeNvml(computing=(other.pid,))
+        monkeypatch.setattr(machine, "opened_nvml", lambda: nvml)
+        observer = MachineObserver(ScheduleSection(when_gpu_is_used="pause"), clock=lambda: now)
+        assert observer.facts().gpu_users == ("sleep",)
+        nvml.computing, nvml.drawing = (), {other.pid: GRAPHICS_BYTES - 1}
+        now += SETTLE_S
+        assert observer.facts().gpu_users == (), "a desktop pauses the node"
+        nvml.drawing[other.pid] += 1
+        assert observer.facts().gpu_users == ("sleep",)
+        now += SETTLE_S
+        nvml.error = nvml.NVMLError("Driver/library version mismatch")
+        with caplog.at_level(logging.WARNING):
+            assert (observer.facts().gpu_users, observer.facts().gpu_users) == ((), ())
+        assert [record.getMessage() for record in caplog.records] == [
+            "schedule.when_gpu_is_used has no effect while the GPU's driver fails: Driver/library version mismatch"
+        ]
+        nvml.error = nvml.NVMLError_NotSupported("a part of a GPU")
+        assert observer.facts().gpu_users == ("sleep",), "the other list is not read"
+        other.kill()
+
+
+PAUSE = Decision("by command")
+
+
+async def a_pause(gate: PauseGate, now: list[float], length_s: float) -> None:
+    """Pause for a time, with a resume that a second pause interrupts."""
+    await gate.begin(PAUSE)
+    now[0] += 1.0  # a group in generation ends
+    gate.take_effect()
+    now[0] += length_s / 2
+    gate.lose_effect()
+    now[0] += length_s / 2
+    gate.take_effect()
+    gate.end()
+
+
+@pytest.fixture
+def now(monkeypatch):
+    value = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: value[0])
+    return value
+
+
+async def test_the_time_per_group_is_without_a_pause(now):
+    gate = PauseGate()
+    slots = SlotPool(8, clock=gate.clock)
+    await slots.charge()
+    now[0] += 2.0
+    await a_pause(gate, now, 36000.0)
+    now[0] += 3.0
+    assert slots.seconds_per_group == 0.0
+    slots.fill()
+    assert slots.seconds_per_group == 6.0
+
+
+async def test_the_time_of_a_step_is_without_a_pause(now, tmp_path, monkeypatch):
+    with components(tmp_path) as node:
+        gate = Wiring(node).step_gate()
+        monkeypatch.setattr(StepQuota, "of", lambda manifest: StepQuota(own=0, foreign=0, foreign_wait_s=0.0))
+        assert await gate.wait(1)
+        now[0] += 7.0
+        await a_pause(node.context.pause, now, 36000.0)
+        assert await gate.wait(2)
+        assert gate._train_s == 8.0
+        now[0] += 500.0
+        assert await gate.wait(2), "the groups were ready, but a pause began before the step"
+        assert gate._train_s == 8.0, "a step that was not done counts"

@@ -30,7 +30,6 @@ def command(*words: str, home: Path) -> str:
 
 
 def workers(node: RunningNode) -> list[int]:
-    """Return the resident bytes of each worker process."""
     processes = [each for each in node.processes() if "--endpoint" in each.cmdline()]
     return [each.memory_info().rss for each in processes]
 

@@ -40,7 +40,6 @@ def start() -> Iterator[Start]:
             process = subprocess.Popen([sys.executable, "-c", HOLDER, str(lock), str(pid)], stdout=subprocess.PIPE)
             running.enter_context(process)
             running.callback(process.kill)
-            assert process.stdout is not None
             process.stdout.readline()
             return process
 

@@ -46,7 +46,6 @@ def at_step_5(folder: Path) -> AbstractContextManager[NodeComponents]:
 
 
 async def pause(gate: PauseGate, *, is_in_effect: bool) -> None:
-    """Begin a pause and end it."""
     await gate.begin(Decision("by command"))
     if is_in_effect:
         gate.take_effect()

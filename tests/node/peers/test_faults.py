@@ -17,7 +17,6 @@ FAULTS_TO_A_BAN = 6
 
 @pytest.fixture
 def node(tmp_path):
-    """A node whose guard charges faults."""
     settings = NodeSettings(model="m", access={"trust": (FRIEND,)})
     with components(tmp_path, identity=ME, settings=settings) as node:
         yield node

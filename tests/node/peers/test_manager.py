@@ -28,8 +28,6 @@ ME, ANN, BOB, CAROL = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2,
 
 
 class Clock:
-    """A manual Unix clock."""
-
     now = 1e9
 
     def __call__(self) -> float:

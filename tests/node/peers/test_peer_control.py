@@ -1,11 +1,12 @@
-"""Bans and trust by the operator: access, and errors in one line."""
+"""The operator's actions on peers, and a node's view of the swarm: over HTTP and by the commands."""
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +16,21 @@ from aiohttp.test_utils import TestServer
 from ftis_node.cli.app import run
 from ftis_node.config.home import TOKEN_HEADER, Home
 from ftis_node.config.limits import AccessSection
-from ftis_node.node.http_api.local_api import add_control, write_token
+from ftis_node.config.node import NodeSettings, SwarmSection
+from ftis_node.node.http_api.local_api import LocalApi, add_control, write_token
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.peer_control import PeerControl
+from ftis_node.node.startup.bootstrap import BootstrapApi
+from ftis_node.node.wiring import Wiring
+from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity
+from ftis_node.records.peer_messages import PeerStats
+from ftis_node.swarm.overview import MAX_ROWS, RunSummary, SwarmView, make_view, swarm_row
+from ftis_node.swarm.receipts import StepLimits
 from ftis_node.telemetry.events import EventLog
+from ftis_node.telemetry.status import EvalStatus
+from ftis_node.view.swarm import swarm_text
+from tests.node.nodes import components
 
 ME, ANN, BOB = (Identity.from_seed(bytes([seed]) * 32).peer_id for seed in (1, 2, 3))
 ROWS = [{"peer_id": ANN, "name": "ann"}, {"peer_id": BOB, "name": "twin"}, {"peer_id": ME, "name": "twin"}]
@@ -78,10 +89,7 @@ async def test_only_a_request_with_the_token_of_the_home_changes_peers(tmp_path,
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["ban", "ann", "--for", "2 weeks"], "90s, 30m, 2h or 7d"),
-        (["ban", "ann"], "no running node"),
-    ],
+    [(["ban", "ann", "--for", "2 weeks"], "90s, 30m, 2h or 7d"), (["ban", "ann"], "no running node")],
 )
 def test_invalid_input_and_a_stopped_node_are_a_one_line_error_with_exit_code_2(tmp_path, capsys, arguments, message):
     assert run(["peers", *arguments, "--home", str(tmp_path / "home")]) == 2
@@ -106,3 +114,76 @@ async def test_the_commands_reach_a_running_node_over_its_port(tmp_path, manager
             assert await peers("unban", ANN[:8]) == 2, "all peer ids begin like this"
             assert await peers("ban", "twin") == 2
             assert await peers("ban", ME) == 2, "the node itself"
+
+
+PEER = Identity.generate().peer_id
+
+
+def _record(name: str = "bob", stats: PeerStats | None = None) -> PeerRecord:
+    return PeerRecord("ab" * 16, PEER, name, "m", 1, "cd" * 16, "full", 1, 1, 2.0, 0.0, "1", stats=stats)
+
+
+@contextmanager
+def _trained_node(folder: Path, settings: NodeSettings | None = None) -> Iterator[Wiring]:
+    """Yield a node that trained on 3 own groups and 1 foreign group, and evaluated twice."""
+    with components(folder, settings=settings) as node:
+        node.context.state.step = 4
+        node.peers.counters.recent_sources.append({node.context.peer_id: 3, PEER: 1, "": 0})
+        node.peers.counters.refused["reward"] = 2
+        for step, rate in ((0, 0.25), (4, 0.5)):
+            node.context.evaluations.add(EvalStatus(step=step, task="arithmetic", pass_at_1=rate, n=8))
+        yield Wiring(node)
+
+
+async def test_a_node_shows_itself_and_its_peers_over_http(tmp_path):
+    with _trained_node(tmp_path) as wiring:
+        node = wiring.node
+        node.peers.registry.own_record = wiring.directory_loop.own_record.make()
+        node.peers.registry.seen(PEER).record = _record()
+        node.peers.registry.seen(Identity.generate().peer_id)  # a peer without a record
+        control = PeerControl(node.peers, wiring.swarm.rows)
+        api = LocalApi(wiring.status_loop(), wiring.swarm, control=control, token_file=node.home.control_token)
+        async with api.serve(port=0) as url, ClientSession() as client, client.get(f"{url}/swarm") as response:
+            [document] = await response.json()
+        view, own_id = SwarmView.from_dict(document), node.context.peer_id
+    own, peer = view.peers
+    assert (own.peer_id, own.step, own.refused_groups) == (own_id, 4, 2)
+    assert own.pass_rates == ((0, 0.25), (4, 0.5)) and own.learns_from == {own_id: 0.75, PEER: 0.25}
+    assert (peer.name, peer.step, peer.tokens_per_minute, peer.learns_from) == ("bob", None, 120.0, {})
+    assert (view.num_unreadable, view.run.method) == (1, node.context.manifest.method.name)
+
+
+def test_a_node_may_publish_no_measurements(tmp_path):
+    private = SwarmSection(publish_stats=False)
+    with _trained_node(tmp_path, NodeSettings(model="m", dtype="float32", swarm=private)) as wiring:
+        assert wiring.directory_loop.own_record.make().stats is None
+
+
+def test_rows_are_bounded_and_control_characters_escaped():
+    stats = PeerStats(step=2**63 - 1, sources=((PEER, 2**63 - 1), (PEER, 1)), trained_groups=1)
+    row = swarm_row(_record("\x1b[31m\n\u202ename" * 5, stats), seen_at=time.time() + 10**9)
+    assert all(0.0 <= share <= 1.0 for share in row.learns_from.values())
+    view = make_view([row] * 10_000, run=RunSummary("ab" * 16, name="\x1b]0;x\x07"), now=time.time())
+    assert (len(view.peers), view.num_omitted) == (MAX_ROWS, 10_000 - MAX_ROWS)
+    lines = swarm_text([view], now=time.time())
+    assert len(lines) < MAX_ROWS + 80 and all(line.isprintable() for line in lines)
+
+
+def test_a_record_claims_at_least_the_steps_of_its_receipts(tmp_path):
+    with _trained_node(tmp_path) as wiring:
+        receipts = wiring.node.peers.receipts
+        receipts.limits = StepLimits(groups=8)
+        for _ in range(800):
+            receipts.note_used(PEER, 1)
+        assert wiring.directory_loop.own_record.make().stats.step == 100, "the learner is at step 4"
+
+
+async def test_a_bootstrap_node_with_a_run_shows_no_other_one():
+    shown = []
+    page = SimpleNamespace(render=lambda views, **_: shown.extend(view.run.id for view in views) or "")
+    views = [SwarmView(RunSummary(run_id * 32), 0.0) for run_id in "ab"]
+    for pinned in ((), ("b" * 32,)):
+        api = BootstrapApi(SimpleNamespace(pinned_runs=pinned, num_runs_omitted=3, addresses=[]), page)
+        api._views = views
+        await api.show_page(None)
+    assert shown == ["a" * 32, "b" * 32, "b" * 32]

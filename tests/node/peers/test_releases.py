@@ -60,11 +60,7 @@ def test_a_reward_or_problem_that_differs_costs_only_a_peer_with_the_same_releas
 ):
     with closing(EventLog(tmp_path / "events.jsonl")) as events:
         manager = PeerManager(
-            tmp_path / "peers.sqlite",
-            own_id=ME.peer_id,
-            settings=AccessSection(),
-            events=events,
-            releases=OURS,
+            tmp_path / "peers.sqlite", own_id=ME.peer_id, settings=AccessSection(), events=events, releases=OURS
         )
         if record is not None:
             manager.registry.seen(PEER.peer_id).record = record
@@ -98,8 +94,7 @@ def test_a_node_names_its_own_releases():
     assert arithmetic.transformers.split(".")[0] == "5"
     graded = own_releases(Graded(), Tokenizer())  # type: ignore[arg-type]
     assert graded.grader == f"ftis-node {__version__}, math-verify 0.9.0"
-    record = _record(graded)
-    assert open_peer_record(seal_peer_record(record, PEER)).releases == graded
+    assert open_peer_record(seal_peer_record(_record(graded), PEER)).releases == graded
 
 
 @pytest.mark.parametrize(

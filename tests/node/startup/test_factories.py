@@ -89,8 +89,7 @@ def test_the_learner_gets_the_manifests_optimizer(tmp_path):
 
 def test_a_cut_distribution_has_no_bound_on_understated_logprobs(tmp_path):
     assert learner_boot_of(tmp_path, "").max_logprob_gap_nats == factories.MAX_LOGPROB_GAP_NATS
-    cut = "[sampling]\ntop_p = 0.9"
-    assert learner_boot_of(tmp_path, cut).max_logprob_gap_nats == math.inf
+    assert learner_boot_of(tmp_path, "[sampling]\ntop_p = 0.9").max_logprob_gap_nats == math.inf
 
 
 def test_without_vllm_adapters_are_merged_and_a_request_to_serve_them_is_refused(monkeypatch):

@@ -88,5 +88,4 @@ def test_only_a_finished_node_needs_a_larger_budget_to_resume(home, end, more):
     budget = {"generate_tokens": {"used": 320, "limit": 320, "left": 0}}
     home.status.write_text(json.dumps({"node": node, "budget": budget}))
     home.settings.write_text('{"model": "m"}')
-    resume = read_document(home, "/status")["node"]["resume"]
-    assert resume == f"ftis-node join --home {home.root}{more}"
+    assert read_document(home, "/status")["node"]["resume"] == f"ftis-node join --home {home.root}{more}"

@@ -68,7 +68,6 @@ def admit(buffer: ReplayBuffer, events: EventLog, groups: list[Accepted]) -> Non
 
 
 def recover(home: Home) -> None:
-    """Recover the home as a start does."""
     replace_files(home)
     with closing(ReplayBuffer(home.replay)) as buffer, closing(EventLog(home.events)) as events:
         release_damaged(buffer, events)
@@ -224,12 +223,7 @@ def test_a_reset_that_was_interrupted_is_continued(home, monkeypatch, has_log):
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        "envelope = zeroblob(99)",
-        "rewards = CAST(x'00001041' || substr(rewards, 5) AS BLOB)",
-        "own = 1 - own",
-    ],
+    "damage", ["envelope = zeroblob(99)", "rewards = CAST(x'00001041' || substr(rewards, 5) AS BLOB)", "own = 1 - own"]
 )
 def test_a_group_that_changed_on_disk_is_released(home, damage):
     (first, *_) = ready_ids(home)

@@ -121,7 +121,6 @@ def test_after_a_rotation_the_process_writes_at_the_start_of_the_file(tmp_path):
             [sys.executable, "-c", WRITER], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.PIPE, text=True
         ) as writer,
     ):
-        assert writer.stdin is not None and writer.stderr is not None
         for letter in "abc":
             writer.stdin.write(f"{letter}\n")
             writer.stdin.flush()

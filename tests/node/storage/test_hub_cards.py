@@ -56,8 +56,7 @@ def assert_harmless(html: str, metadata: str) -> None:
 
 
 def test_a_plain_task_is_shown_as_it_is(tmp_path):
-    record = record_of("arithmetic=3+rg:chain_sum", base="org/tiny-1.5B")
-    write_model_card(tmp_path, record, **OF_MODEL)
+    write_model_card(tmp_path, record_of("arithmetic=3+rg:chain_sum", base="org/tiny-1.5B"), **OF_MODEL)
     text = (tmp_path / "README.md").read_text()
     assert "# org/tiny-1.5B, 2 steps of arithmetic=3+rg:chain_sum\n" in text
     assert "| task | arithmetic=3+rg:chain_sum |" in text

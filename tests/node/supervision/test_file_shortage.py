@@ -16,7 +16,6 @@ from ftis_node.telemetry.log import RateLimitedLog
 
 @contextmanager
 def no_free_descriptors() -> Iterator[None]:
-    """Open every descriptor that this process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (num_open_files() + 8, hard))
     taken: list[int] = []

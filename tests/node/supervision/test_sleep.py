@@ -1,4 +1,4 @@
-"""A laptop that slept for three hours: clocks with simulated time, light nodes, and a process that stops."""
+"""A laptop that slept for three hours, a process that is suspended while it stops, and a closed terminal."""
 
 import asyncio
 import os
@@ -71,7 +71,6 @@ asyncio.run(until_signalled(work(), stop_limit_s=1.0))
 
 def test_a_process_that_is_suspended_while_it_stops_is_not_ended_by_force():
     with subprocess.Popen([sys.executable, "-c", STOPS], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "stopping\n"
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(1.5)  # longer than the limit
@@ -105,3 +104,38 @@ async def test_light_nodes_that_slept_exchange_groups_again_and_charge_nobody(tm
             assert not node.parts.peers.counters.refused
         watching.cancel()
         await asyncio.wait({watching})
+
+
+WORKS = """
+import asyncio, logging, os, signal
+from ftis_node.node.supervision.background import until_signalled
+async def work():
+    try:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.5)
+        print("continues")
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(60)
+    finally:
+        print("saved")
+logging.basicConfig(level="INFO", format="%(message)s")
+asyncio.run(until_signalled(work()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("prefix", "out", "err"),
+    [((), "saved\n", "SIGHUP: stopping\n"), (("nohup",), "continues\nsaved\n", "SIGTERM: stopping\n")],
+    ids=["plain", "nohup"],
+)
+def test_a_hang_up_stops_in_order_and_nohup_is_respected(prefix, out, err):
+    command = (*prefix, sys.executable, "-c", WORKS)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests themselves may run under nohup
+    )
+    assert (done.returncode, done.stdout, done.stderr.replace("nohup: ignoring input\n", "")) == (0, out, err)

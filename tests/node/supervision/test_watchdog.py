@@ -76,7 +76,6 @@ def test_a_loop_that_stays_blocked_ends_the_process_with_its_stack():
 
 def test_a_process_that_was_stopped_for_longer_continues():
     process = subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "beats\n"
     process.send_signal(signal.SIGSTOP)
     time.sleep(STOPPED_S)

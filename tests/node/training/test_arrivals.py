@@ -117,12 +117,7 @@ def test_a_useful_sender_is_always_awaited(gap_s):
 
 
 @pytest.mark.parametrize(
-    ("own_s", "num_foreign", "num_members", "gap_s"),
-    [
-        (0.2, 6, 1, 60.0),
-        (5.0, 1, 1, 29.0),
-        (5.0, 12, 10, 100.0),
-    ],
+    ("own_s", "num_foreign", "num_members", "gap_s"), [(0.2, 6, 1, 60.0), (5.0, 1, 1, 29.0), (5.0, 12, 10, 100.0)]
 )
 def test_slow_senders_cost_little_time_and_their_groups_are_used(own_s, num_foreign, num_members, gap_s):
     run = Run(

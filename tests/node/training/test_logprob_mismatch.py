@@ -11,10 +11,7 @@ from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.messages import StepReport
 from ftis_node.node.loops.compare import sampled_by
 from ftis_node.node.protocols import NullLearner
-from ftis_node.node.training.step_report import (
-    LIMITS,
-    warning_of,
-)
+from ftis_node.node.training.step_report import LIMITS, warning_of
 from ftis_node.node.wiring import Wiring
 from ftis_node.validation import Accepted
 from tests.conftest import make_group
@@ -34,8 +31,7 @@ async def test_a_reporter_warns_once_and_keeps_the_last_measurement(tmp_path, ca
         reporter = Wiring(node).reporter
         for report in (_measured(0.0, 0.0), high, high, _measured(None, None)):
             await reporter.note(report)
-        written = [event["event"] for event in events_of(node)]
-        assert written == ["step", "step", "mismatch", "step", "step"]
+        assert [event["event"] for event in events_of(node)] == ["step", "step", "mismatch", "step", "step"]
         assert node.peers.counters.mismatch_report is high
     assert [record.message for record in caplog.records] == [warning_of(high, LIMITS["float32"])]
 
@@ -60,7 +56,6 @@ def test_completions_sampled_across_an_update_are_left_out(identity):
     whole, mixed = group.completions
     spread = group.with_completions((whole, replace(mixed, policy_version_newest=4)))
     part = sampled_by(spread, 3)
-    assert part is not None
     assert part == group.with_completions((whole,))
     assert (part.policy_version, part.policy_version_newest) == (3, 3)
     assert sampled_by(spread, 4) is None
@@ -73,8 +68,7 @@ async def test_the_first_group_of_each_version_is_checked(tmp_path, identity, fa
     with components(tmp_path, learner=learner) as node:
         wiring = Wiring(node)
         wiring.intake.next_own = stored.get
-        loop = wiring.check_loop
-        running = asyncio.create_task(loop.run())
+        running = asyncio.create_task(wiring.check_loop.run())
         for learners, oldest, newest in [(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1), (1, 1, 2), (1, 1, 1), (1, 1, 1)]:
             node.context.state.policy_version = learners
             stored.put_nowait(accepted(identity, 1, versions=(oldest, newest)))

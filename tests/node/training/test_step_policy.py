@@ -150,8 +150,7 @@ async def _node(
 
 def _store(node: NodeComponents, identity: Identity, *numbers: int) -> None:
     for number in numbers:
-        group = accepted(identity, number, created_at=time.time())
-        assert node.store.buffer.admit(group, own=identity is ME)
+        assert node.store.buffer.admit(accepted(identity, number, created_at=time.time()), own=identity is ME)
 
 
 async def test_with_backfill_the_next_step_replaces_missing_foreign_groups(tmp_path):

@@ -1,4 +1,4 @@
-"""Budgets: the limits of a node over all starts of its home, and the end that a used budget causes."""
+"""Budgets over all starts of a home, the end that a used budget causes, and the evaluations that a status keeps."""
 
 import asyncio
 from contextlib import closing
@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,8 @@ from ftis_node.errors import ConfigError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
+from ftis_node.node import context
+from ftis_node.node.context import EvaluationHistory
 from ftis_node.node.daemon import run_node
 from ftis_node.node.training.group_limits import GenerateBudget
 from ftis_node.node.training.step_shares import (
@@ -31,7 +34,8 @@ from ftis_node.node.wiring import Wiring
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.events import read_events
-from ftis_node.telemetry.status import Status
+from ftis_node.telemetry.health_summary import AnswerWord, summarize_health
+from ftis_node.telemetry.status import EvalStatus, Status
 from tests.node.nodes import whole_node
 from tests.node.support import manifest_text
 
@@ -79,8 +83,7 @@ NEEDS = StepQuota(own=4, foreign=4, foreign_wait_s=30.0)
 def test_a_step_with_few_own_groups_left_takes_foreign_ones():
     assert [shares_of_step(NEEDS, generates=False, own_left=left) for left in (0, 3, 9)] == [(0, 8), (3, 5), (4, 4)]
     own, foreign = substitute_foreign(3 + 2, needs=NEEDS)
-    outlook = StepInputs(own, foreign, waited_s=30.0, uptime_s=99.0, awaits_sender=True)
-    assert may_start(NEEDS, outlook)
+    assert may_start(NEEDS, StepInputs(own, foreign, waited_s=30.0, uptime_s=99.0, awaits_sender=True))
 
 
 @pytest.mark.parametrize(
@@ -190,3 +193,30 @@ async def test_trained_tokens_are_counted_over_starts_with_pruned_groups(tmp_pat
 def test_a_step_that_draws_groups_waits_for_all_generated_ones(own_ready, starts):
     outlook = StepInputs(own_ready=own_ready, foreign_ready=0, waited_s=0.0, uptime_s=0.0, awaits_sender=False)
     assert may_start(StepQuota(own=2, foreign=0, foreign_wait_s=1.0, generated=4), outlook) is starts
+
+
+def test_the_status_keeps_the_first_and_the_newest_evaluations(monkeypatch):
+    monkeypatch.setattr(context, "MAX_EVALUATIONS", 4)
+    history = EvaluationHistory()
+    for step in range(0, 50, 5):
+        for task in ("a", "b"):
+            history.add(EvalStatus(step=step, task=task, pass_at_1=0.5, n=8))
+    assert [(entry.step, entry.task) for entry in history.entries] == [(0, "a"), (0, "b"), (45, "a"), (45, "b")]
+
+
+async def test_answers_that_are_all_cut_and_wrong_are_reported_with_a_sample(tmp_path, tiny_models):
+    manifest = manifest_of(foreign=0)
+    cut = manifest.sampling.model_copy(update={"max_completion_tokens": 1})
+    manifest = manifest.model_copy(update={"sampling": cut})
+    budget = {"generate_tokens": 52 * 4}  # groups of four completions, each of one token
+    status = await run_whole_node(tmp_path, tiny_models["s"], manifest=manifest, budget=budget)
+    assert status.generation.groups_without_reward >= 52 and status.generation.sample
+    assert status.learner.cut_fraction > 0.8  # the others are an end token alone
+    assert status.learner.no_signal_fraction == 1.0
+    assert status.learner.completion_tokens == 1.0
+    assert {(one.completion_tokens, one.cut_fraction) for one in status.eval} == {(1.0, 1.0)}
+    running = msgspec.structs.replace(status, learner=msgspec.structs.replace(status.learner, state="ready"))
+    learning = summarize_health(running, now=status.health.taken_at).learning
+    assert learning.word is AnswerWord.NO
+    assert learning.why == f"no reward in {status.generation.groups_without_reward} groups"
+    assert learning.advice.endswith(f"one completion: {status.generation.sample!r}")

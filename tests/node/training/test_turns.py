@@ -34,8 +34,6 @@ DIED = WorkerDiedError("the learner worker was killed")
 
 
 class _Generation(NullGeneration):
-    """A generation client that records the order of its calls."""
-
     def __init__(self, calls: list[str]) -> None:
         super().__init__(lambda: 0)
         self._calls = calls
