@@ -110,10 +110,7 @@ SHARED: Final[dict[str, tuple[str, ...]]] = {
     ),
 }
 """Files that share nodes, engines or a slow import: one worker of pytest-xdist runs them all."""
-LONGEST_FIRST: Final = (
-    "attacks",
-    "swarm",
-)
+LONGEST_FIRST: Final = ("attacks", "swarm")
 """Groups that take minutes. They run first, so that no worker waits for another at the end."""
 
 

@@ -63,11 +63,7 @@ def test_every_number_has_bounds():
 
 def test_the_search_finds_the_fields():
     names = {f"{section.__name__}.{name}" for section, name, _ in FIELDS}
-    assert {
-        "OptimizerSection.learning_rate",
-        "MethodSection.cap",
-        "StepSection.own_groups",
-    } <= names
+    assert {"OptimizerSection.learning_rate", "MethodSection.cap", "StepSection.own_groups"} <= names
     assert len(FIELDS) > 40
 
 

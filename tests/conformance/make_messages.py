@@ -109,10 +109,7 @@ def groups() -> list[dict[str, str]]:
         "61 s ahead": ("clock_skew", body(created_ms=NOW_MS + 61_000)),
         "older than the run allows": ("stale", body(created_ms=NOW_MS - int(MANIFEST.step.max_age_s * 1000) - 1000)),
         "another tokenizer": ("tokenizer", body(tokenizer=bytes(16))),
-        "one completion": (
-            "group_size",
-            body(lengths=[5], finishes=[pb.FINISH_STOP], rewards=[1.0]),
-        ),
+        "one completion": ("group_size", body(lengths=[5], finishes=[pb.FINISH_STOP], rewards=[1.0])),
         "another temperature": ("sampling", body(sampling=sampling)),
         "a completion of 5 tokens": (
             "length",

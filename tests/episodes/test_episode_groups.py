@@ -182,11 +182,7 @@ async def test_episodes_of_own_weights_have_the_same_observation_form(group, ide
     stored = StoredGroup.from_accepted(await judged(group, identity, tokenizer), own=False)
     for form, is_own in ((tokenizer.observation_form, True), ((1, 2), False)):
         sent = train_group(
-            stored,
-            share="vertical",
-            end_ids=tokenizer.end_ids,
-            observation_form=form,
-            of_own_weights=True,
+            stored, share="vertical", end_ids=tokenizer.end_ids, observation_form=form, of_own_weights=True
         )
         assert make_batch([sent]).of_own_weights.all() == is_own
 

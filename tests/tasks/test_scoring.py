@@ -50,8 +50,7 @@ async def test_a_text_without_a_valid_reward_is_unscored(scorer):
 
 
 @pytest.mark.parametrize(
-    ("fault", "stopped", "lost"),
-    [("stuck", 1, 0), ("segfault", 1, 0), ("sleep", 0, 1), ("raise", 0, 0)],
+    ("fault", "stopped", "lost"), [("stuck", 1, 0), ("segfault", 1, 0), ("sleep", 0, 1), ("raise", 0, 0)]
 )
 async def test_a_text_is_at_fault_only_for_its_processor_time(scorer, fault, stopped, lost):
     """`sleep` uses no processor time, like a text on a loaded machine: its sender is not at fault."""
