@@ -174,13 +174,11 @@ def test_a_port_of_the_homes_running_node_is_no_conflict():
 @pytest.mark.parametrize(
     ("ipv4", "ipv6", "level", "text"),
     [
-        ("192.168.1.7", "fe80::1", "warn", "private"),
-        ("100.72.3.4", "", "warn", "carrier"),
-        ("9.9.9.9", "", "ok", "public"),
-        ("10.0.0.2", "2620:fe::9", "ok", "public"),
+        ("192.168.1.7", "fe80::1", "warn", "private"), ("100.72.3.4", "", "warn", "carrier"),
+        ("9.9.9.9", "", "ok", "public"), ("10.0.0.2", "2620:fe::9", "ok", "public"),
         ("", "", "warn", "no address"),
     ],
-)
+)  # fmt: skip
 def test_the_kind_of_nat_is_reported(ipv4, ipv6, level, text):
     kind = nat_kind(ipv4, ipv6)
     assert (kind.level, text in kind.finding) == (level, True)

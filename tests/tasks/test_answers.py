@@ -11,15 +11,12 @@ from tests.tasks.completions import think_answer
 MALFORMED = (
     *("", " ", "\x00", "\ud800", "<answer>", "</answer><answer>", "$", "\\boxed{", "9" * 100_000, "-" * 10_000),
     *(
-        "<think></think><answer></answer>",
-        "<think>" * 10_000,
-        "0" * 5000 + "." + "0" * 5000,
-        "1," * 20_000,
+        "<think></think><answer></answer>", "<think>" * 10_000, "0" * 5000 + "." + "0" * 5000, "1," * 20_000,
         "((" * 5000,
     ),
     "<think></think><answer>" + "0" * 400 + "." + "0" * 90 + "x</answer>",
     "<think></think><answer>9^{9^{9^9}}</answer>",
-)
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -47,21 +44,11 @@ def test_forms_of_one_number_are_one_answer(gsm8k, text):
 @pytest.mark.parametrize(
     ("text", "plain"),
     [
-        ("1,000", "1000"),
-        ("1{,}000", "1000"),
-        ("12,345,678.50", "12345678.5"),
-        ("-0.0", "0"),
-        ("-0.50", "-0.5"),
-        ("000", "0"),
-        ("1,2", "1,2"),
-        ("72 clips", "72 clips"),
-        ("x  +\n1", "x + 1"),
-        ("\\frac{1}{2}", "\\frac{1}{2}"),
-        ("$5$ or $6$", "$5$ or $6$"),
-        ("1.2.3", "1.2.3"),
-        ("1e5", "1e5"),
+        ("1,000", "1000"), ("1{,}000", "1000"), ("12,345,678.50", "12345678.5"), ("-0.0", "0"), ("-0.50", "-0.5"),
+        ("000", "0"), ("1,2", "1,2"), ("72 clips", "72 clips"), ("x  +\n1", "x + 1"),
+        ("\\frac{1}{2}", "\\frac{1}{2}"), ("$5$ or $6$", "$5$ or $6$"), ("1.2.3", "1.2.3"), ("1e5", "1e5"),
     ],
-)
+)  # fmt: skip
 def test_plain_answer_simplifies_only_numbers(text, plain):
     assert plain_answer(text) == plain
 

@@ -103,16 +103,8 @@ RIGHT = {
     "20": ("€20", "20€", "20 dollars", "US$20", r"\$20", "$20$", "20kg", "20 m/s", "20 cm^2", "20 m²", "+20"),
     "18": ("18.", "**18**", "**18.**", "`18`", r"\boxed{18}", "$$\n18\n$$", r"\text{18 apples}", "18 eggs are left!"),
     "5": (
-        "5 apples -- all red",
-        "x = 5",
-        "x=5",
-        "f(2) = 5",
-        "x_1 = 5",
-        "Total: 5",
-        "total cost = $5",
-        "10/2",
-        r"\frac{10}{2} = 5",
-        "(5)",
+        "5 apples -- all red", "x = 5", "x=5", "f(2) = 5", "x_1 = 5", "Total: 5", "total cost = $5", "10/2",
+        r"\frac{10}{2} = 5", "(5)",
     ),
     "-3": ("\u22123", "- 3", "(-3)", "$-3$", "-$3", "minus 3", "Negative 3 degrees"),
     "0.5": (".5", "0.50", "1/2", r"\frac12", r"\dfrac{1}{2}", "½", "5e-1"),
@@ -125,10 +117,7 @@ RIGHT = {
     r"15\mbox{ cm}^2": ("15", "15 square centimeters"),
     HALF: ("½", "0.5", r"\frac12", "x = 1/2", r"\frac{2}{4} = \frac{1}{2}", "1/2."),
     HALF_PI: (
-        r"x = \frac{\pi}{2}",
-        "\\[\n\\frac{\\pi}{2}\n\\]",
-        r"\boxed{\frac{\pi}{2}}.",
-        r"**\frac{\pi}{2}**",
+        r"x = \frac{\pi}{2}", "\\[\n\\frac{\\pi}{2}\n\\]", r"\boxed{\frac{\pi}{2}}.", r"**\frac{\pi}{2}**",
         r"**$\frac{\pi}{2}$**.",
     ),
     "2,3": ("x = 2, x = 3", "x = 2 or x = 3", "3 and 2"),
@@ -140,7 +129,7 @@ RIGHT = {
     r"\frac{1}{3}": ("0.333333",),
     "?!": ("?!",),  # a text that the library cannot parse equals itself
     r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}": ("\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}",),
-}
+}  # fmt: skip
 WRONG = {
     "42": (
         *("41=42", "42 = 41", "41 = x = 42", "x = 41, x = 42", r"\boxed{41, \boxed{42}}", r"\boxed{41} \boxed{42}"),

@@ -37,11 +37,8 @@ async def test_scores_are_in_the_order_of_the_texts(scorer):
 
 async def test_a_text_that_ends_the_process_does_not_affect_others(scorer):
     assert await scorer.score(ITEM, ["0.5", "stuck", "exit", "0.75"]) == [
-        (0.5, SCORED),
-        UNSCORED,
-        UNSCORED,
-        (0.75, SCORED),
-    ]
+        (0.5, SCORED), UNSCORED, UNSCORED, (0.75, SCORED),
+    ]  # fmt: skip
 
 
 async def test_a_text_without_a_valid_reward_is_unscored(scorer):

@@ -111,14 +111,9 @@ async def host(folder: Path, kind: KeyKind = KeyKind.ED25519) -> AsyncIterator[H
     control_path, key_path = folder / CONTROL_NAME, folder / KEY_NAME
     replace_file(key_path, private_key(kind), mode=0o600)
     arguments = [
-        f"-listen=/unix{control_path}",
-        f"-id={key_path}",
-        "-hostAddrs=/ip4/127.0.0.1/tcp/0",
-        "-b=0",
-        "-pubsub=1",
-        "-gossipsubHeartbeatInterval=200ms",
-        "-relay=0",
-    ]
+        f"-listen=/unix{control_path}", f"-id={key_path}", "-hostAddrs=/ip4/127.0.0.1/tcp/0", "-b=0", "-pubsub=1",
+        "-gossipsubHeartbeatInterval=200ms", "-relay=0",
+    ]  # fmt: skip
     process = await P2pdProcess.start(arguments, timeout_s=START_S, on_one_core=True)
     control = P2pdClient(control_path, timeout_s=DIAL_S)
     try:
