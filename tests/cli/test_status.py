@@ -249,12 +249,9 @@ def home(tmp_path, identity):
     where.status.write_text(json.dumps(json.loads(Status().to_json()) | {"peers": [row]}))
     events = EventLog(where.events)
     events.write(
-        "refused",
-        group=b"\xab" * 32,
-        origin=identity.peer_id,
-        reason="reward_mismatch",
+        "refused", group=b"\xab" * 32, origin=identity.peer_id, reason="reward_mismatch",
         detail="claimed \x1b]0;x\x07 1",
-    )
+    )  # fmt: skip
     events.close()
     return tmp_path
 

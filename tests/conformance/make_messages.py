@@ -194,15 +194,9 @@ def announcements() -> list[dict[str, str]]:
 
     def announcement(**changes: Any) -> bytes:
         fields: dict[str, Any] = {
-            "schema": 1,
-            "id": bytes(range(32)),
-            "number": 1,
-            "envelope_bytes": 278,
-            "num_tokens": 5,
-            "tokenizer": TOKENIZER[:8],
-            "policy_version": 3,
-            "created_ms": NOW_MS,
-        }
+            "schema": 1, "id": bytes(range(32)), "number": 1, "envelope_bytes": 278, "num_tokens": 5,
+            "tokenizer": TOKENIZER[:8], "policy_version": 3, "created_ms": NOW_MS,
+        }  # fmt: skip
         return pb.Announcement(**fields | changes).SerializeToString()
 
     malformed: dict[str, dict[str, Any]] = {
@@ -281,12 +275,9 @@ def document() -> dict[str, Any]:
     }
     node["episodes"] = {"manifest": EPISODE_MANIFEST.canonical().decode(), "run": EPISODE_MANIFEST.run_id}
     parts = {
-        "groups": groups(),
-        "episodes": episodes(),
-        "announcements": announcements(),
-        "questions": questions(),
+        "groups": groups(), "episodes": episodes(), "announcements": announcements(), "questions": questions(),
         "id_lists": id_lists(),
-    }
+    }  # fmt: skip
     return {"node": node, **parts}
 
 

@@ -1,4 +1,4 @@
-"""TRL's trainer with a loss of ftis-node and a run's task: real steps of a tiny model, prompts and rewards of the nodes."""
+"""TRL's trainer with a loss of ftis-node: real steps; prompts and rewards of a run are those of its nodes."""
 
 from __future__ import annotations
 
@@ -44,21 +44,11 @@ def parity_reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
 def make_trainer(folder: Path, *, grpo: dict[str, Any] | None = None, **options: Any) -> SwarmGRPOTrainer:
     model = trained_model("s")
     settings: dict[str, Any] = {
-        "output_dir": str(folder),
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "per_device_train_batch_size": 2 * GROUP_SIZE,
-        "num_generations": GROUP_SIZE,
-        "max_completion_length": LENGTH,
-        "max_steps": 1,
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant",
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "logging_steps": 1,
-    }
+        "output_dir": str(folder), "use_cpu": True, "bf16": False, "gradient_checkpointing": False,
+        "per_device_train_batch_size": 2 * GROUP_SIZE, "num_generations": GROUP_SIZE,
+        "max_completion_length": LENGTH, "max_steps": 1, "learning_rate": 1e-3, "lr_scheduler_type": "constant",
+        "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "logging_steps": 1,
+    }  # fmt: skip
     given = {
         "model": str(model),
         "reward_funcs": parity_reward,

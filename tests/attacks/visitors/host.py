@@ -129,12 +129,9 @@ async def host(folder: Path, kind: KeyKind = KeyKind.ED25519) -> AsyncIterator[H
 async def output_of(name: str, *command: str, within_s: float) -> str:
     """Return what a program prints, and kill its session. Raises RuntimeError with its error output if it fails."""
     child = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
-    )
+    )  # fmt: skip
     try:
         async with asyncio.timeout(within_s):
             out, err = await child.communicate()

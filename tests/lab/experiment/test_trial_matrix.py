@@ -21,15 +21,9 @@ from ftis_node.lab.experiment.trial_matrix import Experiment, parse_method
 
 PAIR = Pair("size", (TrialMember("s", "/models/s"), TrialMember("m", "/models/m")))
 EXPERIMENT = Experiment(
-    base=load_manifest("arithmetic-compare"),
-    pairs=(PAIR,),
-    methods=("ftis",),
-    task_spec="arithmetic",
-    eval_specs=("arithmetic",),
-    steps=4,
-    seeds=range(2),
-    lora_adapter=LoraSection(),
-)
+    base=load_manifest("arithmetic-compare"), pairs=(PAIR,), methods=("ftis",), task_spec="arithmetic",
+    eval_specs=("arithmetic",), steps=4, seeds=range(2), lora_adapter=LoraSection(),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
