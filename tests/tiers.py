@@ -96,24 +96,16 @@ SHARED: Final[dict[str, tuple[str, ...]]] = {
     "attacks": ("tests/attacks/",),  # they attack one node
     "trl": (  # its import takes ten seconds of a processor
         "tests/integrations/test_trl.py",
-        "tests/integrations/test_trl_dataset.py",
-        "tests/integrations/test_trl_exchange.py",
-        "tests/integrations/test_trl_foreign.py",
+        "tests/integrations/test_trl_exchange.py", "tests/integrations/test_trl_foreign.py",
     ),
     "swarm": (  # tests/small_swarm.py
-        "tests/dashboard/test_real_home.py",
-        "tests/documented/test_running.py",
-        "tests/node/http_api/test_observe.py",
-        "tests/node/training/test_tracking.py",
-        "tests/node/test_swarm.py",
+        "tests/dashboard/test_real_home.py", "tests/documented/test_running.py",
+        "tests/node/http_api/test_observe.py", "tests/node/training/test_tracking.py", "tests/node/test_swarm.py",
         "tests/node/test_two_homes.py",
     ),
-}
+}  # fmt: skip
 """Files that share nodes, engines or a slow import: one worker of pytest-xdist runs them all."""
-LONGEST_FIRST: Final = (
-    "attacks",
-    "swarm",
-)
+LONGEST_FIRST: Final = ("attacks", "swarm")
 """Groups that take minutes. They run first, so that no worker waits for another at the end."""
 
 

@@ -63,12 +63,9 @@ def change_step(home):
 
 
 ERRORS = {  # one in each source of an observation
-    "no group is lost": delete_group,
-    "the event log is readable": append_garbage,
-    "no leftover file": leave_socket,
-    "no orphan process": start_orphan,
-    "the status is correct": change_step,
-}
+    "no group is lost": delete_group, "the event log is readable": append_garbage,
+    "no leftover file": leave_socket, "no orphan process": start_orphan, "the status is correct": change_step,
+}  # fmt: skip
 
 
 def violations_of(node, error):

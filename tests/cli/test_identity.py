@@ -31,12 +31,7 @@ def test_show_prints_peer_id_file_and_time(home, capsys):
     assert run(["identity", "show", "--json", "--home", str(home.root)]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown.pop("created_at") == pytest.approx(time.time(), abs=60)
-    assert shown == {
-        "peer_id": FIRST.peer_id,
-        "key_file": str(home.identity),
-        "running": False,
-        "addresses": [],
-    }
+    assert shown == {"peer_id": FIRST.peer_id, "key_file": str(home.identity), "running": False, "addresses": []}
 
 
 @pytest.mark.parametrize(("text", "advice"), [(None, "copy the identity.key"), ("cut o", "put a copy of it back")])

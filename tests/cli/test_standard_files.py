@@ -1,4 +1,4 @@
-"""A node continues with standard files that are closed, on a full disk, or a pipe without a reader."""
+"""A node continues with closed or full standard files; the garbage collector is off while modules are imported."""
 
 import logging
 import os
@@ -78,3 +78,30 @@ def test_a_full_non_blocking_pipe_loses_text_without_an_error():
     handler.emit(logging.makeLogRecord({"msg": "a broken pipe"}))
     stream.close()
     os.close(writing)
+
+
+SCRIPT = """
+import gc
+from ftis_node.cli import app
+
+@app.app.command("collects")
+def collects():
+    print(gc.isenabled(), gc.get_freeze_count() > 1000)
+
+gc.disable()
+app.run({arguments!r})
+print(gc.isenabled())
+"""
+
+
+def _printed(*arguments: str) -> list[str]:
+    script = SCRIPT.format(arguments=list(arguments))
+    return subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
+
+
+def test_a_command_runs_with_the_collector_on_and_the_modules_frozen():
+    assert _printed("collects") == ["True", "True", "True"]
+
+
+def test_help_is_printed_with_the_collector_off():
+    assert _printed("--help")[-1] == "False"

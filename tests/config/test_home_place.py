@@ -1,7 +1,9 @@
-"""A home that cannot be used is refused in one sentence; a user without a home folder gets all files in the home."""
+"""Homes: one that cannot be used, a user without a home folder, and the options that a home keeps of its last start."""
 
+import json
 import os
 import pwd
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home, give_user_folder, network_filesystem
+from ftis_node.config.home_files import start_command
 from ftis_node.errors import ConfigError, MachineError
 from ftis_node.node.storage.disk_space import measure_usage
 
@@ -131,3 +134,59 @@ def test_a_home_of_another_user_and_a_file_are_refused_in_one_line(tmp_path, mon
         assert run([*command, "--home", str(tmp_path)]) == 2
         line = f"ftis-node: cannot use {tmp_path} as home: Permission denied; give another with --home\n"
         assert capsys.readouterr().err == line
+
+
+PEER = "12D3KooWD3eckifWpRn9wQpMG9R9hX3sD158z7EqHWmweQAJU5SA"
+LISTEN = "/ip4/0.0.0.0/tcp/4001"
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home(tmp_path / "a home")
+
+
+@pytest.fixture
+def join(home, monkeypatch, capsys):
+    """Start a node whose settings are kept as by a real start, and return them."""
+
+    def keep(settings, *_, **__):
+        home.root.mkdir(exist_ok=True)
+        home.settings.write_text(settings.model_dump_json())
+
+    def start(*options):
+        assert run(["join", "--home", str(home.root), *options]) == 0, capsys.readouterr().err
+        return json.loads(home.settings.read_text())
+
+    monkeypatch.setattr("ftis_node.node.startup.run.run_until_stopped", keep)
+    return start
+
+
+GENERATOR = ("--model", "org/name", "--listen", LISTEN, "--name", "anna", "--role", "generator", "--follow", PEER)
+
+
+def test_join_alone_and_the_printed_command_take_the_kept_options(join, home, monkeypatch):
+    monkeypatch.setenv("FTIS_ROLES__WEIGHTS_DELAY", "fixed:60")
+    first = join(*GENERATOR)
+    monkeypatch.delenv("FTIS_ROLES__WEIGHTS_DELAY")
+    assert (first["listen"], first["name"], first["role"]) == ([LISTEN], "anna", "generator")
+    assert first["roles"]["follow"] == PEER and first["roles"]["weights_delay"] == "fixed:60"
+    assert join() == first
+    command = shlex.split(start_command(home))
+    assert command == ["ftis-node", "join", "--home", str(home.root)]
+    assert join(*command[4:]) == first
+
+
+def test_an_option_replaces_what_is_kept(join, home, monkeypatch):
+    join(*GENERATOR)
+    other = PEER[:-1] + "B"
+    changed = join("--listen", "/ip4/0.0.0.0/tcp/0", "--name", "", "--follow", other)
+    assert (changed["listen"], changed["name"]) == (["/ip4/0.0.0.0/tcp/0"], "")
+    assert changed["roles"]["follow"] == other
+    full = join("--role", "full")
+    assert (full["role"], full["roles"]["follow"]) == ("full", ""), "the learner to follow belongs to the former role"
+    join(*GENERATOR)
+    monkeypatch.setenv("FTIS_ROLE", "learner")
+    assert join()["role"] == "learner"
+    monkeypatch.delenv("FTIS_ROLE")
+    home.node_toml.write_text('role = "full"\nname = "bob"\n')
+    assert (join()["role"], join()["name"]) == ("full", "bob")

@@ -145,12 +145,10 @@ def test_a_completion_is_limited_by_the_total_minus_the_prompt():
 @pytest.mark.parametrize(
     ("task", "preset"),
     [
-        ("arithmetic", "arithmetic-ftis"),
-        ("rg:chain_sum", "rg-swarm"),
-        ("gsm8k", "gsm8k-ftis"),
+        ("arithmetic", "arithmetic-ftis"), ("rg:chain_sum", "rg-swarm"), ("gsm8k", "gsm8k-ftis"),
         ("math500", "gsm8k-ftis"),
     ],
-)
+)  # fmt: skip
 def test_each_task_has_a_preset(task, preset):
     assert preset_for_task(task) == preset
 

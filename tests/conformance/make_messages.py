@@ -109,10 +109,7 @@ def groups() -> list[dict[str, str]]:
         "61 s ahead": ("clock_skew", body(created_ms=NOW_MS + 61_000)),
         "older than the run allows": ("stale", body(created_ms=NOW_MS - int(MANIFEST.step.max_age_s * 1000) - 1000)),
         "another tokenizer": ("tokenizer", body(tokenizer=bytes(16))),
-        "one completion": (
-            "group_size",
-            body(lengths=[5], finishes=[pb.FINISH_STOP], rewards=[1.0]),
-        ),
+        "one completion": ("group_size", body(lengths=[5], finishes=[pb.FINISH_STOP], rewards=[1.0])),
         "another temperature": ("sampling", body(sampling=sampling)),
         "a completion of 5 tokens": (
             "length",
@@ -197,15 +194,9 @@ def announcements() -> list[dict[str, str]]:
 
     def announcement(**changes: Any) -> bytes:
         fields: dict[str, Any] = {
-            "schema": 1,
-            "id": bytes(range(32)),
-            "number": 1,
-            "envelope_bytes": 278,
-            "num_tokens": 5,
-            "tokenizer": TOKENIZER[:8],
-            "policy_version": 3,
-            "created_ms": NOW_MS,
-        }
+            "schema": 1, "id": bytes(range(32)), "number": 1, "envelope_bytes": 278, "num_tokens": 5,
+            "tokenizer": TOKENIZER[:8], "policy_version": 3, "created_ms": NOW_MS,
+        }  # fmt: skip
         return pb.Announcement(**fields | changes).SerializeToString()
 
     malformed: dict[str, dict[str, Any]] = {
@@ -284,12 +275,9 @@ def document() -> dict[str, Any]:
     }
     node["episodes"] = {"manifest": EPISODE_MANIFEST.canonical().decode(), "run": EPISODE_MANIFEST.run_id}
     parts = {
-        "groups": groups(),
-        "episodes": episodes(),
-        "announcements": announcements(),
-        "questions": questions(),
+        "groups": groups(), "episodes": episodes(), "announcements": announcements(), "questions": questions(),
         "id_lists": id_lists(),
-    }
+    }  # fmt: skip
     return {"node": node, **parts}
 
 

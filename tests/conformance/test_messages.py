@@ -1,15 +1,19 @@
-"""The verdicts in `messages.json`, with which other implementations compare theirs, are those of this reader."""
+"""The verdicts in `messages.json` are those of this reader; the bytes of the directory are those of hivemind."""
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from ftis_node.config.manifest import parse_canonical
 from ftis_node.errors import RecordError
 from ftis_node.gossip import GossipLimits
-from ftis_node.gossip.wire_format import unpack_ids
+from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DictionaryDHTValue, MSGPackSerializer, dht_pb2
+from ftis_node.gossip.wire_format import manifest_key, unpack_ids
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import FinishReason
 from ftis_node.records.identity import peer_id_text
@@ -18,6 +22,7 @@ from ftis_node.records.token_batch import TokenBatch
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.validation import Refused, ValidationContext, validate
+from tests.records import wire_example as example
 
 from .make_messages import ACCEPTED, MESSAGES, document
 
@@ -114,3 +119,24 @@ def test_a_question_has_its_verdict(message):
 def test_a_list_of_ids_has_its_verdict(message):
     verdict = _verdict(lambda data: unpack_ids(data, limits=GossipLimits()), message["data"])
     assert ("cut" if verdict == "ids" else verdict) == message["verdict"]
+
+
+PAGE = (Path(__file__).parents[2] / "docs/reference/wire-format.md").read_text()
+DICTIONARY = 0x50
+
+
+def test_the_page_has_the_request_for_a_manifest():
+    key = DHTID.generate(manifest_key(example.RUN_ID)).to_bytes()
+    request = dht_pb2.FindRequest(keys=[key]).SerializeToString()
+    assert f"<!-- bytes: find -->\n    {request.hex()}\n" in PAGE
+
+
+def test_a_dictionary_is_readable_without_hivemind():
+    expiry = time.time() + 60
+    stored = DictionaryDHTValue()
+    stored.store(example.IDENTITY.peer_id, MSGPackSerializer.dumps(example.member()), expiry)
+    read = msgpack.unpackb(MSGPackSerializer.dumps(stored))
+    assert isinstance(read, msgpack.ExtType) and read.code == DICTIONARY
+    _, latest, ((subkey, value, value_expiry),) = msgpack.unpackb(read.data)
+    assert (latest, subkey, value_expiry) == (expiry, example.IDENTITY.peer_id, expiry)
+    assert msgpack.unpackb(value) == example.member()

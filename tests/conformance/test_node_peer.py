@@ -75,8 +75,7 @@ def test_node_and_peer_admit_each_others_groups(one_node_run):
         pulled = node.wait_for(lambda: _events(output, "pulled"), timeout_s=ANSWER_S)
         (joined,) = _events(output, "joined")
         node.wait_for(
-            lambda: [event for event in node.events("confirmed") if event["peer"] == joined["peer"]],
-            timeout_s=ANSWER_S,
+            lambda: [event for event in node.events("confirmed") if event["peer"] == joined["peer"]], timeout_s=ANSWER_S
         )
         assert joined["members"] == [node_id]
         assert {event["by"] for event in confirmed} == {node_id}
@@ -96,8 +95,7 @@ def test_each_false_claim_is_refused_by_its_name(one_node_run, claim):
     with _peer(one_node_run, claim, claim) as output:
         (joined,) = node.wait_for(lambda: _events(output, "joined"), timeout_s=ANSWER_S)
         refused = node.wait_for(
-            lambda: [event for event in node.events("refused") if event["origin"] == joined["peer"]],
-            timeout_s=ANSWER_S,
+            lambda: [event for event in node.events("refused") if event["origin"] == joined["peer"]], timeout_s=ANSWER_S
         )
     assert {event["reason"] for event in refused} == {claim}
     assert not [event for event in node.events("admitted") if event["sender"] == joined["peer"]]

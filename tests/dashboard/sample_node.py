@@ -40,21 +40,9 @@ STATUS = Status(
         engine="vllm", state="ready", tokens_per_s=2412.0, groups_made=412, tokens_made=1_482_000, policy_version=101
     ),
     learner=LearnerStatus(
-        state="ready",
-        step=101,
-        loss=-0.0212,
-        reward_mean=0.61,
-        kept_fraction=0.93,
-        tokens_per_s=3310.0,
-        own_groups=808,
-        foreign_groups=404,
-        learning_rate=1e-6,
-        completion_tokens=148.0,
-        cut_fraction=0.04,
-        no_signal_fraction=0.25,
-        entropy=0.41,
-        kl_to_start=0.012,
-        last_step_at=NOW - 12,
+        state="ready", step=101, loss=-0.0212, reward_mean=0.61, kept_fraction=0.93, tokens_per_s=3310.0,
+        own_groups=808, foreign_groups=404, learning_rate=1e-6, completion_tokens=148.0, cut_fraction=0.04,
+        no_signal_fraction=0.25, entropy=0.41, kl_to_start=0.012, last_step_at=NOW - 12,
     ),
     swarm=SwarmStatus(
         state="connected",
@@ -71,7 +59,7 @@ STATUS = Status(
     ),
     replay=ReplayStatus(waiting=3, ready=12, taken=8, tokens=90_000, disk_bytes=212_000_000),
     health=HealthStatus(healthy=True, ready=True, taken_at=NOW),
-)
+)  # fmt: skip
 PEERS: tuple[dict[str, Any], ...] = (
     {
         "peer_id": ANN,
@@ -98,23 +86,10 @@ PEERS: tuple[dict[str, Any], ...] = (
         },
     },
     {
-        "peer_id": BOB,
-        "name": HOSTILE,
-        "model": HOSTILE,
-        "parameters": 1_543_714_304,
-        "role": "generator",
-        "policy_version": None,
-        "groups_accepted": 0,
-        "groups_refused": {"wrong_reward": 2},
-        "failed_pulls": 0,
-        "groups_confirmed": 2,
-        "last_seen": NOW - 400,
-        "trust_level": "banned",
-        "score": -10.5,
-        "banned_until": NOW + 300,
-        "ban_reason": HOSTILE,
-        "reasons": {HOSTILE: 2},
-        "trusted": False,
+        "peer_id": BOB, "name": HOSTILE, "model": HOSTILE, "parameters": 1_543_714_304, "role": "generator",
+        "policy_version": None, "groups_accepted": 0, "groups_refused": {"wrong_reward": 2}, "failed_pulls": 0,
+        "groups_confirmed": 2, "last_seen": NOW - 400, "trust_level": "banned", "score": -10.5,
+        "banned_until": NOW + 300, "ban_reason": HOSTILE, "reasons": {HOSTILE: 2}, "trusted": False,
         "training": None,
     },
 )  # fmt: skip
@@ -170,22 +145,10 @@ STOPPED = replace(
     history=replace(HISTORY, events=(*HISTORY.events, {"time": NOW - 60, "event": "stop", "step": 101})),
 )
 SUMMARY = GroupSummary(
-    id=GROUP_ID,
-    own=False,
-    sender=ANN,
-    number=17,
-    state="released",
-    reason="trained",
-    step=100,
-    task="gsm8k",
-    prompt_index=5,
-    model="Qwen/Qwen2.5-7B",
-    policy_version=88,
-    created_at=NOW - 30,
-    admitted_at=NOW - 28,
-    num_tokens=6,
-    rewards=[1.0, 0.0],
-)
+    id=GROUP_ID, own=False, sender=ANN, number=17, state="released", reason="trained", step=100, task="gsm8k",
+    prompt_index=5, model="Qwen/Qwen2.5-7B", policy_version=88, created_at=NOW - 30, admitted_at=NOW - 28,
+    num_tokens=6, rewards=[1.0, 0.0],
+)  # fmt: skip
 GROUP = GroupHistory(
     id=GROUP_ID,
     summary=SUMMARY,
@@ -196,29 +159,13 @@ GROUP = GroupHistory(
     used="trained in step 100",
     completions=(
         CompletionDetails(
-            text="42",
-            token_ids=[10, 11, 2],
-            pieces=["4", "2", "<end>"],
-            num_tokens=3,
-            finish_reason="stop",
-            reward=1.0,
-            claimed_reward=1.0,
-            mean_logprob=-1.1,
-            lowest_logprob=-2.9,
-            logprobs=[-0.1, -2.9, -0.3],
+            text="42", token_ids=[10, 11, 2], pieces=["4", "2", "<end>"], num_tokens=3, finish_reason="stop",
+            reward=1.0, claimed_reward=1.0, mean_logprob=-1.1, lowest_logprob=-2.9, logprobs=[-0.1, -2.9, -0.3],
             versions=(88, 88),
         ),
         CompletionDetails(
-            text=None,
-            token_ids=[12, 13, 14],
-            pieces=["12", "13", HOSTILE],
-            num_tokens=3,
-            finish_reason="length",
-            reward=0.0,
-            claimed_reward=0.0,
-            mean_logprob=-0.5,
-            lowest_logprob=-0.5,
-            logprobs=[-0.5, -0.5, -0.5],
+            text=None, token_ids=[12, 13, 14], pieces=["12", "13", HOSTILE], num_tokens=3, finish_reason="length",
+            reward=0.0, claimed_reward=0.0, mean_logprob=-0.5, lowest_logprob=-0.5, logprobs=[-0.5, -0.5, -0.5],
             versions=(88, 89),
         ),
     ),
@@ -226,7 +173,7 @@ GROUP = GroupHistory(
         {"time": NOW - 28, "event": "admitted", "group": GROUP_ID, "own": False},
         {"time": NOW - 20, "event": "taken", "group": GROUP_ID, "step": 100},
     ),
-)
+)  # fmt: skip
 
 
 def use_snapshots(monkeypatch: pytest.MonkeyPatch, poll: Callable[[], NodeSnapshot]) -> None:

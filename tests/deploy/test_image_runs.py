@@ -177,12 +177,9 @@ def bootstrap_address(image):
     """`ftis-node bootstrap` as in deploy/compose.yaml. The value is the `--peers` of nodes: @ and the address file."""
     port, file = free_port(), image.root / "bootstrap"
     process = image.start(
-        "bootstrap",
-        f"--home={image.root / 'bootstrap-home'}",
-        f"--listen=/ip4/127.0.0.1/tcp/{port}",
-        f"--announce=/dns4/localhost/tcp/{port}",
-        f"--address-file={file}",
-    )
+        "bootstrap", f"--home={image.root / 'bootstrap-home'}", f"--listen=/ip4/127.0.0.1/tcp/{port}",
+        f"--announce=/dns4/localhost/tcp/{port}", f"--address-file={file}",
+    )  # fmt: skip
     process.wait_for(file.exists)
     yield f"@{file}"
     process.stop()

@@ -19,14 +19,10 @@ def methods_table() -> str:
         defaults = [f"`{key}` = {value}" for key, value in method.defaults.items() if key != "agg"]
         more = [f"`{key}`" for key in method.takes if key not in TENSORS]
         cells = [
-            f"`{name}`",
-            "yes" if method.filtered else "no",
-            f"`{method.advantage_scale}`",
-            f"`{method_parameters(name)['agg']}`",
-            ", ".join(defaults) or "-",
-            ", ".join(more) or "-",
+            f"`{name}`", "yes" if method.filtered else "no", f"`{method.advantage_scale}`",
+            f"`{method_parameters(name)['agg']}`", ", ".join(defaults) or "-", ", ".join(more) or "-",
             method.source,
-        ]
+        ]  # fmt: skip
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows) + "\n"
 

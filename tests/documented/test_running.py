@@ -65,13 +65,9 @@ def _filled(words: tuple[str, ...], swarm: SmallSwarm, folder: Path) -> list[str
     """Return a command line with values of this swarm for the placeholders of the page."""
     models = [str(swarm.models[size]) for size in ("s", "m")]
     values = {
-        "--model": models[0],
-        "--models": ",".join(models),
-        "--compare": models[1],
-        "--peers": swarm.address,
-        "--out": str(folder / "out"),
-        "--limit": "4",
-    }
+        "--model": models[0], "--models": ",".join(models), "--compare": models[1], "--peers": swarm.address,
+        "--out": str(folder / "out"), "--limit": "4",
+    }  # fmt: skip
     filled = [OUTSIDER if word in ("PEER", "PEER_ID") else word for word in words]
     if "ID" in filled:
         filled[filled.index("ID")] = str(swarm.bob.events("admitted")[0]["group"])

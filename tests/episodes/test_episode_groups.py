@@ -111,14 +111,9 @@ def test_packed_texts_have_the_observations_as_context(tokenizer, group, identit
     """The packed layout of a whole group names for each sampled token the place before it."""
     observations = tuple((3, 4) for lengths in group.turn_lengths for _ in lengths[1:])
     sent = TrainGroup(
-        "ab",
-        "ab",
-        own=True,
-        body=seal_group(group, identity).body,
-        prompt_ids=np.array([5, 6], "<i4").tobytes(),
-        rewards=group.rewards,
-        observation_ids=observations,
-    )
+        "ab", "ab", own=True, body=seal_group(group, identity).body, prompt_ids=np.array([5, 6], "<i4").tobytes(),
+        rewards=group.rewards, observation_ids=observations,
+    )  # fmt: skip
     batch = make_batch([sent])
     (part,) = make_packed_micro_batches(batch, max_tokens=4096)
     row = longest(group)
@@ -182,11 +177,7 @@ async def test_episodes_of_own_weights_have_the_same_observation_form(group, ide
     stored = StoredGroup.from_accepted(await judged(group, identity, tokenizer), own=False)
     for form, is_own in ((tokenizer.observation_form, True), ((1, 2), False)):
         sent = train_group(
-            stored,
-            share="vertical",
-            end_ids=tokenizer.end_ids,
-            observation_form=form,
-            of_own_weights=True,
+            stored, share="vertical", end_ids=tokenizer.end_ids, observation_form=form, of_own_weights=True
         )
         assert make_batch([sent]).of_own_weights.all() == is_own
 

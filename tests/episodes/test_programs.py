@@ -142,22 +142,12 @@ def test_a_limit_of_python_is_an_observation_too(monkeypatch: pytest.MonkeyPatch
 
 WORDS = (
     *(
-        "for x in range(9):\n ",
-        "while x:\n ",
-        "if x:\n ",
-        "else:\n ",
-        "print(",
-        "sum(",
-        "str(",
-        "[",
-        "]",
-        "(",
-        ")",
-        ",",
+        "for x in range(9):\n ", "while x:\n ", "if x:\n ", "else:\n ", "print(", "sum(", "str(", "[", "]", "(",
+        ")", ",",
     ),
     *("x", "y", "=", "+=", "+", "-", "*", "**", "/", "//", "%", "<", "==", " in ", " not ", " or ", " if ", " else "),
     *("0", "3", "99", "0.5", "'a'", "True", ":", " for x in ", "\n", "break", "# ", "\0", ".", "ü", "f", "range(x)"),
-)
+)  # fmt: skip
 
 
 @settings(max_examples=300, deadline=None)

@@ -1,7 +1,8 @@
-"""TRL's trainer with a loss of ftis-node: real steps of a tiny model on the CPU."""
+"""TRL's trainer with a loss of ftis-node: real steps; prompts and rewards of a run are those of its nodes."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
 import warnings
@@ -13,9 +14,14 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ftis_node.algorithms import policy_loss
-from ftis_node.errors import ConfigError, UsageError
+from ftis_node.config.manifest import RunManifest
+from ftis_node.errors import ConfigError, TaskError, UsageError
 from ftis_node.integrations import trl
 from ftis_node.integrations import trl as integration
+from ftis_node.integrations.trl.run_dataset import swarm_dataset
+from ftis_node.tasks.dataset_task import pinned
+from ftis_node.tasks.registry import load_task
+from ftis_node.tasks.spec import parse_spec
 from tests.trained_models import trained_model
 
 with warnings.catch_warnings():
@@ -38,21 +44,11 @@ def parity_reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
 def make_trainer(folder: Path, *, grpo: dict[str, Any] | None = None, **options: Any) -> SwarmGRPOTrainer:
     model = trained_model("s")
     settings: dict[str, Any] = {
-        "output_dir": str(folder),
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "per_device_train_batch_size": 2 * GROUP_SIZE,
-        "num_generations": GROUP_SIZE,
-        "max_completion_length": LENGTH,
-        "max_steps": 1,
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant",
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "logging_steps": 1,
-    }
+        "output_dir": str(folder), "use_cpu": True, "bf16": False, "gradient_checkpointing": False,
+        "per_device_train_batch_size": 2 * GROUP_SIZE, "num_generations": GROUP_SIZE,
+        "max_completion_length": LENGTH, "max_steps": 1, "learning_rate": 1e-3, "lr_scheduler_type": "constant",
+        "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "logging_steps": 1,
+    }  # fmt: skip
     given = {
         "model": str(model),
         "reward_funcs": parity_reward,
@@ -201,3 +197,76 @@ def test_another_release_of_trl_is_refused_in_one_line(monkeypatch):
         "ftis_node.integrations.trl needs trl 1.16.0, and trl 1.17.0 is installed: "
         'run `pip install -e ".[trl]"` in the clone of ftis-node'
     )
+
+
+@pytest.mark.parametrize(
+    ("spec", "form"), [("arithmetic", "{}"), ("rg:chain_sum", "<think> sum </think> <answer> {} </answer>")]
+)
+def test_prompts_and_rewards_are_those_of_the_task(tmp_path, spec, form):
+    run = tmp_path / "run.toml"
+    run.write_text(RunManifest(name="a-run", task=spec).to_toml())
+    prompts, reward = swarm_dataset(str(run), num_prompts=3)
+    task = load_task(spec)
+    items = [task[index] for index in prompts["prompt_index"]]
+    assert [tuple(messages) for messages in prompts["prompt"]] == [item.prompt for item in items]
+    texts = [form.format(items[0].answer), "no", form.format(items[1].answer)]
+    assert items[0].answer != items[1].answer
+    found = asyncio.run(
+        reward(
+            completions=[[{"role": "assistant", "content": text}] for text in texts],
+            prompt_index=[prompts[row]["prompt_index"] for row in (0, 1, 1)],
+        )
+    )
+    assert found == [task.score(items[0], texts[0]), task.score(items[1], "no"), task.score(items[1], texts[2])]
+    assert found[0] == found[2] == 1.0 > (found[1] or 0.0)
+
+
+def test_a_run_with_a_local_data_set_needs_its_path(tmp_path):
+    file, run = tmp_path / "mine.csv", tmp_path / "run.toml"
+    file.write_text("question,answer\nhow many?,4\nhow few?,2\n")
+    spec = pinned(parse_spec(f"dataset:{file}?name=counts&prompt=question&answer=answer&reward=math:3,format:1"))
+    run.write_text(RunManifest(name="a-run", task=spec.canonical).to_toml())
+    prompts, reward = swarm_dataset(str(run), task=f"dataset:{file}?name=counts")
+    assert sorted(prompts["prompt_index"]) == [0, 1]
+    texts = ["<think> x </think> <answer> 4 </answer>", "<think> x </think> <answer> 5 </answer>"]
+    messages = [[{"role": "assistant", "content": text}] for text in texts]
+    assert asyncio.run(reward(completions=messages, prompt_index=[0, 0])) == [1.0, 0.25]
+
+    with pytest.raises(TaskError, match=r"needs the run's data file"):
+        swarm_dataset(str(run))
+    with pytest.raises(TaskError, match="has no part 'dataset:mine'"):
+        swarm_dataset(str(run), task=f"dataset:{file}")
+    with pytest.raises(TaskError, match="names no local file"):
+        swarm_dataset(str(run), task="dataset:counts")
+    file.write_text("question,answer\nhow many?,5\n")
+    with pytest.raises(TaskError, match="are not those of the run"):
+        swarm_dataset(str(run), task=f"dataset:{file}?name=counts")
+
+
+OPENS = "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "mean"),
+    [
+        (OPENS, "sum </think> <answer> {} </answer>{end}", 1.0),
+        (OPENS, "<think> sum </think> <answer> {} </answer>{end}", 0.0),
+        (OPENS.removesuffix("<think>\n"), "<think> sum </think> <answer> {} </answer>{end}", 1.0),
+    ],
+)
+def test_a_trainer_scores_what_a_node_scores(tmp_path, template, answer, mean, monkeypatch):
+    """The reward is that of the think block that the prompt opened and the completion together."""
+    run = tmp_path / "run.toml"
+    run.write_text(RunManifest(name="a-run", task="rg:chain_sum").to_toml())
+    prompts, reward = swarm_dataset(str(run), num_prompts=2)
+    tokenizer = AutoTokenizer.from_pretrained(trained_model("s"))
+    tokenizer.chat_template = template
+    trainer = make_trainer(tmp_path, train_dataset=prompts, reward_funcs=reward, processing_class=tokenizer)
+    row = prompts[0]
+    solution = load_task("rg:chain_sum")[row["prompt_index"]].answer
+    ids = tokenizer(answer.format(solution, end=tokenizer.eos_token))["input_ids"]
+    assert ids[-1] == tokenizer.eos_token_id
+    monkeypatch.setattr(trainer, "_generate_single_turn", lambda prompt_ids, *_: ([ids] * len(prompt_ids), None))
+    trainer.model.train()
+    trainer._generate_and_score_completions([row] * GROUP_SIZE)
+    assert trainer._metrics["train"]["rewards/task_reward/mean"] == [mean]

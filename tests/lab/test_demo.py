@@ -38,14 +38,10 @@ def test_two_nodes_train_and_answer_some_problems(tiny_models, tmp_path):
     model_of = {"before": tiny_models["s"]} | {name: tmp_path / f"model-{name}" for name in ("s", "m")}
     found = asyncio.run(
         answers_of(
-            [str(model) for model in model_of.values()],
-            "arithmetic",
-            limit=5,
-            k=1,
-            max_tokens=preset.sampling.max_total_tokens,
-            engine="torch",
+            [str(model) for model in model_of.values()], "arithmetic", limit=5, k=1,
+            max_tokens=preset.sampling.max_total_tokens, engine="torch",
         )
-    )
+    )  # fmt: skip
     for name, answers in zip(model_of, found, strict=True):
         assert [sample[name]["text"] for sample in result.samples] == [one.greedy.text for one in answers]
     assert len({tuple(sample[name]["text"] for sample in result.samples) for name in model_of}) == 3

@@ -40,15 +40,9 @@ DOMAINS = read_domains(THREE_PARTS)
 SPECS = DOMAINS.held_out
 EXPERTS = [domain.expert for domain in DOMAINS.trained]
 EXPERIMENT = Experiment(
-    base=load_manifest("arithmetic-hdee"),
-    pairs=(),
-    methods=("alone", "ftis"),
-    task_spec=str(DOMAINS.mixture),
-    eval_specs=SPECS,
-    steps=40,
-    seeds=range(2),
-    lora_adapter=LoraSection(),
-)
+    base=load_manifest("arithmetic-hdee"), pairs=(), methods=("alone", "ftis"), task_spec=str(DOMAINS.mixture),
+    eval_specs=SPECS, steps=40, seeds=range(2), lora_adapter=LoraSection(),
+)  # fmt: skip
 MODELS = Path("/models")
 STARTS = starts_of("hdee", DOMAINS, MODELS, seed=0)
 FEW_STEPS = 2

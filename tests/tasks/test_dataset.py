@@ -331,10 +331,7 @@ def test_other_rewards_make_another_run_instead_of_a_domain(tmp_path):
     run_file = tmp_path / "run.toml"
     run_file.write_text(mixed.manifest.to_toml())
     domain = plan_run(str(run_file), f"dataset:{file}?name=s", home=home)
-    assert (domain.manifest, domain.domain_spec) == (
-        mixed.manifest,
-        str(pinned(parse_spec(f"dataset:{file}?{QUERY}"))),
-    )
+    assert (domain.manifest, domain.domain_spec) == (mixed.manifest, str(pinned(parse_spec(f"dataset:{file}?{QUERY}"))))
     other = plan_run(str(run_file), f"dataset:{file}?prompt=q&answer=a&style=plain&reward=math", home=home)
     assert other.domain_spec is None
     assert other.manifest.run_id != mixed.manifest.run_id

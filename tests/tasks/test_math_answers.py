@@ -1,8 +1,4 @@
-r"""Mathematical answers: equal and unequal ones, a costly one in the scoring process, and the think-answer format.
-
-Spellings of a number. Each reference of a data set agrees with itself in several spellings: `REFERENCES` is a sample of
-GSM8K and MATH-500; `python -m tests.tasks.test_math_answers FILE...` checks whole files.
-"""
+"""Equal and unequal mathematical answers, the answer for which a completion votes, costly and malformed texts."""
 
 import json
 import re
@@ -15,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.tasks import load_task
-from ftis_node.tasks.answers import answers_agree, final_answer
+from ftis_node.tasks.answers import answer_in, answers_agree, final_answer, plain_answer
 from ftis_node.tasks.number_answers import cleaned, is_expression, number_in, plain_number, sides_of
+from tests.tasks.completions import think_answer
 
 
 @pytest.fixture
@@ -103,16 +100,8 @@ RIGHT = {
     "20": ("€20", "20€", "20 dollars", "US$20", r"\$20", "$20$", "20kg", "20 m/s", "20 cm^2", "20 m²", "+20"),
     "18": ("18.", "**18**", "**18.**", "`18`", r"\boxed{18}", "$$\n18\n$$", r"\text{18 apples}", "18 eggs are left!"),
     "5": (
-        "5 apples -- all red",
-        "x = 5",
-        "x=5",
-        "f(2) = 5",
-        "x_1 = 5",
-        "Total: 5",
-        "total cost = $5",
-        "10/2",
-        r"\frac{10}{2} = 5",
-        "(5)",
+        "5 apples -- all red", "x = 5", "x=5", "f(2) = 5", "x_1 = 5", "Total: 5", "total cost = $5", "10/2",
+        r"\frac{10}{2} = 5", "(5)",
     ),
     "-3": ("\u22123", "- 3", "(-3)", "$-3$", "-$3", "minus 3", "Negative 3 degrees"),
     "0.5": (".5", "0.50", "1/2", r"\frac12", r"\dfrac{1}{2}", "½", "5e-1"),
@@ -125,10 +114,7 @@ RIGHT = {
     r"15\mbox{ cm}^2": ("15", "15 square centimeters"),
     HALF: ("½", "0.5", r"\frac12", "x = 1/2", r"\frac{2}{4} = \frac{1}{2}", "1/2."),
     HALF_PI: (
-        r"x = \frac{\pi}{2}",
-        "\\[\n\\frac{\\pi}{2}\n\\]",
-        r"\boxed{\frac{\pi}{2}}.",
-        r"**\frac{\pi}{2}**",
+        r"x = \frac{\pi}{2}", "\\[\n\\frac{\\pi}{2}\n\\]", r"\boxed{\frac{\pi}{2}}.", r"**\frac{\pi}{2}**",
         r"**$\frac{\pi}{2}$**.",
     ),
     "2,3": ("x = 2, x = 3", "x = 2 or x = 3", "3 and 2"),
@@ -140,7 +126,7 @@ RIGHT = {
     r"\frac{1}{3}": ("0.333333",),
     "?!": ("?!",),  # a text that the library cannot parse equals itself
     r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}": ("\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}",),
-}
+}  # fmt: skip
 WRONG = {
     "42": (
         *("41=42", "42 = 41", "41 = x = 42", "x = 41, x = 42", r"\boxed{41, \boxed{42}}", r"\boxed{41} \boxed{42}"),
@@ -228,3 +214,68 @@ def _check(files: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(_check(sys.argv[1:]) > 0)
+
+
+MALFORMED = (
+    *("", " ", "\x00", "\ud800", "<answer>", "</answer><answer>", "$", "\\boxed{", "9" * 100_000, "-" * 10_000),
+    *(
+        "<think></think><answer></answer>", "<think>" * 10_000, "0" * 5000 + "." + "0" * 5000, "1," * 20_000,
+        "((" * 5000,
+    ),
+    "<think></think><answer>" + "0" * 400 + "." + "0" * 90 + "x</answer>",
+    "<think></think><answer>9^{9^{9^9}}</answer>",
+)  # fmt: skip
+
+
+@pytest.fixture
+def gsm8k(tmp_path):
+    file = tmp_path / "test.jsonl"
+    file.write_text(json.dumps({"question": "36 + 36?", "answer": "add\n#### 72"}) + "\n")
+    return load_task(f"gsm8k:{file}", split="test")
+
+
+def test_arithmetic_votes_with_the_text_that_is_scored():
+    task = load_task("arithmetic", split="test")
+    assert answer_in(task, task[0], " 42\n") == "42"
+    assert answer_in(task, task[0], " \n") is None
+    assert answer_in(task, task[0], "042") == "042", "its reward differs from that of 42"
+
+
+@pytest.mark.parametrize(
+    "text", ["72", " 72 ", "$72$", "\\boxed{72}", "\\(72\\)", "+72", "72.", "72.00", "072", "$ 72 $"]
+)
+def test_forms_of_one_number_are_one_answer(gsm8k, text):
+    assert answer_in(gsm8k, gsm8k[0], think_answer(text)) == "72"
+    assert gsm8k.score(gsm8k[0], think_answer(text)) == 1.0, "the reward agrees"
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("1,000", "1000"), ("1{,}000", "1000"), ("12,345,678.50", "12345678.5"), ("-0.0", "0"), ("-0.50", "-0.5"),
+        ("000", "0"), ("1,2", "1,2"), ("72 clips", "72 clips"), ("x  +\n1", "x + 1"),
+        ("\\frac{1}{2}", "\\frac{1}{2}"), ("$5$ or $6$", "$5$ or $6$"), ("1.2.3", "1.2.3"), ("1e5", "1e5"),
+    ],
+)  # fmt: skip
+def test_plain_answer_simplifies_only_numbers(text, plain):
+    assert plain_answer(text) == plain
+
+
+def test_a_completion_without_the_format_has_no_answer(gsm8k):
+    for text in ("72", "<answer>72</answer>", think_answer("72") + " indeed", think_answer("")):
+        assert answer_in(gsm8k, gsm8k[0], text) is None
+
+
+def test_a_mixture_reads_the_answer_by_the_problems_part(gsm8k, tmp_path):
+    task = load_task(f"arithmetic+gsm8k:{tmp_path / 'test.jsonl'}", split="test")
+    by_part = {task[index].ref.task: task[index] for index in range(2)}
+    assert answer_in(task, by_part["arithmetic"], "072") == "072"
+    assert answer_in(task, by_part["gsm8k"], think_answer("072")) == "72"
+
+
+@pytest.mark.parametrize("text", MALFORMED, ids=range(len(MALFORMED)))
+def test_malformed_text_does_not_raise(gsm8k, text):
+    for task in (gsm8k, load_task("arithmetic", split="test"), load_task("rg:leg_counting", split="test")):
+        for each in (text, think_answer(text)):
+            answer = answer_in(task, task[0], each)
+            assert answer is None or answer

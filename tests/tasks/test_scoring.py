@@ -1,8 +1,11 @@
-"""The scoring process: a text with any fault loses its own score only, and no process stays behind."""
+"""The scoring process: a text with any fault loses its own score only, and no process outlives its node."""
 
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 
 import psutil
@@ -37,11 +40,8 @@ async def test_scores_are_in_the_order_of_the_texts(scorer):
 
 async def test_a_text_that_ends_the_process_does_not_affect_others(scorer):
     assert await scorer.score(ITEM, ["0.5", "stuck", "exit", "0.75"]) == [
-        (0.5, SCORED),
-        UNSCORED,
-        UNSCORED,
-        (0.75, SCORED),
-    ]
+        (0.5, SCORED), UNSCORED, UNSCORED, (0.75, SCORED),
+    ]  # fmt: skip
 
 
 async def test_a_text_without_a_valid_reward_is_unscored(scorer):
@@ -50,8 +50,7 @@ async def test_a_text_without_a_valid_reward_is_unscored(scorer):
 
 
 @pytest.mark.parametrize(
-    ("fault", "stopped", "lost"),
-    [("stuck", 1, 0), ("segfault", 1, 0), ("sleep", 0, 1), ("raise", 0, 0)],
+    ("fault", "stopped", "lost"), [("stuck", 1, 0), ("segfault", 1, 0), ("sleep", 0, 1), ("raise", 0, 0)]
 )
 async def test_a_text_is_at_fault_only_for_its_processor_time(scorer, fault, stopped, lost):
     """`sleep` uses no processor time, like a text on a loaded machine: its sender is not at fault."""
@@ -161,3 +160,39 @@ def _scoring_processes() -> set[psutil.Process]:
     """Return the spawned children, without Python's tracker of their semaphores."""
     children = psutil.Process().children(recursive=True)
     return {child for child in children if "spawn_main" in " ".join(child.cmdline())}
+
+
+PARENT = """
+    import asyncio, sys
+    from ftis_node.tasks.scorer import IsolatedScorer, ScoringLimits
+    from tests.tasks.hostile_task import HostileTask
+
+    async def main():
+        task = HostileTask()
+        scorer = IsolatedScorer(task, limits=ScoringLimits(time_limit_s=1))
+        (inverse, _), = await scorer.score(task[0], ["pid"])
+        print(round(1 / inverse), flush=True)
+        await scorer.score(task[0], [sys.argv[1]])
+        await asyncio.sleep(600)
+
+    if __name__ == "__main__":
+        asyncio.run(main())
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("text", ["1", "stuck"])
+def test_the_process_ends_after_its_parent_is_killed(tmp_path, text):
+    script = tmp_path / "parent.py"
+    script.write_text(textwrap.dedent(PARENT))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(script), text]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as parent:
+        assert parent.stdout
+        worker = psutil.Process(int(parent.stdout.readline()))
+        time.sleep(0.3)
+        parent.kill()
+    _, alive = psutil.wait_procs([worker], timeout=60)  # a process in C code ends after 3 s of processor time
+    for process in alive:
+        process.kill()
+    assert not alive

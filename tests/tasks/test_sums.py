@@ -14,12 +14,10 @@ NUM_DRAWS = 3000
 @pytest.mark.parametrize(
     ("part", "split", "digest"),
     [
-        ("", "train", "49cd36c6f785e56b"),
-        ("", "test", "2de4f7cce284327a"),
-        ("long", "train", "b8426dc20207b286"),
+        ("", "train", "49cd36c6f785e56b"), ("", "test", "2de4f7cce284327a"), ("long", "train", "b8426dc20207b286"),
         ("long", "test", "d1308e5429cd26d3"),
     ],
-)
+)  # fmt: skip
 def test_the_problems_of_every_spec_do_not_change(part, split, digest):
     """Nodes of two releases with different problems would refuse each other's groups."""
     task = SumsTask(split, part)

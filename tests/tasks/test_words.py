@@ -25,12 +25,10 @@ def question(task: WordsTask, index: int) -> str:
 @pytest.mark.parametrize(
     ("part", "split", "digest"),
     [
-        ("", "train", "57715fd239a0b994"),
-        ("", "test", "faaa91e8f14df847"),
-        ("2", "train", "c3cbeca10f9298a0"),
+        ("", "train", "57715fd239a0b994"), ("", "test", "faaa91e8f14df847"), ("2", "train", "c3cbeca10f9298a0"),
         ("unseen", "test", "20e8c3893a489e34"),
     ],
-)
+)  # fmt: skip
 def test_the_problems_of_every_part_do_not_change(part, split, digest):
     """Nodes of two releases with different problems would refuse each other's groups."""
     task = WordsTask(split, part=part)
@@ -56,20 +54,11 @@ def test_no_two_problems_of_a_test_split_differ_in_names_or_order_alone(part, le
 @pytest.mark.parametrize(
     ("text", "reward"),
     [
-        ("5", 1.0),
-        ("12 - 7 = 5.", 1.0),
-        ("The answer is **5** coins.", 1.0),
-        ("5.00", 1.0),
-        ("1,005", 0.0),
-        ("5 coins, because 12 - 7 = 5", 1.0),
-        ("5, as 12 less 7", 0.0),
-        ("-5", 0.0),
-        ("5.5", 0.0),
-        ("five", 0.0),
-        ("٥", 0.0),
-        ("", 0.0),
+        ("5", 1.0), ("12 - 7 = 5.", 1.0), ("The answer is **5** coins.", 1.0), ("5.00", 1.0), ("1,005", 0.0),
+        ("5 coins, because 12 - 7 = 5", 1.0), ("5, as 12 less 7", 0.0), ("-5", 0.0), ("5.5", 0.0), ("five", 0.0),
+        ("٥", 0.0), ("", 0.0),
     ],
-)
+)  # fmt: skip
 def test_the_last_number_is_the_answer(text, reward):
     task = load_task("words")
     item = next(task[index] for index in range(NUM_DRAWS) if task[index].answer == "5")

@@ -19,13 +19,9 @@ async def visit(address: str, folder: str) -> int:
     identity = os.path.join(folder, "identity")
     P2P.generate_identity(identity)
     p2p = await P2P.create(
-        initial_peers=[address],
-        identity_path=identity,
-        host_maddrs=["/ip4/127.0.0.1/tcp/0"],
-        use_relay=False,
-        use_auto_relay=False,
-        dht_mode="client",
-    )
+        initial_peers=[address], identity_path=identity, host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_relay=False,
+        use_auto_relay=False, dht_mode="client",
+    )  # fmt: skip
     node = await DHTNode.create(p2p=p2p, client_mode=True, ensure_bootstrap_success=False, wait_timeout=DHT_WAIT_S)
     try:
         expires_at = time.time() + 60

@@ -111,14 +111,9 @@ async def host(folder: Path, kind: KeyKind = KeyKind.ED25519) -> AsyncIterator[H
     control_path, key_path = folder / CONTROL_NAME, folder / KEY_NAME
     replace_file(key_path, private_key(kind), mode=0o600)
     arguments = [
-        f"-listen=/unix{control_path}",
-        f"-id={key_path}",
-        "-hostAddrs=/ip4/127.0.0.1/tcp/0",
-        "-b=0",
-        "-pubsub=1",
-        "-gossipsubHeartbeatInterval=200ms",
-        "-relay=0",
-    ]
+        f"-listen=/unix{control_path}", f"-id={key_path}", "-hostAddrs=/ip4/127.0.0.1/tcp/0", "-b=0", "-pubsub=1",
+        "-gossipsubHeartbeatInterval=200ms", "-relay=0",
+    ]  # fmt: skip
     process = await P2pdProcess.start(arguments, timeout_s=START_S, on_one_core=True)
     control = P2pdClient(control_path, timeout_s=DIAL_S)
     try:
@@ -134,12 +129,9 @@ async def host(folder: Path, kind: KeyKind = KeyKind.ED25519) -> AsyncIterator[H
 async def output_of(name: str, *command: str, within_s: float) -> str:
     """Return what a program prints, and kill its session. Raises RuntimeError with its error output if it fails."""
     child = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
-    )
+    )  # fmt: skip
     try:
         async with asyncio.timeout(within_s):
             out, err = await child.communicate()

@@ -31,11 +31,8 @@ FALSE_CLAIMS = (  # those that do not depend on the length of a completion
     *("a clock a day behind", "a temperature of NaN", "a top_p of NaN"),
 )
 MALFORMED_BODIES = (
-    "random bytes for a body",
-    "a varint of 4 GiB for a body",
-    "no bytes for a body",
-    "unsolicited bodies",
-)
+    "random bytes for a body", "a varint of 4 GiB for a body", "no bytes for a body", "unsolicited bodies",
+)  # fmt: skip
 NUM_NONEXISTENT, NUM_AT_ONCE = 4_000, 8
 NUM_STREAMS, HELD_S = 30, 12.0
 NUM_INVENTED, LISTED_S = 200, 120.0

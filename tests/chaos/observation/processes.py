@@ -104,14 +104,10 @@ def _process(process: psutil.Process, *, daemon_pid: int) -> Process | None:
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied), process.oneshot():
         is_zombie = process.status() == psutil.STATUS_ZOMBIE
         return Process(
-            role_of(process, daemon_pid=daemon_pid),
-            process.pid,
-            _born_at(process.pid) or 0,
-            rss_bytes=process.memory_info().rss,
-            num_fds=0 if is_zombie else process.num_fds(),
-            num_threads=process.num_threads(),
-            is_zombie=is_zombie,
-        )
+            role_of(process, daemon_pid=daemon_pid), process.pid, _born_at(process.pid) or 0,
+            rss_bytes=process.memory_info().rss, num_fds=0 if is_zombie else process.num_fds(),
+            num_threads=process.num_threads(), is_zombie=is_zombie,
+        )  # fmt: skip
     return None
 
 

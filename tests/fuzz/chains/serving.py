@@ -70,20 +70,10 @@ def chunks_of(file: bytes) -> list[bytes]:
 def offer_of(file: bytes) -> WeightsOffer:
     hashes = hash_chunks(chunks_of(file))
     return WeightsOffer(
-        run_id=RUN.run_id,
-        peer_id=OWN.peer_id,
-        version=1,
-        created_at=MADE_AT,
-        model="m",
-        tokenizer=TOKENIZER,
-        started_from="ab" * 16,
-        num_bytes=len(file),
-        sha256=hashlib.sha256(file).digest(),
-        chunk_bytes=CHUNK_BYTES,
-        chunks_sha256=hashlib.sha256(hashes).digest(),
-        probe_ids=(1, 2, 3),
-        probe_logprobs=(-1.0, -2.0),
-    )
+        run_id=RUN.run_id, peer_id=OWN.peer_id, version=1, created_at=MADE_AT, model="m", tokenizer=TOKENIZER,
+        started_from="ab" * 16, num_bytes=len(file), sha256=hashlib.sha256(file).digest(), chunk_bytes=CHUNK_BYTES,
+        chunks_sha256=hashlib.sha256(hashes).digest(), probe_ids=(1, 2, 3), probe_logprobs=(-1.0, -2.0),
+    )  # fmt: skip
 
 
 def seeds() -> list[bytes]:
