@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ftis_node.swarm.lru import LruDict
 
 MAX_SENDERS = 4096
-GAPS, MAX_PATIENCES = 1.5, 4.0
+GAPS, MAX_WAITS = 1.5, 4.0
 RECENT_WAITS = 10.0  # half-life of a gap and of a rate
 FULL_WAIT_SHARE = 0.25  # of the quota during the step's own work: slower senders do not get the whole wait
 SLOW_SHARE = 0.06  # of the time, for senders below that rate
@@ -117,7 +117,7 @@ class AwaitedSenders:
 
     def _is_awaited(self, record: SenderArrivals, now: float) -> bool:
         gap_s = record.gap_s * self._decay(now - record.gap_at)  # the groups of a sender often come in bursts
-        budget_s = min(max(GAPS * gap_s, self._longest_wait_s), MAX_PATIENCES * self._longest_wait_s)
+        budget_s = min(max(GAPS * gap_s, self._longest_wait_s), MAX_WAITS * self._longest_wait_s)
         return record.last_at is not None and record.waited_s < budget_s
 
     def _is_on_trial(self, peer: str) -> bool:
