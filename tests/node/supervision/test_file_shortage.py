@@ -46,7 +46,7 @@ async def test_periodic_work_is_skipped_and_logged_once(tmp_path, caplog):
 
     with caplog.at_level(logging.WARNING), no_free_descriptors():
         for work in (save, open_database, count_files):
-            await shortage.passed_over(work)
+            await shortage.skipped_at(work)
     assert shortage.count == 3
     assert len(caplog.records) == 1 and "no file can be opened" in caplog.text
 
