@@ -27,7 +27,7 @@ import numpy as np
 
 from ftis_node.records.group import Group
 from ftis_node.swarm.delivery import IdsByPeer
-from ftis_node.swarm.similarity import SeenCompletion, first_copied, new_nats, similar
+from ftis_node.swarm.similarity import SeenCompletion, Similarity, Text, first_copied, new_nats
 
 MIN_LONG_TOKENS = 32  # of a completion that is compared: shorter ones may be equal by chance
 MAX_COPIED_FRACTION = 0.25  # of a group's long completions
@@ -108,12 +108,13 @@ def decide(copy: Copy, again: Origin, *, own_id: str, is_known: Callable[[str], 
 
 
 class _Kept(NamedTuple):
-    completion: SeenCompletion
+    text: Text
     origin: Origin
 
     @property
     def has_surprise(self) -> bool:
-        return bool(self.completion.nats.sum() >= MIN_EVIDENCE_NATS)
+        """Return whether a copy of the text is unlikely to occur by chance."""
+        return bool(self.text.completion.nats.sum() >= MIN_EVIDENCE_NATS)
 
 
 class FirstAnnouncements:
@@ -137,6 +138,7 @@ class FirstAnnouncements:
                 del self._times[dropped]
 
     def at(self, group_id: bytes) -> float | None:
+        """Return the time of the first announcement; None if it is unknown."""
         return self._times.get(group_id)
 
 
@@ -149,13 +151,14 @@ class DuplicateDetector:
 
     def __init__(self, own_id: str) -> None:
         self._own_id = own_id
+        self._similarity = Similarity()
         self._kept: OrderedDict[bytes, list[_Kept]] = OrderedDict()
         self.num_tokens = 0
 
     def new_nats(self, problem: bytes, completions: Sequence[SeenCompletion]) -> float:
         """Return the surprise of a group outside the runs that it shares with kept texts or within itself."""
-        kept = [one.completion for one in self._kept.get(problem, ())]
-        return new_nats(completions, *similar(completions, kept))
+        kept = [one.text for one in self._kept.get(problem, ())]
+        return new_nats(completions, *self._similarity.similar(completions, kept))
 
     def find(self, sender: str, problem: bytes, completions: Sequence[SeenCompletion]) -> Copy | None:
         """Return the group from which too many long completions are copied; None if the group is not a copy.
@@ -169,10 +172,10 @@ class DuplicateDetector:
             return None
         most = MAX_COPIED_FRACTION * len(long)
         kept = [one for one in self._kept.get(problem, ()) if one.has_surprise]
-        texts, pairings = similar(long, [one.completion for one in kept])
+        texts, pairings = self._similarity.similar(long, [one.text for one in kept])
         origins = [*(one.origin for one in kept), *(Origin(sender) for _ in long)]
         copied = first_copied(long, texts, pairings, nats=MIN_EVIDENCE_NATS)
-        exact = {place: text for place, text in copied.items() if not texts[text].is_text}
+        exact = {place: text for place, text in copied.items() if not texts[text].completion.is_text}
         is_text = long[0].is_text or len(exact) <= most
         firsts, num_twice = Counter[Origin](), 0
         for place, text in (copied if is_text else exact).items():
@@ -187,10 +190,10 @@ class DuplicateDetector:
     def remember(self, origin: Origin, problem: bytes, completions: Sequence[SeenCompletion]) -> None:
         """Keep the completions of an accepted group. Equal ones keep their first origin."""
         kept = self._kept.pop(problem, [])
-        equal = {one.completion.ids.tobytes() for one in kept}
+        equal = {one.text.completion.ids.tobytes() for one in kept}
         new = [one._replace(ids=one.ids.copy()) for one in completions if one.ids.tobytes() not in equal]
         self.num_tokens += sum(len(one.ids) for one in new)
-        self._kept[problem] = kept = [*kept, *(_Kept(one, origin) for one in new)]
+        self._kept[problem] = kept = [*kept, *(_Kept(text, origin) for text in self._similarity.texts_of(new))]
         self._drop(kept, len(kept) - MAX_PER_PROBLEM)
         while self.num_tokens > MAX_HISTORY_TOKENS and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
@@ -203,5 +206,5 @@ class DuplicateDetector:
         self._drop(kept, sum(one.origin.group_id == group_id for one in kept))
 
     def _drop(self, kept: list[_Kept], count: int) -> None:
-        self.num_tokens -= sum(len(one.completion.ids) for one in kept[: max(0, count)])
+        self.num_tokens -= sum(len(one.text.completion.ids) for one in kept[: max(0, count)])
         del kept[: max(0, count)]

@@ -1,14 +1,16 @@
 """Finds equal runs of tokens in completions of one problem: which texts to compare, at which shifts.
 
 Two texts are compared at shift 0 if most of their tokens at equal positions are equal. At other shifts they are
-compared if they share windows of `WINDOW` tokens, at the shifts of most of these.
+compared if they share anchors: the windows with the smallest hash among `SPAN` successive ones ("winnowing"). So each
+equal run of `SPAN + WINDOW - 1` tokens has an anchor, and a run of `WINDOW` tokens often has one. The hash has a secret
+of this node. A sender that changes tokens does not know which windows are anchors.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -23,14 +25,15 @@ Places = NDArray[np.int64]
 RUN_NATS = 3.0  # for the end of a run
 GAP_NATS = RUN_NATS + math.log(2.0)  # the least price of a run after other tokens
 WINDOW = 3  # tokens
-MIN_SHIFTS, MAX_SHIFTS = 3, 16  # between two texts, besides 0; beyond the first ones, those with several windows
+SPAN = 8  # successive windows, of which one is an anchor; a power of 2
+MIN_SHIFTS, MAX_SHIFTS = 3, 16  # between two texts, besides 0; beyond the first ones, those with several anchors
 MAX_LINKS = 8  # runs before a run to which a chain may lead from it
-MAX_COMPARED = 4  # known texts for a completion: the most similar at shift 0, and as many by windows
-MAX_PAIRS = 1 << 16  # of equal windows, in one search
+MAX_COMPARED = 4  # known texts for a completion: the most similar at shift 0, and as many by anchors
+MAX_PAIRS = 1 << 16  # of a window and an equal anchor, in one search
 MIN_COMMON = 0.9  # fraction of the tokens of a copy sent as text: its likely part may be equal by chance
 MAX_TOKEN_NATS = 2.0  # of one token, in `new_nats`
-MULTIPLIERS = [np.uint64(secrets.randbits(64) | 1) for _ in range(2)]  # of the hash of a window; a secret
-TABLE_SHIFT = np.uint64(44)  # hashes with equal first 20 bits are compared
+NO_HASH = np.uint64(2**64 - 1)
+TABLE_SHIFT = np.uint64(48)
 MAX_SHIFT = 1 << 19
 
 
@@ -45,6 +48,14 @@ class SeenCompletion(NamedTuple):
     is_text: bool = False
 
 
+class Text(NamedTuple):
+    """A completion that others are compared with, and the hashes of its anchors at `places`."""
+
+    completion: SeenCompletion
+    anchors: Hashes
+    places: Places
+
+
 class Pairing(NamedTuple):
     """A completion and a text by their places, and how far the text's tokens are moved in the completion."""
 
@@ -53,62 +64,100 @@ class Pairing(NamedTuple):
     shift: int
 
 
-def similar(
-    completions: Sequence[SeenCompletion], before: Sequence[SeenCompletion]
-) -> tuple[list[SeenCompletion], list[Pairing]]:
-    """Return the texts, and the pairings of a completion with an earlier text that are worth a comparison.
+class Similarity:
+    """Search for similar texts. The hash has a random secret."""
 
-    The completions themselves follow the texts `before` them.
-    """
-    texts = [*before, *completions]
-    found = {*_by_windows(texts, num_before=len(before)), *_by_position(texts, num_before=len(before))}
-    return texts, sorted(found)
+    def __init__(self) -> None:
+        self._multipliers = [np.uint64(secrets.randbits(64) | 1) for _ in range(2)]
+
+    def texts_of(self, completions: Sequence[SeenCompletion]) -> list[Text]:
+        """Return completions with their anchors."""
+        margin = SPAN - 1  # before and after each one, so that a span has windows of one completion only
+        windows = self._windows_of(completions)
+        begins = np.cumsum([margin, *(len(one) + margin for one in windows)])
+        hashes = np.full(begins[-1], NO_HASH)
+        for begin, one in zip(begins, windows, strict=False):
+            hashes[begin : begin + len(one)] = one
+        lowest = _slide(np.maximum, _slide(np.minimum, hashes))  # the largest minimum of the spans with a window
+        at = margin + np.flatnonzero((lowest == hashes[margin : len(hashes) - margin]) & (lowest != NO_HASH))
+        found = np.split(at, np.searchsorted(at, begins[1:-1]))
+        return [
+            Text(one, hashes[places], places - begin)
+            for one, places, begin in zip(completions, found, begins, strict=False)
+        ]
+
+    def similar(
+        self, completions: Sequence[SeenCompletion], before: Sequence[Text]
+    ) -> tuple[list[Text], list[Pairing]]:
+        """Return the texts, and the pairings of a completion with an earlier text that are worth a comparison.
+
+        The completions themselves follow the texts `before` them.
+        """
+        texts = [*before, *self.texts_of(completions)]
+        found = {*self._by_anchors(completions, texts, num_before=len(before))}
+        found |= {*_by_position([one.completion for one in texts], num_before=len(before))}
+        return texts, sorted(found)
+
+    def _windows_of(self, completions: Sequence[SeenCompletion]) -> list[Hashes]:
+        """Return the hashes of all `WINDOW` successive ids by completion; a collision costs only a comparison."""
+        ids = np.concatenate([np.zeros(0, dtype=np.int32), *(one.ids for one in completions)]).astype(np.uint64)
+        count = max(0, len(ids) - WINDOW + 1)
+        hashes = np.zeros(count, dtype=np.uint64)
+        for at in range(WINDOW):
+            hashes *= self._multipliers[0]
+            hashes += ids[at : at + count]
+        hashes ^= hashes >> np.uint64(32)
+        hashes *= self._multipliers[1]
+        ends = np.cumsum([len(one.ids) for one in completions]).tolist()
+        return [
+            hashes[end - len(one.ids) : max(end - len(one.ids), end - WINDOW + 1)]
+            for one, end in zip(completions, ends, strict=True)
+        ]
+
+    def _by_anchors(
+        self, completions: Sequence[SeenCompletion], texts: Sequence[Text], *, num_before: int
+    ) -> list[Pairing]:
+        """Return the pairings of each completion with the texts and at the shifts of most equal anchors."""
+        windows_of, firsts = self._windows_of(completions), texts[:-1]
+        windows = np.concatenate(windows_of)
+        ends = np.cumsum([len(one) for one in windows_of])
+        begins = ends - [len(one) for one in windows_of]
+        anchors = np.concatenate([windows[:0], *(text.anchors for text in firsts)])
+        is_present = np.zeros(1 << (64 - int(TABLE_SHIFT)), dtype=bool)
+        is_present[windows >> TABLE_SHIFT] = True
+        likely = np.flatnonzero(is_present[anchors >> TABLE_SHIFT])  # to search for few of the anchors only
+        if not len(likely):
+            return []
+        owners = np.repeat(np.arange(len(firsts)), [len(text.anchors) for text in firsts])[likely]
+        places = np.concatenate([text.places for text in firsts])[likely]
+        order = np.argsort(windows, kind="stable")
+        holder = np.searchsorted(ends, order, side="right")
+        is_first = np.ones(len(order), dtype=bool)  # of equal windows of one completion
+        is_first[1:] = (windows[order[1:]] != windows[order[:-1]]) | (holder[1:] != holder[:-1])
+        order, holder = order[is_first], holder[is_first]
+        anchor, window = _pairs(anchors[likely], windows[order])
+        is_before = owners[anchor] < num_before + holder[window]
+        anchor, window = anchor[is_before], window[is_before]
+        step = 1 + len(anchor) // MAX_PAIRS
+        anchor, window = anchor[::step], window[::step]
+        place = holder[window]
+        return _most_common(place, owners[anchor], order[window] - begins[place] - places[anchor])
 
 
-def _windows_of(ids: NDArray[np.int32]) -> Hashes:
-    """Return the hash of the `WINDOW` ids from each place on; a collision costs only a comparison."""
-    count = max(0, len(ids) - WINDOW + 1)
-    hashes = np.zeros(count, dtype=np.uint64)
-    for at in range(WINDOW):
-        hashes *= MULTIPLIERS[0]
-        hashes += ids[at : at + count].astype(np.uint64)
-    hashes ^= hashes >> np.uint64(32)
-    hashes *= MULTIPLIERS[1]
-    return hashes
+def _slide(pick: np.ufunc, values: Hashes) -> Hashes:
+    width = 1
+    while width < SPAN:
+        values = pick(values[:-width], values[width:])
+        width *= 2
+    return values
 
 
-def _by_windows(texts: Sequence[SeenCompletion], *, num_before: int) -> list[Pairing]:
-    """Return the pairings of each completion with the texts and at the shifts of most equal windows."""
-    ends = np.cumsum([len(one.ids) for one in texts])
-    begins = np.append(0, ends[:-1])
-    hashes = _windows_of(np.concatenate([one.ids for one in texts]))
-    is_present = np.zeros(1 << (64 - int(TABLE_SHIFT)), dtype=bool)
-    is_present[hashes[begins[num_before] :] >> TABLE_SHIFT] = True
-    places = np.flatnonzero(is_present[hashes >> TABLE_SHIFT])  # to sort and search for few of the windows only
-    owners = np.searchsorted(ends, places, side="right")
-    is_whole = places + WINDOW <= ends[owners]
-    places, owners = places[is_whole], owners[is_whole]
-    first_new = np.searchsorted(owners, num_before)
-    order = first_new + np.argsort(hashes[places[first_new:]], kind="stable")
-    again, holders = places[order], owners[order]
-    windows = hashes[again]
-    is_first = np.ones(len(windows), dtype=bool)  # of equal windows of one completion
-    is_first[1:] = (windows[1:] != windows[:-1]) | (holders[1:] != holders[:-1])
-    again, holders, windows = again[is_first], holders[is_first], windows[is_first]
-    first, found = _pairs(hashes[places], windows)
-    is_before = owners[first] < holders[found]
-    first, found = first[is_before], found[is_before]
-    shifts = (again - begins[holders])[found] - (places - begins[owners])[first]
-    return _most_common(holders[found] - num_before, owners[first], shifts)
-
-
-def _pairs(firsts: Hashes, windows: Hashes) -> tuple[Places, Places]:
-    """Return the indices of pairs of equal hashes, about `MAX_PAIRS` at most; `windows` are sorted."""
-    begins = np.searchsorted(windows, firsts)
-    counts = np.searchsorted(windows, firsts, side="right") - begins
-    chosen = np.arange(0, len(firsts), 1 + counts.sum() // MAX_PAIRS)
-    begins, counts = begins[chosen], counts[chosen]
-    return np.repeat(chosen, counts), np.arange(counts.sum()) + np.repeat(begins - np.cumsum(counts) + counts, counts)
+def _pairs(anchors: Hashes, windows: Hashes) -> tuple[Places, Places]:
+    """Return the indices of all pairs of an anchor and an equal window; `windows` are sorted."""
+    begins = np.searchsorted(windows, anchors)
+    counts = np.searchsorted(windows, anchors, side="right") - begins
+    anchor = np.repeat(np.arange(len(anchors)), counts)
+    return anchor, np.arange(len(anchor)) + np.repeat(begins - np.cumsum(counts) + counts, counts)
 
 
 def _most_common(places: Places, texts: Places, shifts: Places) -> list[Pairing]:
@@ -147,12 +196,12 @@ def _by_position(completions: Sequence[SeenCompletion], *, num_before: int) -> l
 
 
 def first_copied(
-    completions: Sequence[SeenCompletion], texts: Sequence[SeenCompletion], pairings: Sequence[Pairing], *, nats: float
+    completions: Sequence[SeenCompletion], texts: Sequence[Text], pairings: Sequence[Pairing], *, nats: float
 ) -> dict[int, int]:
     """Return, by place of each completion that is a copy with an evidence of `nats`, the place of its first text."""
     found: dict[int, int] = {}
-    for (place, text), group in groupby(pairings, key=lambda one: one[:2]):
-        shifts, first, again = [one.shift for one in group], texts[text], completions[place]
+    for (place, text), group in groupby(_likely(completions, texts, pairings, nats=nats), key=lambda one: one[:2]):
+        shifts, first, again = [one.shift for one in group], texts[text].completion, completions[place]
         if place in found or ((first.is_text or again.is_text) and _common_fraction(first.ids, again.ids) < MIN_COMMON):
             continue
         if evidence(first, again.ids, shifts) >= nats:
@@ -164,6 +213,39 @@ def _common_fraction(first: NDArray[np.int32], again: NDArray[np.int32]) -> floa
     """Return the fraction of the tokens of the longer text that the other one has, too, in any order."""
     common = Counter(first.tolist()) & Counter(again.tolist())
     return common.total() / max(len(first), len(again))
+
+
+def _likely(
+    completions: Sequence[SeenCompletion], texts: Sequence[Text], pairings: Sequence[Pairing], *, nats: float
+) -> list[Pairing]:
+    """Return the pairings whose evidence may reach `nats`, by an upper bound that is computed for all at once."""
+    in_first, in_again, surprises, from_start = [], [], [], []
+    for place, text, shift in pairings:
+        first, again = texts[text].completion, completions[place].ids
+        begin, end = _common_part(len(first.ids), len(again), shift)
+        in_first.append(first.ids[begin:end])
+        in_again.append(again[begin + shift : end + shift])
+        surprises.append(first.nats[begin:end])
+        from_start.append(begin == 0)
+    if not pairings:
+        return []
+    is_equal = np.concatenate(in_first) == np.concatenate(in_again)
+    ends = np.cumsum([len(part) for part in in_first])
+    begins = np.append(0, ends[:-1])
+    is_start = is_equal.copy()
+    is_start[1:] &= ~is_equal[:-1]
+    is_start[begins[begins < len(is_equal)]] = is_equal[begins[begins < len(is_equal)]]
+    starts = np.flatnonzero(is_start)
+    if not len(starts):
+        return []
+    owner = np.searchsorted(ends, starts, side="right")
+    is_first_run = (starts == begins[owner]) & np.array(from_start)[owner]
+    sums = np.add.reduceat(np.where(is_equal, np.concatenate(surprises), 0.0), starts)
+    gains = np.maximum(0.0, sums - np.where(is_first_run, 0.0, GAP_NATS))
+    bounds: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for one, gain in zip(pairings, np.bincount(owner, gains, len(pairings)).tolist(), strict=True):
+        bounds[one.completion, one.text] += gain
+    return [one for one in pairings if bounds[one.completion, one.text] >= nats]
 
 
 class _Run(NamedTuple):
@@ -217,16 +299,14 @@ def _common_part(num_first: int, num_again: int, shift: int) -> tuple[int, int]:
     return begin, max(begin, min(num_first, num_again - shift))
 
 
-def new_nats(
-    completions: Sequence[SeenCompletion], texts: Sequence[SeenCompletion], pairings: Sequence[Pairing]
-) -> float:
+def new_nats(completions: Sequence[SeenCompletion], texts: Sequence[Text], pairings: Sequence[Pairing]) -> float:
     """Return the surprise of the tokens outside the runs shared with `texts`, with a limit for each token.
 
     Each part of a completion outside the runs counts without its first token, which any change of a copy makes.
     """
     is_shared = [np.zeros(len(one.ids) + 1, dtype=bool) for one in completions]
     for place, text, shift in pairings:
-        first, again = texts[text].ids, completions[place].ids
+        first, again = texts[text].completion.ids, completions[place].ids
         begin, end = _common_part(len(first), len(again), shift)
         is_equal = np.zeros(end - begin + 2, dtype=bool)
         is_equal[1:-1] = first[begin:end] == again[begin + shift : end + shift]

@@ -19,7 +19,7 @@ from ftis_node.swarm.duplicates import (
     decide,
     describe,
 )
-from ftis_node.swarm.similarity import SeenCompletion, evidence
+from ftis_node.swarm.similarity import SPAN, WINDOW, SeenCompletion, Similarity, evidence
 from tests.conftest import make_completion, make_group
 
 ANN, BOB, ME = Origin("ann", b"a", 1000.0), Origin("bob", b"b", 1001.0), Origin("me", b"m", 0.0)
@@ -119,6 +119,15 @@ def test_no_place_hides_a_copy(num_tokens):
     one = text(num_tokens)
     windows = range(0, num_tokens - 5, (num_tokens - 5) // 16)
     assert found([changed(one, *(min(num_tokens - 1, begin + 3) for begin in windows))], one)
+
+
+def test_each_run_has_an_anchor_and_its_text_few():
+    similarity, one = Similarity(), text(1024)
+    (whole,) = similarity.texts_of([one])
+    assert len(whole.anchors) < 1024 / 3
+    for begin in range(0, 1000, 50):
+        (part,) = similarity.texts_of([cut(one, begin, begin + SPAN + WINDOW - 1)])
+        assert set(part.anchors.tolist()) & set(whole.anchors.tolist())
 
 
 def test_a_copy_is_found_for_each_first_sender():
