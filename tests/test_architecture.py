@@ -195,8 +195,8 @@ def test_status_loads_no_heavy_library(tmp_path):
 
 
 NODE_PARTS = (
-    *("supervision", "protocols", "pausing", "context", "storage", "peers", "training"),
-    *("loops", "exchange", "http_api", "wiring", "daemon", "startup", "hub"),
+    *("supervision", "worker_interfaces", "worker_settings", "pausing", "context", "storage", "peers", "training"),
+    *("loops", "exchange", "http_api", "wiring", "daemon", "startup", "bootstrap_node", "hub"),
 )
 """Folders and files of the node, lowest first: each imports only those below it."""
 

@@ -24,11 +24,11 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.gossip import Gossip
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.background import DiskThread
-from ftis_node.node.training.group_limits import SlotPool
+from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.wiring import NodeComponents, Wiring
+from ftis_node.node.worker_interfaces import NullGeneration, NullLearner
 from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import CompletionStatus, Group, PromptRef
 from ftis_node.records.identity import Identity

@@ -1,7 +1,7 @@
 """Two files of a home: the marker, and the settings of its last start with the command that resumes it.
 
 The marker `home.json` has the number of the schema. A home with another number is refused, because no version but the
-present one has been released. It also has the epoch of the last start (`node/storage/epochs.py`).
+present one has been released. It also has the epoch of the last start (`node/storage/number_epochs.py`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.learner.messages import StepReport
 from ftis_node.node.pausing.gate import PauseGate
-from ftis_node.node.supervision.failures import FailureBoard
+from ftis_node.node.supervision.failure_streaks import FailureBoard
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import Releases
 from ftis_node.swarm.demand import OwnDomain

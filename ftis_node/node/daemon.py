@@ -19,7 +19,7 @@ home is the data directory.
 
 A `full` node generates and learns. The roles `generator` and `learner` do one of the two, and send weights over the
 network (docs/train/roles.md). An `exchange` node does neither: a trainer on its machine sends it groups and takes those
-of peers (`exchange/`). A null object (`protocols.py`) replaces the worker that a role lacks, so the loops do
+of peers (`exchange/`). A null object (`worker_interfaces.py`) replaces the worker that a role lacks, so the loops do
 not depend on the role. The proof of weights is the log-probs of fixed tokens, by which a generator checks them.
 
     learner     peers --bodies--> [pull] --> [intake] --READY--> [train] --weights n+1--> [offer] --chunks--> generators
@@ -45,7 +45,7 @@ from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import MonitoringApi
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.peers.peer_control import PeerControl
-from ftis_node.node.supervision.task_monitor import pause, waiting
+from ftis_node.node.supervision.task_monitor import sleep, waiting
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.kinds import Role
@@ -161,7 +161,7 @@ async def _until_done(wiring: Wiring, *, last_step: int | None) -> None:
     match wiring.node.context.settings.role:
         case "generator":
             while wiring.step_shares.makes_more:
-                await pause(POLL_INTERVAL_S)
+                await sleep(POLL_INTERVAL_S)
             log.info("all that the budget allows is generated and announced: the node ends")
         case "exchange":
             await waiting("a signal", asyncio.Event().wait())

@@ -21,10 +21,10 @@ from ftis_node.models import ModelSource, PromptTokenizer
 from ftis_node.node.context import NodeContext
 from ftis_node.node.exchange.group_exchange import GroupExchange
 from ftis_node.node.loops.backfill import BackfillLoop
-from ftis_node.node.loops.compare import AuditLoop, CheckLoop
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.loops.intake import IntakeLoop
+from ftis_node.node.loops.logprob_checks import AuditLoop, CheckLoop
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.loops.publish import DeliverLoop, PublishLoop, ReannounceLoop
 from ftis_node.node.loops.pull import PullLoop
@@ -38,21 +38,21 @@ from ftis_node.node.pausing.machine import MachineObserver
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import OwnRecord
-from ftis_node.node.peers.serve import PeerRequestHandler
+from ftis_node.node.peers.peer_requests import PeerRequestHandler
 from ftis_node.node.peers.swarm_status import SwarmReporter
-from ftis_node.node.protocols import Generation, Learning
 from ftis_node.node.storage.node_store import Store
-from ftis_node.node.supervision.gpu_power import EnergyMeter
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.evaluator import Evaluator
-from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
+from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
 from ftis_node.node.training.step_gate import StepGate, TimedStepGate
 from ftis_node.node.training.step_report import StepReporter
 from ftis_node.node.training.step_shares import StepShares
+from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.records.group import Group
 from ftis_node.swarm.arrivals import AwaitedSenders
 from ftis_node.tasks.base import Task
 from ftis_node.tasks.scorer import IsolatedScorer
+from ftis_node.telemetry.gpu_power import EnergyMeter
 from ftis_node.telemetry.tracking import Tracking
 from ftis_node.workers.supervisor import WorkerClient
 

@@ -5,9 +5,9 @@
            -3 |  below: PROBATION (all its groups are audited)
           -10 |  at or below: BANNED for a time that doubles with each ban; afterwards the score is -5, on probation
 
-Groups with a signal that a step used raise the score slowly (`node/peers/copies.py`). Refused groups lower it, and
-false claims lower it strongly. Events that honest peers also cause do not change it. A negative score decays towards 0.
-Each day without a ban reduces the number of past bans by one.
+Groups with a signal that a step used raise the score slowly (`node/peers/copied_groups.py`). Refused groups lower it,
+and false claims lower it strongly. Events that honest peers also cause do not change it. A negative score decays
+towards 0. Each day without a ban reduces the number of past bans by one.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from ftis_node.learner.checkpoint.checkpoint import (
     state_of,
     write_checkpoint,
 )
-from ftis_node.node.peers.store import PeerStore
+from ftis_node.node.peers.peer_store import PeerStore
 from ftis_node.records.identity import Identity
 from ftis_node.replay.database import open_writer
 from ftis_node.workers.durable import complete_folder, newest_complete

@@ -17,7 +17,7 @@ from ftis_node.learner.messages import TrainGroup
 from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
 from ftis_node.models.chat_template import PromptSettings
 from ftis_node.node.loops.generate import GenerateLoop
-from ftis_node.node.training.step_peers import train_group
+from ftis_node.node.training.train_group import train_group
 from ftis_node.records.codec import hash_observations, unpack_group
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.group import FinishReason, Group

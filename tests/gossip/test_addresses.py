@@ -30,7 +30,7 @@ from ftis_node.gossip.multiaddr import (
 from ftis_node.gossip.p2pd.client import P2pdError, _usable
 from ftis_node.gossip.p2pd.hivemind_bindings import Multiaddr, address_bytes, address_texts
 from ftis_node.gossip.p2pd.relay_limit import RESERVE, RelayLimit, read_reservation
-from ftis_node.node.startup.bootstrap import run_bootstrap_node
+from ftis_node.node.bootstrap_node import run_bootstrap_node
 from ftis_node.records.addresses import CODES, MAX_ADDRESS_CHARS, AddressError, parse_address, read_address
 from ftis_node.report.swarm_history import SwarmHistory
 from ftis_node.swarm.rate_limits import subnet_of

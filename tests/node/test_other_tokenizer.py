@@ -23,9 +23,9 @@ from ftis_node.lab.tiny_tokenizer import make_tokenizer as make_alices_tokenizer
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
-from ftis_node.node.protocols import NullGeneration, NullLearner
-from ftis_node.node.training.group_limits import SlotPool
+from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.wiring import NodeComponents, Wiring
+from ftis_node.node.worker_interfaces import NullGeneration, NullLearner
 from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import Completion, FinishReason, Group
 from ftis_node.records.identity import Identity

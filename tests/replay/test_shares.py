@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ftis_node.node.training.step_peers import train_group
+from ftis_node.node.training.train_group import train_group
 from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer

@@ -1,7 +1,7 @@
 """The bounded sets of ids by peer behind claims and confirmations."""
 
 from ftis_node.gossip.types import GossipLimits
-from ftis_node.node.loops.confirm import MAX_IDS
+from ftis_node.node.loops.confirmations import MAX_IDS
 from ftis_node.swarm.delivery import IdsByPeer
 
 

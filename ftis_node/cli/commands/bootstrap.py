@@ -54,7 +54,7 @@ def bootstrap(
     """
     if log_format == "json":
         log_as_json()
-    from ftis_node.node.startup.bootstrap import run_bootstrap_node
+    from ftis_node.node.bootstrap_node import run_bootstrap_node
     from ftis_node.node.startup.run_plan import is_run_id
     from ftis_node.report.swarm_history import SwarmHistory
 

@@ -65,7 +65,7 @@ def evaluate(
     from ftis_node.evaluation.evaluate import answers_of, difference, shown_problems
     from ftis_node.evaluation.members import Member, before_and_after, held_out_task, limits_of_run
     from ftis_node.generation.evaluate import summarize
-    from ftis_node.node.startup.prompts import prompts_for_command
+    from ftis_node.models.prompt_settings import prompts_for_command
 
     if task is None and model:
         raise UsageError("eval --model needs problems: add --task SPEC, such as --task gsm8k")

@@ -32,8 +32,8 @@ from ftis_node.learner.messages import TrainGroup
 from ftis_node.memory.placement import WorkerPlacement, arrange, inspect_machine
 from ftis_node.memory.plan import plan
 from ftis_node.models import load_tokenizer, pick_device, read_shape, resolve_model
-from ftis_node.node.protocols import dtype_of, serves_adapters
 from ftis_node.node.startup.factories import generation_boot, learner_boot
+from ftis_node.node.worker_settings import dtype_of, serves_adapters
 
 PROMPT_TOKENS = 128
 NEVER = 100_000  # steps between two checkpoints: an update waits until the one before it is on disk

@@ -37,11 +37,11 @@ from ftis_node.lab.experiment.rounds import RoundGate, RoundMember, RoundQuota, 
 from ftis_node.lab.experiment.trial_result import FinalEvaluationResult, MemberResult, TrialResult, made_by, read_member
 from ftis_node.node.context import NodeState
 from ftis_node.node.peers.own_record import OwnRecord
-from ftis_node.node.protocols import Generation, Learning
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.supervision.background import first_of_ours
 from ftis_node.node.wiring import NodeComponents, Wiring
+from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.records.kinds import Codec
 
 if TYPE_CHECKING:

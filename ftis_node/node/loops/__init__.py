@@ -1,1 +1,1 @@
-"""The named loops of the daemon, one file each."""
+"""The named loops of the daemon, one or more in a file."""

@@ -23,7 +23,7 @@ from ftis_node.gossip import FetchOutcome
 from ftis_node.node.peers.announcements import MAX_SENDERS, AnnouncementHandler
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.request_slots import ANSWERED, Pace, QuerySlots
-from ftis_node.node.supervision.task_monitor import pause, waiting
+from ftis_node.node.supervision.task_monitor import sleep, waiting
 from ftis_node.node.training.step_shares import StepShares
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.envelope import PeerRecord
@@ -67,7 +67,7 @@ class BackfillLoop(NodePart):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._query_due(tasks), name="backfill-members")
             while True:
-                await pause(PERIOD_S)
+                await sleep(PERIOD_S)
                 self._fill_gaps(tasks, await self.gossip.members())
                 for peer_id in await self._silent_members():
                     self.catch_up(peer_id)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from ftis_node.errors import RecordError
 from ftis_node.node.loops.backfill import BackfillLoop
-from ftis_node.node.peers.log_messages import SwarmLogMessages
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.own_record import OwnRecord, release_differences
+from ftis_node.node.peers.swarm_log import SwarmLogMessages
 from ftis_node.node.peers.swarm_status import SwarmReporter
-from ftis_node.node.supervision.task_monitor import pause, waiting_for
+from ftis_node.node.supervision.task_monitor import sleep, waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import validated_domain
@@ -79,7 +79,7 @@ class DirectoryLoop(NodePart):
             if self._says_who_used_at <= time.monotonic():
                 self._says_who_used_at = math.inf
                 self._say_who_used()
-            await pause(MEMBER_LOOKUP_INTERVAL_S)
+            await sleep(MEMBER_LOOKUP_INTERVAL_S)
 
     def _say_who_used(self) -> None:
         """Log what peers have trained on."""

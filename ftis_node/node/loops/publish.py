@@ -27,10 +27,10 @@ from dataclasses import dataclass, field, replace
 from ftis_node.errors import FtisError, RecordError
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.peers.serve import announcement_of
-from ftis_node.node.storage.epochs import begin_epoch
-from ftis_node.node.supervision.task_monitor import pause, waiting
-from ftis_node.node.training.group_limits import SlotPool
+from ftis_node.node.peers.peer_requests import announcement_of
+from ftis_node.node.storage.number_epochs import begin_epoch
+from ftis_node.node.supervision.task_monitor import sleep, waiting
+from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.records.bounds import MAX_MORE_GROUPS
 from ftis_node.records.envelope import Announcement, announce_group, join_announcements, open_envelope, seal_group
 from ftis_node.records.group import Group
@@ -118,7 +118,7 @@ class PublishLoop(NodePart):
         while True:
             await waiting("a gathered announcement", self._has_gathered.wait())
             self._has_gathered.clear()
-            await pause(self._window.wait_s(1.0, now=time.monotonic()))
+            await sleep(self._window.wait_s(1.0, now=time.monotonic()))
             await self._announce()
 
     async def _announce(self) -> None:
@@ -146,7 +146,7 @@ class ReannounceLoop(NodePart):
         for group_id in self._former:
             self.peers.confirmations.pending.failed(group_id, now=-math.inf)
         while True:
-            await pause(REANNOUNCE_PERIOD_S)
+            await sleep(REANNOUNCE_PERIOD_S)
             claims = self.peers.confirmations.unverified.take(MAX_CHECKED)
             await asyncio.gather(*(self._check(peer_id, group_id) for peer_id, group_id in claims))
             if await self.gossip.members():
@@ -194,7 +194,7 @@ class DeliverLoop(NodePart):
     async def run(self) -> None:
         while True:
             await self._release()
-            await pause(DELIVERY_PERIOD_S)
+            await sleep(DELIVERY_PERIOD_S)
 
     async def _release(self) -> None:
         delivered = await self.store.disk(

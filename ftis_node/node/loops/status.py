@@ -25,12 +25,12 @@ from ftis_node.config.limits import MAX_READY_BYTES
 from ftis_node.files import replace_file
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.swarm_status import SwarmReporter
-from ftis_node.node.protocols import Generation, Learning
 from ftis_node.node.supervision.background import stop_waits_for
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
-from ftis_node.node.supervision.task_monitor import pause
+from ftis_node.node.supervision.task_monitor import sleep
 from ftis_node.node.supervision.watchdog import Watchdog
-from ftis_node.node.training.group_limits import SlotPool
+from ftis_node.node.training.generation_limits import SlotPool
+from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.replay.reader import BufferFigures, ReplayReader
 from ftis_node.telemetry.status import (
     BudgetStatus,
@@ -102,7 +102,7 @@ class StatusLoop(NodePart):
         while True:
             for _ in range(PERIODS_PER_SAVE):
                 await self._shortage.skipped_at(self.refresh)
-                await pause(PERIOD_S)
+                await sleep(PERIOD_S)
             await self._shortage.skipped_at(self.save_if_space)
 
     async def begin_stop(self, waits_for: str = "") -> None:
@@ -115,7 +115,7 @@ class StatusLoop(NodePart):
         await self._is_stopping.wait()
         while True:
             await self._shortage.skipped_at(self.refresh)
-            await pause(PERIOD_S)
+            await sleep(PERIOD_S)
 
     async def refresh(self, *, end: EndWord | None = None) -> Status:
         """Take a new snapshot. `end` is how the node ended; a fault takes precedence over the signal that it causes."""

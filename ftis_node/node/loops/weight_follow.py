@@ -25,10 +25,11 @@ from ftis_node.models import ModelSource, PromptTokenizer, model_fingerprint, pa
 from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError, VersionStore
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.request_slots import ANSWERED
-from ftis_node.node.protocols import Generation, serves_adapters
 from ftis_node.node.supervision.background import in_background
-from ftis_node.node.supervision.task_monitor import pause, waiting, waiting_for
+from ftis_node.node.supervision.task_monitor import sleep, waiting, waiting_for
 from ftis_node.node.training.evaluator import Evaluator
+from ftis_node.node.worker_interfaces import Generation
+from ftis_node.node.worker_settings import serves_adapters
 from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, open_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch
@@ -94,7 +95,7 @@ class FollowLoop(NodePart):
                 offer, signed = await self._poll()
                 if offer is not None and self._should_fetch(offer):
                     await waiting(f"the file of weights {offer.version}", self._fetch(offer, signed))
-            await pause(POLL_INTERVAL_S)
+            await sleep(POLL_INTERVAL_S)
 
     async def _poll(self) -> tuple[WeightsOffer | None, bytes]:
         """Return the learner's newest offer and its signed form; None without an answer, or if the offer is refused."""

@@ -1,4 +1,4 @@
-"""The base of a node's loops and of its components about peers."""
+"""The base of a node's loops and of its components about peers. It lies here because these components use it."""
 
 from __future__ import annotations
 

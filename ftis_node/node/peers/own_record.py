@@ -17,7 +17,7 @@ from ftis_node import __version__
 from ftis_node.models import PromptTokenizer
 from ftis_node.node.context import NodeDescription
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.protocols import Generation, Learning
+from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.records.bounds import MAX_GRADER_BYTES, MAX_REFUSED_SENDERS, MAX_RELEASE_BYTES
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.peer_messages import PeerStats, Releases

@@ -25,24 +25,24 @@ from ftis_node.models import parameter_count
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import own_releases
-from ftis_node.node.protocols import Generation, Learning, NullGeneration, NullLearner
 from ftis_node.node.startup.factories import NodeFactory, NodeInputs, ProcessNodeFactory
 from ftis_node.node.startup.prepare import prepare
 from ftis_node.node.startup.recovery import release_damaged
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.startup_summary import mark_end, mark_start, read_last_status, start_lines
 from ftis_node.node.storage.disk_space import DiskSpace, checkpoint_step, num_versions, version_bytes
-from ftis_node.node.storage.epochs import begin_epoch
 from ftis_node.node.storage.node_store import Store
+from ftis_node.node.storage.number_epochs import begin_epoch
 from ftis_node.node.supervision.background import DiskThread, first_of_ours
-from ftis_node.node.supervision.gpu_power import limited_power
-from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
+from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
 from ftis_node.node.wiring import NodeComponents, Wiring
+from ftis_node.node.worker_interfaces import Generation, Learning, NullGeneration, NullLearner
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.receipts import step_limits
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.events import EVENT_SCHEMA, EventLog
+from ftis_node.telemetry.gpu_power import limited_power
 from ftis_node.telemetry.history import last_logged_step
 from ftis_node.telemetry.log import OnProgress, log_block, unwatched
 from ftis_node.telemetry.status import EndWord

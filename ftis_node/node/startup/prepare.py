@@ -26,11 +26,11 @@ from ftis_node.models import ModelSource, PromptTokenizer, load_tokenizer, model
 from ftis_node.models.accelerators import unusable_system
 from ftis_node.models.adapter_folder import continued
 from ftis_node.models.fingerprint import other_model
+from ftis_node.models.prompt_settings import prompts_of
 from ftis_node.models.quantized import check_dense
 from ftis_node.models.quantized import check_installed as check_bitsandbytes
 from ftis_node.node.loops.pause import first_decision
 from ftis_node.node.startup.factories import NodeFactory, NodeInputs
-from ftis_node.node.startup.prompts import prompts_of
 from ftis_node.node.startup.run_plan import RunPlan, from_anywhere
 from ftis_node.node.storage.disk_space import checkpoint_bytes, checkpoint_step, limit_of
 from ftis_node.node.supervision.background import in_background

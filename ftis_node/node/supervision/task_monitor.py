@@ -108,7 +108,7 @@ async def waiting(what: str, work: Awaitable[R], *, endless: bool = True) -> R:
         return await work
 
 
-async def pause(seconds: float) -> None:
+async def sleep(seconds: float) -> None:
     """Sleep, as a wait that may take any time."""
     await waiting("the clock", asyncio.sleep(seconds))
 

@@ -13,7 +13,7 @@ from ftis_node.errors import WorkerError
 from ftis_node.generation.evaluate import evaluate
 from ftis_node.models import PromptTokenizer
 from ftis_node.node.context import NodeContext
-from ftis_node.node.protocols import Generation
+from ftis_node.node.worker_interfaces import Generation
 from ftis_node.tasks.base import Task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.status import EvalStatus

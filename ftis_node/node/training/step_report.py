@@ -23,8 +23,9 @@ from ftis_node.learner.messages import StepReport
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.swarm_status import SwarmReporter
-from ftis_node.node.protocols import Generation, dtype_of
-from ftis_node.node.supervision.gpu_power import EnergyMeter
+from ftis_node.node.worker_interfaces import Generation
+from ftis_node.node.worker_settings import dtype_of
+from ftis_node.telemetry.gpu_power import EnergyMeter
 from ftis_node.telemetry.tracking import Tracking, numbers_of
 
 log = logging.getLogger(__name__)

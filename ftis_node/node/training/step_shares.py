@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.node.context import NodeContext
-from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
+from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
 from ftis_node.replay.reader import ReplayReader
 
 

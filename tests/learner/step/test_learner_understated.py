@@ -18,7 +18,7 @@ from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step.objective import Objective
 from ftis_node.learner.step.train_step import Passes
-from ftis_node.node.training.step_peers import train_group
+from ftis_node.node.training.train_group import train_group
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.rows import StoredGroup

@@ -17,7 +17,7 @@ from ftis_node.node.exchange.messages import PublishedGroup
 from ftis_node.node.http_api import exchange_api
 from ftis_node.node.http_api.exchange_api import BODY_S, MAX_PENDING
 from ftis_node.node.startup.recovery import replace_files
-from ftis_node.node.training.group_limits import SlotPool
+from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.codec import hash_messages, hash_prompt, unpack_group
 from ftis_node.records.envelope import open_envelope

@@ -19,9 +19,9 @@ from ftis_node.errors import FtisError, TaskError, WorkerDiedError, WorkerTaskEr
 from ftis_node.node.daemon import loops_of_role
 from ftis_node.node.loops.generate import GENERATION, MAX_ATTEMPTS
 from ftis_node.node.loops.train import TRAINING
-from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.training.evaluator import EVALUATION
 from ftis_node.node.wiring import NodeComponents, Wiring
+from ftis_node.node.worker_interfaces import NullGeneration, NullLearner
 from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.tasks.base import TaskItem
@@ -244,7 +244,7 @@ async def test_own_groups_that_are_all_refused_are_shown(tmp_path, monkeypatch):
 
 def test_failures_are_reported_at_doublings_and_their_end_once(caplog):
     caplog.set_level("INFO")
-    from ftis_node.node.supervision.failures import FailureBoard
+    from ftis_node.node.supervision.failure_streaks import FailureBoard
 
     board = FailureBoard()
     board.succeeded("work")

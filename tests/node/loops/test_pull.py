@@ -13,7 +13,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.node.daemon import serve_last_groups
 from ftis_node.node.loops import backfill, publish, pull, shards
-from ftis_node.node.loops.confirm import BURST
+from ftis_node.node.loops.confirmations import BURST
 from ftis_node.node.peers import request_slots
 from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import Announcement
@@ -43,7 +43,7 @@ def quick(monkeypatch):
 
 
 async def test_simultaneous_confirmations_are_sent_together(tmp_path, monkeypatch):
-    monkeypatch.setattr("ftis_node.node.loops.confirm.WINDOW_S", WINDOW_S)
+    monkeypatch.setattr("ftis_node.node.loops.confirmations.WINDOW_S", WINDOW_S)
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         sent: list[int] = []

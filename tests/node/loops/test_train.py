@@ -18,8 +18,8 @@ from ftis_node.learner.senders import SenderStats
 from ftis_node.node.context import NodeState
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.peers.registry import RECENT_STEPS
-from ftis_node.node.protocols import NullLearner
 from ftis_node.node.wiring import NodeComponents, Wiring
+from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.records.identity import Identity
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.rows import StoredGroup

@@ -28,7 +28,7 @@ from ftis_node.node.pausing import machine
 from ftis_node.node.pausing.gate import PauseGate
 from ftis_node.node.pausing.machine import GRAPHICS_BYTES, SETTLE_S, MachineObserver
 from ftis_node.node.pausing.policy import Decision, MachineFacts
-from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
+from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
 from ftis_node.node.training.step_shares import StepQuota
 from ftis_node.node.wiring import Wiring
 from ftis_node.records.identity import Identity

@@ -14,10 +14,10 @@ from ftis_node.node.context import NodeState
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.pausing.gate import PauseGate
 from ftis_node.node.pausing.policy import Decision
-from ftis_node.node.protocols import NullLearner
 from ftis_node.node.startup.recovery import replace_files
 from ftis_node.node.training.step_gate import StepSelection
 from ftis_node.node.wiring import NodeComponents, Wiring
+from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from tests.node.nodes import buffer_of, components, events_of

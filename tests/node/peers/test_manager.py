@@ -15,7 +15,7 @@ import pytest
 from ftis_node.config.limits import AccessSection
 from ftis_node.errors import ConfigError
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.store import SCHEMA, SCHEMA_VERSION, PeerStore
+from ftis_node.node.peers.peer_store import SCHEMA, SCHEMA_VERSION, PeerStore
 from ftis_node.records.group import SamplingSettings
 from ftis_node.records.identity import Identity
 from ftis_node.swarm import rate_limits

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.stubs.stub_node import StubNode
-from ftis_node.node.peers.copies import CopyCatalog
+from ftis_node.node.peers.copied_groups import CopyCatalog
 from ftis_node.telemetry.status import SwarmStatus
 from tests.node.light_swarm import LightSwarm, identity_of, manifest_of
 from tests.waiting import eventually

@@ -20,7 +20,7 @@ from ftis_node.learner.messages import LearnerBoot
 from ftis_node.memory.choice import choose_training
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource
-from ftis_node.node import protocols
+from ftis_node.node import worker_settings
 from ftis_node.node.startup import factories
 from ftis_node.records.identity import Identity
 from ftis_node.workers.wire import enc_hook, unpack_body
@@ -39,11 +39,11 @@ from ftis_node.workers.wire import enc_hook, unpack_body
     ],
 )
 def test_adapters_are_served_by_vllm_on_a_gpu_or_on_request(monkeypatch, adapters, settings, device, expected):
-    for module in (engines, protocols):
+    for module in (engines, worker_settings):
         monkeypatch.setattr(module, "has_vllm", lambda: True)
-    monkeypatch.setattr(protocols, "pick_device", lambda device_option: device)
+    monkeypatch.setattr(worker_settings, "pick_device", lambda device_option: device)
     settings = NodeSettings(**{"model": "m", "lora": True, "generation": {"adapters": adapters}, **settings})
-    assert protocols.serves_adapters(settings) is expected
+    assert worker_settings.serves_adapters(settings) is expected
 
 
 def learner_boot_of(tmp_path: Path, text: str, **settings: object) -> LearnerBoot:
@@ -93,15 +93,15 @@ def test_a_cut_distribution_has_no_bound_on_understated_logprobs(tmp_path):
 
 
 def test_without_vllm_adapters_are_merged_and_a_request_to_serve_them_is_refused(monkeypatch):
-    for module in (engines, protocols):
+    for module in (engines, worker_settings):
         monkeypatch.setattr(module, "has_vllm", lambda: False)
-    monkeypatch.setattr(protocols, "pick_device", lambda device_option: "cuda")
-    assert protocols.serves_adapters(
+    monkeypatch.setattr(worker_settings, "pick_device", lambda device_option: "cuda")
+    assert worker_settings.serves_adapters(
         NodeSettings(model="m", engine="torch", lora=True, generation={"adapters": "serve"})
     )
-    assert not protocols.serves_adapters(NodeSettings(model="m", lora=True))
+    assert not worker_settings.serves_adapters(NodeSettings(model="m", lora=True))
     with pytest.raises(EngineError, match="not installed"):
-        protocols.serves_adapters(NodeSettings(model="m", lora=True, generation={"adapters": "serve"}))
+        worker_settings.serves_adapters(NodeSettings(model="m", lora=True, generation={"adapters": "serve"}))
 
 
 @pytest.mark.parametrize(
@@ -137,14 +137,14 @@ def test_an_adapter_of_a_rank_that_no_engine_serves_is_refused(changes, setting)
     settings = NodeSettings.model_validate({"model": "m"} | changes)
     settings = settings.model_copy(update={"lora_adapter": LoraSection(rank=513)})  # as `continued` does
     with pytest.raises(ConfigError, match=f"rank 513, and engines serve up to 512: remove {setting}"):
-        protocols.serves_adapters(settings)
+        worker_settings.serves_adapters(settings)
 
 
 def test_a_4_bit_base_implies_an_adapter_and_is_that_of_both_workers(tmp_path):
     settings, tokenizer = NodeSettings(model="m", device="cpu", quantize="4bit"), cast(Any, StubTokenizer())
     source, run = ModelSource(name="m", folder=tmp_path), load_manifest("arithmetic-ftis")
     settings = choose_training(settings, run, Home(tmp_path), source).settings
-    assert settings.lora and protocols.serves_adapters(settings)
+    assert settings.lora and worker_settings.serves_adapters(settings)
     generation = factories.generation_boot(settings, run, source, tokenizer, WorkerPlacement(), adapters=True)
     assert (generation.settings.quantize, generation.engine) == ("4bit", "auto")
     assert learner_boot_of(tmp_path, "", quantize="4bit").quantize == "4bit"
@@ -155,7 +155,7 @@ def test_a_4_bit_base_implies_an_adapter_and_is_that_of_both_workers(tmp_path):
     [({}, (1, 8)), ({"processes": 3}, (3, 2)), ({"gpus": [4, 7]}, (2, 4)), ({"processes": 2, "threads": 5}, (2, 5))],
 )
 def test_processes_of_a_learner_divide_its_threads(tmp_path, monkeypatch, learner, expected):
-    monkeypatch.setattr(protocols.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(worker_settings.os, "cpu_count", lambda: 16)
     boot = learner_boot_of(tmp_path, "", learner=learner)
     assert (boot.settings.num_ranks, boot.num_threads) == expected
 

@@ -15,11 +15,11 @@ from ftis_node.config.home import Home
 from ftis_node.config.home_files import mark
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FtisError, MachineError
-from ftis_node.node.peers.store import PeerStore
+from ftis_node.node.peers.peer_store import PeerStore
 from ftis_node.node.startup import recovery
 from ftis_node.node.startup.recovery import opened, release_damaged, replace_files
 from ftis_node.node.startup.run_plan import plan_run
-from ftis_node.node.storage.epochs import begin_epoch
+from ftis_node.node.storage.number_epochs import begin_epoch
 from ftis_node.node.training.step_gate import write_taken
 from ftis_node.replay import integrity
 from ftis_node.replay.buffer import ReplayBuffer

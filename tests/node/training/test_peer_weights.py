@@ -2,7 +2,7 @@
 
 import pytest
 
-from ftis_node.node.training.step_peers import MAX_PEERS, MIN_WEIGHT, PeerWeights
+from ftis_node.node.training.peer_weights import MAX_PEERS, MIN_WEIGHT, PeerWeights
 
 
 def weight_after(steps: int, *, peer: float, own: float | None) -> float:

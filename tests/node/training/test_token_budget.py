@@ -21,7 +21,7 @@ from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node import context
 from ftis_node.node.context import EvaluationHistory
 from ftis_node.node.daemon import run_node
-from ftis_node.node.training.group_limits import GenerateBudget
+from ftis_node.node.training.generation_limits import GenerateBudget
 from ftis_node.node.training.step_shares import (
     StepInputs,
     StepQuota,

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 from ftis_node.errors import WorkerError
 from ftis_node.models.source import HUB_ID
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.protocols import Learning
 from ftis_node.node.supervision.task_monitor import waiting, waiting_for
-from ftis_node.node.training.step_peers import train_group
+from ftis_node.node.training.train_group import train_group
+from ftis_node.node.worker_interfaces import Learning
 from ftis_node.records.codec import hash_prompt, pack_group
 from ftis_node.records.envelope import Accepted
 from ftis_node.records.group import Group

@@ -10,9 +10,9 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node.daemon import run_node
-from ftis_node.node.supervision import gpu_power
-from ftis_node.node.supervision.gpu_power import MILLIJOULES_PER_WH, EnergyMeter, limited_power
+from ftis_node.telemetry import gpu_power
 from ftis_node.telemetry.events import read_events
+from ftis_node.telemetry.gpu_power import MILLIJOULES_PER_WH, EnergyMeter, limited_power
 from tests.node.nodes import whole_node
 
 
