@@ -50,7 +50,9 @@ Engine = Literal["auto", "vllm", "torch"]
 BaseForm = Literal["none", "4bit"]
 Device = Literal["auto", "cpu", "cuda"]
 LogFormat = Literal["text", "json"]
-EngineOption = Annotated[Engine, typer.Option("--engine", help="auto, vllm or torch; mixtures use torch.")]
+EngineOption = Annotated[
+    Engine, typer.Option("--engine", help="auto, vllm or torch; torch for mixtures of an ensemble.")
+]
 
 
 HOME_VARIABLE = "FTIS_HOME"

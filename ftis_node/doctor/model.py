@@ -45,9 +45,9 @@ from ftis_node.models.adapter_folder import continued
 from ftis_node.models.chat_template import EXAMPLES
 from ftis_node.models.gguf import gguf_config, gguf_here, is_gguf
 from ftis_node.models.hub import HubModel, ask_about, cached_snapshot
+from ftis_node.models.prompt_settings import prompts_of
 from ftis_node.models.quantized import missing_package
 from ftis_node.models.source import check_name
-from ftis_node.node.startup.prompts import prompts_of
 from ftis_node.telemetry.host_memory import free_host_bytes
 from ftis_node.telemetry.terminal_text import GIB, in_gib, printable
 
@@ -237,7 +237,7 @@ def tokenizer_of(source: ModelSource, prompts: PromptSettings) -> CheckResult:
         tokenizer = load_tokenizer(source, prompts=prompts)
         opening = tokenizer.render_prompt(EXAMPLES[-1]).opening
     except ModelError as error:
-        advice = "fetch the model's folder again, or give another"
+        advice = "correct prompts.template_arguments in node.toml, fetch the folder again, or give another"
         return CheckResult("model.tokenizer", "fail", str(error), advice)
     ends = " or ".join(tokenizer.decode([token], skip_special=False) for token in tokenizer.end_ids) or "no token"
     what = f"{tokenizer.vocab_size} tokens, an answer ends with {printable(ends)}"

@@ -35,8 +35,8 @@ class Asking:
 
     For `k` above 1 samples are drawn, too. `max_tokens` bounds prompt and completion together, `max_completion_tokens`
     the completion if it has one turn. `engine` serves single models. `prompts` say how prompts are rendered for a model
-    that is of no home; its own run sets the date. Episodes have the limits of the run of a model, else those of the
-    preset.
+    that is of no home; its own run sets the date. Episodes have the limits of the run of a model, the last one's first,
+    else those of the preset.
     """
 
     limit: int = 512
@@ -123,10 +123,11 @@ class Study:
     def _run(self) -> RunManifest:
         """Return the run in a model's folder if it is about the same episodes, else the preset for the task.
 
-        All models have the limits of one run. Raises ConfigError for a run that cannot be read.
+        All models have the limits of one run: `eval` compares a model with the last one, which is the home's. Raises
+        ConfigError for a run that cannot be read.
         """
         task = self.problems.name
-        for expert in self.experts if is_episode(self.problems) else ():
+        for expert in reversed(self.experts) if is_episode(self.problems) else ():
             if (path := Home(expert.source.path).run_toml).is_file():
                 run = load_manifest(str(path))
                 if run.episode is not None and run.task == task:

@@ -285,7 +285,10 @@ class PromptTokenizer:
             if template:
                 (folder / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
             else:
-                log.warning("no chat template gives the ids of the prompts of %s: the model card shows one", self.name)
+                log.warning(
+                    "no chat template gives the prompts of %s, so the folder has none: servers prompt it otherwise",
+                    self.name,
+                )
 
     def _template_to_save(self) -> Any:
         own = self._tokenizer.chat_template

@@ -74,7 +74,7 @@ def clipped(text: str, width: int) -> str:
     shown = printable(text[: MAX_MARKS * width])
     if len(text) <= MAX_MARKS * width and cells(shown) <= width:
         return shown
-    return cut(shown, width - 1)[0] + ELLIPSIS
+    return (cut(shown, width - 1)[0] if width > 1 else "") + ELLIPSIS
 
 
 def wrapped(text: str, width: int, *, indent: int = 0) -> list[str]:
@@ -108,7 +108,8 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, num_left: i
 
 
 def cut(text: str, width: int) -> list[str]:
-    """Return all of a printable text in pieces of at most `width` cells; at least one piece."""
+    """Return all of a printable text in pieces of at most `width` cells, which is 1 or more; at least one piece."""
     from rich.cells import chop_cells
 
-    return chop_cells(printable(text), width) or [""]
+    shown = printable(text)
+    return chop_cells(shown, max(1, width)) or [shown]

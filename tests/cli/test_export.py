@@ -103,6 +103,9 @@ def test_the_exported_model_has_the_learners_logprobs_and_a_card(tmp_path, capsy
     assert "| pass@1, greedy | 0.500 on arithmetic |" in card.text
     assert "| groups trained on | 6 own, 2 of peers |" in card.text
     assert parse_manifest((out / "run.toml").read_text(), source="run.toml") == parse_manifest(RUN, source="here")
+    (code,) = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    exec(code.replace("OWNER/NAME", str(out)).replace("=256", "=4"), {})
+    assert len(capsys.readouterr().out) > 1, "the code of the card prints an answer"
     loader: Any = AutoPeftModelForCausalLM if has_adapter else AutoModelForCausalLM
     exported = loader.from_pretrained(out, dtype=torch.float32).eval()
     assert proof.rms_difference(probe_logprobs(exported, proof.probe_ids)) < 1e-5

@@ -13,6 +13,7 @@ from ftis_node.config.disk_room import is_disk_full, reporting_full_disk
 from ftis_node.config.home import Home
 from ftis_node.errors import MachineError
 from ftis_node.files import replace_file
+from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import EventLog, read_events
 
 
@@ -52,6 +53,12 @@ def test_a_partial_last_event_is_truncated(tmp_path):
     events.write("stop")
     events.close()
     assert [event["event"] for event in read_events(path)] == ["start", "stop"]
+
+
+def test_a_failed_write_of_the_identity_leaves_no_file(tmp_path, full):
+    with pytest.raises(OSError, match="No space"):
+        Identity.load_or_create(tmp_path / "identity.key")
+    assert not list(tmp_path.iterdir())
 
 
 def test_events_wait_for_space_and_are_written_in_order(tmp_path, caplog):

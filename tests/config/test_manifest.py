@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.config.manifest import PRESETS, RunManifest, load_manifest, parse_manifest, preset_for_task
+from ftis_node.config.manifest import (
+    PRESETS,
+    RunManifest,
+    load_manifest,
+    parse_canonical,
+    parse_manifest,
+    preset_for_task,
+)
 from ftis_node.errors import ConfigError
 from tests.documented.configuration import render_reference
 
@@ -155,3 +162,15 @@ def test_each_task_has_a_preset(task, preset):
 
 def test_the_reference_page_is_up_to_date():
     assert (ROOT / "docs/reference/configuration.md").read_text() == render_reference(), "run `make docs`"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (RunManifest(name="x", task="arithmetic").canonical().replace(b"1e-06", b"1e999"), "optimizer.learning_rate"),
+        (b"[" * 60_000, "run x"),
+    ],
+)
+def test_a_peers_manifest_with_an_overflow_or_deep_nesting_is_refused(text, what):
+    with pytest.raises(ConfigError, match=what):
+        parse_canonical(text, source="run x")

@@ -15,7 +15,7 @@ from ftis_node.evaluation.evaluate import Asking, Expert, Study
 from ftis_node.evaluation.members import swarm_members
 from ftis_node.generation.evaluate import answer_problems
 from ftis_node.models import PromptSettings, PromptTokenizer
-from ftis_node.node.startup.prompts import prompts_for_command
+from ftis_node.models.prompt_settings import prompts_for_command
 from ftis_node.tasks import load_task
 from tests.cli.test_export import RUN, trained_home
 from tests.models.tiny_models import save_tiny
@@ -142,10 +142,11 @@ MAX_TOKENS = 96
 
 
 def write_run(folder: Path, preset: str) -> None:
-    """Write a run with turns of 5 tokens, and with 3 turns in an episode."""
-    run = load_manifest(preset)
-    episode = run.episode and run.episode.model_copy(update={"max_turns": 3})
-    sampling = run.sampling.model_copy(update={"max_completion_tokens": 5})
+    """Write a run with turns of 5 tokens, and with 3 turns in an episode; with one more of each in a folder `.last`."""
+    more = folder.suffix == ".last"
+    run = load_manifest(preset.removesuffix(".last"))
+    episode = run.episode and run.episode.model_copy(update={"max_turns": 3 + more})
+    sampling = run.sampling.model_copy(update={"max_completion_tokens": 5 + more})
     folder.mkdir(exist_ok=True)
     (folder / "run.toml").write_text(run.model_copy(update={"episode": episode, "sampling": sampling}).to_toml())
 
@@ -155,6 +156,7 @@ def write_run(folder: Path, preset: str) -> None:
     [
         (["guess-ftis"], "guess", (5, 3)),
         (["calculator-ftis", "guess-ftis"], "guess", (5, 3)),
+        (["guess-ftis", "guess-ftis.last"], "guess", (6, 4)),
         ([], "guess", (8, 4)),
         (["calculator-ftis"], "guess", (8, 4)),
         (["arithmetic-ftis"], "arithmetic", (MAX_TOKENS - 10, None)),

@@ -94,8 +94,9 @@ class LocalApi:
 
 @asynccontextmanager
 async def serve_status(app: web.Application, *, port: int, refused: Counter[str]) -> AsyncIterator[str]:
-    """Serve the status port while the block runs; yield the base URL. Raise UsageError if the port is taken."""
-    name, remedy = f"the status port {port}", "choose another with --status-port"
+    """Serve the status port while the block runs; yield the base URL. Raise UsageError if it is taken."""
+    name = f"the status port {port}" if port else f"a port of {HOST}"
+    remedy = "choose another with --status-port" if port else "end programs that hold ports, or allow them on loopback"
     async with open_port(app, HOST, port, name=name, remedy=remedy, refused=refused) as bound_port:
         yield f"http://{HOST}:{bound_port}"
 
