@@ -1,4 +1,4 @@
-"""The summaries that `join` prints before and after a start. Pure functions from status and settings to lines.
+"""The summaries that `join` prints before and after a start, and the marks of start and end in the status file.
 
 The first summary has at most ten lines. It lists which data the node sends to others, so that users can consent.
 """
