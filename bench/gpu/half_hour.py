@@ -128,6 +128,8 @@ class Driver:
         paths = [ROOT / "bench", ROOT, *sites]
         caches = {"VLLM_CACHE_ROOT": self._work / "vllm-cache", "XDG_CACHE_HOME": self._work / "cache"}
         found = os.environ | {name: str(path) for name, path in caches.items()} | {"HF_HUB_OFFLINE": "1"}
+        if not stage.on_gpu:  # it may run beside a stage that measures
+            found["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // 2))
         given = os.environ.get("PYTHONPATH", "")
         return found | {"PYTHONPATH": os.pathsep.join(filter(None, [*map(str, paths), given])), "PYTHONUNBUFFERED": "1"}
 

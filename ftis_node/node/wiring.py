@@ -257,7 +257,7 @@ class Wiring:
     def pause_loop(self) -> PauseLoop:
         node = self.node
         workers = tuple(each for each in (node.generation, node.learner) if isinstance(each, WorkerClient))
-        observer = MachineObserver(self.context.settings.schedule)
+        observer = MachineObserver(self.context.settings.schedule, gpus=node.arrangement.gpus)
         published = node.published or node.home.weights
         return PauseLoop(self.context, node.home, workers, self._sync_weights, published, node.budget, observer)
 

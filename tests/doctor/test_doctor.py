@@ -146,6 +146,9 @@ def test_an_engine_that_crashes_hangs_or_is_built_for_another_machine_is_reporte
     assert levels(doctor_machine.torch_results(crash, has_gpu=False)) == [("engine.torch", "fail")]
     assert levels([doctor_machine.vllm_result(crash, on_gpu=False)]) == [("engine.vllm", "warn")]
     assert levels([doctor_machine.vllm_result(crash, on_gpu=True)]) == [("engine.vllm", "fail")]
+    assert levels([doctor_machine.compiler_result()]) == [("engine.compiler", "ok")]
+    monkeypatch.setattr(doctor_machine.sysconfig, "get_path", lambda *_: "/nowhere")
+    assert doctor_machine.compiler_result().finding == "no /nowhere/Python.h: vLLM does not start on a GPU"
 
 
 def test_a_nearly_full_disk_and_small_shared_memory_are_reported(tmp_path, monkeypatch):

@@ -136,8 +136,13 @@ def _is_faster(policy: Policy, boot: LearnerBoot, path: Path) -> bool:
     """
     micro_batch = _micro_batch(policy, boot.micro_batch_tokens)
     plain = measure(policy, micro_batch)
+    compiled = plain
     with _compiled(policy) as problem:
-        compiled = measure(policy, micro_batch) if problem is None else plain
+        if problem is None:
+            try:
+                compiled = measure(policy, micro_batch)
+            except Exception as error:  # a compiler may fail at this size alone
+                problem = f"{type(error).__name__}: {first_line(error)}"
     if problem is None and sys.maxsize in (plain.peak_bytes, compiled.peak_bytes):
         problem = "a layer ran out of memory"
     if problem is not None:

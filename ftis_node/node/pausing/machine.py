@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,7 @@ import psutil
 
 from ftis_node.config.schedule import ScheduleSection
 from ftis_node.node.pausing.policy import MachineFacts
-from ftis_node.telemetry.nvml import opened_nvml
+from ftis_node.telemetry.nvml import gpu_handle, opened_nvml, visible_names
 
 log = logging.getLogger(__name__)
 SETTLE_S = 60.0  # a program that ended starts again, or a launcher starts another
@@ -20,11 +20,17 @@ GRAPHICS_BYTES = 1 << 30  # of GPU memory: a game uses more, a desktop less
 
 
 class MachineObserver:
-    """Observer of the facts that a schedule asks for; it reads no others. A program counts until `SETTLE_S` later."""
+    """Observer of the facts that a schedule asks for; it reads no others. A program counts until `SETTLE_S` later.
 
-    def __init__(self, schedule: ScheduleSection, clock: Callable[[], float] = time.monotonic) -> None:
+    `gpus` are the indices of the node's GPUs; empty: all that this process sees.
+    """
+
+    def __init__(
+        self, schedule: ScheduleSection, clock: Callable[[], float] = time.monotonic, *, gpus: Sequence[int] = ()
+    ) -> None:
         self._schedule = schedule
         self._clock = clock
+        self._gpus = gpus
         self._programs, self._gpu_users = (_Recent() for _ in range(2))
         self._has_warned = False
 
@@ -46,8 +52,8 @@ class MachineObserver:
         if nvml is None:
             return []
         try:
-            return list(other_gpu_users(nvml))
-        except nvml.NVMLError as error:
+            return list(other_gpu_users(nvml, self._gpus))
+        except (nvml.NVMLError, IndexError) as error:
             if not self._has_warned:
                 log.warning("schedule.when_gpu_is_used has no effect while the GPU's driver fails: %s", error)
             self._has_warned = True
@@ -72,26 +78,26 @@ def running_programs() -> set[str]:
     return names | {name.removesuffix(".exe") for name in names}
 
 
-def other_gpu_users(nvml: Any) -> Iterator[str]:
-    """Yield the names of programs that compute on a GPU, or hold much of its memory, without this node's processes.
+def other_gpu_users(nvml: Any, gpus: Sequence[int] = ()) -> Iterator[str]:
+    """Yield the names of programs that compute on one of these GPUs, or hold much of its memory, but this node's.
 
     In a container NVML reports the host's process ids. A process that this machine does not show is left out. Raises
     `nvml.NVMLError`.
     """
     node = psutil.Process()
     own = {node.pid, *(child.pid for child in node.children(recursive=True))}
-    for pid, num_bytes, computes in _gpu_processes(nvml):
+    for pid, num_bytes, computes in _gpu_processes(nvml, gpus):
         if pid in own or not (computes or (num_bytes or 0) >= GRAPHICS_BYTES):
             continue
         with suppress(psutil.Error):
             yield psutil.Process(pid).name()
 
 
-def _gpu_processes(nvml: Any) -> Iterator[tuple[int, int | None, bool]]:
+def _gpu_processes(nvml: Any, gpus: Sequence[int]) -> Iterator[tuple[int, int | None, bool]]:
     """Yield process id, bytes of GPU memory (None: unknown) and whether it computes, for each process of each GPU."""
     kinds = ((nvml.nvmlDeviceGetComputeRunningProcesses, True), (nvml.nvmlDeviceGetGraphicsRunningProcesses, False))
-    for number in range(nvml.nvmlDeviceGetCount()):
+    for name in visible_names(nvml, gpus):
         for list_processes, computes in kinds:
             with suppress(nvml.NVMLError_NotSupported):  # a part of a GPU (MIG)
-                for process in list_processes(nvml.nvmlDeviceGetHandleByIndex(number)):
+                for process in list_processes(gpu_handle(nvml, name)):
                     yield process.pid, process.usedGpuMemory, computes

@@ -246,9 +246,15 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
         "network": parts.gossip.start,
     }
 
+    has_learner = asyncio.Event()
+
     async def start(name: str) -> None:
+        if name == "generator" and parts.arrangement.takes_turns:
+            await has_learner.wait()  # a learner that loads or measures its kernels may need all of the memory
         await starts[name]()
         progress.end(name)
+        if name == "learner":
+            has_learner.set()
 
     context.events.write(
         "start", schema=EVENT_SCHEMA, run=context.manifest.run_id, peer=context.peer_id, model=parts.source.name

@@ -81,6 +81,7 @@ def test_measuring_a_layer_does_not_change_the_model(model_folder, tmp_path, mon
         (10.0, 9.9, 100, None, "plain", "kernels: plain; a layer of "),  # within noise
         (10.0, 2.0, 150, None, "plain", "compile 2.0 ms and 1.50 times the memory"),
         (10.0, 8.0, 100, "no such architecture", "plain", "compile is skipped: RuntimeError: no such architecture"),
+        (10.0, None, 100, "at this size", "plain", "compile is skipped: RuntimeError: at this size"),
     ],
 )
 def test_on_a_gpu_the_faster_correct_kernels_are_used_and_measured_once(
@@ -89,15 +90,23 @@ def test_on_a_gpu_the_faster_correct_kernels_are_used_and_measured_once(
     """Stubs replace the GPU, the compiler and the measured times. A failure is no result, so the next start tries."""
     caplog.set_level(logging.INFO)
     policy = load_policy(make_boot(model_folder, tmp_path))
-    measured = iter([KernelMeasurement(1e-3 * plain_ms, 100), KernelMeasurement(1e-3 * compiled_ms, compiled_bytes)])
+    is_measured = compiled_ms is not None
+    times = ((plain_ms, 100), (compiled_ms or 0.0, compiled_bytes))
+    measured = iter([KernelMeasurement(1e-3 * ms, num_bytes) for ms, num_bytes in times])
 
     def compile_layers(causal_lm):
-        if problem:
+        if problem and is_measured:
             raise RuntimeError(problem)
         return lambda: None
 
+    def next_measurement(*_):
+        found = next(measured)
+        if not found.seconds:
+            raise RuntimeError(problem)
+        return found
+
     monkeypatch.setattr(kernels, "compile_layers", compile_layers)
-    monkeypatch.setattr(kernels, "measure", lambda *_: next(measured))
+    monkeypatch.setattr(kernels, "measure", next_measurement)
     monkeypatch.setattr(type(policy.causal_lm), "device", SimpleNamespace(type="cuda"), raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
     monkeypatch.setattr(kernels, "probe_values", lambda policy: (torch.zeros(3), torch.zeros(3)))

@@ -244,7 +244,7 @@ def echo_boot(trace: Path, fault: str) -> Any:
 
 
 class FakeNvml:
-    """One GPU with a list of computing processes and one of graphical ones; `error` is what the driver says instead."""
+    """Two GPUs, the first with computing and graphical processes; `error` is what the driver says instead."""
 
     NVMLError = type("NVMLError", (Exception,), {})
     NVMLError_NotSupported = type("NVMLError_NotSupported", (NVMLError,), {})
@@ -254,7 +254,7 @@ class FakeNvml:
         self.error: Exception | None = None
 
     def nvmlDeviceGetCount(self) -> int:
-        return 1
+        return 2
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
@@ -262,10 +262,10 @@ class FakeNvml:
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: int) -> list[Any]:
         if self.error is not None:
             raise self.error
-        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in self.computing]
+        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in self.computing if gpu == 0]
 
     def nvmlDeviceGetGraphicsRunningProcesses(self, gpu: int) -> list[Any]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.drawing.items()]
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.drawing.items() if gpu == 0]
 
 
 @pytest.mark.parametrize(
@@ -292,6 +292,8 @@ def test_a_driver_that_fails_has_no_users_and_gives_one_warning(monkeypatch, cap
         monkeypatch.setattr(machine, "opened_nvml", lambda: nvml)
         observer = MachineObserver(ScheduleSection(when_gpu_is_used="pause"), clock=lambda: now)
         assert observer.facts().gpu_users == ("sleep",)
+        of_second = MachineObserver(ScheduleSection(when_gpu_is_used="pause"), gpus=(1,))
+        assert of_second.facts().gpu_users == (), "a program on a GPU that the node does not use pauses it"
         nvml.computing, nvml.drawing = (), {other.pid: GRAPHICS_BYTES - 1}
         now += SETTLE_S
         assert observer.facts().gpu_users == (), "a desktop pauses the node"
