@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 
 import msgspec
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from ftis_node.errors import RecordError
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.records.codec import hash_prompt, unpack_any
-from ftis_node.records.group import FinishReason, TextGroup, interleave
+from ftis_node.records.group import FinishReason, TextGroup, interleave_each
 from ftis_node.records.token_batch import TokenBatch
 
 logger = logging.getLogger(__name__)
@@ -46,14 +45,7 @@ class UnpackedGroup:
 
         The others are observations. They are context of the turns after them, and no loss counts them.
         """
-        completions = self.tokens.ids_of_each()
-        if not self.turn_lengths:
-            return [(ids, np.arange(len(ids))) for ids in completions]
-        observations = iter(self.sent.observation_ids)
-        return [
-            interleave(ids, lengths, list(islice(observations, len(lengths) - 1)))
-            for ids, lengths in zip(completions, self.turn_lengths, strict=True)
-        ]
+        return interleave_each(self.tokens.ids_of_each(), self.turn_lengths, self.sent.observation_ids)
 
     @property
     def prompt_ids(self) -> NDArray[np.int32]:

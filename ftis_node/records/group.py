@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, Self
 
 import numpy as np
@@ -233,6 +233,24 @@ def interleave(
     parts = [part for pair in zip(turns, between, strict=True) for part in pair]
     is_sampled = np.concatenate([np.full(len(part), number % 2 == 0) for number, part in enumerate(parts)])
     return np.concatenate(parts), np.flatnonzero(is_sampled)
+
+
+def interleave_each(
+    completions: Sequence[NDArray[np.int32]],
+    turn_lengths: Sequence[Sequence[int]],
+    observations: Sequence[Sequence[int]],
+) -> list[tuple[NDArray[np.int32], NDArray[np.int64]]]:
+    """Return `interleave` of each completion. `observations` are those of all completions, in order.
+
+    Without `turn_lengths` a completion has one turn. Raises ValueError for too few observations.
+    """
+    if not turn_lengths:
+        return [(ids, np.arange(len(ids))) for ids in completions]
+    left = iter(observations)
+    return [
+        interleave(ids, lengths, list(islice(left, len(lengths) - 1)))
+        for ids, lengths in zip(completions, turn_lengths, strict=True)
+    ]
 
 
 def join_completions(completions: Sequence[Completion]) -> TokenBatch:
