@@ -96,16 +96,8 @@ class Sampler:
         self, item: TaskItem, prompt_ids: Sequence[int], num_completions: int, cost: ScoringCost | None
     ) -> Rollouts | None:
         opening = self.tokenizer.render_prompt(item.prompt).opening
-        playing = [_Playing(prompt_ids) for _ in range(num_completions)]
-        spent = cost or ScoringCost()
-        for _ in range(self.episode.max_turns):
-            if not await self._take_turns([one for one in playing if not one.has_ended]):
-                break
-            for one in playing:
-                if not one.has_ended:
-                    await self._observe(item, one, opening, spent)
-            if cost is not None and cost.num_unfinished:  # a group with an unscored completion is of no use
-                break
+        playing = [Playing(item, opening, prompt_ids) for _ in range(num_completions)]
+        await self.play_all(playing, cost=cost)
         if not all(one.turns for one in playing):
             return None
         completions = [one.completion() for one in playing]
@@ -118,9 +110,24 @@ class Sampler:
             tuple(one.last_text for one in playing),
         )
 
-    async def _take_turns(self, playing: Sequence[_Playing]) -> bool:
+    async def play_all(self, playing: Sequence[Playing], *, cost: ScoringCost | None = None) -> None:
+        """Play episodes, of one problem or several, to their ends. All take a turn together. Adds to `cost`.
+
+        With `cost` an episode that cannot be scored ends all of them. Raises the errors of `generate`.
+        """
+        spent = cost or ScoringCost()
+        for _ in range(self.episode.max_turns):
+            if not await self._take_turns([one for one in playing if not one.has_ended]):
+                break
+            for one in playing:
+                if not one.has_ended:
+                    await self._observe(one, spent)
+            if cost is not None and cost.num_unfinished:  # a group with an unscored completion is of no use
+                break
+
+    async def _take_turns(self, playing: Sequence[Playing]) -> bool:
         """Sample the next turn of each of these. End those without space for it. Return whether any had space."""
-        by_prefix: dict[tuple[int, ...], list[_Playing]] = {}
+        by_prefix: dict[tuple[int, ...], list[Playing]] = {}
         for one in playing:
             by_prefix.setdefault(tuple(one.token_ids), []).append(one)
         requests = [(self._request(prefix, len(members)), members) for prefix, members in by_prefix.items()]
@@ -134,16 +141,16 @@ class Sampler:
                 one.take(completion)
         return bool(asked)
 
-    async def _observe(self, item: TaskItem, one: _Playing, opening: str, cost: ScoringCost) -> None:
+    async def _observe(self, one: Playing, cost: ScoringCost) -> None:
         """Replay the turns. Append the observation, or end the episode with its score."""
         turn = one.turns[-1]
         has_stopped = turn.finish_reason is FinishReason.STOP
-        text = self.tokenizer.answer_text(turn.token_ids.tolist(), has_stopped=has_stopped, opening=opening)
+        text = self.tokenizer.answer_text(turn.token_ids.tolist(), has_stopped=has_stopped, opening=one.opening)
         if text is None:
             one.has_ended, one.score = True, NO_REWARD
             return
         one.texts.append(text)
-        play = await self.scorer.play(item, one.texts, cost=cost)
+        play = await self.scorer.play(one.item, one.texts, cost=cost)
         if play is None:
             one.has_ended, one.score = True, UNSCORED
             return
@@ -152,27 +159,35 @@ class Sampler:
             one.has_ended = True
             return
         try:
-            one.token_ids += self.tokenizer.encode_observation(
-                play.observations[-1], opening=opening, max_tokens=self.episode.max_observation_tokens
+            observation_ids = self.tokenizer.encode_observation(
+                play.observations[-1], opening=one.opening, max_tokens=self.episode.max_observation_tokens
             )
         except ModelError as error:
-            log.warning("%s: the model cannot read an observation, which ends the episode: %s", item.ref, error)
+            log.warning("%s: the model cannot read an observation, which ends the episode: %s", one.item.ref, error)
             one.has_ended = True
             if len(one.turns) < self.episode.max_turns:  # for peers it goes on
                 one.turns[-1] = replace(turn, finish_reason=FinishReason.ABORT)
             return
+        one.token_ids += observation_ids
+        one.observation_ids.append(observation_ids)
         one.observations = list(play.observations)
 
 
 @dataclass(slots=True, eq=False)
-class _Playing:
-    """A completion under way: the tokens of its prompt, turns and observations; each turn as its engine returned it."""
+class Playing:
+    """A completion under way: the tokens of its prompt, turns and observations; each turn as its engine returned it.
 
+    An observation may follow the last turn, which no turn answers.
+    """
+
+    item: TaskItem
+    opening: str
     prompt_ids: Sequence[int]
     token_ids: list[int] = field(init=False)
     turns: list[Completion] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     observations: list[str] = field(default_factory=list)
+    observation_ids: list[list[int]] = field(default_factory=list)
     score: Score = NO_REWARD
     has_ended: bool = False
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ftis_node.errors import ModelError
-from ftis_node.generation.rollouts import _Playing
+from ftis_node.generation.rollouts import Playing
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
@@ -209,7 +209,7 @@ def stopped(group: Group, tokenizer) -> Group:
 def test_a_turn_by_older_weights_leaves_possible_versions(group) -> None:
     """A learner that restarts at its checkpoint may lower the version between two turns."""
     row = longest(group)
-    playing = _Playing([1])
+    playing = Playing(ITEM, "", [1])
     for version in (10, 8):
         playing.take(replace(group.completions[row], policy_version=version, policy_version_newest=version))
     completion = playing.completion()
