@@ -34,6 +34,16 @@ async def replay(
     group: Group, item: TaskItem, prompt_ids: Sequence[int], context: ValidationContext, cost: ScoringCost
 ) -> tuple[Group, tuple[tuple[int, ...], ...]] | Refusal:
     """Return the group with our rewards, and the ids of all observations in order; or why it is refused."""
+    played = await play_again(group, item, prompt_ids, context, cost)
+    if not isinstance(played, Refusal) and played[0].observation_hash != group.observation_hash:
+        return Refusal("episode_mismatch", "its observations differ from those of the replay")
+    return played
+
+
+async def play_again(
+    group: Group, item: TaskItem, prompt_ids: Sequence[int], context: ValidationContext, cost: ScoringCost
+) -> tuple[Group, tuple[tuple[int, ...], ...]] | Refusal:
+    """Do the same, and set the hash of the observations instead of comparing it. Claimed rewards are not read."""
     # Models that end answers with other tokens may also have other tokens around an observation.
     prompt_hash = hash_prompt(prompt_ids, context.tokenizer.observation_form)
     is_same_form = (group.prompt_hash, group.end_ids) == (prompt_hash, context.tokenizer.end_ids)
@@ -73,9 +83,12 @@ async def replay(
         rewards.append(0.0 if is_hidden else played.reward)
         observations.append(between)
         observation_ids += ids
-    if hash_observations(observations) != group.observation_hash:
-        return Refusal("episode_mismatch", "its observations differ from those of the replay")
-    scored = replace(group, rewards=tuple(rewards), statuses=(CompletionStatus.SCORED,) * len(rewards))
+    scored = replace(
+        group,
+        rewards=tuple(rewards),
+        statuses=(CompletionStatus.SCORED,) * len(rewards),
+        observation_hash=hash_observations(observations),
+    )
     return scored, tuple(observation_ids)
 
 

@@ -121,7 +121,7 @@ async def _judge_costly(
     group = unpacked if isinstance(unpacked, Group) else retokenize(envelope, unpacked, context)
     if isinstance(group, Refusal):
         return group
-    if refusal := _lengths_fit_prompt(group, prompt_ids, context):
+    if refusal := lengths_fit_prompt(group, prompt_ids, context):
         return refusal
     if reason := context.duplicate_reason(group, envelope.id):
         return Refusal(reason, "too many of its completions are duplicates")
@@ -164,7 +164,7 @@ async def _resolve(ref: PromptRef, context: ValidationContext, cost: ScoringCost
         return Refusal("prompt_mismatch", f"problem {ref} cannot be made: {type(error).__name__}")
 
 
-def _lengths_fit_prompt(group: Group, prompt_ids: Sequence[int], context: ValidationContext) -> Refusal | None:
+def lengths_fit_prompt(group: Group, prompt_ids: Sequence[int], context: ValidationContext) -> Refusal | None:
     """Refuse completions that exceed the limit after this prompt. Another rendering of the prompt is no fault.
 
     Of an episode only the first turns follow the prompt. `replay` checks the others.

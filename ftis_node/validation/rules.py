@@ -158,14 +158,14 @@ def ids_in_vocabulary(envelope: Envelope, group: Group, context: ValidationConte
     return None
 
 
-def lengths_in_bounds(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
+def lengths_in_bounds(envelope: Envelope | None, group: Group, context: ValidationContext) -> Refusal | None:
     """Refuse a completion, or a turn of an episode, that is longer than the run allows for any prompt."""
     limit = context.manifest.sampling.completion_limit(1)
     longest = max(map(max, group.turn_lengths), default=int(group.tokens.lengths.max()))
     return Refusal("length", f"{longest} tokens, at most {limit}") if longest > limit else None
 
 
-def turns_allowed(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
+def turns_allowed(envelope: Envelope | None, group: Group, context: ValidationContext) -> Refusal | None:
     episode = context.manifest.episode
     if (episode is None) != (not group.turn_lengths):
         return Refusal("episode_mismatch", "its completions have turns, or have none, unlike those of this run")
@@ -200,7 +200,7 @@ def logprobs_plausible(envelope: Envelope, group: Group, context: ValidationCont
     return None
 
 
-def finishes_agree(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
+def finishes_agree(envelope: Envelope | None, group: Group, context: ValidationContext) -> Refusal | None:
     """Refuse a group whose end ids contradict its finish reasons.
 
     A completion that stopped has an end id of its sender at its end and nowhere else. So does each turn of an episode
@@ -248,3 +248,5 @@ RULES: tuple[Callable[[Envelope, Group, ValidationContext], Refusal | None], ...
     logprobs_plausible,
     finishes_agree,
 )
+TURN_RULES = (turns_allowed, lengths_in_bounds, finishes_agree)
+"""Those that a group of a trainer passes before its episodes are played. They read no envelope."""
