@@ -239,8 +239,8 @@ class Wiring:
     @cached_property
     def exchange(self) -> GroupExchange:
         node = self.node
-        workers = node.tokenizer, node.scorer, node.slots
-        return GroupExchange(*self._parts, node.task, *workers, publish_scored=self.publish_loop.publish)
+        workers, checks = (node.tokenizer, node.scorer, node.slots), self.intake.own_checks
+        return GroupExchange(*self._parts, node.task, *workers, checks, publish_scored=self.publish_loop.publish)
 
     @cached_property
     def directory_loop(self) -> DirectoryLoop:

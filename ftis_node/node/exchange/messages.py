@@ -9,14 +9,16 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from ftis_node.records.bounds import MAX_END_IDS
+from ftis_node.records.bounds import MAX_END_IDS, MAX_TURNS
 
 MAX_INT32: Final = 2**31 - 1
 MAX_TAKEN: Final = 16
 MAX_COMPLETIONS: Final = 4096
+MAX_FORM_IDS: Final = 1024
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT32)]
 Length: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT32)]
+Turns: TypeAlias = Annotated[list[Length], msgspec.Meta(min_length=1, max_length=MAX_TURNS)]
 
 
 class OwnGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,6 +30,9 @@ class OwnGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ids at which the trainer ends a completion, the preferred one first; none: those of the node's model.
     `policy_version` counts the trainer's steps, `tokenizer` is its fingerprint (hex). `created_at` is the Unix time (s)
     of the sampling.
+
+    In an episode the completions have the sampled tokens alone, and `turn_lengths` those of each turn of a completion.
+    `observation_form` are the ids that the trainer's chat template writes around an observation.
     """
 
     problem: Count
@@ -43,6 +48,8 @@ class OwnGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_k: Count
     created_at: float
     end_ids: Annotated[list[Count], msgspec.Meta(max_length=MAX_END_IDS)] = []
+    turn_lengths: Annotated[list[Turns], msgspec.Meta(max_length=MAX_COMPLETIONS)] = []
+    observation_form: Annotated[list[Count], msgspec.Meta(max_length=MAX_FORM_IDS)] = []
 
 
 class PublishedGroup(msgspec.Struct, frozen=True):
@@ -61,13 +68,15 @@ class TakeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TakenGroup(msgspec.Struct, frozen=True):
     """A foreign group: the `body` that its sender signed, and the node's own rewards.
 
-    `prompt_ids` int32 `[P]` are the problem in the node's chat template, with the sender's opening.
+    `prompt_ids` int32 `[P]` are the problem in the node's chat template, with the sender's opening. `observation_ids`
+    are the observations between the turns of all completions, in order. They are empty without episodes.
     """
 
     id: bytes
     prompt_ids: bytes
     body: bytes
     rewards: list[float]
+    observation_ids: list[list[Count]] = []
 
 
 class TakeAnswer(msgspec.Struct, frozen=True):

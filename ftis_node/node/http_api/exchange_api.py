@@ -80,7 +80,11 @@ class ExchangeApi:
         self._require_token(request)
         requested = await _read(request, TakeRequest, max_bytes=MAX_TAKE_BYTES)
         groups = await self._exchange.take(requested.count)
-        return TakeAnswer([TakenGroup(one.id, one.prompt_ids, one.body, list(one.rewards)) for one in groups])
+        taken = [
+            TakenGroup(one.id, one.prompt_ids, one.body, list(one.rewards), list(map(list, one.observation_ids)))
+            for one in groups
+        ]
+        return TakeAnswer(taken)
 
     def _require_token(self, request: web.Request) -> None:
         if not self._token or not is_same_secret(request.headers.get(TOKEN_HEADER, ""), self._token):

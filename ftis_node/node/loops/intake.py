@@ -108,6 +108,11 @@ class IntakeLoop(NodePart):
             newest_offered=self.newest_offered,
         )
 
+    @property
+    def own_checks(self) -> ValidationContext:
+        """The context in which own groups are validated."""
+        return self._known.context
+
     async def submit(
         self, data: bytes, *, origin: str, made: Group | None = None, requested: Container[bytes] | None = None
     ) -> ValidationResult:

@@ -60,7 +60,6 @@ async def prepare(
     _check_codec(settings, plan.manifest)
     _check_followed(settings)
     _check_quantized(settings)
-    _check_episodes(settings, plan.manifest)
     check_installed(settings.tracking.to)
     identity = Identity.load_or_create(home.identity)
     keep_secret(identity.seed)
@@ -151,13 +150,6 @@ def _check_followed(settings: NodeSettings) -> None:
             raise ConfigError(
                 f"{settings.roles.follow!r} is not a peer id (12D3KooW...): `ftis-node status` on the learner shows it"
             ) from None
-
-
-def _check_episodes(settings: NodeSettings, manifest: RunManifest) -> None:
-    if settings.role == "exchange" and manifest.episode is not None:
-        raise ConfigError(
-            f"--role exchange is for completions of one turn, and run {manifest.name} has episodes: use another role"
-        )
 
 
 def _check_quantized(settings: NodeSettings) -> None:

@@ -35,7 +35,7 @@ async def exchanging(
     folder: Path, *, manifest: RunManifest = MANIFEST, **changes: Any
 ) -> AsyncIterator[tuple[NodeComponents, GroupExchange]]:
     """Yield an exchange node whose publish and intake loops run."""
-    tokenizer, task = load_tokenizer(resolve_model(str(trained_model("s")))), load_task("arithmetic")
+    tokenizer, task = load_tokenizer(resolve_model(str(trained_model("s")))), load_task(manifest.task)
     scorer = IsolatedScorer(task)
     given = {"tokenizer": tokenizer, "task": task, "scorer": scorer, "new_peers_scorer": scorer} | changes
     settings = NodeSettings(model="m", role="exchange")
