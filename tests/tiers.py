@@ -95,7 +95,7 @@ SHARED: Final[dict[str, tuple[str, ...]]] = {
     ),
     "attacks": ("tests/attacks/",),  # they attack one node
     "trl": (  # its import takes ten seconds of a processor
-        "tests/integrations/test_trl.py",
+        "tests/integrations/test_trl.py", "tests/integrations/test_trl_episodes.py",
         "tests/integrations/test_trl_exchange.py", "tests/integrations/test_trl_foreign.py",
     ),
     "swarm": (  # tests/small_swarm.py

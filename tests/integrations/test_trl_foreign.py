@@ -1,6 +1,8 @@
 """Foreign groups in TRL's batches: which ones fit, and the loss of a real step."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ftis_node.algorithms import policy_loss
+from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError
 from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroup, foreign_rows, read_foreign
 from ftis_node.models.fingerprint import tokenizer_fingerprint
@@ -28,7 +31,7 @@ class Drawn:
     """An exchange that gives one group, once."""
 
     per_batch = 1
-    node = None
+    node = SimpleNamespace(manifest=load_manifest("arithmetic-ftis"))
 
     def __init__(self, *groups: ForeignGroup) -> None:
         self._groups = list(groups)
@@ -53,11 +56,13 @@ def no_node(monkeypatch):
     monkeypatch.setattr("ftis_node.integrations.trl.grpo.own_groups", lambda *_, **__: ())
 
 
-def read(identity: Identity, fit: Fit = FIT, **changes: Any) -> ForeignGroup | None:
+def read(
+    identity: Identity, fit: Fit = FIT, *, observation_ids: Sequence[list[int]] = (), **changes: Any
+) -> ForeignGroup | None:
     """Return a group of the node as the trainer gets it."""
     group = make_group(identity, **changes)
     prompt_ids = np.array(PROMPT_IDS, "<i4").tobytes()
-    taken = TakenGroup(id=b"id", body=pack_group(group), prompt_ids=prompt_ids, rewards=list(group.rewards))
+    taken = TakenGroup(b"id", prompt_ids, pack_group(group), list(group.rewards), list(observation_ids))
     return read_foreign(taken, fit, max_prompt_length=2048)
 
 

@@ -11,7 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
+from ftis_node.integrations.trl.episodes import swarm_rollout
 from ftis_node.integrations.trl.swarm_exchange import SwarmExchange
+from tests.conftest import with_sections
+from tests.episodes.played import RUN
 from tests.integrations.test_trl_exchange import swarm_trainer
 from tests.node.support import ANY_PORT, RunningNode, bootstrap, started, write_manifest
 
@@ -23,8 +26,14 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "python" / "trl_exchange.py"
 
 
 @pytest.mark.timeout(900)
-def test_a_trainer_and_a_full_node_learn_from_each_other(tmp_path, tiny_models):
-    run = write_manifest(tmp_path / "run.toml", foreign_wait_s=60.0, groups=16)
+@pytest.mark.parametrize("task", ["arithmetic", "guess"])
+def test_a_trainer_and_a_full_node_learn_from_each_other(tmp_path, tiny_models, task):
+    run, options = write_manifest(tmp_path / "run.toml", foreign_wait_s=60.0, groups=16), {}
+    if task == "guess":
+        sizes = {"own_groups": 16, "foreign_groups": 16, "foreign_wait_s": 60.0}
+        episodes = with_sections(RUN, sampling={"group_size": 4}, step=sizes, eval={"limit": 8})
+        run.write_text(episodes.to_toml())
+        options = {"rollout_func": swarm_rollout(str(run))}
     with ExitStack() as stack:
         address = stack.enter_context(bootstrap(tmp_path / "bootstrap"))
         common = ("--run", str(run), "--peers", address, "--listen", ANY_PORT)
@@ -39,7 +48,8 @@ def test_a_trainer_and_a_full_node_learn_from_each_other(tmp_path, tiny_models):
         assert "exchanges groups of" in exchange_node.log.read_text()
 
         exchange = SwarmExchange(exchange_node.home, per_batch=1)
-        trainer = swarm_trainer(tmp_path, exchange, grpo={"per_device_train_batch_size": 12, "max_steps": STEPS})
+        grpo = {"per_device_train_batch_size": 12, "max_steps": STEPS}
+        trainer = swarm_trainer(tmp_path, exchange, grpo=grpo, **options)
         asyncio.run(asyncio.to_thread(trainer.train))
         num_shared = exchange.take_num_shared() + _total(trainer, "shared_groups")
         exchange.close()
@@ -54,6 +64,7 @@ def test_a_trainer_and_a_full_node_learn_from_each_other(tmp_path, tiny_models):
         status = exchange_node.status()
         assert status["generation"]["groups_made"] == num_shared
         assert status["replay"]["released"]["delivered"] >= 1
+        assert status["swarm"]["groups_refused"] == {}
         rows = {peer["peer_id"]: peer for peer in full.peers()}
         assert rows[status["node"]["peer_id"]]["role"] == "exchange"
         for node in (exchange_node, full):

@@ -13,15 +13,17 @@ from ftis_node.errors import UsageError
 from ftis_node.install_hint import how_to_install
 
 if TYPE_CHECKING:
+    from ftis_node.integrations.trl.episodes import swarm_rollout
     from ftis_node.integrations.trl.grpo import SwarmGRPOTrainer
     from ftis_node.integrations.trl.run_dataset import swarm_dataset
     from ftis_node.integrations.trl.swarm_exchange import SwarmExchange
 
-__all__ = ["SwarmExchange", "SwarmGRPOTrainer", "swarm_dataset"]
+__all__ = ["SwarmExchange", "SwarmGRPOTrainer", "swarm_dataset", "swarm_rollout"]
 _FILES = {
     "SwarmExchange": "swarm_exchange",
     "SwarmGRPOTrainer": "grpo",
     "swarm_dataset": "run_dataset",
+    "swarm_rollout": "episodes",
 }
 TRL_VERSION: Final = "1.16.0"  # as in the extra `trl` of pyproject.toml
 

@@ -19,7 +19,7 @@ from ftis_node.algorithms.advantages import group_advantages
 from ftis_node.errors import ConfigError, RecordError
 from ftis_node.node.exchange.messages import TakenGroup
 from ftis_node.records.codec import unpack_any
-from ftis_node.records.group import Group
+from ftis_node.records.group import Group, interleave_each
 
 logger = logging.getLogger(__name__)
 ADVANTAGE_EPS = 1e-4  # TRL's
@@ -32,16 +32,20 @@ REPLACED_KEYS = ("num_items_in_batch", "importance_sampling_ratio")  # counted a
 def foreign_rows(groups: Sequence[ForeignGroup], *, first_group: int, scale: str) -> dict[str, Tensor]:
     """Return the rows of the groups on the CPU, with ids from `first_group` on. `scale` is that of the advantages.
 
-    `sampling_per_token_logps` holds the peers' log-probs, 0 outside the mask. Padding has the id 0.
+    `sampling_per_token_logps` holds the peers' log-probs, 0 outside the mask. Padding has the id 0. Episodes also have
+    `tool_mask`: 1 for a sampled token, 0 for an observed one.
     """
     senders = {name: number for number, name in enumerate(dict.fromkeys(each.group.sender for each in groups), 1)}
     members = [(number, each) for number, each in enumerate(groups) for _ in each.rewards]
-    completions = [ids for each in groups for ids in each.group.tokens.ids_of_each()]
-    logprobs = [values for each in groups for values in each.group.tokens.logprobs_of_each()]
+    texts = [text for each in groups for text in each.texts]
+    known = [values for each in groups for values in each.group.tokens.logprobs_of_each()]
+    completions = [ids for ids, _ in texts]
+    logprobs = [spread(values, places, size=len(ids)) for values, (ids, places) in zip(known, texts, strict=True)]
+    sampled = [spread(1.0, places, size=len(ids)) for ids, places in texts]
     group_ids = torch.tensor([number for number, _ in members]) + first_group
     rewards = torch.tensor([reward for each in groups for reward in each.rewards], dtype=torch.float32)
     prompts = [each.prompt_ids for _, each in members]
-    return {
+    rows = {
         "prompt_ids": _matrix(prompts, torch.int64, left=True),
         "prompt_mask": _matrix([prompt * 0 + 1 for prompt in prompts], torch.int64, left=True),
         "completion_ids": _matrix(completions, torch.int64),
@@ -51,6 +55,15 @@ def foreign_rows(groups: Sequence[ForeignGroup], *, first_group: int, scale: str
         "group_ids": group_ids,
         "sender_ids": torch.tensor([senders[each.group.sender] for _, each in members]),
     }
+    is_episode = any(each.group.turn_lengths for each in groups)
+    return rows | ({"tool_mask": _matrix(sampled, torch.int64)} if is_episode else {})
+
+
+def spread(values: NDArray[np.float32] | float, places: NDArray[np.int64], *, size: int) -> NDArray[np.float32]:
+    """Return `values` at `places`, and 0 elsewhere: `[size]`."""
+    row = np.zeros(size, dtype=np.float32)
+    row[places] = values
+    return row
 
 
 def join_batches(own: Mapping[str, Any], foreign: Mapping[str, Tensor], *, padding_id: int) -> dict[str, Any]:
@@ -64,8 +77,9 @@ def join_batches(own: Mapping[str, Any], foreign: Mapping[str, Tensor], *, paddi
     unknown_logprobs = torch.full(first["completion_ids"].shape, torch.nan, device=first["advantages"].device)
     first.setdefault("sampling_per_token_logps", unknown_logprobs)
     second = dict(foreign)
-    if "tool_mask" in first:
-        second["tool_mask"] = torch.ones_like(second["completion_mask"])
+    if "tool_mask" in first or "tool_mask" in second:
+        for each in (first, second):
+            each.setdefault("tool_mask", torch.ones_like(each["completion_mask"]))
     joined = {name: torch.cat([first[name], second[name].to(first[name].dtype)]) for name in ROW_KEYS}
     for name in (*PROMPT_KEYS, *COMPLETION_KEYS):
         if name in first:
@@ -95,7 +109,9 @@ class Fit:
     """How a trainer samples, which says what it can train on.
 
     `tokenizer` is a fingerprint (hex), `max_completion_length` in tokens. `end_ids` are the ids at which the trainer
-    ends a completion, the preferred one first.
+    ends a completion, the preferred one first. In a run of episodes `max_completion_length` bounds a turn, and
+    `max_total_tokens` the prompt, all turns and observations. Otherwise it is None. `observation_form` are the ids
+    around an observation.
     """
 
     tokenizer: str
@@ -106,18 +122,27 @@ class Fit:
     top_p: float = 1.0
     top_k: int = 0
     end_ids: tuple[int, ...] = ()
+    max_total_tokens: int | None = None
+    observation_form: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignGroup:
     """A peer's group: prompt ids int32 `[P]`, the record, and this node's rewards, one per completion.
 
-    Its completions end with the trainer's end ids (`Group.tokens_ending_with`).
+    Its completions end with the trainer's end ids (`Group.tokens_ending_with`). `observation_ids` are those of all
+    completions, in order.
     """
 
     prompt_ids: NDArray[np.int32]
     group: Group
     rewards: tuple[float, ...]
+    observation_ids: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def texts(self) -> list[tuple[NDArray[np.int32], NDArray[np.int64]]]:
+        """Return what follows the prompt in each completion: all ids `[S]`, and where the sampled ones are `[T]`."""
+        return interleave_each(self.group.tokens.ids_of_each(), self.group.turn_lengths, self.observation_ids)
 
 
 def read_foreign(taken: TakenGroup, fit: Fit, *, max_prompt_length: int) -> ForeignGroup | None:
@@ -130,13 +155,21 @@ def read_foreign(taken: TakenGroup, fit: Fit, *, max_prompt_length: int) -> Fore
     if not isinstance(group, Group):
         return None
     group = replace(group, tokens=group.tokens_ending_with(fit.end_ids))
-    foreign = ForeignGroup(np.frombuffer(taken.prompt_ids, "<i4").copy(), group, tuple(taken.rewards))
+    observation_ids = tuple(map(tuple, taken.observation_ids))
+    foreign = ForeignGroup(np.frombuffer(taken.prompt_ids, "<i4").copy(), group, tuple(taken.rewards), observation_ids)
     return foreign if _is_usable(foreign, fit, max_prompt_length=max_prompt_length) else None
 
 
 def _is_usable(foreign: ForeignGroup, fit: Fit, *, max_prompt_length: int) -> bool:
     """Return whether the trainer can learn from the group: one tokenizer, its sizes, and unequal rewards."""
     group, rewards, prompt = foreign.group, foreign.rewards, foreign.prompt_ids
+    turns = [length for lengths in group.turn_lengths for length in lengths]
+    if bool(turns) != (fit.max_total_tokens is not None):
+        return False
+    if turns and len(turns) - len(group.turn_lengths) != len(foreign.observation_ids):
+        return False
+    texts = [ids for ids, _ in foreign.texts]
+    longest = max(map(len, texts))
     return (
         group.tokenizer == fit.tokenizer
         and group.sampling.temperature == fit.temperature
@@ -144,7 +177,8 @@ def _is_usable(foreign: ForeignGroup, fit: Fit, *, max_prompt_length: int) -> bo
         and all(map(math.isfinite, rewards))
         and min(rewards) < max(rewards)
         and 0 < len(prompt) <= max_prompt_length
-        and max(map(len, group.tokens.ids_of_each())) <= fit.max_completion_length
-        and all(0 <= ids.min() and ids.max() < fit.vocab_size for ids in (prompt, *group.tokens.ids_of_each()))
+        and max(turns, default=longest) <= fit.max_completion_length
+        and (fit.max_total_tokens is None or len(prompt) + longest <= fit.max_total_tokens)
+        and all(0 <= ids.min() and ids.max() < fit.vocab_size for ids in (prompt, *texts))
         and all(bool(np.isfinite(values).all()) for values in group.tokens.logprobs_of_each())
     )

@@ -2,13 +2,15 @@
 
 TRL samples, scores, makes advantages and micro-batches, and steps. Some of its methods are replaced: one adds each
 row's group to the batch and exchanges groups with peers, one computes the loss. Two give the reward functions the
-column `scored_text`, the texts that a node scores: with the think block that the prompt opened.
+column `scored_text`, the texts that a node scores: with the think block that the prompt opened. Episodes come from a
+rollout function (`episodes.py`). TRL marks their sampled tokens by 1 in `tool_mask`, and observed ones by 0.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from ftis_node.algorithms.methods import find_method, is_separable, method_param
 from ftis_node.errors import ConfigError
 from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroup, foreign_rows, join_batches
 from ftis_node.integrations.trl.swarm_exchange import FlushCallback, SwarmExchange, require_agreement
+from ftis_node.models.chat_template import PromptSettings
 from ftis_node.models.tokenizer import PromptTokenizer
 from ftis_node.node.exchange.messages import OwnGroup
 from ftis_node.records.codec import hash_messages
@@ -42,9 +45,10 @@ def own_groups(
     """Yield the groups of TRL's batch, `group_size` rows each.
 
     `logprobs` `[N, T]` are those of the sampling policy. `inputs` are the rows of the data set, with the problem's
-    messages and its number. A group with an empty completion, or with a log-prob that is not finite, is omitted.
+    messages and its number. A group with an empty completion, or with a log-prob that is not finite, is omitted. Of an
+    episode only the sampled tokens are sent: those that `tool_mask` marks. Each run of them is a turn.
     """
-    ids, mask = batch["completion_ids"].cpu(), batch["completion_mask"].bool().cpu()
+    ids, mask = batch["completion_ids"].cpu(), _loss_mask(batch).cpu()
     prompts, prompt_mask = batch["prompt_ids"].cpu(), batch["prompt_mask"].bool().cpu()
     logprobs, now = logprobs.float().cpu(), time.time()
     for first in range(0, len(ids), fit.group_size):
@@ -67,7 +71,20 @@ def own_groups(
             top_k=fit.top_k,
             created_at=now,
             end_ids=list(fit.end_ids),
+            turn_lengths=[_turns(mask[row]) for row in rows] if "tool_mask" in batch else [],
+            observation_form=list(fit.observation_form),
         )
+
+
+def _turns(mask: Tensor) -> list[int]:
+    """Return the lengths of the runs of True in `mask` `[T]`."""
+    return [len(list(run)) for is_sampled, run in groupby(mask.tolist()) if is_sampled]
+
+
+def _loss_mask(batch: Mapping[str, Any]) -> Tensor:
+    """Return which tokens `[N, T]` the policy sampled: those of the completions without observations."""
+    mask: Tensor = batch["completion_mask"].bool()
+    return mask & batch["tool_mask"].bool() if "tool_mask" in batch else mask
 
 
 def _problem_hash(prompt: Any) -> bytes:
@@ -107,23 +124,31 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         _require_usable(self.args, method, self.method_params, num_processes=self.accelerator.num_processes)
         self._exchange = exchange
         num_rows = self.model.get_input_embeddings().num_embeddings
-        self._texts = PromptTokenizer(
-            self._tokenizer, name="the trainer's model", extra_eos_ids=self.eos_token_ids, num_rows=num_rows
+        self.texts = PromptTokenizer(
+            self._tokenizer,
+            name="the trainer's model",
+            extra_eos_ids=self.eos_token_ids,
+            num_rows=num_rows,
+            prompts=PromptSettings(arguments=self.chat_template_kwargs),
         )
+        self.prompt_indices: Sequence[int | None] = ()  # of the rows that a rollout function plays
         self._prompt_ids: Sequence[Sequence[int]] = ()
         if exchange is not None:
             _require_place(self.args, exchange.per_batch, num_processes=self.accelerator.num_processes)
+            manifest = exchange.node.manifest
             self._fit = Fit(
-                tokenizer=self._texts.fingerprint,
+                tokenizer=self.texts.fingerprint,
                 vocab_size=num_rows,
                 group_size=self.num_generations,
                 temperature=self.temperature,
                 max_completion_length=self.max_completion_length,
                 top_p=self.top_p,
                 top_k=self.top_k,
-                end_ids=self._texts.end_ids,
+                end_ids=self.texts.end_ids,
+                max_total_tokens=manifest.sampling.max_total_tokens if manifest.episode else None,
+                observation_form=self.texts.observation_form if manifest.episode else (),
             )
-            require_agreement(self, exchange.node, tokenizer=self._texts.fingerprint)
+            require_agreement(self, exchange.node, tokenizer=self.texts.fingerprint)
             self.add_callback(FlushCallback(exchange))
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -135,6 +160,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         exchange = self._exchange if is_training else None
         foreign = exchange.draw(self._fit) if exchange else []
         num_own = len(inputs) - len(foreign) * self.num_generations
+        self.prompt_indices = [row.get("prompt_index") for row in inputs[:num_own]]
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs[:num_own])
         rows = torch.arange(num_own, device=batch["advantages"].device)
         batch["group_ids"] = rows // (self.num_generations if is_training else self.num_generations_eval)
@@ -155,7 +181,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, completion_ids_list: list[list[int]]
     ) -> Tensor:
-        """Return TRL's rewards. The reward functions also get `scored_text`; without it if tools write tokens."""
+        """Return TRL's rewards. The reward functions also get `scored_text`, unless others write tokens, too."""
         if not self.tools and self.rollout_func is None:
             rows = zip(inputs, self._prompt_ids, completion_ids_list, strict=True)
             inputs = [row | {"scored_text": self._scored_text(prompt, ids)} for row, prompt, ids in rows]
@@ -163,8 +189,8 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return rewards
 
     def _scored_text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str | None:
-        has_stopped = len(ids) > 0 and int(ids[-1]) in self._texts.eos_ids
-        return self._texts.answer_text(ids, has_stopped=has_stopped, opening=self._texts.opening_of(prompt_ids))
+        has_stopped = len(ids) > 0 and int(ids[-1]) in self.texts.eos_ids
+        return self.texts.answer_text(ids, has_stopped=has_stopped, opening=self.texts.opening_of(prompt_ids))
 
     def _share(self, exchange: SwarmExchange, batch: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> None:
         version = self.state.global_step
@@ -231,8 +257,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             inputs["completion_ids"].shape[1],
             batch_size=batch_size,
         )
-        mask = completion_mask if inputs.get("tool_mask") is None else completion_mask * inputs["tool_mask"]
-        return logprobs.float(), mask.bool()
+        return logprobs.float(), _loss_mask(inputs)
 
 
 def _behaviour_logprobs(inputs: Mapping[str, Any], otherwise: Tensor) -> Tensor:

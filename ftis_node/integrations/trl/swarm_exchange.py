@@ -58,27 +58,30 @@ def require_agreement(trainer: GRPOTrainer, node: ExchangeNode, *, tokenizer: st
 
     `tokenizer` is the fingerprint of the trainer's.
     """
-    args, run = trainer.args, node.manifest.sampling
+    args, run, name_of_run = trainer.args, node.manifest.sampling, node.manifest.name
+    is_episode = node.manifest.episode is not None
     if tokenizer != node.tokenizer:
         raise ConfigError("the exchange node has another tokenizer: start it with --model and the trainer's model")
     for name, agreed in sampling_options(run).items():
         given = getattr(args, name)
-        if given != agreed and name != LENGTH:
-            raise ConfigError(f"{name} is {given}, and the run {node.manifest.name} has {agreed}: set it to {agreed}")
+        if given != agreed and (name != LENGTH or is_episode):  # peers refuse a turn that was cut before its limit
+            raise ConfigError(f"{name} is {given}, and the run {name_of_run} has {agreed}: set it to {agreed}")
     if args.max_completion_length > run.max_completion_tokens:
         raise ConfigError(
-            f"max_completion_length is {args.max_completion_length}, and the run {node.manifest.name} takes "
+            f"max_completion_length is {args.max_completion_length}, and the run {name_of_run} takes "
             f"{run.max_completion_tokens} tokens: set it to {run.max_completion_tokens} or less"
         )
     if run.mask_truncated:
-        raise ConfigError(
-            f"the run {node.manifest.name} sets sampling.mask_truncated, which only ftis-node's learner has"
-        )
+        raise ConfigError(f"the run {name_of_run} sets sampling.mask_truncated, which only ftis-node's learner has")
     for name, plain in PLAIN_SETTINGS.items():
         if getattr(args, name, plain) not in (plain, {}):
             raise ConfigError(f"peers cannot train on what {name} makes: set it to {plain}")
-    if trainer.tools or trainer.rollout_func is not None:
-        raise ConfigError("peers cannot train on the tokens of tools or of a rollout function: omit exchange")
+    if trainer.tools:
+        raise ConfigError("peers cannot play what tools answer: omit the tools, or exchange")
+    if is_episode and trainer.rollout_func is None:
+        raise ConfigError(f"the run {name_of_run} has episodes: give rollout_func=swarm_rollout(RUN)")
+    if trainer.rollout_func is not None and not is_episode:
+        raise ConfigError(f"the run {name_of_run} has no episodes: omit rollout_func, or exchange")
     if "prompt_index" not in (getattr(trainer.train_dataset, "column_names", None) or ()):
         raise ConfigError("train_dataset needs the column prompt_index: make it with swarm_dataset(RUN)")
 
