@@ -22,11 +22,12 @@ from ftis_node.generation.engines.published import check_published, shapes_in
 from ftis_node.generation.engines.vllm_core import VllmCompletion, VllmJob
 from ftis_node.generation.engines.vllm_engine import MIN_CPU_CACHE_BYTES, VllmEngine, cpu_cache_bytes, expected_of
 from ftis_node.generation.engines.vllm_log import WorkerLog
-from ftis_node.generation.engines.vllm_options import engine_arguments, environment, quick_start
+from ftis_node.generation.engines.vllm_options import engine_arguments, environment, layer_names, quick_start
 from ftis_node.generation.engines.vllm_worker import WorkerExtension
 from ftis_node.models import ModelSource, load_causal_lm, resolve_model
 from ftis_node.records.group import FinishReason
 from ftis_node.workers.weight_store import WeightStore
+from tests.models.tiny_models import save_tiny
 
 SOURCE = ModelSource("tiny", Path("models/tiny"))
 NO_MODEL = ModelSource("m", Path("models/missing"))
@@ -52,6 +53,11 @@ def test_the_device_decides_unset_settings(device, dtype, expected):
     assert given["enforce_eager"] == (device == "cpu")
     assert given["enable_sleep_mode"] == (device == "cuda")
     assert ("block_size" in given) == (device == "cpu")
+
+
+def test_adapters_have_no_place_for_embeddings_and_head(tmp_path):
+    names = layer_names(resolve_model(str(save_tiny(tmp_path / "m"))))
+    assert names == [f"{name}_proj" for name in ("down", "gate", "k", "o", "q", "up", "v")]
 
 
 def test_only_set_settings_reach_vllm():

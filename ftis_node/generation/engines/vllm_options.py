@@ -13,6 +13,7 @@ from ftis_node.config.no_network_env import NO_TELEMETRY
 from ftis_node.errors import ConfigError
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
 from ftis_node.models import ModelSource
+from ftis_node.models.safetensors_file import read_header
 
 WORKER_EXTENSION = "ftis_node.generation.engines.vllm_worker.WorkerExtension"
 CPU_BLOCK_TOKENS = 32  # the smallest block of vLLM's CPU attention; prompts are shared by whole blocks only
@@ -48,6 +49,7 @@ RESERVED = {  # EngineArgs field -> the setting to use instead; empty: it is fix
     "max_lora_rank": "lora_adapter.rank",
     "max_loras": "",
     "max_cpu_loras": "",
+    "lora_target_modules": "",
     "enable_sleep_mode": "",
     "trust_remote_code": "",  # a model is data: code in its folder never runs
     "code_revision": "",
@@ -147,7 +149,18 @@ def engine_arguments(
     if settings.lora_rank is not None:
         places = num_loras(can_sleep=settings.can_sleep)
         arguments |= {"enable_lora": True, "max_lora_rank": served_rank(settings.lora_rank), "max_loras": places}
+        arguments["lora_target_modules"] = layer_names(source) or None
     return arguments | settings.options
+
+
+def layer_names(source: ModelSource) -> list[str]:
+    """Return the last names of all matrices in a model's layers: those that an adapter may change.
+
+    Without them vLLM has places for the embedding and the output head of most models, too, each of vocabulary x rank.
+    """
+    tensors = (each for path in source.weights_files for each in read_header(path).tensors.items())
+    names = (name for name, tensor in tensors if len(tensor["shape"]) == 2 and name.endswith(".weight"))
+    return sorted({name.split(".")[-2] for name in names if ".layers." in name})
 
 
 def capture_sizes(max_batch: int) -> list[int]:
