@@ -22,7 +22,7 @@ from ftis_node.generation.engines.published import check_published, shapes_in
 from ftis_node.generation.engines.vllm_core import VllmCompletion, VllmJob
 from ftis_node.generation.engines.vllm_engine import MIN_CPU_CACHE_BYTES, VllmEngine, cpu_cache_bytes, expected_of
 from ftis_node.generation.engines.vllm_log import WorkerLog
-from ftis_node.generation.engines.vllm_options import engine_arguments, environment, layer_names, quick_start
+from ftis_node.generation.engines.vllm_options import engine_arguments, environment, num_loras, quick_start
 from ftis_node.generation.engines.vllm_worker import WorkerExtension
 from ftis_node.models import ModelSource, load_causal_lm, resolve_model
 from ftis_node.records.group import FinishReason
@@ -38,9 +38,9 @@ def settings(**changed: Any) -> EngineSettings:
     return msgspec.structs.replace(SETTINGS, **changed)
 
 
-def arguments(*, device: str = "cpu", **changed: Any) -> dict[str, Any]:
+def arguments(source: ModelSource = SOURCE, *, device: str = "cpu", **changed: Any) -> dict[str, Any]:
     """Return vLLM's arguments for changed settings."""
-    return engine_arguments(SOURCE, settings(**changed), device=device, seed=5)
+    return engine_arguments(source, settings(**changed), device=device, seed=5)
 
 
 @pytest.mark.parametrize(
@@ -56,16 +56,17 @@ def test_the_device_decides_unset_settings(device, dtype, expected):
 
 
 def test_adapters_have_no_place_for_embeddings_and_head(tmp_path):
-    names = layer_names(resolve_model(str(save_tiny(tmp_path / "m"))))
-    assert names == [f"{name}_proj" for name in ("down", "gate", "k", "o", "q", "up", "v")]
+    given = arguments(resolve_model(str(save_tiny(tmp_path / "m"))), lora_rank=16)
+    assert given["lora_target_modules"] == [f"{name}_proj" for name in ("down", "gate", "k", "o", "q", "up", "v")]
+    assert (given["enable_lora"], given["max_lora_rank"]) == (True, 16)
 
 
 def test_only_set_settings_reach_vllm():
-    given = arguments(max_batch=7, memory_share=0.4, lora_rank=16, max_model_len=99, options={"enforce_eager": False})
+    given = arguments(max_batch=7, memory_share=0.4, max_model_len=99, options={"enforce_eager": False})
     assert (given["max_num_seqs"], given["gpu_memory_utilization"], given["max_model_len"]) == (7, 0.4, 99)
-    assert (given["enable_lora"], given["max_lora_rank"], given["seed"]) == (True, 16, 5)
+    assert given["seed"] == 5
     assert given["enforce_eager"] is False
-    assert (given["max_loras"], arguments(lora_rank=16, can_sleep=True)["max_loras"]) == (3, 2)
+    assert [num_loras(can_sleep=can_sleep) for can_sleep in (False, True)] == [3, 2]
     assert not {"gpu_memory_utilization", "enable_lora"} & arguments().keys()
     assert arguments()["logprobs_mode"] == "processed_logprobs"
     assert arguments(is_truncated_sampling=True)["logprobs_mode"] == "raw_logprobs"

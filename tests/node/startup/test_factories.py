@@ -19,11 +19,12 @@ from ftis_node.generation.engines.vllm_options import engine_arguments
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.memory.choice import choose_training
 from ftis_node.memory.placement import WorkerPlacement
-from ftis_node.models import ModelSource
+from ftis_node.models import ModelSource, resolve_model
 from ftis_node.node import worker_settings
 from ftis_node.node.startup import factories
 from ftis_node.records.identity import Identity
 from ftis_node.workers.wire import enc_hook, unpack_body
+from tests.models.tiny_models import save_tiny
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_without_vllm_adapters_are_merged_and_a_request_to_serve_them_is_refused
 )
 def test_both_workers_get_the_same_form(tmp_path, engine, adapters, expected):
     settings = NodeSettings(model="m", engine=engine, lora=True, device="cpu", lora_adapter=LoraSection(rank=48))
-    source = ModelSource(name="m", folder=tmp_path)
+    source = resolve_model(str(save_tiny(tmp_path / "m")))
     tokenizer: Any = StubTokenizer()
     run = load_manifest("arithmetic-ftis")
     generation = factories.generation_boot(settings, run, source, tokenizer, WorkerPlacement(), adapters=adapters)
