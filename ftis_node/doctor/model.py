@@ -140,7 +140,8 @@ def _report(made: MemoryPlan, *, title: str, advice: str) -> Iterator[CheckResul
     if made.gpu_memory_utilization is not None:
         speed = f"{made.activations}; the output head takes {made.head_chunk_tokens} tokens at once"
         yield CheckResult("memory.part", "ok", speed)
-        yield CheckResult("memory.part", "ok", f"the generator's share of its GPU: {made.gpu_memory_utilization:.3f}")
+        share = f"the generator's share of its GPU for weights and cache: {made.gpu_memory_utilization:.3f}"
+        yield CheckResult("memory.part", "ok", share)
         yield CheckResult(
             "memory.part", "ok", f"host memory beside it: {in_gib(made.host_bytes)}", num_bytes=made.host_bytes
         )

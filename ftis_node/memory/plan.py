@@ -53,13 +53,13 @@ class MemoryPlan:
     """Memory plan. `peak_bytes` is of the fuller device (the least that would do), `usable_bytes` its limit, and
     `bound` says what lowers that limit.
 
-    `kv_cache_bytes` is the generator's cache. `gpu_memory_utilization` is the share of its GPU for weights, cache and
-    workspace, as vLLM counts it; None if no GPU is planned for. `learner_share` is the part of its GPU that is left
-    to the learner's tensors, in `shared` and if `memory.limit_gib` bounds it, else None. `parts` names every part, in
-    bytes. The weight sync comes after a step and is not on top of it. `host_bytes` is the host memory that the workers
-    need beside a GPU. `keeping_bytes` is the peak with kept activations, None if the setting decides. `step_s` is the
-    expected time of a step with GPUs, else 0. `change` is a change of settings with which a model that does not fit
-    would fit, "" if there is none. `gpus` are those of each worker.
+    `kv_cache_bytes` is the generator's cache. `gpu_memory_utilization` is the share of its GPU for weights, adapters
+    and cache; None if no GPU is planned for. `learner_share` is the part of its GPU that is left to the learner's
+    tensors, in `shared` and if `memory.limit_gib` bounds it, else None. `parts` names every part, in bytes. The weight
+    sync comes after a step and is not on top of it. `host_bytes` is the host memory that the workers need beside a GPU.
+    `keeping_bytes` is the peak with kept activations, None if the setting decides. `step_s` is the expected time of a
+    step with GPUs, else 0. `change` is a change of settings with which a model that does not fit would fit, "" if there
+    is none. `gpus` are those of each worker.
     """
 
     placement: Placement
@@ -277,8 +277,8 @@ def _cache_within(generator: GeneratorMemory, room: int) -> int:
 
 
 def _utilization(generator: GeneratorMemory, cache: int, card: Card) -> float:
-    """Return the share rounded up to a thousandth, at most 1."""
-    return min(1.0, ceil(1000 * (generator.fixed + cache) / card.total_bytes) / 1000)
+    """Return the share rounded up to a thousandth, at most 1. vLLM demands it of what is free beside its context."""
+    return min(1.0, ceil(1000 * (generator.fixed - generator.workspace + cache) / card.total_bytes) / 1000)
 
 
 def _learner_share(card: Card, room: int) -> float:

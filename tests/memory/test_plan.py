@@ -8,8 +8,14 @@ import pytest
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.memory.generator import generator_memory
-from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, Workload, layer_bytes_per_token, learner_memory
-from ftis_node.memory.machine import USABLE_SHARE, Machine
+from ftis_node.memory.learner_memory import (
+    DEVICE_CONTEXT_BYTES,
+    HOST_PROCESS_BYTES,
+    Workload,
+    layer_bytes_per_token,
+    learner_memory,
+)
+from ftis_node.memory.machine import USABLE_SHARE, Card, Machine
 from ftis_node.memory.plan import BASE, SHARED_BASE, SPEED_SHARE, WEIGHT_SYNC, MemoryPlan, plan
 from ftis_node.memory.suggestions import suggest_change
 from ftis_node.models import ModelShape, published_qwen25
@@ -158,9 +164,21 @@ def test_the_parts_of_a_shared_plan_sum_to_the_peak():
     assert parts.pop(WEIGHT_SYNC) == 0, "the engine maps the weights"
     assert sum(parts.values()) == made.peak_bytes
     assert made.kv_cache_bytes == 2 * 24 * 128 * 2 * 128 * 760
-    share = sum(value for name, value in parts.items() if name.startswith("generator")) / (24 * GIB)
+    share = (parts[BASE] + made.kv_cache_bytes) / (24 * GIB)
     assert made.gpu_memory_utilization is not None
     assert share <= made.gpu_memory_utilization < share + 0.001
+
+
+@pytest.mark.parametrize(("shape", "gib"), [(HALF_B, 7.6), (THREE_B, 22)])
+def test_vllm_demands_no_more_than_is_free_when_its_context_exists(shape, gib):
+    """The learner may have loaded its model by then (`request_memory` in vllm/v1/worker/utils.py)."""
+    card = Card(int(gib * GIB), taken_bytes=3 * GIB // 10)
+    given = settings(lora=True, generation={"max_batch": 256}, learner={"recompute_activations": None})
+    made = plan(shape, Machine((card,), 64 * GIB), given, RUN)
+    assert made.placement == "time_shared" and made.gpu_memory_utilization is not None
+    by_learner = sum(made.parts[f"learner: {part}"] for part in ("weights", "float32 masters", "Adam's moments"))
+    free = card.memory_bytes - card.taken_bytes - by_learner - 2 * DEVICE_CONTEXT_BYTES
+    assert made.parts[BASE] + made.kv_cache_bytes < made.gpu_memory_utilization * card.memory_bytes <= free
 
 
 def test_the_peak_of_time_sharing_is_the_larger_of_the_two_workers():
