@@ -5,6 +5,7 @@
 
 The one with the shortest expected step is taken (`step_time.py`). An earlier option of this order stays if its step is
 only a little longer. All weights can learn more than an adapter, float32 states are exact, and the estimate is rough.
+An adapter stays unless another of its rank has a shorter step.
 
 A home keeps its first choice; later starts choose only the batches and the place of float32 states again. Without a
 GPU no choice is made and all weights are trained: host memory is not a hard limit (`placement.py`).
@@ -170,7 +171,9 @@ def best_of(options: Sequence[TrainingOption]) -> TrainingOption | None:
     best: TrainingOption | None = None
     for option in options:
         gain = ADAPTER_GAIN if option.settings.lora else STATES_GAIN
-        if best is None or (not best.settings.lora and option.made.step_s < gain * best.made.step_s):
+        if best is not None and best.settings.lora:
+            gain = float(option.settings.lora_adapter.rank == best.settings.lora_adapter.rank)  # 0: learns less
+        if best is None or option.made.step_s < gain * best.made.step_s:
             best = option
     return best
 

@@ -179,7 +179,7 @@ def plan_on(machine: Machine, shape: ModelShape, settings: NodeSettings, manifes
 
 
 def assignments(cards: tuple[Card, ...], settings: NodeSettings) -> list[GpuAssignment]:
-    """Return the assignment of `assign_gpus`; and if it gives each worker one GPU, all other pairs that differ.
+    """Return the assignment of `assign_gpus`; and if it gives each worker one GPU, all that differ, of one GPU or two.
 
     GPUs that the settings name are not exchanged.
     """
@@ -187,9 +187,11 @@ def assignments(cards: tuple[Card, ...], settings: NodeSettings) -> list[GpuAssi
     is_named = settings.generation.gpus or settings.learner.gpus
     if is_named or first.are_shared or len((*first.generator, *first.learner)) > 2:
         return [first]
-    unlike: dict[tuple[Card, Card], GpuAssignment] = {}
-    for generator, learner in permutations(range(usable_gpus(len(cards), settings)), 2):
-        unlike.setdefault((cards[generator], cards[learner]), GpuAssignment((generator,), (learner,)))
+    gpus = range(usable_gpus(len(cards), settings))
+    unlike: dict[tuple[Card, ...], GpuAssignment] = {}
+    for generator, learner in (*permutations(gpus, 2), *((gpu, gpu) for gpu in gpus)):
+        kinds = (cards[generator],) if generator == learner else (cards[generator], cards[learner])
+        unlike.setdefault(kinds, GpuAssignment((generator,), (learner,)))
     return list(unlike.values())
 
 

@@ -97,6 +97,14 @@ def test_the_choice_names_the_training_and_the_reason():
     assert chosen("3B", 139, learner={"recompute_activations": True}).training.endswith("recomputed, as set")
 
 
+def test_of_adapters_of_equal_rank_the_one_with_the_shortest_step_is_taken():
+    choice = chosen("3B", 14.5, quantize="4bit")
+    steps = {option.made.step_s for option in choice.options if option.fits}
+    taken = next(option for option in choice.options if option.settings is choice.settings)
+    assert (taken.settings.lora_adapter.rank, taken.settings.generation.max_batch) == (128, 64)
+    assert taken.made.step_s == min(steps) < choice.options[0].made.step_s and choice.options[0].fits
+
+
 def test_smaller_adapters_keep_the_scale_and_are_tried_last():
     options = chosen("14B", 7.6).options
     adapters = [option.settings for option in options if option.settings.lora]

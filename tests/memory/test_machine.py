@@ -79,6 +79,16 @@ def test_of_two_unlike_cards_either_may_be_the_generators():
     assert equal.gpus == GpuAssignment((0,), (1,))
 
 
+@pytest.mark.parametrize(("sizes", "gpu"), [((22, 11.6), 0), ((11.6, 22), 1)])
+def test_one_card_has_both_workers_if_a_small_second_one_makes_steps_longer(sizes, gpu):
+    given = vllm_settings(lora=True, generation={"max_batch": 256})
+    alone = plan_on(machine(*sizes), THREE_B, given, RUN)
+    assert (alone.placement, alone.gpus) == ("time_shared", GpuAssignment((gpu,), (gpu,)))
+    assert alone.step_s < planned(THREE_B, 11.6, 22, lora=True, generation={"max_batch": 256}).step_s
+    placed = place_workers_on(machine(*sizes), THREE_B, given, RUN)
+    assert (placed.generator_gpus, placed.learner_gpus, placed.takes_turns) == ((gpu,), (gpu,), True)
+
+
 def test_of_three_cards_the_best_two_are_taken():
     cards = (card(12, name="RTX 3060"), card(24, name="RTX 3090"), card(24, name="RTX 4090"))
     found = plan_on(Machine(cards, 64 * GIB), HALF_B, vllm_settings(), RUN)
