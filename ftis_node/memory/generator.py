@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from ftis_node.generation.engines.base import prefill_tokens_of
 from ftis_node.generation.engines.vllm_options import capture_sizes, num_loras
+from ftis_node.memory.host import asleep_memory
 from ftis_node.memory.learner_memory import (
     DEVICE_CONTEXT_BYTES,
     HOST_PROCESS_BYTES,
@@ -32,7 +33,7 @@ class GeneratorMemory:
     """Memory of the generation worker. `cache` is for all completions at their limit, `smallest_cache` for one group.
 
     `adapters` are vLLM's slots for adapters; `adapters_in_turns` is their number if it sleeps in between. `staging` is
-    the extra memory for loading new weights, between two steps.
+    the extra memory for loading new weights, between two steps. `on_host` is in host memory while it sleeps.
     """
 
     weights: int
@@ -43,6 +44,7 @@ class GeneratorMemory:
     adapters: int = 0
     adapters_in_turns: int = 0
     staging: int = 0
+    on_host: int = 0
 
     @property
     def fixed(self) -> int:
@@ -95,4 +97,5 @@ def generator_memory(shape: ModelShape, workload: Workload) -> GeneratorMemory:
         adapters=num_loras(can_sleep=False) * adapter,
         adapters_in_turns=num_loras(can_sleep=True) * adapter,
         staging=width * largest_module if is_staged else 0,
+        on_host=asleep_memory(shape, workload, num_loras(can_sleep=True) * adapter),
     )

@@ -100,7 +100,7 @@ class GpuAssignment:
 class Machine:
     """The GPUs of a machine, its free host memory, and the free part of /dev/shm.
 
-    Host memory and /dev/shm count on the CPU alone.
+    Host memory counts on the CPU, for offloaded states and for an engine that sleeps; /dev/shm on the CPU alone.
     """
 
     cards: tuple[Card, ...]

@@ -25,13 +25,13 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.learner.messages import HEAD_CHUNK_TOKENS
 from ftis_node.memory.generator import GeneratorMemory, generator_memory
+from ftis_node.memory.host import host_memory
 from ftis_node.memory.learner_memory import (
     FLOAT32,
     GPU_HEAD_CHUNK_TOKENS,
     HOST_PROCESS_BYTES,
     LearnerMemory,
     Workload,
-    base_bytes,
     learner_memory,
     shares_base,
 )
@@ -45,6 +45,7 @@ from ftis_node.workers.weight_store import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_
 Placement: TypeAlias = Literal["cpu", "shared", "time_shared", "dedicated", "does_not_fit"]
 WEIGHT_SYNC = "weight sync"
 BASE, SHARED_BASE = "generator: weights", "shared base: weights of both workers"
+HOST_BOUND = " (of the host's memory, for the weights of a sleeping generator)"
 SPEED_SHARE = 0.9  # of the usable memory, up to which options for speed may raise the peak
 
 
@@ -172,7 +173,7 @@ def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPla
         workload = replace(workload, maps_weights=False)
     generator = generator_memory(shape, workload)
     learner = memory_per_rank(learner_memory(shape, workload), shape, workload)
-    host_bytes = _host_bytes(shape, workload)
+    host_bytes = host_memory(shape, workload)
     if not machine.cards:
         made = _on_cpu(generator, learner, machine)
         if shares_base(shape, workload):
@@ -181,7 +182,7 @@ def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPla
     elif len(machine.cards) > 1:
         plans = [_separate(generator, learner, machine.cards, host_bytes)]
     else:
-        plans = _on_one_gpu(generator, learner, machine.cards[0], host_bytes, workload)
+        plans = _on_one_gpu(generator, learner, machine, host_bytes, workload)
     timed = (replace(each, step_s=_step_seconds(shape, workload, machine.cards, each)) for each in plans)
     return replace(
         min(timed, key=lambda each: each.rank),
@@ -240,10 +241,10 @@ def _separate(
 
 
 def _on_one_gpu(
-    generator: GeneratorMemory, learner: LearnerMemory, card: Card, host_bytes: int, workload: Workload
+    generator: GeneratorMemory, learner: LearnerMemory, machine: Machine, host_bytes: int, workload: Workload
 ) -> list[MemoryPlan]:
     """Return the plans of both placements that the settings allow."""
-    usable = card.usable_bytes
+    card, usable = machine.cards[0], machine.cards[0].usable_bytes
 
     def made(placement: Placement, cache: int, peak_bytes: int) -> MemoryPlan:
         fits = peak_bytes <= usable
@@ -268,7 +269,17 @@ def _on_one_gpu(
     cache = _cache_within(generator, usable - awake)
     loading = learner.resident + generator.fixed + generator.staging  # the cache comes after the weights
     turns = made("time_shared", cache, max(awake + cache, loading, learner.peak + generator.asleep))
+    turns = _within_host(replace(turns, host_bytes=host_bytes + generator.on_host), machine)
     return [turns] if workload.must_sleep else [split, turns]
+
+
+def _within_host(made: MemoryPlan, machine: Machine) -> MemoryPlan:
+    """Return the plan, which does not fit if the host lacks memory for it."""
+    usable = int(USABLE_SHARE * machine.host_bytes)
+    if not made.fits or made.host_bytes <= usable:
+        return made
+    made = replace(made, placement="does_not_fit", fits=False, learner_share=None)
+    return replace(made, peak_bytes=made.host_bytes, usable_bytes=usable, bound=HOST_BOUND)
 
 
 def _cache_within(generator: GeneratorMemory, room: int) -> int:
@@ -301,25 +312,6 @@ def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> di
         "learner: logits and work space": learner.work,
         WEIGHT_SYNC: learner.weight_sync,
     }
-
-
-def _host_bytes(shape: ModelShape, workload: Workload) -> int:
-    """Return the host memory beside a GPU: processes, offloaded states, and the largest of three transient uses.
-
-    The transient uses are a weight sync, a checkpoint's Adam moments, and the start of several ranks. Then rank 0 holds
-    the model, and each rank one tensor of it. If the generator sleeps, its weights may wait there too.
-    """
-    weights = base_bytes(shape, workload)
-    learner = learner_memory(shape, workload)
-    read = weights + workload.learner_ranks * workload.dtype_bytes * shape.largest_tensor
-    crossing = 0 if workload.maps_weights else weights
-    saved = max(crossing, learner.moments, learner.on_host // 2, read if workload.learner_ranks > 1 else 0)
-    return (
-        (2 + workload.learner_ranks) * HOST_PROCESS_BYTES
-        + learner.on_host
-        + saved
-        + (weights if workload.can_sleep else 0)
-    )
 
 
 def memory_per_rank(learner: LearnerMemory, shape: ModelShape, workload: Workload) -> LearnerMemory:

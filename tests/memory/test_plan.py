@@ -1,12 +1,14 @@
 """The placement of workers by model and card, and the changes that the plan suggests if they do not fit."""
 
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import pytest
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
+from ftis_node.errors import MachineError
 from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.learner_memory import (
     DEVICE_CONTEXT_BYTES,
@@ -16,6 +18,7 @@ from ftis_node.memory.learner_memory import (
     learner_memory,
 )
 from ftis_node.memory.machine import USABLE_SHARE, Card, Machine
+from ftis_node.memory.placement import place_workers_on
 from ftis_node.memory.plan import BASE, SHARED_BASE, SPEED_SHARE, WEIGHT_SYNC, MemoryPlan, plan
 from ftis_node.memory.suggestions import suggest_change
 from ftis_node.models import ModelShape, published_qwen25
@@ -130,7 +133,7 @@ def test_the_first_change_that_fits_is_suggested(saves, change):
 
 def test_the_savings_of_8_bit_and_offloaded_states():
     def needs(states):
-        made = planned(THREE_B, 80, learner={"optimizer_states": states})
+        made = planned(THREE_B, 80, learner={"optimizer_states": states}, memory={"placement": "shared"})
         learner = learner_memory(THREE_B, Workload.of(settings(learner={"optimizer_states": states}), RUN, on_gpu=True))
         return learner.peak, made.host_bytes
 
@@ -146,9 +149,38 @@ def test_each_further_rank_needs_host_memory_for_its_process_and_one_tensor():
         return planned(SEVEN_B, 80, 80, learner={"processes": processes}, **changes).host_bytes
 
     assert host(8) - host(1) == 7 * HOST_PROCESS_BYTES
-    large = {"lora": True, "lora_adapter": {"rank": 512}}
+    large = {"lora": True, "lora_adapter": {"rank": 512}, "generation": {"adapters": "merge"}}
     tensors = 16 * 2 * SEVEN_B.embedding_parameters  # each rank holds one while rank 0 broadcasts the model
     assert host(16, **large) - host(1, **large) == 15 * HOST_PROCESS_BYTES + tensors
+
+
+def test_an_engine_that_sleeps_copies_each_tensor_into_a_power_of_two_of_bytes():
+    def host(shape, placement):
+        lora = {"lora": True, "learner": {"recompute_activations": None}}
+        return planned(shape, 80, host_gib=128, memory={"placement": placement}, **lora).host_bytes
+
+    mib, places = 1 << 20, 2 * 2 * SEVEN_B.adapter_parameters(128)
+    # 31.5 MiB of q, k, v; 24.5 of the output; 259 of gate and up; 129.5 of down; 1039.5 of the embedding, of the head
+    copies = (28 * (32 + 32 + 512 + 256) + 2 * 2048) * mib + ceil(1.6 * places)
+    assert host(SEVEN_B, "time_shared") - host(SEVEN_B, "shared") == copies
+    ratios = [
+        (host(shape, "time_shared") - host(shape, "shared"))
+        / (2 * shape.num_parameters + 4 * shape.adapter_parameters(128))
+        for shape in published_qwen25().values()
+    ]
+    assert 1.2 < min(ratios) < 1.4 and 1.8 < max(ratios) < 1.9
+
+
+def test_workers_take_turns_only_if_the_host_has_memory_for_the_sleeping_engine():
+    given = {"lora": True, "learner": {"recompute_activations": None}}
+    roomy, poor = planned(THREE_B, 22, **given), planned(THREE_B, 22, host_gib=12, **given)
+    assert (roomy.placement, poor.placement, poor.fits) == ("time_shared", "does_not_fit", False)
+    assert (poor.peak_bytes, poor.usable_bytes) == (roomy.host_bytes, int(USABLE_SHARE * 12 * GIB))
+    with pytest.raises(
+        MachineError, match=r"13.\d\d GiB needed, 11.40 GiB usable \(of the host's memory, .*\); "
+    ) as refused:
+        place_workers_on(machine(22, host_gib=12), THREE_B, settings(engine="vllm", **given), RUN)
+    assert "\n" not in str(refused.value)
 
 
 def test_several_ranks_always_recompute_activations():
