@@ -25,7 +25,7 @@ OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"
 
 EVENT_TYPES = (messages.CheckpointSkipped, messages.CheckpointInProgress, PublishedWeights, WeightProof)
 MODULE = "ftis_node.learner.worker"
-# torch's allocator on a GPU shared with a generator: expandable segments fragment less than blocks of fixed sizes.
+# torch's allocator on a GPU: expandable segments fragment less than blocks of fixed sizes.
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 GROWING_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -138,12 +138,12 @@ def worker_environment(boot: LearnerBoot) -> dict[str, str]:
     """Return environment variables for the worker's start, because torch and glibc read them when they are loaded.
 
     Each step frees and allocates the same large blocks. On a CPU glibc keeps them; otherwise the kernel would clear
-    their pages each time. It uses one arena, since a thread's separate arena cannot hold a block above 64 MiB. With a
-    share of a GPU torch's allocator uses expandable segments, unless the user configured it. If an engine maps the
-    weights, segments expand after the weights are allocated (`workers/shared_tensors.py`).
+    their pages each time. It uses one arena, since a thread's separate arena cannot hold a block above 64 MiB. On a GPU
+    torch's allocator uses expandable segments, unless the user configured it. If an engine maps the weights, segments
+    expand after the weights are allocated, with a share of a GPU (`workers/shared_tensors.py`).
     """
     is_set = any(name in os.environ for name in ALLOCATOR_SETTINGS)
-    segments = {} if boot.memory_share is None or is_set or boot.transfer == "ipc" else GROWING_SEGMENTS
+    segments = {} if boot.device == "cpu" or is_set or boot.transfer == "ipc" else GROWING_SEGMENTS
     threads = {} if boot.num_threads is None else {"OMP_NUM_THREADS": str(boot.num_threads)}
     blocks = KEEPS_FREED_BLOCKS if boot.device == "cpu" else {}
     # Otherwise it starts a process for each core, up to 32, each with torch in it, for a layer's few kernels.

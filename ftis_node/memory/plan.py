@@ -46,7 +46,7 @@ Placement: TypeAlias = Literal["cpu", "shared", "time_shared", "dedicated", "doe
 WEIGHT_SYNC = "weight sync"
 BASE, SHARED_BASE = "generator: weights", "shared base: weights of both workers"
 HOST_BOUND = " (of the host's memory, for the weights of a sleeping generator)"
-SPEED_SHARE = 0.9  # of the usable memory, up to which options for speed may raise the peak
+SPEED_SHARE = 0.9  # of the usable memory, up to which options for speed may raise the learner's peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,9 @@ class MemoryPlan:
 
     `kv_cache_bytes` is the generator's cache. `gpu_memory_utilization` is the share of its GPU for weights, adapters
     and cache; None if no GPU is planned for. `learner_share` is the part of its GPU that is left to the learner's
-    tensors, in `shared` and if `memory.limit_gib` bounds it, else None. `parts` names every part, in bytes. The weight
-    sync comes after a step and is not on top of it. `host_bytes` is the host memory that the workers need beside a GPU.
+    tensors, in `shared` and if `memory.limit_gib` bounds it, else None. `learner_fill` is the part of the usable memory
+    of its GPU that both workers use at the learner's peak. `parts` names every part, in bytes. The weight sync comes
+    after a step and is not on top of it. `host_bytes` is the host memory that the workers need beside a GPU.
     `keeping_bytes` is the peak with kept activations, None if the setting decides. `step_s` is the expected time of a
     step with GPUs, else 0. `change` is a change of settings with which a model that does not fit would fit, "" if there
     is none. `gpus` are those of each worker.
@@ -75,6 +76,7 @@ class MemoryPlan:
     bound: str = ""
     step_s: float = 0.0
     learner_share: float | None = None
+    learner_fill: float = 0.0
     recompute_activations: bool = False
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
     layers_kept: int = 0
@@ -140,7 +142,7 @@ def _with_speed(
     settings: NodeSettings,
     num_layers: int,
 ) -> MemoryPlan:
-    """Return the fastest learner that fits: `made` itself, or one that raises the peak up to SPEED_SHARE.
+    """Return the fastest learner that fits: `made` itself, or one that fills its GPU up to SPEED_SHARE.
 
     All layers keep their activations if they fit, else the last ones as far as there is space.
     """
@@ -149,7 +151,7 @@ def _with_speed(
 
     def if_roomy(changed: Workload) -> MemoryPlan | None:
         faster = place(changed)
-        is_roomy = faster.peak_bytes <= max(made.peak_bytes, SPEED_SHARE * faster.usable_bytes)
+        is_roomy = faster.learner_fill <= max(made.learner_fill, SPEED_SHARE)
         is_same = (faster.placement, faster.kv_cache_bytes) == (made.placement, made.kv_cache_bytes)
         return faster if faster.fits and is_same and is_roomy else None
 
@@ -237,6 +239,7 @@ def _separate(
         host_bytes=host_bytes,
         bound=cards[fuller].bound,
         learner_share=_learner_share(cards[1], usable[1] - learner.context) if cards[1].limit_bytes else None,
+        learner_fill=learner.peak / max(1, usable[1]),
     )
 
 
@@ -246,7 +249,8 @@ def _on_one_gpu(
     """Return the plans of both placements that the settings allow."""
     card, usable = machine.cards[0], machine.cards[0].usable_bytes
 
-    def made(placement: Placement, cache: int, peak_bytes: int) -> MemoryPlan:
+    def made(placement: Placement, cache: int, learning: int, awake: int = 0) -> MemoryPlan:
+        peak_bytes = max(learning, awake)
         fits = peak_bytes <= usable
         utilization = _utilization(generator, cache, card)
         parts = _parts(generator, learner, cache)
@@ -257,6 +261,7 @@ def _on_one_gpu(
             *(where, fits, peak_bytes, usable, cache, utilization, parts, host_bytes),
             bound=card.bound,
             learner_share=share,
+            learner_fill=learning / max(1, usable),
         )
 
     together = generator.fixed + max(learner.peak, learner.resident + learner.weight_sync + generator.staging)
@@ -268,7 +273,7 @@ def _on_one_gpu(
     awake = learner.resident + generator.fixed
     cache = _cache_within(generator, usable - awake)
     loading = learner.resident + generator.fixed + generator.staging  # the cache comes after the weights
-    turns = made("time_shared", cache, max(awake + cache, loading, learner.peak + generator.asleep))
+    turns = made("time_shared", cache, learner.peak + generator.asleep, max(awake + cache, loading))
     turns = _within_host(replace(turns, host_bytes=host_bytes + generator.on_host), machine)
     return [turns] if workload.must_sleep else [split, turns]
 

@@ -132,18 +132,19 @@ def test_importing_the_client_loads_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_with_a_generator_on_the_same_gpu_segments_are_expandable(tmp_path, monkeypatch):
+def test_segments_are_expandable_on_a_gpu_whose_weights_no_engine_maps(tmp_path, monkeypatch):
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
-    alone = msgspec.structs.replace(make_boot(tmp_path, tmp_path), device="cuda")
-    beside = msgspec.structs.replace(alone, memory_share=0.5)
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in worker_environment(alone)
-    assert worker_environment(beside)["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    on_gpu = msgspec.structs.replace(make_boot(tmp_path, tmp_path), device="cuda")
+    assert worker_environment(on_gpu)["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    for other in (msgspec.structs.replace(on_gpu, device="cpu"), msgspec.structs.replace(on_gpu, transfer="ipc")):
+        assert "PYTORCH_CUDA_ALLOC_CONF" not in worker_environment(other)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:256")
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in worker_environment(beside), "a variable that is set is not changed"
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in worker_environment(on_gpu), "a variable that is set is not changed"
 
 
-def test_freed_memory_of_the_host_is_kept_on_a_cpu_only(tmp_path):
+def test_freed_memory_of_the_host_is_kept_on_a_cpu_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:256")
     boot = make_boot(tmp_path, tmp_path, device="cuda", num_threads=3, kernels="plain")
     assert worker_environment(boot) == {"OMP_NUM_THREADS": "3"}
     assert worker_environment(msgspec.structs.replace(boot, device="cpu")).items() > KEEPS_FREED_BLOCKS.items()

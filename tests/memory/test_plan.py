@@ -101,6 +101,19 @@ def test_as_many_layers_keep_their_activations_as_the_card_has_memory_for(shape,
     assert 0 <= room < workload.largest_micro_batch * layer_bytes_per_token(shape, workload)
 
 
+@pytest.mark.parametrize(("gpus_gib", "placement"), [((22,), "time_shared"), ((11.6, 22), "dedicated")])
+def test_a_tenth_of_the_learners_gpu_stays_free_if_the_cache_fills_the_generators(gpus_gib, placement):
+    given = {"lora": True, "generation": {"max_batch": 256}, "learner": {"recompute_activations": None}}
+    made = planned(THREE_B, *gpus_gib, **given)
+    assert (made.placement, made.peak_bytes) == (placement, int(USABLE_SHARE * gpus_gib[0] * GIB))
+    workload = Workload.of(settings(**given), RUN, on_gpu=True)
+    speed = {"layers_kept": made.layers_kept, "head_chunk_tokens": made.head_chunk_tokens}
+    used = learner_memory(THREE_B, replace(workload, **speed)).peak
+    if placement == "time_shared":
+        used += generator_memory(THREE_B, workload).asleep
+    assert made.layers_kept and used <= SPEED_SHARE * int(USABLE_SHARE * gpus_gib[-1] * GIB)
+
+
 def test_activations_are_not_kept_at_the_cost_of_time_sharing():
     """On 100 GiB a 3B learner with kept activations fits only while the generator sleeps."""
     time_shared = planned(THREE_B, 100, learner={"recompute_activations": False, "micro_batch_tokens": 12288})

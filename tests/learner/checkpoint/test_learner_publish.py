@@ -7,6 +7,7 @@ import logging
 import weakref
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from learner_rig import LORA, Emit, make_boot, random_groups
@@ -149,7 +150,8 @@ def test_segments_grow_only_after_shared_weights_are_allocated(model_folder, tmp
     monkeypatch.setattr(core, "make_masters", lambda *given: calls.append("masters") or make_masters(*given))
     for transfer, share, grows in (("ipc", 0.5, True), ("ipc", None, False), ("file", 0.5, False)):
         boot = make_boot(model_folder, tmp_path / f"{transfer}{share}", transfer=transfer, memory_share=share)
-        assert ("PYTORCH_CUDA_ALLOC_CONF" in worker_environment(boot)) == (transfer == "file")
+        environment = worker_environment(msgspec.structs.replace(boot, device="cuda"))
+        assert ("PYTORCH_CUDA_ALLOC_CONF" in environment) == (transfer == "file")
         calls.clear()
         Learner(boot)
         assert calls == (["grow", "masters"] if grows else ["masters"])
