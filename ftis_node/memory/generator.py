@@ -11,7 +11,6 @@ from ftis_node.generation.engines.base import prefill_tokens_of
 from ftis_node.generation.engines.vllm_options import capture_sizes, num_loras
 from ftis_node.memory.host import asleep_memory
 from ftis_node.memory.learner_memory import (
-    DEVICE_CONTEXT_BYTES,
     HOST_PROCESS_BYTES,
     MIB,
     Workload,
@@ -82,7 +81,7 @@ def generator_memory(shape: ModelShape, workload: Workload) -> GeneratorMemory:
     graphs = GRAPHS_BYTES + num_sizes * GRAPH_BYTES
     if rank is not None:
         graphs += ADAPTER_GRAPHS_BYTES + num_sizes * ADAPTER_GRAPH_BYTES
-    asleep = DEVICE_CONTEXT_BYTES + graphs if workload.on_gpu else HOST_PROCESS_BYTES
+    asleep = workload.context_bytes + graphs if workload.on_gpu else HOST_PROCESS_BYTES
     adapter = 0 if rank is None else width * shape.adapter_parameters(rank)
     is_staged = workload.on_gpu and rank is None
     joined = max(2 * shape.hidden_size * shape.intermediate_size, shape.expert_parameters)

@@ -16,7 +16,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import MAX_SERVED_RANK
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, served_rank
 from ftis_node.learner.messages import HEAD_CHUNK_TOKENS
-from ftis_node.memory.machine import transfer_of
+from ftis_node.memory.machine import DEVICE_CONTEXT_BYTES, transfer_of
 from ftis_node.models import ModelShape
 from ftis_node.models.quantized import BYTES as QUANTIZED_BYTES
 
@@ -29,8 +29,6 @@ GPU_MICRO_BATCH_TOKENS, CPU_MICRO_BATCH_TOKENS = 16384, 2048
 # Float32 logits: all operations on them are in place.
 LOGITS_BYTES = 4
 PLACES_BYTES = 24  # of a token: its id, its position, and its predicting position, in int64
-# A process on a GPU: driver context, kernels and cuBLAS workspace; 0.6 to 0.8 GiB with CUDA 13 on a Hopper card.
-DEVICE_CONTEXT_BYTES = 717 * MIB
 # Resident memory of a Python process that has imported torch, transformers and peft (456 MiB seen, torch 2.13).
 HOST_PROCESS_BYTES = 512 * MIB
 
@@ -44,7 +42,7 @@ class Workload:
     `holds_start`: the learner also holds the initial model (`reference.py`). `maps_weights`: an engine on the learner's
     GPU reads new weights in place. `maps_base`: both workers compute from the mapped file of an adapter's base, if its
     type is theirs (`shares_base`). `is_quantized`: the base has 4 bits (`models/quantized.py`);
-    `can_quantize`: no other setting excludes that.
+    `can_quantize`: no other setting excludes that. `context_bytes` are those of each process on a GPU.
     """
 
     dtype_bytes: int
@@ -71,6 +69,7 @@ class Workload:
     can_quantize: bool = True
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
     layers_kept: int = 0
+    context_bytes: int = DEVICE_CONTEXT_BYTES
 
     @classmethod
     def of(cls, settings: NodeSettings, manifest: RunManifest, *, on_gpu: bool) -> Workload:
@@ -177,7 +176,7 @@ def learner_memory(shape: ModelShape, workload: Workload) -> LearnerMemory:
         start=workload.dtype_bytes * shape.num_parameters if workload.holds_start else 0,
         masters=0 if is_offloaded else masters,
         moments=0 if is_offloaded else moments,
-        context=DEVICE_CONTEXT_BYTES if workload.on_gpu else HOST_PROCESS_BYTES,
+        context=workload.context_bytes if workload.on_gpu else HOST_PROCESS_BYTES,
         gradients=0 if is_offloaded else gradients,
         activations=activations,
         work=work + dequantized_bytes(shape, workload),

@@ -20,6 +20,10 @@ from ftis_node.workers.shared_weights import Transfer
 
 USABLE_SHARE = 0.95  # torch's allocator reserves more than is in use, and the driver keeps a part
 SPARE_BYTES = int(0.3 * GIB)  # of the free memory: a desktop's use varies
+# A process on a GPU: driver context, kernels and cuBLAS workspace; 0.6 to 0.8 GiB with CUDA 13 on a Hopper card. A user
+# reports 0.35 to 0.45 GiB on RTX 30 and 40, which was not measured here.
+DEVICE_CONTEXT_BYTES, SMALL_CONTEXT_BYTES = 717 << 20, 461 << 20
+SMALL_CONTEXTS = ((8, 6), (8, 9))  # compute capabilities
 KERNEL = Path("/proc/sys/kernel/osrelease")
 NO_USE_BYTES = GIB // 4  # of other programs: the driver's own, which `USABLE_SHARE` covers
 
@@ -29,6 +33,7 @@ class Card:
     """A GPU, or `number` equal ones that count as one: memory of each, in bytes.
 
     `taken_bytes` is what other programs use, `limit_bytes` the setting `memory.limit_gib`, None without.
+    `context_bytes` is what each process of the node takes beside its tensors.
     """
 
     memory_bytes: int
@@ -36,11 +41,13 @@ class Card:
     limit_bytes: int | None = None
     name: str = ""
     number: int = 1
+    context_bytes: int = DEVICE_CONTEXT_BYTES
 
     @classmethod
     def of(cls, found: Accelerator) -> Card:
         taken = 0 if found.free_bytes is None else found.memory_bytes - found.free_bytes
-        return cls(found.memory_bytes, taken if taken > NO_USE_BYTES else 0, name=found.name)
+        context = SMALL_CONTEXT_BYTES if found.capability in SMALL_CONTEXTS else DEVICE_CONTEXT_BYTES
+        return cls(found.memory_bytes, taken if taken > NO_USE_BYTES else 0, name=found.name, context_bytes=context)
 
     @property
     def total_bytes(self) -> int:

@@ -122,6 +122,8 @@ def plan(
     """Return the plan for a model on the one or two cards of `machine`, the generator's first; without, on the CPU."""
     machine = replace(machine, cards=()) if settings.device == "cpu" else machine.limited_by(settings)
     workload = Workload.of(settings, manifest, on_gpu=bool(machine.cards))
+    context_bytes = max((card.context_bytes for card in machine.cards), default=0)
+    workload = replace(workload, context_bytes=context_bytes)
     made = _place(shape, machine, workload)
     if made.fits:
         place = partial(_place, shape, machine)

@@ -49,6 +49,17 @@ def test_the_plan_starts_from_free_memory_and_names_what_others_use():
         on(card(24, 6))
 
 
+@pytest.mark.parametrize(("capability", "context_mib"), [((8, 6), 461), ((8, 9), 461), ((8, 0), 717), ((9, 0), 717)])
+def test_3b_in_4_bits_fits_on_8_gb_beside_a_desktop_where_contexts_are_small(capability, context_mib):
+    seen = Card.of(Accelerator("card", int(7.6 * GIB), capability, free_bytes=int(7.3 * GIB)))
+    assert seen.context_bytes == context_mib << 20
+    batches = {"generation": {"max_batch": 16}, "learner": {"micro_batch_tokens": 1024}}
+    given = vllm_settings(quantize="4bit", lora=True, lora_adapter={"rank": 8}, **batches)
+    made = plan_on(Machine((seen,), 64 * GIB), THREE_B, given, RUN)
+    assert made.fits is (context_mib == 461)
+    assert made.parts["learner: context"] == seen.context_bytes
+
+
 def test_the_limit_bounds_both_workers():
     made = planned(HALF_B, 80, memory={"limit_gib": 16})
     assert (made.fits, made.usable_bytes) == (True, 16 * GIB)
@@ -107,7 +118,8 @@ def test_the_memory_of_other_programs_does_not_count_for_a_node_that_starts_paus
     with pytest.raises(MachineError, match="other programs use 20.00 GiB"):
         placement.arrange(vllm_settings(), RUN, SOURCE)
     arranged_paused = placement.arrange(vllm_settings(), RUN, SOURCE, others_count=False)
-    assert arranged_paused == place_workers_on(Machine((card(22),), 64 * GIB), HALF_B, vllm_settings(), RUN)
+    empty = Card.of(seen[0]._replace(free_bytes=None))
+    assert arranged_paused == place_workers_on(Machine((empty,), 64 * GIB), HALF_B, vllm_settings(), RUN)
 
 
 def test_gpus_that_cannot_work_are_refused_or_hidden(monkeypatch, caplog):

@@ -10,14 +10,8 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import MachineError
 from ftis_node.memory.generator import generator_memory
-from ftis_node.memory.learner_memory import (
-    DEVICE_CONTEXT_BYTES,
-    HOST_PROCESS_BYTES,
-    Workload,
-    layer_bytes_per_token,
-    learner_memory,
-)
-from ftis_node.memory.machine import USABLE_SHARE, Card, Machine
+from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, Workload, layer_bytes_per_token, learner_memory
+from ftis_node.memory.machine import DEVICE_CONTEXT_BYTES, USABLE_SHARE, Card, Machine
 from ftis_node.memory.placement import place_workers_on
 from ftis_node.memory.plan import BASE, SHARED_BASE, SPEED_SHARE, WEIGHT_SYNC, MemoryPlan, plan
 from ftis_node.memory.suggestions import suggest_change
