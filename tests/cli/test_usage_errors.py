@@ -11,19 +11,20 @@ RUN_ID = "0123456789abcdef" * 2
 PEER = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
 
 
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Run a command; return its exit code and its one error line."""
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
+    """Run a command that ends with this exit code; return its one error line."""
     capsys.readouterr()
-    code = run(list(arguments))
+    assert run(list(arguments)) == code
     stderr = capsys.readouterr().err
     assert "Traceback" not in stderr
     lines = [line for line in stderr.splitlines() if line.startswith("ftis-node: ")]
     assert len(lines) == 1, lines
-    return code, lines[0]
+    return lines[0]
 
 
-def join(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) -> tuple[int, str]:
-    return error_of(capsys, "join", "--home", str(tmp_path / "home"), "--listen", "/ip4/127.0.0.1/tcp/0", *arguments)
+def join(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str, code: int = 2) -> str:
+    start = ("join", "--home", str(tmp_path / "home"), "--listen", "/ip4/127.0.0.1/tcp/0")
+    return error_of(capsys, *start, *arguments, code=code)
 
 
 def test_a_folder_without_a_tokenizer_is_an_error(capsys, tmp_path, model):
@@ -31,9 +32,7 @@ def test_a_folder_without_a_tokenizer_is_an_error(capsys, tmp_path, model):
     folder.mkdir()
     for name in ("config.json", "model.safetensors"):
         os.link(model / name, folder / name)
-    code, line = join(capsys, tmp_path, "--model", str(folder), "--task", "arithmetic")
-    assert code == 2
-    assert "tokenizer" in line
+    assert "tokenizer" in join(capsys, tmp_path, "--model", str(folder), "--task", "arithmetic")
 
 
 @pytest.mark.parametrize(
@@ -54,9 +53,7 @@ def test_a_folder_without_a_tokenizer_is_an_error(capsys, tmp_path, model):
 def test_invalid_arguments_are_an_error(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    code, line = error_of(capsys, *arguments)
-    assert code == 2
-    assert message in line
+    assert message in error_of(capsys, *arguments)
 
 
 def test_an_unexpected_exception_is_a_one_line_error(capsys, monkeypatch):
@@ -66,10 +63,8 @@ def test_an_unexpected_exception_is_a_one_line_error(capsys, monkeypatch):
         raise ZeroDivisionError("two\nlines")
 
     monkeypatch.setattr(status, "read_status", fail)
-    code, line = error_of(capsys, "status")
-    assert code == 1
-    assert "ZeroDivisionError: two lines" in line
-    assert "--debug" in line
+    line = error_of(capsys, "status", code=1)
+    assert "ZeroDivisionError: two lines" in line and "--debug" in line
     with pytest.raises(ZeroDivisionError):
         run(["--debug", "status"])
 
@@ -101,24 +96,19 @@ def test_an_unexpected_exception_is_a_one_line_error(capsys, monkeypatch):
     ],
 )
 def test_an_experiment_with_invalid_options_is_an_error(capsys, tmp_path, arguments, hint):
-    code, line = error_of(capsys, "compare", "--out", str(tmp_path / "out"), *arguments)
-    assert code == 2
-    assert hint in line
+    assert hint in error_of(capsys, "compare", "--out", str(tmp_path / "out"), *arguments)
     assert not (tmp_path / "out").exists()
 
 
 def test_an_experiment_with_a_missing_model_is_an_error(capsys, tmp_path):
-    pair = f"{tmp_path}/nowhere,{tmp_path}/nowhere"
-    code, line = error_of(capsys, "compare", "--out", str(tmp_path / "out"), "--pair", pair, "--task", "arithmetic")
-    assert code == 2
-    assert "nowhere" in line
+    options = ["--out", str(tmp_path / "out"), "--pair", f"{tmp_path}/nowhere,{tmp_path}/nowhere"]
+    assert "nowhere" in error_of(capsys, "compare", *options, "--task", "arithmetic")
     assert not (tmp_path / "out" / "runs").exists(), "a trial began"
 
 
 def test_a_run_id_that_no_peer_has_is_an_error(capsys, tmp_path, model, monkeypatch):
     monkeypatch.setattr("ftis_node.node.startup.run_plan.TIMEOUT_S", 2.0)
-    code, line = join(capsys, tmp_path, "--model", str(model), "--run", RUN_ID, "--peers", PEER)
-    assert code == 4
+    line = join(capsys, tmp_path, "--model", str(model), "--run", RUN_ID, "--peers", PEER, code=4)
     assert "no manifest of run 0123" in line
     assert not (tmp_path / "home" / "run.toml").exists()
 
@@ -127,17 +117,13 @@ def test_a_run_id_that_no_peer_has_is_an_error(capsys, tmp_path, model, monkeypa
 def test_a_damaged_last_status_is_an_error(capsys, tmp_path, content):
     (tmp_path / "status.json").write_text(content)
     for command in ("status", "peers"):
-        code, line = error_of(capsys, command, "--home", str(tmp_path))
-        assert code == 2
-        assert "status.json is damaged: remove it" in line
+        assert "status.json is damaged: remove it" in error_of(capsys, command, "--home", str(tmp_path))
 
 
 @pytest.mark.parametrize("marker", ["", '{"schema": "4"}'])
 def test_a_damaged_home_marker_is_an_error(capsys, tmp_path, marker):
     (tmp_path / "home.json").write_text(marker)
-    code, line = error_of(capsys, "status", "--home", str(tmp_path))
-    assert code == 2
-    assert "home.json is damaged" in line
+    assert "home.json is damaged" in error_of(capsys, "status", "--home", str(tmp_path))
 
 
 def test_every_command_has_the_short_option_h(capsys):
@@ -188,9 +174,7 @@ def test_an_invalid_file_or_option_of_join_is_an_error(capsys, tmp_path, model, 
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     of_file = {RUN: ["--run", str(path)], NODE: [], DATA: ["--task", f"gsm8k:{path}"]}[file]
-    code, line = join(capsys, tmp_path, "--model", str(model), *of_file, *arguments)
-    assert code == 2
-    assert message in line
+    assert message in join(capsys, tmp_path, "--model", str(model), *of_file, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -202,6 +186,4 @@ def test_an_invalid_file_or_option_of_join_is_an_error(capsys, tmp_path, model, 
     ],
 )
 def test_an_option_of_a_list_that_no_list_has_is_an_error(capsys, tmp_path, command, message):
-    code, line = error_of(capsys, *command, "--home", str(tmp_path))
-    assert code == 2
-    assert message in line
+    assert message in error_of(capsys, *command, "--home", str(tmp_path))
