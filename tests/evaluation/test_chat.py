@@ -45,16 +45,21 @@ def answer_of(model: ChatModel) -> str:
     return model.ask(QUESTION).text
 
 
+def json_of(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    """Run a command with --json, and return its document."""
+    capsys.readouterr()
+    assert run([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
 def test_greedy_answers_are_those_of_the_evaluation(capsys):
     """Both commands read one model by different loops: `generate` of transformers, and the engine."""
     model = str(trained_model("s"))
     asked = ["--task", "arithmetic", "--limit", "6", "--show", "6", "--engine", "torch"]
-    assert run(["eval", "--model", model, *asked, "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)["problems"]
+    shown = json_of(capsys, "eval", "--model", model, *asked)["problems"]
     assert len(shown) == 6
     for problem in shown:
-        assert run(["try", problem["problem"], "--model", model, "--json"]) == 0
-        (reply,) = json.loads(capsys.readouterr().out)["answers"]
+        (reply,) = json_of(capsys, "try", problem["problem"], "--model", model)["answers"]
         assert reply["text"] == problem["after"]["text"] and not reply["truncated"]
 
 
@@ -62,14 +67,13 @@ def test_an_episode_is_played_as_in_the_evaluation(tmp_path, capsys):
     """A model that does sums says a number and stops, so that each game has several turns."""
     model = shutil.copytree(trained_model("s"), tmp_path / "s")
     (model / "run.toml").write_text(load_manifest("guess-ftis").to_toml())
-    how = ["--model", str(model), "--json"]
-    assert run(["eval", *how, "--task", "guess", "--limit", "4", "--show", "4", "--engine", "torch"]) == 0
-    shown = json.loads(capsys.readouterr().out)["problems"]
+    how = ["--model", str(model)]
+    asked = ["--task", "guess", "--limit", "4", "--show", "4", "--engine", "torch"]
+    shown = json_of(capsys, "eval", *how, *asked)["problems"]
     assert any(problem["after"]["text"].count("\n> ") == 3 for problem in shown), "four turns"
     source = resolve_model(str(model))
     settings = ChatSettings(device="cpu", episode=episode_of(Home(model)))
-    assert run(["try", shown[0]["problem"], *how]) == 0
-    (reply,) = json.loads(capsys.readouterr().out)["answers"]
+    (reply,) = json_of(capsys, "try", shown[0]["problem"], *how)["answers"]
     assert reply["text"] == shown[0]["after"]["text"] and not reply["truncated"]
     chat = ChatModel("model", source, prompts=PromptSettings(), settings=settings)
     pieces: list[str] = []
@@ -147,8 +151,7 @@ def test_a_temperature_samples(tmp_path):
 def test_a_home_answers_with_its_start_and_its_newest_checkpoint(tmp_path, capsys):
     trained_home(tmp_path, lora=True)
     home = str(tmp_path / "home")
-    assert run(["try", QUESTION, "--home", home, "--max-tokens", "24", "--json"]) == 0
-    base, trained = json.loads(capsys.readouterr().out)["answers"]
+    base, trained = json_of(capsys, "try", QUESTION, "--home", home, "--max-tokens", "24")["answers"]
     assert [(each["role"], each["model"]) for each in (base, trained)] == [
         ("base", "tiny"),
         ("trained", "tiny after step 2"),
@@ -164,18 +167,15 @@ def test_a_home_answers_with_its_start_and_its_newest_checkpoint(tmp_path, capsy
 def test_the_system_message_of_the_task_is_sent(tmp_path, capsys):
     trained_home(tmp_path, lora=False, run=RUN.replace('"arithmetic"', '"rg:chain_sum"'))
     message = load_task("rg:chain_sum")[0].prompt[0]["content"]
-    command = ["try", QUESTION, "--home", str(tmp_path / "home"), "--max-tokens", "24", "--json"]
-    texts = []
-    for options in ([], ["--system", ""]):
-        assert run([*command, *options]) == 0
-        texts.append(json.loads(capsys.readouterr().out)["answers"][0]["text"])
-    assert texts == [answer_of(opened(tmp_path / "tiny", system=system)) for system in (message, "")]
+    command = ["try", QUESTION, "--home", str(tmp_path / "home"), "--max-tokens", "24"]
+    documents = [json_of(capsys, *command, *options) for options in ([], ["--system", ""])]
+    assert [document["answers"][0]["text"] for document in documents] == [
+        answer_of(opened(tmp_path / "tiny", system=system)) for system in (message, "")
+    ]
     out = tmp_path / "out"
     assert run(["export", "--out", str(out), "--home", str(tmp_path / "home")]) == 0
-    capsys.readouterr()
-    assert run(["try", QUESTION, "--model", str(out), "--max-tokens", "24", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)["answers"][0]["text"]
-    assert answer == answer_of(opened(out, system=message)), "the export has its run.toml"
+    (answer,) = json_of(capsys, "try", QUESTION, "--model", str(out), "--max-tokens", "24")["answers"]
+    assert answer["text"] == answer_of(opened(out, system=message)), "the export has its run.toml"
 
 
 def test_each_line_of_a_file_is_a_question(tmp_path, capsys, monkeypatch):
@@ -249,8 +249,7 @@ def test_eval_compares_two_models_problem_by_problem(tmp_path, capsys):
     trained, start = str(trained_model("s")), str(save_tiny(tmp_path / "tiny"))
     command = ["eval", "--model", trained, "--compare", start, "--task", "arithmetic", "--limit", "24", "--show", "2"]
     command += ["--engine", "torch", "--max-tokens", "64"]
-    assert run([*command, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json_of(capsys, *command)
     assert document["compared"]["pass_at_1"] == 0 < document["pass_at_1"]
     assert document["difference"]["pass_at_1"] == document["pass_at_1"] == document["difference"]["gained"] / 24
     problems = document["problems"]
@@ -272,23 +271,18 @@ def test_eval_of_a_home_compares_its_start_with_its_newest_checkpoint_on_the_pro
     text = RUN.replace('"arithmetic"', '"arithmetic:add"') + limits
     trained_home(tmp_path, lora=True, run=text.format(50, 64))
     home, how = str(tmp_path / "home"), ["--limit", "4", "--show", "4", "--max-tokens", "64", "--engine", "torch"]
-    assert run(["eval", "--home", home, *how, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json_of(capsys, "eval", "--home", home, *how)
     assert (found["compared"]["model"], found["model"]) == ("tiny", "tiny after step 2")
     assert run(["export", "--home", home, "--out", str(tmp_path / "out"), "--merge"]) == 0
-    capsys.readouterr()
     models = ["--model", str(tmp_path / "out"), "--compare", str(tmp_path / "tiny")]
-    assert run(["eval", *models, "--task", "arithmetic:add", *how, "--json"]) == 0
-    named = json.loads(capsys.readouterr().out)
+    named = json_of(capsys, "eval", *models, "--task", "arithmetic:add", *how)
     named["compared"]["model"], named["model"] = "tiny", "tiny after step 2"
     assert named == found
     assert found["problems"][0]["before"]["text"] != found["problems"][0]["after"]["text"]
-    other = ["--compare", str(tmp_path / "out"), "--task", "sums", "--limit", "1", "--engine", "torch", "--json"]
-    assert run(["eval", "--home", home, *other]) == 0
-    found = json.loads(capsys.readouterr().out)
+    other = ["--compare", str(tmp_path / "out"), "--task", "sums", "--limit", "1", "--engine", "torch"]
+    found = json_of(capsys, "eval", "--home", home, *other)
     assert (found["task"], found["compared"]["model"]) == ("sums", str(tmp_path / "out"))
-    assert run(["eval", "--home", home, "--limit", "4", "--engine", "torch", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json_of(capsys, "eval", "--home", home, "--limit", "4", "--engine", "torch")
     assert 0 < found["completion_tokens_mean"] <= 3 < named["completion_tokens_mean"]
     assert 0 < found["compared"]["completion_tokens_mean"] <= 3 < named["compared"]["completion_tokens_mean"]
     trained_home(tmp_path / "short", lora=False, run=text.format(1, 2))

@@ -94,17 +94,9 @@ def _node(identity: Identity, folder: Path, gossip: Gossip | None, **roles: Any)
     """Yield the components of a learner, or of a generator if it follows one."""
     role = "generator" if roles.get("follow") else "learner"
     settings = NodeSettings.model_validate({"model": "m", "role": role, "roles": roles})
-    with components(
-        folder,
-        identity=identity,
-        settings=settings,
-        manifest=MANIFEST,
-        gossip=gossip,
-        model="tiny",
-        tokenizer=_Tokenizer(),
-        generation=_Engine(),
-        learner=NullLearner(PARAMETERS),
-    ) as node:
+    parts = {"tokenizer": _Tokenizer(), "generation": _Engine(), "learner": NullLearner(PARAMETERS)}
+    given = {"identity": identity, "settings": settings, "manifest": MANIFEST, "gossip": gossip, "model": "tiny"}
+    with components(folder, **given, **parts) as node:
         yield node
 
 
@@ -140,6 +132,13 @@ class _Pair:
         await eventually(lambda: self.offers._newest and self.offers._newest.offer.version == version)
         return self.offers._newest.offer
 
+    async def serve(self, version: int, content: bytes) -> WeightsOffer:
+        """Offer weights, and wait until they are served after those of before."""
+        expected, state = [*self.served, version], self.generator.context.state
+        offer = await self.offer(version, content)
+        await eventually(lambda: (self.served, state.policy_version) == (expected, version))
+        return offer
+
     @property
     def refused(self) -> dict[str, int]:
         return dict(self.generator.peers.counters.weights_refused)
@@ -155,9 +154,8 @@ async def _pair(folder: Path, *, follows: bool = True, **roles: Any) -> AsyncIte
         _node(GENERATOR, folder / "generator", of_generator, **roles) as generator,
     ):
         pair = _Pair(learner, generator)
-        tasks = [asyncio.create_task(pair.offers.run())]
-        if follows:
-            tasks.append(asyncio.create_task(pair.follow.run()))
+        loops = (pair.offers, pair.follow) if follows else (pair.offers,)
+        tasks = [asyncio.create_task(loop.run()) for loop in loops]
         for gossip in (of_learner, of_generator):
             await gossip.start()
         of_learner.serve_weights(pair.give)
@@ -182,8 +180,7 @@ def _folder(folder: Path, version: int) -> Path:
 async def test_versions_arrive_and_are_served_in_order(tmp_path):
     async with _pair(tmp_path) as pair:
         for version in (1, 2, 5):
-            await pair.offer(version, os.urandom(2 * MIB + 5))
-            await eventually(lambda version=version: pair.served[-1:] == [version])
+            await pair.serve(version, os.urandom(2 * MIB + 5))
         fetched = events_of(pair.generator, "weights_fetched")
         assert [event["num_chunks"] for event in fetched] == [3, 3, 3]
         assert fetched[0]["num_bytes"] == 2 * MIB + 5
@@ -199,8 +196,7 @@ async def test_versions_arrive_and_are_served_in_order(tmp_path):
 async def test_a_restarted_generator_serves_its_last_version_and_resumes_a_partial_file(tmp_path):
     content = os.urandom(6 * MIB + 1)
     async with _pair(tmp_path) as pair:
-        await pair.offer(1, b"first")
-        await eventually(lambda: pair.served == [1])
+        await pair.serve(1, b"first")
     async with _pair(tmp_path, follows=False) as pair:
         offer = await pair.offer(2, content)
         partial = tmp_path / "generator/weights/followed/partial"
@@ -224,8 +220,7 @@ async def test_a_restarted_generator_serves_its_last_version_and_resumes_a_parti
 
 async def test_weights_are_tried_before_or_after_a_pause(tmp_path, monkeypatch):
     async with _pair(tmp_path) as pair:
-        await pair.offer(1, b"first")
-        await eventually(lambda: pair.served == [1])
+        await pair.serve(1, b"first")
         trying, may_end = asyncio.Event(), asyncio.Event()
 
         async def try_slowly(weights, proof, try_weights=pair.generator.generation.try_weights):
@@ -254,26 +249,22 @@ async def test_weights_are_tried_before_or_after_a_pause(tmp_path, monkeypatch):
 
 async def test_weights_whose_proof_fails_are_not_served_and_later_ones_are(tmp_path):
     async with _pair(tmp_path) as pair:
-        await pair.offer(1, b"valid")
-        await eventually(lambda: pair.served == [1])
+        await pair.serve(1, b"valid")
         await pair.offer(2, b"invalid weights: NaN")
         await eventually(lambda: pair.refused == {"proof": 1})
         assert pair.generator.context.state.policy_version == 1
         assert _held(tmp_path) == [1]
-        await pair.offer(3, b"valid again")
-        await eventually(lambda: pair.served == [1, 3])
+        await pair.serve(3, b"valid again")
 
 
 async def test_a_generator_goes_back_with_a_learner_that_lost_steps(tmp_path):
     async with _pair(tmp_path) as pair:
-        await pair.offer(500, b"five hundred")
-        await eventually(lambda: pair.generator.context.state.policy_version == 500)
+        await pair.serve(500, b"five hundred")
     async with _pair(tmp_path, weights_delay="fixed:1") as pair:  # both restart; the learner has lost its home
         await pair.offer(4, b"four")
         await eventually(lambda: pair.generator.context.state.policy_version == 4)
         assert pair.served == [500, 4]
-        await pair.offer(5, b"five")
-        await eventually(lambda: pair.generator.context.state.policy_version == 5)
+        await pair.serve(5, b"five")
         assert (pair.served, pair.refused) == ([500, 4, 5], {})
     async with _pair(tmp_path) as pair:
         await eventually(lambda: pair.served == [5])
@@ -292,8 +283,7 @@ async def test_lost_versions_that_wait_for_their_delay_are_not_served(tmp_path):
 async def test_the_served_version_stays_until_a_repeated_one_of_its_number_is_proven(tmp_path):
     """A worker that dies meanwhile loads its file again, and a restarted node serves it."""
     async with _pair(tmp_path) as pair:
-        await pair.offer(9, b"nine")
-        await eventually(lambda: pair.generator.context.state.policy_version == 9)
+        await pair.serve(9, b"nine")
         old = _folder(tmp_path, 9)
     async with _pair(tmp_path, weights_delay="fixed:3") as pair:
         await eventually(lambda: pair.served == [9])
@@ -311,20 +301,17 @@ async def test_the_served_version_stays_until_a_repeated_one_of_its_number_is_pr
 
 async def test_versions_that_the_learner_lost_are_evaluated_again(tmp_path):
     async with _pair(tmp_path) as pair:
-        await pair.offer(10, b"ten")
-        await eventually(lambda: pair.served == [10])
+        await pair.serve(10, b"ten")
         evaluations = pair.generator.context.evaluations
         for step in (5, 10):
             evaluations.add(EvalStatus(step=step, task="sums", pass_at_1=0.5, n=8))
-        await pair.offer(8, b"eight")
-        await eventually(lambda: pair.generator.context.state.policy_version == 8)
+        await pair.serve(8, b"eight")
         assert [one.step for one in evaluations.entries] == [5], "version 10 would not be evaluated again"
 
 
 async def test_a_restarted_generator_evaluates_again_what_is_newer_than_its_version(tmp_path):
     async with _pair(tmp_path) as pair:
-        await pair.offer(8, b"eight")
-        await eventually(lambda: pair.served == [8])
+        await pair.serve(8, b"eight")
     async with _pair(tmp_path, follows=False) as pair:
         for step in (5, 10):  # as the event log has them
             pair.generator.context.evaluations.add(EvalStatus(step=step, task="sums", pass_at_1=0.5, n=8))
@@ -334,8 +321,7 @@ async def test_a_restarted_generator_evaluates_again_what_is_newer_than_its_vers
 
 async def test_a_repeated_version_of_the_newest_number_is_fetched(tmp_path):
     async with _pair(tmp_path) as pair:
-        offer = await pair.offer(9, b"nine")
-        await eventually(lambda: pair.served == [9])
+        offer = await pair.serve(9, b"nine")
         assert not pair.follow._should_fetch(offer)
         assert pair.follow._should_fetch(replace(offer, sha256=bytes(32)))
 
@@ -358,22 +344,18 @@ async def test_an_evaluation_is_due_if_the_last_one_was_of_lost_weights(tmp_path
 
 async def test_an_offer_that_is_sent_again_is_not_accepted(tmp_path):
     async with _pair(tmp_path) as pair:
-        old = await pair.offer(4, b"four")
-        await eventually(lambda: pair.served == [4])
-        await pair.offer(5, b"five")
-        await eventually(lambda: pair.served == [4, 5])
+        old = await pair.serve(4, b"four")
+        await pair.serve(5, b"five")
         pair.learner.gossip.serve_weights(_Malicious(pair, old).give)
         await eventually(lambda: pair.refused == {"goes_back": 1})
         pair.learner.gossip.serve_weights(pair.give)
-        await pair.offer(6, b"six")
-        await eventually(lambda: pair.served == [4, 5, 6])
+        await pair.serve(6, b"six")
         assert pair.refused == {"goes_back": 1}, "the same offer was reported twice"
 
 
 async def test_a_damaged_version_of_an_earlier_start_is_removed(tmp_path):
     async with _pair(tmp_path) as pair:
-        await pair.offer(1, b"one")
-        await eventually(lambda: pair.served == [1])
+        await pair.serve(1, b"one")
     folder = _folder(tmp_path, 1)
     (folder / OFFER_FILE).write_bytes(b"\x0a\x03abc\x12")
     async with _pair(tmp_path, follows=False) as pair:
