@@ -31,6 +31,7 @@ from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.validation import Refused, ValidationContext, validate
 from tests.conftest import fill_buffer, with_sections
 from tests.episodes.played import ITEM, LIES, RUN, TASK, Lie, longest, one_turn_less, play, played_group, shorter_turn
+from tests.validation.test_pipeline import reason_of
 
 ROOMY = with_sections(RUN, sampling={"max_total_tokens": 400})
 
@@ -135,28 +136,21 @@ async def test_a_group_with_other_observations_cannot_be_trained_on(group, ident
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 async def test_a_lie_about_an_episode_is_refused_by_name(group, identity, tokenizer, lie: Lie) -> None:
     verdict = await judged(lie.change(group, ITEM, tokenizer), identity, tokenizer)
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == lie.reason, verdict.refusal
-    assert verdict.signed
+    assert (reason_of(verdict), verdict.signed) == (lie.reason, True), verdict
 
 
 @pytest.mark.parametrize("change", [one_turn_less, shorter_turn])
 @pytest.mark.parametrize("other", ["prompt_hash", "end_ids"])
-async def test_an_early_end_in_another_form_is_refused_and_costs_nobody(
-    group, identity, tokenizer, change, other
-) -> None:
+async def test_an_early_end_in_another_form_is_refused_and_costs_nobody(group, identity, tokenizer, change, other):
     """The sender may have had less space, but not half of it."""
     forms: dict[str, Any] = {"prompt_hash": bytes(4), "end_ids": (*group.end_ids, tokenizer.vocab_size - 1)}
     group = replace(change(group, ITEM, tokenizer), **{other: forms[other]})
     verdict = await judged(replace(group, run_id=ROOMY.run_id), identity, tokenizer, manifest=ROOMY)
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "episode_cut"
+    assert reason_of(verdict) == "episode_cut"
     assert REFUSALS["episode_cut"].behaviour is Behaviour.HARMLESS
 
 
-async def test_an_early_end_costs_nobody_if_templates_differ_after_the_first_turn(
-    group, identity, tokenizer, source
-) -> None:
+async def test_an_early_end_costs_nobody_if_templates_differ_after_the_first_turn(group, identity, tokenizer, source):
     """Their prompts are equal, and their observations have other numbers of tokens."""
     other = load_tokenizer(source)
     template = other._tokenizer.chat_template
@@ -168,9 +162,7 @@ async def test_an_early_end_costs_nobody_if_templates_differ_after_the_first_tur
     assert other.observation_form != tokenizer.observation_form
     for change in (one_turn_less, shorter_turn):
         changed = replace(change(group, ITEM, tokenizer), run_id=ROOMY.run_id)
-        verdict = await judged(changed, identity, other, manifest=ROOMY)
-        assert isinstance(verdict, Refused)
-        assert verdict.refusal.reason == "episode_cut"
+        assert reason_of(await judged(changed, identity, other, manifest=ROOMY)) == "episode_cut"
 
 
 async def test_episodes_of_own_weights_have_the_same_observation_form(group, identity, tokenizer) -> None:
@@ -183,9 +175,7 @@ async def test_episodes_of_own_weights_have_the_same_observation_form(group, ide
 
 
 async def test_a_stopped_turn_is_refused_and_costs_nobody(group, identity, tokenizer) -> None:
-    verdict = await judged(stopped(group, tokenizer), identity, tokenizer)
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "episode_cut"
+    assert reason_of(await judged(stopped(group, tokenizer), identity, tokenizer)) == "episode_cut"
 
 
 async def test_a_node_keeps_a_group_with_a_stopped_turn_for_itself(group, tokenizer) -> None:
@@ -220,18 +210,12 @@ async def test_a_sender_with_other_end_tokens_is_not_charged_for_its_length(grou
     """Its observations may have other tokens than here, so the same turns may be too long here alone."""
     short = with_sections(RUN, sampling={"max_total_tokens": 40})
     here = replace(group, run_id=short.run_id)
-    verdict = await judged(here, identity, tokenizer, manifest=short)
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "length"
+    assert reason_of(await judged(here, identity, tokenizer, manifest=short)) == "length"
     other = replace(here, end_ids=(*group.end_ids, tokenizer.vocab_size - 1))
-    verdict = await judged(other, identity, tokenizer, manifest=short)
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "too_long_here"
+    assert reason_of(await judged(other, identity, tokenizer, manifest=short)) == "too_long_here"
 
 
-async def test_exported_rows_have_the_turns_and_the_observations_between_them(
-    group, identity, tokenizer, tmp_path
-) -> None:
+async def test_exported_rows_have_the_turns_and_the_observations_between_them(group, identity, tokenizer, tmp_path):
     accepted = await judged(group, identity, tokenizer)
     fill_buffer(tmp_path / "replay.sqlite", accepted)
     with closing(ReplayReader(tmp_path / "replay.sqlite")) as reader:
@@ -250,15 +234,11 @@ async def test_a_replay_that_takes_long_blames_nobody(group, identity, tokenizer
         return await played(self, item, texts, cost=cost)
 
     monkeypatch.setattr(IsolatedScorer, "play", slowly)
-    verdict = await judged(group, identity, tokenizer)
-    assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "scoring_failed"
+    assert reason_of(await judged(group, identity, tokenizer)) == "scoring_failed"
     assert REFUSALS["scoring_failed"].behaviour is Behaviour.HARMLESS
 
 
-async def test_the_observation_after_the_last_turn_need_not_be_encodable(
-    group, identity, tokenizer, monkeypatch
-) -> None:
+async def test_the_observation_after_the_last_turn_need_not_be_encodable(group, identity, tokenizer, monkeypatch):
     """It is no part of the group, and a sender that cannot encode it ends the episode."""
     completions = []
     for one in group.completions:

@@ -29,6 +29,7 @@ from ftis_node.validation.rules import (
 from ftis_node.validation.text_rules import TEXT_RULES
 from tests.conftest import make_text_group
 from tests.models.tiny_models import make_tokenizer
+from tests.validation.test_pipeline import _context as context_of
 from tests.validation.test_pipeline import reason_of
 
 TASK = load_task("arithmetic")
@@ -73,15 +74,8 @@ SCORER = IsolatedScorer(TASK)
 
 
 def _context(**changes: Any) -> ValidationContext:
-    context = ValidationContext(
-        manifest=MANIFEST,
-        tokenizer=TOKENIZER,
-        resolve=lambda ref, cost: SCORER.resolve(ref, cost=cost),
-        scorer=SCORER,
-        is_known=lambda group_id: False,
-        has_number=lambda sender, number: False,
-    )
-    return replace(context, **changes)
+    ours = {"tokenizer": TOKENIZER, "resolve": lambda ref, cost: SCORER.resolve(ref, cost=cost), "scorer": SCORER}
+    return context_of(**{"manifest": MANIFEST, **ours, **changes})
 
 
 async def _verdict(identity: Identity, context: ValidationContext | None = None, **changes: Any):
