@@ -94,6 +94,11 @@ def identity():
     return Identity.from_seed(bytes(range(32)))
 
 
+def raises_line(kind: type[Exception], *parts: str) -> pytest.RaisesExc[Exception]:
+    """Expect an error of one line that has these parts."""
+    return pytest.raises(kind, check=lambda error: "\n" not in str(error) and all(part in str(error) for part in parts))
+
+
 def make_completion(*ids: int, reward: float = 0.0, versions: tuple[int, int] = (3, 3)) -> Completion:
     """Make a completion with these token ids and policy versions; its finish reason is `STOP` if the last id is EOS."""
     return Completion(

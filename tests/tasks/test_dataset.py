@@ -25,6 +25,7 @@ from ftis_node.tasks import held_out_spec, load_task, validated_domain
 from ftis_node.tasks.dataset_rows import RowSource, read_rows
 from ftis_node.tasks.dataset_task import pinned
 from ftis_node.tasks.spec import parse_spec
+from tests.conftest import raises_line
 
 ROWS = [{"q": "1+1=", "a": 2, "level": "easy"}, {"q": "2+2=", "a": 4, "level": "easy"}, {"q": "1+1=", "a": 3}]
 QUERY = "prompt=q&answer=a&reward=exact&style=plain"
@@ -79,9 +80,7 @@ def test_a_folder_has_both_splits_and_the_digest_covers_the_training_problems(tm
     spec = parse_spec(f"dataset:{tmp_path}?name=s&{QUERY}")
     assert held_out_spec(spec) is None
     write(tmp_path / "test.jsonl", [{"q": "3+3=", "a": 6}])
-    (held_out := held_out_spec(pinned(spec)))
-    assert held_out is not None
-    assert load_task(held_out, split="test")[0].answer == "6"
+    assert load_task(held_out_spec(pinned(spec)), split="test")[0].answer == "6"
 
 
 @pytest.mark.usefixtures("rows_in_this_process")
@@ -106,11 +105,8 @@ def test_the_error_names_an_invalid_row(tmp_path, rows, message):
     file = tmp_path / "invalid.jsonl"
     content = rows if isinstance(rows, bytes | str) else "".join(json.dumps(row) + "\n" for row in rows)  # type: ignore[attr-defined]
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(TaskError) as caught:
+    with raises_line(TaskError, message, str(file)):
         load_task(f"dataset:{file}?{QUERY}")
-    assert message in str(caught.value)
-    assert str(file) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +127,8 @@ def test_the_error_names_an_unreadable_file(tmp_path, name, content, message):
         file.write_bytes(content)
     elif content:
         getattr(os, content)(file)
-    with pytest.raises(TaskError) as caught:
+    with raises_line(TaskError, message):
         load_task(f"dataset:{file}?{QUERY}")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_file_above_the_size_limit_is_an_error(tmp_path, capsys):
@@ -157,9 +151,8 @@ def test_a_compressed_file_is_not_unpacked(tmp_path, kind):
     file = tmp_path / "rows.jsonl"
     (magic,) = (magic for magic, name in rows_module.COMPRESSED.items() if name == kind)
     file.write_bytes(magic + b"rows")
-    with pytest.raises(
-        TaskError, match=rf"rows.jsonl is compressed \({kind}\): unpack it, and give the unpacked file$"
-    ):
+    advice = rf"rows.jsonl is compressed \({kind}\): unpack it, and give the unpacked file$"
+    with pytest.raises(TaskError, match=advice):
         read_rows(RowSource(("q",), file=str(file)))
 
 
@@ -228,10 +221,8 @@ def test_reading_has_a_time_limit(tmp_path):
     ],
 )
 def test_an_invalid_query_is_a_one_line_error(tmp_path, query, message):
-    with pytest.raises(TaskError) as caught:
+    with raises_line(TaskError, message):
         load_task(f"dataset:{write(tmp_path / 'x.jsonl')}?{query}")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("source", ["", "a b", "../..", "über", "/", "-x"])
@@ -291,22 +282,16 @@ def test_nodes_with_equal_data_share_a_run_and_other_data_is_an_error(tmp_path):
         joined = plan_run(str(run_file), task, home=second)
         assert joined.manifest.run_id == plan.manifest.run_id
         assert load_task(joined.task_spec)[0] == load_task(plan.task_spec)[0]
-    assert (
-        plan_run(str(run_file), None, home=second, data_paths={"dataset:sums": str(second_file)}).manifest
-        == plan.manifest
-    )
+    by_path = plan_run(str(run_file), None, home=second, data_paths={"dataset:sums": str(second_file)})
+    assert by_path.manifest == plan.manifest
     write(second_file, [*ROWS, {"q": "3+3=", "a": 6}])
-    with pytest.raises(
-        TaskError, match=r"^dataset:sums: these 3 problems \(digest .*\) are not those of the run"
-    ) as caught:
+    others = r"^dataset:sums: these 3 problems \(digest [^\n]*\) are not those of the run[^\n]*\Z"
+    with pytest.raises(TaskError, match=others):
         plan_run(str(run_file), f"dataset:{second_file}?name=sums&{QUERY}", home=second)
-    assert "\n" not in str(caught.value)
     without_query = plan_run(str(run_file), f"dataset:{second_file}?name=sums", home=second)
     with pytest.raises(TaskError, match="are not those of the run"):
         load_task(without_query.task_spec)
-    with pytest.raises(
-        TaskError, match=r"dataset:sums needs the run's data file: give it as --task dataset:PATH\?name=sums"
-    ):
+    with raises_line(TaskError, "dataset:sums needs the run's data file: give it as --task dataset:PATH?name=sums"):
         load_task(plan_run(str(run_file), None, home=second).task_spec)
 
 

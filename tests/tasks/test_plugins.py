@@ -11,7 +11,7 @@ from ftis_node.records.group import CompletionStatus, PromptRef
 from ftis_node.tasks import held_out_spec, load_task
 from ftis_node.tasks.answers import answer_in
 from ftis_node.tasks.scorer import IsolatedScorer
-from tests.conftest import write_distribution
+from tests.conftest import raises_line, write_distribution
 
 FAULTY = """
 import sys
@@ -139,10 +139,8 @@ async def test_the_example_package_has_a_task_and_a_reward(example_plugin, monke
     ],
 )
 def test_the_error_of_a_faulty_plug_in_names_its_package(spec, message):
-    with pytest.raises(TaskError) as caught:
+    with raises_line(TaskError, message):
         load_task(spec)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("faulty_plugins")
