@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -106,9 +107,7 @@ def test_a_stopped_node_shows_who_refused_its_groups() -> None:
     ]
 
 
-def test_states_before_a_start_while_starting_and_after_the_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_states_before_a_start_while_starting_and_after_the_end(tmp_path, capsys):
     home = Home(tmp_path)
     assert run(["status", "--home", str(tmp_path)]) == 2
     assert "no node has run" in capsys.readouterr().err
@@ -139,9 +138,7 @@ def test_states_before_a_start_while_starting_and_after_the_end(
     assert node["resume"] == f"ftis-node join --home {tmp_path} --model MODEL --steps 20"
 
 
-def test_a_node_that_closed_its_port_and_still_runs_is_stopping(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_node_that_closed_its_port_and_still_runs_is_stopping(tmp_path, capsys):
     """Trackers may still write when no port listens at the address in the lock file."""
     home = Home(tmp_path)
     with home.owned():
@@ -158,20 +155,9 @@ def test_a_node_that_closed_its_port_and_still_runs_is_stopping(
     assert capsys.readouterr().out.startswith("stopped: as asked")
 
 
-def test_watching_continues_during_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answers: list[Any] = [Status(), FtisError("the node at U does not answer (\x1b[2J)"), LONG]
-
-    def read(home: Home) -> Any:
-        if not answers:
-            raise KeyboardInterrupt
-        answer = answers.pop(0)
-        if isinstance(answer, FtisError):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(status_command, "read_status", read)
+def test_watching_continues_during_a_restart(tmp_path, monkeypatch, capsys):
+    answers = [Status(), FtisError("the node at U does not answer (\x1b[2J)"), LONG, KeyboardInterrupt]
+    monkeypatch.setattr(status_command, "read_status", Mock(side_effect=answers))
     assert run(["status", "--watch", "--interval", "0.1", "--home", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
@@ -179,11 +165,8 @@ def test_watching_continues_during_a_restart(
     assert "step 1000000, reward 0.5" in lines[2]
 
 
-def test_watching_in_a_terminal_redraws_the_screen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answers = iter([LONG])
-    monkeypatch.setattr(status_command, "read_status", lambda home: next(answers, None) or _interrupt())
+def test_watching_in_a_terminal_redraws_the_screen(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(status_command, "read_status", Mock(side_effect=[LONG, KeyboardInterrupt]))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "70")
     monkeypatch.setenv("LINES", "12")
@@ -196,9 +179,7 @@ def test_watching_in_a_terminal_redraws_the_screen(
     assert max(map(cells, lines)) <= 69
 
 
-def test_the_swarm_is_printed_as_table_json_or_json_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_swarm_is_printed_as_table_json_or_json_lines(tmp_path, monkeypatch, capsys):
     row = SwarmRow("12D3KooWpeer0001", "an\x1bn", "full", "org/tiny", 1, "1", 0.0, 60.0)
     view = json.loads(json.dumps(SwarmView(RunSummary("ab" * 16, task="arithmetic"), 1.0, (row,)).as_dict()))
     (tmp_path / "status.json").write_text(json.dumps(_document(Status()) | {"swarm_view": [view]}))
@@ -208,23 +189,12 @@ def test_the_swarm_is_printed_as_table_json_or_json_lines(
     assert header.startswith("name") and peer.startswith("an\\x1bn  peer0001")
     assert run(["swarm", "--home", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [view]
-    answers: list[Any] = [[view], FtisError("the node does not answer")]
-
-    def read(home: Home, path: str) -> Any:
-        answer = answers.pop(0) if answers else _interrupt()
-        if isinstance(answer, FtisError):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(swarm_command, "read_document", read)
+    answers = [[view], FtisError("the node does not answer"), KeyboardInterrupt]
+    monkeypatch.setattr(swarm_command, "read_document", Mock(side_effect=answers))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     assert run(["swarm", "--home", str(tmp_path), "--json", "--watch"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines == [[view], {"error": "the node does not answer"}]
-
-
-def _interrupt() -> Any:
-    raise KeyboardInterrupt
 
 
 UNKNOWN_PEER = "12D3KooW" + "z" * 44
