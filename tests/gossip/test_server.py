@@ -31,20 +31,19 @@ async def hello(peer_id: str, payload: bytes) -> AsyncGenerator[bytes, None]:
 async def serving(
     path: Path, admission: AdmissionControl, counters: GossipCounters, limits: GossipLimits = ONE_EACH
 ) -> AsyncIterator[None]:
-    server = StreamServer(
-        P2pdConfig(
-            settings=settings(path.parent),
-            limits=limits,
-            counters=counters,
-            handlers={HELLO: hello},
-            admission=admission,
-        )
-    )
+    given = {"limits": limits, "counters": counters, "admission": admission, "handlers": {HELLO: hello}}
+    server = StreamServer(P2pdConfig(settings=settings(path.parent), **given))
     await server.listen(path)
     try:
         yield
     finally:
         await server.close()
+
+
+async def silent_stream(path: Path, peer: bytes) -> asyncio.StreamWriter:
+    _, writer = await asyncio.open_unix_connection(str(path))
+    await write_pbmsg(writer, p2pd_pb2.StreamInfo(peer=peer, addr=b"", proto=HELLO))
+    return writer
 
 
 async def request(path: Path, peer: bytes) -> list[Frame]:
@@ -80,11 +79,7 @@ async def test_excess_streams_of_a_peer_get_busy_or_are_closed_and_later_request
     """Silent streams: the peer may hold two, the server keeps eight, and closes the others."""
     counters, limits = GossipCounters(), GossipLimits(max_streams_per_peer=2)
     async with serving(tmp_path / "s", AdmissionControl(limits), counters, limits):
-        writers = []
-        for _ in range(12):
-            _, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
-            await write_pbmsg(writer, p2pd_pb2.StreamInfo(peer=ANN.peer, addr=b"", proto=HELLO))
-            writers.append(writer)
+        writers = [await silent_stream(tmp_path / "s", ANN.peer) for _ in range(12)]
         await eventually(lambda: counters.serve_errors == {"busy": 6, "flood": 4})
         assert await request(tmp_path / "s", ANN.peer) == []
         assert await request(tmp_path / "s", BOB.peer) == [Frame.ITEM, Frame.END]
@@ -100,12 +95,8 @@ async def test_silent_streams_of_new_peers_leave_slots_to_known_peers(tmp_path):
     admission = AdmissionControl(limits)
     admission.is_new = lambda peer_id: peer_id != ANN.peer_id
     async with serving(tmp_path / "s", admission, counters, limits):
-        writers = []
-        for seed in range(10, 26):
-            _, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
-            peer = Identity.from_seed(bytes([seed]) * 32).peer
-            await write_pbmsg(writer, p2pd_pb2.StreamInfo(peer=peer, addr=b"", proto=HELLO))
-            writers.append(writer)
+        strangers = [Identity.from_seed(bytes([seed]) * 32).peer for seed in range(10, 26)]
+        writers = [await silent_stream(tmp_path / "s", peer) for peer in strangers]
         await eventually(lambda: counters.serve_errors["busy"] == 9)
         assert await request(tmp_path / "s", ANN.peer) == [Frame.ITEM, Frame.END]
         assert counters.serve_errors == {"busy": 9, "flood": 4}

@@ -49,7 +49,11 @@ SOON = time.time() + 300
 OWN_ID = 7  # the DHT id of the node that validates
 
 
-def _record(raw: bytes, *, key: str, subkey: str | None = None, expires_at: float = SOON) -> DHTRecord:
+OWNERS_KEY = record_key("r", OWNER.peer_id)
+OWNERS_BUCKET = bucket_key("r", bucket_of(OWNER.peer_id))
+
+
+def _record(raw: object, *, key: str = OWNERS_KEY, subkey: str | None = None, expires_at: float = SOON) -> DHTRecord:
     return DHTRecord(
         key=DHTID.generate(source=key).to_bytes(),
         subkey=MSGPackSerializer.dumps(subkey),
@@ -64,58 +68,45 @@ def _sealed(
     return sign_entry(identity, kind, changes.get("run_id", "r"), payload, expires_at=changes.get("expires_at", SOON))
 
 
-OWNERS_KEY = record_key("r", OWNER.peer_id)
-OWNERS_BUCKET = bucket_key("r", bucket_of(OWNER.peer_id))
+def _packed_as(value: bytes) -> DHTRecord:
+    return replace(_record(b""), value=value)
+
+
+def _in_bucket(identity: Identity = OWNER, *, subkey: str = OWNER.peer_id, payload: bytes = b"x") -> DHTRecord:
+    return _record(_sealed(identity, EntryKind.MEMBER, payload), key=OWNERS_BUCKET, subkey=subkey)
 
 
 def test_entries_of_the_owner_are_accepted():
-    assert VALIDATOR.validate(_record(_sealed(), key=OWNERS_KEY))
-    assert VALIDATOR.validate(_record(_sealed(payload=bytes(2048)), key=OWNERS_KEY))
-    assert VALIDATOR.validate(_record(_sealed(kind=EntryKind.MEMBER), key=OWNERS_BUCKET, subkey=OWNER.peer_id))
+    for record in (_record(_sealed()), _record(_sealed(payload=bytes(2048))), _in_bucket()):
+        assert VALIDATOR.validate(record)
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        pytest.param(_record(_sealed(OTHER), key=OWNERS_KEY), id="signed by another"),
-        pytest.param(_record(_sealed(run_id="s"), key=OWNERS_KEY), id="of another run"),
-        pytest.param(_record(_sealed(), key=OWNERS_KEY, subkey="sub"), id="an unexpected subkey"),
-        pytest.param(_record(_sealed(), key=OWNERS_KEY, expires_at=SOON + 1), id="replayed with a later expiry"),
-        pytest.param(
-            _record(_sealed(expires_at=SOON + 3600), key=OWNERS_KEY, expires_at=SOON + 3600), id="expires too late"
-        ),
-        pytest.param(
-            _record(_sealed(expires_at=float("nan")), key=OWNERS_KEY, expires_at=float("nan")), id="expires never"
-        ),
-        pytest.param(_record(_sealed(payload=bytes(2049)), key=OWNERS_KEY), id="too large"),
-        pytest.param(
-            _record(_sealed(kind=EntryKind.MEMBER, payload=bytes(513)), key=OWNERS_BUCKET, subkey=OWNER.peer_id),
-            id="too large for a bucket",
-        ),
-        pytest.param(
-            _record(_sealed(OTHER, EntryKind.MEMBER), key=OWNERS_BUCKET, subkey=OTHER.peer_id), id="in another's bucket"
-        ),
-        pytest.param(
-            _record(_sealed(kind=EntryKind.MEMBER), key=OWNERS_BUCKET, subkey=OTHER.peer_id),
-            id="under another's subkey",
-        ),
-        pytest.param(_record(b"", key=OWNERS_KEY), id="empty"),
-        pytest.param(_record(_sealed()[:-2], key=OWNERS_KEY), id="truncated"),
-        pytest.param(_record(b"\x07" + _sealed()[1:], key=OWNERS_KEY), id="of an unknown kind"),
-        pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\xc1\xff"), id="no msgpack"),
-        pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\xdd\xff\xff\xff\xff"), id="a list of 4 G items"),
-        pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\xc6\xff\xff\xff\xff"), id="4 GiB of bytes"),
-        pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\x91" * 5000), id="nested lists"),
-        pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\xd4\x01\x00"), id="an extension type"),
-        pytest.param(
-            replace(_record(b"", key=OWNERS_KEY), value=MSGPackSerializer.dumps(_sealed()) + b"\xc0"),
-            id="a second value",
-        ),
-        pytest.param(
-            replace(_record(b"", key=OWNERS_KEY), value=MSGPackSerializer.dumps([_sealed()])), id="a list of an entry"
-        ),
-    ],
-)
+NEVER = float("nan")
+INVALID = {
+    "signed by another": _record(_sealed(OTHER)),
+    "of another run": _record(_sealed(run_id="s")),
+    "an unexpected subkey": _record(_sealed(), subkey="sub"),
+    "replayed with a later expiry": _record(_sealed(), expires_at=SOON + 1),
+    "expires too late": _record(_sealed(expires_at=SOON + 3600), expires_at=SOON + 3600),
+    "expires never": _record(_sealed(expires_at=NEVER), expires_at=NEVER),
+    "too large": _record(_sealed(payload=bytes(2049))),
+    "too large for a bucket": _in_bucket(payload=bytes(513)),
+    "in another's bucket": _in_bucket(OTHER, subkey=OTHER.peer_id),
+    "under another's subkey": _in_bucket(subkey=OTHER.peer_id),
+    "empty": _record(b""),
+    "truncated": _record(_sealed()[:-2]),
+    "of an unknown kind": _record(b"\x07" + _sealed()[1:]),
+    "no msgpack": _packed_as(b"\xc1\xff"),
+    "a list of 4 G items": _packed_as(b"\xdd\xff\xff\xff\xff"),
+    "4 GiB of bytes": _packed_as(b"\xc6\xff\xff\xff\xff"),
+    "nested lists": _packed_as(b"\x91" * 5000),
+    "an extension type": _packed_as(b"\xd4\x01\x00"),
+    "a second value": _packed_as(MSGPackSerializer.dumps(_sealed()) + b"\xc0"),
+    "a list of an entry": _record([_sealed()]),
+}
+
+
+@pytest.mark.parametrize("record", INVALID.values(), ids=INVALID)
 def test_an_invalid_entry_or_one_of_another_peer_is_refused(record):
     assert not VALIDATOR.validate(record)
 
@@ -138,17 +129,10 @@ async def test_long_requests_are_truncated_not_refused(limiter):
     find = dht_pb2.FindRequest(keys=[bytes(20)] * 1000)
     assert await limiter.validate_request(find)
     assert len(find.keys) == MAX_KEYS_PER_FIND
-    many = 1000
-    store = dht_pb2.StoreRequest(
-        keys=[bytes(20)] * many,
-        subkeys=[b""] * many,
-        values=[b""] * many,
-        expiration_time=[0.0] * many,
-        in_cache=[False] * many,
-    )
+    columns = {"keys": bytes(20), "subkeys": b"", "values": b"", "expiration_time": 0.0, "in_cache": False}
+    store = dht_pb2.StoreRequest(**{name: [value] * 1000 for name, value in columns.items()})
     assert await limiter.validate_request(store)
-    columns = (store.keys, store.subkeys, store.values, store.expiration_time, store.in_cache)
-    assert {len(column) for column in columns} == {MAX_KEYS_PER_STORE}
+    assert {len(getattr(store, name)) for name in columns} == {MAX_KEYS_PER_STORE}
     assert await limiter.validate_request(dht_pb2.PingRequest())
 
 
@@ -160,9 +144,7 @@ async def test_this_node_and_excess_neighbors_are_removed_from_an_answer(limiter
     assert await limiter.validate_response(answer, dht_pb2.FindRequest())
     for result in answer.results:
         assert list(result.nearest_node_ids) == [DHTID(number).to_bytes() for number in (8, 9, *range(100, 130))]
-        assert list(result.nearest_peer_ids) == [one[-1:] for one in result.nearest_node_ids], (
-            "the two lists still agree"
-        )
+        assert list(result.nearest_peer_ids) == [one[-1:] for one in result.nearest_node_ids], "the lists still agree"
 
 
 async def test_an_error_of_hivemind_is_a_timeout_and_a_lost_p2pd_is_not(tmp_path):
@@ -280,9 +262,8 @@ RUN, OTHER_RUN = "ab" * 16, "cd" * 16
 
 
 def _packed(run_id: str, num_shards: int, *, later: float) -> bytes:
-    raw = sign_entry(
-        Identity.generate(), EntryKind.MEMBER, run_id, pack_member([], num_shards=num_shards), expires_at=later
-    )
+    payload = pack_member([], num_shards=num_shards)
+    raw = sign_entry(Identity.generate(), EntryKind.MEMBER, run_id, payload, expires_at=later)
     return b"\xc5" + len(raw).to_bytes(2, "big") + raw
 
 
@@ -328,15 +309,9 @@ def test_other_content_is_refused(payload):
 
 @pytest.mark.parametrize(("payload", "is_valid"), [(PACKED, True), (PACKED[:-1], False)])
 def test_the_directory_stores_a_manifest_only_under_its_run_id(payload, is_valid):
-    expires_at = time.time() + 60
-    record = DHTRecord(
-        key=DHTID.generate(source=manifest_key(MANIFEST.run_id)).to_bytes(),
-        subkey=MSGPackSerializer.dumps(None),
-        value=MSGPackSerializer.dumps(
-            sign_entry(PUBLISHER, EntryKind.MANIFEST, MANIFEST.run_id, payload, expires_at=expires_at)
-        ),
-        expiration_time=expires_at,
-    )
+    later = time.time() + 60
+    entry = sign_entry(PUBLISHER, EntryKind.MANIFEST, MANIFEST.run_id, payload, expires_at=later)
+    record = _record(entry, key=manifest_key(MANIFEST.run_id), expires_at=later)
     assert EntryValidator(GossipLimits(), counters=GossipCounters(), guard=PeerGuard()).validate(record) is is_valid
 
 
