@@ -20,17 +20,18 @@ def test_std_by_hand():
     assert advantages.tolist() == pytest.approx([-1.0, 0.0, 1.0])
 
 
-def test_mean_by_hand_with_groups_in_any_order():
-    rewards = torch.tensor([1.0, 10.0, 0.0, 30.0, 0.5], dtype=torch.float64)
-    ids = torch.tensor([5, -2, 5, -2, 5])
-    assert group_advantages(rewards, ids, scale="mean").tolist() == [0.5, -10.0, -0.5, 10.0, 0.0]
-
-
-def test_eps_is_added_to_the_deviation():
-    rewards = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
-    ids = torch.zeros(3, dtype=torch.int64)
-    assert group_advantages(rewards, ids, eps=1.0).tolist() == [-0.5, 0.0, 0.5]
-    assert group_advantages(rewards, ids, "std", 0.0).tolist() == [-1.0, 0.0, 1.0]
+@pytest.mark.parametrize(
+    ("rewards", "ids", "how", "expected"),
+    [
+        ([1.0, 10.0, 0.0, 30.0, 0.5], [5, -2, 5, -2, 5], {"scale": "mean"}, [0.5, -10.0, -0.5, 10.0, 0.0]),
+        ([0.0, 1.0, 2.0], [0, 0, 0], {"eps": 1.0}, [-0.5, 0.0, 0.5]),
+        ([0.0, 1.0, 2.0], [0, 0, 0], {"eps": 0.0}, [-1.0, 0.0, 1.0]),
+        ([1.0, 0.0, 0.0, 0.0], [0] * 4, {"scale": "success", "eps": 0.0}, [3.0, -1.0, -1.0, -1.0]),
+    ],
+    ids=["groups in any order", "eps is added to the deviation", "no eps", "a rare success weighs by its rate"],
+)
+def test_advantages_by_hand(rewards, ids, how, expected):
+    assert group_advantages(torch.tensor(rewards).double(), torch.tensor(ids), **how).tolist() == expected
 
 
 @pytest.mark.parametrize("scale", ["std", "mean"])
@@ -71,12 +72,6 @@ def test_against_the_reference(seed, num_completions, num_groups, scale, shift, 
     expected = reference_advantages(rewards.double().tolist(), ids, scale, 1e-8, senders, shift)
     digits = 1e-9 if dtype == torch.float64 else 1e-6
     assert advantages.tolist() == pytest.approx(expected, rel=digits, abs=digits / 1000)
-
-
-def test_maxrl_weighs_a_rare_success_by_its_rate():
-    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
-    advantages = group_advantages(rewards, torch.zeros(4, dtype=torch.int64), scale="success", eps=0.0)
-    assert advantages.tolist() == [3.0, -1.0, -1.0, -1.0]
 
 
 def test_a_shift_moves_only_the_completions_of_peers_with_a_signal():

@@ -53,24 +53,29 @@ def test_a_missing_file_is_named(folder, missing, message):
     assert "\n" not in str(caught.value) and caught.value.exit_code == 2
 
 
-def test_pickled_weights_are_refused_with_the_reason(folder):
+def replace_weights(folder, name):
     for path in folder.glob("model*"):
         path.unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ModelError, match="pickled weights are not read"):
-        resolve_model(str(folder))
+    (folder / name).touch()
 
 
-def test_a_truncated_weight_file_is_damaged(folder):
+def cut_weights(folder):
     shard = sorted(folder.glob("*.safetensors"))[0]
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(ModelError, match=r"model-00001-of-.* is damaged"):
-        resolve_model(str(folder))
 
 
-def test_a_configuration_without_a_model_type_is_refused(folder):
-    (folder / "config.json").write_text(json.dumps({"hello": 1}))
-    with pytest.raises(ModelError, match="no model_type"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: replace_weights(folder, "pytorch_model.bin"), "pickled weights are not read"),
+        (cut_weights, r"model-00001-of-.* is damaged"),
+        (lambda folder: (folder / "config.json").write_text('{"hello": 1}'), "no model_type"),
+    ],
+    ids=["pickled", "truncated", "no model type"],
+)
+def test_a_damaged_or_pickled_model_is_refused_with_the_reason(folder, change, message):
+    change(folder)
+    with pytest.raises(ModelError, match=message):
         resolve_model(str(folder))
 
 
@@ -96,16 +101,17 @@ def test_a_quantized_model_is_not_trained(folder, changes, method):
     assert resolve_model(model, trains=False).folder == folder, "it can be evaluated"
 
 
-def test_a_file_is_no_model(tmp_path, name="model.safetensors"):
-    (tmp_path / name).write_bytes(b"")
-    with pytest.raises(ModelError, match="is a file: give a folder with config.json, safetensors weights and"):
-        resolve_model(str(tmp_path / name))
-
-
-def test_a_folder_with_a_gguf_file_alone_says_to_give_the_file(tmp_path):
-    (tmp_path / "model-q4.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ModelError, match=r"in a GGUF file: give the file itself, --model .*/NAME\.gguf"):
-        resolve_model(str(tmp_path))
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("model.safetensors", "model.safetensors", "is a file: give a folder with config.json, safetensors weights"),
+        ("model-q4.gguf", "", r"in a GGUF file: give the file itself, --model .*/NAME\.gguf"),
+    ],
+)
+def test_a_file_or_a_folder_with_a_gguf_file_alone_says_what_to_give(tmp_path, name, given, message):
+    (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=message):
+        resolve_model(str(tmp_path / given))
 
 
 @pytest.mark.parametrize("model", ["./nowhere", "~/nowhere", "a/b/c"])
@@ -137,19 +143,13 @@ except FtisError as error:
     ("delay_s", "reason"), [(0, "[Errno -2] Name or service not known"), (60, "no answer within 2 s")]
 )
 def test_a_missing_network_is_an_error_of_one_line_within_seconds(tmp_path, delay_s, reason):
-    done = subprocess.run(
-        [sys.executable, "-c", OFFLINE.format(delay_s=delay_s)],
-        capture_output=True,
-        text=True,
-        timeout=55,  # less than the 60 s of one look-up
-        env={"PATH": "/usr/bin:/bin", "HF_HOME": str(tmp_path), "HOME": str(tmp_path)},
-        check=False,
-    )
+    command = [sys.executable, "-c", OFFLINE.format(delay_s=delay_s)]
+    environment = {"PATH": "/usr/bin:/bin", "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    limits = {"timeout": 55, "check": False}  # less than the 60 s of one look-up
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, **limits)
     assert done.returncode == ModelFetchError.exit_code == 4
-    assert (
-        done.stderr == f"cannot fetch Qwen/Qwen2.5-3B from the hub ({reason}): give a local folder with --model DIR\n"
-    )
-    assert done.stdout == ""
+    line = f"cannot fetch Qwen/Qwen2.5-3B from the hub ({reason}): give a local folder with --model DIR\n"
+    assert (done.stderr, done.stdout) == (line, "")
 
 
 def make_cache(home, saved, *, missing=()):

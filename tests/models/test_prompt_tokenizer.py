@@ -65,13 +65,6 @@ def test_the_vocabulary_has_the_size_and_eos_ids_of_the_tokenizer(tokenizer):
     assert tokenizer.name == "tiny"
 
 
-def test_without_a_chat_template_a_prompt_is_plain_lines():
-    tokenizer = PromptTokenizer(make_tokenizer(chat_template=None), name="base")
-    assert tokenizer.decode(tokenizer.encode_prompt(MESSAGES)) == (
-        "System: Answer.\n\nUser: What is 12 + 30?\n\nAssistant:"
-    )
-
-
 def llama_tokenizer(**options):
     """Return a tokenizer that begins a text with a space and a start token."""
     letters = sorted(set("▁SystemAnswer.UAssistantWhat is12+30?:naïve42 in tags\n"))
@@ -111,9 +104,14 @@ NO_SYSTEM = (
 )
 
 
-def test_a_template_without_system_role_gets_it_in_the_first_message():
-    tokenizer = PromptTokenizer(make_tokenizer(chat_template=NO_SYSTEM), name="other")
-    assert tokenizer.decode(tokenizer.encode_prompt(MESSAGES)) == "Answer.\n\nWhat is 12 + 30?"
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [(None, "System: Answer.\n\nUser: What is 12 + 30?\n\nAssistant:"), (NO_SYSTEM, "Answer.\n\nWhat is 12 + 30?")],
+    ids=["plain lines", "the system message in the first one"],
+)
+def test_a_prompt_without_a_template_or_a_system_role(template, text):
+    tokenizer = PromptTokenizer(make_tokenizer(chat_template=template), name="other")
+    assert tokenizer.decode(tokenizer.encode_prompt(MESSAGES)) == text
 
 
 def test_a_template_that_refuses_every_prompt_is_a_model_error():

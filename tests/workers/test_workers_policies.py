@@ -25,17 +25,13 @@ from ftis_node.workers.wire import (
 POLICY = RestartPolicy(ExponentialBackoff(first_s=1.0, ceiling_s=3.0), quick_death_s=30.0, max_quick_deaths=5)
 
 
-def test_quick_deaths_back_off_exponentially_and_then_end_the_restarts():
+@pytest.mark.parametrize(
+    ("is_short", "delays"), [(False, [1.0, 2.0, 3.0, 3.0, None]), (True, [1.0, 2.0, *[3.0] * 17, None])]
+)
+def test_deaths_and_shortages_back_off_exponentially_up_to_separate_limits(is_short, delays):
     restarts = RestartCounter(POLICY)
-    assert [restarts.next_delay_s(served_s=1.0) for _ in range(5)] == [1.0, 2.0, 3.0, 3.0, None]
-    assert restarts.num_deaths == 5
-
-
-def test_memory_shortages_back_off_too_and_have_a_separate_limit():
-    restarts = RestartCounter(POLICY)
-    delays = [restarts.next_delay_s(served_s=1.0, is_short=True) for _ in range(20)]
-    assert delays == [1.0, 2.0, *[3.0] * 17, None]
-    assert restarts.num_deaths == 20
+    assert [restarts.next_delay_s(served_s=1.0, is_short=is_short) for _ in delays] == delays
+    assert restarts.num_deaths == len(delays)
 
 
 def test_a_shortage_keeps_the_count_of_deaths_and_a_death_resets_that_of_shortages():
@@ -96,18 +92,20 @@ def test_an_ftis_error_keeps_its_class_and_message(kind):
     assert str(error) == "what to do"
 
 
-@pytest.mark.parametrize("kind", ["ValueError", "annotations", "SchemaRecordError"])
-def test_any_other_error_names_the_worker_and_the_class(kind):
-    error = error_of(Failure(call_id=1, kind=kind, message="oops"), worker="learner")
+OF_TORCH = torch.OutOfMemoryError("oops")  # a class of ours has this name, and would end the node
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        *((Failure(1, kind, "oops"), kind) for kind in ("ValueError", "annotations", "SchemaRecordError")),
+        (failure_of(OF_TORCH, call_id=1), "torch.OutOfMemoryError"),
+    ],
+)
+def test_any_other_error_names_the_worker_and_the_class(failure, kind):
+    error = error_of(failure, worker="learner")
     assert type(error) is WorkerTaskError
     assert str(error) == f"learner: {kind}: oops"
-
-
-def test_an_error_of_another_library_is_not_taken_for_ours_of_the_same_name():
-    """Callers handle a WorkerError; an error of this machine would end the node."""
-    error = error_of(failure_of(torch.OutOfMemoryError("CUDA out of memory."), call_id=1), worker="generation")
-    assert type(error) is WorkerTaskError
-    assert str(error) == "generation: torch.OutOfMemoryError: CUDA out of memory."
 
 
 def test_a_socket_path_above_the_limit_of_the_system_is_refused_with_advice(tmp_path):
