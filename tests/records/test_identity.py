@@ -12,6 +12,7 @@ from ftis_node.records.bounds import MAX_GROUP_SOURCES, MAX_PASS_RATES, MAX_REAS
 from ftis_node.records.envelope import MAX_PEER_RECORD_BYTES, PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, Identity, peer_id_from_text, peer_id_text, verify
 from ftis_node.records.peer_messages import PeerStats
+from tests.records.test_bounds import RECORD
 from tests.records.test_codec import refuses
 from tests.records.wire_example import sign_peer_info
 
@@ -63,20 +64,9 @@ def test_a_signature_is_valid_in_its_domain_only(identity):
 
 
 def _record(identity: Identity) -> PeerRecord:
-    return PeerRecord(
-        run_id="ab" * 16,
-        peer_id=identity.peer_id,
-        name="alice",
-        model="Qwen/Qwen2.5-3B",
-        parameters=3_000_000_000,
-        tokenizer="cd" * 16,
-        role="full",
-        last_number=7,
-        policy_version=3,
-        tokens_per_s=1500.0,
-        created_at=1_700_000_000.125,
-        software="0.1.0",
-    )
+    of_model = {"name": "alice", "model": "Qwen/Qwen2.5-3B", "parameters": 3_000_000_000, "tokens_per_s": 1500.0}
+    numbers = {"last_number": 7, "policy_version": 3, "created_at": 1_700_000_000.125}
+    return replace(RECORD, peer_id=identity.peer_id, **of_model, **numbers)
 
 
 def test_a_directory_record_is_read_unchanged_and_bound_to_its_signer(identity):

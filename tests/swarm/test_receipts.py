@@ -30,21 +30,8 @@ NOW = 20_000 * DAY_S + 3600.0
 
 
 def record_of(signer: Identity, receipts: tuple[Receipt, ...], *, step: int = 10) -> PeerRecord:
-    return PeerRecord(
-        run_id="0" * 32,
-        peer_id=signer.peer_id,
-        name="",
-        model="",
-        parameters=0,
-        tokenizer="0" * 32,
-        role="full",
-        last_number=0,
-        policy_version=0,
-        tokens_per_s=0.0,
-        created_at=NOW,
-        software="",
-        stats=PeerStats(step=step, receipts=receipts),
-    )
+    stats = PeerStats(step=step, receipts=receipts)
+    return PeerRecord("0" * 32, signer.peer_id, "", "", 0, "0" * 32, "full", 0, 0, 0.0, NOW, "", stats=stats)
 
 
 def for_me(groups: int, tokens: int) -> Receipt:

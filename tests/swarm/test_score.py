@@ -110,13 +110,8 @@ def test_the_page_of_refusals_has_the_same_sentences():
 
 
 def test_every_reason_in_a_peers_record_has_a_sentence():
-    for reason in [
-        *(set(Behaviour) - GOOD_BEHAVIOUR),
-        BY_OPERATOR,
-        "logprob_mismatch",
-        "announcement_flood",
-        "announcement_malformed",
-    ]:
+    others = (BY_OPERATOR, "logprob_mismatch", "announcement_flood", "announcement_malformed")
+    for reason in (*(set(Behaviour) - GOOD_BEHAVIOUR), *others):
         assert sentence(reason) != UNKNOWN, reason
     for outcome in FetchOutcome:
         assert outcome.value.replace("_", " ") in sentence(f"pull_{outcome.value}")

@@ -27,7 +27,7 @@ def five(item, text):
 """
 
 
-def task_of(folder: Path, query: str, answer: str = "1/2") -> Task:
+def task_of(folder: Path, query: str = "", answer: str = "1/2") -> Task:
     (folder / "d.jsonl").write_text(json.dumps({"q": "What is 0.5?", "a": answer}) + "\n")
     return load_task(f"dataset:{folder}/d.jsonl?prompt=q&answer=a{query}")
 

@@ -2,17 +2,17 @@
 
 import json
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.errors import MachineError
-from ftis_node.tasks import Task, grader_releases, load_task
+from ftis_node.tasks import grader_releases, load_task
 from ftis_node.tasks.base import MAX_GRADER_BYTES, MixedTask
 from ftis_node.tasks.scorer import IsolatedScorer, ScoringLimits
 from tests.conftest import write_distribution
 from tests.tasks.hostile_task import HostileTask
+from tests.tasks.test_dataset_rewards import task_of
 
 MATH = ", ".join(f"{package} {version(package)}" for package in ("latex2sympy2-extended", "math-verify", "sympy"))
 GYM = f"reasoning-gym {version('reasoning-gym')}"
@@ -60,15 +60,9 @@ def plugins(tmp_path, monkeypatch):
 def broken_latex(tmp_path, monkeypatch):
     """A package that the scoring process, which is new, finds first."""
     (tmp_path / "latex2sympy2_extended").mkdir()
-    (tmp_path / "latex2sympy2_extended" / "__init__.py").write_text(
-        "raise ImportError('Unsupported ANTLR version 4.7.2')"
-    )
+    broken = "raise ImportError('Unsupported ANTLR version 4.7.2')"
+    (tmp_path / "latex2sympy2_extended" / "__init__.py").write_text(broken)
     monkeypatch.syspath_prepend(tmp_path)
-
-
-def task_of(folder: Path, query: str = "") -> Task:
-    (folder / "d.jsonl").write_text(json.dumps({"q": "What is 0.5?", "a": "1/2"}) + "\n")
-    return load_task(f"dataset:{folder}/d.jsonl?prompt=q&answer=a{query}")
 
 
 @pytest.mark.usefixtures("plugins")

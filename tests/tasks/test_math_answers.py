@@ -17,10 +17,10 @@ from tests.tasks.completions import think_answer
 
 
 @pytest.fixture
-def task(tmp_path):
-    file = tmp_path / "train.jsonl"
+def gsm8k(tmp_path):
+    file = tmp_path / "test.jsonl"
     file.write_text(json.dumps({"question": "How many clips?", "answer": "48 + 24\n#### 72"}) + "\n")
-    return load_task(f"gsm8k:{file}")
+    return load_task(f"gsm8k:{file}", split="test")
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def task(tmp_path):
         ("<think>x</think><answer>\ud800 \x00</answer>", 0.0),
     ],
 )
-def test_the_reward_needs_format_and_answer(task, completion, reward):
-    assert task.score(task[0], completion) == reward
+def test_the_reward_needs_format_and_answer(gsm8k, completion, reward):
+    assert gsm8k.score(gsm8k[0], completion) == reward
 
 
 def test_an_answer_on_which_the_parser_raises_is_wrong(monkeypatch):
@@ -225,13 +225,6 @@ MALFORMED = (
     "<think></think><answer>" + "0" * 400 + "." + "0" * 90 + "x</answer>",
     "<think></think><answer>9^{9^{9^9}}</answer>",
 )  # fmt: skip
-
-
-@pytest.fixture
-def gsm8k(tmp_path):
-    file = tmp_path / "test.jsonl"
-    file.write_text(json.dumps({"question": "36 + 36?", "answer": "add\n#### 72"}) + "\n")
-    return load_task(f"gsm8k:{file}", split="test")
 
 
 def test_arithmetic_votes_with_the_text_that_is_scored():

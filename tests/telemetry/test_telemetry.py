@@ -51,10 +51,8 @@ def test_events_of_a_group_are_found_by_its_id(tmp_path):
     events.write("admitted", group=b"\xab\xcd", own=True)
     events.write("taken", group=b"\xab\xcd", step=1)
     events.close()
-    assert [event["event"] for event in read_events(tmp_path / "events.jsonl") if event["group"] == "abcd"] == [
-        "admitted",
-        "taken",
-    ]
+    of_group = [event for event in read_events(tmp_path / "events.jsonl") if event["group"] == "abcd"]
+    assert [event["event"] for event in of_group] == ["admitted", "taken"]
     assert read_events(tmp_path / "events.jsonl", name="taken")[0]["step"] == 1
     assert read_events(tmp_path / "missing.jsonl") == []
 

@@ -71,12 +71,8 @@ def test_a_peer_with_false_claims_is_banned_and_then_on_probation(tmp_path, open
         manager.settle(refused("reward_mismatch"), origin=BOB.peer_id)
     assert manager.is_banned(ANN.peer_id)
     assert not manager.is_banned(BOB.peer_id), "the peer that passed the group on cannot know its rewards"
-    row = manager.row(ANN.peer_id)
-    assert (row["trust_level"], row["banned_until"], row["reasons"]) == (
-        "banned",
-        clock.now + 300.0,
-        {"reward_mismatch": 3},
-    )
+    row, until = manager.row(ANN.peer_id), clock.now + 300.0
+    assert (row["trust_level"], row["banned_until"], row["reasons"]) == ("banned", until, {"reward_mismatch": 3})
     banned = read_events(tmp_path / "events.jsonl", name="reputation_changed")[-1]
     assert (banned["peer"], banned["trust_level"], banned["why"]) == (ANN.peer_id, "banned", "reward_mismatch: because")
     clock.now += 300.0
@@ -201,9 +197,9 @@ def path(tmp_path):
 
 
 def loaded(path: Path) -> ReputationTable:
-    store, table = PeerStore(path), ReputationTable()
-    store.load(table, now=NOW)
-    store.close()
+    table = ReputationTable()
+    with closing(PeerStore(path)) as store:
+        store.load(table, now=NOW)
     return table
 
 

@@ -227,21 +227,16 @@ def test_a_reset_that_was_interrupted_is_continued(home, monkeypatch, has_log):
 )
 def test_a_group_that_changed_on_disk_is_released(home, damage):
     (first, *_) = ready_ids(home)
-    with sqlite3.connect(home.replay) as db:
-        db.execute(f"UPDATE groups SET {damage} WHERE id = ?", (bytes.fromhex(first),))
-    db.close()
+    query(home.replay, f"UPDATE groups SET {damage} WHERE id = x'{first}'")
     if "envelope" in damage:
-        reader = ReplayReader(home.replay)
-        assert reader.envelopes([bytes.fromhex(first)]) == [], "the damaged group is served"
-        reader.close()
-    buffer = ReplayBuffer(home.replay)
-    with pytest.raises(FtisError, match=f"{first[:12]} changed on disk: start again"):
+        with closing(ReplayReader(home.replay)) as reader:
+            assert reader.envelopes([bytes.fromhex(first)]) == [], "the damaged group is served"
+    changed = pytest.raises(FtisError, match=f"{first[:12]} changed on disk: start again")
+    with closing(ReplayBuffer(home.replay)) as buffer, changed:
         buffer.take(2, own=99, foreign=99)
-    buffer.close()
     recover(home)
     assert first not in ready_ids(home)
-    assert [event["group"] for event in events_of(home, "released")] == [first]
-    assert events_of(home, "released")[0]["reason"] == "damaged"
+    assert [(event["group"], event["reason"]) for event in events_of(home, "released")] == [(first, "damaged")]
 
 
 @pytest.mark.parametrize(("name", "offset"), [("replay", 18), ("peers", 61)], ids=["format", "schema version"])
@@ -325,12 +320,11 @@ def test_a_damaged_manifest_is_refused_until_the_run_is_named(home, damage):
 
 
 def test_a_clock_that_is_set_back_does_not_extend_a_ban(home):
-    store, table = PeerStore(home.peers), ReputationTable()
+    table, again = ReputationTable(), ReputationTable()
     table.ban("peer", 600.0, now=1e9)
-    store.save(table, ReceiptBook("me"))
-    again = ReputationTable()
-    store.load(again, now=1e9 - 7200)
-    store.close()
+    with closing(PeerStore(home.peers)) as store:
+        store.save(table, ReceiptBook("me"))
+        store.load(again, now=1e9 - 7200)
     assert again.is_banned("peer", now=1e9 - 7200)
     assert not again.is_banned("peer", now=1e9 - 7200 + 601)
 
