@@ -96,7 +96,7 @@ def test_a_tokenizer_whose_prompts_no_template_renders_is_saved_without_one(tmp_
     monkeypatch.setattr(tokenizer, "encode_prompt", lambda messages: [5, 6, 7])
     tokenizer.save(tmp_path)
     assert not (tmp_path / "chat_template.jinja").exists()
-    assert "no chat template gives the ids of the prompts of base" in caplog.text
+    assert "no chat template gives the prompts of base" in caplog.text
 
 
 NO_SYSTEM = (
