@@ -120,7 +120,7 @@ def _parts_of(value: object) -> Iterator[object]:
 
 
 def _find(point: str) -> tuple[Any, Any, str]:
-    """Return the module of a point such as `node.loops.compare:AuditLoop.offer`, the function's owner and name."""
+    """Return the module of a point such as `node.loops.pull:PullLoop.run`, the function's owner and name."""
     module_name, _, qualified = point.partition(":")
     module = importlib.import_module(f"{PACKAGE}.{module_name}")
     *owners, name = qualified.split(".")
