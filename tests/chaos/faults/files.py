@@ -160,8 +160,9 @@ def _restore_later(context: FaultContext, path: Path) -> None:
     data, mode = path.read_bytes(), path.stat().st_mode
 
     def restore() -> None:
-        path.write_bytes(data)
-        path.chmod(mode)
+        if path.parent.exists():  # a node may have removed an old checkpoint
+            path.write_bytes(data)
+            path.chmod(mode)
 
     context.undoing.callback(restore)
 
