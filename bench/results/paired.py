@@ -2,8 +2,9 @@
 
     python bench/results/paired.py docs/results/filters-late-curves.csv --base METHOD --method METHOD
 
-Each row: the accuracy at the end and the mean of the curve after step 0, `--method` minus `--base`. Runs are paired by
-seed; seeds of one starting model count as one value. The interval is Student's at 95 %.
+Each row is `--method` minus `--base`: the accuracy at the end, the mean of the curve after step 0, and the end at equal
+own tokens. For the last, the curve of `--base` is interpolated. Runs are paired by seed; seeds of one starting model count as one
+value. The interval is Student's at 95 %.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from ftis_node.lab.experiment.report import interval
 
-Curve = list[tuple[int, float]]  # step, accuracy
+Curve = list[tuple[int, float, int]]  # step, accuracy, own tokens so far
 
 
 def main() -> None:
@@ -39,10 +42,10 @@ def main() -> None:
         shared = sorted(base.keys() & other.keys())
         if not shared:
             continue
-        for name, value in (("end", final), ("mean", mean)):
+        for name, value in (("end", final), ("mean", mean), ("end at equal own tokens", by_tokens)):
             by_model: dict[str, list[float]] = defaultdict(list)
             for model_seed, seed in shared:
-                by_model[model_seed].append(value(other[model_seed, seed]) - value(base[model_seed, seed]))
+                by_model[model_seed].append(value(other[model_seed, seed], base[model_seed, seed]))
             difference = interval([statistics.fmean(values) for values in by_model.values()])
             sys.stdout.write(f"{pair} {model}, {name}: {difference}\n")
             found[f"{pair}/{model}/{name}"] = asdict(difference)
@@ -56,19 +59,27 @@ def read_curves(path: Path) -> dict[tuple[str, str, str], dict[tuple[str, str], 
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             seeds = (row.get("model_seed", ""), row["seed"])
-            point = (int(row["step"]), float(row["pass_at_1"]))
+            point = (int(row["step"]), float(row["pass_at_1"]), int(row["tokens_generated"]))
             curves[row["pair"], row["model"], row["method"]][seeds].append(point)
     return curves
 
 
-def final(curve: Curve) -> float:
-    """Return the last accuracy."""
-    return max(curve)[1]
+def final(curve: Curve, base: Curve) -> float:
+    """Return the difference of the last accuracies."""
+    return max(curve)[1] - max(base)[1]
 
 
-def mean(curve: Curve) -> float:
-    """Return the mean of the accuracies after step 0."""
-    return statistics.fmean(accuracy for step, accuracy in curve if step > 0)
+def mean(curve: Curve, base: Curve) -> float:
+    """Return the difference of the mean accuracies after step 0."""
+    means = [statistics.fmean(accuracy for step, accuracy, _ in each if step > 0) for each in (curve, base)]
+    return means[0] - means[1]
+
+
+def by_tokens(curve: Curve, base: Curve) -> float:
+    """Return the last accuracy minus that of `base` after as many own tokens, or its last if it has fewer."""
+    _, accuracy, tokens = max(curve)
+    _, accuracies, own = zip(*sorted(base), strict=True)
+    return accuracy - float(np.interp(tokens, own, accuracies))
 
 
 if __name__ == "__main__":

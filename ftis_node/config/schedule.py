@@ -76,7 +76,7 @@ class ScheduleSection(Section):
     )
     when_gpu_is_used: AtConflict = Field(
         default="run",
-        description="`pause`: while another program computes on a GPU, or uses 1 GiB of its memory, and a minute "
+        description="`pause`: while another program computes on a GPU of the node, or uses 1 GiB of it, and a minute "
         "longer. Requires the extra `gpu-figures`, or vLLM.",
     )
 

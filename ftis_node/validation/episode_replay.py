@@ -43,7 +43,7 @@ async def replay(
 async def play_again(
     group: Group, item: TaskItem, prompt_ids: Sequence[int], context: ValidationContext, cost: ScoringCost
 ) -> tuple[Group, tuple[tuple[int, ...], ...]] | Refusal:
-    """Do the same, and set the hash of the observations instead of comparing it. Claimed rewards are not read."""
+    """Return as `replay` does, with the hash of the observations set and not compared. Claimed rewards are not read."""
     # Models that end answers with other tokens may also have other tokens around an observation.
     prompt_hash = hash_prompt(prompt_ids, context.tokenizer.observation_form)
     is_same_form = (group.prompt_hash, group.end_ids) == (prompt_hash, context.tokenizer.end_ids)
