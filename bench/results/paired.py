@@ -2,8 +2,8 @@
 
     python bench/results/paired.py docs/results/filters-late-curves.csv --base METHOD --method METHOD
 
-Each row is `--method` minus `--base`: the accuracy at the end, the mean of the curve after step 0, and the end at equal
-own tokens. For the last, the curve of `--base` is interpolated. Runs are paired by seed; seeds of one starting model count as one
+Each row is `--method` minus `--base`: the end, the mean of the curve after step 0, and the end at equal own tokens. For
+the last, the curve of `--base` is interpolated. Runs are paired by seed; seeds of one starting model count as one
 value. The interval is Student's at 95 %.
 """
 
