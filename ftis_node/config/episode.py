@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from ftis_node.config.section import Section
@@ -16,4 +18,7 @@ class EpisodeSection(Section):
     max_turns: int = Field(default=8, ge=1, le=256, description="Turns that a model takes at most in one episode.")
     max_observation_tokens: int = Field(
         default=256, ge=1, le=65536, description="Tokens of an observation that models read; the rest is left out."
+    )
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field(
+        default=(), max_length=8, description="Texts that end a turn, such as `</tool>`; they stay part of it."
     )

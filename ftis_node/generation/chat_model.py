@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from ftis_node.config.episode import EpisodeSection
@@ -185,16 +185,21 @@ class ChatModel:
             num_before = len(shown)
             if prompt.opening:
                 show(prompt.opening)
-            ids = self._completion(tuple(token_ids), show)
+            strings = play.limits.stop if play else ()
+            ids = self._completion(tuple(token_ids), show, strings)
             num_tokens += len(ids)
-            has_stopped = ids[-1] in self._tokenizer.eos_ids
+            has_end = ids[-1] in self._tokenizer.eos_ids
+            has_stopped = has_end or self._tokenizer.num_until_stop(ids, strings) is not None
             said.append({"role": "assistant", "content": "".join(shown[num_before:]).strip()})
-            text = self._tokenizer.answer_text(ids, has_stopped=has_stopped, opening=prompt.opening)
+            text = self._tokenizer.answer_text(ids, has_end=has_end, opening=prompt.opening)
             if play is None or text is None or not has_stopped or (observation := play.observation(text)) is None:
                 break
             try:
                 token_ids += ids + self._tokenizer.encode_observation(
-                    observation, opening=prompt.opening, max_tokens=play.limits.max_observation_tokens
+                    observation,
+                    opening=prompt.opening,
+                    max_tokens=play.limits.max_observation_tokens,
+                    has_end=has_end,
                 )
                 self._room(len(token_ids))
             except ModelError:  # as in a rollout, the episode ends
@@ -216,7 +221,10 @@ class ChatModel:
         return room
 
     @torch.inference_mode()
-    def _completion(self, prompt_ids: tuple[int, ...], on_text: OnText) -> list[int]:
+    def _completion(self, prompt_ids: tuple[int, ...], on_text: OnText, strings: Sequence[str]) -> list[int]:
+        def has_stopped(ids: torch.Tensor, scores: object, **unused: object) -> bool:
+            return self._tokenizer.num_until_stop(ids[0, len(prompt_ids) :].tolist(), strings) is not None
+
         room, temperature = self._room(len(prompt_ids)), self._settings.temperature
         ends = list(self._tokenizer.end_ids) or None
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
@@ -228,6 +236,7 @@ class ChatModel:
                 attention_mask=torch.ones_like(ids),
                 generation_config=config,
                 streamer=_Streamer(self._tokenizer, on_text),
+                stopping_criteria=StoppingCriteriaList([has_stopped] if strings else []),
             )
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(f"the GPU's memory is full: add --device cpu, or ask {self.name} later") from error

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -46,12 +47,13 @@ class Rollouts:
     last_texts: tuple[str | None, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Sampler:
     """How the completions of a problem are sampled and scored.
 
     `completion_limit` returns the longest turn after a number of tokens, below 1 if there is no space for one. One of
-    `eos_ids` ends a turn.
+    `eos_ids` ends a turn, and so does a stop string of `episode`. An engine may sample beyond such a string, because it
+    knows only the string's usual ids. The rest is removed here.
     """
 
     generate: Callable[[GenerateRequest], Awaitable[GenerationResult]]
@@ -90,7 +92,12 @@ class Sampler:
             sampling=self.sampling,
             max_tokens=limit,
             eos_ids=self.eos_ids,
+            stop_ids=self._stop_ids,
         )
+
+    @cached_property
+    def _stop_ids(self) -> tuple[tuple[int, ...], ...]:
+        return self.tokenizer.encode_stops(self.episode.stop) if self.episode.stop else ()
 
     async def _play(
         self, item: TaskItem, prompt_ids: Sequence[int], num_completions: int, cost: ScoringCost | None
@@ -138,14 +145,23 @@ class Sampler:
         results = await asyncio.gather(*(self.generate(request) for request, _ in asked))
         for result, (_, members) in zip(results, asked, strict=True):
             for one, completion in zip(members, completions_of(result), strict=True):
-                one.take(completion)
+                one.take(self._until_stop(completion))
         return bool(asked)
+
+    def _until_stop(self, turn: Completion) -> Completion:
+        """Return a turn up to its first stop string."""
+        strings = self.episode.stop
+        num_ids = self.tokenizer.num_until_stop(turn.token_ids.tolist(), strings) if strings else None
+        if num_ids is None:
+            return turn
+        ids, logprobs = turn.token_ids[:num_ids], turn.logprobs[:num_ids]
+        return replace(turn, token_ids=ids, logprobs=logprobs, finish_reason=FinishReason.STOP)
 
     async def _observe(self, one: Playing, cost: ScoringCost) -> None:
         """Replay the turns. Append the observation, or end the episode with its score."""
         turn = one.turns[-1]
-        has_stopped = turn.finish_reason is FinishReason.STOP
-        text = self.tokenizer.answer_text(turn.token_ids.tolist(), has_stopped=has_stopped, opening=one.opening)
+        has_end = int(turn.token_ids[-1]) in self.eos_ids
+        text = self.tokenizer.answer_text(turn.token_ids.tolist(), has_end=has_end, opening=one.opening)
         if text is None:
             one.has_ended, one.score = True, NO_REWARD
             return
@@ -155,12 +171,15 @@ class Sampler:
             one.has_ended, one.score = True, UNSCORED
             return
         one.score = play.reward, CompletionStatus.SCORED
-        if play.is_over or not has_stopped:
+        if play.is_over or turn.finish_reason is not FinishReason.STOP:
             one.has_ended = True
             return
         try:
             observation_ids = self.tokenizer.encode_observation(
-                play.observations[-1], opening=one.opening, max_tokens=self.episode.max_observation_tokens
+                play.observations[-1],
+                opening=one.opening,
+                max_tokens=self.episode.max_observation_tokens,
+                has_end=has_end,
             )
         except ModelError as error:
             log.warning("%s: the model cannot read an observation, which ends the episode: %s", one.item.ref, error)

@@ -129,10 +129,11 @@ def chosen_template(tokenizer: Any, name: str, prompts: PromptSettings) -> ChatT
     return ChatTemplate(source, variables=tokenizer.special_tokens_map, arguments=prompts.arguments)
 
 
-def around_observation(rendered: str, ends: Sequence[str]) -> tuple[str, str] | None:
-    """Return what a rendering of `EPISODE_EXAMPLE` has between answer and observation, and after the observation.
+def around_observation(rendered: str, ends: Sequence[str]) -> tuple[str, str, str] | None:
+    """Return what a rendering of `EPISODE_EXAMPLE` has around the observation: the end, the rest before it, after it.
 
-    The answer includes the first of `ends` that follows it, also after spaces. None if a message is left out.
+    The end is the first of `ends` that follows the answer, also after spaces, else empty. None if a message is left
+    out.
     """
     _, has_answer, rest = rendered.rpartition(ANSWER)
     before, has_observation, after = rest.partition(OBSERVATION)
@@ -141,8 +142,8 @@ def around_observation(rendered: str, ends: Sequence[str]) -> tuple[str, str] | 
     for end in filter(None, ends):
         between, found, following = before.partition(end)
         if found and not between.strip():
-            return following, after
-    return before, after
+            return between + found, following, after
+    return "", before, after
 
 
 def _product_size(left: Any, right: Any) -> int:

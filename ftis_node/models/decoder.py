@@ -49,9 +49,10 @@ class Decoder:
         except OverflowError:  # a negative id
             return None
 
-    def answer(self, token_ids: Sequence[int], *, has_stopped: bool) -> str | None:
-        """Return the text of a completion with its special tokens, except the one that ended it; else as `text`."""
-        return self.text(token_ids[:-1] if has_stopped else token_ids, with_special_tokens=True)
+    def answer(self, token_ids: Sequence[int], *, end_ids: Sequence[int]) -> str | None:
+        """Return the text of a completion with its special tokens, but without one of `end_ids` at its end."""
+        has_end = len(token_ids) > 0 and token_ids[-1] in end_ids
+        return self.text(token_ids[:-1] if has_end else token_ids, with_special_tokens=True)
 
 
 def _open_tokenizer(home: Home) -> tuple[Tokenizer | None, str]:

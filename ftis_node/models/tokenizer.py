@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -201,13 +202,15 @@ class PromptTokenizer:
             ids.pop()
         return ids
 
-    def encode_observation(self, text: str, *, opening: str, max_tokens: int) -> list[int]:
+    def encode_observation(self, text: str, *, opening: str, max_tokens: int, has_end: bool = True) -> list[int]:
         """Return the ids between two turns of an episode: `text` as a user's message, up to the model's next turn.
 
-        They follow the end token that the model sampled. No earlier turn is rendered again, as a template may write it
-        otherwise then. Of `text` at most `max_tokens` ids are used. Raises ModelError, also for an unknown id.
+        They follow the end token that the model sampled. After a turn without one (not `has_end`) they begin with the
+        template's. No earlier turn is rendered again, as a template may write it otherwise then. Of `text` at most
+        `max_tokens` ids are used. Raises ModelError, also for an unknown id.
         """
-        before, after = self._around_observation
+        end, before, after = self._around_observation
+        before = before if has_end else end + before
         ids = [*self._plain(before), *self.encode_text(text)[:max_tokens], *self._plain(after + opening)]
         if max(ids, default=0) >= self.vocab_size:
             raise ModelError(f"an observation has the id {max(ids)}, but {self.name} has {self.vocab_size} embeddings")
@@ -217,17 +220,17 @@ class PromptTokenizer:
     def observation_form(self) -> tuple[int, ...]:
         """The ids around an observation, empty if this model has none. Peers with the same ones count equal tokens."""
         with suppress(ModelError):
-            return tuple(self.encode_observation("", opening="", max_tokens=0))
+            return tuple(self.encode_observation("", opening="", max_tokens=0, has_end=False))
         return ()
 
     @cached_property
-    def _around_observation(self) -> tuple[str, str]:
-        """What the chat template writes before a user's second message, after the end token, and after it."""
+    def _around_observation(self) -> tuple[str, str, str]:
+        """What the chat template writes around a user's second message: the end token, the rest before it, after it."""
         ends = [self.decode([token], skip_special=False) for token in self.end_ids]
         parts = around_observation(self._prompt_text(EPISODE_EXAMPLE), ends)
         if parts is None:
             raise ModelError(f"the chat template of {self.name} leaves out a user's second message: give another model")
-        return parts[0], split_opening(parts[1])[0]
+        return *parts[:2], split_opening(parts[2])[0]
 
     def _plain(self, text: str) -> list[int]:
         """Return the ids of a text that contains the template's special tokens, without the usual start token."""
@@ -244,6 +247,25 @@ class PromptTokenizer:
         decode = self._tokenizer.decode
         return str(decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False))
 
+    def num_until_stop(self, token_ids: Sequence[int], strings: Sequence[str]) -> int | None:
+        """Return how many ids a turn has up to the one that completes the first of `strings`; None without any.
+
+        Every node of one tokenizer returns the same number.
+        """
+
+        def has_string(num_ids: int) -> bool:
+            text = self.decode(token_ids[:num_ids], skip_special=False)
+            return any(string in text for string in strings)
+
+        if not has_string(len(token_ids)):
+            return None
+        return bisect_left(range(len(token_ids)), True, key=has_string)
+
+    def encode_stops(self, strings: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the usual ids of each string, by which an engine can end most turns early."""
+        encoded = ((string, self.encode_text(string)) for string in strings)
+        return tuple(tuple(ids) for string, ids in encoded if string in self.decode(ids, skip_special=False))
+
     def answer_texts(
         self, tokens: TokenBatch, finish_reasons: Sequence[FinishReason], *, opening: str = ""
     ) -> list[str | None]:
@@ -253,13 +275,13 @@ class PromptTokenizer:
         it. Every node of one tokenizer returns the same texts.
         """
         return [
-            self.answer_text(ids.tolist(), has_stopped=reason is FinishReason.STOP, opening=opening)
+            self.answer_text(ids.tolist(), has_end=reason is FinishReason.STOP, opening=opening)
             for ids, reason in zip(tokens.ids_of_each(), finish_reasons, strict=True)
         ]
 
-    def answer_text(self, ids: Sequence[int], *, has_stopped: bool, opening: str) -> str | None:
-        """Return the text of one completion as `answer_texts` does. Its last id is an end token if it `has_stopped`."""
-        answer = ids[:-1] if has_stopped else ids
+    def answer_text(self, ids: Sequence[int], *, has_end: bool, opening: str) -> str | None:
+        """Return the text of one completion as `answer_texts` does. Its last id is an end token if it `has_end`."""
+        answer = ids[:-1] if has_end else ids
         if np.isin(answer, self.hidden_ids).any():
             return None
         return whole_answer(opening, self.decode(answer, skip_special=False))

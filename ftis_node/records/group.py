@@ -23,7 +23,7 @@ from ftis_node.records.token_batch import TokenBatch
 
 
 class FinishReason(StrEnum):
-    STOP = "stop"  # an end token of the sender was sampled; it is the last token
+    STOP = "stop"  # it ends with an end token of the sender, or completes a stop string of the run
     LENGTH = "length"  # the token limit was reached
     ABORT = "abort"  # the node stopped it early; the tokens sampled so far are kept
 
@@ -187,9 +187,15 @@ class Group(GroupHeader):
 
     @property
     def stops(self) -> list[int]:
-        """Return the positions in `tokens` of the sampled end tokens, ascending.
+        """Return the positions in `tokens` of the sampled end tokens, ascending. Only `turn_ends` have one."""
+        return [at for at in self.turn_ends if int(self.tokens.token_ids[at]) in self.end_ids]
 
-        A completion that stopped ends with one, and so does each turn of an episode but the last.
+    @property
+    def turn_ends(self) -> list[int]:
+        """Return the positions in `tokens`, ascending, at which a turn ended by itself.
+
+        A completion that stopped ends with one, and so does each turn of an episode but the last. It is an end token,
+        or the one that completes a stop string of the run.
         """
         ends = self.tokens.ends.tolist()
         last = [end - 1 for end, reason in zip(ends, self.finish_reasons, strict=True) if reason is FinishReason.STOP]

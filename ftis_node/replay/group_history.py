@@ -20,7 +20,7 @@ from ftis_node.files import read_toml
 from ftis_node.models.decoder import Decoder
 from ftis_node.records.codec import hash_messages, unpack_any
 from ftis_node.records.envelope import open_envelope
-from ftis_node.records.group import Completion, FinishReason, Group, TextCompletion, TextGroup, interleave
+from ftis_node.records.group import Completion, Group, TextCompletion, TextGroup, interleave
 from ftis_node.records.think_block import split_opening
 from ftis_node.replay.reader import MIN_ID_PREFIX, GroupSummary, ReplayReader
 from ftis_node.tasks.base import ChatMessage, Task
@@ -250,7 +250,7 @@ def read_completions(
     completions: Sequence[Completion | TextCompletion] = group.completions
     unread = iter(observations)
     return tuple(
-        read_completion(completion, reward, decoder, observations=unread)
+        read_completion(completion, reward, decoder, end_ids=group.end_ids, observations=unread)
         for completion, reward in zip(completions, rewards, strict=True)
     )
 
@@ -260,6 +260,7 @@ def read_completion(
     reward: float,
     decoder: Decoder,
     *,
+    end_ids: Sequence[int],
     observations: Iterable[Sequence[int]] = (),
 ) -> CompletionDetails:
     """Return a stored completion for users, with this node's reward.
@@ -272,12 +273,12 @@ def read_completion(
     observed: tuple[str, ...] = ()
     if isinstance(completion, Completion):
         ids, logprobs = completion.token_ids.tolist(), completion.logprobs.tolist()
-        has_stopped = completion.finish_reason is FinishReason.STOP
         between = list(itertools.islice(observations, max(0, len(completion.turn_lengths) - 1)))
         whole = interleave(completion.token_ids, completion.turn_lengths, between)[0].tolist() if between else ids
-        text, num_tokens = decoder.answer(whole, has_stopped=has_stopped), len(ids)
+        text, num_tokens = decoder.answer(whole, end_ids=end_ids), len(ids)
         if text is not None and completion.turn_lengths:
-            turns = _turns(ids, completion.turn_lengths, decoder, has_stopped=has_stopped)
+            bounds = itertools.pairwise((0, *itertools.accumulate(completion.turn_lengths)))
+            turns = tuple(decoder.answer(ids[begin:end], end_ids=end_ids) or "" for begin, end in bounds)
             observed = tuple(_without_template(decoder.text(one) or "") for one in between)
         mean_logprob = float(completion.logprobs.mean(dtype="float64"))
         versions = (completion.policy_version, completion.policy_version_newest)
@@ -297,14 +298,6 @@ def read_completion(
         versions=versions,
         turns=turns,
         observations=observed,
-    )
-
-
-def _turns(ids: Sequence[int], lengths: Sequence[int], decoder: Decoder, *, has_stopped: bool) -> tuple[str, ...]:
-    """Return the text of each turn. Each but the last ends with an end token."""
-    bounds = list(itertools.pairwise((0, *itertools.accumulate(lengths))))
-    return tuple(
-        decoder.answer(ids[begin:end], has_stopped=has_stopped or end < len(ids)) or "" for begin, end in bounds
     )
 
 

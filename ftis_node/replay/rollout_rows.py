@@ -22,7 +22,7 @@ from ftis_node.config.home import Home
 from ftis_node.models.decoder import Decoder
 from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
-from ftis_node.records.group import Completion, FinishReason, Group, TextCompletion, TextGroup, interleave
+from ftis_node.records.group import Completion, Group, TextCompletion, TextGroup, interleave
 from ftis_node.replay.group_history import PromptResolver
 from ftis_node.replay.reader import GroupSummary, ReplayReader
 
@@ -165,17 +165,17 @@ class TextRows:
                 "prompt": prompt.content,
                 "answer": prompt.answer or None,
             }
-            completions = [self._with_text(completion) for completion in _completions(reader, summary, group)]
+            rows = _completions(reader, summary, group)
+            completions = [self._with_text(completion, group.end_ids) for completion in rows]
             yield {**dataclasses.asdict(summary), **texts, "completions": completions}
 
-    def _with_text(self, completion: Row) -> Row:
+    def _with_text(self, completion: Row, end_ids: Sequence[int]) -> Row:
         if "text" in completion:
             return completion
-        has_stopped = completion["finish_reason"] == FinishReason.STOP
         ids = completion["token_ids"]
         if turns := completion.get("turn_lengths"):  # the text has the observations, as the chat template renders them
             ids = interleave(np.array(ids, dtype=np.int32), turns, completion["observation_ids"])[0].tolist()
-        text = self._decoder.answer(ids, has_stopped=has_stopped)
+        text = self._decoder.answer(ids, end_ids=end_ids)
         if text is None:
             self.missing[self._decoder.missing or "a token is not in the tokenizer's vocabulary"] += 1
         return {**completion, "text": text}

@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate, pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ftis_node.errors import ModelError
 from ftis_node.records.codec import hash_observations, hash_prompt
@@ -55,7 +53,8 @@ async def play_again(
     for token_ids, lengths, reason in zip(
         group.tokens.ids_of_each(), group.turn_lengths, group.finish_reasons, strict=True
     ):
-        texts = _texts(token_ids, lengths, reason, group.opening, context)
+        turns = [ids.tolist() for ids in np.split(token_ids, np.cumsum(lengths)[:-1])]
+        texts = _texts(turns, reason, group, context)
         if isinstance(texts, Refusal):
             return texts
         played = await context.scorer.play(item, texts, cost=cost) if texts else NOTHING_PLAYED
@@ -66,7 +65,7 @@ async def play_again(
         if len(between) < num_turns - 1:
             return Refusal("episode_mismatch", f"{num_turns} turns, its episode ends after {played.num_turns}")
         try:
-            ids = [_encoded(text, group, context) for text in between]
+            ids = [_encoded(text, turn, group, context) for text, turn in zip(between, turns, strict=False)]
         except ModelError as error:
             return Refusal("not_encodable", str(error))
         num_tokens = len(prompt_ids) + len(token_ids) + sum(map(len, ids))
@@ -77,7 +76,7 @@ async def play_again(
         following = None
         if len(played.observations) == num_turns and reason is FinishReason.STOP:
             with suppress(ModelError):  # a model that cannot read it ends the episode
-                following = _encoded(played.observations[-1], group, context)
+                following = _encoded(played.observations[-1], turns[-1], group, context)
         if refusal := _cut_short(lengths, reason, num_tokens, following, context, is_same_form=is_same_form):
             return refusal
         rewards.append(0.0 if is_hidden else played.reward)
@@ -118,19 +117,24 @@ def _cut_short(
 
 
 def _texts(
-    token_ids: NDArray[np.int32],
-    lengths: Sequence[int],
-    reason: FinishReason,
-    opening: str,
-    context: ValidationContext,
+    turns: Sequence[Sequence[int]], reason: FinishReason, group: Group, context: ValidationContext
 ) -> list[str] | Refusal:
-    """Return the text of each turn; without the last one if it has a hidden special token, which gives no reward."""
+    """Return the text of each turn; without the last one if it has a hidden special token, which gives no reward.
+
+    Refuse a turn that goes on after a stop string, or ends without a string and an end token.
+    """
+    assert context.manifest.episode is not None  # `turns_allowed`
     texts = []
-    bounds = list(pairwise([0, *accumulate(lengths)]))
-    for number, (start, end) in enumerate(bounds, start=1):
-        is_last = number == len(bounds)
-        has_stopped = not is_last or reason is FinishReason.STOP
-        text = context.tokenizer.answer_text(token_ids[start:end].tolist(), has_stopped=has_stopped, opening=opening)
+    for number, ids in enumerate(turns, start=1):
+        is_last = number == len(turns)
+        has_end = ids[-1] in group.end_ids
+        if strings := context.manifest.episode.stop:
+            num_until_stop = context.tokenizer.num_until_stop(ids, strings)
+            if num_until_stop not in (None, len(ids)):
+                return Refusal("episode_mismatch", f"turn {number} goes on after a stop string")
+            if (has_end or num_until_stop is not None) != (not is_last or reason is FinishReason.STOP):
+                return Refusal("episode_mismatch", f"the end of turn {number} does not fit its text")
+        text = context.tokenizer.answer_text(ids, has_end=has_end, opening=group.opening)
         if text is not None:
             texts.append(text)
         elif not is_last:
@@ -138,7 +142,9 @@ def _texts(
     return texts
 
 
-def _encoded(text: str, group: Group, context: ValidationContext) -> tuple[int, ...]:
+def _encoded(text: str, turn: Sequence[int], group: Group, context: ValidationContext) -> tuple[int, ...]:
+    """Return the ids of the observation after a turn."""
     assert context.manifest.episode is not None  # `turns_allowed`
-    limit = context.manifest.episode.max_observation_tokens
-    return tuple(context.tokenizer.encode_observation(text, opening=group.opening, max_tokens=limit))
+    limit, has_end = context.manifest.episode.max_observation_tokens, turn[-1] in group.end_ids
+    encode = context.tokenizer.encode_observation
+    return tuple(encode(text, opening=group.opening, max_tokens=limit, has_end=has_end))

@@ -205,9 +205,12 @@ def finishes_agree(envelope: Envelope | None, group: Group, context: ValidationC
 
     A completion that stopped has an end id of its sender at its end and nowhere else. So does each turn of an episode
     but the last. Any other completion has none. An end id of another model is a token like another
-    (`PromptTokenizer.answer_texts`).
+    (`PromptTokenizer.answer_texts`). If the run has stop strings a turn may end without one, which `episode_replay`
+    checks.
     """
-    ids, ends, stops = group.tokens.token_ids, group.tokens.ends, group.stops
+    episode = context.manifest.episode
+    stops = group.stops if episode is not None and episode.stop else group.turn_ends
+    ids, ends = group.tokens.token_ids, group.tokens.ends
     is_eos = np.zeros(len(ids), dtype=bool)
     for end_id in group.end_ids:
         is_eos |= ids == end_id

@@ -43,14 +43,14 @@ class _AsciiTokenizer:
 
     def answer_texts(self, tokens: TokenBatch, finish_reasons: Sequence[FinishReason], *, opening: str) -> list[str]:
         return [
-            self.answer_text(ids.tolist(), has_stopped=reason is FinishReason.STOP, opening=opening)
+            self.answer_text(ids.tolist(), has_end=reason is FinishReason.STOP, opening=opening)
             for ids, reason in zip(tokens.ids_of_each(), finish_reasons, strict=True)
         ]
 
-    def answer_text(self, ids: Sequence[int], *, has_stopped: bool, opening: str) -> str:
-        return opening + bytes(ids[:-1] if has_stopped else ids).decode("ascii")
+    def answer_text(self, ids: Sequence[int], *, has_end: bool, opening: str) -> str:
+        return opening + bytes(ids[:-1] if has_end else ids).decode("ascii")
 
-    def encode_observation(self, text: str, *, opening: str, max_tokens: int) -> list[int]:
+    def encode_observation(self, text: str, *, opening: str, max_tokens: int, has_end: bool) -> list[int]:
         return list((text[:max_tokens] + opening).encode("ascii"))
 
 

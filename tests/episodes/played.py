@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ftis_node.config.manifest import load_manifest
+from ftis_node.config.manifest import RunManifest, load_manifest
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.rollouts import Rollouts, Sampler
@@ -25,7 +25,7 @@ ITEM = TASK[0]
 
 
 async def play(
-    source: ModelSource, tokenizer: PromptTokenizer, items: Sequence[TaskItem], *, seed: int = 3
+    source: ModelSource, tokenizer: PromptTokenizer, items: Sequence[TaskItem], *, run: RunManifest = RUN
 ) -> list[Rollouts]:
     """Play each item eight times."""
     engine = await choose_engine("torch")(source, EngineSettings(vocab_size=tokenizer.vocab_size, seed=3))
@@ -34,11 +34,11 @@ async def play(
             sampler = Sampler(
                 generate=engine.generate,
                 sampling=SamplingSettings(),
-                completion_limit=RUN.sampling.completion_limit,
+                completion_limit=run.sampling.completion_limit,
                 eos_ids=frozenset(tokenizer.eos_ids),
                 tokenizer=tokenizer,
                 scorer=scorer,
-                episode=RUN.episode,
+                episode=run.episode,
             )
             played = [await sampler.sample(item, tokenizer.encode_prompt(item.prompt), 8) for item in items]
     finally:
@@ -117,7 +117,7 @@ def observations_of(group: Group, item: TaskItem, tokenizer: PromptTokenizer) ->
         turns = np.split(ids, np.cumsum(lengths)[:-1])
         stopped = [*[True] * (len(turns) - 1), reason is FinishReason.STOP]
         texts = [
-            tokenizer.answer_text(turn.tolist(), has_stopped=has_stopped, opening="") or ""
+            tokenizer.answer_text(turn.tolist(), has_end=has_stopped, opening="") or ""
             for turn, has_stopped in zip(turns, stopped, strict=True)
         ]
         played.append(TASK.play(item, texts).observations[: len(turns) - 1])

@@ -14,7 +14,7 @@ from ftis_node.errors import ModelError
 from ftis_node.generation.rollouts import Playing
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.messages import TrainGroup
-from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
+from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model
 from ftis_node.models.chat_template import PromptSettings
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.training.train_group import train_group
@@ -84,9 +84,15 @@ def test_turns_travel_in_each_codec(group, identity, codec) -> None:
 async def test_the_learner_finds_the_log_probs_of_the_engine(source, tokenizer, group, identity) -> None:
     """It sees the observations as the engine did, and only sampled tokens have a cell."""
     accepted = await judged(group, identity, tokenizer)
+    assert isinstance(accepted, Accepted)
+    assert_engine_logprobs(accepted, source, tokenizer)
+
+
+def assert_engine_logprobs(accepted: Accepted, source: ModelSource, tokenizer: PromptTokenizer) -> None:
+    """Assert that the model finds the log-probs of a group in each layout of the learner."""
     sent = train_group(StoredGroup.from_accepted(accepted, own=True), share="vertical", end_ids=tokenizer.end_ids)
     batch = make_batch([sent])
-    assert batch.num_tokens == group.num_tokens
+    assert batch.num_tokens == accepted.group.num_tokens
     assert max(batch.lengths) > max(
         len(prompt) + len(ids) for prompt, ids in zip(batch.prompts, batch.completions, strict=True)
     )
@@ -244,7 +250,7 @@ async def test_the_observation_after_the_last_turn_need_not_be_encodable(group, 
     for one in group.completions:
         ids = one.token_ids[: one.turn_lengths[0]]
         has_stopped = len(one.turn_lengths) > 1 or one.finish_reason is FinishReason.STOP
-        text = tokenizer.answer_text(ids.tolist(), has_stopped=has_stopped, opening="")
+        text = tokenizer.answer_text(ids.tolist(), has_end=has_stopped, opening="")
         reward = TASK.play(ITEM, [text]).reward
         reason = FinishReason.STOP if has_stopped else FinishReason.LENGTH
         completions.append(

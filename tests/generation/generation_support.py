@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,16 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import ftis_node
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
 from ftis_node.generation.rollouts import completions_of as completions_of  # for the tests
-from ftis_node.records.group import Completion, SamplingSettings
+from ftis_node.records.group import Completion, FinishReason, SamplingSettings
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 VOCAB_SIZE = 90
 EMBEDDING_ROWS = 96  # padded, as real models' embeddings are
 EOS_ID = 7
 NEVER: frozenset[int] = frozenset()  # no id ends a completion
+STOP_IDS = tuple((first, second) for first in range(20, 40) for second in range(90))
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 38, 46, 26], [43], [38, 32, 79, 50, 28, 84, 19, 71]]
 PYTHON_PATH = f"{Path(__file__).parent}:{Path(ftis_node.__file__).parents[1]}"
 SETTINGS = EngineSettings(vocab_size=EMBEDDING_ROWS, dtype="float32", device="cpu", seed=0)
@@ -86,6 +88,14 @@ def make_request(prompt_ids: Sequence[int], **options: Any) -> GenerateRequest:
         **options,
     }
     return GenerateRequest(prompt_ids=tuple(prompt_ids), **given)
+
+
+def assert_stopped(result: GenerationResult) -> None:
+    """Assert that each completion ended with its first pair of `STOP_IDS`."""
+    assert set(result.finish_reasons) == {FinishReason.STOP}
+    for completion in completions_of(result):
+        pairs = list(pairwise(completion.token_ids.tolist()))
+        assert [pair in STOP_IDS for pair in pairs] == [False] * (len(pairs) - 1) + [True]
 
 
 def fresh_logprobs(model: Any, prompt_ids: Sequence[int], completion: Completion, *, temperature: float = 1.0) -> Any:

@@ -17,7 +17,9 @@ from generation_support import (
     NEVER,
     PROMPTS,
     SETTINGS,
+    STOP_IDS,
     VOCAB_SIZE,
+    assert_stopped,
     completions_of,
     damage,
     file_tensors,
@@ -102,6 +104,11 @@ async def test_a_completion_ends_with_the_first_of_its_eos_ids_or_at_the_limit(o
             assert len(completion.token_ids) == 6
             assert last not in eos_ids
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+async def test_a_completion_ends_with_its_stop_ids(open_tiny):
+    request = make_request(PROMPTS[0], eos_ids=NEVER, stop_ids=STOP_IDS, num_completions=8, max_tokens=400)
+    assert_stopped(await open_tiny(tiny_model()).generate(request))
 
 
 async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(open_tiny):

@@ -19,7 +19,9 @@ from generation_support import (
     EOS_ID,
     NEVER,
     PROMPTS,
+    STOP_IDS,
     VOCAB_SIZE,
+    assert_stopped,
     completions_of,
     damage,
     file_tensors,
@@ -212,6 +214,11 @@ async def test_each_completion_has_its_own_seed_and_end(vllm):
         ended = completion.finish_reason is FinishReason.STOP
         assert (last in eos_ids, len(completion.token_ids) == 12 or ended) == (ended, True)
     assert set(first.finish_reasons) == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+async def test_a_completion_ends_with_its_stop_ids(vllm):
+    await vllm.serve()
+    assert_stopped(await vllm.generate(make_request(PROMPTS[0], num_completions=8, stop_ids=STOP_IDS, **ENDLESS)))
 
 
 async def test_a_prompt_is_cached_until_the_weights_change(vllm, tmp_path):

@@ -94,6 +94,8 @@ class EngineSettings(Message, frozen=True):
 class GenerateRequest(Message, frozen=True, kw_only=True):
     """A request for one group: `num_completions` of one prompt, each up to `max_tokens` or one of `eos_ids`.
 
+    One of `stop_ids`, sequences of ids, ends a completion, too.
+
     The same record passes from the caller to the engine. With a `seed` the same engine, weights and settings give the
     same tokens, up to rounding that depends on other requests in the batch. Raises ValueError for invalid values.
     """
@@ -103,6 +105,7 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     sampling: SamplingSettings
     max_tokens: int
     eos_ids: frozenset[int]
+    stop_ids: tuple[tuple[int, ...], ...] = ()
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -110,6 +113,11 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
             raise ValueError("a prompt needs at least one token")
         if self.num_completions < 1 or self.max_tokens < 1:
             raise ValueError("a group needs at least one completion of at least one token")
+
+    def is_stopped(self, token_ids: Sequence[int]) -> bool:
+        """Return whether a completion ends with the last of these ids."""
+        has_string = any(tuple(token_ids[-len(stop) :]) == stop for stop in self.stop_ids)
+        return has_string or token_ids[-1] in self.eos_ids
 
 
 class GenerationResult(Message, frozen=True):

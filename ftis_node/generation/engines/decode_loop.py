@@ -106,7 +106,7 @@ class PartialCompletion:
             return
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
-        if token_id in self.owner.request.eos_ids:
+        if self.owner.request.is_stopped(self.token_ids):
             self.finish_reason = FinishReason.STOP
         elif len(self.token_ids) == self.owner.request.max_tokens:
             self.finish_reason = FinishReason.LENGTH

@@ -93,6 +93,8 @@ class VllmCompletion:
             self.newest = max(self.newest, version)
         if num_tokens < len(token_ids):
             self.finish_reason = FinishReason.ABORT
+        elif self.job.request.is_stopped(self.token_ids):
+            self.finish_reason = FinishReason.STOP
 
     def completion(self) -> Completion:
         """Return the completion as a record; one in progress counts as aborted. Raises NonFiniteError for NaN

@@ -189,8 +189,8 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return rewards
 
     def _scored_text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str | None:
-        has_stopped = len(ids) > 0 and int(ids[-1]) in self.texts.eos_ids
-        return self.texts.answer_text(ids, has_stopped=has_stopped, opening=self.texts.opening_of(prompt_ids))
+        has_end = len(ids) > 0 and int(ids[-1]) in self.texts.eos_ids
+        return self.texts.answer_text(ids, has_end=has_end, opening=self.texts.opening_of(prompt_ids))
 
     def _share(self, exchange: SwarmExchange, batch: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> None:
         version = self.state.global_step

@@ -172,7 +172,8 @@ class GroupExchange(NodePart):
             prompt_hash=hash_prompt(prompt_ids, offered.observation_form if offered.turn_lengths else ()),
             tokens=tokens,
             finish_reasons=tuple(
-                FinishReason.STOP if int(ids[-1]) in end_ids else FinishReason.LENGTH for ids in tokens.ids_of_each()
+                self._finish_reason(ids.tolist(), lengths, end_ids)
+                for ids, lengths in zip(tokens.ids_of_each(), offered.turn_lengths or [[]] * len(tokens), strict=True)
             ),
             rewards=(0.0,) * len(tokens),
             statuses=(CompletionStatus.UNSCORED,) * len(tokens),
@@ -186,6 +187,16 @@ class GroupExchange(NodePart):
             opening=self.tokenizer.opening_of(prompt_ids.tolist()),
             turn_lengths=tuple(map(tuple, offered.turn_lengths)),
         )
+
+    def _finish_reason(self, ids: Sequence[int], turn_lengths: Sequence[int], end_ids: Sequence[int]) -> FinishReason:
+        """Return how a completion of the trainer ended: by an end token, by a stop string of its last turn, or cut."""
+        episode = self.context.manifest.episode
+        has_string = (
+            episode is not None
+            and bool(episode.stop and turn_lengths)
+            and self.tokenizer.num_until_stop(ids[-turn_lengths[-1] :], episode.stop) is not None
+        )
+        return FinishReason.STOP if has_string or ids[-1] in end_ids else FinishReason.LENGTH
 
     def _refuse_tokens(self, tokens: TokenBatch, turn_lengths: Sequence[Sequence[int]]) -> Refusal | None:
         """Refuse tokens that cannot be decoded or scored. Validation has more rules, and comes later."""

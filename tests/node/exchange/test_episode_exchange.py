@@ -11,6 +11,7 @@ from ftis_node.node.loops.publish import VALIDATION
 from ftis_node.records.codec import hash_messages, hash_observations, hash_prompt
 from ftis_node.records.group import FinishReason
 from ftis_node.validation import Refusal
+from tests.conftest import with_sections
 from tests.episodes.played import ITEM, RUN, TASK
 from tests.node.exchange.parts import exchanging, own_group, tokenizer_ids
 from tests.node.exchange.test_group_exchange import first_published
@@ -20,8 +21,9 @@ GAMES = [[WON], ["1", WON], ["1", "99", "2", WON], *[["1", "no", "2", "3"]] * 5]
 CUT = [11, 12] * 4  # a turn without an end, of the longest length
 
 
-def offered(tokenizer: PromptTokenizer, games: Sequence[Sequence[str]], **changes: Any) -> OwnGroup:
-    turns = [[tokenizer_ids(tokenizer, text) for text in game] for game in games]
+def offered(tokenizer: PromptTokenizer, games: Sequence[Sequence[str]], *, stop: str = "", **changes: Any) -> OwnGroup:
+    """Return the games as a group. A turn with the text `stop` has no end token."""
+    turns = [[tokenizer_ids(tokenizer, text)[: -1 if text == stop else None] for text in game] for game in games]
     turns[-1][-1] = CUT
     ids = [token for game in turns for turn in game for token in turn]
     fields: dict[str, Any] = {
@@ -67,3 +69,10 @@ async def test_episodes_are_published_as_any_node_would_or_refused_before_valida
         assert group.prompt_hash == hash_prompt(prompt_ids, node.tokenizer.observation_form)
         between = [play.observations[: len(game) - 1] for play, game in zip(plays, GAMES, strict=True)]
         assert group.observation_hash == hash_observations(between)
+    with_stop = with_sections(RUN, episode={"stop": (WON, "9")})
+    async with exchanging(tmp_path / "stop", manifest=with_stop) as (node, exchange):
+        assert isinstance(await exchange.publish(offered(node.tokenizer, GAMES[:1] * 8, stop=WON)), PublishedGroup)
+        assert set(first_published(node).finish_reasons) == {FinishReason.STOP, FinishReason.LENGTH}
+        refused = await exchange.publish(offered(node.tokenizer, GAMES, stop=WON))  # the turn 99
+        assert isinstance(refused, Refusal)
+        assert (refused.reason, refused.detail) == ("episode_mismatch", "turn 2 goes on after a stop string")
