@@ -39,9 +39,7 @@ def turns_of(group: Group) -> list[list[list[int]]]:
     return [[turn.tolist() for turn in np.split(ids, np.cumsum(lengths)[:-1])] for ids, lengths in each]
 
 
-async def test_a_turn_ends_with_its_first_stop_string_for_all(
-    group, identity, source, tokenizer
-) -> None:
+async def test_a_turn_ends_with_its_first_stop_string_for_all(group, identity, source, tokenizer) -> None:
     """The template's end token follows it, which the model did not sample."""
     accepted = await judged(group, identity, tokenizer, manifest=STOPPING)
     assert isinstance(accepted, Accepted), accepted
