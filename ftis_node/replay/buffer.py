@@ -65,10 +65,11 @@ class ReplayBuffer:
     def take(self, step: int, *, own: int, foreign: int, rule: ChoiceRule = choose_newest) -> Taken:
         """Take up to `own` own and `foreign` foreign groups, chosen by `rule`, for a step: READY -> TAKEN.
 
-        Groups that the rule discards change from READY to RELEASED(discarded).
+        Groups that the rule discards change from READY to RELEASED(discarded). With 0 own groups it sees the foreign
+        ones alone, because the own ones are there for peers.
         """
         with transaction(self._db):
-            selection = rule(self._candidates(), own, foreign)
+            selection = rule([each for each in self._candidates() if own or not each.own], own, foreign)
             self._db.executemany(
                 "UPDATE groups SET state = ?, step = ? WHERE id = ?",
                 [(State.TAKEN, step, candidate.id) for candidate in selection.taken],

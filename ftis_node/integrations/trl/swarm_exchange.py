@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 MAX_QUEUED: Final = 64  # own groups; the oldest is dropped
 MAX_TAKES: Final = 4  # requests for one batch: a taken group can be of no use
-TAKE_TIMEOUT_S: Final = 5.0  # the trainer waits
+TAKE_TIMEOUT_S: Final = 30.0  # the trainer waits, but groups of a take that it gives up count as trained
 PUBLISH_TIMEOUT_S: Final = 120.0  # the node scores the completions first
 FLUSH_S: Final = 30.0
 BACKOFF: Final = ExponentialBackoff(first_s=1.0, ceiling_s=60.0)

@@ -63,7 +63,7 @@ class GroupExchange(NodePart):
     publish_scored: Callable[[Group], Awaitable[ValidationResult]]
 
     def __post_init__(self) -> None:
-        self._selection = StepSelection(self.context, self.store, self.peers)
+        self._selection = StepSelection(self.context, self.store, self.peers, self.store.disk.once)
         self._take_number = self.context.state.step  # of the last step of an earlier role
         self._has_failed = False  # the last take
         self._publishing = asyncio.Lock()
@@ -107,11 +107,11 @@ class GroupExchange(NodePart):
         async with self._taking:
             if self._has_failed:  # a full disk: the trainer did not get the groups of that take
                 self.context.events.write("step_lost", step=self._take_number, error="the take before failed")
-                await self.store.disk(self.store.buffer.reconcile, self._take_number - 1)
+                await self.store.disk.once(self.store.buffer.reconcile, self._take_number - 1)
             self._take_number += 1
             self._has_failed = True
             groups = await self._selection.take(self._take_number, own=0, foreign=count)
-            await self.store.disk(self.store.buffer.release_step, self._take_number, ReleaseReason.TRAINED)
+            await self.store.disk.once(self.store.buffer.release_step, self._take_number, ReleaseReason.TRAINED)
             self._has_failed = False
         self.peers.counters.groups_trained_foreign += len(groups)
         if groups:

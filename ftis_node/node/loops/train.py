@@ -63,7 +63,7 @@ class TrainLoop(NodePart):
     last_step: int | None
 
     def __post_init__(self) -> None:
-        self._selection = StepSelection(self.context, self.store, self.peers)
+        self._selection = StepSelection(self.context, self.store, self.peers, self.store.disk)
         self._step_peers = StepPeers(self.context, self.peers, self.end_ids, self.observation_form)
         self._num_pauses = 0  # after which the learner's state is known
 

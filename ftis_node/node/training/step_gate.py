@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +32,7 @@ from ftis_node.node.training.step_shares import (
     never_starts,
     substitute_foreign,
 )
+from ftis_node.replay.buffer import Taken
 from ftis_node.replay.lifecycle import ChoiceRule, ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
 from ftis_node.replay.plugin_choice import load_choice
 from ftis_node.replay.rows import StoredGroup
@@ -194,16 +195,20 @@ class TimedStepGate:
 
 @dataclass(eq=False, repr=False)
 class StepSelection:
-    """Selects the groups of a step from the buffer: READY -> TAKEN, or RELEASED if the rule discards them."""
+    """Selects the groups of a step from the buffer: READY -> TAKEN, or RELEASED if the rule discards them.
+
+    `disk` runs the write: the store's disk thread, or its `once` for a caller that does not wait for a full disk.
+    """
 
     context: NodeContext
     store: Store
     peers: PeerManager
+    disk: Callable[..., Awaitable[Taken]]
 
     async def take(self, step: int, *, own: int, foreign: int) -> list[StoredGroup]:
         """Take up to `own` and `foreign` groups, by signer, for a step."""
         events, rule = self.context.events, self._rule(step)
-        groups, discarded = await self.store.disk(self.store.buffer.take, step, own=own, foreign=foreign, rule=rule)
+        groups, discarded = await self.disk(self.store.buffer.take, step, own=own, foreign=foreign, rule=rule)
         write_taken(events, groups, step=step)
         for unused in discarded:
             events.write("released", group=unused.id, reason=ReleaseReason.DISCARDED)

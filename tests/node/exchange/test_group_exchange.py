@@ -17,6 +17,8 @@ from ftis_node.node.exchange.messages import PublishedGroup
 from ftis_node.node.http_api import exchange_api
 from ftis_node.node.http_api.exchange_api import BODY_S, MAX_PENDING
 from ftis_node.node.startup.recovery import replace_files
+from ftis_node.node.storage.disk_space import DiskSpace
+from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.codec import hash_messages, hash_prompt, unpack_group
@@ -29,6 +31,7 @@ from ftis_node.tasks.registry import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation import Refusal
+from tests.conftest import with_sections
 from tests.node.exchange.parts import MANIFEST, PROBLEM, exchanging, own_group
 from tests.node.nodes import ME, components, events_of, notes_of
 from tests.replay.test_buffer import accepted
@@ -160,6 +163,16 @@ async def test_publishing_is_refused_while_no_peer_fetches_groups(tmp_path):
         )
 
 
+async def test_a_take_by_sapo_leaves_the_own_groups_to_peers(tmp_path):
+    async with exchanging(tmp_path, manifest=with_sections(MANIFEST, step={"group_selection": "sapo"})) as (
+        node,
+        exchange,
+    ):
+        assert node.store.buffer.admit(accepted(ME, 1), own=True)
+        assert await exchange.take(3) == []
+        assert node.store.reader.ready_counts() == (1, 0)
+
+
 async def test_foreign_groups_are_taken_once_and_their_senders_gain_reputation(tmp_path):
     async with exchanging(tmp_path) as (node, exchange):
         for sender in (ANN, BOB):
@@ -180,7 +193,7 @@ async def test_foreign_groups_are_taken_once_and_their_senders_gain_reputation(t
 
 async def test_a_failed_take_loses_no_groups(tmp_path):
     """The disk is full. The trainer did not get the groups, so the next take returns them again."""
-    async with exchanging(tmp_path) as (node, exchange):
+    async with exchanging(tmp_path, disk=DiskThread(DiskSpace(root=tmp_path))) as (node, exchange):
         assert node.store.buffer.admit(accepted(ANN, 1), own=False)
         await _fail_to_take(node, exchange)
         assert [group.sender for group in await exchange.take(1)] == [ANN.peer_id]
@@ -207,6 +220,7 @@ async def test_a_failed_take_returns_no_groups_of_earlier_starts(tmp_path):
 
 async def _fail_to_take(node: NodeComponents, exchange: GroupExchange) -> None:
     error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL  # type: ignore[misc]
     with patch.object(node.store.buffer, "release_step", side_effect=error), pytest.raises(sqlite3.OperationalError):
         await exchange.take(9)
 
