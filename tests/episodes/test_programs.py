@@ -81,6 +81,7 @@ def test_what_is_not_as_in_python(program: str, output: str) -> None:
     assert output_of(program) == output
 
 
+PAIRS = "x = [(1/3, 1/3, 1/3, 1/3, 1/3, 1/3, 1/3, 1/3)] * 2000\ny = [x[0]] * 2000\n"
 STEPS, LARGE, DEEP = "more than 50000 steps", "a number has more than 2000 bits", "the program is nested too deeply"
 
 
@@ -101,6 +102,7 @@ STEPS, LARGE, DEEP = "more than 50000 steps", "a number has more than 2000 bits"
         ("x = [1]\nwhile True: x += x", STEPS),
         ("sorted(range(10**9))", STEPS),
         ("x = [(1/n, 1/n) for n in range(1, 2000)]\nwhile True: y = x < x[::-1]", STEPS),
+        *((f"{PAIRS}for n in range(3000): {use}", STEPS) for use in ("min(x, y)", "x == y", "x[1] in [x[0]] * 9")),
         ("x = 'a' * 999\ny = [x] * 30000\nprint(y)", STEPS),
         ("x = 'ab'\nwhile True: x += x", "a text has more than 1000 characters"),
         ("while True: print('x' * 99)", f"more than {MAX_OUTPUT} characters of output"),

@@ -33,6 +33,7 @@ from ftis_node.tasks.episodes.program_values import (
     numeric,
     ordered,
     several,
+    size_of,
     tuple_of,
     whole,
 )
@@ -254,7 +255,7 @@ class _Machine:
             return self._contains(right, left) is isinstance(sign, ast.In)
         for value in (left, right):
             if isinstance(value, list | str | tuple):
-                self._meter.spend(len(value))
+                self._meter.spend(size_of(value))
         return bool(ordered(lambda: _COMPARISONS[type(sign)](left, right)))
 
     def _contains(self, values: Any, value: Any) -> bool:
@@ -262,6 +263,8 @@ class _Machine:
             return isinstance(value, int) and value in values
         if isinstance(values, str) and not isinstance(value, str):
             raise ProgramError("a text contains only texts")
+        if isinstance(value, tuple):
+            self._meter.spend(len(values) * size_of(value))
         return value in self._meter.items(values)
 
     def _part(self, values: Sequence[Any], node: ast.expr) -> Any:

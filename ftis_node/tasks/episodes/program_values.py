@@ -115,8 +115,13 @@ def tuple_of(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(values)
 
 
+def size_of(value: Any) -> int:
+    """Return the steps that a comparison of a value may take: those of its elements, and of theirs."""
+    return sum(map(size_of, value)) if isinstance(value, list | tuple) else len(value) if isinstance(value, str) else 1
+
+
 def ordered(compare: Callable[[], Any]) -> Any:
-    """Return a comparison's result. Raises ProgramError for values without an order."""
+    """Return a comparison's result; the caller has charged for it. Raises ProgramError for values without an order."""
     try:
         return compare()
     except TypeError:
@@ -132,12 +137,13 @@ def _sum(meter: Meter, values: Any) -> Number:
 
 def _sorted(meter: Meter, values: Any) -> list[Any]:
     items = meter.items(values)
-    meter.spend(len(items) * len(items).bit_length())
+    meter.spend(sum(map(size_of, items)) * len(items).bit_length())
     return list(ordered(lambda: sorted(items)))
 
 
 def _extreme(meter: Meter, choose: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Any:
     items = meter.items(values[0]) if len(values) == 1 else values
+    meter.spend(sum(map(size_of, items)))
     if not items:
         raise ProgramError("an empty list has no least and no largest value")
     return ordered(lambda: choose(items))
