@@ -54,13 +54,13 @@ def main() -> None:
 
 
 def read_curves(path: Path) -> dict[tuple[str, str, str], dict[tuple[str, str], Curve]]:
-    """Return the curves by pair, model and method, then by seed of the starting model and of the run."""
+    """Return the curves by pair with task, model and method, then by seed of the starting model and of the run."""
     curves: dict[tuple[str, str, str], dict[tuple[str, str], Curve]] = defaultdict(lambda: defaultdict(list))
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             seeds = (row.get("model_seed", ""), row["seed"])
             point = (int(row["step"]), float(row["pass_at_1"]), int(row["tokens_generated"]))
-            curves[row["pair"], row["model"], row["method"]][seeds].append(point)
+            curves[f"{row['pair']} {row['task']}", row["model"], row["method"]][seeds].append(point)
     return curves
 
 

@@ -208,10 +208,11 @@ def refuse_what_does_not_fit(
         return
     least = min(choice.options, key=lambda option: option.made.peak_bytes)
     instead = smaller_model(choice, manifest, shape, machine)
+    model = choice.settings.model
     raise MachineError(
-        f"{choice.settings.model} does not fit on the GPU: {least.name} needs {_gib(least.made.peak_bytes)} GiB and "
+        f"{model} does not fit {least.made.device}: {least.name} needs {_gib(least.made.peak_bytes)} GiB and "
         f"{_gib(least.made.usable_bytes)} GiB are usable{least.made.bound}; {instead} (see "
-        f'`ftis-node doctor --model {choice.settings.model}`; memory.check = "warn" starts the node anyway)'
+        f'`ftis-node doctor --model {model}`; memory.check = "warn" starts the node anyway)'
     )
 
 

@@ -63,7 +63,7 @@ class Card:
     @property
     def bound(self) -> str:
         """Return why less than usual is usable, as the end of a sentence; "" if nothing bounds it."""
-        if self.usable_bytes == self.number * (self.limit_bytes or 0):
+        if self.limit_bytes is not None and self.usable_bytes == self.number * self.limit_bytes:
             return f" (memory.limit_gib; the GPU has {in_gib(self.memory_bytes)})"
         if self.taken_bytes:
             return f" (other programs use {in_gib(self.taken_bytes)} of the GPU's {in_gib(self.memory_bytes)})"

@@ -45,7 +45,7 @@ from ftis_node.workers.weight_store import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_
 Placement: TypeAlias = Literal["cpu", "shared", "time_shared", "dedicated", "does_not_fit"]
 WEIGHT_SYNC = "weight sync"
 BASE, SHARED_BASE = "generator: weights", "shared base: weights of both workers"
-HOST_BOUND = " (of the host's memory, for the weights of a sleeping generator)"
+HOST_BOUND = " (beside the weights of a sleeping generator)"
 SPEED_SHARE = 0.9  # of the usable memory, up to which options for speed may raise the learner's peak
 
 
@@ -96,9 +96,15 @@ class MemoryPlan:
         return not self.fits, self.step_s if self.fits else self.peak_bytes / max(1, self.usable_bytes)
 
     @property
+    def device(self) -> str:
+        """Where the model does not fit, with its preposition."""
+        return "in the host's memory" if self.bound == HOST_BOUND else "on the GPU"
+
+    @property
     def advice(self) -> str:
         """What to do if the model does not fit."""
-        return f"{self.change} would suffice" if self.change else "use a smaller model or a larger device"
+        larger = "more memory" if self.bound == HOST_BOUND else "a larger device"
+        return f"{self.change} would suffice" if self.change else f"use a smaller model or {larger}"
 
     @property
     def activations(self) -> str:

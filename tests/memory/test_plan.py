@@ -183,9 +183,8 @@ def test_workers_take_turns_only_if_the_host_has_memory_for_the_sleeping_engine(
     roomy, poor = planned(THREE_B, 22, **given), planned(THREE_B, 22, host_gib=12, **given)
     assert (roomy.placement, poor.placement, poor.fits) == ("time_shared", "does_not_fit", False)
     assert (poor.peak_bytes, poor.usable_bytes) == (roomy.host_bytes, int(USABLE_SHARE * 12 * GIB))
-    with pytest.raises(
-        MachineError, match=r"13.\d\d GiB needed, 11.40 GiB usable \(of the host's memory, .*\); "
-    ) as refused:
+    line = r"fit in the host's memory: 13.\d\d GiB needed, 11.40 GiB usable \(beside .*\); "
+    with pytest.raises(MachineError, match=line) as refused:
         place_workers_on(machine(22, host_gib=12), THREE_B, settings(engine="vllm", **given), RUN)
     assert "\n" not in str(refused.value)
 
