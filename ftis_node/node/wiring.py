@@ -38,7 +38,7 @@ from ftis_node.node.pausing.machine import MachineObserver
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import OwnRecord
-from ftis_node.node.peers.peer_requests import PeerRequestHandler
+from ftis_node.node.peers.request_handler import PeerRequestHandler
 from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.watchdog import Watchdog

@@ -16,7 +16,7 @@ from ftis_node.gossip import encryption as secret_file
 from ftis_node.gossip.directory import entries, validators
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, pack_ids, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
-from ftis_node.node.peers.peer_requests import MAX_ANSWERS
+from ftis_node.node.peers.request_handler import MAX_ANSWERS
 from ftis_node.records import bounds, codec, peer_messages, weights
 from ftis_node.records import envelope as envelope_file
 from ftis_node.records import rollout_pb2 as pb

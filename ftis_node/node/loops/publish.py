@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from ftis_node.errors import FtisError, RecordError
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.peers.peer_requests import announcement_of
+from ftis_node.node.peers.request_handler import announcement_of
 from ftis_node.node.storage.number_epochs import begin_epoch
 from ftis_node.node.supervision.task_monitor import sleep, waiting
 from ftis_node.node.training.generation_limits import SlotPool
