@@ -9,9 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, fields, replace
-
-import numpy as np
+from dataclasses import dataclass, field, replace
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip import MAX_ANSWERS
@@ -20,8 +18,8 @@ from ftis_node.node.context import NodeDescription
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import Announcement, open_envelope, seal_group
-from ftis_node.records.group import Group, GroupHeader, TextCompletion, TextGroup
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
+from ftis_node.records.text_form import reencode_as_text
 from ftis_node.replay.reader import HeldGroup, ReplayReader
 from ftis_node.swarm.delivery import MAX_SENT_BODIES, IdsByPeer
 
@@ -66,7 +64,9 @@ class PeerRequestHandler(NodePart):
     def _encode_as_text(self, data: bytes) -> bytes | None:
         """Return the group as text; None if a completion has a special token, which a text cannot express."""
         envelope = open_envelope(data)
-        text_group = reencode_as_text(unpack_group(envelope.body), envelope.id, tokenizer=self.tokenizer)
+        group = unpack_group(envelope.body)
+        texts = self.tokenizer.answer_texts(group.tokens, group.finish_reasons)
+        text_group = reencode_as_text(group, envelope.id, texts=texts)
         return None if text_group is None else seal_group(text_group, self.context.identity).to_bytes()
 
     async def answer(self, peer_id: str, question: bytes) -> list[bytes]:
@@ -118,28 +118,3 @@ class PeerRequestHandler(NodePart):
     def announcement_refused(self, peer_id: str, error: RecordError) -> None:
         """Charge the sender of an announcement that was too large to read."""
         self.peers.refuse_message(peer_id, "announcement", error)
-
-
-def reencode_as_text(group: Group, group_id: bytes, *, tokenizer: PromptTokenizer) -> TextGroup | None:
-    """Return `group` with id `group_id` as text; None if a completion has a special token before its end."""
-    header = {field.name: getattr(group, field.name) for field in fields(GroupHeader)}
-    texts = tokenizer.answer_texts(group.tokens, group.finish_reasons)
-    if None in texts:
-        return None
-    completions = tuple(
-        TextCompletion(
-            text=text or "",
-            mean_logprob=float(completion.logprobs.mean(dtype=np.float64)),
-            num_tokens=len(completion.token_ids),
-            finish_reason=completion.finish_reason,
-            reward=completion.reward,
-        )
-        for completion, text in zip(group.completions, texts, strict=True)
-    )
-    return TextGroup(
-        **header,
-        policy_version=group.policy_version,
-        policy_version_newest=group.policy_version_newest,
-        exact_group=group_id,
-        completions=completions,
-    )
