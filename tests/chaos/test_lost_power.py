@@ -37,7 +37,7 @@ from ftis_node.learner.checkpoint.checkpoint import (
     state_of,
     write_checkpoint,
 )
-from ftis_node.node.peers.peer_store import PeerStore
+from ftis_node.node.peers.reputation_store import ReputationStore
 from ftis_node.records.identity import Identity
 from ftis_node.replay.database import open_writer
 from ftis_node.workers.durable import complete_folder, newest_complete
@@ -290,7 +290,7 @@ def test_a_power_cut_leaves_the_old_or_the_new_state_and_each_sync_is_necessary(
 
 
 def test_databases_sync_every_commit(tmp_path):
-    store = PeerStore(tmp_path / "peers.sqlite")
+    store = ReputationStore(tmp_path / "peers.sqlite")
     with closing(open_writer(tmp_path / "replay.sqlite")) as groups, closing(store):
         for database in (groups, store._db):
             assert database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"

@@ -17,8 +17,8 @@ from ftis_node.config.limits import AccessSection
 from ftis_node.errors import RecordError, UsageError
 from ftis_node.node.context import NodeCounters
 from ftis_node.node.peers.copied_groups import CopyCatalog
-from ftis_node.node.peers.peer_store import PeerStore
 from ftis_node.node.peers.registry import OwnGroupConfirmations, PeerRegistry
+from ftis_node.node.peers.reputation_store import ReputationStore
 from ftis_node.records.group import GroupHeader
 from ftis_node.records.identity import peer_id_from_text
 from ftis_node.records.peer_messages import Releases
@@ -71,7 +71,7 @@ class PeerManager:
         self._clock = clock = clock or SteadyClock().now
         self._allowed = frozenset(settings.allow)
         self._trusted = frozenset(settings.trust)
-        self._store, self._reputations = PeerStore(path), ReputationTable()
+        self._store, self._reputations = ReputationStore(path), ReputationTable()
         self._store.load(self._reputations, now=clock())
         self.receipts = ReceiptBook(own_id, limits)
         self._store.load_receipts(self.receipts)

@@ -15,7 +15,7 @@ import pytest
 from ftis_node.config.limits import AccessSection
 from ftis_node.errors import ConfigError
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.peer_store import SCHEMA, SCHEMA_VERSION, PeerStore
+from ftis_node.node.peers.reputation_store import SCHEMA, SCHEMA_VERSION, ReputationStore
 from ftis_node.records.group import SamplingSettings
 from ftis_node.records.identity import Identity
 from ftis_node.swarm import rate_limits
@@ -198,7 +198,7 @@ def path(tmp_path):
 
 def loaded(path: Path) -> ReputationTable:
     table = ReputationTable()
-    with closing(PeerStore(path)) as store:
+    with closing(ReputationStore(path)) as store:
         store.load(table, now=NOW)
     return table
 
@@ -216,7 +216,7 @@ def test_another_schema_is_refused(path):
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     with pytest.raises(ConfigError, match=f"schema {SCHEMA_VERSION + 1}"):
-        PeerStore(path)
+        ReputationStore(path)
 
 
 def test_a_sender_earns_credit_once_for_a_problem(open_manager):

@@ -15,7 +15,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.home_files import mark
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FtisError, MachineError
-from ftis_node.node.peers.peer_store import PeerStore
+from ftis_node.node.peers.reputation_store import ReputationStore
 from ftis_node.node.startup import recovery
 from ftis_node.node.startup.recovery import opened, release_damaged, replace_files
 from ftis_node.node.startup.run_plan import plan_run
@@ -241,7 +241,7 @@ def test_a_group_that_changed_on_disk_is_released(home, damage):
 
 @pytest.mark.parametrize(("name", "offset"), [("replay", 18), ("peers", 61)], ids=["format", "schema version"])
 def test_an_invalid_header_is_damage(home, name, offset):
-    PeerStore(home.peers).close()
+    ReputationStore(home.peers).close()
     path = getattr(home, name)
     overwrite(path, offset, b"\x77")
     with opened(home):
@@ -251,11 +251,11 @@ def test_an_invalid_header_is_damage(home, name, offset):
 
 
 def test_all_peers_are_new_after_damage_to_their_file(home):
-    with closing(PeerStore(home.peers)) as store:
+    with closing(ReputationStore(home.peers)) as store:
         store.save(peers_with_false_claims(200), ReceiptBook("me"))
     overwrite(home.peers, 8 * PAGE, noise(PAGE))
     recover(home)
-    with closing(PeerStore(home.peers)) as store:
+    with closing(ReputationStore(home.peers)) as store:
         store.load(again := ReputationTable(), now=1e9)
     assert len(again) == 0
     assert [event["file"] for event in events_of(home, "recovered")] == ["peers.sqlite"]
@@ -271,7 +271,7 @@ def peers_with_false_claims(count: int) -> ReputationTable:
 
 def test_a_peers_file_that_another_program_holds_is_saved_later(home, caplog):
     table = peers_with_false_claims(1)
-    with closing(PeerStore(home.peers)) as store:
+    with closing(ReputationStore(home.peers)) as store:
         with hold(home.peers):
             store.save(table, ReceiptBook("me"))
             store.save(table, ReceiptBook("me"))
@@ -322,7 +322,7 @@ def test_a_damaged_manifest_is_refused_until_the_run_is_named(home, damage):
 def test_a_clock_that_is_set_back_does_not_extend_a_ban(home):
     table, again = ReputationTable(), ReputationTable()
     table.ban("peer", 600.0, now=1e9)
-    with closing(PeerStore(home.peers)) as store:
+    with closing(ReputationStore(home.peers)) as store:
         store.save(table, ReceiptBook("me"))
         store.load(again, now=1e9 - 7200)
     assert again.is_banned("peer", now=1e9 - 7200)

@@ -58,7 +58,7 @@ MAKE = f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
 log = logging.getLogger(__name__)
 
 
-class PeerStore:
+class ReputationStore:
     """Repository of reputations. Raises DamagedError, ConfigError (other schema), MachineError (locked file)."""
 
     def __init__(self, path: Path) -> None:
