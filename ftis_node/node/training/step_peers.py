@@ -10,7 +10,7 @@ from ftis_node.errors import WorkerCrashedError, WorkerError, WorkerTaskError, s
 from ftis_node.learner.messages import StepReport, TrainGroup
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.training.peer_weights import PeerWeights
+from ftis_node.node.training.peer_coefficients import PeerCoefficients
 from ftis_node.node.training.train_group import train_group
 from ftis_node.replay.buffer import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -40,12 +40,12 @@ class StepPeers:
     _suspected: LruDict[bytes, int] = field(init=False)
     _used: LruDict[bytes, None] = field(init=False)
     _charged: LruDict[bytes, None] = field(init=False)
-    _peer_weights: PeerWeights = field(init=False)
+    _coefficients: PeerCoefficients = field(init=False)
 
     def __post_init__(self) -> None:
         self._suspected = LruDict[bytes, int](MAX_GROUPS)
         self._used, self._charged = LruDict[bytes, None](MAX_GROUPS), LruDict[bytes, None](MAX_GROUPS)
-        self._peer_weights = PeerWeights(self.context.manifest.method.peer_weights)
+        self._coefficients = PeerCoefficients(self.context.manifest.method.peer_weights)
 
     def batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
         """Return the groups in the learner's form. The learner reports those whose bodies it cannot unpack."""
@@ -56,7 +56,7 @@ class StepPeers:
                 end_ids=self.end_ids,
                 observation_form=self.observation_form,
                 of_own_weights=self.peers.is_of_own_weights(group),
-                weight=1.0 if group.own else self._peer_weights.weight(group.sender),
+                weight=1.0 if group.own else self._coefficients.weight(group.sender),
             )
             for group in groups
         ]
@@ -67,7 +67,7 @@ class StepPeers:
             return
         weights = {group.sender: round(group.weight, 4) for group in batch if not group.own}
         self.context.events.write("peer_weights", step=report.step, weights=weights)
-        self._peer_weights.note(report.agreement, report.own_agreement)
+        self._coefficients.note(report.agreement, report.own_agreement)
 
     def settle(self, report: StepReport, groups: Sequence[StoredGroup], *, is_trained: bool) -> None:
         """Credit the senders whose groups a step used, and charge those whose groups it refused.

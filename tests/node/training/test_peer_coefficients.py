@@ -2,11 +2,11 @@
 
 import pytest
 
-from ftis_node.node.training.peer_weights import MAX_PEERS, MIN_WEIGHT, PeerWeights
+from ftis_node.node.training.peer_coefficients import MAX_PEERS, MIN_WEIGHT, PeerCoefficients
 
 
 def weight_after(steps: int, *, peer: float, own: float | None) -> float:
-    weights = PeerWeights()
+    weights = PeerCoefficients()
     for _ in range(steps):
         weights.note({"peer": peer}, own)
     return weights.weight("peer")
@@ -28,7 +28,7 @@ def test_shrinkage_is_the_weight_of_least_squared_error():
     own_size, peer_size, variance = 8, 24, 16.0  # of one completion
     v_o, v_s = variance / own_size, variance / peer_size
     for bias in (0.0, 0.5, 3.0):
-        weights = PeerWeights("shrinkage")
+        weights = PeerCoefficients("shrinkage")
         for _ in range(3):
             weights.note({"peer": (v_o + v_s + bias**2 - v_o) * peer_size / own_size}, v_o)
 
@@ -43,7 +43,7 @@ def test_shrinkage_is_the_weight_of_least_squared_error():
 
 @pytest.mark.parametrize(("distance", "own", "weight"), [(-1.0, 0.5, 1.0), (1e9, 0.5, MIN_WEIGHT), (2.0, 0.0, 1.0)])
 def test_shrinkage_is_bounded(distance, own, weight):
-    weights = PeerWeights("shrinkage")
+    weights = PeerCoefficients("shrinkage")
     for _ in range(2):
         assert weights.weight("peer") == 1.0
         weights.note({"peer": distance}, own)
@@ -51,7 +51,7 @@ def test_shrinkage_is_bounded(distance, own, weight):
 
 
 def test_the_number_of_remembered_peers_is_bounded():
-    weights = PeerWeights()
+    weights = PeerCoefficients()
     for number in range(MAX_PEERS + 1):
         for _ in range(3):
             weights.note({f"peer-{number}": -1.0}, 0.5)

@@ -1,4 +1,4 @@
-"""The weights of peers' groups in a step.
+"""The coefficients of peers' groups in the loss of a step: `method.peer_weights`.
 
 A peer's completions weigh as much as their gradients agree with the node's own:
 
@@ -48,8 +48,8 @@ class RunningMean:
         return self.total / self.norm if self.norm else 0.0
 
 
-class PeerWeights:
-    """Table of peer weights; above `MAX_PEERS` it drops the peers that were measured longest ago."""
+class PeerCoefficients:
+    """Table of the weights of peers; above `MAX_PEERS` it drops the peers that were measured longest ago."""
 
     def __init__(self, weighting: PeerWeighting | None = "agreement") -> None:
         self._weighting = weighting
