@@ -22,12 +22,12 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import FtisError
 from ftis_node.evaluation.evaluate import answers_of, shown_problems
+from ftis_node.export.model_export import export_model_of
 from ftis_node.generation.engines import EngineName
 from ftis_node.lab.child_processes import ChildProcess, children
 from ftis_node.lab.experiment.pairs import make_models
 from ftis_node.lab.experiment.plots import new_panels, save_figure
 from ftis_node.models import resolve_model
-from ftis_node.node.hub.model_export import export_model_of
 from ftis_node.telemetry.history import History, HistoryReader, groups_used
 from ftis_node.telemetry.log import OnProgress
 

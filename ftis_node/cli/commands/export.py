@@ -62,7 +62,7 @@ def export(
 
         check_hub_id(base_model)
     from ftis_node.evaluation.chat import system_message_of
-    from ftis_node.node.hub.model_export import check_gguf_file, export_gguf, export_model_of, next_steps, ollama_step
+    from ftis_node.export.model_export import check_gguf_file, export_gguf, export_model_of, next_steps, ollama_step
 
     where, file = home_at(home), gguf.expanduser() if gguf else None
     if file is not None:

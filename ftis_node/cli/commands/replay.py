@@ -166,7 +166,7 @@ def export(
         with closing(_open(home)) as reader:
             write = partial(_export_rows, where, reader, format_=format_, text=text, flat=flat)
             if target is not None:
-                from ftis_node.node.hub.hub_cards import read_run_record, write_data_card
+                from ftis_node.export.hub_cards import read_run_record, write_data_card
                 from ftis_node.replay.rollout_rows import RowTotals, rows_schema
 
                 record, totals = read_run_record(where), RowTotals(with_senders=with_senders)

@@ -19,6 +19,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.section import first_problem
 from ftis_node.errors import ConfigError, DamagedError
+from ftis_node.export.hub_cards import read_run_record, write_model_card
 from ftis_node.files import read_object
 from ftis_node.generation.engines.vllm_options import served_rank
 from ftis_node.memory.placement import WorkerPlacement
@@ -27,7 +28,6 @@ from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, read_adapter_co
 from ftis_node.models.gguf import SUFFIX
 from ftis_node.models.gguf_export import GgufKind, architecture_of, modelfile, write_gguf
 from ftis_node.models.prompt_settings import prompts_of
-from ftis_node.node.hub.hub_cards import read_run_record, write_model_card
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.tasks.registry import system_message
 from ftis_node.telemetry.log import OnProgress, unwatched
