@@ -18,7 +18,8 @@ LAYERS = {
     "errors": 0, "files": 0, "install_hint": 0, "backoff": 0, "documentation": 0, "plugins": 0, "config": 1,
     "records": 0, "telemetry": 0, "algorithms": 2, "tasks": 2, "models": 2, "swarm": 2, "validation": 3,
     "replay": 3, "workers": 3, "generation": 4, "learner": 4, "gossip": 4, "memory": 5, "node": 6, "doctor": 7,
-    "export": 7, "integrations": 7, "view": 7, "evaluation": 8, "report": 8, "dashboard": 8, "lab": 9, "cli": 10,
+    "export": 7, "integrations": 7, "view": 7, "evaluation": 8, "report": 8, "dashboard": 8, "lab": 9,
+    "bootstrap": 9, "cli": 10,
 }  # fmt: skip
 BASE = {"backoff", "documentation", "errors", "install_hint", "files", "plugins"}  # every package may import these
 TOP_FILES = {"__init__", "__main__"}
@@ -196,7 +197,7 @@ def test_status_loads_no_heavy_library(tmp_path):
 
 NODE_PARTS = (
     *("supervision", "worker_interfaces", "worker_settings", "pausing", "context", "storage", "peers", "training"),
-    *("loops", "exchange", "http_api", "wiring", "daemon", "startup", "bootstrap_node"),
+    *("loops", "exchange", "http_api", "wiring", "daemon", "startup"),
 )
 """Folders and files of the node, lowest first: each imports only those below it."""
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftis_node.bootstrap.daemon import run_bootstrap_node
 from ftis_node.config.home import Home
 from ftis_node.config.peer_list import read_peers
 from ftis_node.errors import ConfigError
@@ -30,9 +31,7 @@ from ftis_node.gossip.multiaddr import (
 from ftis_node.gossip.p2pd.client import P2pdError, _usable
 from ftis_node.gossip.p2pd.hivemind_bindings import Multiaddr, address_bytes, address_texts
 from ftis_node.gossip.p2pd.relay_limit import RESERVE, RelayLimit, read_reservation
-from ftis_node.node.bootstrap_node import run_bootstrap_node
 from ftis_node.records.addresses import CODES, MAX_ADDRESS_CHARS, AddressError, parse_address, read_address
-from ftis_node.report.swarm_history import SwarmHistory
 from ftis_node.swarm.rate_limits import subnet_of
 from tests.gossip.helpers import PEER, RELAY
 from tests.gossip.helpers import settings as network_settings
@@ -256,9 +255,7 @@ def test_a_file_of_peers_must_be_a_regular_small_file(tmp_path):
 @pytest.mark.parametrize("transport", ["/ip6/fe80::1%eth0/tcp/1", "/ip4/127.0.0.1/tcp/" + "0" * 5000])
 def test_a_bootstrap_node_reports_an_address_that_cannot_be_used(tmp_path, transport):
     with pytest.raises(ConfigError, match="cannot be used") as raised:
-        run_bootstrap_node(
-            Home(tmp_path), listen=(), peers=(f"{transport}/p2p/{PEER}",), show=print, page=SwarmHistory()
-        )
+        run_bootstrap_node(Home(tmp_path), listen=(), peers=(f"{transport}/p2p/{PEER}",), show=print)
     assert raised.value.exit_code == 2
 
 

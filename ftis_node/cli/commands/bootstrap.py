@@ -54,9 +54,8 @@ def bootstrap(
     """
     if log_format == "json":
         log_as_json()
-    from ftis_node.node.bootstrap_node import run_bootstrap_node
+    from ftis_node.bootstrap.daemon import run_bootstrap_node
     from ftis_node.node.startup.run_plan import is_run_id
-    from ftis_node.report.swarm_history import SwarmHistory
 
     if not all(map(is_run_id, runs or ())):
         raise UsageError("--run takes a run id: `ftis-node status --json` of a member has it as run.id")
@@ -69,7 +68,6 @@ def bootstrap(
         status_port=status_port,
         runs=tuple(runs or ()),
         show=partial(_show_addresses, address_file),
-        page=SwarmHistory(),
     )
 
 

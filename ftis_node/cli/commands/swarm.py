@@ -128,7 +128,7 @@ def _views(document: Any) -> list[SwarmView]:
 
 
 def _from_directory(peers: tuple[str, ...], run: str | None) -> Callable[[], Any]:
-    from ftis_node.node.peers.swarm_status import survey_run
+    from ftis_node.bootstrap.survey import survey_run
     from ftis_node.node.startup.run_plan import is_run_id
 
     if run is None or not is_run_id(run):

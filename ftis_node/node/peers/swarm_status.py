@@ -1,22 +1,15 @@
-"""The swarm as a node sees it: the section of its status, and the view of all nodes; also that view without a node."""
+"""The swarm as a node sees it: the section of its status, and the view of all nodes."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import tempfile
 import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ftis_node.config.manifest import parse_canonical
-from ftis_node.errors import ConfigError
-from ftis_node.gossip.directory.lookup import RunSurvey
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.registry import PeerActivity
 from ftis_node.swarm.overview import RunSummary, SwarmView, make_view, swarm_row
@@ -28,7 +21,6 @@ from ftis_node.telemetry.status import RefusalStatus, SwarmStatus
 from ftis_node.telemetry.terminal_text import clipped
 
 log = logging.getLogger(__name__)
-SURVEY_TIMEOUT_S = 60.0
 MAX_SHOWN = 12  # refused senders and refusing peers in the status
 REASON_WIDTH = 32
 
@@ -167,24 +159,3 @@ class SwarmReporter(NodePart):
             since=round(sender.since, 1),
             advice=advice_for(sender.reason),
         )
-
-
-def view_of(survey: RunSurvey) -> SwarmView:
-    """Return the view of the directory's records. The time of a record is by its peer's clock."""
-    now = time.time()
-    rows = [swarm_row(record, seen_at=min(record.created_at, now)) for record in survey.records]
-    run = RunSummary(survey.run_id)
-    if survey.manifest is not None:
-        with suppress(ConfigError):  # a manifest of another version of ftis-node
-            run = RunSummary.of(parse_canonical(survey.manifest, source=f"run {survey.run_id}"))
-    return make_view(rows, run=run, now=now, num_unreadable=survey.num_unreadable)
-
-
-def survey_run(run_id: str, peers: tuple[str, ...]) -> SwarmView:
-    """Return the view of a run through `peers` (multiaddrs). Raise NetworkError if no member is found."""
-    from ftis_node.gossip.directory.lookup import survey_remotely
-    from ftis_node.gossip.settings import NetworkSettings
-
-    with tempfile.TemporaryDirectory(prefix="ftis-look-", ignore_cleanup_errors=True) as folder:
-        settings = NetworkSettings(sockets_dir=Path(folder), peers=peers)
-        return view_of(asyncio.run(survey_remotely(settings, run_id=run_id, timeout_s=SURVEY_TIMEOUT_S)))

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from ftis_node.bootstrap.http_api import BootstrapApi
+from ftis_node.bootstrap.survey import view_of
 from ftis_node.gossip.bootstrap import MAX_RUNS_SURVEYED, BootstrapNode
 from ftis_node.gossip.directory import lookup as survey_module
 from ftis_node.gossip.directory.lookup import survey_remotely
 from ftis_node.gossip.directory.validators import StoredRun
-from ftis_node.node.bootstrap_node import BootstrapApi
-from ftis_node.node.peers.swarm_status import view_of
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, seal_peer_record
 from ftis_node.records.identity import Identity

@@ -13,11 +13,11 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
+from ftis_node.bootstrap.http_api import BootstrapApi
 from ftis_node.cli.app import run
 from ftis_node.config.home import TOKEN_HEADER, Home
 from ftis_node.config.limits import AccessSection
 from ftis_node.config.node import NodeSettings, SwarmSection
-from ftis_node.node.bootstrap_node import BootstrapApi
 from ftis_node.node.http_api.local_api import LocalApi, add_control, write_token
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.peer_control import PeerControl

@@ -1,9 +1,4 @@
-"""A bootstrap node: DHT entry point and relay for the nodes of any run, without a model and without groups.
-
-A watchdog checks its event loop, as in a full node. It ends a process whose loop is
-blocked for ten minutes, so that a supervisor can restart it.
-
-Its local HTTP port shows the directory's records as a page, as JSON and as metrics:
+"""The local HTTP port of a bootstrap node, which shows the directory's records as a page, as JSON and as metrics:
 
     /         a page that reloads itself
     /swarm    the same as JSON, for `ftis-node swarm` and the dashboard
@@ -16,34 +11,24 @@ It listens on 127.0.0.1 and changes nothing.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from ftis_node.config.home import Home
+from ftis_node.bootstrap.survey import view_of
 from ftis_node.gossip.bootstrap import BootstrapNode
-from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.node.http_api.auth import own_names_only
 from ftis_node.node.http_api.local_api import serve_status
-from ftis_node.node.peers.swarm_status import view_of
-from ftis_node.node.startup.recovery import opened
-from ftis_node.node.supervision.background import until_signalled
-from ftis_node.node.supervision.process_limits import allow_open_files
-from ftis_node.node.supervision.watchdog import ServiceManager, Watchdog
-from ftis_node.records.identity import Identity
+from ftis_node.report.swarm_history import SwarmHistory
 from ftis_node.swarm.overview import SwarmView
 from ftis_node.swarm.peer_guard import UNPROVEN, Place
 from ftis_node.telemetry.metrics import CONTENT_TYPE
-from ftis_node.telemetry.secrets import keep_secret
 
-log = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = 1024  # no route takes a body
 SURVEY_PERIOD_S = 10.0
 STALE_S = 300.0
@@ -53,7 +38,6 @@ HELP = {
     "ftis_bootstrap_members": "Members of a run in the directory.",
     "ftis_bootstrap_records_refused_total": "Directory records that were refused since the start.",
 }
-ALL_INTERFACES = ("/ip4/0.0.0.0/tcp/0",)
 
 
 async def show_nothing(request: web.Request) -> web.Response:
@@ -61,18 +45,10 @@ async def show_nothing(request: web.Request) -> web.Response:
     return web.json_response({"error": "a bootstrap node has no such figures"}, status=404)
 
 
-class SwarmPage(Protocol):
-    """The page of a swarm, with the history of its runs: `report/swarm_history.py`, which is in a higher layer."""
-
-    def note(self, views: Sequence[SwarmView], *, now: float) -> None: ...
-
-    def render(self, views: Sequence[SwarmView], *, addresses: Sequence[str], note: str) -> str: ...
-
-
 class BootstrapApi:
     """Handlers over the last survey of the directory. `run` surveys it every `SURVEY_PERIOD_S`."""
 
-    def __init__(self, node: BootstrapNode, page: SwarmPage) -> None:
+    def __init__(self, node: BootstrapNode, page: SwarmHistory) -> None:
         self._node = node
         self._swarm_page = page
         self._page: str | None = None  # of the last survey, made for the first visitor
@@ -158,51 +134,3 @@ def render_bootstrap_metrics(*, num_connected: int, members: Mapping[str, int], 
     registry = CollectorRegistry()
     registry.register(FromSurvey())
     return generate_latest(registry)
-
-
-def run_bootstrap_node(
-    home: Home,
-    *,
-    listen: tuple[str, ...],
-    peers: tuple[str, ...],
-    announce: tuple[str, ...] = (),
-    show: Callable[[list[str]], None],
-    page: SwarmPage,
-    status_port: int = 0,
-    runs: tuple[str, ...] = (),
-) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP. `show` gets the dialable addresses as soon as they are known.
-
-    `announce` are the addresses to announce in place of the discovered ones, without `/p2p/ID`. `runs` are ids of runs
-    that its page shows first.
-
-    `page` draws its page.
-
-    Raise ConfigError for a malformed address, HomeInUseError, UsageError for a taken port, MachineError.
-    """
-    from ftis_node.gossip.bootstrap import BootstrapNode
-
-    allow_open_files()
-    with opened(home):
-        settings = NetworkSettings(
-            sockets_dir=home.sockets / "net", listen=listen or ALL_INTERFACES, announce=announce, peers=peers
-        )
-        identity = Identity.load_or_create(home.identity)
-        keep_secret(identity.seed)
-        node = BootstrapNode(settings, identity=identity, pinned_runs=runs)
-        asyncio.run(until_signalled(_serve(node, show, BootstrapApi(node, page), home=home, status_port=status_port)))
-
-
-async def _serve(
-    node: BootstrapNode, show: Callable[[list[str]], None], api: BootstrapApi, *, home: Home, status_port: int
-) -> None:
-    with Watchdog(manager=ServiceManager.from_environment()).watching():
-        try:
-            await node.start()
-            async with api.serve(port=status_port) as url:
-                home.publish_address(url)
-                log.info("the page of this bootstrap node is at %s", url)
-                show(node.addresses)
-                await node.run_until_closed()
-        finally:
-            await node.close()
