@@ -19,7 +19,7 @@ from ftis_node.errors import RecordError
 from ftis_node.records.envelope import open_envelope
 from ftis_node.replay.database import RESET_AT, is_forgotten, open_reader, read_total
 from ftis_node.replay.lifecycle import ReleaseReason, State
-from ftis_node.replay.rows import rewards_of
+from ftis_node.replay.stored_rows import rewards_of
 
 HELD_COLUMNS = "id, own, sender, number, length(envelope) AS num_bytes, num_tokens, policy_version, created_at"
 MIN_ID_PREFIX = 4

@@ -26,7 +26,7 @@ from ftis_node.replay.database import (
     transaction,
 )
 from ftis_node.replay.lifecycle import State
-from ftis_node.replay.rows import NOTED
+from ftis_node.replay.stored_rows import NOTED
 from ftis_node.swarm.sequence import epoch_base, epoch_of
 from ftis_node.telemetry.history import read_head
 

@@ -22,9 +22,9 @@ from ftis_node.records.codec import hash_observations, unpack_group
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.group import FinishReason, Group
 from ftis_node.records.identity import Identity
+from ftis_node.replay.export import flat_rows, group_rows
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.replay.rollout_rows import flat_rows, group_rows
-from ftis_node.replay.rows import StoredGroup
+from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.swarm.reasons import REFUSALS
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks.scorer import IsolatedScorer

@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from ftis_node.config.manifest import RunManifest
 from ftis_node.export.hub_cards import RunRecord, write_data_card, write_model_card
 from ftis_node.export.model_export import QUESTION, _use_section
-from ftis_node.replay.rollout_rows import RowTotals, rows_schema
+from ftis_node.replay.export import RowTotals, rows_schema
 from ftis_node.telemetry.status import EvalStatus, Status
 
 OF_MODEL: Any = {"is_adapter": True, "step": 2, "use": "", "license": None}

@@ -13,7 +13,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node.peers.copied_groups:CopyCatalog.note_announced",
         "records.envelope:open_announcement",
     ),
-    Place.AUDIT: ("node.loops.logprob_checks:sampled_by", "replay.rows:StoredGroup.from_accepted"),
+    Place.AUDIT: ("node.loops.logprob_checks:sampled_by", "replay.stored_rows:StoredGroup.from_accepted"),
     Place.CATCH_UP: ("gossip.wire_format:ItemCollector.add",),
     Place.COUNT: ("node.loops.logprob_checks:AuditLoop.offer",),
     Place.DIAL: (CONNECT,),

@@ -19,7 +19,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.group_history import PromptResolver
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.replay.rows import StoredGroup
+from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.validation import Accepted
 from tests.conftest import PROMPT_IDS, accept, fill_buffer, make_group, make_text_group
 

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ftis_node.config.home import Home
+    from ftis_node.replay.export import RowTotals
     from ftis_node.replay.group_history import CompletionDetails, GroupHistory
     from ftis_node.replay.reader import GroupSummary, ReplayReader
-    from ftis_node.replay.rollout_rows import RowTotals
 
 app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Show or export the replay buffer of a running or stopped node."
@@ -167,7 +167,7 @@ def export(
             write = partial(_export_rows, where, reader, format_=format_, text=text, flat=flat)
             if target is not None:
                 from ftis_node.export.hub_cards import read_run_record, write_data_card
-                from ftis_node.replay.rollout_rows import RowTotals, rows_schema
+                from ftis_node.replay.export import RowTotals, rows_schema
 
                 record, totals = read_run_record(where), RowTotals(with_senders=with_senders)
                 folder, file = _new_folder(out), f"data/train.{format_}"
@@ -202,7 +202,7 @@ def _export_rows(
     flat: bool,
     totals: RowTotals | None = None,
 ) -> None:
-    from ftis_node.replay.rollout_rows import TextRows, flat_rows, group_rows, write_jsonl, write_parquet
+    from ftis_node.replay.export import TextRows, flat_rows, group_rows, write_jsonl, write_parquet
 
     texts = TextRows(home, _names(home)) if text else None
     rows = group_rows(reader) if texts is None else texts.group_rows(reader)

@@ -33,7 +33,7 @@ from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import CompletionStatus, FinishReason, Group, SamplingSettings
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.replay.rows import StoredGroup
+from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.tasks.base import Task, TaskItem
 from ftis_node.tasks.scorer import IsolatedScorer, score_answers
 from ftis_node.tasks.scoring_worker import ScoringCost

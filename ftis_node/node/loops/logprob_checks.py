@@ -30,7 +30,7 @@ from ftis_node.records.codec import hash_prompt, pack_group
 from ftis_node.records.envelope import Accepted
 from ftis_node.records.group import Group
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.replay.rows import StoredGroup
+from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reputation import Behaviour, TrustLevel
 

@@ -31,7 +31,7 @@ from ftis_node.node.training.step_report import StepReporter
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.replay.buffer import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.replay.rows import StoredGroup
+from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 log = logging.getLogger(__name__)

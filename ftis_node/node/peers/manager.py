@@ -22,7 +22,7 @@ from ftis_node.node.peers.reputation_store import ReputationStore
 from ftis_node.records.group import GroupHeader
 from ftis_node.records.identity import peer_id_from_text
 from ftis_node.records.peer_messages import Releases
-from ftis_node.replay.rows import StoredGroup
+from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.rate_limits import Quotas, ShareCap, subnet_of

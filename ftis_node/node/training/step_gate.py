@@ -35,7 +35,7 @@ from ftis_node.node.training.step_shares import (
 from ftis_node.replay.buffer import Taken
 from ftis_node.replay.lifecycle import ChoiceRule, ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
 from ftis_node.replay.plugin_choice import load_choice
-from ftis_node.replay.rows import StoredGroup
+from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.swarm.arrivals import AwaitedSenders
 from ftis_node.telemetry.events import EventLog
 

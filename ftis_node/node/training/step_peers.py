@@ -15,7 +15,7 @@ from ftis_node.node.training.train_group import train_group
 from ftis_node.replay.buffer import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import HeldGroup
-from ftis_node.replay.rows import StoredGroup
+from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.reasons import sentence
 from ftis_node.swarm.reputation import Behaviour

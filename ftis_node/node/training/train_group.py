@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ftis_node.config.step import Share
 from ftis_node.learner.messages import TrainGroup
-from ftis_node.replay.rows import StoredGroup
+from ftis_node.replay.stored_rows import StoredGroup
 
 
 def train_group(

@@ -21,7 +21,7 @@ from ftis_node.learner.step.train_step import Passes
 from ftis_node.node.training.train_group import train_group
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.replay.rows import StoredGroup
+from ftis_node.replay.stored_rows import StoredGroup
 from tests import conftest
 
 LIMIT = 16.0

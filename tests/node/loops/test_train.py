@@ -22,7 +22,7 @@ from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.records.identity import Identity
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.replay.rows import StoredGroup
+from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.telemetry.status import EvalStatus
 from ftis_node.workers.weight_store import WeightProof

@@ -112,7 +112,7 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def rows_schema(*, with_texts: bool, is_flat: bool) -> Any:
-    """Return the columns of `rollout_rows`. A completion sent as text has None for token ids, other ones for texts.
+    """Return the columns of the rows. A completion sent as text has None for token ids, other ones for texts.
 
     Completions of one turn have None for `turn_lengths` and `observation_ids`.
     """

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ftis_node.records.identity import Identity
+from ftis_node.replay.export import flat_rows, group_rows, write_jsonl, write_parquet
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.replay.rollout_rows import flat_rows, group_rows, write_jsonl, write_parquet
 from tests.conftest import accept, fill_buffer, make_completion, make_group
 
 NUM_GROUPS = 128
@@ -45,7 +45,7 @@ def _peak(write: Callable[[], int]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("form", WRITERS)
 def test_a_writer_holds_a_bounded_part_of_the_buffer(large_buffer, tmp_path, form, monkeypatch):
-    monkeypatch.setattr("ftis_node.replay.rollout_rows.MAX_TOKENS_AT_ONCE", 1 << 16)
+    monkeypatch.setattr("ftis_node.replay.export.MAX_TOKENS_AT_ONCE", 1 << 16)
     pa.array([{}])  # loads pandas now, so that its modules do not count below
     pool = pa.proxy_memory_pool(pa.default_memory_pool())
     before = pa.default_memory_pool()
@@ -78,7 +78,7 @@ def test_a_table_without_rows_has_the_same_columns(large_buffer, tmp_path):
 
 
 def test_row_groups_are_bounded(large_buffer, tmp_path, monkeypatch):
-    monkeypatch.setattr("ftis_node.replay.rollout_rows.MAX_ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("ftis_node.replay.export.MAX_ROWS_AT_ONCE", 2)
     with closing(ReplayReader(large_buffer)) as reader:
         rows = list(group_rows(reader))[:5]
     assert write_parquet(rows, tmp_path / "rows", with_texts=False, is_flat=False) == 5
