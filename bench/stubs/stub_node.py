@@ -22,8 +22,9 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip import Gossip
-from ftis_node.node.context import NodeContext, NodeDescription, NodeState
+from ftis_node.node.context import NodeContext, NodeDescription
 from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.state import NodeState
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.training.generation_limits import SlotPool

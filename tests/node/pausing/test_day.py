@@ -21,13 +21,14 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.schedule import ScheduleSection
 from ftis_node.errors import UsageError
-from ftis_node.node.context import NodeContext, NodeDescription, NodeState
+from ftis_node.node.context import NodeContext, NodeDescription
 from ftis_node.node.loops import pause
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.pausing import machine
 from ftis_node.node.pausing.gate import PauseGate
 from ftis_node.node.pausing.machine import GRAPHICS_BYTES, SETTLE_S, MachineObserver
 from ftis_node.node.pausing.policy import Decision, MachineFacts
+from ftis_node.node.state import NodeState
 from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
 from ftis_node.node.training.step_shares import StepQuota
 from ftis_node.node.wiring import Wiring
