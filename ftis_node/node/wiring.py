@@ -33,7 +33,7 @@ from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import DeliverWeights, TrainLoop, update_engine
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
-from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
+from ftis_node.node.loops.weight_offer import OfferLoop
 from ftis_node.node.pausing.machine import MachineObserver
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.manager import PeerManager
@@ -47,6 +47,7 @@ from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
 from ftis_node.node.training.step_gate import StepGate, TimedStepGate
 from ftis_node.node.training.step_report import StepReporter
 from ftis_node.node.training.step_shares import StepShares
+from ftis_node.node.training.version_bound import newest_offered
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.records.group import Group
 from ftis_node.swarm.arrivals import AwaitedSenders
