@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
-from ftis_node.doctor import machine, network
+from ftis_node.doctor import engines, machine, network
 from ftis_node.doctor.check_result import NETWORK_CHECKS, CheckResult
 from ftis_node.doctor.graders import check_graders
 from ftis_node.doctor.model import MemoryQuestion, check_model
@@ -99,15 +99,15 @@ def checks_of(home: Home, settings: NodeSettings, question: MemoryQuestion | Non
     url, peers = home.running_url(), settings.peers
     dials_s = DIALS_LIMIT_S * max(1, len(peers))
     ports = partial(network.check_listen_ports, settings.listen, runs_here=url is not None)
-    engines = partial(machine.check_engines, has_gpu=NVIDIA_DEVICE.exists())
-    engines_s = machine.TORCH_LIMIT_S + machine.VLLM_LIMIT_S + GRACE_S
+    check_engines = partial(engines.check_engines, has_gpu=NVIDIA_DEVICE.exists())
+    engines_s = engines.TORCH_LIMIT_S + engines.VLLM_LIMIT_S + GRACE_S
     return [
         DoctorCheck("python", "Python", QUICK_S, machine.check_python),
         DoctorCheck("gpu", "the GPU's driver", QUICK_S, machine.check_gpus),
         DoctorCheck("ram", "memory", QUICK_S, machine.check_memory),
         DoctorCheck("disk", "the disk", QUICK_S, partial(machine.check_disk, home.root)),
         DoctorCheck("limits", "the node's limits", QUICK_S, partial(machine.check_limits, home, settings)),
-        DoctorCheck("engine", "importing torch and vLLM", engines_s, engines),
+        DoctorCheck("engine", "importing torch and vLLM", engines_s, check_engines),
         DoctorCheck("grader", "the graders of tasks", engines_s, check_graders),
         DoctorCheck("port", "ports", QUICK_S, ports),
         DoctorCheck("route", "the network", QUICK_S, partial(_network, peers)),

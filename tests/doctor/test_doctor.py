@@ -13,11 +13,11 @@ import pytest
 
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
-from ftis_node.doctor import machine as doctor_machine
+from ftis_node.doctor import engines
 from ftis_node.doctor import network as doctor_network
 from ftis_node.doctor.check_result import CheckResult, worst_first
 from ftis_node.doctor.doctor import DoctorCheck, checks_of, exit_code_of, run_checks
-from ftis_node.doctor.machine import check_disk, read_driver
+from ftis_node.doctor.machine import check_disk, check_memory, read_driver
 from ftis_node.doctor.model import check_model, memory_question, memory_results
 from ftis_node.doctor.network import judge, nat_kind
 from ftis_node.gossip.bootstrap import BootstrapNode
@@ -113,7 +113,7 @@ def test_a_gpu_that_cannot_work_is_reported_with_what_would():
     assert old.finding == "Tesla T4 has compute capability 7.5, and vLLM and bfloat16 need 8.0"
     assert "--device cpu works" in old.advice and "RTX 30" in old.advice
     facts = {"version": "2.13.0+rocm7", "cuda": None, "hip": "7.0", "has_gpu": True, "gpus": ["AMD Radeon RX 7900"]}
-    amd, torch = doctor_machine.torch_results(doctor_machine.ProbeAnswer(facts), has_gpu=False)
+    amd, torch = engines.torch_results(engines.ProbeAnswer(facts), has_gpu=False)
     assert (amd.id, amd.level, torch.level) == ("gpu.unusable", "fail", "ok")
 
 
@@ -123,32 +123,30 @@ def test_a_driver_too_old_for_vllms_torch_names_the_needed_version():
     assert old.finding == (
         "NVIDIA driver 570.133.20: vLLM and its torch are built for CUDA 13, which needs 580 or newer"
     )
-    no_gpu = doctor_machine.ProbeAnswer(
-        {"version": "2.13.0", "cuda": "13.0", "hip": None, "has_gpu": False, "gpus": []}
-    )
-    _, found = doctor_machine.torch_results(no_gpu, has_gpu=True)
+    no_gpu = engines.ProbeAnswer({"version": "2.13.0", "cuda": "13.0", "hip": None, "has_gpu": False, "gpus": []})
+    _, found = engines.torch_results(no_gpu, has_gpu=True)
     assert (found.id, found.level) == ("engine.gpu", "fail")
     assert found.advice.startswith("install NVIDIA's driver 580 or newer")
 
 
 def test_an_engine_that_crashes_hangs_or_is_built_for_another_machine_is_reported(monkeypatch):
-    crash = doctor_machine.run_probe("raise ImportError('libcuda.so.1: cannot open')", limit_s=20)
+    crash = engines.run_probe("raise ImportError('libcuda.so.1: cannot open')", limit_s=20)
     assert crash.problem == "ImportError: libcuda.so.1: cannot open"
-    assert "signal 11" in doctor_machine.run_probe("import os; os.kill(os.getpid(), 11)", limit_s=20).problem
-    slow = doctor_machine.run_probe("import time; time.sleep(60)", limit_s=0.5)
+    assert "signal 11" in engines.run_probe("import os; os.kill(os.getpid(), 11)", limit_s=20).problem
+    slow = engines.run_probe("import time; time.sleep(60)", limit_s=0.5)
     assert "no answer within" in slow.problem
-    (cut,) = doctor_machine.torch_results(slow, has_gpu=True)
+    (cut,) = engines.torch_results(slow, has_gpu=True)
     assert (cut.id, cut.level) == ("check.cut", "warn") and "pip install" not in cut.advice
-    assert levels([doctor_machine.vllm_result(slow, on_gpu=True)]) == [("check.cut", "warn")]
-    on_cpu = doctor_machine.ProbeAnswer({"version": "2", "cuda": None, "hip": None, "has_gpu": False, "gpus": []})
-    found = doctor_machine.torch_results(on_cpu, has_gpu=True)
+    assert levels([engines.vllm_result(slow, on_gpu=True)]) == [("check.cut", "warn")]
+    on_cpu = engines.ProbeAnswer({"version": "2", "cuda": None, "hip": None, "has_gpu": False, "gpus": []})
+    found = engines.torch_results(on_cpu, has_gpu=True)
     assert levels(found) == [("engine.torch", "ok"), ("engine.gpu", "fail")]
-    assert levels(doctor_machine.torch_results(crash, has_gpu=False)) == [("engine.torch", "fail")]
-    assert levels([doctor_machine.vllm_result(crash, on_gpu=False)]) == [("engine.vllm", "warn")]
-    assert levels([doctor_machine.vllm_result(crash, on_gpu=True)]) == [("engine.vllm", "fail")]
-    assert levels([doctor_machine.compiler_result()]) == [("engine.compiler", "ok")]
-    monkeypatch.setattr(doctor_machine.sysconfig, "get_path", lambda *_: "/nowhere")
-    assert doctor_machine.compiler_result().finding == "no /nowhere/Python.h: vLLM does not start on a GPU"
+    assert levels(engines.torch_results(crash, has_gpu=False)) == [("engine.torch", "fail")]
+    assert levels([engines.vllm_result(crash, on_gpu=False)]) == [("engine.vllm", "warn")]
+    assert levels([engines.vllm_result(crash, on_gpu=True)]) == [("engine.vllm", "fail")]
+    assert levels([engines.compiler_result()]) == [("engine.compiler", "ok")]
+    monkeypatch.setattr(engines.sysconfig, "get_path", lambda *_: "/nowhere")
+    assert engines.compiler_result().finding == "no /nowhere/Python.h: vLLM does not start on a GPU"
 
 
 def test_a_nearly_full_disk_and_small_shared_memory_are_reported(tmp_path, monkeypatch):
@@ -158,8 +156,8 @@ def test_a_nearly_full_disk_and_small_shared_memory_are_reported(tmp_path, monke
 
 
 def test_the_memory_limit_of_a_container_is_reported(monkeypatch):
-    monkeypatch.setattr(doctor_machine, "free_host_bytes", lambda: 1 << 20)
-    (found,) = doctor_machine.check_memory()
+    monkeypatch.setattr("ftis_node.doctor.machine.free_host_bytes", lambda: 1 << 20)
+    (found,) = check_memory()
     assert (found.level, found.num_bytes) == ("warn", 1 << 20)
     assert found.finding.endswith("GiB free within the limit of this container or service")
 
