@@ -110,7 +110,7 @@ def write_model_card(
     _write(folder, record, metadata, title=title, rows=rows, about=use, step=step, license=license)
 
 
-def write_data_card(
+def write_dataset_card(
     folder: Path, record: RunRecord, totals: RowTotals, *, file: str, schema: Any, license: str | None
 ) -> None:
     """Write the card of rollouts and the run's manifest into `folder`, whose rows are in `file`.

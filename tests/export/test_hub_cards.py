@@ -9,7 +9,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 from ftis_node.config.manifest import RunManifest
-from ftis_node.export.hub_cards import RunRecord, write_data_card, write_model_card
+from ftis_node.export.hub_cards import RunRecord, write_dataset_card, write_model_card
 from ftis_node.export.model_export import QUESTION, _use_section
 from ftis_node.replay.export import RowTotals, rows_schema
 from ftis_node.telemetry.status import EvalStatus, Status
@@ -43,7 +43,7 @@ def test_the_task_of_a_run_adds_no_link_image_or_tag_to_a_card(tmp_path, query):
     html, metadata = rendered(tmp_path)
     assert_harmless(html, metadata)
     schema = rows_schema(with_texts=True, is_flat=True)
-    write_data_card(tmp_path, record, RowTotals(True), file="rows.parquet", schema=schema, license=None)
+    write_dataset_card(tmp_path, record, RowTotals(True), file="rows.parquet", schema=schema, license=None)
     assert_harmless(*rendered(tmp_path))
 
 

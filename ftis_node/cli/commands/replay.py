@@ -166,14 +166,14 @@ def export(
         with closing(_open(home)) as reader:
             write = partial(_export_rows, where, reader, format_=format_, text=text, flat=flat)
             if target is not None:
-                from ftis_node.export.hub_cards import read_run_record, write_data_card
+                from ftis_node.export.hub_cards import read_run_record, write_dataset_card
                 from ftis_node.replay.export import RowTotals, rows_schema
 
                 record, totals = read_run_record(where), RowTotals(with_senders=with_senders)
                 folder, file = _new_folder(out), f"data/train.{format_}"
                 write(folder / file, totals=totals)
                 schema = rows_schema(with_texts=text, is_flat=flat)
-                write_data_card(folder, record, totals, file=file, schema=schema, license=license)
+                write_dataset_card(folder, record, totals, file=file, schema=schema, license=license)
             elif format_ == "envelope":
                 typer.echo(f"{_write_envelopes(reader, out)} groups written to {out}")
             else:
