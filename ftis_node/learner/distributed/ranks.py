@@ -54,7 +54,7 @@ class Ranks:
         """Return the micro-batches of this rank: the same number on every rank, the largest first."""
         return micro_batches
 
-    def add_up(self, values: Tensor) -> None:
+    def all_reduce_sum(self, values: Tensor) -> None:
         """Add the other ranks' values to this CPU tensor, in place."""
 
     def fill_in(self, logprobs: Tensor, micro_batches: Sequence[MicroBatch]) -> None:
@@ -68,7 +68,7 @@ class Ranks:
         """Return rank 0's CPU tensor, on every rank. The other ranks pass one to be filled."""
         return tensor
 
-    def is_any(self, value: bool) -> bool:
+    def any_rank(self, value: bool) -> bool:
         """Return whether `value` is true on at least one rank."""
         return value
 
@@ -123,14 +123,14 @@ class RankGroup(Ranks):
         num_missing = -len(by_size) % self.size
         return [*by_size, *[empty_micro_batch()] * num_missing][self.rank :: self.size]
 
-    def add_up(self, values: Tensor) -> None:
+    def all_reduce_sum(self, values: Tensor) -> None:
         distributed.all_reduce(values)
 
     def fill_in(self, logprobs: Tensor, micro_batches: Sequence[MicroBatch]) -> None:
         found = torch.zeros_like(logprobs).view(-1)
         for micro_batch in self.deal(micro_batches):
             found[micro_batch.cell_index] = logprobs.view(-1)[micro_batch.cell_index]
-        self.add_up(found)
+        self.all_reduce_sum(found)
         for micro_batch in micro_batches:
             logprobs.view(-1)[micro_batch.cell_index] = found[micro_batch.cell_index]
 
@@ -147,9 +147,9 @@ class RankGroup(Ranks):
         distributed.broadcast(data, src=0)
         return data.numpy().tobytes()
 
-    def is_any(self, value: bool) -> bool:
+    def any_rank(self, value: bool) -> bool:
         num_true = torch.tensor([int(value)])
-        self.add_up(num_true)
+        self.all_reduce_sum(num_true)
         return bool(num_true)
 
     def between(self, own: StepCallback) -> StepCallback:
@@ -178,7 +178,7 @@ class RankGroup(Ranks):
             yield
         except kind as error:
             failure = error
-        if self.is_any(failure is not None):
+        if self.any_rank(failure is not None):
             raise failure or kind("another rank of the learner failed: see its log")
 
     @contextmanager

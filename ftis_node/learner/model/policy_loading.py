@@ -175,7 +175,7 @@ def choose_layout(
         problem = first_line(error)
         if open_again is not None:
             policy = open_again()
-    if not ranks.is_any(problem is not None):
+    if not ranks.any_rank(problem is not None):
         return replace(policy, packs=True)
     log.warning(
         "%s cannot be packed (%s): each completion repeats its prompt. That is %.1f times the positions of packed "

@@ -126,7 +126,7 @@ class Passes:
             found = logprobs.cpu()
             with ranks.agreed(_NotFinite):
                 has_signal = SIGNAL in _refuse(flags)
-            has_signal = ranks.is_any(has_signal)
+            has_signal = ranks.any_rank(has_signal)
             ranks.fill_in(found, self.micro_batches)
             with torch.no_grad():
                 loss, metrics = loss_of(found.to(self.device))
@@ -152,7 +152,7 @@ class Passes:
             share = loss_of.gradient_in(micro_batch, logprobs)
             is_any = share.any()
             loss_of.flags.note(SIGNAL, is_any)
-            if self.ranks.is_any(bool(is_any) if is_free_to_read(share.device) else _may_train(micro_batch)):
+            if self.ranks.any_rank(bool(is_any) if is_free_to_read(share.device) else _may_train(micro_batch)):
                 yield output, share
 
     def _two_passes(self, logprobs: Tensor, loss_of: BatchLoss) -> Iterator[tuple[Tensor, Tensor]]:
