@@ -6,14 +6,12 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from ftis_node.bootstrap.http_api import BootstrapApi
 from ftis_node.cli.app import run
 from ftis_node.config.home import TOKEN_HEADER, Home
 from ftis_node.config.limits import AccessSection
@@ -176,14 +174,3 @@ def test_a_record_claims_at_least_the_steps_of_its_receipts(tmp_path):
         for _ in range(800):
             receipts.note_used(PEER, 1)
         assert wiring.directory_loop.own_record.make().stats.step == 100, "the learner is at step 4"
-
-
-async def test_a_bootstrap_node_with_a_run_shows_no_other_one():
-    shown = []
-    page = SimpleNamespace(render=lambda views, **_: shown.extend(view.run.id for view in views) or "")
-    views = [SwarmView(RunSummary(run_id * 32), 0.0) for run_id in "ab"]
-    for pinned in ((), ("b" * 32,)):
-        api = BootstrapApi(SimpleNamespace(pinned_runs=pinned, num_runs_omitted=3, addresses=[]), page)
-        api._views = views
-        await api.show_page(None)
-    assert shown == ["a" * 32, "b" * 32, "b" * 32]

@@ -1,0 +1,16 @@
+"""The page of a bootstrap node."""
+
+from types import SimpleNamespace
+
+from ftis_node.bootstrap.http_api import BootstrapApi
+from ftis_node.swarm.overview import RunSummary, SwarmView
+
+
+async def test_a_bootstrap_node_with_a_run_shows_no_other_one():
+    shown = []
+    page = SimpleNamespace(render=lambda views, **_: shown.extend(view.run.id for view in views) or "")
+    for pinned in ((), ("b" * 32,)):
+        api = BootstrapApi(SimpleNamespace(pinned_runs=pinned, num_runs_omitted=3, addresses=[]), page)
+        api._views = [SwarmView(RunSummary(run_id * 32), 0.0) for run_id in "ab"]
+        await api.show_page(None)
+    assert shown == ["a" * 32, "b" * 32, "b" * 32]
