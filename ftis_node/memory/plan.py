@@ -97,14 +97,12 @@ class MemoryPlan:
 
     @property
     def device(self) -> str:
-        """Where the model does not fit, with its preposition."""
         return "in the host's memory" if self.bound == HOST_BOUND else "on the GPU"
 
     @property
     def advice(self) -> str:
         """What to do if the model does not fit."""
-        larger = "more memory" if self.bound == HOST_BOUND else "a larger device"
-        return f"{self.change} would suffice" if self.change else f"use a smaller model or {larger}"
+        return f"{self.change} would suffice" if self.change else "use a smaller model or a larger device"
 
     @property
     def activations(self) -> str:
@@ -119,12 +117,7 @@ class MemoryPlan:
         return f"activations are recomputed (keeping them needs {in_gib(self.keeping_bytes)})"
 
 
-def plan(
-    shape: ModelShape,
-    machine: Machine,
-    settings: NodeSettings,
-    manifest: RunManifest,
-) -> MemoryPlan:
+def plan(shape: ModelShape, machine: Machine, settings: NodeSettings, manifest: RunManifest) -> MemoryPlan:
     """Return the plan for a model on the one or two cards of `machine`, the generator's first; without, on the CPU."""
     machine = replace(machine, cards=()) if settings.device == "cpu" else machine.limited_by(settings)
     workload = Workload.of(settings, manifest, on_gpu=bool(machine.cards))

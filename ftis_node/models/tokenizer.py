@@ -261,6 +261,10 @@ class PromptTokenizer:
             return None
         return bisect_left(range(len(token_ids)), True, key=has_string)
 
+    def has_hidden(self, text: str) -> bool:
+        """Return whether a text has a special token that no answer may contain."""
+        return bool(np.isin(self._plain(text), self.hidden_ids).any())
+
     def encode_stops(self, strings: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the usual ids of each string, by which an engine can end most turns early."""
         encoded = ((string, self.encode_text(string)) for string in strings)

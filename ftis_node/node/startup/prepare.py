@@ -105,7 +105,10 @@ async def prepare(
 
 
 def check_texts(tokenizer: PromptTokenizer, item: TaskItem, manifest: RunManifest) -> None:
-    """Raise ModelError if the model cannot read a prompt of the run, or the observations of its episodes."""
+    """Raise ModelError if the model cannot read a prompt of the run, or the observations of its episodes.
+
+    Also for a stop string with a special token, because a turn with such a token has no reward.
+    """
     tokenizer.encode_prompt(item.prompt)  # its ids may have no embedding
     if manifest.episode is None:
         return
@@ -113,6 +116,8 @@ def check_texts(tokenizer: PromptTokenizer, item: TaskItem, manifest: RunManifes
         tokenizer.encode_observation("", opening="", max_tokens=0)
     except ModelError as error:
         raise ModelError(f"run {manifest.name} has several turns, and this model reads one: {error}") from error
+    if special := [string for string in manifest.episode.stop if tokenizer.has_hidden(string)]:
+        raise ModelError(f"the stop string {special[0]!r} of run {manifest.name} is a special token here: omit it")
 
 
 def _continued_label(choice: TrainingChoice, source: ModelSource) -> str:

@@ -22,6 +22,7 @@ from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.events import EventLog
+from tests.conftest import with_sections
 from tests.models.tiny_models import make_tokenizer, save_tiny
 from tests.node.nodes import components, events_of
 from tests.node.support import manifest_text
@@ -84,6 +85,15 @@ def test_a_model_that_reads_one_turn_cannot_start_a_run_of_episodes(template, re
     assert str(caught.value).startswith("run guess-ftis has several turns, and this model reads one: ")
     assert "\n" not in str(caught.value)
     prepare.check_texts(tokenizer, load_task("arithmetic")[0], load_manifest("arithmetic-ftis"))
+
+
+def test_a_stop_string_is_no_special_token():
+    tokenizer, item = PromptTokenizer(make_tokenizer(), name="short"), load_task("guess")[0]
+    end = tokenizer.decode(tokenizer.end_ids[:1], skip_special=False)
+    run = load_manifest("guess-ftis")
+    prepare.check_texts(tokenizer, item, with_sections(run, episode={"stop": ("7",)}))
+    with pytest.raises(ModelError, match="is a special token here"):
+        prepare.check_texts(tokenizer, item, with_sections(run, episode={"stop": ("7", end)}))
 
 
 class Planned(Exception):
