@@ -210,7 +210,7 @@ def refuse_what_does_not_fit(
     instead = smaller_model(choice, manifest, shape, machine)
     model = choice.settings.model
     raise MachineError(
-        f"{model} does not fit {least.made.device}: {least.name} needs {_gib(least.made.peak_bytes)} GiB and "
+        f"{model} {least.made.refusal}: {least.name} needs {_gib(least.made.peak_bytes)} GiB and "
         f"{_gib(least.made.usable_bytes)} GiB are usable{least.made.bound}; {instead} (see "
         f'`ftis-node doctor --model {model}`; memory.check = "warn" starts the node anyway)'
     )

@@ -287,7 +287,7 @@ def _judge(made: MemoryPlan, settings: NodeSettings, *, on_gpu: bool) -> str:
     if not on_gpu:
         log.warning("memory may be short: %s seems to need %s, %s are free; %s", model, needed, usable, made.advice)
         return f"{needed} needed, {usable} free"
-    line = f"{model} does not fit {made.device}: {needed} needed, {usable} usable{made.bound}; {made.advice}"
+    line = f"{model} {made.refusal}: {needed} needed, {usable} usable{made.bound}; {made.advice}"
     if settings.memory.check == "refuse":
         raise MachineError(f'{line} (see `ftis-node doctor --model {model}`; memory.check = "warn" starts it anyway)')
     log.warning("%s", line)

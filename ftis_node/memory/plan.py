@@ -96,8 +96,8 @@ class MemoryPlan:
         return not self.fits, self.step_s if self.fits else self.peak_bytes / max(1, self.usable_bytes)
 
     @property
-    def device(self) -> str:
-        return "in the host's memory" if self.bound == HOST_BOUND else "on the GPU"
+    def refusal(self) -> str:
+        return "does not fit in the host's memory" if self.bound == HOST_BOUND else "does not fit on the GPU"
 
     @property
     def advice(self) -> str:
