@@ -12,6 +12,8 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[1] / "ftis_node"
 BENCH = PACKAGE.parent / "bench"
 LAYERS = {
@@ -177,6 +179,22 @@ def _run_in_one_process(commands: list[tuple[list[str], tuple[str, ...]]]) -> su
     """Run commands in one process. It fails at the first command after which one of its libraries is loaded."""
     code = LOADED.format(commands=commands)
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("statement", "library"),
+    [
+        ("from ftis_node import Manifest, Node, ReplayBuffer, Task, decode_envelope", "pandas"),
+        ("import ftis_node.gossip", "google"),
+        ("import ftis_node.generation.client, ftis_node.generation.evaluate, ftis_node.generation.worker", "vllm"),
+        ("import ftis_node.learner.client, ftis_node.models", "peft"),
+    ],
+)
+def test_an_import_loads_neither_torch_nor_another_large_library(statement, library):
+    large = {library, "torch", "transformers", "safetensors", "hivemind", "datasets"}
+    code = f"import sys; {statement}; sys.exit(' '.join({large} & set(sys.modules)) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_help_loads_no_heavy_library():

@@ -1,8 +1,6 @@
 """The buffer on disk: admission, taking groups for a step, reading. Also the public names of the package."""
 
 import sqlite3
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,16 +121,6 @@ def test_another_schema_is_refused(path, buffer):
     connection.close()
     with pytest.raises(ConfigError, match="another version of ftis-node .schema 99, this one reads 1.: use that"):
         ReplayBuffer(path)
-
-
-def test_the_import_loads_no_large_package():
-    code = (
-        "import sys, ftis_node; ftis_node.Manifest; ftis_node.ReplayBuffer; ftis_node.Task; ftis_node.decode_envelope\n"
-        "ftis_node.Node\n"
-        "sys.exit(' '.join({'torch', 'hivemind', 'transformers', 'pandas', 'datasets'} & set(sys.modules)) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_rollouts_are_read_while_the_buffer_is_open(tmp_path, identity):
