@@ -1,7 +1,6 @@
 """The task `arithmetic` has the problems that docs/train/tasks.md describes, the same on every machine."""
 
 import re
-from hashlib import blake2b
 from pathlib import Path
 
 import pytest
@@ -11,23 +10,6 @@ from ftis_node.tasks import load_task
 from ftis_node.tasks.arithmetic import PARTS, ArithmeticProblem, ArithmeticTask
 
 NUM_DRAWS = 4000
-
-
-@pytest.mark.parametrize(
-    ("parts", "split", "digest"),
-    [
-        ("", "train", "2373480e910f5bab"), ("", "test", "a741d60b9a03f560"), ("add", "train", "7829444ec225b369"),
-        ("add", "test", "bc50e0029cf95bf9"), ("sub", "train", "c421d371e7266f90"),
-        ("sub", "test", "02423ebb6146eb9c"), ("easy", "train", "1092bf02e2d27f39"),
-        ("medium", "train", "9a325ff579adb3ff"), ("hard", "train", "58a426e55e356218"),
-        ("no-carry", "train", "cb38874213031f1a"), ("no-carry", "test", "33bf1a60cb57d4b3"),
-        ("carry", "test", "e319728c7f6d2f78"), ("borrow", "test", "5bb22587836f638b"),
-    ],
-)  # fmt: skip
-def test_the_problems_of_every_spec_do_not_change(parts, split, digest):
-    task = ArithmeticTask(split, parts)
-    texts = " ".join(task.problem(index).text for index in range(min(len(task), 3000)))
-    assert blake2b(texts.encode(), digest_size=8).hexdigest() == digest
 
 
 def test_the_parts_by_difficulty_share_the_held_out_problems_of_their_kind():
