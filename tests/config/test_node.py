@@ -157,7 +157,11 @@ def test_peers_are_read_from_a_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"), [(None, "cannot be read"), ("# none\n", "is empty"), ("\xff", "not UTF-8 text")]
+    ("content", "complaint"),
+    [
+        *((None, "cannot be read"), ("# none\n", "is empty"), ("\xff", "not UTF-8 text")),
+        ("# none\n" * 20_000, "larger than"),
+    ],
 )
 def test_an_unusable_file_of_peers_is_refused_by_its_path(tmp_path, content, complaint):
     if content is not None:

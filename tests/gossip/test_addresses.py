@@ -5,7 +5,6 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from ftis_node.bootstrap.daemon import run_bootstrap_node
 from ftis_node.config.home import Home
-from ftis_node.config.peer_list import read_peers
 from ftis_node.errors import ConfigError
 from ftis_node.gossip.dialer import Dialer
 from ftis_node.gossip.directory.entries import unpack_addresses
@@ -233,15 +231,6 @@ def test_an_invalid_address_does_not_keep_others_from_being_dialed(tmp_path):
     with pytest.raises(P2pdError, match=r"invalid.*nonsense"):
         _usable(["invalid", "nonsense"])
     assert _usable([]) == []
-
-
-def test_a_file_of_peers_must_be_a_regular_small_file(tmp_path):
-    file = tmp_path / "peers"
-    file.write_text("# none\n" * 20_000)
-    for path, reason in ((Path("/dev/zero"), "not a regular file"), (file, "larger than")):
-        with pytest.raises(ValueError, match=reason) as raised:
-            read_peers(f"@{path}")
-        assert len(str(raised.value)) < 200
 
 
 @pytest.mark.parametrize("transport", ["/ip6/fe80::1%eth0/tcp/1", "/ip4/127.0.0.1/tcp/" + "0" * 5000])
