@@ -113,6 +113,7 @@ TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_t
         ('name = "a"\ntask = "x"\n[method]\nrank_own = true', "has no effect without filter"),
         ('name = "a"\ntask = "x"\n[method]\nkeep_share = 0.5\nfilter = "ess"', "has no effect without filter"),
         ('name = "a"\ntask = "x"\n[optimizer]\nkl_weighted = true', "has no effect without kl_coef"),
+        ('name = "a"\ntask = "x"\n[optimizer]\nlearning_rate = 2.0', "optimizer.learning_rate: "),
         (CUT + "top_p = 0.9\ntemperature = 0.7", "temperature = 1"),
         (CUT + "top_k = 20\ntemperature = 0.7", "temperature = 1"),
         ('name = "a"\ntask = "x"\n[optimizer]\nschedule = "cosine"', "needs decay_steps"),
