@@ -201,7 +201,6 @@ def test_each_reader_accepts_its_own_form_only(identity):
         (lambda b: setattr(b, "token_ids", b"\0\0\0\0"), "malformed"),
         (lambda b: setattr(b, "logprobs", b"\0\0\0\0"), "malformed"),
         (lambda b: b.version_offsets.extend([0, 0]), "malformed"),
-        (lambda b: b.version_spans.extend([1, 1]), "malformed"),
         (lambda b: b.texts.__setitem__(0, "x" * (MAX_TEXT_BYTES + 1)), "malformed"),
     ],
 )
