@@ -10,25 +10,19 @@ EMPTY = "<think>\n\n</think>\n\n"
 
 
 @pytest.mark.parametrize(
-    ("opening", "completion"),
+    ("opening", "completion", "answer"),
     [
-        ("<think>\n", "12 and 30 </think> <answer> 42 </answer>"),
-        ("<think>", "</think><answer>42</answer>"),
-        (EMPTY, "<answer>42</answer>"),
-        (EMPTY, "<think> 12 and 30 </think> <answer>42</answer>"),
-        ("", "<think> 12 and 30 </think> <answer>42</answer>"),
+        ("<think>\n", "12 and 30 </think> <answer> 42 </answer>", "42"),
+        ("<think>", "</think><answer>42</answer>", "42"),
+        (EMPTY, "<answer>42</answer>", "42"),
+        (EMPTY, "<think> 12 and 30 </think> <answer>42</answer>", "42"),
+        ("", "<think> 12 and 30 </think> <answer>42</answer>", "42"),
+        ("<think>\n", "<think> x </think> <answer> 42 </answer>", None),  # one tag too many
+        ("", "x </think> <answer> 42 </answer>", None),  # one too few
     ],
 )
-def test_an_answer_is_in_format_with_its_opening(opening, completion):
-    assert final_answer(whole_answer(opening, completion)) == "42"
-
-
-@pytest.mark.parametrize(
-    ("opening", "completion"),
-    [("<think>\n", "<think> x </think> <answer> 42 </answer>"), ("", "x </think> <answer> 42 </answer>")],
-)
-def test_an_answer_with_one_think_tag_too_many_or_too_few_is_not_in_format(opening, completion):
-    assert final_answer(whole_answer(opening, completion)) is None
+def test_an_answer_is_in_format_with_its_opening(opening, completion, answer):
+    assert final_answer(whole_answer(opening, completion)) == answer
 
 
 @pytest.mark.parametrize(

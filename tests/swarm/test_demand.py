@@ -92,24 +92,22 @@ COUNTS = st.integers(0, 50)
 SHARES = st.floats(0, 1)
 
 
-def test_portions_by_hand():
-    assert portions(0.75, stock=8, need=8, num_inside=0, num_outside=0) == (
-        DomainPortion(6, True),
-        DomainPortion(2, False),
-        ANY,
-    )
-    assert portions(0.25, stock=8, need=0, num_inside=0, num_outside=8) == (
-        DomainPortion(0, False),
-        DomainPortion(2, True),
-        ANY,
-    )
-    assert portions(1.0, stock=8, need=0, num_inside=8, num_outside=0) == (
-        DomainPortion(0, True),
-        DomainPortion(0, False),
-        ANY,
-    )
-    assert portions(0.5, stock=8, need=None, num_inside=3, num_outside=2) == (DomainPortion(None, False), ANY)
-    assert portions(0.5, stock=8, need=None, num_inside=2, num_outside=3) == (DomainPortion(None, True), ANY)
+INSIDE, OUTSIDE = True, False
+
+
+@pytest.mark.parametrize(
+    ("share", "need", "inside", "outside", "expected"),
+    [
+        (0.75, 8, 0, 0, [(6, INSIDE), (2, OUTSIDE)]),
+        (0.25, 0, 0, 8, [(0, OUTSIDE), (2, INSIDE)]),
+        (1.0, 0, 8, 0, [(0, INSIDE), (0, OUTSIDE)]),
+        (0.5, None, 3, 2, [(None, OUTSIDE)]),
+        (0.5, None, 2, 3, [(None, INSIDE)]),
+    ],
+)
+def test_portions_by_hand(share, need, inside, outside, expected):
+    made = portions(share, stock=8, need=need, num_inside=inside, num_outside=outside)
+    assert made == (*(DomainPortion(*portion) for portion in expected), ANY)
 
 
 @given(share=SHARES, stock=COUNTS, need=st.none() | COUNTS, inside=COUNTS, outside=COUNTS)

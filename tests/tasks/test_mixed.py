@@ -45,11 +45,8 @@ def _order(task: Task) -> str:
     return " ".join(f"{task[index].ref.task}{task[index].ref.index}" for index in range(len(task)))
 
 
-def test_parts_alternate_by_weight():
+def test_parts_alternate_by_weight_and_the_shorter_one_repeats_until_the_longer_ends():
     assert _order(_mixture(("a", 6, 3), ("b", 2, 1))) == "a0 a1 b0 a2 a3 a4 b1 a5"
-
-
-def test_the_shorter_part_repeats_until_the_longer_ends():
     assert _order(_mixture(("a", 5, 2), ("b", 1, 1))) == "a0 b0 a1 a2 b0 a3 a4 b0 a0"
 
 
