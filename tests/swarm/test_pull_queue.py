@@ -42,17 +42,6 @@ def test_the_need_is_spread_over_senders_and_assigned_groups_come_first():
     assert queue.next_request(most=16, need=0, max_bytes=ANY) is None
 
 
-def test_assigned_groups_alone_are_requested_without_a_need():
-    """Also one that is assigned later, and one that its holder lacked."""
-    queue = queue_of(item("a0"), item("a1"), item("b0", sender="b", is_assigned=True), item("b1", sender="b"))
-    queue.add(item("a1", is_assigned=True), holder="c")
-    first, second = (queue.next_request(most=16, need=0, max_bytes=ANY) for _ in range(2))
-    assert (ids_of(first), ids_of(second)) == (["b0"], ["a1"])
-    assert queue.next_request(most=16, need=0, max_bytes=ANY) is None
-    assert second is not None and queue.missed(second, missing=[b"a1"]) == []
-    assert ids_of(queue.next_request(most=16, need=0, max_bytes=ANY)) == ["a1"]
-
-
 def test_a_request_stays_below_max_bytes_but_holds_at_least_one_group():
     queue = queue_of(*(item(f"a{n}", at=n, num_bytes=60) for n in range(3)))
     assert ids_of(queue.next_request(most=16, need=None, max_bytes=120)) == ["a2", "a1"]
@@ -172,7 +161,8 @@ def test_a_full_queue_drops_the_oldest_and_assigned_groups_last():
     assert ids_of(queue.next_request(most=9, need=9, max_bytes=ANY)) == ["w5"]
 
 
-def test_an_assigned_group_is_requested_even_without_a_need():
+def test_assigned_groups_alone_are_requested_without_a_need():
+    """Also one that is assigned later, and one that its holder lacked."""
     queue = queue_of(*(item(f"a{number}", sender=f"s{number}") for number in range(5)))
     assert queue.next_request(most=9, need=0, max_bytes=ANY) is None
     queue.add(item("a3", sender="s3", is_assigned=True), holder="s3")
