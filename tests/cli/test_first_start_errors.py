@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import pytest
 
-from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.records.identity import Identity
@@ -156,26 +155,6 @@ def test_an_early_error_says_what_to_do(early, name):
 def test_a_failed_join_neither_creates_nor_changes_a_home(early):
     assert not (early.folder / "misspelled folder").exists()
     assert (early.folder / "other run" / "run.toml").read_text() == load_manifest("gsm8k-ftis").to_toml()
-
-
-def test_a_missing_network_is_an_error(tmp_path):
-    join = join_arguments(tmp_path / "home", "--model", "Qwen/Qwen2.5-3B")
-    cache = str(tmp_path / "cache")
-    result = result_of(*join, HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=cache, HF_HUB_OFFLINE="0")
-    assert (result.code, "Qwen/Qwen2.5-3B" in result.line, "--model DIR" in result.line) == (4, True, True)
-    assert not result.loaded_torch
-
-
-def test_a_gpu_that_is_too_small_is_an_error(tmp_path, model, monkeypatch, capsys):
-    from ftis_node.memory import placement
-    from ftis_node.models.accelerators import Accelerator
-
-    monkeypatch.setattr(placement, "list_accelerators", lambda: [Accelerator("a small card", 1 << 30)])
-    monkeypatch.setattr(placement, "pick_device", lambda device: "cuda")
-    assert run(join_arguments(tmp_path / "home", "--model", str(model))) == 3
-    line = error_line(capsys.readouterr().err)
-    assert "does not fit on the GPU" in line
-    assert f"ftis-node doctor --model {model}" in line
 
 
 def small_disk(folder: Path, num_mb: int, *, fill_first: bool) -> tuple[str, ...]:

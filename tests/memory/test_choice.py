@@ -172,7 +172,7 @@ def test_if_nothing_fits_the_error_names_the_largest_model_that_fits():
         with pytest.raises(MachineError, match=f"m does not fit on the GPU: .*{quantized}.* is {named} ") as refused:
             refuse_what_does_not_fit(choice, RUN, QWEN[model], machine(gib))
         assert refused.value.exit_code == 3
-        assert "\n" not in str(refused.value)
+        assert "`ftis-node doctor --model m`" in str(refused.value) and "\n" not in str(refused.value)
         smaller = choose(settings(), RUN, published_qwen25()[named.removeprefix("Qwen/")], machine(gib))
         assert any(option.fits for option in smaller.options)
     with pytest.raises(MachineError, match="no Qwen2.5 model fits: take a larger card"):
