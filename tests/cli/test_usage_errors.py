@@ -48,6 +48,9 @@ def test_a_folder_without_a_tokenizer_is_an_error(capsys, tmp_path, model):
         (["replay", "list", "--home", "/nonexistent/home"], "replay buffer"),
         (["export", "--out", "x", "--home", "/nonexistent/home"], "--home"),
         (["eval", "--model", "/nonexistent/model", "--task", "arithmetic"], "/nonexistent/model"),
+        (["replay", "list", "--state", "redy"], "'redy' is not one of 'ready', 'taken', 'released'"),
+        (["replay", "list", "--limit", "99999999999999999999"], "less than or equal to 1000000"),
+        (["swarm", "--run", RUN_ID], "--run is for --peers ADDRESS: omit it"),
     ],
 )
 def test_invalid_arguments_are_an_error(capsys, tmp_path, monkeypatch, arguments, message):
@@ -175,15 +178,3 @@ def test_an_invalid_file_or_option_of_join_is_an_error(capsys, tmp_path, model, 
     path.write_text(text)
     of_file = {RUN: ["--run", str(path)], NODE: [], DATA: ["--task", f"gsm8k:{path}"]}[file]
     assert message in join(capsys, tmp_path, "--model", str(model), *of_file, *arguments)
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (["replay", "list", "--state", "redy"], "'redy' is not one of 'ready', 'taken', 'released'"),
-        (["replay", "list", "--limit", "99999999999999999999"], "less than or equal to 1000000"),
-        (["swarm", "--run", RUN_ID], "--run is for --peers ADDRESS: omit it"),
-    ],
-)
-def test_an_option_of_a_list_that_no_list_has_is_an_error(capsys, tmp_path, command, message):
-    assert message in error_of(capsys, *command, "--home", str(tmp_path))
