@@ -131,14 +131,6 @@ async def test_a_failed_request_with_a_peers_group_does_not_end_the_node(home):
     assert _num_charged(home) == 1
 
 
-@pytest.mark.parametrize(("kills", "num_charged"), [(signal.SIGSEGV, 1), (signal.SIGKILL, 0)])
-async def test_a_peer_is_charged_for_a_crash_and_not_for_a_lack_of_memory(home, kills, num_charged):
-    makers = _Poisoned(home, kills=kills, of_peer=True)
-    assert await _run(home, makers, steps=1, foreign=_foreign_groups(home)) == 1
-    assert makers.num_failed == MAX_FAILED_STEPS
-    assert _num_charged(home) == num_charged
-
-
 def _num_charged(home: Home) -> int:
     with closing(sqlite3.connect(home.peers)) as peers:
         return int(peers.execute("SELECT count(*) FROM peers WHERE score < 0").fetchone()[0])

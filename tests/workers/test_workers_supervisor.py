@@ -22,6 +22,7 @@ from ftis_node.errors import (
     ModelError,
     NonFiniteError,
     OutOfMemoryError,
+    WorkerCrashedError,
     WorkerDiedError,
     WorkerTaskError,
 )
@@ -183,7 +184,7 @@ async def test_a_model_error_at_the_start_is_final(make_supervisor, tmp_path):
 
 async def die(supervisor: Supervisor) -> None:
     await supervisor.start()
-    with pytest.raises(WorkerDiedError, match="exited with code 7"):
+    with pytest.raises(WorkerCrashedError, match="exited with code 7"):
         await supervisor.call(Die(exit_code=7), EchoReply)
 
 
