@@ -20,7 +20,7 @@ from ftis_node.learner.checkpoint import checkpoint, checkpoint_manager
 from ftis_node.learner.checkpoint.export import export_newest, export_policy
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import AuditReply
-from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
+from ftis_node.models import load_causal_lm, resolve_model
 from ftis_node.workers.weight_store import file_checksums, probe_logprobs
 from tests.published import newest_version
 
@@ -202,19 +202,6 @@ def test_the_loss_gets_the_settings_and_the_completion_limit(model_folder, tmp_p
     given = {"kl_estimator": "k1_fwd", "kl_threshold": 0.5, "max_completion_length": 300}
     assert learner._objective.params == method_parameters("ftis") | given
     assert (learner._objective.scale, learner._objective.rejection_key) == ("std", 7)
-
-
-@pytest.mark.parametrize("lora", [None, LORA])
-def test_a_merged_export_is_a_plain_model(model_folder, tmp_path, lora):
-    learner = Learner(make_boot(model_folder, tmp_path, lora=lora, learning_rate=1e-2))
-    for step in (1, 2):
-        proof = learner.train(random_groups(seed=step), step=step).proof
-    export_policy(learner.policy, tmp_path / "out", merge=True)
-    source = resolve_model(str(tmp_path / "out"))
-    assert proof.rms_difference(probe_logprobs(load_causal_lm(source), proof.probe_ids)) < 1e-5
-    assert load_tokenizer(source).fingerprint == learner.policy.tokenizer.fingerprint
-    with pytest.raises(ConfigError, match="is not an empty folder"):
-        export_policy(learner.policy, tmp_path / "out", merge=True)
 
 
 @pytest.mark.parametrize("name", ["tiny", "org/tiny"])
