@@ -86,13 +86,9 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "cap": (0.7, 1.3, 5.0, math.inf),
-    "kl_estimator": KL_ESTIMATORS,
-    "eps_low": (0.003, 0.11, 1.0),
-    "eps_high": (0.003, 0.37, math.inf),
-    "denominator": ("all", "kept"),
-    "agg": ("seq_mean", "token_mean", "max_len"),
-}
+    "cap": (0.7, 1.3, 5.0, math.inf), "kl_estimator": KL_ESTIMATORS, "eps_low": (0.003, 0.11, 1.0),
+    "eps_high": (0.003, 0.37, math.inf), "denominator": ("all", "kept"), "agg": ("seq_mean", "token_mean", "max_len"),
+}  # fmt: skip
 
 FLOORS = (0.1, 0.7)
 METHOD_CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {

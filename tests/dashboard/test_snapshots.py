@@ -23,16 +23,12 @@ LOW, TALL = (80, 24), (160, 50)
 @pytest.mark.parametrize(
     ("name", "snapshot", "size", "keys"),
     [
-        ("running_80x24", RUNNING, LOW, []),
-        ("running_160x50", RUNNING, TALL, []),
-        ("stopped_80x24", STOPPED, LOW, []),
-        ("peer_80x24", RUNNING, LOW, ["down", "enter"]),
-        ("groups_80x24", RUNNING, LOW, ["g"]),
-        ("group_80x24", RUNNING, LOW, ["g", "enter", "l"]),
-        ("events_80x24", RUNNING, LOW, ["e", "a"]),
+        ("running_80x24", RUNNING, LOW, []), ("running_160x50", RUNNING, TALL, []), ("stopped_80x24", STOPPED, LOW, []),
+        ("peer_80x24", RUNNING, LOW, ["down", "enter"]), ("groups_80x24", RUNNING, LOW, ["g"]),
+        ("group_80x24", RUNNING, LOW, ["g", "enter", "l"]), ("events_80x24", RUNNING, LOW, ["e", "a"]),
         ("help_80x24", STOPPED, LOW, ["question_mark"]),
     ],
-)
+)  # fmt: skip
 async def test_screens_equal_their_snapshots(
     name: str,
     snapshot: NodeSnapshot,

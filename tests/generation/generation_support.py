@@ -80,13 +80,9 @@ def save_model(folder: Path, **options: Any) -> Path:
 def make_request(prompt_ids: Sequence[int], **options: Any) -> GenerateRequest:
     """Return a request with the tests' defaults: 4 completions of at most 16 tokens at temperature 1."""
     given = {
-        "num_completions": 4,
-        "sampling": SamplingSettings(),
-        "max_tokens": 16,
-        "eos_ids": frozenset({EOS_ID}),
-        "seed": 1,
-        **options,
-    }
+        "num_completions": 4, "sampling": SamplingSettings(), "max_tokens": 16, "eos_ids": frozenset({EOS_ID}),
+        "seed": 1, **options,
+    }  # fmt: skip
     return GenerateRequest(prompt_ids=tuple(prompt_ids), **given)
 
 
@@ -141,15 +137,10 @@ def damage(path: Path, how: str) -> None:
 
 
 DAMAGES = {
-    "cut": "is damaged: .* bytes instead of",
-    "foreign": "is damaged",
-    "unmarked": "incomplete",
-    "gone": "is damaged: .*No such file",
-    "lacks": r"lacks model\.layers\.1\.mlp\.up_proj",
-    "unknown": r"names unknown model\.layers\.7",
-    "shape": "another shape",
-    "integers": "integers",
-}
+    "cut": "is damaged: .* bytes instead of", "foreign": "is damaged", "unmarked": "incomplete",
+    "gone": "is damaged: .*No such file", "lacks": r"lacks model\.layers\.1\.mlp\.up_proj",
+    "unknown": r"names unknown model\.layers\.7", "shape": "another shape", "integers": "integers",
+}  # fmt: skip
 
 
 CLOSE = 1e-3  # nats; two random models differ by far more on some token

@@ -274,13 +274,9 @@ START_LOG = """\
 (EngineCore pid=7) INFO 11-28 12:00:59 [gpu_model_runner.py:6520] Rank 0: Torch profiler disabled for CUDA graph capture
 """
 PHASES = [
-    "importing vLLM",
-    "loading weights",
-    "compiling (first start only)",
-    "measuring memory",
-    "warming up kernels",
+    "importing vLLM", "loading weights", "compiling (first start only)", "measuring memory", "warming up kernels",
     "capturing graphs",
-]
+]  # fmt: skip
 
 
 @contextmanager

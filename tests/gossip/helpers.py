@@ -19,13 +19,9 @@ RELAY = "12D3KooWGRUfLhVGzT4EzGEPx1yKPS2SsiAc6Lup4FvPuQxVmAUV"
 def settings(folder: Path, **changes: Any) -> NetworkSettings:
     """Return settings of a node with short intervals on loopback. The node itself creates its folder."""
     values: dict[str, Any] = {
-        "sockets_dir": folder,
-        "listen": (LOOPBACK,),
-        "use_nat_helpers": False,
-        "heartbeat_s": 0.1,
-        "poll_s": 0.1,
+        "sockets_dir": folder, "listen": (LOOPBACK,), "use_nat_helpers": False, "heartbeat_s": 0.1, "poll_s": 0.1,
         "retry": ExponentialBackoff(first_s=0.5, ceiling_s=2.0),
-    }
+    }  # fmt: skip
     return NetworkSettings(**values | changes)
 
 

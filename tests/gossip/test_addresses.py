@@ -2,8 +2,6 @@
 
 import asyncio
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -133,22 +131,13 @@ def test_bytes_of_a_peers_address_are_read_or_omitted(raw):
 @pytest.mark.parametrize(
     "text",
     [
-        "/ip6/fe80::1%eth0/tcp/4001",
-        "/ip6/::ffff:1.2.3.4/tcp/1",
-        "/ip4/127.0.0.1/tcp/" + "0" * 5000,
-        "/ip4/127.0.0.1/tcp/04001",
-        "/ip4/127.0.0.1/tcp/٤",
-        "/ip4/127.0.0.1/udp/1",
-        "/ip4/127.0.0.1/tcp/1/quic-v1",
-        "/ip4/127.0.0.1/tcp/1/tcp/2",
-        "/dns4/" + "a" * 64 + "/tcp/1",
-        "/dns4/" + ".".join(["a" * 60] * 5) + "/tcp/1",
-        "/dns4/a..b/tcp/1",
-        "/dns4/bücher.example/tcp/1",
-        "/ip4/1.2.3.4/tcp/1" + f"/p2p/{RELAY}/p2p-circuit" * 2,
+        "/ip6/fe80::1%eth0/tcp/4001", "/ip6/::ffff:1.2.3.4/tcp/1", "/ip4/127.0.0.1/tcp/" + "0" * 5000,
+        "/ip4/127.0.0.1/tcp/04001", "/ip4/127.0.0.1/tcp/٤", "/ip4/127.0.0.1/udp/1", "/ip4/127.0.0.1/tcp/1/quic-v1",
+        "/ip4/127.0.0.1/tcp/1/tcp/2", "/dns4/" + "a" * 64 + "/tcp/1", "/dns4/" + ".".join(["a" * 60] * 5) + "/tcp/1",
+        "/dns4/a..b/tcp/1", "/dns4/bücher.example/tcp/1", "/ip4/1.2.3.4/tcp/1" + f"/p2p/{RELAY}/p2p-circuit" * 2,
         "/ip4/1.2.3.4/tcp/1" + "/ws" * MAX_ADDRESS_CHARS,
     ],
-)
+)  # fmt: skip
 def test_an_address_that_some_parsers_would_accept_is_refused_by_all(text):
     for parse in (parse_address, address_bytes):
         with pytest.raises(AddressError):

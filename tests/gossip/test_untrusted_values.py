@@ -186,16 +186,11 @@ async def _is_connected(node: Libp2pGossip, peer_id: str) -> bool:
 @pytest.mark.parametrize(
     ("sent", "reason"),
     [
-        (b"\x01\xff\xff\xff\xff", "frame_size"),
-        (b"\x09\0\0\0\0", "frame_kind"),
-        (b"\x02\0\0\0\0", "frame_kind"),
-        (b"\x01\0\0\0\x05short", "ids"),
-        (b"\x01\0\0\0\0", "ids"),
-        (b"GET / HTTP/1.1\r\n", "frame_kind"),
-        (b"\x01", "timed_out"),
-        (b"", "timed_out"),
+        (b"\x01\xff\xff\xff\xff", "frame_size"), (b"\x09\0\0\0\0", "frame_kind"), (b"\x02\0\0\0\0", "frame_kind"),
+        (b"\x01\0\0\0\x05short", "ids"), (b"\x01\0\0\0\0", "ids"), (b"GET / HTTP/1.1\r\n", "frame_kind"),
+        (b"\x01", "timed_out"), (b"", "timed_out"),
     ],
-)
+)  # fmt: skip
 async def test_invalid_bytes_on_a_stream_are_counted(pair, sent, reason):
     victim, attacker = pair
     victim.serve(BodyStore(b"body").lookup)

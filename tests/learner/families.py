@@ -9,19 +9,10 @@ from typing import Any
 WINDOW = 16  # tokens; the tests' texts are longer
 HEAD_SIZE = 32  # vLLM's attention on a CPU takes no smaller one
 SIZES = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.1,
-    "tie_word_embeddings": False,
-    "bos_token_id": None,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 512, "initializer_range": 0.1, "tie_word_embeddings": False,
+    "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
 WINDOWED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LINEAR_ATTENTION = {

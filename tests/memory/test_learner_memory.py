@@ -39,20 +39,10 @@ SMALL = shape_of(QWEN_05B | SIZES | {"intermediate_size": 128, "vocab_size": 320
 
 def workload(**changes: Any) -> Workload:
     values = {
-        "dtype_bytes": 2,
-        "lora": False,
-        "adapter_rank": 8,
-        "micro_batch_tokens": 1000,
-        "recompute_activations": False,
-        "max_batch": 10,
-        "max_prompt_tokens": 40,
-        "max_total_tokens": 100,
-        "group_size": 4,
-        "num_groups": 24,
-        "own_groups": 12,
-        "on_gpu": True,
-        "can_sleep": True,
-    }
+        "dtype_bytes": 2, "lora": False, "adapter_rank": 8, "micro_batch_tokens": 1000, "recompute_activations": False,
+        "max_batch": 10, "max_prompt_tokens": 40, "max_total_tokens": 100, "group_size": 4, "num_groups": 24,
+        "own_groups": 12, "on_gpu": True, "can_sleep": True,
+    }  # fmt: skip
     return Workload(**values | changes)
 
 
@@ -207,14 +197,10 @@ def test_the_activations_of_a_layer_equal_the_formula(dtype, lora):
 @pytest.mark.parametrize(
     ("dtype", "lora", "recompute", "kept"),
     [
-        ("float32", False, False, 0),
-        ("float32", True, True, 0),
-        ("bfloat16", True, False, 0),
-        ("bfloat16", False, True, 0),
-        ("bfloat16", False, True, 1),
-        ("float32", True, True, 1),
+        ("float32", False, False, 0), ("float32", True, True, 0), ("bfloat16", True, False, 0),
+        ("bfloat16", False, True, 0), ("bfloat16", False, True, 1), ("float32", True, True, 1),
     ],
-)
+)  # fmt: skip
 def test_the_peak_of_a_step_is_near_the_allocated_memory(dtype, lora, recompute, kept):
     _compare_peak(Step(dtype, lora, recompute=recompute, layers_kept=kept, hidden_size=256), 512)
 

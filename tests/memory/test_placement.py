@@ -64,15 +64,12 @@ def test_the_transport_of_weights_follows_from_the_plan(gpus, changes, transport
 @pytest.mark.parametrize(
     ("engine", "placement", "gpus_gib", "takes_turns", "can_sleep"),
     [
-        ("vllm", "time_shared", (24,), True, True),
-        ("vllm", "shared", (24,), False, False),
-        ("torch", "auto", (24,), False, False),
-        ("torch", "time_shared", (24,), True, False),
-        ("vllm", "auto", (), False, False),
-        ("vllm", "time_shared", (), True, False),
+        ("vllm", "time_shared", (24,), True, True), ("vllm", "shared", (24,), False, False),
+        ("torch", "auto", (24,), False, False), ("torch", "time_shared", (24,), True, False),
+        ("vllm", "auto", (), False, False), ("vllm", "time_shared", (), True, False),
         ("vllm", "time_shared", (24, 24), False, False),
     ],
-)
+)  # fmt: skip
 def test_the_setting_overrides_the_plan_on_one_device(engine, placement, gpus_gib, takes_turns, can_sleep):
     made = arranged(HALF_B, *gpus_gib, engine=engine, memory={"placement": placement})
     assert (made.takes_turns, made.can_sleep) == (takes_turns, can_sleep)

@@ -27,19 +27,12 @@ def card(name: str) -> Card:
 @pytest.mark.parametrize(
     ("model", "lora", "name", "recomputes", "share"),
     [
-        ("0.5B", False, "H100", False, 0.35),
-        ("0.5B", False, "H200", False, 0.39),
-        ("0.5B", False, "RTX 4090", True, 0.46),
-        ("3B", False, "H100", True, 0.41),
-        ("3B", False, "H200", False, 0.55),
-        ("3B", True, "H100", True, 0.32),
-        ("3B", True, "H200", False, 0.47),
-        ("3B", True, "RTX 4090", True, 0.43),
-        ("7B", True, "H100", True, 0.40),
-        ("7B", True, "H200", True, 0.43),
-        ("7B", True, "RTX 4090", True, 0.53),
+        ("0.5B", False, "H100", False, 0.35), ("0.5B", False, "H200", False, 0.39),
+        ("0.5B", False, "RTX 4090", True, 0.46), ("3B", False, "H100", True, 0.41), ("3B", False, "H200", False, 0.55),
+        ("3B", True, "H100", True, 0.32), ("3B", True, "H200", False, 0.47), ("3B", True, "RTX 4090", True, 0.43),
+        ("7B", True, "H100", True, 0.40), ("7B", True, "H200", True, 0.43), ("7B", True, "RTX 4090", True, 0.53),
     ],
-)
+)  # fmt: skip
 def test_a_step_is_within_a_quarter_of_a_count_of_its_operations(model, lora, name, recomputes, share):
     """`share` of the peak: computed for 86,000 positions from the products and bytes of each fused kernel."""
     shape, of_step = QWEN[model], workload(lora=lora, recompute_activations=recomputes)

@@ -28,13 +28,9 @@ from ftis_node.models.source import resolve_model
 TEXT = "Nina had 12 coins and gave away 7 of them. How many coins are left? 12 - 7 = 5."
 FAMILIES = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
 SHAPE = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128,
+}  # fmt: skip
 
 
 def save_model(folder: Path, family: str = "llama", *, words: PreTokenizer | None = None, **changed: object) -> Path:

@@ -13,15 +13,9 @@ from ftis_node.models import ModelSource, read_shape, shape_of
 from tests.models.tiny_models import make_model, save_tiny
 
 QWEN_05B: dict[str, Any] = {
-    "model_type": "qwen2",
-    "hidden_size": 896,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "intermediate_size": 4864,
-    "vocab_size": 151936,
-    "tie_word_embeddings": True,
-}
+    "model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14,
+    "num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True,
+}  # fmt: skip
 QWEN_3B: dict[str, Any] = QWEN_05B | {
     "hidden_size": 2048,
     "num_hidden_layers": 36,

@@ -10,20 +10,11 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from tests.models.tiny_models import EMBEDDING_ROWS, make_tokenizer
 
 SIZES = {
-    "vocab_size": EMBEDDING_ROWS,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "moe_intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 1024,
-    "initializer_range": 0.1,
-    "eos_token_id": 2,
-    "bos_token_id": None,
+    "vocab_size": EMBEDDING_ROWS, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2,
+    "max_position_embeddings": 1024, "initializer_range": 0.1, "eos_token_id": 2, "bos_token_id": None,
     "pad_token_id": None,
-}
+}  # fmt: skip
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
 CONFIGS: dict[str, Any] = {
     "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=4, head_dim=32),

@@ -42,14 +42,9 @@ def test_the_bytes_of_the_page_agree_with_the_code(name):
     sealed = example.envelope()
     ids = pack_ids([sealed.id], limits=GossipLimits())
     made = {
-        "body": sealed.body,
-        "id": sealed.id,
-        "signature": sealed.signature,
-        "announcement": example.announcement(),
-        "question": example.question(),
-        "member": example.member(),
-        "fetch": HEADER.pack(Frame.REQUEST, len(ids)) + ids,
-    }
+        "body": sealed.body, "id": sealed.id, "signature": sealed.signature, "announcement": example.announcement(),
+        "question": example.question(), "member": example.member(), "fetch": HEADER.pack(Frame.REQUEST, len(ids)) + ids,
+    }  # fmt: skip
     assert _bytes(name).hex() == made[name].hex()
 
 

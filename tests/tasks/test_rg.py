@@ -108,22 +108,14 @@ def test_code_in_an_answer_does_not_run(generator, tmp_path):
 @pytest.mark.parametrize(
     ("generator", "answer"),
     [
-        ("string_insertion", "oracle_answer"),
-        ("string_insertion", "entry['answer']"),
-        ("spiral_matrix", "oracle_answer.split()"),
-        ("spiral_matrix", "[0 for entry['answer'] in ['x']]"),
-        ("n_queens", "entry['metadata']['valid_answers'][0]"),
-        ("simple_integration", "Integral(integrand, x)"),
-        ("simple_integration", "metadata"),
-        ("intermediate_integration", "Integral(2*x) + C"),
-        ("countdown", "S('1')"),
-        ("countdown", "x.__class__"),
-        ("countdown", "[1]"),
-        ("complex_arithmetic", "nan"),
-        ("complex_arithmetic", "NaN + NaNi"),
-        ("chain_sum", "9" * 20_001),
+        ("string_insertion", "oracle_answer"), ("string_insertion", "entry['answer']"),
+        ("spiral_matrix", "oracle_answer.split()"), ("spiral_matrix", "[0 for entry['answer'] in ['x']]"),
+        ("n_queens", "entry['metadata']['valid_answers'][0]"), ("simple_integration", "Integral(integrand, x)"),
+        ("simple_integration", "metadata"), ("intermediate_integration", "Integral(2*x) + C"), ("countdown", "S('1')"),
+        ("countdown", "x.__class__"), ("countdown", "[1]"), ("complex_arithmetic", "nan"),
+        ("complex_arithmetic", "NaN + NaNi"), ("chain_sum", "9" * 20_001),
     ],
-)
+)  # fmt: skip
 def test_an_unsafe_answer_is_refused(generator, answer):
     assert not is_safe_answer(generator, answer, reference="A")
 

@@ -24,17 +24,12 @@ FOLLOWER = Follower(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({}, None),
-        ({"started_from": "99" * 16}, None),
-        ({"num_bytes": 4_000_000}, None),
-        ({"peer_id": Identity.generate().peer_id}, "peer"),
-        ({"run_id": "cd" * 16}, "run"),
-        ({"num_bytes": 4_000_000 + (1 << 20) + 1}, "size"),
-        ({"tokenizer": "00" * 16}, "tokenizer"),
-        ({"probe_ids": (1, 2, 999_999)}, "probe"),
-        ({"adapter_config": b"{}"}, "adapter"),
+        ({}, None), ({"started_from": "99" * 16}, None), ({"num_bytes": 4_000_000}, None),
+        ({"peer_id": Identity.generate().peer_id}, "peer"), ({"run_id": "cd" * 16}, "run"),
+        ({"num_bytes": 4_000_000 + (1 << 20) + 1}, "size"), ({"tokenizer": "00" * 16}, "tokenizer"),
+        ({"probe_ids": (1, 2, 999_999)}, "probe"), ({"adapter_config": b"{}"}, "adapter"),
     ],
-)
+)  # fmt: skip
 def test_an_offer_is_accepted_or_refused_with_its_reason(changes, reason):
     refusal = refuse_offer(make_offer(LEARNER, **changes), FOLLOWER)
     assert (refusal and refusal.reason) == reason

@@ -232,14 +232,10 @@ HOURS = 3 * 3600.0
 @pytest.mark.parametrize(
     ("skews_s", "expected"),
     [
-        ([], None),
-        ([-HOURS], None),
-        ([0.1, -HOURS], 0.1),
-        ([-HOURS, -HOURS + 1], -HOURS + 1),
-        ([0.0, -HOURS, -HOURS], -HOURS),
-        ([0.0, 0.2, -HOURS, HOURS], 0.2),
+        ([], None), ([-HOURS], None), ([0.1, -HOURS], 0.1), ([-HOURS, -HOURS + 1], -HOURS + 1),
+        ([0.0, -HOURS, -HOURS], -HOURS), ([0.0, 0.2, -HOURS, HOURS], 0.2),
     ],
-)
+)  # fmt: skip
 def test_the_skew_is_that_of_most_peers(skews_s, expected):
     assert majority_skew(skews_s) == expected
 

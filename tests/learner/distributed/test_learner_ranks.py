@@ -189,14 +189,10 @@ def test_micro_batches_are_dealt_in_rounds_of_similar_size():
 @pytest.mark.parametrize(
     ("max_tokens", "size", "expected"),
     [
-        (1000, 1, [80]),
-        (1000, 2, [40, 40]),
-        (1000, 3, [30, 30, 20]),
-        (30, 2, [20] * 4),
-        (45, 2, [40, 40]),
+        (1000, 1, [80]), (1000, 2, [40, 40]), (1000, 3, [30, 30, 20]), (30, 2, [20] * 4), (45, 2, [40, 40]),
         (5, 2, [10] * 8),
     ],
-)
+)  # fmt: skip
 def test_micro_batches_are_cut_so_that_every_rank_has_work(max_tokens, size, expected):
     def cut(budget):
         """Pack eight pieces of 10 tokens into micro-batches of at most `budget` tokens, or of one piece."""

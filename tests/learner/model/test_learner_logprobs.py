@@ -109,14 +109,9 @@ def test_the_full_logits_are_never_in_memory(batch):
 
 
 SIZES = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "initializer_range": 0.2,
-}
+    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "initializer_range": 0.2,
+}  # fmt: skip
 PROCESSED = {  # keys of the configuration that change logits, and those that must not be applied again
     "Granite": {"logits_scaling": 0.5, "embedding_multiplier": 3.0, "residual_multiplier": 0.7},
     "Gemma2": {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 3.0, "head_dim": 16, "sliding_window": 8},
