@@ -17,6 +17,7 @@ from ftis_node.files import check_database, open_to_write, parse_toml, read_file
 from ftis_node.learner.checkpoint.checkpoint import read_checkpoint
 from ftis_node.learner.checkpoint.checkpoint_files import STATE_FILE
 from ftis_node.models import resolve_model
+from ftis_node.models.safetensors_file import read_header
 from ftis_node.replay.database import open_writer
 from ftis_node.report.facts import EventTotals
 from ftis_node.telemetry.history import HistoryReader
@@ -112,6 +113,16 @@ def test_an_invalid_file_of_a_tokenizer_is_an_error(capsys, home, model, tmp_pat
     os.mkfifo(copy / name)
     with pytest.raises(ModelError, match=name):
         resolve_model(str(copy))
+
+
+def test_a_header_that_describes_no_tensors_is_an_error(tmp_path):
+    file = tmp_path / "weights.safetensors"
+    offsets = '"data_offsets": [0, 4]'
+    for entry in (f'{{"dtype": 3, "shape": [1], {offsets}}}', f"{{{offsets}}}", '{"data_offsets": 4}'):
+        header = f'{{"a": {entry}}}'.encode()
+        file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+        with pytest.raises(ModelError, match="damaged"):
+            read_header(file)
 
 
 def test_deep_nesting_in_a_checkpoint_is_an_error(tmp_path):
