@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -28,8 +28,9 @@ WINDOW = 3  # tokens
 SPAN = 8  # successive windows, of which one is an anchor; a power of 2
 MIN_SHIFTS, MAX_SHIFTS = 3, 16  # between two texts, besides 0; beyond the first ones, those with several anchors
 MAX_LINKS = 8  # runs before a run to which a chain may lead from it
+MAX_RUNS = 128  # of two texts, at all shifts: those with most surprise
 MAX_COMPARED = 4  # known texts for a completion: the most similar at shift 0, and as many by anchors
-MAX_PAIRS = 1 << 16  # of a window and an equal anchor, in one search
+MAX_PAIRS = 1 << 16  # of a window and an equal anchor, in one search; of more, evenly spaced ones
 MIN_COMMON = 0.9  # fraction of the tokens of a copy sent as text: its likely part may be equal by chance
 MAX_TOKEN_NATS = 2.0  # of one token, in `new_nats`
 NO_HASH = np.uint64(2**64 - 1)
@@ -138,8 +139,6 @@ class Similarity:
         anchor, window = _pairs(anchors[likely], windows[order])
         is_before = owners[anchor] < num_before + holder[window]
         anchor, window = anchor[is_before], window[is_before]
-        step = 1 + len(anchor) // MAX_PAIRS
-        anchor, window = anchor[::step], window[::step]
         place = holder[window]
         return _most_common(place, owners[anchor], order[window] - begins[place] - places[anchor])
 
@@ -153,11 +152,13 @@ def _slide(pick: np.ufunc, values: Hashes) -> Hashes:
 
 
 def _pairs(anchors: Hashes, windows: Hashes) -> tuple[Places, Places]:
-    """Return the indices of all pairs of an anchor and an equal window; `windows` are sorted."""
+    """Return the indices of pairs of an anchor and an equal window, at most `MAX_PAIRS`; `windows` are sorted."""
     begins = np.searchsorted(windows, anchors)
-    counts = np.searchsorted(windows, anchors, side="right") - begins
-    anchor = np.repeat(np.arange(len(anchors)), counts)
-    return anchor, np.arange(len(anchor)) + np.repeat(begins - np.cumsum(counts) + counts, counts)
+    stops = np.searchsorted(windows, anchors, side="right")
+    ends = np.cumsum(stops - begins)
+    pairs = np.arange(0, ends[-1], 1 + ends[-1] // MAX_PAIRS)
+    anchor = np.searchsorted(ends, pairs, side="right")
+    return anchor, stops[anchor] - ends[anchor] + pairs
 
 
 def _most_common(places: Places, texts: Places, shifts: Places) -> list[Pairing]:
@@ -218,7 +219,15 @@ def _common_fraction(first: NDArray[np.int32], again: NDArray[np.int32]) -> floa
 def _likely(
     completions: Sequence[SeenCompletion], texts: Sequence[Text], pairings: Sequence[Pairing], *, nats: float
 ) -> list[Pairing]:
-    """Return the pairings whose evidence may reach `nats`, by an upper bound that is computed for all at once."""
+    """Return the pairings whose evidence may reach `nats`, by an upper bound."""
+    of_each = groupby(pairings, key=lambda one: one.completion)
+    return [one for _, group in of_each for one in _likely_of_one(completions, texts, [*group], nats=nats)]
+
+
+def _likely_of_one(
+    completions: Sequence[SeenCompletion], texts: Sequence[Text], pairings: Sequence[Pairing], *, nats: float
+) -> list[Pairing]:
+    """Do the work of `_likely` for the pairings of one completion, all at once."""
     in_first, in_again, surprises, from_start = [], [], [], []
     for place, text, shift in pairings:
         first, again = texts[text].completion, completions[place].ids
@@ -227,8 +236,6 @@ def _likely(
         in_again.append(again[begin + shift : end + shift])
         surprises.append(first.nats[begin:end])
         from_start.append(begin == 0)
-    if not pairings:
-        return []
     is_equal = np.concatenate(in_first) == np.concatenate(in_again)
     ends = np.cumsum([len(part) for part in in_first])
     begins = np.append(0, ends[:-1])
@@ -261,32 +268,48 @@ def evidence(first: SeenCompletion, again: NDArray[np.int32], shifts: Iterable[i
 
     That is the best chain of runs that are in the same order in both texts.
     """
-    sums = np.append(0.0, np.cumsum(first.nats, dtype=np.float64)).tolist()
-    chains = [(_Run(0, 0, 0), 0.0)]
-    for run in sorted(_runs(first, again, shifts)):
+    sums_array = np.append(0.0, np.cumsum(first.nats, dtype=np.float64))
+    sums, best = sums_array.tolist(), 0.0
+    last = deque[tuple[_Run, float]](maxlen=MAX_LINKS)  # the chains that end with the last runs
+    for run in _runs(first, again, shifts, sums_array):
         found = -math.inf
-        for before, nats in (chains[0], *chains[1:][-MAX_LINKS:]):
+        for before, nats in (*last, (_Run(0, 0, 0), 0.0)):
             moved = run.shift - before.shift
             begin = max(run.begin, before.end, before.end - moved)  # a token counts once in each text
+            if begin >= run.end or nats + sums[run.end] - sums[begin] <= found:
+                continue
             gap = begin - before.end
             if gap or moved or before.end:
                 nats -= RUN_NATS + (_price_of_move(abs(moved), len(again)) if moved else 0.0)
                 nats -= math.log((gap + bool(moved)) * (gap + bool(moved) + 1) or 1)
-            found = max(found, nats + sums[run.end] - sums[begin] if begin < run.end else -math.inf)
-        chains.append((run, found))
-    return max(nats for _, nats in chains)
+            found = max(found, nats + sums[run.end] - sums[begin])
+        last.appendleft((run, found))
+        best = max(best, found)
+    return best
 
 
-def _runs(first: SeenCompletion, again: NDArray[np.int32], shifts: Iterable[int]) -> Iterator[_Run]:
-    """Yield the runs with more surprise than the least price of a run."""
-    for shift in shifts:
+def _runs(
+    first: SeenCompletion, again: NDArray[np.int32], shifts: Iterable[int], sums: NDArray[np.float64]
+) -> list[_Run]:
+    """Return the `MAX_RUNS` runs with most surprise, if it exceeds the least price of a run, in order.
+
+    `sums` are the sums of the surprise of the tokens before each one. Of equal runs the least moved ones come first.
+    """
+    begins, ends, moved = [], [], []
+    for shift in sorted(shifts, key=abs):
         begin, end = _common_part(len(first.ids), len(again), shift)
         is_equal = np.zeros(end - begin + 2, dtype=np.int8)  # with an unequal token before and after
         is_equal[1:-1] = first.ids[begin:end] == again[begin + shift : end + shift]
         edges = begin + np.flatnonzero(np.diff(is_equal))
-        for start, stop in edges.reshape(-1, 2).tolist():
-            if first.nats[start:stop].sum() > (GAP_NATS if start or shift else 0.0):
-                yield _Run(start, stop, shift)
+        begins.append(edges[::2])
+        ends.append(edges[1::2])
+        moved.append(np.full(len(edges) // 2, shift))
+    runs = np.stack([np.concatenate(begins), np.concatenate(ends), np.concatenate(moved)], axis=1)
+    surprise = sums[runs[:, 1]] - sums[runs[:, 0]]
+    is_free = (runs[:, 0] == 0) & (runs[:, 2] == 0)
+    is_enough = surprise > np.where(is_free, 0.0, GAP_NATS)
+    most = np.argsort(-surprise[is_enough], kind="stable")[:MAX_RUNS]
+    return sorted(_Run(*run) for run in runs[is_enough][most].tolist())
 
 
 def _price_of_move(distance: int, num_tokens: int) -> float:

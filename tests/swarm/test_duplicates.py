@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ftis_node.records.identity import Identity
-from ftis_node.swarm import duplicates
+from ftis_node.swarm import duplicates, similarity
 from ftis_node.swarm.duplicates import (
     MAX_PER_PROBLEM,
     ORDER_MARGIN_S,
@@ -19,7 +19,16 @@ from ftis_node.swarm.duplicates import (
     decide,
     describe,
 )
-from ftis_node.swarm.similarity import SPAN, WINDOW, SeenCompletion, Similarity, evidence
+from ftis_node.swarm.similarity import (
+    MAX_LINKS,
+    MAX_PAIRS,
+    MAX_RUNS,
+    SPAN,
+    WINDOW,
+    SeenCompletion,
+    Similarity,
+    evidence,
+)
 from tests.conftest import make_completion, make_group
 
 ANN, BOB, ME = Origin("ann", b"a", 1000.0), Origin("bob", b"b", 1001.0), Origin("me", b"m", 0.0)
@@ -128,6 +137,26 @@ def test_each_run_has_an_anchor_and_its_text_few():
     for begin in range(0, 1000, 50):
         (part,) = similarity.texts_of([cut(one, begin, begin + SPAN + WINDOW - 1)])
         assert set(part.anchors.tolist()) & set(whole.anchors.tolist())
+
+
+def test_the_work_for_texts_of_many_runs_is_bounded(monkeypatch):
+    """Each second token is one constant, whose surprise is just above the least price of a run."""
+    first, again = text(1024, nats=3.7), text(1024)
+    first.ids[::2] = again.ids[::2] = 5000
+    links, price = [], similarity._price_of_move
+    monkeypatch.setattr(similarity, "_price_of_move", lambda *move: links.append(move) or price(*move))
+    assert evidence(first, again.ids, range(2, 34, 2)) < 20.0
+    assert MAX_RUNS / 2 < len(links) <= MAX_RUNS * (MAX_LINKS + 1)
+
+
+def test_the_pairs_of_anchors_are_bounded_before_they_are_made():
+    anchors, windows = np.repeat(np.arange(3000, dtype=np.uint64), [1000, *[1] * 2999]), np.zeros(1000, dtype=np.uint64)
+    anchor, window = similarity._pairs(anchors, windows)
+    assert MAX_PAIRS / 2 < len(anchor) == len(window) <= MAX_PAIRS
+    assert anchor.max() == 999, "no pair of unequal values"
+    anchor, window = similarity._pairs(np.array([3, 1, 4]), np.array([1, 1, 2, 3, 5]))
+    assert [*zip(anchor.tolist(), window.tolist(), strict=True)] == [(0, 3), (1, 0), (1, 1)]
+    assert not len(similarity._pairs(np.array([7]), np.array([1]))[0])
 
 
 def test_a_copy_is_found_for_each_first_sender():
