@@ -18,7 +18,7 @@ docs/develop/validation.md has measurements, and says which copies are charged.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
@@ -36,6 +36,7 @@ MIN_EVIDENCE_NATS = 20.0
 MAX_KEPT_TOKENS = 1024  # of one completion
 MAX_PER_PROBLEM = 128  # completions
 MAX_ANNOUNCED = 1 << 14
+MAX_SEARCHES = 2  # whose results are kept, because intake asks twice about a group: for each of its lanes
 ORDER_MARGIN_S = 60.0  # announcements this close have no certain order
 
 
@@ -117,6 +118,15 @@ class _Kept(NamedTuple):
         return bool(self.text.completion.nats.sum() >= MIN_EVIDENCE_NATS)
 
 
+class _Search(NamedTuple):
+    """A search for `completions` of `sender` among those `kept`, and its result."""
+
+    sender: str
+    completions: Sequence[SeenCompletion]
+    kept: Sequence[_Kept]
+    copy: Copy | None
+
+
 class FirstAnnouncements:
     """When groups were announced first, of the last `capacity` ones.
 
@@ -152,7 +162,8 @@ class DuplicateDetector:
     def __init__(self, own_id: str) -> None:
         self._own_id = own_id
         self._similarity = Similarity()
-        self._kept: OrderedDict[bytes, list[_Kept]] = OrderedDict()
+        self._kept: OrderedDict[bytes, list[_Kept]] = OrderedDict()  # another list after each change
+        self._searches: deque[_Search] = deque(maxlen=MAX_SEARCHES)
         self.num_tokens = 0
 
     def new_nats(self, problem: bytes, completions: Sequence[SeenCompletion]) -> float:
@@ -165,13 +176,22 @@ class DuplicateDetector:
 
         A node's own group never is. The surprise is the one that the first sender reported, because a copy may claim
         any value. For repetitions within one group it is that group's value. Copies of texts count only if the others
-        are too few.
+        are too few. The same list, without changes to it or to the problem's groups, is not searched again.
         """
+        kept = self._kept.get(problem, ())
+        for one in self._searches:
+            if one.completions is completions and one.kept is kept and one.sender == sender:
+                return one.copy
+        copy = self._search(sender, kept, completions)
+        self._searches.append(_Search(sender, completions, kept, copy))
+        return copy
+
+    def _search(self, sender: str, known: Sequence[_Kept], completions: Sequence[SeenCompletion]) -> Copy | None:
         long = [one for one in completions if len(one.ids) >= MIN_LONG_TOKENS]
         if sender == self._own_id or not long:
             return None
         most = MAX_COPIED_FRACTION * len(long)
-        kept = [one for one in self._kept.get(problem, ()) if one.has_surprise]
+        kept = [one for one in known if one.has_surprise]
         texts, pairings = self._similarity.similar(long, [one.text for one in kept])
         origins = [*(one.origin for one in kept), *(Origin(sender) for _ in long)]
         copied = first_copied(long, texts, pairings, nats=MIN_EVIDENCE_NATS)
@@ -201,9 +221,10 @@ class DuplicateDetector:
 
     def forget(self, group_id: bytes, problem: bytes) -> None:
         """Drop the completions of a group, because an equal one is the original."""
-        kept = self._kept.get(problem, [])
-        kept.sort(key=lambda one: one.origin.group_id != group_id)
-        self._drop(kept, sum(one.origin.group_id == group_id for one in kept))
+        if problem in self._kept:
+            kept = sorted(self._kept[problem], key=lambda one: one.origin.group_id != group_id)
+            self._drop(kept, sum(one.origin.group_id == group_id for one in kept))
+            self._kept[problem] = kept
 
     def _drop(self, kept: list[_Kept], count: int) -> None:
         self.num_tokens -= sum(len(one.text.completion.ids) for one in kept[: max(0, count)])

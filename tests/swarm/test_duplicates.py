@@ -198,6 +198,19 @@ def test_the_history_is_bounded_and_drops_the_oldest():
     assert len(detector._kept[b"one"]) == MAX_PER_PROBLEM
 
 
+def test_the_same_completions_are_searched_again_only_after_a_change_of_their_problem(monkeypatch):
+    searches, first_copied = [], duplicates.first_copied
+    monkeypatch.setattr(duplicates, "first_copied", lambda *a, **kw: searches.append(a) or first_copied(*a, **kw))
+    detector, texts = DuplicateDetector("me"), [text()]
+    changes = [lambda: None, lambda: detector.remember(ANN, b"other", texts)]
+    for change in (*changes, lambda: detector.remember(ANN, b"sum/1", texts), *changes):
+        change()
+        copy = detector.find("bob", b"sum/1", texts)
+        assert (copy is None) == (len(searches) == 1)
+    detector.forget(b"a", b"sum/1")
+    assert detector.find("bob", b"sum/1", texts) is None and len(searches) == 3
+
+
 def test_a_forgotten_group_is_no_author():
     detector, texts = DuplicateDetector("me"), [text(), text()]
     detector.remember(ANN, b"sum/1", texts[:1])

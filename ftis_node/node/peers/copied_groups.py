@@ -9,8 +9,10 @@ text.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ftis_node.records.group import Group
 from ftis_node.records.token_batch import TokenBatch
@@ -28,13 +30,22 @@ MAX_CREDITED = 1 << 14  # groups
 class CopyCatalog:
     """Catalog of the completions of accepted groups, and of the credit that their senders earn for new ones.
 
-    `clock` returns Unix seconds. `is_known` returns whether a peer has sent good groups.
+    `clock` returns Unix seconds. `is_new` returns whether a peer has sent no good group yet. `charge` charges a sender
+    for seconds of CPU time, because the search blocks the event loop.
     """
 
-    def __init__(self, own_id: str, *, clock: Callable[[], float], is_known: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        own_id: str,
+        *,
+        clock: Callable[[], float],
+        is_new: Callable[[str], bool],
+        charge: Callable[[str, float], None],
+    ) -> None:
         self._own_id = own_id
         self._clock = clock
-        self._is_known = is_known
+        self._is_new = is_new
+        self._charge = charge
         self._duplicates = DuplicateDetector(own_id)
         self._described: deque[tuple[TokenBatch, list[SeenCompletion]]] = deque(maxlen=NUM_LANES)
         self._announced = FirstAnnouncements()
@@ -59,7 +70,8 @@ class CopyCatalog:
             self._duplicates.forget(copy.group_id, problem)
             self._credits[copy.group_id] = 0.0  # a step that uses it now earns its sender nothing
         if len(set(group.rewards)) > 1 and (group.sender, problem) not in self._credited:
-            nats = self._duplicates.new_nats(problem, completions)
+            with self._charged(group.sender):
+                nats = self._duplicates.new_nats(problem, completions)
             if nats > 0:
                 self._credited[group.sender, problem] = None
             self._credits[group_id] = min(1.0, nats / FULL_CREDIT_NATS)
@@ -70,14 +82,23 @@ class CopyCatalog:
         """Return the reason to refuse a group with copied completions; None if they are new, or it is the original."""
         if group.sampling.top_k:  # equal completions may be certain, whatever their log-probs
             return None
-        copy = self._duplicates.find(group.sender, group.problem_hash, self._seen_completions(group))
+        with self._charged(group.sender):
+            copy = self._duplicates.find(group.sender, group.problem_hash, self._seen_completions(group))
         if copy is None:
             return None
         again = self._origin(group, group_id)
-        kind = decide(copy, again, own_id=self._own_id, is_known=self._is_known)
+        kind = decide(copy, again, own_id=self._own_id, is_known=lambda peer_id: not self._is_new(peer_id))
         if kind is None:
             self._displaced[group_id] = copy.first
         return kind
+
+    @contextmanager
+    def _charged(self, sender: str) -> Iterator[None]:
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self._charge(sender, time.thread_time() - began)
 
     def _origin(self, group: Group, group_id: bytes) -> Origin:
         return Origin(group.sender, group_id, self._announced.at(group_id))

@@ -80,7 +80,7 @@ class PeerManager:
         self._met = LruDict[str, None](MAX_NETWORKS)  # peers that have connected
         self._quotas = Quotas()
         self._refused = RefusedSenders()
-        self.copies = CopyCatalog(own_id, clock=clock, is_known=lambda peer_id: not self.is_new_peer(peer_id))
+        self.copies = CopyCatalog(own_id, clock=clock, is_new=self.is_new_peer, charge=self.charge_scoring)
 
     def close(self) -> None:
         """Save and close the file."""
@@ -279,7 +279,7 @@ class PeerManager:
         return self._has_no_quota(peer_id) or left(peer_id, is_new_peer=is_new_peer, now=now) > 0.0
 
     def charge_scoring(self, peer_id: str, seconds: float) -> None:
-        """Charge seconds of scoring to the quota of a group's signer."""
+        """Charge seconds of scoring, or of the search for copies, to the quota of a group's signer."""
         if not self._has_no_quota(peer_id):
             is_new_peer, now = self.is_new_peer(peer_id), time.monotonic()
             self._quotas.scoring_s.spend(peer_id, seconds, is_new_peer=is_new_peer, now=now)

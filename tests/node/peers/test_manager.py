@@ -102,6 +102,16 @@ def test_accepted_groups_use_up_the_quota(open_manager, monkeypatch):
     assert manager.within_quota(ANN.peer_id)
 
 
+def test_the_search_for_copies_uses_up_the_time_for_scoring(open_manager, monkeypatch):
+    for name in ("SCORING_S_PER_MINUTE", "NEW_PEERS_SCORING_S_PER_MINUTE"):
+        monkeypatch.setattr(rate_limits, name, 1e-9)
+    for use in (reason_for, PeerManager.remember):
+        manager = open_manager()
+        assert manager.may_score(ANN.peer_id)
+        use(manager, accepted(ANN, long=True))
+        assert not manager.may_score(ANN.peer_id)
+
+
 def test_a_copy_of_an_own_group_is_recognized(open_manager):
     manager = open_manager()
     manager.remember(accepted(ME, long=True))
