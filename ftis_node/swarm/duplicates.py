@@ -31,7 +31,8 @@ from ftis_node.swarm.similarity import SeenCompletion, Similarity, Text, first_c
 
 MIN_LONG_TOKENS = 32  # of a completion that is compared: shorter ones may be equal by chance
 MAX_COPIED_FRACTION = 0.25  # of a group's long completions
-MAX_HISTORY_TOKENS = 4 << 20  # 8 bytes each
+MAX_HISTORY_BYTES = 64 << 20  # 5 million tokens if each completion has 1024; 55,000 completions of one token
+KEPT_BYTES = 1200  # of one completion besides its arrays' elements, with its share of a group of two and their problem
 MIN_EVIDENCE_NATS = 20.0
 MAX_KEPT_TOKENS = 1024  # of one completion
 MAX_PER_PROBLEM = 128  # completions
@@ -117,6 +118,12 @@ class _Kept(NamedTuple):
         """Return whether a copy of the text is unlikely to occur by chance."""
         return bool(self.text.completion.nats.sum() >= MIN_EVIDENCE_NATS)
 
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory that the completion takes, in bytes."""
+        one = self.text.completion
+        return KEPT_BYTES + sum(array.nbytes for array in (one.ids, one.nats, self.text.anchors, self.text.places))
+
 
 class _Search(NamedTuple):
     """A search for `completions` of `sender` among those `kept`, and its result."""
@@ -155,7 +162,7 @@ class FirstAnnouncements:
 class DuplicateDetector:
     """Completions of accepted groups by the hash of their problem.
 
-    It holds at most `MAX_HISTORY_TOKENS`. Beyond it the problems without a new group for the
+    It takes at most `MAX_HISTORY_BYTES`. Beyond it the problems without a new group for the
     longest time are forgotten.
     """
 
@@ -164,7 +171,7 @@ class DuplicateDetector:
         self._similarity = Similarity()
         self._kept: OrderedDict[bytes, list[_Kept]] = OrderedDict()  # another list after each change
         self._searches: deque[_Search] = deque(maxlen=MAX_SEARCHES)
-        self.num_tokens = 0
+        self.num_bytes = 0
 
     def new_nats(self, problem: bytes, completions: Sequence[SeenCompletion]) -> float:
         """Return the surprise of a group outside the runs that it shares with kept texts or within itself."""
@@ -212,10 +219,11 @@ class DuplicateDetector:
         kept = self._kept.pop(problem, [])
         equal = {one.text.completion.ids.tobytes() for one in kept}
         new = [one._replace(ids=one.ids.copy()) for one in completions if one.ids.tobytes() not in equal]
-        self.num_tokens += sum(len(one.ids) for one in new)
-        self._kept[problem] = kept = [*kept, *(_Kept(text, origin) for text in self._similarity.texts_of(new))]
+        added = [_Kept(text, origin) for text in self._similarity.texts_of(new)]
+        self.num_bytes += sum(one.num_bytes for one in added)
+        self._kept[problem] = kept = [*kept, *added]
         self._drop(kept, len(kept) - MAX_PER_PROBLEM)
-        while self.num_tokens > MAX_HISTORY_TOKENS and len(self._kept) > 1:
+        while self.num_bytes > MAX_HISTORY_BYTES and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
             self._drop(oldest, len(oldest))
 
@@ -227,5 +235,5 @@ class DuplicateDetector:
             self._kept[problem] = kept
 
     def _drop(self, kept: list[_Kept], count: int) -> None:
-        self.num_tokens -= sum(len(one.text.completion.ids) for one in kept[: max(0, count)])
+        self.num_bytes -= sum(one.num_bytes for one in kept[: max(0, count)])
         del kept[: max(0, count)]

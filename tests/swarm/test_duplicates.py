@@ -1,6 +1,7 @@
 """Equal and nearly equal completions count as copies only if chance is ruled out, and the first announcement counts."""
 
 import math
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -38,7 +39,7 @@ RNG = np.random.default_rng(1)
 @pytest.fixture(autouse=True)
 def short_texts_count(monkeypatch):
     monkeypatch.setattr(duplicates, "MIN_LONG_TOKENS", 8)
-    monkeypatch.setattr(duplicates, "MAX_HISTORY_TOKENS", 100_000)
+    monkeypatch.setattr(duplicates, "MAX_HISTORY_BYTES", 1 << 20)
 
 
 def text(num_tokens: int = 44, *, nats: float = 1.0) -> SeenCompletion:
@@ -191,11 +192,26 @@ def test_the_history_is_bounded_and_drops_the_oldest():
     texts = [text(500) for _ in range(400)]
     for at, one in enumerate(texts):
         detector.remember(ANN, b"sum/%d" % at, [one])
-    assert detector.num_tokens == 100_000
+    assert 0.99 < detector.num_bytes / (1 << 20) <= 1
     assert detector.find("bob", b"sum/399", [texts[399]]) is not None
     assert detector.find("bob", b"sum/0", [texts[0]]) is None
     detector.remember(ANN, b"one", [text(10) for _ in range(1000)])
     assert len(detector._kept[b"one"]) == MAX_PER_PROBLEM
+
+
+@pytest.mark.parametrize("num_tokens", [1, 40, 300])
+def test_the_history_counts_at_least_the_memory_that_it_takes(num_tokens):
+    detector, begun = DuplicateDetector("me"), not tracemalloc.is_tracing()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for at in range(1000):
+        group = [text(num_tokens) for _ in range(2)]
+        group[0].ids[:] = 5  # each of its windows is an anchor
+        detector.remember(Origin(f"ann {at}", at.to_bytes(32), float(at)), at.to_bytes(16), group)
+    taken = tracemalloc.get_traced_memory()[0] - before
+    if begun:
+        tracemalloc.stop()
+    assert 0.6 * detector.num_bytes < taken <= detector.num_bytes
 
 
 def test_the_same_completions_are_searched_again_only_after_a_change_of_their_problem(monkeypatch):
@@ -216,7 +232,7 @@ def test_a_forgotten_group_is_no_author():
     detector.remember(ANN, b"sum/1", texts[:1])
     detector.remember(BOB, b"sum/1", texts[1:])
     detector.forget(b"a", b"sum/1")
-    assert detector.num_tokens == 44
+    assert detector.num_bytes == detector._kept[b"sum/1"][0].num_bytes > 8 * 44
     assert detector.find("cat", b"sum/1", texts[:1]) is None
     assert detector.find("cat", b"sum/1", texts[1:]) is not None
 
