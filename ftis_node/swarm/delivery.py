@@ -7,6 +7,7 @@ so a confirmation alone proves nothing. A query verifies each confirmation of a 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 
 MAX_SENT_BODIES = 1 << 14  # in an `IdsByPeer`: bodies sent to a peer completely
@@ -20,6 +21,8 @@ class IdsByPeer:
     def __init__(self, *, capacity: int) -> None:
         self._capacity = capacity
         self._ids: dict[str, dict[bytes, None]] = {}
+        self._by_count: defaultdict[int, dict[str, None]] = defaultdict(dict)  # peers by their number of ids
+        self._most = 0  # ids of one peer
         self._num_ids = 0
 
     def __len__(self) -> int:
@@ -28,12 +31,12 @@ class IdsByPeer:
     def add(self, peer_id: str, group_id: bytes) -> bytes | None:
         """Add an id as the newest of a peer. Return the dropped one."""
         ids = self._ids.setdefault(peer_id, {})
-        self._num_ids += group_id not in ids
-        ids.pop(group_id, None)
+        if group_id in ids:
+            del ids[group_id]
+        else:
+            self._recount(peer_id, len(ids), len(ids) + 1)
         ids[group_id] = None
-        if self._num_ids <= self._capacity:
-            return None
-        return self._pop_of(max(self._ids, key=lambda known: len(self._ids[known])))
+        return None if self._num_ids <= self._capacity else self._pop_of(next(iter(self._by_count[self._most])))
 
     def has(self, peer_id: str, group_id: bytes) -> bool:
         return group_id in self._ids.get(peer_id, ())
@@ -55,9 +58,20 @@ class IdsByPeer:
 
     def _pop_of(self, peer_id: str) -> bytes:
         ids = self._ids[peer_id]
+        self._recount(peer_id, len(ids), len(ids) - 1)
         group_id = next(iter(ids))
         del ids[group_id]
         if not ids:
             del self._ids[peer_id]
-        self._num_ids -= 1
         return group_id
+
+    def _recount(self, peer_id: str, before: int, after: int) -> None:
+        """Note that a peer's number of ids changes by one, so that the peer with the most is found at once."""
+        self._num_ids += after - before
+        self._by_count[before].pop(peer_id, None)
+        if not self._by_count[before]:
+            del self._by_count[before]
+        if after:
+            self._by_count[after][peer_id] = None
+        if after > self._most or self._most not in self._by_count:
+            self._most = after

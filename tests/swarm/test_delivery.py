@@ -1,5 +1,8 @@
 """The bounded sets of ids by peer behind claims and confirmations."""
 
+import random
+from collections import Counter
+
 from ftis_node.gossip.types import GossipLimits
 from ftis_node.node.loops.confirmations import MAX_IDS
 from ftis_node.swarm.delivery import IdsByPeer
@@ -16,6 +19,34 @@ def test_a_full_set_first_drops_ids_of_the_peer_with_most():
     for number in range(100):
         sent.add(f"identity {number}", b"x")
     assert len(sent) == 10
+
+
+class _Counted(str):
+    """A peer id that counts how often its hash is used."""
+
+    num_hashes = 0
+
+    def __hash__(self) -> int:
+        _Counted.num_hashes += 1
+        return super().__hash__()
+
+
+def test_an_id_of_one_of_many_peers_is_added_in_constant_time_and_drops_one_of_the_peer_with_most():
+    ids, draws, held = IdsByPeer(capacity=1000), random.Random(1), Counter[str]()
+    peers = [_Counted(f"peer {number}") for number in range(900)]
+    for number in range(5000):
+        peer = peers[min(draws.randrange(900), draws.randrange(900))] if number % 3 else peers[draws.randrange(3)]
+        before = _Counted.num_hashes
+        dropped = ids.add(peer, b"%d of " % number + peer.encode())
+        assert _Counted.num_hashes - before < 30
+        held[str(peer)] += 1
+        if dropped is not None:
+            owner = dropped.decode().partition(" of ")[2]
+            assert held[owner] == max(held.values())
+            held[owner] -= 1
+        if number % 7 == 0:
+            held.subtract(str(taken) for taken, _ in ids.take(1))
+    assert len(ids) == held.total() > 900
 
 
 def test_claims_are_bounded_and_peers_take_turns():
