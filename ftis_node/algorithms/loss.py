@@ -15,6 +15,7 @@ place of rho in both. A peer reports the log-probs in rho, so without C one toke
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -117,6 +118,12 @@ def policy_loss(
     )
     metrics = _metrics(batch, kl, keep, settings.cap) if checks else {}
     return (-mean_objective).to(learner_logprobs.dtype), metrics
+
+
+def require_parameters(method: str, params: Mapping[str, Any]) -> None:
+    """Raise ValueError for an unknown method, or for `params` that `policy_loss` refuses."""
+    one = torch.zeros(1, 1)
+    policy_loss(method, one, one, one.bool(), one[0], torch.zeros(1, dtype=torch.int64), **params)
 
 
 def _metrics(batch: Batch, kl: Tensor, keep: Tensor, cap: float) -> dict[str, float]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
-from ftis_node.algorithms.loss import policy_loss
+from ftis_node.algorithms.loss import policy_loss, require_parameters
 from ftis_node.algorithms.methods import find_method, is_separable, method_parameters
 from ftis_node.errors import ConfigError
 from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroup, foreign_rows, join_batches
@@ -115,11 +115,12 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         Groups of peers from `exchange` replace the last prompts of a batch, which TRL then does not sample. Peers get
         the own groups.
 
-        Raises ValueError for an unknown method or parameter, ConfigError for a GRPOConfig that the loss cannot follow.
+        Raises ValueError for an unknown method, or for parameters that it refuses. Raises ConfigError for a GRPOConfig
+        that the loss cannot follow.
         """
         self.method = method
         self.method_params = dict(method_params or {})
-        find_method(method)
+        require_parameters(method, self.method_params)
         super().__init__(*args, **kwargs)
         _require_usable(self.args, method, self.method_params, num_processes=self.accelerator.num_processes)
         self._exchange = exchange

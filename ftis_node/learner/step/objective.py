@@ -31,7 +31,7 @@ from torch import Tensor
 from ftis_node.algorithms.advantages import group_advantages
 from ftis_node.algorithms.diagnostics import likelihood_gain, sender_sums
 from ftis_node.algorithms.importance_weights import SEQUENCE_LOG_RATIO_LIMIT, cross_tokenizer_advantages
-from ftis_node.algorithms.loss import kl_to_start, policy_loss
+from ftis_node.algorithms.loss import kl_to_start, policy_loss, require_parameters
 from ftis_node.algorithms.methods import METHODS, find_method, is_separable, method_parameters
 from ftis_node.algorithms.scored_batch import AdvantageRule, ScoredBatch, load_advantage
 from ftis_node.algorithms.settings import TENSORS
@@ -67,14 +67,11 @@ class Objective:
     advantage_rule: AdvantageRule | None = field(init=False)  # of a plug-in
 
     def __post_init__(self) -> None:
-        one = torch.zeros(1, 1)
         try:
             self.scale = self.advantage_scale or find_method(self.method).advantage_scale
             self.advantage_rule = None if self.scale in SCALES else load_advantage(self.scale)
             self.separable = is_separable(self.method, self.params) and self.advantage_rule is None
-            policy_loss(
-                self.method, one, one, one.bool(), one[0], torch.zeros(1, dtype=torch.int64), **dict(self.params)
-            )
+            require_parameters(self.method, self.params)
             self.params = method_parameters(self.method) | dict(self.params)
         except ValueError as error:
             raise ConfigError(f"the learner's method cannot be set up: {error}") from error
