@@ -191,6 +191,14 @@ def test_settings_that_the_loss_cannot_follow_are_refused(tmp_path, grpo, option
         make_trainer(tmp_path, grpo=grpo, **options)
 
 
+def test_the_router_loss_of_a_mixture_of_experts_is_refused(tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(trained_model("s"))
+    model.config.update({"output_router_logits": False, "router_aux_loss_coef": 0.001})
+    with pytest.raises(ConfigError, match="set router_aux_loss_coef=0"):
+        make_trainer(tmp_path, model=model)
+    make_trainer(tmp_path, model=model, grpo={"router_aux_loss_coef": 0})
+
+
 def test_another_release_of_trl_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(trl, "version", lambda _: "1.17.0")
     with pytest.raises(UsageError) as caught:

@@ -122,7 +122,13 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.method_params = dict(method_params or {})
         require_parameters(method, self.method_params)
         super().__init__(*args, **kwargs)
-        _require_usable(self.args, method, self.method_params, num_processes=self.accelerator.num_processes)
+        _require_usable(
+            self.args,
+            method,
+            self.method_params,
+            num_processes=self.accelerator.num_processes,
+            has_router_loss=self.aux_loss_enabled,
+        )
         self._exchange = exchange
         num_rows = self.model.get_input_embeddings().num_embeddings
         self.texts = PromptTokenizer(
@@ -269,11 +275,15 @@ def _behaviour_logprobs(inputs: Mapping[str, Any], otherwise: Tensor) -> Tensor:
     return torch.where(sampled.isnan(), otherwise, sampled).float()
 
 
-def _require_usable(args: GRPOConfig, method: str, params: Mapping[str, Any], *, num_processes: int) -> None:
+def _require_usable(
+    args: GRPOConfig, method: str, params: Mapping[str, Any], *, num_processes: int, has_router_loss: bool
+) -> None:
     """Raise ConfigError for settings of TRL that the method's loss contradicts."""
     for name, unused in UNUSED_TERMS.items():
         if getattr(args, name, unused) != unused:
             raise ConfigError(f"{name} has no effect on the loss of {method}: set it to {unused}")
+    if has_router_loss:
+        raise ConfigError(f"the router loss of TRL is no part of the loss of {method}: set router_aux_loss_coef=0")
     scale = find_method(method).advantage_scale
     if scale not in ("std", "mean"):
         raise ConfigError(f"{method} needs advantages of the scale {scale}, which TRL does not compute")
