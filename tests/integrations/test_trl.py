@@ -124,6 +124,16 @@ def test_the_gradient_is_that_of_the_method(tmp_path):
     assert 0 < figures["truncated_fraction"] < 1, "not only the rows of the other sampler are truncated"
 
 
+@pytest.mark.parametrize(("top_k", "is_cut"), [(0, False), (3, True)])
+def test_no_ratio_has_the_logprobs_of_a_cut_distribution(tmp_path, top_k, is_cut, monkeypatch):
+    trainer = make_trainer(tmp_path, grpo={"top_k": top_k})
+    sampled = [[19, 20]] * GROUP_SIZE, [[-0.1, -0.1]] * GROUP_SIZE
+    monkeypatch.setattr(trainer, "_generate_single_turn", lambda *_: sampled)
+    batch = trainer._generate_and_score_completions([{"prompt": "1+4="}] * GROUP_SIZE)
+    trainer._compute_loss(trainer.model, batch)
+    assert (trainer._metrics["eval"]["mean_kl"] == [0.0]) == is_cut
+
+
 @pytest.mark.parametrize(
     ("method", "mode", "bounds", "params"),
     [

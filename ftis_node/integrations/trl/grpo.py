@@ -99,7 +99,8 @@ def _int32(ids: Tensor) -> bytes:
 class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """A `GRPOTrainer` whose loss is `policy_loss` of a method.
 
-    The behaviour log-probs are vLLM's. If transformers samples, they are the learner's own before the step.
+    The behaviour log-probs are vLLM's. If transformers samples, or with `top_p` or `top_k`, they are the learner's own
+    before the step.
     """
 
     def __init__(
@@ -169,6 +170,8 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         num_own = len(inputs) - len(foreign) * self.num_generations
         self.prompt_indices = [row.get("prompt_index") for row in inputs[:num_own]]
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs[:num_own])
+        if self.top_p < 1 or self.top_k > 0:  # these are of the cut distribution, and a ratio needs the full one
+            batch.pop("sampling_per_token_logps", None)
         rows = torch.arange(num_own, device=batch["advantages"].device)
         batch["group_ids"] = rows // (self.num_generations if is_training else self.num_generations_eval)
         batch["sender_ids"] = torch.zeros_like(rows)
@@ -206,13 +209,8 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._metrics["train"]["shared_groups"].append(exchange.take_num_shared())
 
     def _sampled_logprobs(self, batch: Mapping[str, Any]) -> Tensor:
-        """Return the log-probs `[N, T]` of the policy that sampled the batch: vLLM's, or the learner's own.
-
-        vLLM gives those of the cut distribution, and a run with `top_p` or `top_k` needs those of the full one.
-        """
-        is_truncated_sampling = self.top_p < 1 or self.top_k > 0
-        sampled: Tensor | None = None if is_truncated_sampling else batch.get("sampling_per_token_logps")
-        sampled = batch.get("old_per_token_logps") if sampled is None else sampled
+        """Return the log-probs `[N, T]` of the policy that sampled the batch: vLLM's, or the learner's own."""
+        sampled: Tensor | None = batch.get("sampling_per_token_logps", batch.get("old_per_token_logps"))
         if sampled is not None:
             return sampled
         with torch.no_grad():
