@@ -180,7 +180,7 @@ class GroupExchange(NodePart):
             policy_versions=versions,
             policy_versions_newest=versions,
             sampling=SamplingSettings(offered.temperature, offered.top_p, offered.top_k),
-            model=self.context.about.model,
+            model=f"trainer of {self.context.about.model}",  # no audit takes its weights for those of that name
             tokenizer=self.context.about.tokenizer,
             created_at=offered.created_at,
             end_ids=end_ids,

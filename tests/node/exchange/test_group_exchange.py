@@ -55,6 +55,7 @@ async def test_a_trainers_group_is_scored_signed_and_stored_for_peers(tmp_path):
         )
         group = first_published(node)
         assert (group.sender, group.number, group.rewards) == (ME.peer_id, 1, (1.0, 0.0))
+        assert group.model == f"trainer of {node.context.about.model}", "peers would audit it as that model"
         assert group.tokens.token_ids.tobytes() == offered.token_ids
         assert group.tokens.logprobs.tobytes() == offered.logprobs
         assert group.prompt_ref.index == PROBLEM
