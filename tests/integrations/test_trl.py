@@ -225,7 +225,7 @@ def test_another_release_of_trl_is_refused_in_one_line(monkeypatch):
 def test_prompts_and_rewards_are_those_of_the_task(tmp_path, spec, form):
     run = tmp_path / "run.toml"
     run.write_text(RunManifest(name="a-run", task=spec).to_toml())
-    prompts, reward = swarm_dataset(str(run), num_prompts=3)
+    prompts, reward = swarm_dataset(str(run), num_prompts=3, seed=0)
     task = load_task(spec)
     items = [task[index] for index in prompts["prompt_index"]]
     assert [tuple(messages) for messages in prompts["prompt"]] == [item.prompt for item in items]
@@ -239,6 +239,13 @@ def test_prompts_and_rewards_are_those_of_the_task(tmp_path, spec, form):
     )
     assert found == [task.score(items[0], texts[0]), task.score(items[1], "no"), task.score(items[1], texts[2])]
     assert found[0] == found[2] == 1.0 > (found[1] or 0.0)
+
+
+@pytest.mark.parametrize(("seed", "processes", "is_equal"), [({}, 1, False), ({"seed": 1}, 1, True), ({}, 2, True)])
+def test_two_trainers_get_other_prompts_unless_a_seed_is_given(seed, processes, is_equal, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    one, other = (swarm_dataset("arithmetic-ftis", num_prompts=8, **seed)[0].to_list() for _ in range(2))
+    assert (one == other) == is_equal
 
 
 def test_a_run_with_a_local_data_set_needs_its_path(tmp_path):

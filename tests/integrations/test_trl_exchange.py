@@ -65,7 +65,7 @@ def admit_foreign(node: NodeComponents, *, number: int = 1, **changes: Any) -> A
 def swarm_trainer(folder: Path, exchange: SwarmExchange, **options: Any) -> Any:
     run = folder / "run.toml"
     run.write_text(exchange.node.manifest.to_toml())
-    prompts, reward = swarm_dataset(str(run), num_prompts=64)
+    prompts, reward = swarm_dataset(str(run), num_prompts=64, seed=0)
     grpo = exchange.grpo_options() | {"per_device_train_batch_size": NUM_GROUPS * GROUP_SIZE} | options.pop("grpo", {})
     return make_trainer(
         folder / "trl", exchange=exchange, **{"train_dataset": prompts, "reward_funcs": reward} | options, grpo=grpo

@@ -143,6 +143,14 @@ def test_with_several_updates_foreign_rows_have_the_first_logprobs_of_the_learne
     torch.testing.assert_close(batch["old_per_token_logps"][mask], expected[mask], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("is_repeatable", [False, True])
+def test_trainers_of_a_swarm_sample_with_other_random_numbers(tmp_path, is_repeatable, monkeypatch):
+    monkeypatch.setattr("transformers.trainer.enable_full_determinism", lambda seed: None)
+    grpo = {"full_determinism": is_repeatable}
+    one, other = ((make_trainer(tmp_path, exchange=Drawn(), grpo=grpo), torch.rand(4).tolist())[1] for _ in range(2))
+    assert (one == other) == is_repeatable
+
+
 def test_a_batch_has_at_least_one_own_group(tmp_path, monkeypatch):
     monkeypatch.setattr(Drawn, "per_batch", 2)
     with pytest.raises(ConfigError, match="below the 2 groups of a batch"):

@@ -8,6 +8,7 @@ rollout function (`episodes.py`). TRL marks their sampled tokens by 1 in `tool_m
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 from ftis_node.algorithms.loss import policy_loss, require_parameters
@@ -114,7 +116,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Take the arguments of GRPOTrainer, the method's name, and the parameters that differ from its defaults.
 
         Groups of peers from `exchange` replace the last prompts of a batch, which TRL then does not sample. Peers get
-        the own groups.
+        the own groups. With `exchange` the random numbers differ at each start, unless `full_determinism` is set.
 
         Raises ValueError for an unknown method, or for parameters that it refuses. Raises ConfigError for a GRPOConfig
         that the loss cannot follow.
@@ -142,6 +144,8 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.prompt_indices: Sequence[int | None] = ()  # of the rows that a rollout function plays
         self._prompt_ids: Sequence[Sequence[int]] = ()
         if exchange is not None:
+            if not self.args.full_determinism:
+                set_seed(secrets.randbits(32))  # else two trainers with TRL's seed could sample equal completions
             _require_place(self.args, exchange.per_batch, num_processes=self.accelerator.num_processes)
             manifest = exchange.node.manifest
             self._fit = Fit(

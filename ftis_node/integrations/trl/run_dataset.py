@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -20,18 +21,25 @@ from ftis_node.tasks.spec import parse_spec
 Reward = Callable[..., Awaitable[list[float | None]]]
 
 
-def swarm_dataset(run: str, *, task: str = "", num_prompts: int = 4096, seed: int = 0) -> tuple[Dataset, Reward]:
+def swarm_dataset(
+    run: str, *, task: str = "", num_prompts: int = 4096, seed: int | None = None
+) -> tuple[Dataset, Reward]:
     """Return prompts of the run's training task, and the reward function of that task, for `GRPOTrainer`.
 
     `run` is a preset or a manifest file. `task` gives the local files of its parts, as `ftis-node join --task` does:
     `dataset:/data/train.jsonl?name=NAME`. The data set has the columns `prompt`, chat messages, and `prompt_index`, the
-    problem's number in the task. `seed` draws the problems. `SwarmGRPOTrainer` gives the reward function the answers
-    that a node scores. Another trainer gives it none: then the text of a completion is scored as it is. Episodes have
-    the rewards of their rollout (`swarm_rollout`).
+    problem's number in the task. `SwarmGRPOTrainer` gives the reward function the answers that a node scores. Another
+    trainer gives it none: then the text of a completion is scored as it is. Episodes have the rewards of their rollout
+    (`swarm_rollout`).
+
+    `seed` draws the problems. If None, each call draws others, because peers take equal completions of two trainers for
+    copies. Several processes of torchrun then draw the same ones.
 
     Raises ConfigError, TaskError, or NetworkError if the hub has the data and cannot be reached.
     """
     problems = load_problems(load_manifest(run), task)
+    if seed is None and os.environ.get("WORLD_SIZE", "1") != "1":  # of torchrun: all need one data set
+        seed = 0
     indices = random.Random(seed).sample(range(len(problems)), min(num_prompts, len(problems)))
     rows = [{"prompt": list(problems[index].prompt), "prompt_index": index} for index in indices]
     return Dataset.from_list(rows), _reward_of(problems)
