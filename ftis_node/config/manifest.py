@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -47,6 +48,7 @@ PRESETS = (
 )
 RUN_ID_HEX = 32
 MAX_TASK_CHARS = 512
+MAX_LOGPROB_GAP_NATS = 16.0  # honest log-probs exceed t nats with probability e^-t at most
 
 
 class SamplingSection(Section):
@@ -100,6 +102,14 @@ class SamplingSection(Section):
     def is_truncated_sampling(self) -> bool:
         """Whether tokens are drawn from a truncated distribution. The log-probs must then be those of the full one."""
         return self.top_p < 1 or self.top_k > 0
+
+    @property
+    def max_logprob_gap_nats(self) -> float:
+        """Return the nats by which honest log-probs may be below a learner's (`algorithms/diagnostics.py`).
+
+        A truncated distribution has no such bound: infinity.
+        """
+        return math.inf if self.is_truncated_sampling else MAX_LOGPROB_GAP_NATS
 
     def completion_limit(self, num_prompt_tokens: int) -> int:
         """Return the longest completion of such a prompt: min(max_completion_tokens, max_total_tokens - prompt)."""

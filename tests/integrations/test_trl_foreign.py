@@ -19,7 +19,7 @@ from ftis_node.node.exchange.messages import TakenGroup
 from ftis_node.records.codec import pack_group
 from ftis_node.records.group import Completion, SamplingSettings
 from ftis_node.records.identity import Identity
-from tests.conftest import EOS, PROMPT_IDS, TOKENIZER, make_completion, make_group
+from tests.conftest import EOS, PROMPT_IDS, TOKENIZER, make_completion, make_group, with_sections
 from tests.integrations.test_trl import GROUP_SIZE, Recorded, logprobs_by_hand, make_trainer
 from tests.trained_models import trained_model
 
@@ -143,6 +143,21 @@ def test_with_several_updates_foreign_rows_have_the_first_logprobs_of_the_learne
     torch.testing.assert_close(batch["old_per_token_logps"][mask], expected[mask], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(("sampling", "is_excluded"), [({}, True), ({"top_p": 0.9}, False)])
+def test_a_group_with_understated_logprobs_has_no_gradient(tmp_path, identity, sampling, is_excluded, monkeypatch):
+    monkeypatch.setattr(Drawn, "node", SimpleNamespace(manifest=with_sections(Drawn.node.manifest, sampling=sampling)))
+    _, group = own_tokenizer_and_group(identity)
+    tokens = group.group.tokens
+    logprobs = np.append([-0.1, -60.0], tokens.logprobs[2:]).astype(np.float32)  # of the worst answer
+    group = replace(group, group=replace(group.group, tokens=replace(tokens, logprobs=logprobs)))
+    trainer = make_trainer(tmp_path, exchange=Drawn(group), method="vis")
+    trainer.model.train()
+    batch = trainer._generate_and_score_completions([{"prompt": "1+4="}] * 2 * GROUP_SIZE)
+    trainer.model.eval()
+    assert (abs(float(trainer._compute_loss(trainer.model, batch))) < 10) == is_excluded
+    assert trainer._metrics["train"]["understated_groups"] == [int(is_excluded)]
+
+
 @pytest.mark.parametrize("is_repeatable", [False, True])
 def test_trainers_of_a_swarm_sample_with_other_random_numbers(tmp_path, is_repeatable, monkeypatch):
     monkeypatch.setattr("transformers.trainer.enable_full_determinism", lambda seed: None)
@@ -151,12 +166,8 @@ def test_trainers_of_a_swarm_sample_with_other_random_numbers(tmp_path, is_repea
     assert (one == other) == is_repeatable
 
 
-def test_a_batch_has_at_least_one_own_group(tmp_path, monkeypatch):
-    monkeypatch.setattr(Drawn, "per_batch", 2)
-    with pytest.raises(ConfigError, match="below the 2 groups of a batch"):
-        make_trainer(tmp_path / "trl", exchange=Drawn())
-
-
-def test_foreign_groups_that_are_scaled_otherwise_than_own_ones_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="set it to 'group' or 'none'"):
-        make_trainer(tmp_path / "trl", exchange=Drawn(), grpo={"scale_rewards": "batch"})
+@pytest.mark.parametrize(("count", "scale", "error"), [(2, "group", "below the 2 groups"), (1, "batch", "or 'none'")])
+def test_a_batch_has_an_own_group_scaled_as_foreign_ones(tmp_path, count, scale, error, monkeypatch):
+    monkeypatch.setattr(Drawn, "per_batch", count)
+    with pytest.raises(ConfigError, match=error):
+        make_trainer(tmp_path / "trl", exchange=Drawn(), grpo={"scale_rewards": scale})

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from ftis_node.algorithms.advantages import group_advantages
+from ftis_node.algorithms.diagnostics import likelihood_gain
 from ftis_node.errors import ConfigError, RecordError
 from ftis_node.node.exchange.messages import TakenGroup
 from ftis_node.records.codec import unpack_any
@@ -57,6 +58,27 @@ def foreign_rows(groups: Sequence[ForeignGroup], *, first_group: int, scale: str
     }
     is_episode = any(each.group.turn_lengths for each in groups)
     return rows | ({"tool_mask": _matrix(sampled, torch.int64)} if is_episode else {})
+
+
+def exclude_understated(
+    rows: Mapping[str, Tensor], learner_logprobs: Tensor, mask: Tensor, *, max_gap_nats: float
+) -> tuple[dict[str, Tensor], int]:
+    """Return foreign rows, and the number of groups among them that no honest sampling explains.
+
+    `learner_logprobs` are `[N, T]`, and `mask` marks the sampled tokens. As in a node's learner (`learner/step`), a
+    group is excluded if one completion is more than `max_gap_nats` likelier than its log-probs say. Its rows stay,
+    because TRL needs their number. They get the advantage 0 and the learner's log-probs, so no false number is used.
+    """
+    gains = likelihood_gain(learner_logprobs, rows["sampling_per_token_logps"], mask)
+    excluded_ids = rows["group_ids"][gains > max_gap_nats]
+    is_excluded = torch.isin(rows["group_ids"], excluded_ids)
+    replaced = {
+        "advantages": torch.where(is_excluded, 0.0, rows["advantages"]),
+        "sampling_per_token_logps": torch.where(
+            is_excluded[:, None], learner_logprobs, rows["sampling_per_token_logps"]
+        ),
+    }
+    return {**rows, **replaced}, len(set(excluded_ids.tolist()))
 
 
 def spread(values: NDArray[np.float32] | float, places: NDArray[np.int64], *, size: int) -> NDArray[np.float32]:

@@ -23,7 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 from ftis_node.algorithms.loss import policy_loss, require_parameters
 from ftis_node.algorithms.methods import find_method, is_separable, method_parameters
 from ftis_node.errors import ConfigError
-from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroup, foreign_rows, join_batches
+from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroup, exclude_understated, foreign_rows, join_batches
 from ftis_node.integrations.trl.swarm_exchange import FlushCallback, SwarmExchange, require_agreement
 from ftis_node.models.chat_template import PromptSettings
 from ftis_node.models.tokenizer import PromptTokenizer
@@ -148,6 +148,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 set_seed(secrets.randbits(32))  # else two trainers with TRL's seed could sample equal completions
             _require_place(self.args, exchange.per_batch, num_processes=self.accelerator.num_processes)
             manifest = exchange.node.manifest
+            self._max_gap_nats = manifest.sampling.max_logprob_gap_nats
             self._fit = Fit(
                 tokenizer=self.texts.fingerprint,
                 vocab_size=num_rows,
@@ -224,10 +225,14 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         scale = "mean" if _is_unscaled(self.args) else "std"
         rows = foreign_rows(foreign, first_group=int(batch["group_ids"].max()) + 1, scale=scale)
         rows = {name: value.to(batch["advantages"].device) for name, value in rows.items()}
+        with torch.no_grad():
+            first_pass, mask = self._learner_logprobs(
+                self.model, rows, batch_size=self.args.per_device_train_batch_size
+            )
+        rows, num_excluded = exclude_understated(rows, first_pass, mask, max_gap_nats=self._max_gap_nats)
+        self._metrics["train"]["understated_groups"].append(num_excluded)
         if "old_per_token_logps" in batch:
-            with torch.no_grad():
-                size = self.args.per_device_train_batch_size
-                rows["old_per_token_logps"] = self._learner_logprobs(self.model, rows, batch_size=size)[0]
+            rows["old_per_token_logps"] = first_pass
         return join_batches(batch, rows, padding_id=self._tokenizer.pad_token_id)
 
     def _compute_loss(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:

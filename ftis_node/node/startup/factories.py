@@ -6,7 +6,6 @@ An experiment replaces `NodeFactory` to run engines, learners and a network in i
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,8 +40,6 @@ from ftis_node.workers.liveness import Timing
 from ftis_node.workers.weight_store import PROBE_LENGTH
 
 log = logging.getLogger(__name__)
-# How far the learner may score a completion above its sender. Honest log-probs exceed t nats with probability e^-t.
-MAX_LOGPROB_GAP_NATS = 16.0
 REJECTION_PURPOSE = b"ftis-node/rejection/1\n"
 MAX_REQUESTS_PER_MINUTE = 1200.0  # of one peer for one service; a request of `ask` or `hello` counts as ten
 # A start loads the model and compiles kernels. An engine with requests makes a step within `stall_timeout_s`.
@@ -249,7 +246,7 @@ def learner_boot(
         sampling=manifest.sampling,
         optimizer=manifest.optimizer,
         settings=settings.learner,
-        max_logprob_gap_nats=math.inf if manifest.sampling.is_truncated_sampling else MAX_LOGPROB_GAP_NATS,
+        max_logprob_gap_nats=manifest.sampling.max_logprob_gap_nats,
         micro_batch_tokens=micro_batch_tokens_of(settings, on_gpu=is_on_gpu),
         lora=settings.lora_adapter if settings.lora else None,
         publish_as="adapter" if adapters else "model",

@@ -89,7 +89,7 @@ def test_the_learner_gets_the_manifests_optimizer(tmp_path):
 
 
 def test_a_cut_distribution_has_no_bound_on_understated_logprobs(tmp_path):
-    assert learner_boot_of(tmp_path, "").max_logprob_gap_nats == factories.MAX_LOGPROB_GAP_NATS
+    assert learner_boot_of(tmp_path, "").max_logprob_gap_nats == 16.0
     assert learner_boot_of(tmp_path, "[sampling]\ntop_p = 0.9").max_logprob_gap_nats == math.inf
 
 
