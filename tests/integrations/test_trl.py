@@ -124,6 +124,16 @@ def test_the_gradient_is_that_of_the_method(tmp_path):
     assert 0 < figures["truncated_fraction"] < 1, "not only the rows of the other sampler are truncated"
 
 
+def test_no_peer_can_know_which_tokens_obrs_rejects(tmp_path, monkeypatch):
+    group_ids = []
+    loss = "ftis_node.integrations.trl.grpo.policy_loss"
+    monkeypatch.setattr(loss, lambda *given, **_: group_ids.append(int(given[5][0])) or (torch.zeros(1), {}))
+    for trainer in (make_trainer(tmp_path), make_trainer(tmp_path)):
+        batch = trainer._generate_and_score_completions([{"prompt": "1+4="}] * GROUP_SIZE)
+        trainer._compute_loss(trainer.model, batch)
+    assert group_ids[0] != group_ids[1]
+
+
 @pytest.mark.parametrize(("top_k", "is_cut"), [(0, False), (3, True)])
 def test_no_ratio_has_the_logprobs_of_a_cut_distribution(tmp_path, top_k, is_cut, monkeypatch):
     trainer = make_trainer(tmp_path, grpo={"top_k": top_k})

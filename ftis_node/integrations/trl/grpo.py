@@ -123,6 +123,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """
         self.method = method
         self.method_params = dict(method_params or {})
+        self._rejection_key = secrets.randbits(62)  # a peer that knew it could choose which tokens `obrs` accepts
         require_parameters(method, self.method_params)
         super().__init__(*args, **kwargs)
         _require_usable(
@@ -246,7 +247,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             _behaviour_logprobs(inputs, learner.detach() if first_pass is None else first_pass),
             mask,
             inputs["advantages"].to(learner.dtype),
-            inputs["group_ids"],
+            inputs["group_ids"] + self._rejection_key,
             first_pass_logprobs=None if first_pass is None else first_pass.float(),
             sender_ids=inputs["sender_ids"] if takes_senders else None,
             **self.method_params,
