@@ -7,7 +7,8 @@
 The newest groups come first. Peers take turns, so that no sender fills a learner's batch alone. A group is requested
 from one peer at a time: first its sender, then other peers that announced it, then members that the caller names. At
 most `MAX_TRIES` peers get a request for a group. A peer is asked by its own announcement, if it made one. The form,
-sender, size and age in it are claims, and a false one affects no other peer.
+sender, size and age in it are claims, and a false one affects no other peer. A group that a peer did not announce comes
+after those that it announced, and is dropped first.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ MAX_TRIES = 4
 class PullItem:
     """A group as one peer announced it. `is_own`: that peer announced it as its own group.
 
+    `is_announced`: the peer to request it from announced it; otherwise the values are the claims of another peer.
     `is_repair`: the first announcement was missed. `is_assigned`: this node is assigned to pull it. `num_retries`
     counts how often no peer had it.
     """
@@ -36,6 +38,7 @@ class PullItem:
     created_at: float
     as_text: bool = False
     is_own: bool = False
+    is_announced: bool = True
     is_repair: bool = False
     is_assigned: bool = False
     num_retries: int = 0
@@ -65,7 +68,7 @@ class PullQueue:
     """Bounded pull queue with one sub-queue for each source.
 
     A source with more than `max_per_holder` items loses its oldest. Above `capacity` items the largest sources lose
-    their oldest. Assigned items are dropped last.
+    their oldest. Items that their holder did not announce are dropped first, assigned items last.
     """
 
     def __init__(self, *, max_per_holder: int = 1024, capacity: int = 8192) -> None:
@@ -95,10 +98,12 @@ class PullQueue:
             self._put(_Known(item, holder))
             waiting = self._waiting[PullSource(holder, item.as_text)]
             if len(waiting) > self._max_per_holder:
-                self._pass_on(next(iter(waiting.values())))
+                self._pass_on(min(waiting.values(), key=lambda one: one.item.is_announced))
             if len(self._by_id) > self._capacity:
                 self._evict()
             return True
+        if holder == known.holder and not known.item.is_announced:
+            known.item = replace(item, as_text=known.item.as_text, is_assigned=known.item.is_assigned)
         if holder != known.holder and holder not in known.tried and len(known.spare) < MAX_HOLDERS:
             known.spare.setdefault(holder, item)
         if item.is_assigned and not known.item.is_assigned:
@@ -212,13 +217,12 @@ class PullQueue:
 
     @staticmethod
     def _choose(waiting: Sequence[_Known], *, most: int, num_others: int, max_bytes: int) -> list[_Known]:
-        """Return assigned items first, then the newest others; the first item always fits."""
-        newest_first = sorted(waiting, key=lambda known: (known.item.is_assigned, known.item.created_at))[::-1]
+        """Return announced items first, among them the assigned ones, then the newest; the first item always fits."""
         chosen: list[_Known] = []
-        for known in newest_first:
+        for known in sorted(waiting, key=_rank)[::-1]:
             if not known.item.is_assigned:
                 if num_others <= 0:
-                    break
+                    continue
                 num_others -= 1
             max_bytes -= known.item.num_bytes
             if len(chosen) == most or (chosen and max_bytes < 0):
@@ -244,7 +248,7 @@ class PullQueue:
     def _ask_next(self, known: _Known, holder: str) -> None:
         """Queue a group that is in no source for another holder; one that did not announce it promised nothing."""
         was = known.item
-        item = known.spare.pop(holder, None) or replace(was, is_own=False)
+        item = known.spare.pop(holder, None) or replace(was, is_own=False, is_announced=False)
         known.holder, known.item = holder, replace(item, is_assigned=was.is_assigned, num_retries=was.num_retries)
         self._put(known)
 
@@ -274,6 +278,11 @@ class PullQueue:
     def _evict(self) -> None:
         """Drop an eighth of the capacity at once, to amortize the cost: half of the largest source, repeatedly."""
         left = max(1, self._capacity // 8)
+        waiting_items = [known for source in self._waiting.values() for known in source.values()]
+        unannounced = [known.item.id for known in waiting_items if not known.item.is_announced][:left]
+        for group_id in unannounced:
+            self._drop(group_id)
+        left -= len(unannounced)
         queue = [(-_num_others(waiting), source) for source, waiting in self._waiting.items()]
         heapq.heapify(queue)
         while queue and left:
@@ -285,6 +294,10 @@ class PullQueue:
                 self._drop(known.item.id)
             if waiting := self._waiting.get(source):
                 heapq.heappush(queue, (-_num_others(waiting), source))
+
+
+def _rank(known: _Known) -> tuple[bool, bool, float]:
+    return known.item.is_announced, known.item.is_assigned, known.item.created_at
 
 
 def _num_others(waiting: dict[bytes, _Known]) -> int:

@@ -1,5 +1,7 @@
 """The queue of wanted groups: which to request next, and from which peer."""
 
+from dataclasses import replace
+
 import pytest
 
 from ftis_node.swarm.demand import PullDemand, pull_demand
@@ -115,6 +117,30 @@ def test_a_peer_that_did_not_announce_a_group_promised_nothing():
     assert source == PullSource("b", False) and not one.is_own
 
 
+def invented_queue(**bounds: int) -> PullQueue:
+    """Return a queue with a group that `a` announced, and two newer ones, one assigned, that `mallory` did not send."""
+    queue = PullQueue(**bounds)
+    for name in "xy":
+        queue.add(item(name, sender="mallory", at=9.0, is_own=True, is_assigned=name == "x"), holder="mallory")
+    queue.add(item("a0", sender="a", at=1.0), holder="a")
+    batch = queue.next_request(most=9, need=None, max_bytes=ANY, may_ask=lambda peer: peer == "mallory")
+    assert batch is not None and queue.missed(batch, missing=[b"x", b"y"], others=["a"]) == []
+    return queue
+
+
+def test_groups_that_a_peer_did_not_announce_come_after_its_own_and_are_dropped_first():
+    order = [["a0"], ["x"], ["y"]]
+    queue = invented_queue()
+    assert [ids_of(queue.next_request(most=1, need=1, max_bytes=ANY)) for _ in order] == order
+    assert ids_of(invented_queue().next_request(most=9, need=1, max_bytes=ANY)) == ["a0", "x"]
+    for queue in (invented_queue(max_per_holder=3), invented_queue(capacity=3)):
+        queue.add(item("a1", sender="a", at=2.0), holder="a")
+        assert b"a0" in queue and len(queue) == 3
+    queue = invented_queue()
+    queue.add(item("y", sender="a", at=2.0, is_own=True), holder="a")
+    assert asked_next(queue)[1][0] == item("y", sender="a", at=2.0, is_own=True), "it has now announced it"
+
+
 def test_an_arrived_group_leaves_the_queue_and_a_busy_peer_is_asked_again():
     queue = queue_of(item("a0"), item("a1", at=1.0))
     batch = queue.next_request(most=2, need=None, max_bytes=ANY)
@@ -171,7 +197,8 @@ def test_assigned_groups_alone_are_requested_without_a_need():
     queue.put_back(batch)
     assert queue.next_request(most=9, need=0, max_bytes=ANY) == batch
     queue.missed(batch, missing=[b"a3"], others=["s9"])
-    assert queue.next_request(most=9, need=0, max_bytes=ANY) == PullRequest(PullSource("s9", False), batch.items)
+    hint = replace(batch.items[0], is_announced=False)
+    assert queue.next_request(most=9, need=0, max_bytes=ANY) == PullRequest(PullSource("s9", False), (hint,))
     assert queue.next_request(most=9, need=0, max_bytes=ANY) is None, "the group is in flight"
 
 

@@ -103,7 +103,8 @@ class PullLoop(NodePart):
             self._later.discard(item)
             is_missing = item.created_at > oldest and not self.announcements.has(item)
             if is_missing and self.announcements.can_serve(item.sender, item.id):
-                self._queue.add(replace(item, num_retries=attempt), holder=item.sender)
+                again = replace(item, num_retries=attempt, is_announced=item.is_own)  # others only claim the sender
+                self._queue.add(again, holder=item.sender)
         self._queue.reroute(self._slots.is_able)
         if self.store.space.why_full or self.context.pause.is_paused:
             return
@@ -220,9 +221,9 @@ class PullLoop(NodePart):
             self._slots.backoff.pause(peer_id, BUSY_REST_S * random.uniform(0.75, 1.25), now=time.monotonic())
             self._queue.put_back(batch)
         else:
-            self._note_outcome(batch, fetched.outcome, is_empty=not fetched.bodies)
             missing = [group_id for group_id in ids if group_id not in here]
             self._note_useless(batch, verdicts, fetched.outcome, missing=missing)
+            self._note_outcome(batch, fetched.outcome, missing=missing, is_empty=not fetched.bodies)
             await self._request_from_others(
                 batch, missing=missing, is_answered=fetched.outcome is FetchOutcome.COMPLETE
             )
@@ -264,13 +265,22 @@ class PullLoop(NodePart):
         others = [group_id for group_id in missing if group_id not in named][:num_others]
         self.announcements.refuse_of(batch.source.peer_id, [one for one in missing if one in named or one in others])
 
-    def _note_outcome(self, batch: PullRequest, outcome: FetchOutcome, *, is_empty: bool) -> None:
-        """Charge a peer for a failed pull, or for an empty answer to a request for its own groups only."""
-        peer_id = batch.source.peer_id
-        is_broken_promise = is_empty and all(item.is_own for item in batch.items)
-        if outcome is FetchOutcome.COMPLETE and not is_broken_promise:
-            self._slots.backoff.discard(peer_id)
-            return
+    def _note_outcome(
+        self, batch: PullRequest, outcome: FetchOutcome, *, missing: Sequence[bytes], is_empty: bool
+    ) -> None:
+        """Charge a peer for a failed pull, or for an answer that lacks groups that it announced as its own.
+
+        The node requests these from it no more, so it pays once. Some groups cannot be sent as text, so such an answer
+        costs something only if it is empty.
+        """
+        peer_id, as_text = batch.source
+        if outcome is FetchOutcome.COMPLETE:
+            own = {item.id for item in batch.items if item.is_own}
+            lacked = [one for one in missing if one in own and self.announcements.can_serve(peer_id, one)]
+            self.announcements.refuse_of(peer_id, lacked)
+            if not lacked or (as_text and not is_empty):
+                self._slots.backoff.discard(peer_id)
+                return
         self._slots.backoff.failed(peer_id, now=time.monotonic())
         behaviour = Behaviour.REFUSED if outcome is FetchOutcome.TOO_LARGE else Behaviour.PULL_FAILED
         self.peers.note(peer_id, behaviour, reason=f"pull_{outcome.value}")
@@ -282,17 +292,22 @@ class PullLoop(NodePart):
         self.context.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.items))
 
     async def _request_from_others(self, batch: PullRequest, *, missing: Sequence[bytes], is_answered: bool) -> None:
-        """Queue missing groups for other holders; retry later, or drop, groups that no known peer has."""
+        """Queue missing groups for other holders; retry later, or drop, groups that no known peer has.
+
+        A new peer may have invented the groups that it announced and does not have. The node requests them only from
+        others that announced them.
+        """
         if not missing:
             return
+        is_doubtful = is_answered and self.peers.is_new_peer(batch.source.peer_id)
+        doubtful = {item.id for item in batch.items if is_doubtful and item.is_announced}.intersection(missing)
         members = await self.gossip.members()
         others = random.sample(members, min(NUM_OTHERS, len(members)))
-        given_up = self._queue.missed(batch, missing=missing, others=others, can_serve=self.announcements.can_serve)
-        if batch.source.as_text and is_answered:
-            self.announcements.refuse_of(
-                batch.source.peer_id, missing
-            )  # its text is stored under another id, or refused
-        for_good = [item for item in given_up if not self._is_retried(item)]
+        can_serve = self.announcements.can_serve
+        for_good = self._queue.missed(batch, missing=doubtful, can_serve=can_serve)
+        sought = [group_id for group_id in missing if group_id not in doubtful]
+        given_up = self._queue.missed(batch, missing=sought, others=others, can_serve=can_serve)
+        for_good += [item for item in given_up if not self._is_retried(item)]
         if for_good:  # one event for all: an attacker may announce many groups that no peer has
             shown = [item.id.hex() for item in for_good[:NUM_SHOWN]]
             self.context.events.write("pull_given_up", source=batch.source.peer_id, num=len(for_good), groups=shown)

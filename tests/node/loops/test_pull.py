@@ -17,6 +17,7 @@ from ftis_node.node.loops.confirmations import BURST
 from ftis_node.node.peers import request_slots
 from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import Announcement
+from ftis_node.swarm.pull_queue import PullItem, PullRequest, PullSource
 from ftis_node.swarm.topology import shard_of
 from ftis_node.validation import Refusal, Refused
 from tests.node.light_swarm import (
@@ -272,6 +273,7 @@ async def test_new_and_failed_peers_leave_slots_to_others(tmp_path):
 async def test_a_false_hint_about_a_peer_is_not_charged_to_that_peer(tmp_path, monkeypatch):
     monkeypatch.setattr(pull, "RETRY_S", 0.05)
     swarm, asked = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), list[str]()
+    swarm.loses = lambda sender, receiver, kind, message: kind == "request" and (sender, receiver) == (2, 3)
     alice_id = identity_of(1).peer_id
     async with swarm.node(1), swarm.node(2, directory_period_s=150.0) as bob, swarm.node(3) as mallory:
         fetch = bob.gossip.fetch
@@ -287,6 +289,46 @@ async def test_a_false_hint_about_a_peer_is_not_charged_to_that_peer(tmp_path, m
         await eventually(lambda: asked.count(alice_id) > 1)
         assert bob.parts.peers.row(alice_id)["reasons"] == {}
         assert not bob.wiring.pull._slots.backoff.has_failed(alice_id)
+
+
+async def test_invented_groups_beside_a_real_one_cost_their_announcer_and_no_other_peer(tmp_path, monkeypatch):
+    """Mallory announces two ids of no group before each of its groups; carol announces groups, too."""
+    monkeypatch.setattr(pull, "GATHER_S", 0.3)
+    monkeypatch.setattr(pull, "RETRY_S", 0.05)
+    monkeypatch.setattr(request_slots, "FAILED_REST_S", 0.05)
+    swarm, asked = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), list[tuple[str, bytes]]()
+    mallory_id = identity_of(3).peer_id
+    async with swarm.node(1) as carol, swarm.node(2, directory_period_s=150.0) as bob, swarm.node(3) as mallory:
+        fetch = bob.gossip.fetch
+
+        async def record(peer_id, ids, **how):
+            asked.extend((peer_id, one) for one in ids)
+            return await fetch(peer_id, ids, **how)
+
+        monkeypatch.setattr(bob.gossip, "fetch", record)
+        invented = [bytes([number]) * 32 for number in range(4)]
+        for at in (0, 2):
+            for one in invented[at : at + 2]:
+                about = bob.parts.context.about.tokenizer_prefix
+                await mallory.gossip.announce(Announcement(one, 7, 278, 5, about, 3, time.time()).to_bytes())
+            await swarm.publish(mallory)
+            await swarm.publish(carol)
+        await eventually(lambda: held(bob) == 4 and {one for _, one in asked} > set(invented))
+        await asyncio.sleep(0.5)
+        assert sorted(each for each in asked if each[1] in invented) == [(mallory_id, one) for one in invented]
+        reasons = bob.parts.peers.row(mallory_id)["reasons"]
+        assert 1 <= reasons["pull_complete"] <= len(invented)
+        assert bob.parts.peers.row(identity_of(1).peer_id)["reasons"] == {}
+
+
+@pytest.mark.parametrize(("as_text", "is_empty", "num_charged"), [(False, False, 1), (True, False, 0), (True, True, 1)])
+async def test_an_answer_that_lacks_own_groups_is_charged_once(tmp_path, as_text, is_empty, num_charged):
+    items = tuple(PullItem(bytes([n]) * 32, "p", n, 5, 1.0, as_text=as_text, is_own=True) for n in range(3))
+    batch, missing = PullRequest(PullSource("p", as_text), items), [item.id for item in items[1:]]
+    async with LightSwarm(tmp_path, manifest_of()).node(1) as alice:
+        for _ in range(2):
+            alice.wiring.pull._note_outcome(batch, FetchOutcome.COMPLETE, missing=missing, is_empty=is_empty)
+        assert alice.parts.peers.row("p")["reasons"].get("pull_complete", 0) == num_charged
 
 
 async def test_a_group_that_came_in_another_tokenizers_ids_is_requested_as_text(tmp_path):
