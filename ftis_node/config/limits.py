@@ -14,6 +14,7 @@ KEPT_EVENT_FILES = 3  # rotated files; the current one comes on top
 KEPT_CHECKPOINTS = 2  # the newest, and one to fall back to if that is damaged
 LOG_FILE_BYTES = 16 * MIB  # of each file of `logs/`; one older file is kept
 MAX_READY_GROUPS, MAX_READY_BYTES = 256, 512 * MIB  # foreign groups kept ready; above it the oldest are dropped
+MAX_KEPT_GROUPS = 1_000_000  # the status counts all stored groups every second
 
 Amount = Annotated[int, Field(ge=1, le=1 << 53)]
 PeerId = Annotated[str, Field(min_length=8, max_length=128, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
@@ -70,7 +71,8 @@ class BufferSection(Section):
         default=4 << 30,
         ge=1 << 18,
         le=1 << 50,
-        description="Total size of the stored envelopes. At the limit the node deletes used groups first.",
+        description="Total size of the stored envelopes. At the limit, or above a million groups, the node deletes "
+        "used groups first.",
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ftis_node.config.limits import MAX_KEPT_GROUPS
 from ftis_node.errors import FtisError
 from ftis_node.records.envelope import Accepted
 from ftis_node.replay import database
@@ -35,6 +36,7 @@ class ReplayBuffer:
         """Open or create the file. Raises DamagedError, MachineError if locked, ConfigError for a newer schema."""
         self._db = database.open_writer(path)
         limit_reset_at(self._db)
+        database.count_kept(self._db)
 
     def close(self) -> None:
         self._db.close()
@@ -57,6 +59,8 @@ class ReplayBuffer:
         names, marks = ", ".join(row), ", ".join("?" * len(row))
         query = f"INSERT INTO groups ({names}) VALUES ({marks}) ON CONFLICT DO NOTHING"
         done = self._db.execute(query, tuple(row.values()))
+        if done.rowcount:
+            self._add_kept(1, len(accepted.envelope_bytes))
         if own and done.rowcount:
             self._raise_last_number(group.number)
             self._add(database.PROMPT_POSITION, 1)
@@ -185,16 +189,19 @@ class ReplayBuffer:
             ]
         return [bytes(group_id) for group_id in found]
 
-    def prune(self, *, max_disk_bytes: int, saved_step: int | None = None) -> int:
-        """Delete the oldest RELEASED groups until the kept envelopes fit in `max_disk_bytes`; return their number.
+    def prune(self, *, max_disk_bytes: int, saved_step: int | None = None, max_groups: int = MAX_KEPT_GROUPS) -> int:
+        """Delete the oldest RELEASED groups; return their number.
+
+        At most `max_groups` groups and `max_disk_bytes` bytes of envelopes stay.
 
         Groups of steps after the checkpoint at `saved_step` stay, because a learner that resumes there needs them.
         """
         with transaction(self._db):
-            kept = self._kept_bytes()
-            deleted = []
-            for row in self._oldest_released(saved_step) if kept > max_disk_bytes else ():
-                if kept <= max_disk_bytes:
+            kept, num_kept = self._kept_bytes(), database.read_total(self._db, database.KEPT_GROUPS)
+            deleted: list[sqlite3.Row] = []
+            is_full = kept > max_disk_bytes or num_kept > max_groups
+            for row in self._oldest_released(saved_step) if is_full else ():
+                if kept <= max_disk_bytes and num_kept - len(deleted) <= max_groups:
                     break
                 deleted.append(row)
                 kept -= row["num_bytes"]
@@ -215,7 +222,7 @@ class ReplayBuffer:
         return num_removed
 
     def _kept_bytes(self) -> int:
-        return int(self._db.execute("SELECT coalesce(sum(num_bytes), 0) FROM groups").fetchone()[0])
+        return database.read_total(self._db, database.KEPT_BYTES)
 
     def _oldest_released(self, saved_step: int | None) -> sqlite3.Cursor:
         """Return the RELEASED groups by arrival. No index is used, because with one SQLite first sorts all rows."""
@@ -249,6 +256,7 @@ class ReplayBuffer:
             self._add(f"forgotten_trained_{origin}", 1)
             self._add(f"forgotten_trained_tokens_{origin}", row["num_tokens"])
         self._db.execute("DELETE FROM groups WHERE arrival = ?", (row["arrival"],))
+        self._add_kept(-1, -row["num_bytes"])
         database.forget(self._db, row["sender"], row["number"], touch=row["arrival"])
 
     def _release(self, groups: Sequence[Candidate], reason: ReleaseReason) -> None:
@@ -274,6 +282,10 @@ class ReplayBuffer:
         if envelope is None:
             raise FtisError(f"group {group_id.hex()[:12]} changed on disk: start again, and the node omits it")
         return StoredGroup.from_row(row, envelope)
+
+    def _add_kept(self, num_groups: int, num_bytes: int) -> None:
+        self._add(database.KEPT_GROUPS, num_groups)
+        self._add(database.KEPT_BYTES, num_bytes)
 
     def _add(self, name: str, amount: int) -> None:
         self._db.execute(

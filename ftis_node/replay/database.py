@@ -20,6 +20,7 @@ INCREMENTAL = 2  # value of `auto_vacuum`: free pages return to the disk on requ
 MAX_JOURNAL_BYTES = 16 << 20  # each checkpoint truncates the write-ahead log to this size
 MAX_FORGOTTEN = 65_536  # about 10 MB on disk
 LAST_NUMBER, PROMPT_POSITION, RESET_AT = "last_number", "prompt_position", "reset_at"  # in `totals`
+KEPT_GROUPS, KEPT_BYTES = "kept_groups", "kept_bytes"  # there, too: of all rows, which are too many to count often
 PAGES_AT_ONCE = 4096  # freed in one transaction, which writes 16 MiB to the write-ahead log
 # `text_token_ids` is JSON, one list per completion, of a group sent as text. `groups_by_outcome` has all columns that
 # the totals of the status need: SQLite counts 100,000 groups in 15 ms.
@@ -171,6 +172,16 @@ def trim(db: sqlite3.Connection) -> None:
     if excess > 0:
         oldest = "SELECT sender, number FROM forgotten ORDER BY touched LIMIT ?"
         db.execute(f"DELETE FROM forgotten WHERE (sender, number) IN ({oldest})", (excess,))
+
+
+def count_kept(db: sqlite3.Connection) -> None:
+    """Set the totals of the kept rows, because another version or tool may have written the file."""
+    for name, count in ((KEPT_GROUPS, "count(*)"), (KEPT_BYTES, "coalesce(sum(num_bytes), 0)")):
+        db.execute(
+            f"INSERT INTO totals SELECT ?, {count} FROM groups WHERE true"
+            " ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE value != excluded.value",
+            (name,),
+        )
 
 
 def read_total(db: sqlite3.Connection, name: str) -> int:

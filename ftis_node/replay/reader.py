@@ -17,7 +17,7 @@ import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.records.envelope import open_envelope
-from ftis_node.replay.database import RESET_AT, is_forgotten, open_reader, read_total
+from ftis_node.replay.database import KEPT_BYTES, KEPT_GROUPS, RESET_AT, is_forgotten, open_reader, read_total
 from ftis_node.replay.lifecycle import ReleaseReason, State
 from ftis_node.replay.stored_rows import rewards_of
 
@@ -86,6 +86,7 @@ class BufferFigures:
     tokens_foreign: int
     trained_own: int
     trained_foreign: int
+    trained_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,8 @@ class ReplayReader:
 
     def trained_tokens(self) -> int:
         """Return the completion tokens of all groups that steps have trained on, including pruned ones."""
-        stored = self._value("SELECT sum(num_tokens) FROM groups WHERE state = 'released' AND reason = 'trained'") or 0
+        query = "SELECT sum(num_tokens) FROM groups WHERE state = 'released' AND own IN (0, 1) AND reason = 'trained'"
+        stored = self._value(query) or 0  # with `own`, it reads no groups of peers that were released unused
         pruned = (read_total(self._db, f"forgotten_trained_tokens_{origin}") for origin in ("own", "foreign"))
         return int(stored) + sum(pruned)
 
@@ -235,8 +237,9 @@ class ReplayReader:
         for row in self._db.execute(f"SELECT {SUMMARY_COLUMNS}, envelope FROM groups ORDER BY arrival"):
             yield _summary(row), row["envelope"]
 
-    def kept_bytes(self) -> int:
-        return self._value("SELECT sum(num_bytes) FROM groups") or 0
+    def kept(self) -> tuple[int, int]:
+        """Return the number of stored groups in all states, and the bytes of their envelopes."""
+        return read_total(self._db, KEPT_GROUPS), read_total(self._db, KEPT_BYTES)
 
     def figures(self) -> BufferFigures:
         states, reasons, totals, tokens, envelope_bytes = Counter[str](), Counter[str](), Counter[str](), 0, 0
@@ -249,7 +252,9 @@ class ReplayReader:
             reasons[reason] += num_groups
             totals[f"groups_{origin}"] += num_groups
             totals[f"tokens_{origin}"] += num_tokens
-            totals[f"trained_{origin}"] += num_groups if reason == ReleaseReason.TRAINED else 0
+            if reason == ReleaseReason.TRAINED:
+                totals[f"trained_{origin}"] += num_groups
+                totals[f"trained_tokens_{origin}"] += num_tokens
             tokens += num_tokens if state != State.RELEASED else 0
             envelope_bytes += num_bytes
         return BufferFigures(
@@ -266,6 +271,7 @@ class ReplayReader:
             tokens_foreign=totals["tokens_foreign"],
             trained_own=totals["trained_own"],
             trained_foreign=totals["trained_foreign"],
+            trained_tokens=totals["trained_tokens_own"] + totals["trained_tokens_foreign"],
         )
 
     def _value(self, query: str, *arguments: object) -> Any:

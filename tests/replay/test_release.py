@@ -86,6 +86,7 @@ def test_pruning_stops_at_the_limit(buffer, reader):
     buffer.take(1, own=4, foreign=0)
     buffer.release_step(1, ReleaseReason.TRAINED)
     assert buffer.prune(max_disk_bytes=int(size * 4.5)) == 2
+    assert buffer.prune(max_disk_bytes=1 << 30, max_groups=3) == 1
 
 
 def test_freed_pages_are_returned_to_the_disk(path, buffer):
@@ -144,6 +145,7 @@ BY_ROWS = (
     "SELECT sum(state = 'ready'), sum(state = 'taken'), sum(length(envelope)), sum(num_tokens * (state != 'released'))"
     " FROM groups"
 )
+KEPT = "SELECT count(*), sum(num_bytes) FROM groups"
 
 
 def _use(buffer: ReplayBuffer, *, rounds: int) -> None:
@@ -167,17 +169,24 @@ def _use(buffer: ReplayBuffer, *, rounds: int) -> None:
 def test_figures_count_every_group_once(tmp_path):
     path = tmp_path / "replay.sqlite"
     with closing(ReplayBuffer(path)) as buffer, closing(ReplayReader(path)) as reader:
-        assert (reader.figures().groups_own, reader.kept_bytes(), reader.ready_foreign_bytes()) == (0, 0, 0)
+        assert (reader.figures().groups_own, reader.kept(), reader.ready_foreign_bytes()) == (0, (0, 0), 0)
         _use(buffer, rounds=6)
         figures = reader.figures()
         admitted = (figures.groups_own, figures.groups_foreign, figures.tokens_own, figures.tokens_foreign)
         trained = reader.trained_tokens(), figures.trained_own + figures.trained_foreign
+        assert figures.trained_tokens == trained[0]
         buffer.prune(max_disk_bytes=0)
         figures = reader.figures()
         assert (figures.groups_own, figures.groups_foreign, figures.tokens_own, figures.tokens_foreign) == admitted
         assert (reader.trained_tokens(), figures.trained_own + figures.trained_foreign) == trained
+        assert figures.trained_tokens == trained[0]
         assert admitted[0] + admitted[1] == 30
         with closing(sqlite3.connect(path)) as db:
-            counted = db.execute(BY_ROWS).fetchone()
+            counted, kept = db.execute(BY_ROWS).fetchone(), db.execute(KEPT).fetchone()
+            assert reader.kept() == kept
+            with db:
+                db.execute("DELETE FROM groups WHERE arrival = (SELECT max(arrival) FROM groups)")
+            ReplayBuffer(path).close()
+            assert reader.kept() == db.execute(KEPT).fetchone() < kept
         assert (figures.ready, figures.taken, figures.envelope_bytes, figures.tokens) == counted
         assert all((*trained, counted[0], counted[2]))

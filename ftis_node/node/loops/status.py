@@ -224,7 +224,7 @@ class StatusLoop(NodePart):
             budget=BudgetStatus(
                 generate_tokens=amount(counts.tokens_own, budget.generate_tokens),
                 learn_steps=amount(self.context.state.step, budget.learn_steps),
-                learn_tokens=amount(self.store.reader.trained_tokens(), budget.learn_tokens),
+                learn_tokens=amount(counts.trained_tokens, budget.learn_tokens),
             ),
             eval=list(self.context.evaluations.entries),
             health=self._health(),

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from ftis_node.config.home import Home
-from ftis_node.config.limits import MAX_READY_BYTES, MAX_READY_GROUPS
+from ftis_node.config.limits import MAX_KEPT_GROUPS, MAX_READY_BYTES, MAX_READY_GROUPS
 from ftis_node.node.context import NodeContext
 from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.supervision.background import DiskThread
@@ -38,7 +38,8 @@ class Store:
         _, foreign_ready = self.reader.ready_counts()
         if foreign_ready > MAX_READY_GROUPS or self.reader.ready_foreign_bytes() > MAX_READY_BYTES:
             await self.evict_foreign(cap)
-        if self.reader.kept_bytes() > self.context.settings.buffer.max_disk_bytes:
+        num_kept, kept_bytes = self.reader.kept()
+        if num_kept > MAX_KEPT_GROUPS or kept_bytes > self.context.settings.buffer.max_disk_bytes:
             await self.prune()
 
     async def evict_foreign(self, cap: ShareCap) -> None:
