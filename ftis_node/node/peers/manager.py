@@ -281,8 +281,7 @@ class PeerManager:
     def charge_scoring(self, peer_id: str, seconds: float) -> None:
         """Charge seconds of scoring, or of the search for copies, to the quota of a group's signer."""
         if not self._has_no_quota(peer_id):
-            is_new_peer, now = self.is_new_peer(peer_id), time.monotonic()
-            self._quotas.scoring_s.spend(peer_id, seconds, is_new_peer=is_new_peer, now=now)
+            self._quotas.scoring_s.spend(peer_id, seconds, is_new_peer=self.is_new_peer(peer_id), now=time.monotonic())
 
     def share_cap(self) -> ShareCap:
         """Return the limit on each peer's places in the buffer."""
@@ -328,9 +327,11 @@ class PeerManager:
         }
 
     def _share_subnet(self, sender: str, origin: str) -> None:
-        """Count a sender that never connected to the subnet of `origin`, because a peer can create many identities."""
-        if origin not in (sender, self._own_id) and sender not in self._met and sender not in self._networks:
-            self._networks[sender] = self._networks.get(origin, origin)
+        """Count a sender that never connected to the subnet of its relay, until a known peer of another one relays."""
+        if origin not in (sender, self._own_id) and sender not in self._met:
+            subnet = self._networks.get(origin, origin)
+            if self._networks.setdefault(sender, subnet) not in (subnet, origin) and not self.is_new_peer(origin):
+                self._networks[sender] = sender
 
     def _has_no_quota(self, peer_id: str) -> bool:
         return peer_id == self._own_id or self.is_trusted(peer_id)
@@ -341,10 +342,8 @@ class PeerManager:
 
     def _report(self, peer_id: str, trust_level: TrustLevel, why: str) -> None:
         """Write a changed trust level to the event log, the log and the disk."""
-        row = self.row(peer_id)
-        self._events.write(
-            "reputation_changed", peer=peer_id, trust_level=trust_level.value, why=why, until=row["banned_until"]
-        )
+        until = self.row(peer_id)["banned_until"]
+        self._events.write("reputation_changed", peer=peer_id, trust_level=trust_level.value, why=why, until=until)
         if trust_level is TrustLevel.BANNED:
-            log.warning("%s is refused for %.0f s: %s", peer_id, (row["banned_until"] or 0) - self._clock(), why)
+            log.warning("%s is refused for %.0f s: %s", peer_id, (until or 0) - self._clock(), why)
         self.save()

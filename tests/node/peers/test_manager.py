@@ -112,6 +112,18 @@ def test_the_search_for_copies_uses_up_the_time_for_scoring(open_manager, monkey
         assert not manager.may_score(ANN.peer_id)
 
 
+def test_the_first_relay_of_an_unconnected_sender_does_not_decide_its_share_for_good(open_manager):
+    manager, neighbors = open_manager(), []
+    for relay, address in ((BOB, ""), (BOB, "/ip4/8.8.8.8/tcp/1"), (CAROL, ""), (CAROL, ""), (BOB, "")):
+        if address:  # it is known only later
+            manager.note_addresses(BOB.peer_id, [address])
+            manager.trust(BOB.peer_id)
+        manager.settle(accepted(ANN), origin=relay.peer_id)
+        neighbors.append(manager.share_cap().neighbor(ANN.peer_id))
+        manager.trust(CAROL.peer_id, len(neighbors) == 3)
+    assert neighbors == [BOB.peer_id] * 3 + [ANN.peer_id] * 2, "another new peer may be the same one"
+
+
 def test_a_copy_of_an_own_group_is_recognized(open_manager):
     manager = open_manager()
     manager.remember(accepted(ME, long=True))
