@@ -6,6 +6,7 @@ requests, too. Only the sender of a group can sign its text form, which peers wi
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -22,6 +23,9 @@ from ftis_node.records.peer_messages import BackfillRequest, open_backfill_reque
 from ftis_node.records.text_form import reencode_as_text
 from ftis_node.replay.reader import HeldGroup, ReplayReader
 from ftis_node.swarm.delivery import MAX_SENT_BODIES, IdsByPeer
+from ftis_node.swarm.lru import LruBytes
+
+MAX_TEXT_BYTES = 32 << 20  # own groups as text, in memory
 
 
 def announcement_of(held: HeldGroup, about: NodeDescription) -> Announcement:
@@ -47,6 +51,8 @@ class PeerRequestHandler(NodePart):
 
     tokenizer: PromptTokenizer
     _deliveries: IdsByPeer = field(default_factory=lambda: IdsByPeer(capacity=MAX_SENT_BODIES), init=False)
+    _texts: LruBytes[bytes] = field(default_factory=lambda: LruBytes(MAX_TEXT_BYTES), init=False)
+    _encoding: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def lookup(self, ids: Sequence[bytes]) -> list[bytes]:
         """Return the envelopes of those groups that are in the buffer."""
@@ -56,18 +62,28 @@ class PeerRequestHandler(NodePart):
         """Return own groups among `ids`, encoded as text; none if the run does not use text."""
         if self.context.manifest.step.other_tokenizers != "text":
             return []
-        own = self.store.reader.envelopes([group_id for group_id in ids if self.store.reader.is_own(group_id)])
-        encoded = [self._encode_as_text(data) for data in own]
-        max_bytes = self.context.manifest.wire.max_envelope_bytes
-        return [data for data in encoded if data is not None and len(data) <= max_bytes]
+        encoded = [await self._text_of(group_id) for group_id in ids if self.store.reader.is_own(group_id)]
+        return [data for data in encoded if data]
 
-    def _encode_as_text(self, data: bytes) -> bytes | None:
-        """Return the group as text; None if a completion has a special token, which a text cannot express."""
+    async def _text_of(self, group_id: bytes) -> bytes:
+        """Return an own group as text, b"" if there is none; encode one at a time, because requests cost nothing."""
+        if (known := self._texts.get(group_id)) is not None:
+            return known
+        async with self._encoding:
+            if (known := self._texts.get(group_id)) is None:
+                found = self.store.reader.envelopes([group_id])
+                known = await asyncio.to_thread(self._encode_as_text, found[0]) if found else b""
+                self._texts[group_id] = known
+        return known
+
+    def _encode_as_text(self, data: bytes) -> bytes:
+        """Return the group as text; b"" if that is too large, or a completion has a token that no text expresses."""
         envelope = open_envelope(data)
         group = unpack_group(envelope.body)
         texts = self.tokenizer.answer_texts(group.tokens, group.finish_reasons)
         text_group = reencode_as_text(group, envelope.id, texts=texts)
-        return None if text_group is None else seal_group(text_group, self.context.identity).to_bytes()
+        encoded = b"" if text_group is None else seal_group(text_group, self.context.identity).to_bytes()
+        return encoded if len(encoded) <= self.context.manifest.wire.max_envelope_bytes else b""
 
     async def answer(self, peer_id: str, question: bytes) -> list[bytes]:
         """Return announcements of stored groups, oldest first; an empty list for a malformed request."""
