@@ -37,7 +37,8 @@ class PeerTable:
         """Return whether the quota admits a valid group, and charge it."""
         is_new_peer = not self.records.get(sender, UNKNOWN).is_known(now=now)
         if not self._quotas.allows(sender, is_new_peer=is_new_peer, now=now):
-            self.note(sender, Behaviour.RATE_LIMITED, now=now)
+            if not self._quotas.allows(sender, is_new_peer=False, now=now):
+                self.note(sender, Behaviour.RATE_LIMITED, now=now)
             return False
         self._quotas.spend(sender, num_tokens, is_new_peer=is_new_peer, now=now)
         self.note(sender, Behaviour.ACCEPTED, now=now)

@@ -208,15 +208,20 @@ def read_group(body: pb.Body) -> Group:
 
 
 def _read_compact(body: pb.Body) -> TokenBatch:
-    lengths = body.lengths[:]
-    num_tokens = sum(lengths)
-    if num_tokens > MAX_TOKENS:
-        raise RecordError("size", f"{num_tokens} tokens in a compact form; at most {MAX_TOKENS} are taken")
+    num_tokens = _count_tokens(body)
     return TokenBatch(
         unpack_ids(body.id_planes, num_tokens),
         unpack_logprobs(body.logprob_planes, num_tokens, lossy=body.codec == pb.CODEC_LOSSY),
-        np.array(lengths, dtype=np.int32),
+        np.array(body.lengths[:], dtype=np.int32),
     )
+
+
+def _count_tokens(body: pb.Body) -> int:
+    """Return the claimed number of tokens. Raises RecordError: `size`, if the exact form has no space for so many."""
+    num_tokens = sum(body.lengths[:])
+    if num_tokens > MAX_TOKENS:
+        raise RecordError("size", f"a group of {num_tokens} tokens; at most {MAX_TOKENS} are taken")
+    return num_tokens
 
 
 def _version_lists(group: Group) -> dict[str, list[int]]:
@@ -295,15 +300,17 @@ def pack_text_group(group: TextGroup) -> bytes:
 def unpack_any(body_bytes: bytes, *, codecs: Collection[str] = tuple(CODECS)) -> Group | TextGroup:
     """Return the group inside the bytes of a `Body`: as text, or in one of `codecs`.
 
-    Raises RecordError: `parse` (not a `Body`, or a text that is not UTF-8), `version`, `codec`, `malformed`.
+    Raises RecordError: `parse` (not a `Body`, or a text that is not UTF-8), `version`, `codec`, `malformed`,
+    `size` (too many tokens).
     """
     body = read_body(body_bytes, codecs=(*codecs, "text"))
     return read_text_group(body) if body.codec == pb.CODEC_TEXT else read_group(body)
 
 
 def read_text_group(body: pb.Body) -> TextGroup:
-    """Return the group in a body of the text form, from `read_body`. Raises RecordError: `malformed`."""
+    """Return the group in a body of the text form, from `read_body`. Raises RecordError: `malformed`, `size`."""
     header = read_header(body)
+    _count_tokens(body)
     if len(body.texts) != len(body.lengths) or len(body.mean_logprobs) != len(body.lengths):
         raise RecordError("malformed", "texts or mean log-probs do not count as many as lengths")
     return TextGroup(

@@ -126,6 +126,10 @@ class TokenBucket:
         self._left = self.left(now=now) - amount
         return max(0.0, -self._left / self._rate_per_s)
 
+    def charge(self, amount: float, *, now: float) -> None:
+        """Spend `amount`; the debt is at most one burst, so that it is soon repaid whatever the amount."""
+        self._left = max(self.left(now=now) - amount, -self._burst)
+
     def wait_s(self, amount: float, *, now: float) -> float:
         """Return the seconds until `amount` is available; an amount above the burst waits for a full bucket."""
         return max(0.0, (min(amount, self._burst) - self.left(now=now)) / self._rate_per_s)
@@ -162,7 +166,7 @@ SCORING_S_PER_MINUTE, NEW_PEERS_SCORING_S_PER_MINUTE = 20.0, 40.0  # a separate 
 
 
 class Quota:
-    """Token buckets of one unit: one for each sender, and one that all new peers share."""
+    """Token buckets of one unit: one for each sender, and one that all new peers share. A debt ends within a minute."""
 
     def __init__(self, per_minute: float, *, of_new_peers: float, max_peers: int = MAX_REMEMBERED) -> None:
         self._senders = minute_buckets(per_minute, capacity=max_peers)
@@ -175,8 +179,8 @@ class Quota:
 
     def spend(self, peer_id: str, amount: float, *, is_new_peer: bool, now: float) -> None:
         if is_new_peer:
-            self._new_peers.spend(amount, now=now)
-        self._senders.of(peer_id).spend(amount, now=now)
+            self._new_peers.charge(amount, now=now)
+        self._senders.of(peer_id).charge(amount, now=now)
 
 
 class Quotas:

@@ -17,6 +17,8 @@ UNBAN = "the refusing node's operator may end it: ftis-node peers unban PEER"
 OWN_HOME = "give each node its own home and seed: two send the same completions"
 SEND_FEWER = "send fewer groups"
 HARMLESS, FALSE_CLAIM = Behaviour.HARMLESS, Behaviour.FALSE_CLAIM
+UNCHARGED = frozenset({"banned", "quota", "scoring_quota"})  # these refusals cost little; a charge would extend itself
+NO_NEWS = frozenset({"duplicate", "unsolicited"})  # another copy of the group may be used
 
 
 class Reason(NamedTuple):
@@ -36,7 +38,7 @@ class Reason(NamedTuple):
 
 REFUSALS = {
     "size": Reason(
-        "it has more bytes than the run allows",
+        "it has more bytes than the run allows, or claims more than 524,288 tokens",
         is_of_origin=True,
         advice="raise wire.max_envelope_bytes in the run, or generate shorter completions",
     ),

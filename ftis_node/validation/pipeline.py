@@ -37,7 +37,8 @@ REWARD_SLACK = 1e-4  # a claimed reward may differ by the rounding of float32
 class Refused:
     """Refusal of a group. `sender` is the peer that the body names, None if the body could not be read.
 
-    `signed` is true if the sender's signature was verified before the refusal. `num_tokens` is the body's claim.
+    `signed` is true if the sender's signature was verified before the refusal. `num_tokens` is the body's claim, at
+    most one for each of its bytes.
     """
 
     refusal: Refusal
@@ -66,7 +67,7 @@ async def validate(
         unpacked = unpack_any(envelope.body, codecs=context.manifest.wire.codecs)
     except RecordError as error:
         return Refused(Refusal(error.reason, str(error)), sender=None, group_id=envelope.id if envelope else None)
-    num_tokens = unpacked.num_tokens
+    num_tokens = min(unpacked.num_tokens, len(envelope.body))  # empty texts may claim any number
     if first := _first_refusal(envelope, unpacked, context):
         refusal, signed = first
         return Refused(refusal, unpacked.sender, envelope.id, signed=signed, num_tokens=num_tokens)

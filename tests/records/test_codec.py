@@ -170,7 +170,7 @@ def test_every_field_of_a_text_group_is_read_unchanged(identity):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.text(max_size=50), st.floats(-50, 0, width=32), st.integers(1, 2**32 - 1))
+@given(st.text(max_size=50), st.floats(-50, 0, width=32), st.integers(1, MAX_TOKENS))
 def test_texts_are_read_unchanged(text, mean, num_tokens):
     completion = TextCompletion(text, mean_logprob=mean, num_tokens=num_tokens, finish_reason=FinishReason.ABORT)
     group = make_text_group(Identity.from_seed(bytes(32)), completions=(completion,))
@@ -196,6 +196,7 @@ def test_each_reader_accepts_its_own_form_only(identity):
         (lambda b: b.ClearField("texts"), "malformed"),
         (lambda b: b.mean_logprobs.append(-1.0), "malformed"),
         (lambda b: b.lengths.__setitem__(0, 0), "malformed"),
+        (lambda b: b.lengths.__setitem__(0, MAX_TOKENS), "size"),
         (lambda b: b.finishes.__setitem__(0, 9), "malformed"),
         (lambda b: setattr(b, "exact_group", b"short"), "malformed"),
         (lambda b: setattr(b, "token_ids", b"\0\0\0\0"), "malformed"),

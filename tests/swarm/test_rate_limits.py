@@ -53,6 +53,13 @@ def test_a_thousand_new_peers_share_one_limit_and_do_not_use_that_of_a_known_pee
     assert len(quotas._groups._senders) <= 50
 
 
+def test_no_charge_of_one_peer_locks_all_new_peers_out_for_longer_than_a_minute():
+    quotas = Quotas()
+    quotas.spend("new", 2**42, is_new_peer=True, now=0.0)
+    assert not quotas.allows("other", is_new_peer=True, now=59.0)
+    assert quotas.allows("other", is_new_peer=True, now=61.0) and quotas.allows("new", is_new_peer=True, now=61.0)
+
+
 @pytest.mark.parametrize(
     ("num_peers", "peer", "places"),
     [(1, "ann", 100), (2, "ann", 50), (3, "ann", 33), (4, "ann", 25), (99, "ann", 25), (99, "friend", 50)],

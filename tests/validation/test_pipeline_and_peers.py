@@ -45,6 +45,12 @@ async def test_a_group_is_refused_for_its_peer_or_its_time(facts, reason, signed
         assert refused.num_tokens > 0
 
 
+async def test_a_body_claims_no_more_tokens_than_it_has_bytes():
+    claim = text_group(ME, completions=(TextCompletion("", -1.0, 100_000, FinishReason.LENGTH, 0.0),))
+    refused = await validate(seal_group(claim, ME).to_bytes(), text_context())
+    assert isinstance(refused, Refused) and 0 < refused.num_tokens < 1000
+
+
 @pytest.mark.parametrize("ahead_s", [-59.0, 1799.0])
 async def test_a_small_clock_skew_and_a_delay_are_accepted(ahead_s):
     assert isinstance(await verdict_on(_context(now=lambda: time.time() + ahead_s)), Accepted)

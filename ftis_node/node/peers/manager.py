@@ -26,7 +26,7 @@ from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.rate_limits import Quotas, ShareCap, subnet_of
-from ftis_node.swarm.reasons import attribute_refusal
+from ftis_node.swarm.reasons import NO_NEWS, UNCHARGED, attribute_refusal
 from ftis_node.swarm.receipts import NO_LIMITS, ReceiptBook, StepLimits
 from ftis_node.swarm.refusals import RefusedSender, RefusedSenders
 from ftis_node.swarm.reputation import BAN_SCORE, LONGEST_BAN_S, Behaviour, ReputationTable, TrustLevel
@@ -37,9 +37,7 @@ from ftis_node.validation import Accepted, Refusal, Refused, ValidationResult
 log = logging.getLogger(__name__)
 SAVE_EVERY_S = 10.0
 MAX_NETWORKS = 4096
-UNCHARGED = frozenset({"banned", "quota", "scoring_quota"})  # these refusals cost little; a charge would extend itself
 REASON = "fault"
-NO_NEWS = frozenset({"duplicate", "unsolicited"})  # another copy of the group may be used
 MAX_TEXT = 200  # most characters of an error in an event: a peer may have chosen the text
 
 
@@ -202,6 +200,8 @@ class PeerManager:
         blamed, behaviour = attribute_refusal(
             reason, origin=origin, sender=sender, signed=refused.signed, grades_alike=is_alike
         )
+        if behaviour is Behaviour.RATE_LIMITED and self._quotas.allows(blamed, is_new_peer=False, now=time.monotonic()):
+            behaviour = Behaviour.HARMLESS  # the others among the new peers used up what all share
         self.note_unused(sender if refused.signed and sender else origin, reason)
         if reason not in UNCHARGED:
             self._charge(blamed, refused.num_tokens)

@@ -124,6 +124,19 @@ def test_the_first_relay_of_an_unconnected_sender_does_not_decide_its_share_for_
     assert neighbors == [BOB.peer_id] * 3 + [ANN.peer_id] * 2, "another new peer may be the same one"
 
 
+@pytest.mark.parametrize(("limit", "score"), [("NEW_PEERS_GROUPS_PER_MINUTE", 0.0), ("GROUPS_PER_MINUTE", -0.25)])
+def test_a_new_peer_is_charged_for_its_own_rate_and_not_for_that_of_all_new_peers(
+    open_manager, monkeypatch, limit, score
+):
+    monkeypatch.setattr(rate_limits, limit, 1)
+    manager = open_manager()
+    spender = BOB if limit.startswith("NEW") else ANN
+    manager.settle(replace(refused("stale"), sender=spender.peer_id), origin=spender.peer_id)
+    assert not manager.within_quota(ANN.peer_id)
+    manager.settle(refused("quota"), origin=ANN.peer_id)
+    assert manager.row(ANN.peer_id)["score"] == score
+
+
 def test_a_copy_of_an_own_group_is_recognized(open_manager):
     manager = open_manager()
     manager.remember(accepted(ME, long=True))
