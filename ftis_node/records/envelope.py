@@ -7,6 +7,7 @@ The `open_*` functions check form and bounds only; `validation/` checks the cont
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -151,14 +152,19 @@ def announce_group(envelope: Envelope, group: Group, *, envelope_bytes: int) -> 
     )
 
 
-def open_announcement(data: bytes) -> Announcement:
-    """Return the announcement in `data`. Raises RecordError (`size`, `parse`, `version`, `malformed`)."""
+def open_announcement(data: bytes, *, since: float = -math.inf) -> Announcement:
+    """Return the announcement in `data`. Raises RecordError (`size`, `parse`, `version`, `malformed`).
+
+    Raises RecordError (`stale`) at once if all its groups were made up to `since` (Unix seconds).
+    """
     message = read_message(pb.Announcement(), data, max_bytes=MAX_ANNOUNCEMENT_BYTES)
     columns = message.more_envelope_bytes, message.more_num_tokens, message.more_created_ms
     if any(len(column) != len(message.more_ids) for column in columns) or (message.more_ids and message.sender):
         raise RecordError("malformed", "an announcement of several groups with columns of different lengths")
     if message.number + len(message.more_ids) > MAX_INTEGER:
         raise RecordError("malformed", "the numbers of the announced groups are too large")
+    if seconds(message.created_ms + max(message.more_created_ms, default=0)) <= since:
+        raise RecordError("stale", "an announcement of old groups")
     first = Announcement(
         **fields_of(message, ANNOUNCED),
         created_at=seconds(message.created_ms),

@@ -25,13 +25,12 @@ async def test_malformed_announcements_are_counted_and_ban(victim, scene, honest
     await scene.at_once({name: partial(scene.attack, announce, *case) for name, case in ANNOUNCEMENTS.items()})
 
 
-async def test_thousands_of_announcements_of_nonexistent_groups_ban(victim, attacker, honest):
+async def test_of_thousands_of_announcements_of_nonexistent_groups_most_are_not_read(victim, attacker, honest):
     accepted, events = await victim.num_accepted(honest.peer_id), victim.file_bytes("events.jsonl*")
     first = os.urandom(32)
     await attacker.announce_until_requested({first: attacker.claim(first, b"", envelope_bytes=100)})
     await attacker.announce_nonexistent(NUM_ANNOUNCEMENTS, num_at_once=NUM_AT_ONCE)
     await victim.until(lambda: victim.num_refused_of(attacker.peer_id, "announcement_flood"))
-    await victim.until(lambda: victim.is_banned(attacker.peer_id))
     await victim.until_above(accepted, lambda: victim.num_accepted(honest.peer_id))
     grown = victim.file_bytes("events.jsonl*") - events
     assert grown < 100 * NUM_ANNOUNCEMENTS, "the event log has no line for each announcement"

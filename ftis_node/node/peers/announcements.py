@@ -2,6 +2,9 @@
 
 A peer's statements about other peers are not trusted. An announcement of another peer's group is only a hint about a
 holder. Sequence numbers count only if their sender announces them itself.
+
+Any peer can publish an old announcement again, with its author's signature. So a repeated or stale one does not count
+in its author's rate limit, and a flood costs no reputation. Before the limit a node only hashes and parses 512 bytes.
 """
 
 from __future__ import annotations
@@ -26,12 +29,12 @@ from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pull_queue import PullItem, PullQueue
 from ftis_node.swarm.rate_limits import GROUPS_PER_MINUTE, minute_buckets
-from ftis_node.swarm.reputation import Behaviour
 from ftis_node.swarm.sequence import SequenceTracker
 from ftis_node.validation.rules import MAX_CLOCK_SKEW_S
 
 MAX_SENDERS = 4096  # senders with a tracker; beyond that, drop the least recently used
 MAX_REFUSED = 4096
+MAX_TAKEN = 16_384  # announcements; 4 MiB
 
 
 class AssignmentMembers(NamedTuple):
@@ -52,6 +55,7 @@ class AnnouncementHandler(NodePart):
         self._refused = LruDict[bytes, None](MAX_REFUSED)  # not to be pulled again
         self._refused_of = LruDict[tuple[str, bytes], None](MAX_REFUSED)  # (peer, group): not to be requested from it
         self._malformed = LruDict[tuple[str, bytes], None](MAX_REFUSED)  # (peer, hash of a payload): charged once
+        self._taken = LruDict[bytes, None](MAX_TAKEN)  # hashes of usable announcements with their authors
         self._limiter = minute_buckets(GROUPS_PER_MINUTE)
         self.changed = asyncio.Event()
         self.to_confirm = IdsByPeer(capacity=MAX_TO_CONFIRM)
@@ -71,10 +75,17 @@ class AnnouncementHandler(NodePart):
                 self._take(message)
 
     def _take(self, message: Message) -> None:
-        if not self._is_rate_allowed(message.sender):
-            return
         sender = message.sender
-        for one in self.handle(sender, message.payload):
+        if self.peers.is_banned(sender):
+            self.peers.refuse(sender, "announcement_banned", unused="banned")
+            return
+        key = hashlib.sha256(sender.encode() + message.payload).digest()
+        if key in self._taken:
+            return
+        usable = self.handle(sender, message.payload)
+        if usable:
+            self._taken[key] = None
+        for one in usable:
             if one.sender is None:
                 self.tracker_of(sender).note(one.number, at=time.monotonic())
                 if one.attempt and self._is_stored(one.id, sender, one.number):  # the first confirmation was lost
@@ -82,13 +93,10 @@ class AnnouncementHandler(NodePart):
                     self.has_to_confirm.set()
 
     def _is_rate_allowed(self, peer_id: str) -> bool:
-        """Return whether to read an announcement of a peer: it is not banned, and within its rate limit."""
-        if self.peers.is_banned(peer_id):
-            self.peers.refuse(peer_id, "announcement_banned", unused="banned")
-            return False
+        """Return whether a peer is within its rate limit of announced groups."""
         if self.peers.is_trusted(peer_id) or self._limiter.of(peer_id).take(1.0, now=time.monotonic()):
             return True
-        self.peers.refuse(peer_id, "announcement_flood", Behaviour.RATE_LIMITED, unused="announcement_flood")
+        self.peers.refuse(peer_id, "announcement_flood", unused="announcement_flood")
         return False
 
     def refuse(self, ids: Iterable[bytes | None]) -> None:
@@ -121,16 +129,17 @@ class AnnouncementHandler(NodePart):
     def handle(self, announcer: str, payload: bytes, *, is_repair: bool = False) -> list[Announcement]:
         """Queue the announced groups that the node has to pull. Return the usable ones.
 
-        Each group beyond the first counts in the rate limit, except in an answer to a request.
+        Each group counts in the rate limit, except in an answer to a request.
         """
         try:
-            first = open_announcement(payload)
+            first = open_announcement(payload, since=self.oldest_usable)
         except RecordError as error:
-            self._refuse_announcement(announcer, payload, error, is_repair=is_repair)
+            if error.reason != "stale":
+                self._refuse_announcement(announcer, payload, error)
             return []
         self.peers.registry.seen(announcer).wire_schema = SCHEMA
-        usable = [self._consider(announcer, first, is_repair=is_repair)]
-        for one in first.more:
+        usable = []
+        for one in (first, *first.more):
             if not is_repair and not self._is_rate_allowed(announcer):
                 break
             usable.append(self._consider(announcer, one, is_repair=is_repair))
@@ -172,10 +181,10 @@ class AnnouncementHandler(NodePart):
             self.changed.set()
         return announcement
 
-    def _refuse_announcement(self, announcer: str, payload: bytes, error: RecordError, *, is_repair: bool) -> None:
-        """Count a malformed announcement. Charge a peer once for the same bytes in several backfill answers."""
+    def _refuse_announcement(self, announcer: str, payload: bytes, error: RecordError) -> None:
+        """Count a malformed announcement. Charge a peer once for the same bytes."""
         key = announcer, hashlib.sha256(payload).digest()
-        is_repeated = is_repair and key in self._malformed
+        is_repeated = key in self._malformed
         self._malformed[key] = None
         self.peers.note_unused(announcer, error.reason)
         self.peers.refuse_message(announcer, "announcement", error, is_charged=not is_repeated)

@@ -93,6 +93,26 @@ async def test_each_group_of_a_batch_counts_in_the_rate_limit(tmp_path):
         assert alice.parts.peers.counters.refused["announcement_flood"] == 1
 
 
+async def test_old_announcements_published_again_neither_use_up_their_authors_rate_nor_cost_reputation(tmp_path):
+    async with LightSwarm(tmp_path, manifest_of()).node(1) as alice:
+        handler, peers = alice.wiring.announcements, alice.parts.peers
+        handler._limiter = minute_buckets(3)
+        old = [
+            announced(9, ahead_s=-1e6).to_bytes(),
+            *(announced(number).to_bytes() for number in (1, 2)),
+            b"\xff junk",
+        ]
+        for payload in old * 50:
+            handler._take(GossipMessage(PEER, payload))
+        assert handler.tracker_of(PEER).highest == 2 and len(handler.queue) == 2
+        assert peers.row(PEER)["score"] == pytest.approx(-2.0, abs=0.01), "equal bytes are charged once"
+        for number in range(3, 60):
+            handler._take(GossipMessage(PEER, announced(number).to_bytes()))
+        assert handler.tracker_of(PEER).highest == 3
+        assert peers.counters.refused["announcement_flood"] == 56
+        assert peers.row(PEER)["score"] == pytest.approx(-2.0, abs=0.01)
+
+
 async def test_only_usable_announcements_of_peers_that_are_not_banned_show_an_order(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of())
     banned = identity_of(3).peer_id
