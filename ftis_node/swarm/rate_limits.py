@@ -163,6 +163,12 @@ def minute_buckets(per_minute: float, *, capacity: int = MAX_REMEMBERED) -> Toke
 GROUPS_PER_MINUTE, NEW_PEERS_GROUPS_PER_MINUTE = 6000.0, 30000.0
 TOKENS_PER_MINUTE, NEW_PEERS_TOKENS_PER_MINUTE = 20e6, 100e6
 SCORING_S_PER_MINUTE, NEW_PEERS_SCORING_S_PER_MINUTE = 20.0, 40.0  # a separate process scores groups of new peers
+KNOWN_PEERS_SCORING_S_PER_MINUTE = 40.0  # the others of the 60 s are for own groups, which the same process scores
+
+
+def known_peers_scoring_s() -> TokenBucket:
+    """Return a bucket of the seconds of scoring that all known peers together may use."""
+    return TokenBucket(rate_per_s=KNOWN_PEERS_SCORING_S_PER_MINUTE / MINUTE_S, burst=KNOWN_PEERS_SCORING_S_PER_MINUTE)
 
 
 class Quota:

@@ -100,7 +100,7 @@ REFUSALS = {
     ),
     "finish_reason": Reason("a finish reason does not fit the end tokens that its sender names", advice=SAME_RELEASE),
     "scoring_quota": Reason(
-        "scoring the groups of its sender, or of all new peers, and the search for copies exceeded their time limit",
+        "scoring groups of its sender, of all new or all known peers, or the search for copies exceeded the time limit",
         HARMLESS,
         advice="send shorter completions or fewer groups: scoring them takes too long",
     ),

@@ -33,7 +33,7 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.timeout(240)
 
 WITHIN_S = 60.0
-NUM_INTAKE_TASKS = 3
+NUM_INTAKE_TASKS = 4
 HONEST_PERIOD_S = 0.15
 MORE_STEPS, MORE_GROUPS = 1, 2
 

@@ -1,12 +1,12 @@
 """The intake loop: validates every envelope, own or foreign, by the same rules, and stores the accepted groups.
 
-    own and known peers' --validate, one after the other--+
-                                                          +--> judged --one commit for all that wait--> verdicts
-    unknown peers'       --validate, one after the other--+
+    own            --validate, one after the other--+
+    known peers'   --validate, one after the other--+--> judged --one commit for all that wait--> verdicts
+    unknown peers' --validate, one after the other--+
 
-The group of an unknown peer may use its whole time limit in scoring. So groups of unknown peers have a separate lane
-and scoring process, and never delay the others. The peer that delivers a group selects the lane, because libp2p has
-authenticated that peer before the node reads the group.
+A peer's group may use its whole time limit in scoring. So own groups have a separate lane, and groups of known peers
+leave a third of the scorer's time to own groups. Groups of unknown peers have a separate scoring process, too. The peer
+that delivers a group selects the lane, because libp2p has authenticated that peer before the node reads the group.
 
 A commit to disk takes longer than validation. So the loop validates the next envelopes during a commit, and the next
 commit stores all groups that passed meanwhile. That is one group on an idle node, and many under load. The loop
@@ -30,6 +30,7 @@ from ftis_node.records.group import Group
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.arrivals import AwaitedSenders
 from ftis_node.swarm.peer_guard import PeerWork, Place, is_own
+from ftis_node.swarm.rate_limits import TokenBucket, known_peers_scoring_s
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.validation import Accepted, Refusal, Refused, ValidationContext, ValidationResult, validate
 
@@ -66,7 +67,7 @@ class _Lane:
 
 @dataclass(eq=False, repr=False)
 class IntakeLoop(NodePart):
-    """Two lanes, each of which validates one envelope at a time; both feed one bounded queue of accepted groups.
+    """Three lanes, each of which validates one envelope at a time; both feed one bounded queue of accepted groups.
 
     `newest_offered` returns the newest version of this node's weights that a follower may name, or None. `on_foreign`
     is called with each stored foreign group.
@@ -85,17 +86,29 @@ class IntakeLoop(NodePart):
         self._judged: asyncio.Queue[tuple[Arrival, Accepted]] = asyncio.Queue(COMMIT_CAPACITY)
         self.stored = asyncio.Event()  # set whenever a group became READY; the train loop clears it
         self._newest_own: asyncio.Queue[Accepted] = asyncio.Queue(1)
-        self._known = _Lane(self._checks(self.scorer))
+        self._own = _Lane(self._checks(self.scorer))
+        self._known = _Lane(self._checks(self.scorer, share=known_peers_scoring_s()))
         self._new_peers = _Lane(self._checks(self.new_peers_scorer))
 
-    def _checks(self, scorer: IsolatedScorer) -> ValidationContext:
+    def _checks(self, scorer: IsolatedScorer, *, share: TokenBucket | None = None) -> ValidationContext:
+        """Return a lane's context. `share` bounds the seconds of scoring for all its untrusted senders together."""
+
+        def may_score(sender: str) -> bool:
+            has_time = share is None or self.peers.is_trusted(sender) or share.left(now=time.monotonic()) > 0.0
+            return has_time and self.peers.may_score(sender)
+
+        def charge(sender: str, seconds: float) -> None:
+            if share is not None and not self.peers.is_trusted(sender):
+                share.charge(seconds, now=time.monotonic())
+            self.peers.charge_scoring(sender, seconds)
+
         return ValidationContext(
             manifest=self.context.manifest,
             tokenizer=self.tokenizer,
             resolve=lambda ref, cost: scorer.resolve(ref, cost=cost),
             scorer=scorer,
-            may_score=self.peers.may_score,
-            charge=self.peers.charge_scoring,
+            may_score=may_score,
+            charge=charge,
             is_known=lambda group_id: group_id in self._passed or self.store.reader.is_known(group_id),
             has_number=lambda sender, number: (
                 (sender, number) in self._passed or self.store.reader.has_number(sender, number)
@@ -111,16 +124,20 @@ class IntakeLoop(NodePart):
     @property
     def own_checks(self) -> ValidationContext:
         """The context in which own groups are validated."""
-        return self._known.context
+        return self._own.context
 
     async def submit(
         self, data: bytes, *, origin: str, made: Group | None = None, requested: Container[bytes] | None = None
     ) -> ValidationResult:
         """Submit an envelope (`Arrival`) and wait for its verdict. If it is Accepted, the group is on disk."""
         arrival = Arrival(data, origin, made, requested, asyncio.get_running_loop().create_future())
-        is_new_peer = not arrival.own and self.peers.is_new_peer(origin)
-        await (self._new_peers if is_new_peer else self._known).arrivals.put(arrival)
+        await self._lane_of(arrival).arrivals.put(arrival)
         return await arrival.verdict
+
+    def _lane_of(self, arrival: Arrival) -> _Lane:
+        if arrival.own:
+            return self._own
+        return self._new_peers if self.peers.is_new_peer(arrival.origin) else self._known
 
     async def next_own(self) -> Accepted:
         """Return the newest stored group that this node's weights sampled, once; wait until there is one."""
@@ -128,6 +145,7 @@ class IntakeLoop(NodePart):
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._judge_all(self._own), name="intake-validate-own")
             tasks.create_task(self._judge_all(self._known), name="intake-validate")
             tasks.create_task(self._judge_all(self._new_peers), name="intake-validate-new-peers")
             tasks.create_task(self._commit_all(), name="intake-commit")
@@ -157,7 +175,7 @@ class IntakeLoop(NodePart):
         return None
 
     def _refuse_if_admitted(self, accepted: Accepted) -> Refused | None:
-        """Return a refusal if the other lane has just admitted the same group, its number, or its completions."""
+        """Return a refusal if another lane has just admitted the same group, its number, or its completions."""
         group, group_id = accepted.group, accepted.envelope.id
         if group_id in self._passed:
             refusal = Refusal("duplicate", "this group was admitted a moment ago")

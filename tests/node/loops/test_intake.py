@@ -242,6 +242,33 @@ async def test_a_new_peers_slow_groups_delay_no_known_peer_and_lower_their_sende
             assert node.peers.row(identity.peer_id)["trust_level"] == "good"
 
 
+async def test_own_groups_wait_for_no_known_peer_and_known_peers_together_leave_time_for_them(tmp_path, identity):
+    scored, waiting, peers = asyncio.Event(), [], (identity, Identity.generate())
+
+    class Slow(_Scorer):
+        async def score(self, item, texts, *, cost=None):
+            waiting.append(item)
+            await scored.wait()
+            cost.seconds += rate_limits.KNOWN_PEERS_SCORING_S_PER_MINUTE
+            return await super().score(item, texts, cost=cost)
+
+    with node_on(tmp_path, open_disk(), scorer=Slow()) as node:
+        for peer in peers:
+            for _ in range(12):
+                node.peers.note(peer.peer_id, Behaviour.CONTRIBUTED)
+        async with running(node) as intake:
+            of_peers = [asyncio.create_task(intake.submit(sealed(one, 1), origin=one.peer_id)) for one in peers]
+            await eventually(lambda: waiting)
+            group = make_group(ME, run_id=MANIFEST.run_id)
+            own = asyncio.create_task(intake.submit(seal_group(group, ME).to_bytes(), origin=ME.peer_id, made=group))
+            await eventually(own.done)
+            assert isinstance(own.result(), Accepted) and not of_peers[0].done()
+            scored.set()
+            first, second = [await task for task in of_peers]
+        assert isinstance(first, Accepted)
+        assert isinstance(second, Refused) and second.refusal.reason == "scoring_quota"
+
+
 async def test_the_same_group_in_both_lanes_is_admitted_once(tmp_path, identity):
     """The lanes validate at the same time."""
     scored, num_waiting = asyncio.Event(), 0
