@@ -90,13 +90,10 @@ def test_a_parameter_of_another_method_is_refused(method, params):
         ("mis", {"mis_level": "sequence"}, "mis_level must be one of seq_mean, seq_sum, token"),
         ("topr", {"topr_level": "sequence"}, "topr_level must be one of seq_mean, seq_sum, token"),
         ("tis", {"first_pass_logprobs": torch.zeros(3, 3, dtype=torch.float64)}, "first_pass_logprobs"),
-        (
-            "tis",
-            {"first_pass_logprobs": torch.full((3, 4), NAN, dtype=torch.float64)},
-            "first_pass_logprobs .* inside the mask",
-        ),
+        ("tis", {"first_pass_logprobs": torch.full((3, 4), NAN, dtype=torch.float64)},
+            "first_pass_logprobs .* inside the mask"),
     ],
-)
+)  # fmt: skip
 def test_a_parameter_out_of_bounds_is_refused(method, params, named):
     with pytest.raises(ValueError, match=named):
         call(method, **params)

@@ -159,22 +159,16 @@ CHANGES: dict[str, tuple[Callable[[Group], Group], str, bool]] = {
     "special tokens in a right answer": (with_special_tokens, "reward_mismatch", False),
     "an opening that is no think block": (lambda group: replace(group, opening="<answer>"), "opening", True),
     "an end id inside an answer": (
-        lambda group: replace(group, end_ids=(*group.end_ids, int(group.tokens.token_ids[0]))),
-        "finish_reason",
-        True,
-    ),
-    "an end id out of range": (
-        lambda group: replace(group, end_ids=(*group.end_ids, FOUR_GIB)),
-        "token_out_of_range",
-        True,
-    ),
+        lambda group: replace(group, end_ids=(*group.end_ids, int(group.tokens.token_ids[0]))), "finish_reason", True),
+    "an end id out of range": (lambda group: replace(group, end_ids=(*group.end_ids, FOUR_GIB)), "token_out_of_range",
+        True),
     "groups of one": (lambda group: group.with_completions(group.completions[:1]), "group_size", True),
     "a clock a day ahead": (lambda group: replace(group, created_at=time.time() + DAY_S), "clock_skew", False),
     "a clock a day behind": (lambda group: replace(group, created_at=time.time() - DAY_S), "stale", False),
     "another run": (lambda group: replace(group, run_id="ab" * 16), "run", True),
     "a temperature of NaN": (partial(_sampled, temperature=float("nan")), "sampling", True),
     "a top_p of NaN": (partial(_sampled, top_p=float("nan")), "sampling", True),
-}
+}  # fmt: skip
 BYTES: dict[str, Callable[[], bytes]] = {
     "random bytes": lambda: os.urandom(2000),
     "a varint of 4 GiB": lambda: b"\x0a\xff\xff\xff\xff\x0f" + bytes(100),

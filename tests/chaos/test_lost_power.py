@@ -218,36 +218,18 @@ def _replace_folder(root: Path, text: str) -> None:
 
 
 DURABLE_WRITES = [
-    DurableWrite(
-        "checkpoint", lambda root: _save_checkpoint(root, 1), lambda root: _save_checkpoint(root, 2), _checkpoint_found
-    ),
-    DurableWrite(
-        "first checkpoint of a new home",
-        lambda root: None,
-        _make_home_with_checkpoint,
-        _first_checkpoint_found,
-        equivalent=frozenset({1, 2, 3}),
-    ),
-    DurableWrite(
-        "identity",
-        lambda root: None,
-        lambda root: Identity.from_seed(SEED).save(root / "identity.key"),
-        _identity_found,
-    ),
+    DurableWrite("checkpoint", lambda root: _save_checkpoint(root, 1), lambda root: _save_checkpoint(root, 2),
+        _checkpoint_found),
+    DurableWrite("first checkpoint of a new home", lambda root: None, _make_home_with_checkpoint,
+        _first_checkpoint_found, equivalent=frozenset({1, 2, 3})),
+    DurableWrite("identity", lambda root: None, lambda root: Identity.from_seed(SEED).save(root / "identity.key"),
+        _identity_found),
     DurableWrite("home's epoch", lambda root: None, lambda root: mark(Home(root), epoch=7), _marked_found),
-    DurableWrite(
-        "manifest and settings",
-        lambda root: (root / "run.toml").write_text("old"),
-        lambda root: replace_file(root / "run.toml", b"new"),
-        _file_found("run.toml"),
-    ),
-    DurableWrite(
-        "weights of a generator",
-        lambda root: None,
-        lambda root: _replace_folder(root, "new"),
-        lambda root: _file_found("inner/file")(found) if (found := newest_complete(root, "version-")) else "old",
-    ),
-]
+    DurableWrite("manifest and settings", lambda root: (root / "run.toml").write_text("old"),
+        lambda root: replace_file(root / "run.toml", b"new"), _file_found("run.toml")),
+    DurableWrite("weights of a generator", lambda root: None, lambda root: _replace_folder(root, "new"),
+        lambda root: _file_found("inner/file")(found) if (found := newest_complete(root, "version-")) else "old"),
+]  # fmt: skip
 
 
 def _wrong_states(

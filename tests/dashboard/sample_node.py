@@ -61,37 +61,18 @@ STATUS = Status(
     health=HealthStatus(healthy=True, ready=True, taken_at=NOW),
 )  # fmt: skip
 PEERS: tuple[dict[str, Any], ...] = (
-    {
-        "peer_id": ANN,
-        "name": "ann",
-        "model": "Qwen/Qwen2.5-7B",
-        "parameters": 7_615_616_512,
-        "role": "full",
-        "policy_version": 88,
-        "groups_accepted": 398,
-        "groups_refused": {"stale": 3},
-        "failed_pulls": 1,
-        "groups_confirmed": 400,
-        "last_seen": NOW - 3,
-        "trust_level": "good",
-        "score": 7.25,
-        "banned_until": None,
-        "ban_reason": "",
-        "reasons": {"stale": 3},
-        "trusted": False,
-        "training": {
-            "steps": 20, "groups": 80, "completions": 960, "kept": 0.91, "kept_negatives": 0.82, "signal": 0.65,
-            "ess": 0.74, "effective": 0.43, "weight_mean": 0.96, "weight_variance": 0.31, "clipped": 0.0,
-            "truncated": 0.08, "mean_log_ratio": -0.21, "mean_kl": 3.4,
-        },
-    },
-    {
-        "peer_id": BOB, "name": HOSTILE, "model": HOSTILE, "parameters": 1_543_714_304, "role": "generator",
+    {"peer_id": ANN, "name": "ann", "model": "Qwen/Qwen2.5-7B", "parameters": 7_615_616_512, "role": "full",
+        "policy_version": 88, "groups_accepted": 398, "groups_refused": {"stale": 3}, "failed_pulls": 1,
+        "groups_confirmed": 400, "last_seen": NOW - 3, "trust_level": "good", "score": 7.25, "banned_until": None,
+        "ban_reason": "", "reasons": {"stale": 3}, "trusted": False, "training": {
+        "steps": 20, "groups": 80, "completions": 960, "kept": 0.91, "kept_negatives": 0.82, "signal": 0.65,
+        "ess": 0.74, "effective": 0.43, "weight_mean": 0.96, "weight_variance": 0.31, "clipped": 0.0,
+        "truncated": 0.08, "mean_log_ratio": -0.21, "mean_kl": 3.4}},
+    {"peer_id": BOB, "name": HOSTILE, "model": HOSTILE, "parameters": 1_543_714_304, "role": "generator",
         "policy_version": None, "groups_accepted": 0, "groups_refused": {"wrong_reward": 2}, "failed_pulls": 0,
         "groups_confirmed": 2, "last_seen": NOW - 400, "trust_level": "banned", "score": -10.5,
-        "banned_until": NOW + 300, "ban_reason": HOSTILE, "reasons": {HOSTILE: 2}, "trusted": False,
-        "training": None,
-    },
+        "banned_until": NOW + 300, "ban_reason": HOSTILE, "reasons": {HOSTILE: 2}, "trusted": False, "training": None,
+        },
 )  # fmt: skip
 HISTORY = History(
     steps=tuple(

@@ -74,34 +74,25 @@ def _with(**changes: Any) -> Status:
         ({"learner": {"kept_fraction": 0.0}}, (YES, NO, YES), "kl_threshold"),
         ({"learner": {"reward_mean": 0.0}}, (YES, NO, YES), "easier task"),
         ({"learner": {"grad_norm": 0.0}}, (YES, NO, YES), "gradient was 0"),
-        (
-            {"generation": {"groups_without_reward": 50, "sample": "a\x1b b"}},
-            (YES, YES, YES),
-            r"one completion: 'a\x1b b'",
-        ),
+        ({"generation": {"groups_without_reward": 50, "sample": "a\x1b b"}}, (YES, YES, YES),
+            r"one completion: 'a\x1b b'"),
         ({"generation": {"groups_without_reward": 49, "sample": "a"}}, (YES, YES, YES), "step 3"),
         ({"generation": {"groups_without_reward": 50}, "learner": {"grad_norm": 0.0}}, (YES, NO, YES), "in 50 groups"),
         ({"learner": {"no_signal_fraction": 0.95}}, (YES, YES, YES), "95 % of the node's groups have no signal"),
         ({"learner": {"no_signal_fraction": 0.95, "reward_mean": 0.8}}, (YES, YES, YES), "use a harder task"),
         ({"learner": {"no_signal_fraction": 0.9}}, (YES, YES, YES), "step 3"),
-        (
-            {"learner": {"cut_fraction": 0.6}, "generation": {"max_completion_tokens": 64}},
-            (YES, YES, YES),
-            "60 % of the answers are cut at 64 tokens raise sampling.max_completion_tokens",
-        ),
+        ({"learner": {"cut_fraction": 0.6}, "generation": {"max_completion_tokens": 64}}, (YES, YES, YES),
+            "60 % of the answers are cut at 64 tokens raise sampling.max_completion_tokens"),
         ({"learner": {"cut_fraction": 0.5}}, (YES, YES, YES), "step 3"),
         ({"learner": {"kl_to_start": 1.1}}, (YES, YES, YES), "1.10 nats a token from its start"),
         ({"learner": {"kl_from_start": 2.9}}, (YES, YES, YES), "step 3"),
         ({"learner": {"kl_from_start": 3.1}}, (YES, YES, YES), "a lower learning rate"),
         ({"health": {"problems": ["the intake loop ended"]}}, (YES, YES, NO), "the intake loop ended"),
         ({"health": {"taken_at": NOW - 31}}, (YES, YES, NO), "31 s old"),
-        (
-            {"node": {"state": "failed", "end": "failed", "resume": "ftis-node join --home h"}},
-            (NO, NO, NO),
-            "join --home h",
-        ),
+        ({"node": {"state": "failed", "end": "failed", "resume": "ftis-node join --home h"}}, (NO, NO, NO),
+            "join --home h"),
     ],
-)
+)  # fmt: skip
 def test_each_state_gets_its_answers_and_advice(changes, words, text):
     verdict = summarize_health(_with(**changes), now=NOW)
     assert tuple(answer.word for _, answer in verdict.items()) == words
