@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ftis_node.bootstrap.http_api import BootstrapApi
 from ftis_node.config.home import Home
-from ftis_node.gossip.bootstrap import BootstrapNode
+from ftis_node.gossip.bootstrap_node import BootstrapNode
 from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.node.startup.recovery import opened
 from ftis_node.node.supervision.background import until_signalled

@@ -20,7 +20,7 @@ from ftis_node.doctor.doctor import DoctorCheck, checks_of, exit_code_of, run_ch
 from ftis_node.doctor.machine import check_disk, check_memory, read_driver
 from ftis_node.doctor.model import check_model, memory_question, memory_results
 from ftis_node.doctor.network import judge, nat_kind
-from ftis_node.gossip.bootstrap import BootstrapNode
+from ftis_node.gossip.bootstrap_node import BootstrapNode
 from ftis_node.gossip.dialer import AddressProbe, NetworkProbe, probe_network
 from ftis_node.gossip.multiaddr import Reachability, parse_multiaddr
 from ftis_node.gossip.p2pd.relay_limit import RelayLimit

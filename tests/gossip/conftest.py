@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftis_node.gossip.bootstrap import BootstrapNode
+from ftis_node.gossip.bootstrap_node import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import settings

@@ -14,7 +14,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip import NetworkSettings
-from ftis_node.gossip.bootstrap import BootstrapNode
+from ftis_node.gossip.bootstrap_node import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_path
 from ftis_node.records.identity import Identity

@@ -12,7 +12,7 @@ from aiohttp import ClientSession
 
 from ftis_node.bootstrap.http_api import BootstrapApi
 from ftis_node.bootstrap.survey import view_of
-from ftis_node.gossip.bootstrap import MAX_RUNS_SURVEYED, BootstrapNode
+from ftis_node.gossip.bootstrap_node import MAX_RUNS_SURVEYED, BootstrapNode
 from ftis_node.gossip.directory import lookup as survey_module
 from ftis_node.gossip.directory.lookup import survey_remotely
 from ftis_node.gossip.directory.validators import StoredRun
