@@ -25,9 +25,10 @@ from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.supervision.task_monitor import waiting, waiting_for
 from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.training.generation_limits import SlotPool
-from ftis_node.node.training.step_gate import StepGate, StepSelection
+from ftis_node.node.training.step_gate import StepGate
 from ftis_node.node.training.step_peers import StepPeers
 from ftis_node.node.training.step_report import StepReporter
+from ftis_node.node.training.step_selection import StepSelection
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.replay.buffer import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason

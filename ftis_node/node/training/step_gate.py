@@ -1,4 +1,4 @@
-"""The gate before a step, and the selection of the step's groups.
+"""The gate before a step.
 
 The gate opens when the groups of the step are in the buffer, no awaited sender is left, or the time limit has passed.
 `TimedStepGate` waits for foreign groups up to `step.foreign_wait_s` of the run (`step_shares.py`).
@@ -11,13 +11,10 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
-from ftis_node.config.method_table import CHOICES
 from ftis_node.gossip import Gossip
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
@@ -32,12 +29,7 @@ from ftis_node.node.training.step_shares import (
     never_starts,
     substitute_foreign,
 )
-from ftis_node.replay.buffer import Taken
-from ftis_node.replay.lifecycle import ChoiceRule, ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
-from ftis_node.replay.plugin_choice import load_choice
-from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.swarm.arrivals import AwaitedSenders
-from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
 
@@ -191,42 +183,3 @@ class TimedStepGate:
         if await self.store.release_stale():
             self.slots.set_held(self.store.reader.own_held())
         await self.store.evict_foreign(self.peers.share_cap())
-
-
-@dataclass(eq=False, repr=False)
-class StepSelection:
-    """Selects the groups of a step from the buffer: READY -> TAKEN, or RELEASED if the rule discards them.
-
-    `disk` runs the write: the store's disk thread, or its `once` for a caller that does not wait for a full disk.
-    """
-
-    context: NodeContext
-    store: Store
-    peers: PeerManager
-    disk: Callable[..., Awaitable[Taken]]
-
-    async def take(self, step: int, *, own: int, foreign: int) -> list[StoredGroup]:
-        """Take up to `own` and `foreign` groups, by signer, for a step."""
-        events, rule = self.context.events, self._rule(step)
-        groups, discarded = await self.disk(self.store.buffer.take, step, own=own, foreign=foreign, rule=rule)
-        write_taken(events, groups, step=step)
-        for unused in discarded:
-            events.write("released", group=unused.id, reason=ReleaseReason.DISCARDED)
-        return groups
-
-    def _rule(self, step: int) -> ChoiceRule:
-        section, domain = self.context.manifest.step, self.context.own_domain
-        if section.group_selection == "sapo":
-            return partial(choose_sapo, seed=step, domain=domain)
-        if section.group_selection not in CHOICES:
-            return partial(load_choice(section.group_selection), step=step)
-        neighbor = self.peers.share_cap().neighbor
-        if section.prompt_sharing == "horizontal":
-            return partial(choose_same_prompts, neighbor=neighbor)
-        return partial(choose_newest, neighbor=neighbor, domain=domain, turn=step)
-
-
-def write_taken(events: EventLog, groups: Sequence[StoredGroup], *, step: int) -> None:
-    """Write one event per group, with its origin, in case the buffer or the event of its admission gets damaged."""
-    for group in groups:
-        events.write("taken", group=group.id, step=step, sender=group.sender, number=group.number)

@@ -15,7 +15,7 @@ from ftis_node.node.pausing.gate import PauseGate
 from ftis_node.node.pausing.policy import Decision
 from ftis_node.node.startup.recovery import replace_files
 from ftis_node.node.state import NodeState
-from ftis_node.node.training.step_gate import StepSelection
+from ftis_node.node.training.step_selection import StepSelection
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.replay.lifecycle import ReleaseReason
