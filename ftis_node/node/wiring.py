@@ -43,10 +43,11 @@ from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.evaluator import Evaluator
-from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
+from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.node.training.step_gate import StepGate, TimedStepGate
 from ftis_node.node.training.step_report import StepReporter
 from ftis_node.node.training.step_shares import StepShares
+from ftis_node.node.training.token_budget import GenerateBudget
 from ftis_node.node.training.version_bound import newest_offered
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.records.group import Group

@@ -30,7 +30,7 @@ from ftis_node.node.pausing.machine import MachineObserver
 from ftis_node.node.pausing.policy import Command, Decision, MachineFacts, decide
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting, waiting_for
-from ftis_node.node.training.generation_limits import GenerateBudget
+from ftis_node.node.training.token_budget import GenerateBudget
 from ftis_node.telemetry.health_summary import pause_words
 from ftis_node.telemetry.nvml import opened_nvml
 from ftis_node.workers.supervisor import WorkerClient

@@ -30,7 +30,7 @@ from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.request_handler import announcement_of
 from ftis_node.node.storage.number_epochs import begin_epoch
 from ftis_node.node.supervision.task_monitor import sleep, waiting
-from ftis_node.node.training.generation_limits import SlotPool
+from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.records.bounds import MAX_MORE_GROUPS
 from ftis_node.records.envelope import Announcement, announce_group, join_announcements, open_envelope, seal_group
 from ftis_node.records.group import Group

@@ -29,7 +29,7 @@ from ftis_node.node.supervision.background import stop_waits_for
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.supervision.task_monitor import sleep
 from ftis_node.node.supervision.watchdog import Watchdog
-from ftis_node.node.training.generation_limits import SlotPool
+from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.replay.reader import BufferFigures, ReplayReader
 from ftis_node.telemetry.status import (
@@ -213,7 +213,7 @@ class StatusLoop(NodePart):
             learner=self._learner_status(counts),
             swarm=self.swarm.status(members=self._members),
             replay=ReplayStatus(
-                waiting=self.slots.waiting,
+                waiting=self.slots.in_generation,
                 ready=counts.ready,
                 taken=counts.taken,
                 released=counts.released,

@@ -35,7 +35,8 @@ from ftis_node.node.storage.disk_space import DiskSpace, checkpoint_step, num_ve
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.storage.number_epochs import begin_epoch
 from ftis_node.node.supervision.background import DiskThread, first_of_ours
-from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
+from ftis_node.node.training.generation_slots import SlotPool
+from ftis_node.node.training.token_budget import GenerateBudget
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import Generation, Learning, NullGeneration, NullLearner
 from ftis_node.replay.buffer import ReplayBuffer

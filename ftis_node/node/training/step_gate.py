@@ -19,7 +19,7 @@ from ftis_node.gossip import Gossip
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.storage.node_store import Store
-from ftis_node.node.training.generation_limits import SlotPool
+from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.node.training.step_shares import (
     ForeignShortfall,
     StepInputs,

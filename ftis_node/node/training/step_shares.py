@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.node.context import NodeContext
-from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
+from ftis_node.node.training.generation_slots import SlotPool
+from ftis_node.node.training.token_budget import GenerateBudget
 from ftis_node.replay.reader import ReplayReader
 
 
@@ -111,7 +112,7 @@ class StepShares:
     @property
     def makes_more(self) -> bool:
         """Return whether more own groups will be stored: budget is left, or a group is still in generation."""
-        return self.context.settings.generates and not (self.budget.is_used_up and not self.slots.waiting)
+        return self.context.settings.generates and not (self.budget.is_used_up and not self.slots.in_generation)
 
     @property
     def lacks_foreign(self) -> bool:

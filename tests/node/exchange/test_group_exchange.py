@@ -19,7 +19,7 @@ from ftis_node.node.http_api.exchange_api import BODY_S, MAX_PENDING
 from ftis_node.node.startup.recovery import replace_files
 from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.supervision.background import DiskThread
-from ftis_node.node.training.generation_limits import SlotPool
+from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.codec import hash_messages, hash_prompt, unpack_group
 from ftis_node.records.envelope import open_envelope
@@ -62,7 +62,7 @@ async def test_a_trainers_group_is_scored_signed_and_stored_for_peers(tmp_path):
         assert group.created_at == pytest.approx(offered.created_at, abs=1e-3), "not the time of sampling"
         assert group.finish_reasons == (FinishReason.STOP, FinishReason.STOP)
         assert node.context.state.policy_version == group.policy_version == 3
-        assert node.slots.waiting == 0
+        assert node.slots.in_generation == 0
 
 
 async def test_a_group_that_peers_would_refuse_is_not_published(tmp_path):
@@ -98,7 +98,7 @@ async def test_a_group_that_peers_would_refuse_is_not_published(tmp_path):
             assert isinstance(refused, Refusal)
             assert refused.reason == reason, changes
             assert node.store.reader.own_ready() == []
-            assert node.slots.waiting == 0, "the slot is still in use"
+            assert node.slots.in_generation == 0, "the slot is still in use"
         assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0]), "a number is used up"
 
 
@@ -149,7 +149,7 @@ async def test_a_group_that_was_not_scored_in_time_is_refused_for_now(tmp_path):
         refused = await exchange.publish(own_group(node.tokenizer, [ANSWER, "no"]))
         assert isinstance(refused, Refusal)
         assert refused.reason == "scoring_timeout" and refused.reason in PASSING
-        assert node.store.reader.own_ready() == [] and node.slots.waiting == 0
+        assert node.store.reader.own_ready() == [] and node.slots.in_generation == 0
     await scorer.close()
 
 

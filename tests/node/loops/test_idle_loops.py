@@ -234,7 +234,7 @@ async def test_own_groups_that_are_all_refused_are_shown(tmp_path, monkeypatch):
 
         def feed():
             if not wiring.scored.full():
-                node.slots.waiting += 1
+                node.slots.in_generation += 1
                 wiring.scored.put_nowait(group)
 
         assert await drive(node, publish_and_validate(), monkeypatch, feed) is None

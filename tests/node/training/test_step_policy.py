@@ -13,7 +13,7 @@ from bench.stubs.stub_node import FINGERPRINT
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.loops.generate import PromptOrder
-from ftis_node.node.training.generation_limits import SlotPool
+from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.node.training.step_gate import RECHECK_INTERVAL_S
 from ftis_node.node.training.step_shares import (
     ForeignShortfall,
@@ -45,7 +45,7 @@ async def test_no_more_groups_are_in_progress_than_there_are_slots():
     assert not third.done(), "a stored group freed its slot"
     slots.set_held(1)
     await asyncio.wait_for(third, 30)
-    assert slots.waiting == 2
+    assert slots.in_generation == 2
 
 
 async def test_the_time_per_group_is_without_the_time_in_which_no_slot_is_free():

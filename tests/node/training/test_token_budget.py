@@ -20,7 +20,6 @@ from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node.daemon import run_node
 from ftis_node.node.state import EvaluationHistory
-from ftis_node.node.training.generation_limits import GenerateBudget
 from ftis_node.node.training.step_shares import (
     StepInputs,
     StepQuota,
@@ -29,6 +28,7 @@ from ftis_node.node.training.step_shares import (
     shares_of_step,
     substitute_foreign,
 )
+from ftis_node.node.training.token_budget import GenerateBudget
 from ftis_node.node.wiring import Wiring
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
