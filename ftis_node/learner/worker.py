@@ -19,7 +19,7 @@ from ftis_node.errors import MachineError, OutOfMemoryError, WorkerTaskError, fi
 from ftis_node.learner import messages
 from ftis_node.learner.distributed.launch import RankAddress, start_ranks
 from ftis_node.learner.messages import LearnerBoot
-from ftis_node.models import import_quickly
+from ftis_node.workers.quick_imports import import_quickly
 from ftis_node.workers.wire import Done, Message
 from ftis_node.workers.worker import Emitter, Handler, Handlers, run_worker
 

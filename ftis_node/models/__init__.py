@@ -9,7 +9,6 @@ from __future__ import annotations
 from ftis_node.models.accelerators import list_accelerators, pick_device
 from ftis_node.models.chat_template import PromptSettings
 from ftis_node.models.fingerprint import model_fingerprint
-from ftis_node.models.library_logging import import_quickly
 from ftis_node.models.loading import load_causal_lm
 from ftis_node.models.shape import ModelShape, parameter_count, published_qwen25, read_shape, shape_of
 from ftis_node.models.source import ModelSource, resolve_model
@@ -20,7 +19,6 @@ __all__ = [
     "ModelSource",
     "PromptSettings",
     "PromptTokenizer",
-    "import_quickly",
     "list_accelerators",
     "load_causal_lm",
     "load_tokenizer",

@@ -44,8 +44,9 @@ from ftis_node.models.chat_template import (
     plain_template,
 )
 from ftis_node.models.fingerprint import tokenizer_fingerprint
-from ftis_node.models.library_logging import quiet_library_logging, tokenizer_class
+from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.source import ModelSource
+from ftis_node.models.tokenizer_class import tokenizer_class
 from ftis_node.records.bounds import MAX_END_IDS
 from ftis_node.records.group import FinishReason
 from ftis_node.records.think_block import ANSWER_TAGS, split_opening, whole_answer

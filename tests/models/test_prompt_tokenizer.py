@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, LlamaTokenizer
 from ftis_node.errors import ModelError
 from ftis_node.models import ModelSource, PromptTokenizer, load_tokenizer, resolve_model
 from ftis_node.models.fingerprint import tokenizer_fingerprint
-from ftis_node.models.library_logging import CLASSES, tokenizer_class
+from ftis_node.models.tokenizer_class import CLASSES, tokenizer_class
 
 MESSAGES = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "What is 12 + 30?"}]
 

@@ -45,11 +45,12 @@ from ftis_node.generation.engines.vllm_options import (
     has_separate_core,
     quick_start,
 )
-from ftis_node.models import ModelSource, import_quickly, pick_device
+from ftis_node.models import ModelSource, pick_device
 from ftis_node.models.adapter_folder import ADAPTER_FILE
 from ftis_node.models.loading import merged_source
 from ftis_node.models.quantized import check_installed
 from ftis_node.telemetry.host_memory import free_host_bytes
+from ftis_node.workers.quick_imports import import_quickly
 from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.weight_store import file_checksums
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 MODULE = "ftis_node.generation.engines.torch_engine"
-SKIP = f"from ftis_node.models import import_quickly\nimport_quickly('{MODULE}')\n"
+SKIP = f"from ftis_node.workers.quick_imports import import_quickly\nimport_quickly('{MODULE}')\n"
 COLLECT = "import gc\nprint(gc.isenabled(), gc.get_freeze_count() > 100_000)\n"
 LOAD = "from transformers import Qwen2ForCausalLM\nprint('scipy' in sys.modules)\n"
 USE = "import scipy.optimize\nprint(scipy.optimize.brentq(lambda x: x - 2, 0, 3) == 2)\n"
