@@ -14,8 +14,8 @@ from itertools import islice
 
 from ftis_node.gossip.dialer import Dialer
 from ftis_node.gossip.directory.lookup import RunSurvey, read_survey
-from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.session import Session
+from ftis_node.gossip.p2pd.session_parts import SessionParts
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
 from ftis_node.gossip.pubsub import Subscriptions
 from ftis_node.gossip.services import AdmissionControl
@@ -53,7 +53,7 @@ class BootstrapNode:
         self.addresses: list[str] = []
         self.num_runs_omitted = 0  # by the last survey
         self.counters = GossipCounters()
-        config = P2pdConfig(
+        parts = SessionParts(
             settings=settings,
             identity=identity,
             limits=limits,
@@ -62,7 +62,7 @@ class BootstrapNode:
             is_public=True,
             guard=self.guard,
         )
-        self._supervisor = P2pdSupervisor(config, self._work, on_end=self._on_end)
+        self._supervisor = P2pdSupervisor(parts, self._work, on_end=self._on_end)
 
     async def start(self) -> None:
         """Return once this node can be dialed. Raises the same errors as `Gossip.start`."""

@@ -17,9 +17,9 @@ from pathlib import Path
 from ftis_node.backoff import BackoffTable
 from ftis_node.gossip.multiaddr import PeerAddress, Reachability, reachability_of
 from ftis_node.gossip.p2pd.client import P2pdError
-from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.relay_limit import RelayLimit, fetch_limit
 from ftis_node.gossip.p2pd.session import Session, open_session
+from ftis_node.gossip.p2pd.session_parts import SessionParts
 from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import PeerGuard, Place
@@ -136,7 +136,7 @@ async def probe_network(peers: tuple[PeerAddress, ...], *, listen: tuple[str, ..
     reachability = Reachability.UNKNOWN
     for peer in peers:  # one p2pd for each address: an open connection would hide the next address
         settings = NetworkSettings(sockets_dir=sockets_dir, listen=listen, use_nat_helpers=False, stop_timeout_s=0.5)
-        async with open_session(P2pdConfig(settings=settings), listen=settings.listen_addresses) as session:
+        async with open_session(SessionParts(settings=settings), listen=settings.listen_addresses) as session:
             reachability = reachability_of(session.listening_on)
             probes.append(await _probe(session, peer))
     return NetworkProbe(tuple(probes), reachability)

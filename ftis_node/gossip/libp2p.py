@@ -19,8 +19,8 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip.encryption import NO_CIPHER, SecretCipher
 from ftis_node.gossip.interface import Gossip
 from ftis_node.gossip.membership import SEEN_TTLS, Membership
-from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.session import Session
+from ftis_node.gossip.p2pd.session_parts import SessionParts
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
 from ftis_node.gossip.pubsub import Subscriptions
 from ftis_node.gossip.settings import NetworkSettings
@@ -70,7 +70,7 @@ class Libp2pGossip(Gossip):
             guard=self.guard,
         )
         handlers = {protocol(self._run_name, service): handler for service, handler in self._services.handlers.items()}
-        config = P2pdConfig(
+        parts = SessionParts(
             settings=settings,
             identity=identity,
             limits=self._limits,
@@ -81,7 +81,7 @@ class Libp2pGossip(Gossip):
             guard=self.guard,
             on_duplicate_identity=lambda: self.note_duplicate_identity(for_s=SEEN_TTLS * settings.member_ttl_s),
         )
-        self._supervisor = P2pdSupervisor(config, self._work, on_end=self._queue.close)
+        self._supervisor = P2pdSupervisor(parts, self._work, on_end=self._queue.close)
 
     @property
     def _session(self) -> Session | None:

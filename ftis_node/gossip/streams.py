@@ -11,8 +11,8 @@ from contextlib import aclosing
 from pathlib import Path
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
+from ftis_node.gossip.p2pd.session_parts import SessionParts
 from ftis_node.gossip.services import OverBudget
 from ftis_node.gossip.types import ID_BYTES
 from ftis_node.gossip.wire_format import Frame, read_frame, service_of, write_frame
@@ -27,17 +27,17 @@ FLOOD_FACTOR = 4  # streams up to this many times the limits get BUSY; those bey
 
 
 class StreamServer:
-    def __init__(self, config: P2pdConfig) -> None:
-        self._handlers = config.handlers
-        self._peer_id = config.identity.peer_id
-        self._limits = config.limits
-        self._counters = config.counters
-        self._admission = config.admission
-        self._cipher = config.cipher
-        self._guard = config.guard
+    def __init__(self, parts: SessionParts) -> None:
+        self._handlers = parts.handlers
+        self._peer_id = parts.identity.peer_id
+        self._limits = parts.limits
+        self._counters = parts.counters
+        self._admission = parts.admission
+        self._cipher = parts.cipher
+        self._guard = parts.guard
         self._open = PeerSlots()
-        self._max_open = FLOOD_FACTOR * config.limits.max_streams
-        self._max_of_peer = FLOOD_FACTOR * config.limits.max_streams_per_peer
+        self._max_open = FLOOD_FACTOR * parts.limits.max_streams
+        self._max_of_peer = FLOOD_FACTOR * parts.limits.max_streams_per_peer
         self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 

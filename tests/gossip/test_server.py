@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ftis_node.gossip import GossipCounters, GossipLimits
-from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, write_pbmsg
+from ftis_node.gossip.p2pd.session_parts import SessionParts
 from ftis_node.gossip.services import AdmissionControl
 from ftis_node.gossip.streams import StreamServer
 from ftis_node.gossip.wire_format import Frame, RpcService, protocol, read_frame, write_frame
@@ -32,7 +32,7 @@ async def serving(
     path: Path, admission: AdmissionControl, counters: GossipCounters, limits: GossipLimits = ONE_EACH
 ) -> AsyncIterator[None]:
     given = {"limits": limits, "counters": counters, "admission": admission, "handlers": {HELLO: hello}}
-    server = StreamServer(P2pdConfig(settings=settings(path.parent), **given))
+    server = StreamServer(SessionParts(settings=settings(path.parent), **given))
     await server.listen(path)
     try:
         yield
@@ -114,7 +114,7 @@ async def test_a_peer_with_a_key_of_another_type_is_not_served(tmp_path):
 @pytest.mark.parametrize("num_turns", range(8))
 async def test_a_stream_that_arrives_while_the_server_closes_is_closed(tmp_path, num_turns):
     """After `num_turns` of the event loop the stream is not yet accepted, being accepted, or served."""
-    server = StreamServer(P2pdConfig(settings=settings(tmp_path)))
+    server = StreamServer(SessionParts(settings=settings(tmp_path)))
     await server.listen(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(str(tmp_path / "s"))

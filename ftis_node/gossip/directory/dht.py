@@ -37,7 +37,6 @@ from ftis_node.gossip.directory.validators import (
 )
 from ftis_node.gossip.multiaddr import usable_addresses
 from ftis_node.gossip.p2pd.client import cancel_and_wait, shielded_call
-from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.hivemind_bindings import (
     DHTID,
     AttachedP2P,
@@ -46,6 +45,7 @@ from ftis_node.gossip.p2pd.hivemind_bindings import (
     PeerID,
     dht_pb2,
 )
+from ftis_node.gossip.p2pd.session_parts import SessionParts
 from ftis_node.gossip.wire_format import bucket_key, manifest_key, record_key
 from ftis_node.records.identity import peer_id_from_text
 from ftis_node.swarm.lru import LruDict
@@ -70,36 +70,36 @@ def majority_skew(skews_s: Sequence[float]) -> float | None:
 class Directory:
     """This node's part of the DHT. `attach` creates it."""
 
-    def __init__(self, node: Any, limiter: RequestLimiter, config: P2pdConfig) -> None:
+    def __init__(self, node: Any, limiter: RequestLimiter, parts: SessionParts) -> None:
         self._node = node
         self._limiter = limiter
-        self._config = config
-        self._guard = config.guard
-        self._peer_id = config.identity.peer_id
+        self._parts = parts
+        self._guard = parts.guard
+        self._peer_id = parts.identity.peer_id
         self._skews_s = LruDict[str, float](NUM_SKEWS)  # by peer: its clock minus our monotonic clock
         self._named = LruDict[str, None](NUM_SKEWS)  # peers whose clock the log has named
         self._own_expiries = LruDict[float, None](MAX_OWN_ENTRIES)
 
     @classmethod
-    async def attach(cls, control_path: Path, config: P2pdConfig) -> Directory:
+    async def attach(cls, control_path: Path, parts: SessionParts) -> Directory:
         """Start the DHT node over the p2pd at `control_path`."""
-        node_id = DHTID.generate(source=config.identity.peer)  # stable across restarts
-        limiter = RequestLimiter(node_id.to_bytes(), guard=config.guard)
+        node_id = DHTID.generate(source=parts.identity.peer)  # stable across restarts
+        limiter = RequestLimiter(node_id.to_bytes(), guard=parts.guard)
         node = await DHTNode.create(
             p2p=await AttachedP2P.replicate(Multiaddr(f"/unix{control_path}")),
             node_id=node_id,
-            wait_timeout=config.settings.directory_rpc_timeout_s,
+            wait_timeout=parts.settings.directory_rpc_timeout_s,
             cache_locally=False,
             cache_on_store=False,
             cache_nearest=0,
             cache_refresh_before_expiry=0,
             cache_size=1,
-            record_validator=EntryValidator(config.limits, counters=config.counters, guard=config.guard),
+            record_validator=EntryValidator(parts.limits, counters=parts.counters, guard=parts.guard),
             authorizer=limiter,
         )
         node.protocol.storage.maxsize = MAX_STORED_KEYS
         limiter.storage = node.protocol.storage
-        return cls(node, limiter, config)
+        return cls(node, limiter, parts)
 
     @property
     def clock_skew_s(self) -> float | None:
@@ -179,7 +179,7 @@ class Directory:
         for bucket in found.values():
             for subkey, data in entries_in(bucket):
                 with self._guard.work_for(subkey, Place.DIRECTORY):
-                    entry = verify_entry(data, max_record_bytes=self._config.limits.max_record_bytes)
+                    entry = verify_entry(data, max_record_bytes=self._parts.limits.max_record_bytes)
                     if entry is not None and entry.peer_id != self._peer_id:
                         if (claimed := self._decrypted(entry)) is not None:
                             members[entry.peer_id] = usable_addresses(entry.peer_id, unpack_addresses(claimed))
@@ -188,9 +188,9 @@ class Directory:
     async def _look_for_duplicate(self, key: str) -> None:
         found = await self._call(self._node.get_many([key], sufficient_expiration_time=float("inf")))
         raw = dict(entries_in(found[key])).get(self._peer_id, b"")
-        entry = verify_entry(raw, max_record_bytes=self._config.limits.max_record_bytes)
+        entry = verify_entry(raw, max_record_bytes=self._parts.limits.max_record_bytes)
         if entry is not None and is_of_another(entry.expires_at, own=self._own_expiries):
-            self._config.on_duplicate_identity()
+            self._parts.on_duplicate_identity()
 
     def stored_runs(self) -> dict[str, StoredRun]:
         """Return the runs with members stored at this node, the run with the most members first."""
@@ -209,13 +209,13 @@ class Directory:
 
     async def _get(self, key: str) -> DirectoryEntry | None:
         found = await self._call(self._node.get(key, latest=True))
-        max_bytes = self._config.limits.max_record_bytes
+        max_bytes = self._parts.limits.max_record_bytes
         return None if found is None else verify_entry(found.value, max_record_bytes=max_bytes)
 
     async def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of a DHT call. Raises TimeoutError after a time-out or a failure of hivemind."""
         try:
-            return await shielded_call(work, timeout_s=self._config.settings.directory_timeout_s)
+            return await shielded_call(work, timeout_s=self._parts.settings.directory_timeout_s)
         except (OSError, EOFError):
             raise
         except Exception as error:  # of many types: hivemind asserts on peers' answers
@@ -223,7 +223,7 @@ class Directory:
             raise TimeoutError(f"directory call failed: {error!r}") from error
 
     async def _meet(self, peer_id: str) -> bool:
-        protocol, timeout_s = self._node.protocol, self._config.settings.directory_timeout_s
+        protocol, timeout_s = self._node.protocol, self._parts.settings.directory_timeout_s
         with self._guard.work_for(peer_id, Place.DIRECTORY, passes=(OSError, EOFError)):
             peer = PeerID(peer_id_from_text(peer_id))
             sent_at = time.monotonic()
@@ -246,7 +246,7 @@ class Directory:
         """Return an entry's decrypted payload; None if it was not encrypted with this run's secret."""
         try:
             first, private = split_private(entry.kind, entry.payload)
-            return first + self._config.cipher.decrypt(private, entry.kind.name, entry.peer_id)
+            return first + self._parts.cipher.decrypt(private, entry.kind.name, entry.peer_id)
         except RecordError:
             logger.debug("cannot decrypt the directory entry of %s with this run's secret", entry.peer_id)
             return None
@@ -258,7 +258,7 @@ class Directory:
         if kind is EntryKind.MEMBER:
             self._own_expiries[expires_at] = None
         first, private = split_private(kind, payload)
-        ciphertext = self._config.cipher.encrypt(private, kind.name, self._peer_id)
-        entry = sign_entry(self._config.identity, kind, run_id, first + ciphertext, expires_at=expires_at)
+        ciphertext = self._parts.cipher.encrypt(private, kind.name, self._peer_id)
+        entry = sign_entry(self._parts.identity, kind, run_id, first + ciphertext, expires_at=expires_at)
         storing = self._node.store(key, entry, expires_at, subkey=subkey, exclude_self=not self.is_serving)
         return bool(await self._call(storing))

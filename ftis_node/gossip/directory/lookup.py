@@ -13,8 +13,8 @@ from ftis_node.errors import NetworkError, RecordError
 from ftis_node.gossip.dialer import Dialer
 from ftis_node.gossip.directory.dht import Directory
 from ftis_node.gossip.p2pd.client import cancel_and_wait
-from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.session import Session, open_session
+from ftis_node.gossip.p2pd.session_parts import SessionParts
 from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.records.envelope import PeerRecord, open_peer_record
 from ftis_node.swarm.peer_guard import PeerGuard, Place
@@ -115,14 +115,14 @@ async def _poll(
 
     Return what it found, and the last error of dialing the configured peers.
     """
-    dialer, config = Dialer(settings, rng=random.Random()), P2pdConfig(settings=settings)
+    dialer, parts = Dialer(settings, rng=random.Random()), SessionParts(settings=settings)
     found = None
-    async with open_session(config, listen=settings.listen_addresses) as session:
+    async with open_session(parts, listen=settings.listen_addresses) as session:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while True:
                     await dialer.dial_given(session)
-                    if (found := await look(session, config.guard)) is not None:
+                    if (found := await look(session, parts.guard)) is not None:
                         break
                     await asyncio.sleep(POLL_S)
     return found, dialer.dial_error

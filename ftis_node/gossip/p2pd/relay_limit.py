@@ -19,8 +19,8 @@ from google.protobuf.message import DecodeError
 from ftis_node.errors import MachineError
 from ftis_node.gossip.p2pd import circuit_pb2
 from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
-from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.process import P2pdProcess
+from ftis_node.gossip.p2pd.session_parts import SessionParts
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +60,12 @@ def read_reservation(message: bytes) -> RelayLimit | None:
     return RelayLimit(num_bytes=answer.limit.data, duration_s=answer.limit.duration)
 
 
-async def fetch_own_limit(config: P2pdConfig, *, control_path: Path, probe_path: Path) -> RelayLimit | None:
+async def fetch_own_limit(parts: SessionParts, *, control_path: Path, probe_path: Path) -> RelayLimit | None:
     """Return the limits of this node's relay, queried by a second p2pd with a control socket at `probe_path`."""
-    timeout_s = config.settings.dial_timeout_s
+    timeout_s = parts.settings.dial_timeout_s
     arguments = [f"-listen=/unix{probe_path}", "-noListenAddrs=1", "-b=0", f"-idleTimeout={timeout_s:.0f}s"]
     async with AsyncExitStack() as stack:
-        client = P2pdClient(control_path, timeout_s=config.settings.control_timeout_s)
+        client = P2pdClient(control_path, timeout_s=parts.settings.control_timeout_s)
         stack.callback(client.close)
         stack.callback(probe_path.unlink, missing_ok=True)
         try:
@@ -73,7 +73,7 @@ async def fetch_own_limit(config: P2pdConfig, *, control_path: Path, probe_path:
             stack.push_async_callback(process.stop, timeout_s=0)
             probe = P2pdClient(probe_path, timeout_s=timeout_s)
             stack.callback(probe.close)
-            peer_id = config.identity.peer_id
+            peer_id = parts.identity.peer_id
             await probe.connect(peer_id, await client.identify(), timeout_s=timeout_s)
             return await fetch_limit(probe, peer_id, timeout_s=timeout_s)
         except (MachineError, P2pdError, OSError, EOFError) as error:

@@ -19,9 +19,9 @@ from ftis_node.errors import MachineError, RecordError, UsageError
 from ftis_node.files import replace_file
 from ftis_node.gossip.directory.dht import Directory
 from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
-from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, libp2p_private_key, p2pd_arguments
 from ftis_node.gossip.p2pd.relay_limit import fetch_own_limit
+from ftis_node.gossip.p2pd.session_parts import SessionParts
 from ftis_node.gossip.streams import StreamServer
 from ftis_node.gossip.types import Fetched, FetchOutcome
 from ftis_node.gossip.wire_format import Frame, ItemCollector, RpcService, outcome_of, protocol, read_frame, write_frame
@@ -70,14 +70,14 @@ class Session:
     process: P2pdProcess
     client: P2pdClient
     directory: Directory
-    config: P2pdConfig
+    parts: SessionParts
     listening_on: tuple[str, ...]
 
     async def pull(
         self, peer_id: str, protocol: str, request: bytes, *, items: ItemCollector, idle_s: float, timeout_s: float
     ) -> Fetched:
         """Send `request` to a peer and collect its items. Raises no exception for a peer's behavior."""
-        own_id, cipher = self.config.identity.peer_id, self.config.cipher
+        own_id, cipher = self.parts.identity.peer_id, self.parts.cipher
         ciphertext = cipher.encrypt(request, "request", own_id, peer_id, protocol)
         try:
             async with (
@@ -130,39 +130,39 @@ class Session:
 
 
 @asynccontextmanager
-async def open_session(config: P2pdConfig, *, listen: Sequence[Address]) -> AsyncIterator[Session]:
+async def open_session(parts: SessionParts, *, listen: Sequence[Address]) -> AsyncIterator[Session]:
     """Start p2pd on `listen`, with client, directory and server. Raises the same errors as `Gossip.start`."""
-    settings = config.settings
+    settings = parts.settings
     folder = settings.sockets_dir.absolute()
     control_path, streams_path = folder / CONTROL_NAME, folder / STREAMS_NAME
     async with AsyncExitStack() as stack:
         prepare_sockets(folder)
         stack.callback(clear_sockets, folder)
-        replace_file(folder / KEY_NAME, libp2p_private_key(config.identity), mode=0o600)
-        process = await (_start_relay if config.is_public else _start_p2pd)(config, listen=listen)
+        replace_file(folder / KEY_NAME, libp2p_private_key(parts.identity), mode=0o600)
+        process = await (_start_relay if parts.is_public else _start_p2pd)(parts, listen=listen)
         stack.push_async_callback(process.stop, timeout_s=settings.stop_timeout_s)
         async with asyncio.timeout(settings.control_timeout_s):  # p2pd may have ended; hivemind would wait forever
-            directory = await Directory.attach(control_path, config)
+            directory = await Directory.attach(control_path, parts)
         stack.push_async_callback(directory.close)
-        server = StreamServer(config)
+        server = StreamServer(parts)
         await server.listen(streams_path)
         stack.push_async_callback(server.close)
         client = P2pdClient(
-            control_path, timeout_s=settings.control_timeout_s, counters=config.counters, guard=config.guard
+            control_path, timeout_s=settings.control_timeout_s, counters=parts.counters, guard=parts.guard
         )
         stack.callback(client.close)
-        if config.handlers:
-            await client.handle_streams(tuple(config.handlers), streams_path)
-        yield Session(process, client, directory, config, await client.identify())
+        if parts.handlers:
+            await client.handle_streams(tuple(parts.handlers), streams_path)
+        yield Session(process, client, directory, parts, await client.identify())
 
 
-async def _start_relay(config: P2pdConfig, *, listen: Sequence[Address]) -> P2pdProcess:
+async def _start_relay(parts: SessionParts, *, listen: Sequence[Address]) -> P2pdProcess:
     """Start p2pd, usually one or two times, until its relay has our limits (`relay_limit.py`)."""
-    settings, folder = config.settings, config.settings.sockets_dir.absolute()
+    settings, folder = parts.settings, parts.settings.sockets_dir.absolute()
     for num_tries in range(1, settings.num_relay_tries + 1):
-        process = await _start_p2pd(config, listen=listen)
+        process = await _start_p2pd(parts, listen=listen)
         try:
-            limit = await fetch_own_limit(config, control_path=folder / CONTROL_NAME, probe_path=folder / PROBE_NAME)
+            limit = await fetch_own_limit(parts, control_path=folder / CONTROL_NAME, probe_path=folder / PROBE_NAME)
         except BaseException:
             await process.stop(timeout_s=0)
             raise
@@ -178,9 +178,9 @@ async def _start_relay(config: P2pdConfig, *, listen: Sequence[Address]) -> P2pd
     return process
 
 
-async def _start_p2pd(config: P2pdConfig, *, listen: Sequence[Address]) -> P2pdProcess:
+async def _start_p2pd(parts: SessionParts, *, listen: Sequence[Address]) -> P2pdProcess:
     """Start p2pd with a few retries: on a busy machine the first start may be slow."""
-    settings = config.settings
+    settings = parts.settings
     folder = settings.sockets_dir.absolute()
     check_free(listen)
     arguments = p2pd_arguments(
@@ -188,12 +188,12 @@ async def _start_p2pd(config: P2pdConfig, *, listen: Sequence[Address]) -> P2pdP
         listen=listen,
         control_path=folder / CONTROL_NAME,
         key_path=folder / KEY_NAME,
-        is_public=config.is_public,
+        is_public=parts.is_public,
     )
     failures = []
     for _ in range(settings.num_start_tries):
         try:
-            return await P2pdProcess.start(arguments, timeout_s=settings.start_timeout_s, on_one_core=config.is_public)
+            return await P2pdProcess.start(arguments, timeout_s=settings.start_timeout_s, on_one_core=parts.is_public)
         except MachineError as error:
             failures.append(str(error))
             (folder / CONTROL_NAME).unlink(missing_ok=True)

@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack
 
 from ftis_node.errors import FtisError, MachineError, UsageError
 from ftis_node.gossip.p2pd.client import cancel_and_wait
-from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.process import pin_ports
 from ftis_node.gossip.p2pd.session import Session, open_session
+from ftis_node.gossip.p2pd.session_parts import SessionParts
 from ftis_node.gossip.types import SwarmPhase, SwarmState
 from ftis_node.telemetry.faults import report
 
@@ -29,11 +29,11 @@ class P2pdSupervisor:
     answers; any other exception is an internal error and ends the supervisor.
     """
 
-    def __init__(self, config: P2pdConfig, work: Work, *, on_end: Callable[[BaseException | None], None]) -> None:
-        self._config = config
+    def __init__(self, parts: SessionParts, work: Work, *, on_end: Callable[[BaseException | None], None]) -> None:
+        self._parts = parts
         self._work = work
         self._on_end = on_end
-        self._listen = config.settings.listen_addresses
+        self._listen = parts.settings.listen_addresses
         self._runner: asyncio.Task[None] | None = None
         self._is_up = asyncio.Event()
         self._down_reason = "the network process is starting"
@@ -71,7 +71,7 @@ class P2pdSupervisor:
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
-        restart = self._config.settings.restart
+        restart = self._parts.settings.restart
         num_failures = 0
         while True:
             began_at = clock()
@@ -79,7 +79,7 @@ class P2pdSupervisor:
             if clock() - began_at > restart.ceiling_s:
                 num_failures = 0
             num_failures += 1
-            self._config.counters.restarts += 1
+            self._parts.counters.restarts += 1
             delay_s = restart.delay_s(num_failures, draw=random.random())
             self._next_start_at = clock() + delay_s
             logger.warning("%s; restarting it in %.1f s", self._down_reason, delay_s)
@@ -88,10 +88,10 @@ class P2pdSupervisor:
     async def _run_session(self) -> str:
         async with AsyncExitStack() as stack:
             try:
-                session = await stack.enter_async_context(open_session(self._config, listen=self._listen))
+                session = await stack.enter_async_context(open_session(self._parts, listen=self._listen))
             except (FtisError, OSError, EOFError) as error:
                 return self._failed_to_start(error)
-            self._listen = pin_ports(self._config.settings.listen_addresses, session.listening_on)
+            self._listen = pin_ports(self._parts.settings.listen_addresses, session.listening_on)
             try:
                 self._down_reason = f"the network process ended ({await self._work_until_lost(session)})"
             finally:
@@ -102,7 +102,7 @@ class P2pdSupervisor:
         """Return the cause of a failed start. Before the first success raise it, because the user can fix it."""
         if self._is_up.is_set():
             if isinstance(error, UsageError):  # another program has taken our old port
-                self._listen = self._config.settings.listen_addresses
+                self._listen = self._parts.settings.listen_addresses
             return f"the network process did not start ({error})"
         if isinstance(error, FtisError):
             raise error
@@ -121,7 +121,7 @@ class P2pdSupervisor:
             if work.done():
                 if not is_loss(work.exception()):
                     work.result()  # raises the internal error
-                await asyncio.wait({lost}, timeout=self._config.settings.poll_s)
+                await asyncio.wait({lost}, timeout=self._parts.settings.poll_s)
             return lost.result() if lost.done() else "it no longer answers"
         finally:
             await cancel_and_wait(work, lost)  # errors caused by p2pd's end are expected

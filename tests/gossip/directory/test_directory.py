@@ -34,8 +34,8 @@ from ftis_node.gossip.directory.validators import (
     StoredRun,
 )
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
-from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, DictionaryDHTValue, MSGPackSerializer, dht_pb2
+from ftis_node.gossip.p2pd.session_parts import SessionParts
 from ftis_node.gossip.wire_format import bucket_key, check_run_id, manifest_key, record_key
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
@@ -155,7 +155,7 @@ async def test_an_error_of_hivemind_is_a_timeout_and_a_lost_p2pd_is_not(tmp_path
         raise ConnectionResetError
 
     node = SimpleNamespace(find_nearest_nodes=find_nearest_nodes, get=disconnected)
-    directory = Directory(node, RequestLimiter(), P2pdConfig(settings=settings(tmp_path), identity=OWNER))
+    directory = Directory(node, RequestLimiter(), SessionParts(settings=settings(tmp_path), identity=OWNER))
     with pytest.raises(TimeoutError, match="failed: AssertionError"):
         await directory._call(node.find_nearest_nodes())
     with pytest.raises(ConnectionResetError):

@@ -82,13 +82,13 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
 DAEMON = """
 import asyncio, sys
 from pathlib import Path
-from ftis_node.gossip.p2pd.config import P2pdConfig
+from ftis_node.gossip.p2pd.session_parts import SessionParts
 from ftis_node.gossip.p2pd.session import open_session
 from tests.gossip.helpers import settings
 
 async def main():
     chosen = settings(Path(sys.argv[1]))
-    async with open_session(P2pdConfig(settings=chosen), listen=chosen.listen_addresses) as session:
+    async with open_session(SessionParts(settings=chosen), listen=chosen.listen_addresses) as session:
         print(session.process.pid, flush=True)
         await asyncio.sleep(60)
 
