@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftis_node.errors import ModelError
-from ftis_node.workers.flat_tensors import BLOCK_BYTES, FlatTensors
+from ftis_node.workers.checksummed_buffer import BLOCK_BYTES, ChecksummedBuffer
 from ftis_node.workers.tensor_file import DTYPES, checksum, checksums_of, read_tensors, write_tensors
 from ftis_node.workers.weight_store import file_checksums, find_difference
 
@@ -139,18 +139,18 @@ def test_the_checksums_of_a_buffer_are_those_of_its_tensors():
     sizes = (1, 3, 7, BLOCK_BYTES // 2, BLOCK_BYTES // 2 + 1, 40_000)
     values = {f"t{number}": torch.randn(size).bfloat16() for number, size in enumerate(sizes)}
     tensors = {name: torch.nn.Parameter(value.clone()) for name, value in values.items()}
-    flat = FlatTensors(tensors.values())
+    buffer = ChecksummedBuffer(tensors.values())
     assert len({tensor.untyped_storage().data_ptr() for tensor in tensors.values()}) == 1
     assert all(torch.equal(tensors[name], value) for name, value in values.items())
     named = tensors | {"half": tensors["t5"].detach()[:20_000], "other": torch.randn(9)}
-    assert flat.checksums(named) == checksums_of(named)
-    before = flat.checksums(named)
+    assert buffer.checksums(named) == checksums_of(named)
+    before = buffer.checksums(named)
     with torch.no_grad():
         tensors["t2"][6] += 1
         tensors["t5"][39_999] = -3
-    after = flat.checksums(named)
+    after = buffer.checksums(named)
     assert after == checksums_of(named)
     assert {name for name in named if before[name] != after[name]} == {"t2", "t5"}
     with Count() as count:
-        flat.checksums(tensors)
+        buffer.checksums(tensors)
     assert count.total < 10

@@ -32,7 +32,7 @@ from ftis_node.learner.model.policy import Policy, load_unchecked, own_tensors
 from ftis_node.models import PromptTokenizer
 from ftis_node.models.loading import check_export_folder, export_adapter, export_model
 from ftis_node.telemetry.log import OnProgress, unwatched
-from ftis_node.workers.flat_tensors import FlatTensors
+from ftis_node.workers.checksummed_buffer import ChecksummedBuffer
 from ftis_node.workers.hub_names import hub_parts, hub_tensors
 from ftis_node.workers.shared_tensors import Exporter
 from ftis_node.workers.shared_weights import Transfer
@@ -66,7 +66,7 @@ class WeightPublication:
         self._exporter = Exporter()
         self._locked = None if transfer == "file" else LockedFiles()
         self._is_shareable = _is_shareable(policy, transfer)
-        self._flat = _flattened(policy) if self._is_shareable else None
+        self._buffer = _in_one_buffer(policy) if self._is_shareable else None
 
     def begin(self, version: int) -> None:
         """Publish the version from which the learner resumes, and remove all versions of a former process.
@@ -151,7 +151,7 @@ class WeightPublication:
         if any(tensor.dtype != policy.compute_dtype for tensor in tensors.values()):
             raise SharingError(f"not all tensors of the model are {policy.compute_dtype}")
         named = hub_tensors(policy.causal_lm, tensors)
-        checksums = self._flat.checksums(named) if self._flat else checksums_of(named)
+        checksums = self._buffer.checksums(named) if self._buffer else checksums_of(named)
         shared = self._exporter.share(named)
         return PublishedWeights(
             version=version, path="", num_bytes=shared.num_bytes, checksums=checksums, transfer="ipc", shared=shared
@@ -163,10 +163,10 @@ def _is_shareable(policy: Policy, transfer: Transfer) -> bool:
     return transfer == "ipc" and policy.adapted is None and not any(map(is_sharded, policy.trainable().values()))
 
 
-def _flattened(policy: Policy) -> FlatTensors | None:
+def _in_one_buffer(policy: Policy) -> ChecksummedBuffer | None:
     """Move the trained weights into one buffer; None if the GPU has no space for both at this moment."""
     try:
-        return FlatTensors(policy.trainable().values())
+        return ChecksummedBuffer(policy.trainable().values())
     except torch.OutOfMemoryError:
         log.info("published weights are summed one by one: the GPU has no space to move them into one buffer")
         return None

@@ -82,8 +82,8 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
 DAEMON = """
 import asyncio, sys
 from pathlib import Path
-from ftis_node.gossip.p2pd.session_parts import SessionParts
 from ftis_node.gossip.p2pd.session import open_session
+from ftis_node.gossip.p2pd.session_parts import SessionParts
 from tests.gossip.helpers import settings
 
 async def main():

@@ -17,7 +17,7 @@ from ftis_node.workers.tensor_file import checksums_of
 BLOCK_BYTES = 8192
 
 
-class FlatTensors:
+class ChecksummedBuffer:
     """A buffer that the given tensors now share. Their values may change, but they must not move."""
 
     @torch.no_grad()
