@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from ftis_node.telemetry.health_summary import AnswerWord, summarize_health
 from ftis_node.telemetry.terminal_text import printable, wrapped
+from ftis_node.view.formats import number
 from ftis_node.view.health_answers import answer_texts, refusal_texts
 from ftis_node.view.node_facts import node_facts
 from ftis_node.view.snapshot import MachineUsage, NodeSnapshot
-from ftis_node.view.spans import Tone, labeled, number, text_lines
+from ftis_node.view.spans import Tone, labeled, text_lines
 
 if TYPE_CHECKING:
     from ftis_node.telemetry.status import Status

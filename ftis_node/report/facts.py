@@ -31,8 +31,8 @@ from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
 from ftis_node.telemetry.history import ROUTINE, EventHead, History, HistoryReader, read_event
 from ftis_node.telemetry.log import OnProgress
 from ftis_node.telemetry.status import Status
+from ftis_node.view.formats import short_id
 from ftis_node.view.groups import distinct
-from ftis_node.view.spans import short_id
 
 LINES_PER_PROGRESS = 20_000
 MAX_MANIFEST = 32_768

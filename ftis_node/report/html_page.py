@@ -16,9 +16,10 @@ from ftis_node.report.timeline import sentence
 from ftis_node.swarm.reasons import full_sentence
 from ftis_node.telemetry.health_summary import duration, plural
 from ftis_node.telemetry.history import EvaluationPoint, StepPoint, groups_used, slices
+from ftis_node.view.formats import count, number, percent
 from ftis_node.view.node_facts import node_facts
 from ftis_node.view.snapshot import NodeSnapshot
-from ftis_node.view.spans import count, number, percent, text_of
+from ftis_node.view.spans import text_of
 
 TEMPLATE = "page.html.j2"
 MAX_PEERS = 60

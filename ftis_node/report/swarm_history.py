@@ -9,8 +9,8 @@ from typing import Any
 from ftis_node.report.run_charts import Chart, ChartSeries
 from ftis_node.report.swarm_page import MAX_RUNS, render_swarm
 from ftis_node.swarm.overview import SwarmView
+from ftis_node.view.formats import count
 from ftis_node.view.palette import MAIN, OWN
-from ftis_node.view.spans import count
 from ftis_node.view.swarm import SwarmTotals, totals
 
 PERIOD_S = 300.0

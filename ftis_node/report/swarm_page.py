@@ -20,8 +20,8 @@ from ftis_node.report.run_charts import Chart, ChartSeries
 from ftis_node.report.templates import clean, render, text_of
 from ftis_node.swarm.overview import SwarmView
 from ftis_node.telemetry.health_summary import plural
+from ftis_node.view.formats import ago, count, percent
 from ftis_node.view.palette import CURVES
-from ftis_node.view.spans import ago, count, percent
 from ftis_node.view.swarm import (
     Influence,
     bounded,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import ELLIPSIS, date_time, printable
-from ftis_node.view.spans import number, percent, short_id
+from ftis_node.view.formats import number, percent, short_id
 
 if TYPE_CHECKING:
     from markupsafe import Markup

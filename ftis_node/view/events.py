@@ -8,7 +8,8 @@ from typing import Any
 from ftis_node.telemetry.health_summary import plural
 from ftis_node.telemetry.history import ROUTINE
 from ftis_node.telemetry.terminal_text import clipped
-from ftis_node.view.spans import Line, Span, Tone, clock, line, number, short_id
+from ftis_node.view.formats import clock, number, short_id
+from ftis_node.view.spans import Line, Span, Tone, line
 
 TONES = {
     **dict.fromkeys("step eval start peer_joined".split(), Tone.STRONG),

@@ -11,17 +11,8 @@ from ftis_node.swarm.sequence import counter_of
 from ftis_node.telemetry.health_summary import plural
 from ftis_node.telemetry.terminal_text import clipped, date_time
 from ftis_node.view.events import event_line
-from ftis_node.view.spans import (
-    MARGIN,
-    Line,
-    Span,
-    Tone,
-    clock,
-    labeled,
-    line,
-    number,
-    short_id,
-)
+from ftis_node.view.formats import clock, number, short_id
+from ftis_node.view.spans import MARGIN, Line, Span, Tone, labeled, line
 
 if TYPE_CHECKING:
     from ftis_node.replay.group_history import CompletionDetails, GroupHistory

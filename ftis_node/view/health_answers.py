@@ -19,8 +19,9 @@ from ftis_node.telemetry.health_summary import (
 )
 from ftis_node.telemetry.status import RefusalStatus
 from ftis_node.telemetry.terminal_text import date_time
+from ftis_node.view.formats import ago
 from ftis_node.view.snapshot import NodeSnapshot
-from ftis_node.view.spans import Line, Span, Tone, ago, labeled, line
+from ftis_node.view.spans import Line, Span, Tone, labeled, line
 
 LABEL_WIDTH, WORD_WIDTH = 14, 9
 MIN_STEPS = 8  # with fewer, a trend is noise

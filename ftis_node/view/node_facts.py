@@ -20,8 +20,9 @@ from ftis_node.telemetry.health_summary import (
 )
 from ftis_node.telemetry.status import EvalStatus, GenerationStatus, LearnerStatus, Status, SwarmStatus
 from ftis_node.telemetry.terminal_text import size
+from ftis_node.view.formats import count, number, percent
 from ftis_node.view.snapshot import MachineUsage, NodeSnapshot
-from ftis_node.view.spans import Line, Span, Tone, count, line, number, percent
+from ftis_node.view.spans import Line, Span, Tone, line
 
 BAR_WIDTH = 20
 MIN_SHOWN_SKEW_S = 1.0

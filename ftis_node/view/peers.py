@@ -8,18 +8,8 @@ from typing import Any
 from ftis_node.swarm.peer_rows import shown_names
 from ftis_node.telemetry.status import NodeStatus
 from ftis_node.telemetry.terminal_text import clipped, date_time, printable
-from ftis_node.view.spans import (
-    Line,
-    Span,
-    Tone,
-    ago,
-    count,
-    labeled,
-    line,
-    number,
-    percent,
-    short_id,
-)
+from ftis_node.view.formats import ago, count, number, percent, short_id
+from ftis_node.view.spans import Line, Span, Tone, labeled, line
 
 PEER_COLUMNS = ("peer", "model", "trust", "accepted", "effective", "refused", "confirmed", "seen")
 NAME_WIDTH, MODEL_WIDTH, REASON_WIDTH = 9, 16, 60

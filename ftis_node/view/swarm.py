@@ -11,7 +11,8 @@ from ftis_node.swarm.overview import SwarmRow, SwarmView
 from ftis_node.swarm.peer_rows import shown_names
 from ftis_node.telemetry.health_summary import plural
 from ftis_node.telemetry.terminal_text import cells, clipped, columns
-from ftis_node.view.spans import Line, Span, Tone, ago, count, labeled, line, percent, text_lines, text_of
+from ftis_node.view.formats import ago, count, percent
+from ftis_node.view.spans import Line, Span, Tone, labeled, line, text_lines, text_of
 
 BARS = "▁▂▃▄▅▆▇█"
 LEAST_SPAN = 0.02  # keeps noise on a flat sparkline small

@@ -19,6 +19,7 @@ from ftis_node.telemetry.status import EvalStatus, PauseStatus, ReceiptFigures, 
 from ftis_node.telemetry.status_at_rest import at_rest
 from ftis_node.telemetry.terminal_text import printable, size
 from ftis_node.view.events import event_line, notable_events
+from ftis_node.view.formats import ago, count, number, percent
 from ftis_node.view.groups import group_lines
 from ftis_node.view.health_answers import (
     answer_lines,
@@ -33,7 +34,7 @@ from ftis_node.view.health_answers import (
 from ftis_node.view.node_facts import head_line, node_facts
 from ftis_node.view.peers import PEER_COLUMNS, is_found, peer_lines, peer_row, sorted_peers
 from ftis_node.view.snapshot import MachineUsage, NodeSnapshot
-from ftis_node.view.spans import Line, Span, Tone, ago, count, number, percent, text_of
+from ftis_node.view.spans import Line, Span, Tone, text_of
 from tests.dashboard.sample_node import ANN, BOB, GROUP, HISTORY, HOSTILE, NOW, PEERS, RUNNING, STOPPED
 
 
