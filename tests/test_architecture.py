@@ -213,8 +213,8 @@ def test_status_loads_no_heavy_library(tmp_path):
 
 
 NODE_PARTS = (
-    *("supervision", "worker_interfaces", "worker_settings", "pausing", "state", "context", "storage", "peers"),
-    *("training", "loops", "exchange", "http_api", "wiring", "daemon", "startup"),
+    *("supervision", "health", "worker_interfaces", "worker_settings", "pausing", "state", "context", "storage"),
+    *("peers", "training", "loops", "exchange", "http_api", "wiring", "daemon", "startup"),
 )
 """Folders and files of the node, lowest first: each imports only those below it."""
 
