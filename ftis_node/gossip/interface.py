@@ -16,7 +16,9 @@ from dataclasses import replace
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
+from ftis_node.gossip.frames import ItemCollector, pack_ids
 from ftis_node.gossip.multiaddr import Reachability, reachability_of
+from ftis_node.gossip.names import RpcService, check_run_id
 from ftis_node.gossip.pubsub import AnnouncementQueue
 from ftis_node.gossip.services import AdmissionControl, Services
 from ftis_node.gossip.types import (
@@ -36,7 +38,6 @@ from ftis_node.gossip.types import (
     ServeWeights,
     SwarmState,
 )
-from ftis_node.gossip.wire_format import ItemCollector, RpcService, check_run_id, pack_ids
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 
 logger = logging.getLogger(__name__)

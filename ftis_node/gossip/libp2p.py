@@ -17,8 +17,10 @@ from dataclasses import replace
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.encryption import NO_CIPHER, SecretCipher
+from ftis_node.gossip.frames import ItemCollector
 from ftis_node.gossip.interface import Gossip
 from ftis_node.gossip.membership import SEEN_TTLS, Membership
+from ftis_node.gossip.names import RpcService, protocol, topic
 from ftis_node.gossip.p2pd.session import Session
 from ftis_node.gossip.p2pd.session_parts import SessionParts
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
@@ -33,7 +35,6 @@ from ftis_node.gossip.types import (
     SwarmPhase,
     SwarmState,
 )
-from ftis_node.gossip.wire_format import ItemCollector, RpcService, protocol, topic
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import Place
 

@@ -12,7 +12,9 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 
 from ftis_node.errors import RecordError
+from ftis_node.gossip.frames import ItemCollector, outcome_of
 from ftis_node.gossip.interface import Gossip
+from ftis_node.gossip.names import RpcService
 from ftis_node.gossip.services import OverBudget
 from ftis_node.gossip.types import (
     ConnectionFacts,
@@ -24,7 +26,6 @@ from ftis_node.gossip.types import (
     SwarmPhase,
     SwarmState,
 )
-from ftis_node.gossip.wire_format import ItemCollector, RpcService, outcome_of
 from ftis_node.swarm.peer_guard import Place, is_own
 from ftis_node.swarm.topology import shard_of
 

@@ -19,10 +19,10 @@ from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip.dialer import Dialer, connected_ids
 from ftis_node.gossip.directory.entries import pack_member
 from ftis_node.gossip.directory.validators import sample_by_block
+from ftis_node.gossip.names import RpcService
 from ftis_node.gossip.p2pd.session import Session
 from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.gossip.types import ConnectionFacts, SwarmState
-from ftis_node.gossip.wire_format import RpcService
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, buckets_of, choose_dials, shard_of, shards_in_need
 

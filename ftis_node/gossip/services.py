@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
 from ftis_node.errors import RecordError
+from ftis_node.gossip.frames import unpack_ids
+from ftis_node.gossip.names import RpcService
 from ftis_node.gossip.types import (
     AnswerQuery,
     GossipCounters,
@@ -17,7 +19,6 @@ from ftis_node.gossip.types import (
     PeerTest,
     ServeWeights,
 )
-from ftis_node.gossip.wire_format import RpcService, unpack_ids
 from ftis_node.swarm.rate_limits import PeerSlots, UploadBudget
 
 Handler = Callable[[str, bytes], AsyncGenerator[bytes, None]]

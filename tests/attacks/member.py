@@ -20,11 +20,11 @@ from bench.stubs.group_maker import GroupMaker
 from ftis_node.gossip import MAX_ANSWERS, GossipLimits
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.gossip.names import RpcService, bucket_key, protocol
 from ftis_node.gossip.p2pd import session
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
 from ftis_node.gossip.streams import close_server
-from ftis_node.gossip.wire_format import RpcService, bucket_key, protocol
 from ftis_node.records.envelope import Announcement, Envelope, seal_group
 from ftis_node.records.group import Group
 from ftis_node.records.identity import ENVELOPE_DOMAIN, Identity

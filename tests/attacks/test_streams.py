@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 
-from ftis_node.gossip.wire_format import HEADER, Frame, RpcService
+from ftis_node.gossip.frames import HEADER, Frame
+from ftis_node.gossip.names import RpcService
 from tests.attacks.false_groups import FALSE_GROUPS
 from tests.attacks.member import Member, Scene
 from tests.attacks.messages import SERVERS

@@ -12,8 +12,9 @@ import pytest
 from ftis_node.config.manifest import parse_canonical
 from ftis_node.errors import RecordError
 from ftis_node.gossip import GossipLimits
+from ftis_node.gossip.frames import unpack_ids
+from ftis_node.gossip.names import manifest_key
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DictionaryDHTValue, MSGPackSerializer, dht_pb2
-from ftis_node.gossip.wire_format import manifest_key, unpack_ids
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import FinishReason
 from ftis_node.records.identity import peer_id_text

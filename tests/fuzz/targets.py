@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ftis_node.errors import RecordError
 from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.directory import entries
-from ftis_node.gossip.wire_format import read_frame, unpack_ids
+from ftis_node.gossip.frames import read_frame, unpack_ids
 from ftis_node.records.codec import CODECS, pack_group, pack_text_group, unpack_any
 from ftis_node.records.envelope import (
     Announcement,

@@ -74,10 +74,7 @@ def test_only_set_settings_reach_vllm():
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [
-        ("logprobs_mode", ", which ftis-node sets itself"),
-        ("max_num_seqs", ": set generation.max_batch"),
-    ],
+    [("logprobs_mode", ", which ftis-node sets itself"), ("max_num_seqs", ": set generation.max_batch")],
 )
 def test_options_that_ftis_node_sets_are_refused(name, instead):
     with pytest.raises(ConfigError, match=f"^generation.engine_options must not have '{name}'{instead}$"):

@@ -7,8 +7,9 @@ import psutil
 import pytest
 
 from ftis_node.gossip import FetchOutcome, GossipLimits
+from ftis_node.gossip.frames import Frame, pack_ids, write_frame
 from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
-from ftis_node.gossip.wire_format import Frame, RpcService, pack_ids, protocol, write_frame
+from ftis_node.gossip.names import RpcService, protocol
 from tests.gossip.helpers import BodyStore, announce_until_received, receive
 from tests.waiting import eventually
 

@@ -7,8 +7,9 @@ import pytest
 from ftis_node.errors import ConfigError, RecordError
 from ftis_node.gossip import FetchOutcome
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES, SecretCipher
+from ftis_node.gossip.frames import Frame, pack_ids, write_frame
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.gossip.wire_format import RUN_ID, Frame, RpcService, pack_ids, protocol, topic, write_frame
+from ftis_node.gossip.names import RUN_ID, RpcService, protocol, topic
 from ftis_node.telemetry.secrets import read_secret
 from tests.gossip.helpers import BodyStore, announce_until_received, receive
 from tests.waiting import eventually

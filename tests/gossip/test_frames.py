@@ -6,8 +6,9 @@ import pytest
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip import GossipCounters, GossipLimits
+from ftis_node.gossip.frames import CHUNK_BYTES, ItemCollector, pack_ids, read_frame, unpack_ids
+from ftis_node.gossip.names import RpcService
 from ftis_node.gossip.services import Services
-from ftis_node.gossip.wire_format import CHUNK_BYTES, ItemCollector, RpcService, pack_ids, read_frame, unpack_ids
 from tests.loop_clock import LoopClock
 
 LIMITS = GossipLimits(max_ids_per_request=3)

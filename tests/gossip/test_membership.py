@@ -12,8 +12,8 @@ from ftis_node.gossip import PeerConnection, SwarmPhase, dialer
 from ftis_node.gossip.bootstrap_node import MAX_TOPICS
 from ftis_node.gossip.directory.validators import StoredRun
 from ftis_node.gossip.membership import MAX_HELLOS_IN_FLIGHT, MAX_KNOWN, MemberProbe, Membership
+from ftis_node.gossip.names import RpcService, topic
 from ftis_node.gossip.p2pd.client import P2pdError
-from ftis_node.gossip.wire_format import RpcService, topic
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of, shard_of
 from tests.gossip.helpers import settings

@@ -8,8 +8,8 @@ import pytest
 
 from ftis_node.gossip import FetchOutcome, Gossip
 from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.gossip.names import RpcService, protocol, topic
 from ftis_node.gossip.p2pd.client import P2pdError
-from ftis_node.gossip.wire_format import RpcService, protocol, topic
 from ftis_node.records.identity import is_peer_id
 from tests.attacks.visitors.host import Host, KeyKind, Target, host
 from tests.gossip.conftest import Start

@@ -13,10 +13,10 @@ from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entr
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.gossip.membership import MemberProbe
+from ftis_node.gossip.names import RpcService, bucket_key, protocol, record_key, topic
 from ftis_node.gossip.p2pd import client
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, PeerID
 from ftis_node.gossip.types import DUPLICATE_IDENTITY
-from ftis_node.gossip.wire_format import RpcService, bucket_key, protocol, record_key, topic
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.swarm.topology import bucket_of

@@ -14,7 +14,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "records.envelope:open_announcement",
     ),
     Place.AUDIT: ("node.loops.logprob_checks:sampled_by", "replay.stored_rows:StoredGroup.from_accepted"),
-    Place.CATCH_UP: ("gossip.wire_format:ItemCollector.add",),
+    Place.CATCH_UP: ("gossip.frames:ItemCollector.add",),
     Place.COUNT: ("node.loops.logprob_checks:AuditLoop.offer",),
     Place.DIAL: (CONNECT,),
     Place.DIRECTORY: (
@@ -37,7 +37,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
     Place.SERVE: (
         "gossip.services:AdmissionControl.admitted",
         "gossip.services:AdmissionControl.before_item",
-        "gossip.wire_format:unpack_ids",
+        "gossip.frames:unpack_ids",
         "node.peers.request_handler:PeerRequestHandler.answer",
         "node.peers.request_handler:PeerRequestHandler.confirmed",
         "node.peers.request_handler:PeerRequestHandler.lookup",

@@ -18,14 +18,7 @@ from ftis_node.swarm.peer_guard import UNPROVEN, Place
 from ftis_node.telemetry.events import read_events
 from tests.attacks.member import joined
 from tests.injection.boundaries import ELSEWHERE, KINDS, POINTS, STORE, points_for
-from tests.injection.full_node import (
-    FullNode,
-    Victim,
-    as_member,
-    maker_of,
-    running_node,
-    stop,
-)
+from tests.injection.full_node import FullNode, Victim, as_member, maker_of, running_node, stop
 from tests.injection.hostile import Hostile
 from tests.injection.injector import Injector, Unexpected
 from tests.waiting import eventually

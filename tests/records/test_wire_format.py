@@ -14,7 +14,8 @@ import zstandard
 from ftis_node.gossip import GossipLimits
 from ftis_node.gossip import encryption as secret_file
 from ftis_node.gossip.directory import entries, validators
-from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, pack_ids, protocol, topic
+from ftis_node.gossip.frames import HEADER, Frame, pack_ids
+from ftis_node.gossip.names import RpcService, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
 from ftis_node.node.peers.request_handler import MAX_ANSWERS
 from ftis_node.records import bounds, codec, peer_messages, weights

@@ -36,6 +36,7 @@ from ftis_node.gossip.directory.validators import (
     entries_in,
 )
 from ftis_node.gossip.multiaddr import usable_addresses
+from ftis_node.gossip.names import bucket_key, manifest_key, record_key
 from ftis_node.gossip.p2pd.client import cancel_and_wait, shielded_call
 from ftis_node.gossip.p2pd.hivemind_bindings import (
     DHTID,
@@ -46,7 +47,6 @@ from ftis_node.gossip.p2pd.hivemind_bindings import (
     dht_pb2,
 )
 from ftis_node.gossip.p2pd.session_parts import SessionParts
-from ftis_node.gossip.wire_format import bucket_key, manifest_key, record_key
 from ftis_node.records.identity import peer_id_from_text
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place

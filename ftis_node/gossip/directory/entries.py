@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
-from ftis_node.gossip.wire_format import RUN_ID, bucket_key, manifest_key, record_key
+from ftis_node.gossip.names import RUN_ID, bucket_key, manifest_key, record_key
 from ftis_node.records.identity import Identity, peer_id_text, verify
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of
 

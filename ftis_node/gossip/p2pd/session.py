@@ -18,13 +18,14 @@ from pathlib import Path
 from ftis_node.errors import MachineError, RecordError, UsageError
 from ftis_node.files import replace_file
 from ftis_node.gossip.directory.dht import Directory
+from ftis_node.gossip.frames import Frame, ItemCollector, outcome_of, read_frame, write_frame
+from ftis_node.gossip.names import RpcService, protocol
 from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
 from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, libp2p_private_key, p2pd_arguments
 from ftis_node.gossip.p2pd.relay_limit import fetch_own_limit
 from ftis_node.gossip.p2pd.session_parts import SessionParts
 from ftis_node.gossip.streams import StreamServer
 from ftis_node.gossip.types import Fetched, FetchOutcome
-from ftis_node.gossip.wire_format import Frame, ItemCollector, RpcService, outcome_of, protocol, read_frame, write_frame
 from ftis_node.records.addresses import Address
 
 MAX_SOCKET_PATH_BYTES = 107  # the kernel's limit on the path of a unix socket

@@ -13,8 +13,9 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 
+from ftis_node.gossip.frames import HEADER, Frame
+from ftis_node.gossip.names import RpcService, protocol
 from ftis_node.gossip.p2pd.client import P2pdError
-from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, protocol
 from tests.attacks.member import GONE
 from tests.attacks.visitors.host import DIAL_S, FOREIGN, KeyKind, Target, host, output_of
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from bench.stubs.group_maker import GroupMaker
 from ftis_node.config.manifest import load_manifest
-from ftis_node.gossip.wire_format import HEADER, Frame, RpcService
+from ftis_node.gossip.frames import HEADER, Frame
+from ftis_node.gossip.names import RpcService
 from tests.attacks.false_groups import FALSE_GROUPS
 from tests.attacks.member import GONE, Member, Scene
 from tests.attacks.messages import ANNOUNCEMENTS, FOUR_GIB

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ftis_node.gossip import FetchOutcome
-from ftis_node.gossip.wire_format import RpcService
+from ftis_node.gossip.names import RpcService
 from ftis_node.node.loops.weight_offer import OfferedVersion
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Accepted, open_announcement, seal_group

@@ -1,66 +1,20 @@
-"""Names on the wire, and the frames of a stream: one request, then items, then an end.
+"""The frames of a stream: one request, then items, then an end.
 
-Each name contains the run id, so that different runs share no topic, no protocol and no record.
-
-    frame = kind (1 byte) + length (4 bytes, big-endian) + payload
+A frame is its kind (1 byte), the length of its payload (4 bytes, big-endian) and its payload.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import struct
 from collections.abc import Sequence
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.types import ID_BYTES, Fetched, FetchOutcome, GossipLimits
 
-PREFIX = "/ftis/1"
-RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HEADER = struct.Struct(">BI")
 CHUNK_BYTES = 1 << 16  # time limits apply to each chunk, so that a long body over a slow link does not time out
-
-
-class RpcService(StrEnum):
-    HELLO = "hello"  # empty request; one empty item: this peer is a member of the run
-    FETCH = "fetch"  # ids; returns bodies
-    FETCH_TEXT = "fetch_text"  # ids of bodies that the peer created; returns them re-encoded as text
-    CONFIRM = "confirm"  # ids; one empty item acknowledges
-    ASK = "ask"  # a query; returns answers
-    WEIGHTS = "weights"  # a query about a learner's weights; returns an offer, hashes or chunks
-
-
-def check_run_id(run_id: str) -> str:
-    """Return `run_id`. Raises ValueError if it cannot be part of a name."""
-    if RUN_ID.fullmatch(run_id) is None:
-        raise ValueError(f"{run_id!r} is not a run id: letters, digits, '_' and '-', at most 64 of them")
-    return run_id
-
-
-def topic(run_id: str, shard: int) -> str:
-    return f"{PREFIX}/{run_id}/{shard}"
-
-
-def protocol(run_id: str, service: RpcService) -> str:
-    return f"{PREFIX}/{run_id}/{service}"
-
-
-def service_of(protocol_name: str) -> RpcService:
-    """Return the service in a protocol name. Raises ValueError for a name that `protocol` never returns."""
-    return RpcService(protocol_name.rsplit("/", 1)[-1])
-
-
-def record_key(run_id: str, peer_id: str) -> str:
-    return f"{PREFIX}/{run_id}/record/{peer_id}"
-
-
-def manifest_key(run_id: str) -> str:
-    return f"{PREFIX}/{run_id}/manifest"
-
-
-def bucket_key(run_id: str, bucket: int) -> str:
-    return f"{PREFIX}/{run_id}/members/{bucket}"
 
 
 def pack_ids(ids: Sequence[bytes], *, limits: GossipLimits) -> bytes:
