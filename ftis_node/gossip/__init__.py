@@ -1,6 +1,6 @@
 """The network of a node: announcements, group bodies, confirmations, the directory. Only this package imports hivemind.
 
-These exports do not import hivemind. The files `libp2p` and `bootstrap` do: import them only to start a network.
+These exports do not import hivemind. The files `libp2p` and `bootstrap_node` do: import them only to start a network.
 """
 
 from __future__ import annotations

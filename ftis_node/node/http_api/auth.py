@@ -4,8 +4,9 @@
                                name resolves to 127.0.0.1 sends that name as `Host`, and is refused
     port for other machines    `Authorization: Bearer TOKEN`; probes need none
 
-The token comes from `observe.token_file`, or from a file in the home (0600, created once). It survives restarts, so
-that a scraper can keep it.
+The bearer token comes from `observe.token_file`, or from a file in the home (0600, created once). It survives restarts,
+so that a scraper can keep it. The local port has a separate token, which requests for changes and groups must carry.
+`local_api.py` and `exchange_api.py` check it.
 """
 
 from __future__ import annotations
