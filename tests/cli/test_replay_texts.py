@@ -141,9 +141,13 @@ def test_special_tokens_inside_an_answer_are_shown_and_its_end_is_not(home_with_
     hidden = make_completion(10, 0, 0, 11, EOS)  # <|endoftext|> twice
     whole = make_completion(10, 11, EOS)
     decoder = Decoder(Home(home_with_run))
-    shown = read_completion(hidden, 0.0, decoder).text
+    shown = read_completion(hidden, 0.0, decoder, end_ids=(EOS,)).text
     assert shown is not None and shown.count("<|endoftext|>") == 2
-    assert shown.replace("<|endoftext|>", "") == read_completion(whole, 0.0, decoder).text == decoder.text([10, 11])
+    assert (
+        shown.replace("<|endoftext|>", "")
+        == read_completion(whole, 0.0, decoder, end_ids=(EOS,)).text
+        == decoder.text([10, 11])
+    )
 
 
 def test_an_episode_is_shown_as_a_chat(home_with_run, identity, capsys, monkeypatch):
@@ -184,7 +188,9 @@ def test_an_observation_is_shown_without_the_chat_template(home_with_run, render
     tokenizer = Tokenizer.from_file(str(home_with_run / "model/tokenizer.json"))
     completion = replace(make_completion(10, EOS, 11, EOS), turn_lengths=(2, 2))
     ids = tokenizer.encode(rendered, add_special_tokens=False).ids
-    assert read_completion(completion, 0.0, Decoder(Home(home_with_run)), observations=[ids]).observations == (seen,)
+    assert read_completion(
+        completion, 0.0, Decoder(Home(home_with_run)), end_ids=(), observations=[ids]
+    ).observations == (seen,)
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])

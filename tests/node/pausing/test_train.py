@@ -93,7 +93,7 @@ async def test_groups_of_steps_that_a_pause_lost_are_kept_at_the_next_start(tmp_
         node.context.events.write("start", peer="")
         for number in (1, 2):
             node.store.buffer.admit(accepted(ANN, number), own=False)
-        await StepSelection(node.context, node.store, node.peers).take(5, own=0, foreign=2)
+        await StepSelection(node.context, node.store, node.peers, node.store.disk).take(5, own=0, foreign=2)
         node.store.buffer.release_step(5, ReleaseReason.TRAINED)
         async with training(node):
             node.learner.step = 4
