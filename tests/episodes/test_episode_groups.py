@@ -14,8 +14,7 @@ from ftis_node.errors import ModelError
 from ftis_node.generation.rollouts import Playing
 from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.messages import TrainGroup
-from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model
-from ftis_node.models.chat_template import PromptSettings
+from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.training.train_group import train_group
 from ftis_node.records.codec import hash_observations, unpack_group
@@ -34,16 +33,6 @@ from tests.episodes.played import ITEM, LIES, RUN, TASK, Lie, longest, one_turn_
 from tests.validation.test_pipeline import reason_of
 
 ROOMY = with_sections(RUN, sampling={"max_total_tokens": 400})
-
-
-@pytest.fixture(scope="module")
-def source(tiny_models):
-    return resolve_model(str(tiny_models["s"]))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(source):
-    return load_tokenizer(source, prompts=PromptSettings())
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ftis_node.models import load_tokenizer, resolve_model
-from ftis_node.models.chat_template import PromptSettings
 from ftis_node.records.envelope import Accepted
 from ftis_node.records.group import FinishReason, Group
 from ftis_node.validation import Refused
@@ -16,16 +14,6 @@ from tests.episodes.test_episode_groups import assert_engine_logprobs, judged
 
 STRINGS = ("7", "9", "0")
 STOPPING = with_sections(RUN, sampling={"max_total_tokens": 400}, episode={"stop": STRINGS})
-
-
-@pytest.fixture(scope="module")
-def source(tiny_models):
-    return resolve_model(str(tiny_models["s"]))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(source):
-    return load_tokenizer(source, prompts=PromptSettings())
 
 
 @pytest.fixture
