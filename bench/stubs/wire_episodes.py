@@ -83,7 +83,8 @@ def replay_seconds(episode: Group) -> float:
         replace(one, token_ids=_with_ends(one.token_ids, tokenizer), finish_reason=FinishReason.STOP)
         for one in episode.completions
     ]
-    group = replace(episode.with_completions(completions), turn_lengths=episode.turn_lengths)
+    made = episode.with_completions(completions)
+    group = replace(made, turn_lengths=episode.turn_lengths, end_ids=tokenizer.end_ids)
     return asyncio.run(_fastest_replay(group, tokenizer))
 
 
