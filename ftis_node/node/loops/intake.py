@@ -67,7 +67,7 @@ class _Lane:
 
 @dataclass(eq=False, repr=False)
 class IntakeLoop(NodePart):
-    """Three lanes, each of which validates one envelope at a time; both feed one bounded queue of accepted groups.
+    """Three lanes, each of which validates one envelope at a time; all feed one bounded queue of accepted groups.
 
     `newest_offered` returns the newest version of this node's weights that a follower may name, or None. `on_foreign`
     is called with each stored foreign group.
