@@ -25,6 +25,7 @@ from ftis_node.records.group import CompletionStatus, FinishReason
 from ftis_node.tasks import load_task
 from ftis_node.telemetry.terminal_text import printable
 from tests.cli.test_export import RUN, trained_home
+from tests.conftest import with_sections
 from tests.models.tiny_models import make_tokenizer, save_tiny
 from tests.trained_models import trained_model
 
@@ -63,19 +64,19 @@ def test_greedy_answers_are_those_of_the_evaluation(capsys):
         assert reply["text"] == problem["after"]["text"] and not reply["truncated"]
 
 
-def test_an_episode_is_played_as_in_the_evaluation(tmp_path, capsys):
+@pytest.mark.parametrize("stop", [(), ("1", "2")])
+def test_an_episode_is_played_as_in_the_evaluation(tmp_path, capsys, stop):
     """A model that does sums says a number and stops, so that each game has several turns."""
     model = shutil.copytree(trained_model("s"), tmp_path / "s")
-    (model / "run.toml").write_text(load_manifest("guess-ftis").to_toml())
+    (model / "run.toml").write_text(with_sections(load_manifest("guess-ftis"), episode={"stop": stop}).to_toml())
     how = ["--model", str(model)]
     asked = ["--task", "guess", "--limit", "4", "--show", "4", "--engine", "torch"]
     shown = json_of(capsys, "eval", *how, *asked)["problems"]
     assert any(problem["after"]["text"].count("\n> ") == 3 for problem in shown), "four turns"
-    source = resolve_model(str(model))
     settings = ChatSettings(device="cpu", episode=episode_of(Home(model)))
     (reply,) = json_of(capsys, "try", shown[0]["problem"], *how)["answers"]
     assert reply["text"] == shown[0]["after"]["text"] and not reply["truncated"]
-    chat = ChatModel("model", source, prompts=PromptSettings(), settings=settings)
+    chat = ChatModel("model", resolve_model(str(model)), prompts=PromptSettings(), settings=settings)
     pieces: list[str] = []
     chat.ask(shown[0]["problem"], on_text=pieces.append)
     assert "".join(pieces) == shown[0]["after"]["text"]
