@@ -271,7 +271,7 @@ class ReplayBuffer:
     def _candidates(self) -> list[Candidate]:
         rows = self._db.execute(
             "SELECT id, sender, own, arrival, created_at, policy_version, problem, task, prompt_index, rewards,"
-            " weights_of, num_bytes FROM groups WHERE state = ?",
+            " weights_of, num_bytes, number FROM groups WHERE state = ?",
             (State.READY,),
         )
         return [candidate_of(row) for row in rows]

@@ -45,6 +45,8 @@ class ReleaseReason(StrEnum):
 class Candidate:
     """A READY group as the rules see it. `arrival` is its order of admission, `num_bytes` its envelope's size.
 
+    `created_at` has whole milliseconds, so `number`, the sender's count, orders the groups that one sampled at once.
+
     `problem` is the hash of the problem's messages, because several indices of a task may have one text.
     """
 
@@ -59,6 +61,7 @@ class Candidate:
     rewards: tuple[float, ...] = ()
     weights_of: str | None = None
     num_bytes: int = 0
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,7 @@ def choose_sapo(
 
     All groups that are not drawn are discarded. The next step draws from the groups that arrive until then.
     """
-    ordered = sorted(candidates, key=lambda c: (c.sender, c.arrival))
+    ordered = sorted(candidates, key=lambda c: (c.sender, c.number, c.arrival))
     mine, theirs = [c for c in ordered if c.own], _one_per_problem([c for c in ordered if not c.own])
     choice = choose_groups(
         [c.rewards for c in mine],
@@ -193,8 +196,8 @@ def _in_turn(queues: Sequence[Sequence[Candidate]]) -> list[Candidate]:
     return [candidate for turn in zip_longest(*queues) for candidate in turn if candidate is not None]
 
 
-def _by_age(candidate: Candidate) -> tuple[float, int]:
-    return candidate.created_at, candidate.arrival
+def _by_age(candidate: Candidate) -> tuple[float, int, int]:
+    return candidate.created_at, candidate.number, candidate.arrival
 
 
 def newest_by(candidates: Sequence[Candidate], name: Callable[[str], str]) -> dict[str, list[Candidate]]:

@@ -81,6 +81,7 @@ def candidate_of(row: sqlite3.Row) -> Candidate:
         rewards=tuple(np.frombuffer(row["rewards"], "<f4").tolist()),
         weights_of=row["weights_of"],
         num_bytes=row["num_bytes"],
+        number=row["number"],
     )
 
 

@@ -14,7 +14,7 @@ from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
-from ftis_node.lab.experiment.rounds import RoundGate, RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
+from ftis_node.lab.experiment.rounds import RoundBarrier, RoundGate, RoundMember, RoundQuota, Rounds, Validator
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.startup.assemble import running_components
@@ -106,7 +106,7 @@ async def stepped(
     step, swarm = plans[0].manifest.step, LoopbackSwarm()
     nodes: list[NodeComponents] = []
     members: list[RoundMember] = []
-    lockstep = SynchronousRounds(Rounds(step.own_groups, step.foreign_groups, (STEPS,) * len(homes)))
+    lockstep = RoundBarrier(Rounds(step.own_groups, step.foreign_groups, (STEPS,) * len(homes)))
     for number, (home, plan) in enumerate(zip(homes, plans, strict=True)):
         settings = NodeSettings(
             model=str(model), engine="torch", seed=number, generation={"threads": 1}, learner={"threads": 1}
@@ -132,7 +132,7 @@ def home_of(root: Path, number: int) -> Home:
     return home
 
 
-async def _run_steps(parts: NodeComponents, lockstep: SynchronousRounds, member: RoundMember) -> None:
+async def _run_steps(parts: NodeComponents, lockstep: RoundBarrier, member: RoundMember) -> None:
     wiring = Wiring(parts)
     loops = (wiring.generate_loop, wiring.publish_loop, wiring.pull, wiring.intake)
     async with asyncio.TaskGroup() as tasks:

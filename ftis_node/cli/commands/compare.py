@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DEFAULT_METHODS = "alone,nois,vis,tis,ftis"
 HDEE = "hdee"
 HDEE_METHODS = "alone,ftis"  # experts that train separately, and experts that share
-NOT_OF_HDEE = ("controls", "share", "delay", "nodes", "attack", "attackers", "codec")
+NOT_OF_HDEE = ("controls", "share", "delay", "nodes", "speeds", "attack", "attackers", "codec")
 DEFAULT_STEPS = 40
 TINY_PRESETS = {"arithmetic": "arithmetic-compare", "sums": "sums-ftis", "guess": "guess-ftis"}
 RULE: Final = (
@@ -42,9 +42,9 @@ def compare(
         list[str] | None,
         typer.Option(
             "--pair",
-            help="size, expertise, peft, blind, sums, sums-large, or DIR,DIR (DIR:lora: an adapter); repeatable. Or "
-            "hdee, hdee:DIR, hdee:DIR,DIR: an expert for each part of --task. With --model-seeds N, {seed} in a DIR is "
-            "0 to N-1.",
+            help="size, expertise, peft, blind, sums, sums-large, unlike, or DIR,DIR[,...] (DIR:lora: an adapter); "
+            "repeatable. Or hdee, hdee:DIR, hdee:DIR,DIR: an expert for each part of --task. With --model-seeds N, "
+            "{seed} in a DIR is 0 to N-1.",
         ),
     ] = None,
     methods: Annotated[
@@ -70,7 +70,18 @@ def compare(
             help="none, fixed:K, lognormal:MIN-MAX, in steps; DELAY@peer: of the last node only; comma-separated.",
         ),
     ] = "none",
-    nodes: Annotated[str, typer.Option("--nodes", help="Nodes in a swarm; comma-separated.")] = "2",
+    nodes: Annotated[
+        str | None,
+        typer.Option("--nodes", help="Nodes in a swarm; comma-separated. Default: one for each model of the pairing."),
+    ] = None,
+    speeds: Annotated[
+        str | None,
+        typer.Option(
+            "--speeds",
+            help="Without a barrier: relative speed of each node, such as 4,2,1,2. --steps are those of the fastest. "
+            "Default: all nodes take each step together.",
+        ),
+    ] = None,
     attack: Annotated[
         str,
         typer.Option("--attack", help="Attack of the last nodes: none, rewards, logprobs, positives, padded, mimic."),
@@ -154,7 +165,8 @@ def compare(
         lora_adapter=LoraSection(rank=lora_rank, alpha=2 * lora_rank),
         shares=_split(share),
         delays=_split(delay),
-        num_nodes=_numbers(nodes),
+        num_nodes=_numbers("--nodes", nodes, least=2),
+        speeds=_numbers("--speeds", speeds, least=1),
         attacks=_split(attack),
         num_attackers=attackers,
         codecs=_split(codec),
@@ -291,11 +303,13 @@ def _split(text: str) -> tuple[str, ...]:
     return parts
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _numbers(option: str, text: str | None, *, least: int) -> tuple[int, ...]:
+    if text is None:
+        return ()
     try:
         numbers = tuple(int(part) for part in _split(text))
     except ValueError:
-        raise UsageError(f"--nodes takes numbers such as 2,4,8, not {text!r}") from None
-    if min(numbers) < 2:
-        raise UsageError("--nodes: a swarm has at least 2 nodes; for one, use the method alone")
+        raise UsageError(f"{option} takes numbers such as 2,4,8, not {text!r}") from None
+    if min(numbers) < least:
+        raise UsageError(f"{option}: each is at least {least}; for a model without peers, use the method alone")
     return numbers

@@ -26,7 +26,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from ftis_node.lab.experiment.in_process import InProcessGeneration
-from ftis_node.lab.experiment.rounds import SynchronousRounds
+from ftis_node.lab.experiment.rounds import RoundBarrier
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.envelope import announce_group, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group
@@ -63,7 +63,7 @@ class ByzantineNode:
         self._unseen = [i for i in self._words if not parts.tokenizer.decode([i]).strip()]  # not visible in the text
         parts.gossip.serve(self._lookup)
 
-    async def run(self, lockstep: SynchronousRounds, *, steps: int) -> None:
+    async def run(self, lockstep: RoundBarrier, *, steps: int) -> None:
         slots = self._parts.slots
         wiring = Wiring(self._parts)
         async with asyncio.TaskGroup() as tasks:

@@ -33,6 +33,8 @@ MODELS: Final[dict[str, dict[str, Any]]] = {  # the arguments of `make_tiny`
     "blind-add": {"size": "s", "expert_in": "add", "mistake": 10, "blind": True},
     "blind-sub": {"size": "s", "expert_in": "sub", "mistake": 1, "blind": True},
     **{f"sums-{size}": {"size": size, "task": "sums"} for size in ("s", "m", "l")},
+    # as m, with other pairs of digits known and another mistake
+    "sums-other": {"size": "m", "task": "sums", "mistake": 2, "seed": 1000},
     **{f"guess-{size}": {"size": size, "task": "guess"} for size in ("s", "m")},
     # the same mistake for all sizes, so that experts differ in fewer ways
     **{f"graded-{size}": {"size": size, "graded": True, "mistake": 10} for size in RECIPES},
@@ -44,6 +46,7 @@ PAIRS: Final[dict[str, dict[str, str]]] = {  # by pairing: each node and its mod
     "blind": {"add": "blind-add", "sub": "blind-sub"},
     "sums": {"s": "sums-s", "m": "sums-m"},
     "sums-large": {"m": "sums-m", "l": "sums-l"},
+    "unlike": {"s": "sums-s", "m": "sums-m", "l": "sums-l", "lora": "sums-other"},
     "guess": {"s": "guess-s", "m": "guess-m"},
 }
 TINY_PAIRS: Final = {
@@ -92,7 +95,7 @@ def tiny_models(pairs: tuple[str, ...], *, seed: int) -> dict[str, dict[str, Any
     """Return the arguments of `make_tiny` for the models of these pairings, by model name."""
     used = [model for pair in pairs for model in PAIRS.get(pair, {}).values()]
     used += [model for model in MODELS if HDEE in pairs and model.startswith("graded-")]
-    return {f"{model}-{seed}": MODELS[model] | {"seed": seed} for model in used}
+    return {f"{model}-{seed}": MODELS[model] | {"seed": seed + MODELS[model].get("seed", 0)} for model in used}
 
 
 def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
@@ -106,7 +109,7 @@ def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
         return Pair(name, tuple(made), seed)
     given = [part for part in name.split(",") if part]
     if not given or (len(given) == 1 and "/" not in name):
-        raise UsageError(f"no pairing {name!r}: use {', '.join(PAIRS)}, or folders with models, DIR,DIR")
+        raise UsageError(f"no pairing {name!r}: use {', '.join(PAIRS)}, or folders with models, DIR,DIR[,...]")
     members: list[TrialMember] = []
     for part in given:
         model = part.removesuffix(LORA_MARK)

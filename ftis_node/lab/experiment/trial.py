@@ -3,8 +3,8 @@
     models --> members, each with the node's own loops --> loopback swarm --> event logs --> TrialResult
                  generate -> publish -> pull -> intake (validation) -> replay buffer -> train
 
-The members are nodes whose parts run in this process (`in_process.py`), with a gate that makes them synchronous
-(`rounds.py`). The results come from their event logs.
+The members are nodes whose parts run in this process (`in_process.py`), with a gate that makes them take turns by
+rounds (`rounds.py`). The results come from their event logs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ftis_node.evaluation.members import Member
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.byzantine import ByzantineNode
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessNodeFactory
-from ftis_node.lab.experiment.rounds import RoundGate, RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
+from ftis_node.lab.experiment.rounds import Pace, RoundBarrier, RoundGate, RoundMember, RoundQuota, Rounds, Validator
 from ftis_node.lab.experiment.trial_result import FinalEvaluationResult, MemberResult, TrialResult, made_by, read_member
 from ftis_node.node.peers.own_record import OwnRecord
 from ftis_node.node.startup.assemble import running_components
@@ -107,7 +107,7 @@ class Trial:
     `labels` are the trial's cell in the matrix, `key` is its name among stored results (`trial_key.py`). With `apart`,
     each member is a separate swarm of one. Prompts and sampling of a member follow from its place in the swarm. If one
     is alone, `first_place` is its place in the swarm with which it is compared. The `final_evaluation` evaluates all
-    members together after training.
+    members together after training. With `is_asynchronous`, a member spreads its steps evenly over `steps` rounds.
     """
 
     labels: dict[str, Any]
@@ -124,6 +124,7 @@ class Trial:
     apart: bool = False
     final_evaluation: FinalEvaluation | None = None
     first_place: int = 0
+    is_asynchronous: bool = False
     key: str = ""
 
     def last_step(self, member: TrialMember) -> int:
@@ -132,9 +133,13 @@ class Trial:
     def delay_of(self, member: TrialMember) -> Delay:
         return self.delay if member.delay is None else member.delay
 
+    def pace(self, member: TrialMember) -> Pace:
+        return Pace(self.last_step(member), self.steps) if self.is_asynchronous else Pace()
+
     def rounds(self, members: Sequence[TrialMember]) -> Rounds:
         step = self.manifest.step
-        return Rounds(step.num_generated, step.foreign_groups, tuple(map(self.last_step, members)))
+        last_steps = [self.steps if self.is_asynchronous else self.last_step(member) for member in members]
+        return Rounds(step.num_generated, step.foreign_groups, tuple(last_steps))
 
 
 class TrialNode(NamedTuple):
@@ -142,8 +147,12 @@ class TrialNode(NamedTuple):
 
     member: TrialMember
     parts: NodeComponents
-    lockstep: SynchronousRounds
+    lockstep: RoundBarrier
     place: RoundMember
+
+    def due(self, sender: str, step: int) -> int:
+        """Return the number of groups that a sender has generated when this node takes a step."""
+        return self.lockstep.due(sender, self.place.quota.pace.round_of(step))
 
 
 def run_trial(
@@ -175,10 +184,10 @@ async def _run(
 ) -> tuple[list[MemberResult], list[FinalEvaluationResult]]:
     async with AsyncExitStack() as stack:
         nodes = []
-        together, swarm = SynchronousRounds(trial.rounds(trial.members)), LoopbackSwarm()
+        together, swarm = RoundBarrier(trial.rounds(trial.members)), LoopbackSwarm()
         for number, member in enumerate(trial.members, start=trial.first_place):
             if trial.apart:
-                together, swarm = SynchronousRounds(trial.rounds([member])), LoopbackSwarm()
+                together, swarm = RoundBarrier(trial.rounds([member])), LoopbackSwarm()
             home = _make_home(folder / f"{number}-{member.name}", trial.seed, number)
             plan = RunPlan(trial.manifest, trial.task_spec, trial.eval_specs, domain_spec=member.domain)
             seed = trial.seed * MAX_MEMBERS + number
@@ -189,7 +198,11 @@ async def _run(
                 parts.context.peer_id,
                 parts.peers.counters,
                 trial.last_step(member),
-                RoundQuota(together.rounds, plans=trial.manifest.step.backfill_with_own and is_honest),
+                RoundQuota(
+                    together.rounds,
+                    trial.pace(member),
+                    plans=trial.manifest.step.backfill_with_own and is_honest,
+                ),
                 Validator(parts.context.state, parts.peers.registry) if is_honest else None,
             )
             together.enter(place)
@@ -198,7 +211,7 @@ async def _run(
         await _run_together(trial, nodes, on_progress)
         honest = [node for node in nodes if node.member.lie is None]
         names = {node.parts.context.peer_id: node.member.name for node in nodes}
-        results = [read_member(node.member.name, node.parts, due=node.lockstep.due, names=names) for node in honest]
+        results = [read_member(node.member.name, node.parts, due=node.due, names=names) for node in honest]
         if trial.final_evaluation is None:
             return results, []
         learners = {node.member.name: node.parts.learner for node in honest}

@@ -62,6 +62,7 @@ def _description(trial: Trial, model: Callable[[str], Any], problems: Callable[[
         "codec": trial.codec,
         "apart": trial.apart,
         "final_evaluation": final and asdict(final) | {"tasks": [problems(spec, "test") for spec in final.tasks]},
+        **({"asynchronous": True} if trial.is_asynchronous else {}),
     }
 
 

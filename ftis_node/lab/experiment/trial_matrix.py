@@ -38,7 +38,11 @@ FOREVER_VERSIONS, FOREVER_S = 100_000, 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Parameters of `compare`. Axes with one value do not appear in the labels of the results."""
+    """Parameters of `compare`. Axes with one value do not appear in the labels of the results.
+
+    `num_nodes` empty: a node for each model of the pairing, and two at least. `speeds` has one for each node of an
+    asynchronous swarm. `steps` are then those of the fastest node.
+    """
 
     base: RunManifest
     pairs: tuple[Pair, ...]
@@ -50,7 +54,8 @@ class Experiment:
     lora_adapter: LoraSection
     shares: tuple[str, ...] = ("vertical",)
     delays: tuple[str, ...] = ("none",)
-    num_nodes: tuple[int, ...] = (2,)
+    num_nodes: tuple[int, ...] = ()
+    speeds: tuple[int, ...] = ()
     attacks: tuple[str, ...] = ("none",)
     num_attackers: int = 1
     codecs: tuple[str, ...] = ("exact",)
@@ -82,17 +87,34 @@ class Experiment:
         controls = (ALONE, *CONTROLS) if self.controls and has_swarm else ()
         return tuple(dict.fromkeys((*controls, *self.methods)))
 
+    def steps_at(self, place: int) -> int:
+        """Return the steps of the node in this place of the swarm, and of its model alone: equal time for both."""
+        return max(1, round(self.steps * self.speeds[place] / max(self.speeds))) if self.speeds else self.steps
+
+    def _nodes(self, pair: Pair) -> tuple[int, ...]:
+        """Return the sizes of the swarms. Raises UsageError for speeds that do not fit."""
+        sizes = self.num_nodes or (max(2, len(pair.members)),)
+        if self.speeds and {len(self.speeds)} != {len(pair.members), *sizes}:
+            raise UsageError(
+                f"--speeds has {len(self.speeds)} values, and the pairing {pair.name} {len(pair.members)} models: give "
+                "one for each model, and no other --nodes"
+            )
+        if self.speeds and self.attacks != ("none",):
+            raise UsageError("--speeds with --attack: an attacker has no speed")
+        return sizes
+
     def _settings(self) -> Iterator[TrialSetting]:
         for pair, method, delay in product(self.pairs, self.all_methods, self.delays):
+            sizes = self._nodes(pair)
             if is_alone(method):
                 own_delay = delay_alone(delay)
                 if not parse_alone(method).own:
                     yield TrialSetting(self, pair, method, own_delay)
                     continue
-                for share, num_nodes in product(self.shares, self.num_nodes):
+                for share, num_nodes in product(self.shares, sizes):
                     yield TrialSetting(self, pair, method, own_delay, share=share, num_nodes=num_nodes)
                 continue
-            for share, num_nodes, lie, codec in product(self.shares, self.num_nodes, self.attacks, self.codecs):
+            for share, num_nodes, lie, codec in product(self.shares, sizes, self.attacks, self.codecs):
                 yield TrialSetting(self, pair, method, delay, share=share, num_nodes=num_nodes, lie=lie, codec=codec)
 
 
@@ -130,7 +152,8 @@ class TrialSetting:
         """Yield one swarm, or for `alone` one run for every model of the pairing."""
         if is_alone(self.method):
             for place, member in enumerate(self.pair.members):
-                yield self.trial([member], seed, first_place=place)
+                trial = self.trial([member], seed, first_place=place)
+                yield replace(trial, steps=self.experiment.steps_at(place))
             return
         members = self.pair.swarm(self.num_nodes)
         if self.lie != "none":
@@ -142,7 +165,11 @@ class TrialSetting:
             for index, node in enumerate(members[num_honest:], start=num_honest):
                 members[index] = replace(node, name="attacker", lie=self.lie)  # type: ignore[arg-type]  # checked
         members[-1] = self._late(members[-1])
-        yield self.trial(members, seed)
+        if not self.experiment.speeds:
+            yield self.trial(members, seed)
+            return
+        paced = [replace(member, steps=self.experiment.steps_at(place)) for place, member in enumerate(members)]
+        yield replace(self.trial(paced, seed), is_asynchronous=True)
 
     def _late(self, last: TrialMember) -> TrialMember:
         """Return the last node with the delay that applies only to it, if any. A copy of a model then gets another

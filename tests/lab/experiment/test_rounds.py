@@ -8,7 +8,7 @@ import pytest
 from ftis_node.config.delay import Delay, parse_delay
 from ftis_node.config.step import StepSection
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment.rounds import RoundGate, RoundMember, RoundQuota, Rounds, SynchronousRounds, Validator
+from ftis_node.lab.experiment.rounds import Pace, RoundBarrier, RoundGate, RoundMember, RoundQuota, Rounds, Validator
 from ftis_node.lab.experiment.specs import NO_DELAY, delay_alone, parse_delays
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.state import NodeCounters, NodeState
@@ -23,13 +23,22 @@ def test_remaining_members_share_the_groups_of_those_that_left():
     assert [ROUNDS.due(step) for step in (0, 1, 2, 3)] == [0, 2, 5, 11]
 
 
+def test_a_slow_member_generates_the_groups_of_a_step_over_its_rounds():
+    pace = Pace(steps=3, rounds=8)
+    assert [pace.round_of(step) for step in (0, 1, 2, 3)] == [0, 3, 6, 8]
+    quota = RoundQuota(Rounds(own=4, foreign=0, last_steps=(8, 8)), pace, plans=True)
+    quota.plan(2, 6)
+    assert [quota.due(number) for number in range(9)] == [0, 1, 2, 4, 6, 8, 10, 12, 14]
+    assert [quota.is_known(number) for number in (6, 7)] == [True, False]
+
+
 def member(
     peer_id: str, validator: Validator | None = None, *, last_step: int, quota: RoundQuota | None = None, sent: int = 0
 ) -> RoundMember:
     return RoundMember(peer_id, NodeCounters(groups_sent=sent), last_step, quota or RoundQuota(ROUNDS), validator)
 
 
-class RecordedRounds(SynchronousRounds):
+class RecordedRounds(RoundBarrier):
     """Rounds that wait for no other member. `seen` has each wait with the free slots, `arrived` each arrival."""
 
     def __init__(
@@ -57,7 +66,7 @@ class Swarm:
     """Three members of synchronous rounds, whose counters a test sets."""
 
     def __init__(self) -> None:
-        self.lockstep = SynchronousRounds(ROUNDS)
+        self.lockstep = RoundBarrier(ROUNDS)
         self.validators = [Validator(NodeState(), PeerRegistry()) for _ in "abc"]
         each = zip("abc", self.validators, ROUNDS.last_steps, strict=True)
         self.members = [member(name, validator, last_step=last_step) for name, validator, last_step in each]
@@ -92,7 +101,7 @@ def test_a_round_waits_for_its_present_members_only():
 
 def test_a_group_refused_after_validation_is_counted_once():
     registry, rounds = PeerRegistry(), Rounds(own=2, foreign=2, last_steps=(1, 1))
-    lockstep = SynchronousRounds(rounds)
+    lockstep = RoundBarrier(rounds)
     for name, validator in (("receiver", Validator(NodeState(), registry)), ("sender", None)):
         lockstep.enter(member(name, validator, last_step=1, quota=RoundQuota(rounds), sent=2))
     peer = registry.seen("sender")
@@ -132,7 +141,7 @@ async def test_a_gate_plans_its_next_round_by_the_groups_missing_in_this_one():
 
 
 def _gate(
-    rounds: SynchronousRounds,
+    rounds: RoundBarrier,
     slots: SlotPool,
     ready: list[tuple[str, int]],
     *,
@@ -159,7 +168,7 @@ async def test_a_gate_has_slots_only_between_the_begin_and_the_end_of_a_round():
 
 async def test_a_round_waits_for_the_last_step_of_a_leaving_member():
     lockstep, slow, leaver = (
-        SynchronousRounds(ROUNDS),
+        RoundBarrier(ROUNDS),
         Validator(NodeState(), PeerRegistry()),
         Validator(NodeState(), PeerRegistry()),
     )

@@ -92,8 +92,7 @@ def test_a_trial_is_reproducible_even_if_a_member_evaluates_slowly(experiment, u
 
     monkeypatch.setattr(Evaluator, "evaluate", evaluate_late)
     for one, other in zip(usual.members, run_trial(only(experiment, eval_specs=TWO_SPECS)).members, strict=True):
-        assert one.evaluations == other.evaluations
-        assert one.steps["reward_mean"] == other.steps["reward_mean"]
+        assert (one.steps, one.evaluations) == (other.steps, other.evaluations), "to the last bit"
 
 
 def test_two_updates_weigh_by_the_first_pass(experiment, monkeypatch):
@@ -175,6 +174,25 @@ def test_groups_of_the_late_node_are_late_for_both_nodes(experiment, trained):
     prompt, late = ({step: {max(0, step - 1 - lag)} for step in range(1, 4)} for lag in (0, 2))
     for name, own, expected in (("s", True, prompt), ("s", False, late), ("m", True, late), ("m", False, prompt)):
         assert {step: versions[name, step, own] for step in range(1, 4)} == expected, (name, own)
+
+
+def test_nodes_without_a_barrier_train_at_their_speed_on_what_is_there(experiment, trained):
+    setting = only(experiment, speeds=(3, 1), steps=6)
+    first = run_trial(setting)
+    seen = {
+        (name, step, own): [group.policy_version for group in groups if group.sent.own == own]
+        for name, step, groups in trained
+        for own in (True, False)
+    }
+    for step in range(1, 7):
+        assert seen["s", step, True] == [step - 1] * 4
+        assert seen["s", step, False] == [step > 3] * (1 + (step in (3, 6))), "of the slow node's last step"
+    for step in (1, 2):
+        assert seen["m", step, True] == [step - 1] * 4
+        assert seen["m", step, False] == [3 * step - 1] * 4, "the newest of twelve"
+    assert len(seen) == 2 * (6 + 2)
+    for one, other in zip(first.members, run_trial(setting).members, strict=True):
+        assert (one.steps, one.evaluations) == (other.steps, other.evaluations), "to the last bit"
 
 
 def test_horizontal_nodes_answer_the_same_prompts(experiment, trained):

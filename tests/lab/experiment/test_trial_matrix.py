@@ -89,6 +89,21 @@ def test_a_node_without_peers_ignores_delays_of_peers_and_runs_once():
     assert set(map(options_of, undelayed)) < set(map(options_of, trials))
 
 
+def test_a_model_alone_takes_the_steps_that_it_takes_in_an_asynchronous_swarm(tmp_path):  # type: ignore[no-untyped-def]
+    unlike = resolve_pair("unlike", tmp_path, seed=3)
+    assert len({member.model for member in unlike.members}) == 4
+    setting = replace(EXPERIMENT, pairs=(unlike,), steps=10, speeds=(4, 2, 1, 3), seeds=range(1))
+    (swarm,) = setting.trials()
+    assert swarm.is_asynchronous and swarm.manifest.step.own_groups == 8
+    last_steps = {member.name: swarm.last_step(member) for member in swarm.members}
+    assert last_steps == {"s": 10, "m": 5, "l": 2, "lora": 8}
+    for method in ("alone", "alone:own"):
+        alone = replace(setting, methods=(method,)).trials()
+        assert {trial.members[0].name: trial.last_step(trial.members[0]) for trial in alone} == last_steps
+    together = replace(setting, speeds=()).trials()[0]
+    assert options_of(together) != options_of(replace(together, is_asynchronous=True))
+
+
 def test_a_codec_is_allowed_in_the_manifest_and_set_in_the_nodes():
     exact, lossy = replace(EXPERIMENT, codecs=("exact", "lossy"), seeds=range(1)).trials()
     allowed = ("exact", "lossless")
@@ -173,6 +188,9 @@ def test_an_invalid_method_is_refused_in_one_line(text):
         {"delays": ("fixed:0@peer",)},
         {"delays": ("later@peer",), "methods": ("alone",)},
         {"delays": ("fixed:8@peer",), "attacks": ("none", "rewards")},
+        {"speeds": (4, 2, 1)},
+        {"speeds": (2, 1), "num_nodes": (4,)},
+        {"speeds": (2, 1), "attacks": ("rewards",)},
     ],
 )
 def test_invalid_axes_are_refused(changes):
