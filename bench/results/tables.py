@@ -58,6 +58,12 @@ TABLES: Final = {
         "And in a swarm of eight, which is two policies in four copies each?",
         f"--pair sums --run {RUNS}/sums.toml --controls --nodes 8 --prompts 8 --steps 40 --methods ftis:floor=0.5",
     ),
+    "unlike": Table(
+        "And in a swarm of four unlike nodes without a barrier?",
+        f"--pair unlike --speeds 4,2,1,2 --run {RUNS}/sums.toml --prompts 8 --steps 80 --eval-every 20"
+        " --methods alone:own,alone,ftis,ftis:floor=0.5,f-nois,accepted,gepo",
+        quick="--methods alone:own,alone,ftis",
+    ),
     "arithmetic": Table(
         "In such a swarm, where answers have three tokens?",
         f"--pair size --run {RUNS}/arithmetic.toml --controls --nodes 8 --methods ftis,ftis:floor=0.5,f-nois",

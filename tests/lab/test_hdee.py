@@ -2,6 +2,7 @@
 
 import asyncio
 import csv
+import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -71,9 +72,8 @@ def planned_compute(trial: Trial) -> float:
 @pytest.mark.parametrize("usual", [12, 40])
 def test_the_four_arms_cost_the_same(usual):
     for method, arms in (("alone", 4), ("ftis", 3)):
-        found = {
-            t.labels["arm"]: planned_compute(t) for t in trials(replace(EXPERIMENT, methods=(method,), steps=usual))
-        }
+        made = trials(replace(EXPERIMENT, methods=(method,), steps=usual))
+        found = {trial.labels["arm"]: planned_compute(trial) for trial in made}
         assert len(found) == arms
         assert max(found.values()) / min(found.values()) < 1.03
 
@@ -94,20 +94,16 @@ def test_the_arms_of_any_mixture_follow_its_order_its_weights_and_the_given_mode
     assert domains.held_out == ("sums", "arithmetic:add", "words:1", "words:2", "sums:long")
     assert str(domains.mixture) == "arithmetic:add=3+sums+words:1=2"
     assert domains.preset == "words-ftis", "the part with the longest answers"
-    small, middle, large = (
-        ExpertStart(f"/{name}", size, lora=size > 1) for name, size in (("s", 1), ("m", 2), ("l", 9))
-    )
+    sizes = {"s": 1, "m": 2, "l": 9}
+    small, middle, large = (ExpertStart(f"/{name}", size, lora=size > 1) for name, size in sizes.items())
     arms = arms_of(domains, [small, middle, large])
     assert arms["equal"].starts == (middle,) * 3
     assert planned_steps(arms, "steps", 20, is_apart=True) == (10, 30, 20), "by the weights"
     assert planned_steps(arms, "sizes", 20, is_apart=True) == (10, 10, 10), "half: 12 instead of 6 parameters"
     assert list(arms_of(domains, [small])) == ["equal", "steps", "one"], "one size"
     found = hdee_trials(EXPERIMENT, domains, [small, middle, large], model_seed=0)
-    assert {(member.model, member.lora) for trial in found for member in trial.members} == {
-        ("/s", False),
-        ("/m", True),
-        ("/l", True),
-    }
+    starts = {(member.model, member.lora) for trial in found for member in trial.members}
+    assert starts == {("/s", False), ("/m", True), ("/l", True)}
     unlike = hdee_trials(EXPERIMENT, domains, [small, replace(middle, tokenizer="x"), large], model_seed=0)
     modes = {t.labels["arm"]: t.final_evaluation.modes for t in unlike if t.final_evaluation is not None}
     assert modes == {"equal": MODES, "steps": MODES, "sizes": ("vote", "confidence")}
@@ -157,7 +153,7 @@ def test_one_is_compared_at_equal_compute_updates_and_time():
 def test_every_arm_has_a_trial_alone_and_one_in_a_swarm_except_the_single_model():
     found = [(t.labels["arm"], t.labels["method"], t.seed) for t in trials()]
     assert len(found) == len(set(map(options_of, trials()))) == 7 * 2
-    assert [place for place in found if place[0] == "one"] == [("one", "alone", 0), ("one", "alone", 1)]
+    assert [place for place in found if place[0] == ONE] == [(ONE, "alone", 0), (ONE, "alone", 1)]
     for trial in trials():
         assert trial.apart == (trial.labels["method"] == "alone")
         if trial.labels["arm"] != "one":
@@ -207,9 +203,7 @@ def test_experts_exchange_groups_until_they_leave_and_are_evaluated_as_ensembles
     assert all(11 * 8 >= tokens / 8 > 0 for tokens in own)
     assert easy.tokens_trained == easy.curve(SPECS[0])[-1].tokens_generated + easy.curve(SPECS[0])[-1].tokens_received
     assert hard.curve(SPECS[0])[-1].tokens_received == hard.tokens_trained - hard.tokens_generated
-    assert {(each.task, each.mode) for each in result.final_evaluation} == {
-        (task, mode) for task in SPECS for mode in MODES
-    }
+    assert {(each.task, each.mode) for each in result.final_evaluation} == set(itertools.product(SPECS, MODES))
     assert all(each.n == 8 and 0 <= each.pass_at_1 <= 1 for each in result.final_evaluation)
     asked = answers_of([str(kept[hard.name])], SPECS[2], limit=8, k=1, max_tokens=96, engine="torch")
     (answered,) = asyncio.run(asked)

@@ -46,9 +46,7 @@ def kept(candidates: list[Candidate], evicted: list[Candidate]) -> Counter[str]:
 def test_a_busy_peers_oldest_groups_are_evicted_before_older_ones_of_others():
     ready = groups("ann", 3) + groups("bob", 3) + groups("busy", 40, start=1000) + groups("me", 9)
     evicted = choose_evicted(ready, keep=12, cap=ShareCap(share=0.25))
-    assert kept(ready, evicted) == {"ann": 3, "bob": 3, "busy": 4, "me": 9}, (
-        "one third of the buffer for each of three peers"
-    )
+    assert kept(ready, evicted) == {"ann": 3, "bob": 3, "busy": 4, "me": 9}, "a third for each of three peers"
     assert {c.arrival for c in ready if c.sender == "busy"} - {c.arrival for c in evicted} == {36, 37, 38, 39}
 
 
@@ -86,9 +84,7 @@ def test_groups_of_the_peer_with_most_bytes_are_evicted_first():
     evicted = choose_evicted(ready, keep=100, keep_bytes=2100, cap=ShareCap(share=1.0))
     assert kept(ready, evicted) == {"small": 6, "large": 2, "me": 3}
     assert {c.arrival for c in evicted} == {0, 1, 2, 3}, "its oldest groups"
-    assert len(choose_evicted(ready, keep=100, keep_bytes=0, cap=ShareCap(share=1.0))) == 12, (
-        "own groups are never evicted"
-    )
+    assert len(choose_evicted(ready, keep=100, keep_bytes=0, cap=ShareCap(share=1.0))) == 12, "never own groups"
 
 
 def scored(sender: str, *num_right: int, task: str = "add", start: int = 0) -> list[Candidate]:
@@ -114,6 +110,14 @@ def test_senders_take_turns_and_their_newest_groups_come_first():
     chosen = choose_foreign(candidates, 4)
     assert [(c.sender, c.arrival) for c in chosen] == [("busy", 5), ("quiet", 0), ("busy", 4), ("busy", 3)]
     assert choose_own(candidates, 4) == own
+
+
+def test_groups_of_one_millisecond_are_chosen_by_their_senders_count_not_by_arrival():
+    ready = [replace(c, created_at=0.0, number=c.arrival) for c in scored("ann", *[2] * 9)]
+    swapped = [replace(c, arrival=-c.arrival) for c in ready]
+    for rule in (choose_newest, partial(choose_sapo, seed=1)):
+        assert [c.id for c in rule(ready, 0, 3).taken] == [c.id for c in rule(swapped, 0, 3).taken]
+    assert [c.number for c in choose_newest(swapped, 0, 3).taken] == [8, 7, 6]
 
 
 def about(problem: int, ready: list[Candidate]) -> list[Candidate]:
@@ -142,9 +146,8 @@ def test_groups_of_two_senders_about_one_problem_share_a_step_only_if_there_are_
     assert sorted(c.problem for c in chosen.taken) == [b"of 0", b"of 1", b"of 2", b"of 3"]
     assert len(choose_newest(honest + copies, 0, 8).taken) == 8, "no other problems are left"
     together = choose_same_prompts(about(2, groups("me", 1)) + honest + copies, 1, 2).taken
-    assert {(c.sender, c.problem) for c in together} == {(name, b"of 2") for name in ("me", "ann", "thief")}, (
-        "horizontal mode"
-    )
+    in_the_horizontal_mode = {(c.sender, c.problem) for c in together}
+    assert in_the_horizontal_mode == {(name, b"of 2") for name in ("me", "ann", "thief")}
 
 
 INDICES = (69, 382, 691, 754, 1641)

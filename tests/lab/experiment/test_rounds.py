@@ -140,18 +140,9 @@ async def test_a_gate_plans_its_next_round_by_the_groups_missing_in_this_one():
     assert gate.shares(3) == (3, 3)
 
 
-def _gate(
-    rounds: RoundBarrier,
-    slots: SlotPool,
-    ready: list[tuple[str, int]],
-    *,
-    fill: bool,
-    quota: RoundQuota | None = None,
-) -> RoundGate:
-    own = member("own", last_step=3, quota=quota)
-    return RoundGate(
-        rounds, own, settings=StepSection(backfill_with_own=fill), slots=slots, ready_foreign=lambda: ready
-    )
+def _gate(rounds, slots, ready, *, fill: bool, quota: RoundQuota | None = None) -> RoundGate:
+    own, settings = member("own", last_step=3, quota=quota), StepSection(backfill_with_own=fill)
+    return RoundGate(rounds, own, settings=settings, slots=slots, ready_foreign=lambda: ready)
 
 
 async def test_a_gate_has_slots_only_between_the_begin_and_the_end_of_a_round():
@@ -167,13 +158,9 @@ async def test_a_gate_has_slots_only_between_the_begin_and_the_end_of_a_round():
 
 
 async def test_a_round_waits_for_the_last_step_of_a_leaving_member():
-    lockstep, slow, leaver = (
-        RoundBarrier(ROUNDS),
-        Validator(NodeState(), PeerRegistry()),
-        Validator(NodeState(), PeerRegistry()),
-    )
-    for name, validator, last_step in (("slow", slow, 3), ("leaver", leaver, 1)):
-        lockstep.enter(member(name, validator, last_step=last_step))
+    lockstep, (slow, leaver) = RoundBarrier(ROUNDS), [Validator(NodeState(), PeerRegistry()) for _ in "ab"]
+    lockstep.enter(member("slow", slow, last_step=3))
+    lockstep.enter(member("leaver", leaver, last_step=1))
     slow.state.step = 2
     lockstep.arrive("slow", 3)
     with pytest.raises(TimeoutError):
@@ -187,18 +174,14 @@ def test_a_delay_is_a_whole_number_of_steps():
     assert len(drawn) > 2 and drawn <= set(range(1, 17))
 
 
-@pytest.mark.parametrize(
-    ("spec", "of_all", "of_last", "alone"),
-    [
+def test_a_delay_applies_to_all_nodes_or_to_the_last():
+    for spec, of_all, of_last, alone in (
         ("none", NO_DELAY, None, "none"),
         ("fixed:3", Delay(3, 3), None, "fixed:3"),
         ("fixed:3@peer", NO_DELAY, Delay(3, 3), "none"),
         ("lognormal:1-64@peer", NO_DELAY, Delay(1, 64), "none"),
-    ],
-)
-def test_a_delay_applies_to_all_nodes_or_to_the_last(spec, of_all, of_last, alone):
-    assert parse_delays(spec) == (of_all, of_last)
-    assert delay_alone(spec) == alone
+    ):
+        assert (parse_delays(spec), delay_alone(spec)) == ((of_all, of_last), alone)
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,8 @@ RESULTS = [
 
 
 def test_mean_and_standard_error_by_hand():
-    assert str(estimate([0.8, 1.0])) == "0.900 ± 0.100"
-    assert str(estimate([1.0, 2.0, 6.0])) == "3.000 ± 1.528"  # deviation sqrt(7), over sqrt(3)
-    assert str(estimate([0.5])) == "0.500"
+    found = [str(estimate(values)) for values in ([0.8, 1.0], [1.0, 2.0, 6.0], [0.5])]
+    assert found == ["0.900 ± 0.100", "3.000 ± 1.528", "0.500"]  # the second: deviation sqrt(7), over sqrt(3)
 
 
 def test_a_line_contains_all_seeds():
@@ -64,9 +63,8 @@ def test_copies_of_a_model_do_not_count_as_seeds():
 def test_the_csv_has_fixed_columns(tmp_path):
     write_csv(RESULTS, tmp_path / "curves.csv")
     rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
-    assert ",".join(rows[0]) == (
-        "pair,method,model,seed,step,task,pass_at_1,reward_mean,tokens_generated,tokens_received"
-    )
+    columns = "pair,method,model,seed,step,task,pass_at_1,reward_mean,tokens_generated,tokens_received"
+    assert ",".join(rows[0]) == columns
     assert len(rows) == 12
     assert rows[-1] == {
         "pair": "size", "method": "ftis", "model": "s", "seed": "1", "step": "20", "task": "sums",
@@ -139,9 +137,8 @@ def test_the_csv_of_steps_has_a_row_for_each_step(tmp_path):
     write_steps_csv([result("ftis", 4, whole, other)], tmp_path / "steps.csv")
     rows = list(csv.DictReader((tmp_path / "steps.csv").read_text().splitlines()))
     assert tuple(rows[0]) == STEP_COLUMNS
-    assert [(row["pair"], row["method"], row["model"], row["seed"], row["step"]) for row in rows] == [
-        ("size", "ftis", model, "4", step) for model in ("s", "m") for step in ("1", "2")
-    ]
+    found = [(row["pair"], row["method"], row["model"], row["seed"], row["step"]) for row in rows]
+    assert found == [("size", "ftis", model, "4", step) for model in ("s", "m") for step in ("1", "2")]
     assert [row["kept_fraction"] for row in rows] == ["1", "0.5"] * 2
     assert [row["foreign_kept_negatives"] for row in rows] == ["", "0.25", "", ""]  # empty where it is unknown
     assert rows[0]["foreign_mean_kl"] == "0.333333"
@@ -149,13 +146,9 @@ def test_the_csv_of_steps_has_a_row_for_each_step(tmp_path):
 
 def test_step_figures_are_means_over_the_runs_that_have_them():
     steps = [[None, 0.2, 0.4], [0.6, None, 0.8]]
-    results = [
-        result(
-            "ftis", seed, msgspec.structs.replace(member("s", [0.0, 0.5], tokens_a_step=1), steps={"own_signal": each})
-        )
-        for seed, each in enumerate(steps)
-    ]
-    (line,) = series_of(results)
+    one = member("s", [0.0, 0.5], tokens_a_step=1)
+    made = [msgspec.structs.replace(one, steps={"own_signal": each}) for each in steps]
+    (line,) = series_of([result("ftis", seed, each) for seed, each in enumerate(made)])
     assert line.step_means("own_signal") == [(1, 0.6), (2, 0.2), (3, pytest.approx(0.6))]
     assert line.step_means("foreign_ess") == []
     (row,) = steps_table([line], "sums").splitlines()[2:]

@@ -65,9 +65,8 @@ def test_two_nodes_train_on_each_others_groups_in_rounds(usual):
     small, medium = usual.members
     for member, peer in ((small, medium), (medium, small)):
         assert (member.own_groups, member.foreign_groups) == (STEPS * PROMPTS // 2, STEPS * PROMPTS // 2)
-        assert [(point.step, point.task) for point in member.evaluations] == [
-            (step, task) for step in range(STEPS + 1) for task in TWO_SPECS
-        ]
+        points = [(point.step, point.task) for point in member.evaluations]
+        assert points == list(itertools.product(range(STEPS + 1), TWO_SPECS))
         ours, theirs = member.curve("arithmetic:add"), peer.curve("arithmetic:add")
         assert [point.tokens_received for point in ours] == [point.tokens_generated for point in theirs]
         assert ours[-1].tokens_generated >= STEPS * PROMPTS // 2 * GROUP_SIZE
@@ -252,9 +251,7 @@ def test_copied_log_probs_of_a_learner_pass_all_its_checks(experiment):
     mimicked = run_trial(setting).members[0]
     assert not mimicked.refused, "likelihoods do not distinguish its completions from honest ones"
     assert mimicked.foreign_groups == PROMPTS * 3 // 4
-    assert mimicked.peer_weights[0] == {"attacker": 1.0, "m": 1.0, "s~2": 1.0}, (
-        "a peer has weight 1 before it is measured"
-    )
+    assert mimicked.peer_weights[0] == dict.fromkeys(("attacker", "m", "s~2"), 1.0), "1 before a measurement"
 
 
 def test_honest_nodes_replace_the_groups_of_a_malicious_node_in_a_filled_swarm(experiment):
@@ -288,19 +285,17 @@ def test_stored_results_are_reused(experiment, usual, tmp_path, monkeypatch):
             function(*arguments)
 
     monkeypatch.setattr(runner, "call_in_processes", in_this_process)
-    monkeypatch.setattr(
-        trial_module, "run_trial", lambda trial, *_, **__: msgspec.structs.replace(usual, key=trial.key)
-    )
+    stored = msgspec.structs.replace
+    monkeypatch.setattr(trial_module, "run_trial", lambda trial, *_, **__: stored(usual, key=trial.key))
     for chosen in (trials[:1], [*trials, same]):
         results = run_trials(chosen, tmp_path, jobs=1, watch=lambda *_: None)
     assert made == [trial.key for trial in trials], "a finished trial is run again"
-    assert [(result.key, result.labels) for result in results] == [
-        (trial.key, trial.labels) for trial in (*trials, same)
-    ], "a trial has a result for each of its labels"
+    expected = [(trial.key, trial.labels) for trial in (*trials, same)]
+    assert [(result.key, result.labels) for result in results] == expected, "a result for each label of a trial"
     assert results[0].members == usual.members
 
 
 def test_a_missing_model_is_named_in_the_error(experiment, tmp_path):
-    pair = Pair("size", (TrialMember("a", str(tmp_path / "nothing")), TrialMember("b", str(tmp_path / "nothing"))))
+    members = tuple(TrialMember(name, str(tmp_path / "nothing")) for name in "ab")
     with pytest.raises(ModelError, match="nothing"):
-        run_trial(only(experiment, pairs=(pair,)))
+        run_trial(only(experiment, pairs=(Pair("size", members),)))

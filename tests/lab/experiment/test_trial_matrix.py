@@ -58,8 +58,8 @@ def test_a_split_of_sapo_or_of_a_choice_sets_own_and_foreign_groups(share, own, 
 
 def test_the_last_node_is_malicious():
     (trial,) = replace(EXPERIMENT, attacks=("positives",), num_nodes=(4,), seeds=range(1)).trials()
-    assert [member.lie for member in trial.members] == [None, None, None, "positives"]
-    assert [member.name for member in trial.members] == ["s", "m", "s~2", "attacker"]
+    found = [(member.name, member.lie) for member in trial.members]
+    assert found == [("s", None), ("m", None), ("s~2", None), ("attacker", "positives")]
 
 
 def test_a_delay_of_the_peer_delays_only_the_last_node():
@@ -175,22 +175,16 @@ def test_an_invalid_method_is_refused_in_one_line(text):
     "changes",
     [
         {"num_nodes": (5,)},  # 32 prompts
-        {"shares": ("horizontal",), "num_nodes": (3,)},
-        {"shares": ("horizontal",), "num_nodes": (8,)},  # groups of one
-        {"shares": ("diagonal",)},
-        {"shares": ("sapo:0/0",)},
-        {"shares": ("sapo:0/8",)},
+        *({"shares": ("horizontal",), "num_nodes": (nodes,)} for nodes in (3, 8)),  # the second: groups of one
+        *({"shares": (share,)} for share in ("diagonal", "sapo:0/0", "sapo:0/8", "newest:")),
         {"shares": ("newest:17",)},  # the other node generates 16
         {"shares": ("newest:4",), "num_nodes": (5,)},
-        {"shares": ("newest:",)},
         {"attacks": ("murder",)},
-        {"delays": ("later",)},
-        {"delays": ("fixed:0@peer",)},
+        *({"delays": (delay,)} for delay in ("later", "fixed:0@peer")),
         {"delays": ("later@peer",), "methods": ("alone",)},
         {"delays": ("fixed:8@peer",), "attacks": ("none", "rewards")},
+        *({"speeds": (2, 1)} | more for more in ({"num_nodes": (4,)}, {"attacks": ("rewards",)})),
         {"speeds": (4, 2, 1)},
-        {"speeds": (2, 1), "num_nodes": (4,)},
-        {"speeds": (2, 1), "attacks": ("rewards",)},
     ],
 )
 def test_invalid_axes_are_refused(changes):
@@ -275,13 +269,9 @@ def test_a_key_depends_on_all_that_determines_the_result(folder, monkeypatch):
         found.update(new)
         return is_fresh
 
-    for changes in (
-        {"steps": 5},
-        {"delays": ("fixed:2",)},
-        {"seeds": range(1, 2)},
-        {"lora_adapter": LoraSection(rank=4)},
-    ):
-        assert fresh(replace(experiment, **changes)), changes  # type: ignore[arg-type]
+    options = {"steps": 5, "delays": ("fixed:2",), "seeds": range(1, 2), "lora_adapter": LoraSection(rank=4)}
+    for name, value in options.items():
+        assert fresh(replace(experiment, **{name: value})), name  # type: ignore[arg-type]
     weights = folder / "s/model.safetensors"
     tensors = load_file(weights)
     name = min(tensors)
