@@ -59,7 +59,7 @@ TABLES: Final = {
         f"--pair sums --run {RUNS}/sums.toml --controls --nodes 8 --prompts 8 --steps 40 --methods ftis:floor=0.5",
     ),
     "unlike": Table(
-        "And in a swarm of four unlike nodes without a barrier?",
+        "And in a swarm of four different models without a barrier?",
         f"--pair unlike --speeds 4,2,1,2 --run {RUNS}/sums.toml --prompts 8 --steps 80 --eval-every 20"
         " --methods alone:own,alone,ftis,ftis:floor=0.5,f-nois,accepted,gepo",
         quick="--methods alone:own,alone,ftis",
