@@ -60,7 +60,7 @@ TABLES: Final = {
     ),
     "unlike": Table(
         "And in a swarm of four different models without a barrier?",
-        f"--pair unlike --speeds 4,2,1,2 --run {RUNS}/sums.toml --prompts 8 --steps 80 --eval-every 20"
+        f"--pair unlike --speeds 4,2,1,2 --run {RUNS}/unlike.toml --prompts 8 --steps 40 --eval-every 10"
         " --methods alone:own,alone,ftis,ftis:floor=0.5,f-nois,accepted,gepo",
         quick="--methods alone:own,alone,ftis",
     ),
