@@ -33,7 +33,7 @@ from ftis_node.evaluation.members import Member
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.byzantine import ByzantineNode
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessNodeFactory
-from ftis_node.lab.experiment.rounds import Pace, RoundBarrier, RoundGate, RoundMember, RoundQuota, Rounds, Validator
+from ftis_node.lab.experiment.rounds import Rate, RoundBarrier, RoundGate, RoundMember, RoundQuota, Rounds, Validator
 from ftis_node.lab.experiment.trial_result import FinalEvaluationResult, MemberResult, TrialResult, made_by, read_member
 from ftis_node.node.peers.own_record import OwnRecord
 from ftis_node.node.startup.assemble import running_components
@@ -133,8 +133,8 @@ class Trial:
     def delay_of(self, member: TrialMember) -> Delay:
         return self.delay if member.delay is None else member.delay
 
-    def pace(self, member: TrialMember) -> Pace:
-        return Pace(self.last_step(member), self.steps) if self.is_asynchronous else Pace()
+    def rate(self, member: TrialMember) -> Rate:
+        return Rate(self.last_step(member), self.steps) if self.is_asynchronous else Rate()
 
     def rounds(self, members: Sequence[TrialMember]) -> Rounds:
         step = self.manifest.step
@@ -152,7 +152,7 @@ class TrialNode(NamedTuple):
 
     def due(self, sender: str, step: int) -> int:
         """Return the number of groups that a sender has generated when this node takes a step."""
-        return self.lockstep.due(sender, self.place.quota.pace.round_of(step))
+        return self.lockstep.due(sender, self.place.quota.rate.round_of(step))
 
 
 def run_trial(
@@ -200,7 +200,7 @@ async def _run(
                 trial.last_step(member),
                 RoundQuota(
                     together.rounds,
-                    trial.pace(member),
+                    trial.rate(member),
                     plans=trial.manifest.step.backfill_with_own and is_honest,
                 ),
                 Validator(parts.context.state, parts.peers.registry) if is_honest else None,

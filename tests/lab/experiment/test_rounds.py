@@ -8,7 +8,7 @@ import pytest
 from ftis_node.config.delay import Delay, parse_delay
 from ftis_node.config.step import StepSection
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment.rounds import Pace, RoundBarrier, RoundGate, RoundMember, RoundQuota, Rounds, Validator
+from ftis_node.lab.experiment.rounds import Rate, RoundBarrier, RoundGate, RoundMember, RoundQuota, Rounds, Validator
 from ftis_node.lab.experiment.specs import NO_DELAY, delay_alone, parse_delays
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.state import NodeCounters, NodeState
@@ -24,9 +24,9 @@ def test_remaining_members_share_the_groups_of_those_that_left():
 
 
 def test_a_slow_member_generates_the_groups_of_a_step_over_its_rounds():
-    pace = Pace(steps=3, rounds=8)
-    assert [pace.round_of(step) for step in (0, 1, 2, 3)] == [0, 3, 6, 8]
-    quota = RoundQuota(Rounds(own=4, foreign=0, last_steps=(8, 8)), pace, plans=True)
+    rate = Rate(steps=3, rounds=8)
+    assert [rate.round_of(step) for step in (0, 1, 2, 3)] == [0, 3, 6, 8]
+    quota = RoundQuota(Rounds(own=4, foreign=0, last_steps=(8, 8)), rate, plans=True)
     quota.plan(2, 6)
     assert [quota.due(number) for number in range(9)] == [0, 1, 2, 4, 6, 8, 10, 12, 14]
     assert [quota.is_known(number) for number in (6, 7)] == [True, False]
