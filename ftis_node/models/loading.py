@@ -9,7 +9,6 @@ model's code makes the buffers, because some are in no file (rotary frequencies)
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -230,7 +229,8 @@ def _whole_folder(out: Path) -> Iterator[Path]:
     """Yield a folder beside `out` and rename it at the end, so that only a complete one has its name."""
     out = check_export_folder(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    partial = out.parent / f".{out.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     partial.mkdir()
     try:
         yield partial

@@ -36,7 +36,7 @@ from ftis_node.tasks.problems import IndexedTask, Prompt
 PACKAGE: Final = "reasoning-gym"
 NUM_ENTRIES_CACHED: Final = 256
 EVALUATED: Final = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
-PARSED: Final = frozenset({"countdown", "intermediate_integration", "puzzle24", "simple_integration"})
+PARSED: Final = frozenset({"countdown", "intermediate_integration", "simple_integration"})
 NUMERIC: Final = frozenset({"complex_arithmetic"})
 FUNCTIONS: Final = frozenset(
     "Abs sqrt exp log ln sin cos tan cot sec csc asin acos atan sinh cosh tanh asinh acosh atanh erf pi".split()
@@ -57,6 +57,8 @@ def is_safe_answer(generator: str, answer: str, *, reference: str) -> bool:
         if not is_within_limits(answer):
             return False
         words = _WORD.findall(answer)
+        if generator == "countdown" and words:  # SymPy's constants would replace the given numbers
+            return False
         return bool(_EXPRESSION.fullmatch(answer)) and all(len(word) == 1 or word in FUNCTIONS for word in words)
     return not (generator in NUMERIC and _NO_NUMBER.search(answer))
 
@@ -93,11 +95,13 @@ SPLITS: Final = {"train": _Split(1_000_000, 10_000), "test": _Split(2_000_000_00
 _UNSTABLE: Final = "its problems differ from process to process, so no peer could make a prompt again"
 REFUSED: Final = {
     "codeio": _UNSTABLE,
+    "coin_flip": "its verifier takes a part of the right answer for right",
     "composite": "it needs a separate configuration: join the tasks with '+' instead",
     "game_of_life_halting": "its verifier takes every answer for right",
     "isomorphic_strings": _UNSTABLE,
     "list_functions": _UNSTABLE,
     "polynomial_multiplication": _UNSTABLE,
+    "puzzle24": "its verifier does not compare the numbers of an answer with the given ones",
     "ransom_note": _UNSTABLE,
 }
 

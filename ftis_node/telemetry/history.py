@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.telemetry.events import EventReader, last_lines
 from ftis_node.telemetry.status import EvalStatus, StepFigures
 
@@ -150,12 +151,12 @@ class EventHead(msgspec.Struct):
 
     time: float
     event: str
-    group: str | None = None
+    group: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None = None
     step: int | None = None
     own: bool = False
     sender: str = ""
     origin: str | None = None
-    number: int = 0
+    number: Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)] = 0
     num_tokens: int = 0
     num_turns: int = 0
     num_observations: int = 0

@@ -13,7 +13,6 @@ the only check of tensors that an engine holds in another form.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -57,8 +56,8 @@ def weights_folder(
     A container often has only 64 MiB of `/dev/shm` (see `docker run --shm-size`). At the end the published versions are
     removed. The next use of a home removes those that a killed node left in memory.
     """
-    digest = hashlib.sha256(str(home.root.absolute()).encode()).hexdigest()[:16]
-    folder = memory_disk / f"ftis-{os.getuid()}-{digest}"
+    root = home.root.stat()  # containers may share memory, and their homes may have one path
+    folder = memory_disk / f"ftis-{os.getuid()}-{root.st_dev:x}-{root.st_ino:x}"
     in_memory = _claim(folder, num_bytes=num_versions * version_bytes)
     try:
         yield folder if in_memory else home.weights

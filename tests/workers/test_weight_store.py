@@ -83,7 +83,8 @@ def test_log_probs_that_are_not_comparable_differ_by_infinity():
 
 def test_each_node_has_a_private_folder_in_memory_and_removes_it(tmp_path):
     memory = tmp_path / "memory"
-    memory.mkdir()
+    for folder in (memory, tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
     with weights_folder(Home(tmp_path / "a"), version_bytes=10, memory_disk=memory) as first:
         with weights_folder(Home(tmp_path / "b"), version_bytes=10, memory_disk=memory) as second:
             assert first.parent == second.parent == memory
@@ -97,7 +98,7 @@ def test_each_node_has_a_private_folder_in_memory_and_removes_it(tmp_path):
 
 
 def test_weights_too_large_for_memory_are_published_in_the_home(tmp_path):
-    home = Home(tmp_path / "home")
+    home = Home(tmp_path)
     too_large = shutil.disk_usage(tmp_path).free // 4
     with weights_folder(home, version_bytes=too_large, memory_disk=tmp_path) as folder:
         assert folder == home.weights
@@ -116,7 +117,7 @@ def test_published_versions_in_the_home_are_removed_and_followed_ones_kept(tmp_p
 
 
 def test_a_symbolic_link_of_that_name_is_not_used(tmp_path):
-    home, elsewhere = Home(tmp_path / "home"), tmp_path / "elsewhere"
+    home, elsewhere = Home(tmp_path), tmp_path / "elsewhere"
     elsewhere.mkdir()
     with weights_folder(home, version_bytes=1, memory_disk=tmp_path) as folder:
         name = folder.name

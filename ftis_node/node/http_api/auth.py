@@ -34,12 +34,22 @@ BEARER = "Bearer "
 
 @web.middleware
 async def own_names_only(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse a request whose `Host` does not name this machine."""
+    """Refuse a request whose `Host` does not name this machine, and one that another site's page makes."""
     if not is_loopback(host_name(request.host)):
         return web.Response(
             status=403, text=f"this port is for this machine alone: call it 127.0.0.1, not {one_line(request.host)}\n"
         )
+    if _is_of_another_site(request):
+        return web.Response(status=403, text="pages of other sites may not use this port\n")
     return await handler(request)
+
+
+def _is_of_another_site(request: web.Request) -> bool:
+    """Return whether a browser says so, of anything but a link that its user follows."""
+    page, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")
+    if page is not None and not is_loopback(host_name(page.partition("//")[2])):
+        return True
+    return site == "cross-site" and request.headers.get("Sec-Fetch-Dest") != "document"
 
 
 def host_name(host: str) -> str:

@@ -44,6 +44,9 @@ async def test_a_foreign_host_name_is_refused():
         assert await _status(base_url, Host=f"[::1]:{port}") == 200
         assert await _status(base_url, Host=f"evil.example:{port}") == 403
         assert await _status(base_url, Host="127.0.0.1.evil.example") == 403
+        assert await _status(base_url, Origin="https://evil.example") == 403
+        assert await _status(base_url, **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "empty"}) == 403
+        assert await _status(base_url, **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"}) == 200
 
 
 @pytest.mark.parametrize(

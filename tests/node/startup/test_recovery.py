@@ -1,6 +1,7 @@
 """A home with damaged files: readable data is saved, no group is used twice, and the damage is logged."""
 
 import errno
+import json
 import os
 import random
 import sqlite3
@@ -180,6 +181,14 @@ def test_a_damaged_or_incomplete_buffer_starts_empty_and_nothing_is_used_twice(h
         assert moved[: len(damaged)] == damaged, "the kept file differs from the damaged one"
     assert_reported(home, why)
     assert_reset(home)
+
+
+@pytest.mark.parametrize("fields", [{"group": "q" + "0" * 63}, {"group": "abc"}, {"group": "0" * 64, "number": 2**70}])
+def test_a_damaged_line_of_the_event_log_is_no_damage_of_the_buffer(home, fields):
+    with home.events.open("a") as log:
+        log.write(json.dumps({"time": 1, "event": "admitted", "sender": ANN.peer_id, **fields}) + "\n")
+    recover(home)
+    assert len(stored(home)) == NUM_GROUPS
 
 
 def test_a_new_home_without_a_buffer_is_no_damage(tmp_path):
