@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.stubs.wire_groups import NUM_COMPLETIONS, loopback_bytes
 from nodes.hosts import MEASURED_NODES, NUM_TARGET_MEMBERS, NUM_TOKENS, Host, call_all, log_line, merged
+from stubs.wire_groups import NUM_COMPLETIONS, loopback_bytes
 
 STARTED_AT_ONCE = 4  # in each process
 SETTLE_S = 3.0  # heartbeats of gossipsub: before its mesh is built, announcements are lost

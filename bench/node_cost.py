@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.stubs.wire_groups import NUM_COMPLETIONS, loopback_bytes
 from gossip import swarm
 from nodes.hosts import Host, call_all, log_line
+from stubs.wire_groups import NUM_COMPLETIONS, loopback_bytes
 
 NUM_NODES = 3
 PERIOD_S = 10.0  # of a node's own groups: the two others give 12 a minute

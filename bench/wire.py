@@ -33,8 +33,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from bench.stubs.wire_episodes import as_episode, flat_rows, replay_seconds
-from bench.stubs.wire_groups import RUN_ID, VOCABULARY, random_group
 from ftis_node.config.manifest import RunManifest
 from ftis_node.records.codec import CODECS, hash_messages, hash_prompt, pack_group, unpack_group
 from ftis_node.records.envelope import Accepted, announce_group, seal_group
@@ -44,6 +42,8 @@ from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.validation import ValidationContext, validate
 from stubs.stub_node import StubScorer, StubTokenizer, stub_prompt
+from stubs.wire_episodes import as_episode, flat_rows, replay_seconds
+from stubs.wire_groups import RUN_ID, VOCABULARY, random_group
 
 NUM_GROUPS = 300
 REPEATS, LOOPS = 100, 20  # many short runs: on a shared machine some of them are undisturbed

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from bench.stubs.wire_groups import VOCABULARY, random_group
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
@@ -38,6 +37,7 @@ from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.base import ChatMessage, TaskItem
 from ftis_node.telemetry.events import EventLog
+from stubs.wire_groups import VOCABULARY, random_group
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 

@@ -96,8 +96,8 @@ def policy_loss(
     Without `checks` no value is read, so the host does not wait for a GPU. NaN then reaches the loss, and there are no
     metrics. The ids may be on the CPU.
     """
-    if "anchor_logprobs" in params:  # another name of it
-        params["first_pass_logprobs"] = params.pop("anchor_logprobs")
+    if (anchor := params.pop("anchor_logprobs", None)) is not None:  # another name of it
+        params["first_pass_logprobs"] = anchor
     row, known = find_method(method), method_parameters(method)
     for name, value in params.items():
         if name not in known and not (name in TENSORS and value is None):

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from functools import partial
 from typing import NoReturn
 
@@ -207,7 +208,7 @@ def _is_damage(error: Exception) -> bool:
 
 def _fail(error: Exception, line: str, code: int) -> int:
     if _debug:
-        raise error
+        traceback.print_exception(error)
     _print_error(line)
     return code
 

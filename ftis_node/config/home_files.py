@@ -1,4 +1,4 @@
-"""Two files of a home: the marker, and the settings of its last start with the command that resumes it.
+"""The marker of a home, `node.toml` of its operator, and the settings of its last start with the command that resumes it.
 
 The marker `home.json` has the number of the schema. A home with another number is refused, because no version but the
 present one has been released. It also has the epoch of the last start (`node/storage/number_epochs.py`).
@@ -7,6 +7,7 @@ present one has been released. It also has the epoch of the last start (`node/st
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from typing import Any
 
@@ -87,3 +88,9 @@ def start_command(home: Home, *, raised: dict[str, int] | None = None) -> str:
     for name, limit in (raised or {}).items():
         words += [BUDGET_OPTIONS[name], str(limit)]
     return shlex.join(words)
+
+
+def make_node_toml(home: Home) -> None:
+    """Create the file of the operator's settings, if there is none."""
+    if not os.path.lexists(home.node_toml):
+        replace_file(home.node_toml, b"# Your settings of this node: ftis-node docs reference/configuration\n")

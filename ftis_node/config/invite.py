@@ -114,8 +114,11 @@ def _with_changes(old: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any
 
 
 def read_invite(text: str, *, now: float) -> Invite:
-    """Return the invitation in `text`. Raises ConfigError in one line for a damaged, expired or newer one."""
-    text = text.strip()
+    """Return the invitation in `text`, which may be the whole line that `ftis-node invite` prints.
+
+    Raises ConfigError in one line for a damaged, expired or newer one.
+    """
+    text = next((word for word in text.split() if word.startswith(PREFIX)), text.strip())
     if len(text) > MAX_CHARS or not text.startswith(FAMILY):
         raise ConfigError(f"this is no invitation: one begins with {PREFIX}")
     if not text.startswith(PREFIX):

@@ -290,7 +290,7 @@ def load_node_settings(
     except ValidationError as error:
         if error.errors()[0]["loc"] == ("model",) and error.errors()[0]["type"] == "missing":
             raise ConfigError(f"no model: name it with --model ID_OR_DIR, or as `model` in {node_toml}") from None
-        where = f"{node_toml}: " if node_toml.exists() else ""
+        where = f"{node_toml}: " if tables else ""
         raise ConfigError(f"{where}{first_problem(error, schema=NodeSettings)}") from None
     return with_gpus_shared_out(NodeSettings.model_construct(**dict(settings)))
 

@@ -120,3 +120,8 @@ def test_transfer_runs_without_vllm_and_hivemind(tmp_path):
     assert list(by_name) == ["file", "registered", "ipc"]
     assert all(by_name["ipc"][key] > 0 for key in ("export_s", "open_s", "ipc_s"))
     assert all(by_name[name]["d2h_gbps"] > 0 and by_name[name]["h2d_gbps"] > 0 for name in ("file", "registered"))
+
+
+def test_no_program_of_bench_needs_the_repository_in_the_path():
+    files = Path(__file__).parents[2].joinpath("bench").rglob("*.py")
+    assert [path for path in files if "\nfrom bench" in path.read_text()] == []

@@ -42,7 +42,7 @@ def test_an_invitation_is_read_as_it_was_written(preset):
     other = run.model_copy(update={"name": "ours", "step": run.step.model_copy(update={"own_groups": 3})})
     for manifest in (run, other):
         text = invite_to(manifest, addresses=[ADDRESS] * 9, secret=b"", expires_at=NOW).text()
-        read = read_invite(f" {text}\n", now=NOW)
+        read = read_invite(f"ftis-node join {text} --model MODEL\n", now=NOW)
         assert (read.manifest().run_id, len(read.addresses), read.secret) == (manifest.run_id, 4, b"")
 
 

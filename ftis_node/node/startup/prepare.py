@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.config.home import Home
-from ftis_node.config.home_files import last_settings
+from ftis_node.config.home_files import last_settings, make_node_toml
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError, MachineError, ModelError
@@ -88,6 +88,7 @@ async def prepare(
     await in_background(check_texts, tokenizer, domain[0], plan.manifest)
     replace_file(home.run_toml, plan.manifest.to_toml().encode())
     replace_file(home.settings, settings.model_dump_json(indent=1).encode())
+    make_node_toml(home)
     return NodeInputs(
         settings=settings,
         manifest=plan.manifest,
