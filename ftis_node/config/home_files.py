@@ -1,4 +1,4 @@
-"""The marker of a home, `node.toml` of its operator, and the settings of its last start with the command that resumes it.
+"""Files of a home: the marker, `node.toml` of its operator, and the settings of its last start with their command.
 
 The marker `home.json` has the number of the schema. A home with another number is refused, because no version but the
 present one has been released. It also has the epoch of the last start (`node/storage/number_epochs.py`).

@@ -18,7 +18,6 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.telemetry.events import EventReader, last_lines
 from ftis_node.telemetry.status import EvalStatus, StepFigures
 
@@ -156,7 +155,7 @@ class EventHead(msgspec.Struct):
     own: bool = False
     sender: str = ""
     origin: str | None = None
-    number: Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)] = 0
+    number: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
     num_tokens: int = 0
     num_turns: int = 0
     num_observations: int = 0
