@@ -91,7 +91,7 @@ def test_the_environment_of_a_device():
     assert "TORCHDYNAMO_DISABLE" not in environment(settings(options={"enforce_eager": False}), device="cpu")
     for core, device, separate in (("inside", "cuda", "0"), ("separate", "cpu", "1")):
         found = environment(settings(engine_core=core), device=device)
-        assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == separate
+        assert (found["VLLM_ENABLE_V1_MULTIPROCESSING"], found["VLLM_LOGGING_LEVEL"]) == (separate, "INFO")
 
 
 @pytest.mark.parametrize(
