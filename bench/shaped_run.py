@@ -1,12 +1,14 @@
 """A node with random weights of a real size, as a user runs it: doctor, join, resume, export, load.
 
     python bench/shaped_run.py --shape 3b --lora --out DIR [--engine torch|vllm] [--rank 16] [--model DIR]
+    python bench/shaped_run.py --shape 0.5b --lora --adapters serve --out DIR         # one base for both workers
 
 Each part is the command itself in a separate process. The parts are `doctor`, `join` for two steps, `join` again for
 one more, and `export`, of an adapter also with `--merge`. Then transformers loads the export and generates from it. The
 memory of each process is read four times a second. `hwm_gib` is VmHWM, which counts mapped files whose pages the kernel
-may reclaim; `own_gib` is what it may not reclaim (RssAnon and RssShmem). The folder of published weights in /dev/shm
-and the machine's lowest `MemAvailable` are read too.
+may reclaim; `own_gib` is what it may not reclaim (RssAnon and RssShmem). `pss_gib` counts a page of
+several processes in equal parts, so that those of `all`, read at the same time, add up. The folder of published weights
+in /dev/shm and the machine's lowest `MemAvailable` are read too.
 
 The reward is for an even number of characters, so that random completions have a signal. Lines of the commands, with
 the seconds since their start, are in DIR/*.log. The folder is removed at the end unless `--keep`.
@@ -62,6 +64,7 @@ NODE_TOML = """dtype = "bfloat16"
 
 [generation]
 max_batch = 8
+adapters = "{adapters}"
 
 [learner]
 micro_batch_tokens = 128
@@ -89,12 +92,13 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a folder that bench/shaped_model.py made")
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--adapters", choices=["auto", "merge", "serve"], default="auto", help="as generation.adapters")
     parser.add_argument("--engine", choices=["torch", "vllm"], default="torch")
     parser.add_argument("--only", nargs="+", help="only these parts, in a folder with the outputs of the earlier ones")
     parser.add_argument("--keep", action="store_true", help="keep the folder")
     options = parser.parse_args()
     out = options.out.absolute()
-    prepare(out, rank=options.rank)
+    prepare(out, rank=options.rank, adapters=options.adapters)
     model = options.model.absolute() if options.model else out / "model"
     figures = {}
     try:
@@ -109,10 +113,10 @@ def main() -> None:
     sys.stdout.write(json.dumps({"bench": "shaped_run", **what, "parts": figures}) + "\n")
 
 
-def prepare(out: Path, *, rank: int) -> None:
+def prepare(out: Path, *, rank: int, adapters: str) -> None:
     """Write the home with its settings, the run, and the reward as an installed package."""
     (out / "home").mkdir(parents=True, exist_ok=True)
-    (out / "home/node.toml").write_text(NODE_TOML.format(rank=rank, alpha=2 * rank))
+    (out / "home/node.toml").write_text(NODE_TOML.format(rank=rank, alpha=2 * rank, adapters=adapters))
     (out / "run.toml").write_text(RUN_TOML)
     installed = out / "packages/even_reward-1.0.dist-info"
     installed.mkdir(parents=True, exist_ok=True)
@@ -176,18 +180,25 @@ def copy_lines(stream: Any, path: Path, began: float) -> None:
 
 
 def note_peaks(peaks: dict[str, dict[str, float]], pid: int) -> None:
-    """Raise the peaks of each kind of process below `pid`, itself included."""
+    """Raise the peaks of each kind of process below `pid`, itself included, and of all together."""
+    together = 0
     try:
         root = psutil.Process(pid)
         for process in (root, *root.children(recursive=True)):
             kind = "command" if process.pid == pid else role_of(process, daemon=pid)
             status = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
             kib = {key: int(status[key].split()[0]) * 1024 for key in ("VmHWM", "RssAnon", "RssShmem")}
-            peak = peaks.setdefault(kind, {"hwm_gib": 0, "own_gib": 0})
+            shares = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+            pss = sum(int(line.split()[1]) * 1024 for line in shares.splitlines() if line.startswith("Pss:"))
+            together += pss
+            peak = peaks.setdefault(kind, {"hwm_gib": 0, "own_gib": 0, "pss_gib": 0})
+            peak["pss_gib"] = max(peak["pss_gib"], pss)
             peak["hwm_gib"] = max(peak["hwm_gib"], kib["VmHWM"])
             peak["own_gib"] = max(peak["own_gib"], kib["RssAnon"] + kib["RssShmem"])
     except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError, KeyError):
         return  # it has ended, or is a zombie
+    of_all = peaks.setdefault("all", {"pss_gib": 0})
+    of_all["pss_gib"] = max(of_all["pss_gib"], together)
 
 
 if __name__ == "__main__":
