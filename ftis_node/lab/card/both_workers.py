@@ -80,7 +80,7 @@ class Workers:
         generated = time.monotonic()
         if self.placement.takes_turns:
             await self.generation.sleep(discard=True)
-        groups = [_train_group(f"{number}-{at}", *pair) for at, pair in enumerate(zip(prompts, results, strict=True))]
+        groups = [train_group(f"{number}-{at}", *pair) for at, pair in enumerate(zip(prompts, results, strict=True))]
         training = time.monotonic()
         reply = await self.learner.train(groups, step=number)
         trained = time.monotonic()
@@ -99,7 +99,7 @@ class Workers:
         }
 
 
-def _train_group(name: str, prompt: Sequence[int], result: GenerationResult) -> TrainGroup:
+def train_group(name: str, prompt: Sequence[int], result: GenerationResult) -> TrainGroup:
     """Return the group of a result in which every second completion is right."""
     rewards = tuple(float(at % 2) for at in range(len(result.tokens)))
     versions = result.policy_version, result.policy_version_newest
