@@ -32,7 +32,7 @@ PROBE = "import json, torch; from ftis_node.models.accelerators import by_torch;
 FREE_MEMORY = ("nvidia-smi", "--query-gpu=uuid,memory.free", "--format=csv,noheader,nounits")
 MIN_CAPABILITY = (8, 0)  # vLLM's kernels and bfloat16 products
 CARDS = "NVIDIA's RTX 30, 40, 50, A10, L4, A100 and newer cards work"
-ON_CPU = f"--device cpu works; {CARDS}"
+ON_CPU = f'device = "cpu" in node.toml works; {CARDS}'
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -76,7 +76,7 @@ def pick_device(device: Device) -> Literal["cpu", "cuda"]:
     if has_gpu():
         return "cuda"
     if device == "cuda":
-        raise MachineError("no CUDA device here: use --device cpu, or see `ftis-node doctor`")
+        raise MachineError('no CUDA device here: set the device to "cpu", or see `ftis-node doctor`')
     return "cpu"
 
 

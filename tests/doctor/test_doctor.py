@@ -111,7 +111,7 @@ def test_a_gpu_that_cannot_work_is_reported_with_what_would():
     old, memory = list(read_driver(0, "580.65.06, Tesla T4, 15360, 1, 7.5\n"))[1:]
     assert (old.id, old.level, memory.id) == ("gpu.unusable", "fail", "gpu.memory")
     assert old.finding == "Tesla T4 has compute capability 7.5, and vLLM and bfloat16 need 8.0"
-    assert "--device cpu works" in old.advice and "RTX 30" in old.advice
+    assert 'device = "cpu" in node.toml works' in old.advice and "RTX 30" in old.advice
     facts = {"version": "2.13.0+rocm7", "cuda": None, "hip": "7.0", "has_gpu": True, "gpus": ["AMD Radeon RX 7900"]}
     amd, torch = engines.torch_results(engines.ProbeAnswer(facts), has_gpu=False)
     assert (amd.id, amd.level, torch.level) == ("gpu.unusable", "fail", "ok")
