@@ -122,7 +122,8 @@ def _add(archive: tarfile.TarFile, wheel: Path, left_out: re.Pattern[str]) -> No
         for entry in opened.infolist():
             path = PurePosixPath(entry.filename)
             if path.parts[0].endswith(".data") and len(path.parts) > 2:
-                path = PurePosixPath(*path.parts[2:])
+                is_script = path.parts[1] == "scripts"  # may have the name of its package
+                path = PurePosixPath("bin" if is_script else "", *path.parts[2:])
             if entry.is_dir() or left_out.search(str(path)):
                 continue
             info = tarfile.TarInfo(str(path))
