@@ -42,7 +42,6 @@ from ftis_node.algorithms.batch import (
     group_extremes,
     group_index,
     group_sum,
-    require_choice,
     require_finite,
     require_tensor,
 )
@@ -68,7 +67,8 @@ def group_advantages(
     Raises ValueError for a wrong shape or dtype, a non-finite reward, an unknown `scale`, or an `eps` or `shift` that
     is not a finite number >= 0. `success` also refuses a negative reward.
     """
-    require_choice("scale", scale, SCALES)
+    if scale not in SCALES:
+        raise ValueError(f"scale must be one of {', '.join(SCALES)}, not {scale!r}")
     for name, value in (("eps", eps), ("shift", shift)):
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{name} must be a finite number >= 0, not {value!r}")

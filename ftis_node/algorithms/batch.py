@@ -27,8 +27,6 @@ from torch import Tensor
 
 FLOATING = (torch.float32, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-AGGREGATIONS = ("seq_mean", "token_mean", "max_len")
-DENOMINATORS = ("all", "kept")
 
 
 def require_tensor(
@@ -51,12 +49,6 @@ def require_finite(name: str, values: Tensor, *, where: str = "") -> None:
         return
     position = (~finite).nonzero()[0].tolist()
     raise ValueError(f"{name} holds a non-finite value{where}: {values[tuple(position)].item()} at {position}")
-
-
-def require_choice(name: str, value: object, known: tuple[str, ...]) -> None:
-    """Raise ValueError listing `known` unless `value` is one of them."""
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:
