@@ -43,9 +43,33 @@ class TaskItem:
     answer: str
 
 
+class Problems(Protocol):
+    """The problems of one split: `len(problems)` of them, `problems[i]` the i-th."""
+
+    @property
+    def name(self) -> str:
+        """Return the canonical spec without paths. Tasks with equal names have equal prompts on all nodes."""
+        ...
+
+    @property
+    def split(self) -> str:
+        """Return `train` or `test`."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> TaskItem:
+        """Return the problem at `index`, 0 <= index < len(self). Raises IndexError outside."""
+        ...
+
+    def resolve(self, ref: PromptRef) -> TaskItem:
+        """Return the problem that `ref` names. Raises KeyError if the task does not have it."""
+        ...
+
+
 @runtime_checkable
-class Task(Protocol):
-    """A set of problems with verifiable rewards: `len(task)` problems, `task[i]` the i-th.
+class Task(Problems, Protocol):
+    """A set of problems with verifiable rewards.
 
     Optional members: `isolate_resolving` is True if making a problem may be slow. Then the scoring process makes a
     problem whose index a peer chose. `answer_of(item, completion_text) -> str | None` returns the answer for votes
@@ -58,31 +82,11 @@ class Task(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        """Return the canonical spec without paths. Tasks with equal names have equal prompts on all nodes."""
-        ...
-
-    @property
-    def split(self) -> str:
-        """Return `train` or `test`."""
-        ...
-
-    @property
     def isolate_scoring(self) -> bool:
         """Return whether `score` passes untrusted text to a large third-party parser.
 
         If so, callers run it in a separate process under a time limit (`scorer.IsolatedScorer`).
         """
-        ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> TaskItem:
-        """Return the problem at `index`, 0 <= index < len(self). Raises IndexError outside."""
-        ...
-
-    def resolve(self, ref: PromptRef) -> TaskItem:
-        """Return the problem that `ref` names. Raises KeyError if the task does not have it."""
         ...
 
     def score(self, item: TaskItem, completion_text: str) -> float:

@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from ftis_node.records import think_block
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks import words
-from ftis_node.tasks.base import Task, TaskItem
+from ftis_node.tasks.base import Problems, Task, TaskItem
 
 MAX_OBSERVATION_CHARS: Final = 16_384
 DIGEST_HEX: Final = 12
@@ -38,24 +38,12 @@ LINK_PREFIX: Final = "__editable__"  # modules that pip writes for a link to a f
 
 
 @runtime_checkable
-class Episode(Protocol):
+class Episode(Problems, Protocol):
     """The problems of an environment, and its answers to a model's texts.
 
-    `name`, `split`, `len`, `[index]` and `resolve` are those of a `Task`. A state is any value. An episode with the
-    optional member `isolate_scoring` is played in the scoring process, as those of packages always are.
+    A state is any value. An episode with the optional member `isolate_scoring` is played in the scoring process, as
+    those of packages always are.
     """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def split(self) -> str: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> TaskItem: ...
-
-    def resolve(self, ref: PromptRef) -> TaskItem: ...
 
     def begin(self, item: TaskItem) -> Any:
         """Return the state before the first text."""
