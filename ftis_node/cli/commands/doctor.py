@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +22,7 @@ from ftis_node.cli.options import (
 )
 from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import ConfigError
+from ftis_node.telemetry.terminal_text import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 CHECKS = ("python", "gpu", "ram", "disk", "limits", "engine", "grader", "port", "route", "peer", "model")
 INDENT = " " * 6
 OPTION = "memory.option"
-UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 def doctor(
@@ -159,9 +157,6 @@ def _screen(findings: list[CheckResult]) -> Iterator[str]:
 def _lines(finding: CheckResult) -> Iterator[str]:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     level = finding.level.upper() if finding.level == "fail" else finding.level
-    parts = [f"{level:5} {finding.id}: {finding.finding}"]
-    if finding.advice:
-        parts.append(f"{INDENT}-> {finding.advice}")
-    for part in parts:
-        clean = UNPRINTABLE.sub(" ", part)
-        yield from textwrap.wrap(clean, width, subsequent_indent=INDENT, break_on_hyphens=False) or [""]
+    yield from wrapped(f"{level:5} {finding.id}: {finding.finding}", width, indent=len(INDENT))
+    for line in wrapped(f"-> {finding.advice}", width - len(INDENT)) if finding.advice else ():
+        yield INDENT + line
