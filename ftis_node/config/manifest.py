@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import json
 import math
+import re
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -262,15 +263,8 @@ def load_manifest(name_or_path: str, *, task: str | None = None) -> RunManifest:
 
 
 def preset_for_task(task: str) -> str:
-    """Return the preset for a task SPEC if the user names no run."""
-    if task.startswith("arithmetic"):
-        return "arithmetic-ftis"
-    if task.startswith("sums"):
-        return "sums-ftis"
-    if task.startswith("words"):
-        return "words-ftis"
-    if (family := task.partition(":")[0]) in ("guess", "calculator", "countdown", "programs"):
+    """Return the preset for a task SPEC if the user names no run: that of its first part, for one of this package."""
+    family = re.split(r"[^a-z0-9]", task, maxsplit=1)[0]
+    if family != "gsm8k" and f"{family}-ftis" in PRESETS:
         return f"{family}-ftis"
-    if "rg:" in task:
-        return "rg-swarm"
-    return "gsm8k-ftis"
+    return "rg-swarm" if "rg:" in task else "gsm8k-ftis"
