@@ -22,7 +22,7 @@ import torch
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.checkpoint import saving
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import LearnerBoot
 from learner_sides.batch import even_groups, with_flat_logprobs
 from stubs.random_models import SHAPES, save_random_model

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftis_node.lab.card.device import synchronize
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.model import attention
 from gpu.cases import Options

@@ -18,7 +18,7 @@ from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection, Quantize
 from ftis_node.lab.card.device import peak_flops, synchronize
 from ftis_node.lab.card.usage import gib
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.memory.learner_memory import Workload, learner_memory
 from ftis_node.models import read_shape, resolve_model

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import peft  # noqa: F401  imported before a LoRA case needs it, so that it is not memory of the step
 
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.train_report import FIRST_DRIFT_STEP
 from learner_sides.batch import memory_folder
 from learner_sides.job import Job, read_groups

@@ -24,8 +24,8 @@ from ftis_node.workers.wire import Done, Message
 from ftis_node.workers.worker import Emitter, Handler, Handlers, run_worker
 
 if TYPE_CHECKING:
-    from ftis_node.learner.core import Learner
     from ftis_node.learner.distributed.ranks import StepCallback
+    from ftis_node.learner.learner import Learner
 
 logger = logging.getLogger(__name__)
 
@@ -95,11 +95,11 @@ async def _save_while_idle(boot: LearnerBoot, thread: ModelThread, learner: Lear
 
 def _open(boot: LearnerBoot, address: RankAddress | None, emit: Emitter) -> Learner:
     # In the thread, so that heartbeats continue: torch and transformers take seconds to import.
-    import_quickly("ftis_node.learner.core")
+    import_quickly("ftis_node.learner.learner")
     import torch
 
-    from ftis_node.learner.core import Learner
     from ftis_node.learner.distributed.ranks import ALONE, RankGroup
+    from ftis_node.learner.learner import Learner
 
     if boot.memory_share is not None:  # beyond it a step is repeated with less memory, and the generator does not fail
         torch.cuda.set_per_process_memory_fraction(boot.memory_share)

@@ -17,7 +17,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import LoraSection, Quantize
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import PromptSettings, PromptTokenizer, resolve_model
 from ftis_node.models.gguf_export import modelfile

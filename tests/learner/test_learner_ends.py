@@ -8,7 +8,7 @@ import torch
 from learner_rig import make_boot, make_group, random_groups
 
 from ftis_node.learner.batch import make_batch
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.records.codec import hash_prompt, pack_group, unpack_group
 from ftis_node.records.group import FinishReason, Group

@@ -24,8 +24,8 @@ from ftis_node.generation.engines.torch_engine import open_engine
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.learner.batch import batch_of
 from ftis_node.learner.checkpoint.export import export_policy
-from ftis_node.learner.core import Learner
 from ftis_node.learner.groups import UnpackedGroup
+from ftis_node.learner.learner import Learner
 from ftis_node.models import load_causal_lm, resolve_model
 from ftis_node.workers.weight_store import probe_logprobs
 

@@ -13,8 +13,8 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.generation.engines import torch_engine
 from ftis_node.generation.engines.base import EngineSettings
-from ftis_node.learner.core import Learner
 from ftis_node.learner.distributed.sharded_tensors import plain_name
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.memory.learner_memory import Workload, base_bytes
 from ftis_node.models import load_causal_lm, parameter_count, read_shape, resolve_model

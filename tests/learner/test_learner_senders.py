@@ -7,7 +7,7 @@ import pytest
 from learner_rig import PROMPT, as_text, make_boot, make_group, one_by_one_logprobs, without_times
 from msgspec.structs import replace
 
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import StepReport
 from ftis_node.learner.senders import MAX_SENDERS, SenderStats, add_up, largest_senders
 

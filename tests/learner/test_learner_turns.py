@@ -9,7 +9,7 @@ import torch
 from learner_rig import Emit, make_boot, random_groups, sample_group
 
 from ftis_node.errors import FtisError
-from ftis_node.learner import core
+from ftis_node.learner import learner as learner_module
 from ftis_node.learner.messages import CheckRequest, GiveMemoryBack, StateRequest, TrainRequest
 from ftis_node.learner.step.train_step import Passes
 from ftis_node.learner.worker import build
@@ -76,14 +76,14 @@ async def test_a_check_during_a_step_is_measured_before_its_update(model_folder,
     loop, begun, offered = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
     model = load_causal_lm(resolve_model(str(model_folder)), dtype="float32", device="cpu")
     group = sample_group(model, group_size=3, length=5, reward=lambda index: float(index == 0))
-    take_step = core.take_step
+    take_step = learner_module.take_step
 
     def late(*arguments, **options):
         loop.call_soon_threadsafe(begun.set)
         assert offered.wait(30)
         return take_step(*arguments, **options)
 
-    monkeypatch.setattr(core, "take_step", late)
+    monkeypatch.setattr(learner_module, "take_step", late)
     peers = tuple(msgspec.structs.replace(each, own=False) for each in random_groups())
     async with build(make_boot(model_folder, tmp_path), Emit()) as handlers:
         training = asyncio.create_task(handlers[TrainRequest](TrainRequest(step=1, groups=peers), Emit()))

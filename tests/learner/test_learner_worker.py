@@ -14,7 +14,7 @@ from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.learner import worker
 from ftis_node.learner.client import KEEPS_FREED_BLOCKS, LearnerClient, worker_environment
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import TrainRequest
 from ftis_node.workers.durable import is_complete
 from ftis_node.workers.liveness import RestartPolicy, Timing

@@ -20,7 +20,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessLearner
 from ftis_node.lab.tiny_tokenizer import make_tokenizer as make_alices_tokenizer
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
 from ftis_node.node.training.generation_slots import SlotPool

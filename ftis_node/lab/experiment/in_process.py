@@ -40,7 +40,7 @@ from ftis_node.workers.supervisor import WorkerState
 from ftis_node.workers.weight_store import WEIGHTS_FILE, PublishedWeights, WeightProof, find_difference
 
 if TYPE_CHECKING:
-    from ftis_node.learner.core import Learner
+    from ftis_node.learner.learner import Learner
 
 
 class InProcessGeneration:
@@ -203,8 +203,8 @@ class InProcessLearner:
         return self._learner
 
     async def start(self) -> LearnerState:
-        """Load the model. Raises the errors of `learner.core.Learner`."""
-        from ftis_node.learner.core import Learner
+        """Load the model. Raises the errors of `learner.learner.Learner`."""
+        from ftis_node.learner.learner import Learner
 
         self._learner = self._learner or Learner(self._boot)
         return self._learner.state()

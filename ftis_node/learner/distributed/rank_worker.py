@@ -23,8 +23,8 @@ from ftis_node.workers.liveness import die_with_owner
 from ftis_node.workers.wire import dec_hook
 
 if TYPE_CHECKING:
-    from ftis_node.learner.core import Learner
     from ftis_node.learner.distributed.ranks import RankGroup
+    from ftis_node.learner.learner import Learner
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +51,8 @@ def main() -> None:
     die_with_owner(int(owner_pid))
     set_up_logging()
     boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=LearnerBoot, dec_hook=dec_hook)
-    from ftis_node.learner.core import Learner
     from ftis_node.learner.distributed.ranks import RankGroup
+    from ftis_node.learner.learner import Learner
 
     try:
         ranks = RankGroup(RankAddress(int(rank), int(size), store), boot)

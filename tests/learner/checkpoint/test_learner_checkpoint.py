@@ -21,8 +21,8 @@ from ftis_node.learner.checkpoint.checkpoint import (
 )
 from ftis_node.learner.checkpoint.checkpoint_files import write_checksums
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS, SHARE, CheckpointSaver
-from ftis_node.learner.core import Learner
 from ftis_node.learner.groups import UnpackedGroup
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.learner.train_report import groups_of_start
 from ftis_node.records.token_batch import TokenBatch

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from ftis_node.errors import ModelError
 from ftis_node.generation.engines.published import check_adapter, check_published, load_in_place, shapes_in
 from ftis_node.learner.checkpoint.export import export_policy
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.models import load_causal_lm, resolve_model
 from ftis_node.workers.hub_names import hub_tensors
 from ftis_node.workers.shared_tensors import OpenedWeights

@@ -15,11 +15,11 @@ from tiny_models import save_tiny
 from transformers import AutoModelForCausalLM
 
 from ftis_node.errors import ConfigError
-from ftis_node.learner import core
+from ftis_node.learner import learner as learner_module
 from ftis_node.learner.checkpoint import export
 from ftis_node.learner.checkpoint.export import export_newest, gathering_of, write_weights
 from ftis_node.learner.client import worker_environment
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import StateRequest, TrainRequest, WeightsWritten, WriteWeights
 from ftis_node.learner.model.policy import load_unchecked, own_tensors
 from ftis_node.learner.worker import build
@@ -145,9 +145,9 @@ def test_segments_grow_only_after_shared_weights_are_allocated(model_folder, tmp
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     calls = []
-    monkeypatch.setattr("ftis_node.learner.core.grow_segments", lambda: calls.append("grow") or True)
-    make_masters = core.make_masters
-    monkeypatch.setattr(core, "make_masters", lambda *given: calls.append("masters") or make_masters(*given))
+    monkeypatch.setattr("ftis_node.learner.learner.grow_segments", lambda: calls.append("grow") or True)
+    make_masters = learner_module.make_masters
+    monkeypatch.setattr(learner_module, "make_masters", lambda *given: calls.append("masters") or make_masters(*given))
     for transfer, share, grows in (("ipc", 0.5, True), ("ipc", None, False), ("file", 0.5, False)):
         boot = make_boot(model_folder, tmp_path / f"{transfer}{share}", transfer=transfer, memory_share=share)
         environment = worker_environment(msgspec.structs.replace(boot, device="cuda"))

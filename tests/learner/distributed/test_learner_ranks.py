@@ -27,10 +27,10 @@ from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.checkpoint.export import export_newest
 from ftis_node.learner.client import LearnerClient
-from ftis_node.learner.core import Learner
 from ftis_node.learner.distributed import ranks
 from ftis_node.learner.distributed.launch import COMMUNICATION
 from ftis_node.learner.distributed.ranks import RankGroup, cut_evenly, empty_micro_batch
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import CheckpointInProgress
 from ftis_node.workers.liveness import RestartPolicy, Timing
 from ftis_node.workers.wire import enc_hook

@@ -14,7 +14,7 @@ import torch
 from learner_rig import make_boot, random_groups
 
 from ftis_node.errors import ConfigError
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.model import kernels
 from ftis_node.learner.model.kernels import KernelMeasurement, choose_kernels, measure
 from ftis_node.learner.model.policy_loading import load_policy

@@ -11,7 +11,7 @@ from tiny_models import save_adapter
 from ftis_node.errors import ConfigError
 from ftis_node.learner.batch import make_batch
 from ftis_node.learner.checkpoint.export import export_policy
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.model.policy_loading import load_policy, load_reference
 from ftis_node.models import load_causal_lm, resolve_model
 from ftis_node.workers.weight_store import probe_logprobs

@@ -8,7 +8,7 @@ from learner_rig import make_boot, make_group, random_groups
 from msgspec.structs import replace
 
 from ftis_node.learner.batch import make_batch
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.step.agreement import MAX_SENDERS, _distances, _slots
 from ftis_node.learner.step.objective import Objective
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from learner_rig import PROMPT, make_boot, make_group, one_by_one_logprobs
 
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.train_report import measure_mismatch
 
 COMPLETIONS = [[1, 2, 3], [4, 5]]

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, MachineError
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.step import optimizer
 from ftis_node.learner.step.optimizer import MasterWeights, make_masters, make_optimizer, moments_of
 from tests.published import published_tensors

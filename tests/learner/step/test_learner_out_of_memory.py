@@ -7,7 +7,7 @@ import torch
 from learner_rig import make_boot, random_groups
 
 from ftis_node.errors import MachineError, OutOfMemoryError
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.step.oom_retry import OomRetry, one_out_of_memory_error
 from ftis_node.learner.worker import _open
 
@@ -35,7 +35,7 @@ def test_a_model_that_does_not_fit_at_the_start_is_an_error_of_the_machine(model
     def no_memory(causal_lm, boot):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr("ftis_node.learner.core.make_masters", no_memory)
+    monkeypatch.setattr("ftis_node.learner.learner.make_masters", no_memory)
     with pytest.raises(OutOfMemoryError, match=r"^tiny does not fit into memory for training \(CUDA out of memory"):
         _open(make_boot(model_folder, tmp_path), None, lambda event: None)
 

@@ -9,7 +9,7 @@ from learner_rig import make_boot, random_groups
 from msgspec.structs import replace
 
 from ftis_node.learner.batch import make_batch
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.step.objective import Objective
 from tests.algorithms.reference import reference_loss
 from tests.algorithms.reference_advantages import learner_advantages

@@ -13,8 +13,8 @@ from tiny_models import make_model
 
 from ftis_node.config.manifest import SamplingSection
 from ftis_node.learner.batch import make_batch, make_micro_batches
-from ftis_node.learner.core import Learner
 from ftis_node.learner.groups import unpack_train_group
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step.objective import Objective
 from ftis_node.learner.step.train_step import Passes

@@ -18,7 +18,7 @@ from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, FtisError, MachineError
 from ftis_node.learner.checkpoint import checkpoint, checkpoint_manager
 from ftis_node.learner.checkpoint.export import export_newest, export_policy
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import AuditReply
 from ftis_node.models import load_causal_lm, resolve_model
 from ftis_node.workers.weight_store import file_checksums, probe_logprobs
