@@ -99,7 +99,7 @@ class Node:
         """
         is_ours = False
         while self.exit_code is None:
-            is_ours = is_ours or self._holds_home()
+            is_ours = is_ours or Home(self.home).holder() == self.pid  # else it has the status of an earlier node
             if is_ours and (status := await self._read_status()) is not None:
                 yield status
             await self._wait_for_end(every_s)
@@ -125,11 +125,6 @@ class Node:
         if self._process is None:
             raise UsageError("this Node is not started: use `async with`, or await its start()")
         return self._process
-
-    def _holds_home(self) -> bool:
-        """Return whether this process holds the home's lock, so that no status of an earlier node is read."""
-        home = Home(self.home)
-        return home.is_held() and home.lock.read_text().split("\n", 1)[0] == str(self.pid)
 
     async def _read_status(self) -> Status | None:
         try:
