@@ -15,7 +15,7 @@ import re
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import tomli_w
 from pydantic import (
@@ -25,7 +25,6 @@ from pydantic import (
     model_validator,
 )
 
-from ftis_node.config.episode import EpisodeSection
 from ftis_node.config.method_section import MethodSection
 from ftis_node.config.section import Section, first_problem, is_unknown_name
 from ftis_node.config.step import OptimizerSection, StepSection
@@ -119,6 +118,21 @@ class SamplingSection(Section):
     def space_after(self, num_prompt_tokens: int) -> int:
         """Return `completion_limit`, or 0 for a prompt above `max_prompt_tokens`."""
         return self.completion_limit(num_prompt_tokens) if num_prompt_tokens <= self.max_prompt_tokens else 0
+
+
+class EpisodeSection(Section):
+    """Limits of an episode.
+
+    `sampling.max_completion_tokens` bounds each turn, and `max_total_tokens` the prompt, all turns and observations.
+    """
+
+    max_turns: int = Field(default=8, ge=1, le=256, description="Turns that a model takes at most in one episode.")
+    max_observation_tokens: int = Field(
+        default=256, ge=1, le=65536, description="Tokens of an observation that models read; the rest is left out."
+    )
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field(
+        default=(), max_length=8, description="Texts that end a turn, such as `</tool>`; they stay part of it."
+    )
 
 
 class EvalSection(Section):

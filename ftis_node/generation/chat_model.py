@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from ftis_node.config.episode import EpisodeSection
+from ftis_node.config.manifest import EpisodeSection
 from ftis_node.errors import ModelError, OutOfMemoryError, WorkerDiedError
 from ftis_node.generation.rollouts import OBSERVATION_MARK
 from ftis_node.models import ModelSource, PromptSettings, PromptTokenizer, load_causal_lm, load_tokenizer, pick_device

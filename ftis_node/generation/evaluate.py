@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ftis_node.config.episode import EpisodeSection
+from ftis_node.config.manifest import EpisodeSection
 from ftis_node.errors import WorkerError
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.rollouts import Sampler
@@ -121,7 +121,7 @@ def summarize(answered: Sequence[Answered], *, k: int) -> EvalResult:
         pass_at_1=sum(answer.is_right for answer in greedy) / n,
         n=n,
         k=k,
-        pass_at_k=sum(_pass_at_k(problem, k) for problem in answered) / n if k > 1 else None,
+        pass_at_k=sum(_pass_at_k(problem.samples, k) for problem in answered) / n if k > 1 else None,
         truncated=sum(answer.finish_reason is FinishReason.LENGTH for answer in greedy),
         unscored=sum(answer.status is CompletionStatus.UNSCORED for answer in greedy),
         too_long=n - len(greedy),
@@ -212,11 +212,9 @@ def estimate_pass_at_k(*, num_samples: int, num_right: int, k: int) -> float:
     return 1.0 - comb(num_samples - num_right, k) / comb(num_samples, k)
 
 
-def _pass_at_k(problem: Answered, k: int) -> float:
-    if not problem.samples:
-        return 0.0
-    num_right = sum(answer.is_right for answer in problem.samples)
-    return estimate_pass_at_k(num_samples=len(problem.samples), num_right=num_right, k=k)
+def _pass_at_k(samples: Sequence[ScoredAnswer], k: int) -> float:
+    num_right = sum(answer.is_right for answer in samples)
+    return estimate_pass_at_k(num_samples=len(samples), num_right=num_right, k=k) if samples else 0.0
 
 
 def _as_answer(

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ftis_node.config.episode import EpisodeSection
+from ftis_node.config.manifest import EpisodeSection
 from ftis_node.errors import ModelError
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.models import PromptTokenizer

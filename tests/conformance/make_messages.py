@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ftis_node.config.episode import EpisodeSection
-from ftis_node.config.manifest import RunManifest
+from ftis_node.config.manifest import EpisodeSection, RunManifest
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import hash_messages, hash_observations, hash_prompt
 from ftis_node.records.identity import peer_id_bytes, peer_id_from_text

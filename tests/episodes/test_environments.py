@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.config.episode import EpisodeSection
+from ftis_node.config.manifest import EpisodeSection
 from ftis_node.errors import TaskError
 from ftis_node.generation.chat_model import chat_episode
 from ftis_node.tasks import grader_releases, load_task

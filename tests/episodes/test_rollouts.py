@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ftis_node.config.episode import EpisodeSection
+from ftis_node.config.manifest import EpisodeSection
 from ftis_node.errors import ModelError
 from ftis_node.evaluation.result import elected
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult

@@ -11,9 +11,8 @@ from unittest.mock import Mock
 import pytest
 
 from ftis_node.cli.app import run
-from ftis_node.config.episode import EpisodeSection
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import load_manifest
+from ftis_node.config.manifest import EpisodeSection, load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ModelError
 from ftis_node.evaluation.chat import episode_of

@@ -31,7 +31,7 @@ from generation_support import (
 )
 from generation_vllm_support import MAX_BATCH, VLLM_MODEL, VLLM_SETTINGS
 
-from ftis_node.config.episode import EpisodeSection
+from ftis_node.config.manifest import EpisodeSection
 from ftis_node.errors import ConfigError, EngineError, ModelError, WorkerTaskError
 from ftis_node.generation.rollouts import Sampler
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.config.episode import EpisodeSection
+from ftis_node.config.manifest import EpisodeSection
 from ftis_node.errors import ModelError, TaskError, WorkerError
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.generation.rollouts import Sampler
