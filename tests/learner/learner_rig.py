@@ -17,7 +17,7 @@ from ftis_node.config.workers import LearnerSection, LoraSection
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.learner.batch import make_micro_batches
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
-from ftis_node.learner.messages import LearnerBoot, TrainGroup
+from ftis_node.learner.messages import CheckpointInProgress, LearnerBoot, TrainGroup
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step.train_step import Passes
 from ftis_node.records.group import FinishReason, SamplingSettings
@@ -33,7 +33,7 @@ SETTINGS = {*LearnerSection.model_fields} - {"micro_batch_tokens", "recompute_ac
 
 
 def check_kind(event):
-    assert isinstance(event, PublishedWeights | WeightProof)
+    assert isinstance(event, PublishedWeights | WeightProof | CheckpointInProgress)
 
 
 @dataclasses.dataclass
