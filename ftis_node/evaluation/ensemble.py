@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ftis_node.errors import ConfigError, MachineError, ModelError
-from ftis_node.evaluation.evaluate import Asking, Expert, studying
 from ftis_node.evaluation.members import Member, as_members, swarm_members
+from ftis_node.evaluation.model_answers import Asking, Expert, studying
 from ftis_node.evaluation.result import EnsembleResult, confidence_row, elected, evaluation_row, selection_row
 from ftis_node.memory.generator import cache_bytes_per_token
 from ftis_node.memory.machine import Card

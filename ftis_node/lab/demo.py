@@ -21,7 +21,7 @@ from typing import Any
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import FtisError
-from ftis_node.evaluation.evaluate import answers_of, shown_problems
+from ftis_node.evaluation.model_answers import answers_of, shown_problems
 from ftis_node.export.model_export import export_model_of
 from ftis_node.generation.engines import EngineName
 from ftis_node.lab.child_processes import ChildProcess, children

@@ -16,7 +16,7 @@ from ftis_node.config.manifest import EpisodeSection, load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ModelError
 from ftis_node.evaluation.chat import episode_of
-from ftis_node.evaluation.evaluate import difference
+from ftis_node.evaluation.model_answers import difference
 from ftis_node.generation.chat_model import ChatModel, ChatSettings, chat_episode
 from ftis_node.generation.evaluate import Answered, ScoredAnswer
 from ftis_node.models import PromptSettings, PromptTokenizer, resolve_model

@@ -13,8 +13,8 @@ from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError, MachineError
 from ftis_node.evaluation import ensemble
 from ftis_node.evaluation.ensemble import MIXTURES, MODES, bytes_together, check_models_fit, evaluate_ensemble
-from ftis_node.evaluation.evaluate import answers_of
 from ftis_node.evaluation.members import Member, as_members, swarm_members
+from ftis_node.evaluation.model_answers import answers_of
 from ftis_node.generation.evaluate import summarize
 from ftis_node.models import resolve_model
 from tests.cli.test_export import trained_home

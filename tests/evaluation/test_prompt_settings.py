@@ -10,9 +10,9 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
-from ftis_node.evaluation import evaluate
-from ftis_node.evaluation.evaluate import Asking, Expert, Study
+from ftis_node.evaluation import model_answers
 from ftis_node.evaluation.members import swarm_members
+from ftis_node.evaluation.model_answers import Asking, Expert, Study
 from ftis_node.generation.evaluate import answer_problems
 from ftis_node.models import PromptSettings, PromptTokenizer
 from ftis_node.models.prompt_settings import prompts_for_command
@@ -55,7 +55,7 @@ def evaluated(monkeypatch):
         prompts.append(prompt_of(tokenizer))
         return answer_problems(engine, problems, tokenizer, **options)
 
-    monkeypatch.setattr(evaluate, "answer_problems", noted)
+    monkeypatch.setattr(model_answers, "answer_problems", noted)
     return prompts
 
 
@@ -133,7 +133,7 @@ def test_a_member_of_a_swarm_is_prompted_by_its_own_home(tmp_path):
     home.settings.write_text(json.dumps(settings | {"prompts": PROMPTS}))
     (scratch := tmp_path / "scratch").mkdir()
     others = PromptSettings(arguments={"style": "other"})
-    [expert] = evaluate.load_experts(swarm_members([home.root], scratch), others, lambda *_: None)
+    [expert] = model_answers.load_experts(swarm_members([home.root], scratch), others, lambda *_: None)
     assert prompt_of(expert.tokenizer) == RENDERED
 
 
@@ -171,7 +171,7 @@ async def test_episodes_have_the_limits_of_the_run(tmp_path, monkeypatch, runs, 
         given.update(options)
         return []
 
-    monkeypatch.setattr(evaluate, "answer_problems", answer)
+    monkeypatch.setattr(model_answers, "answer_problems", answer)
     sources: list[Any] = [SimpleNamespace(path=tmp_path / folder) for folder in (*runs, "without a run")]
     experts = [Expert(UNUSED, source, UNUSED) for source in sources]
     problems = load_task(task, "test")

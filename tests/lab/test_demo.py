@@ -8,7 +8,7 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.manifest import load_manifest
-from ftis_node.evaluation.evaluate import answers_of
+from ftis_node.evaluation.model_answers import answers_of
 from ftis_node.lab import demo
 from ftis_node.lab.demo import DemoNode, DemoPlan, DemoResult, NodeResult, run_demo
 from ftis_node.tasks import load_task

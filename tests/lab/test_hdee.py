@@ -15,7 +15,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import UsageError
 from ftis_node.evaluation.ensemble import MODES
-from ftis_node.evaluation.evaluate import answers_of
+from ftis_node.evaluation.model_answers import answers_of
 from ftis_node.generation.evaluate import summarize
 from ftis_node.lab.experiment import trial as trial_module
 from ftis_node.lab.experiment.trial import Trial, run_trial
