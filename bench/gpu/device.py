@@ -11,10 +11,10 @@ import torch
 
 from ftis_node.config.workers import LoraSection
 from ftis_node.lab.card.random_model import SHAPES, kept_model
-from ftis_node.lab.card.usage import status_bytes
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.policy import Policy, load_unchecked
 from gpu.cases import Options
+from process_memory import status_bytes
 
 LOGITS_DEVIATION = 3.0  # standard deviation of a real model's logits; a random one's are near 1
 INITIALIZER_RANGE = 0.02

@@ -24,7 +24,7 @@ from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.card.groups import sample
-from ftis_node.lab.card.usage import GIB, gib, used_bytes
+from ftis_node.lab.card.usage import GIB, gib
 from ftis_node.learner.batch import batch_of, make_micro_batches
 from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
 from ftis_node.learner.model.policy import Policy
@@ -36,6 +36,7 @@ from gpu.cases import Options
 from gpu.device import load_policy, model_folder, scale_logits
 from learner_sides.batch import memory_folder, of_result
 from learner_sides.job import LORA
+from process_memory import used_bytes
 from stubs.random_models import SHAPES
 
 VERSIONS = 5

@@ -17,8 +17,9 @@ import psutil
 import torch
 
 from ftis_node.lab.card.device import peak_flops, seconds
-from ftis_node.lab.card.usage import GIB, ask_driver, gib, read_gpu, used_bytes
+from ftis_node.lab.card.usage import GIB, ask_driver, gib, read_gpu
 from gpu.cases import Options
+from process_memory import used_bytes
 
 PACKAGES = ("torch", "transformers", "peft", "safetensors", "vllm", "trl", "bitsandbytes", "hivemind")
 SHM = Path("/dev/shm")

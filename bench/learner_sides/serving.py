@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from ftis_node.lab.card.device import PRODUCT_SIZE, product_flops
-from ftis_node.lab.card.usage import status_bytes
 from learner_sides.job import Job
+from process_memory import status_bytes
 
 
 class Serving:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import statistics
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -31,23 +29,6 @@ class DeviceUse(NamedTuple):
 
     used_bytes: int
     busy: float | None
-
-
-def used_bytes(device: str, pid: int) -> int:
-    """Return the bytes that process `pid` and its children use of the GPU, or their resident bytes.
-
-    If the driver does not say which process uses what, the whole GPU counts.
-    """
-    root = psutil.Process(pid)
-    family = [root, *root.children(recursive=True)]
-    if device != "cuda":
-        return sum(_resident_bytes(process) for process in family)
-    if (nvml := opened_nvml()) is not None:
-        pids = {process.pid for process in family}
-        running = nvml.nvmlDeviceGetComputeRunningProcesses(gpu_handle(nvml, first_gpu()))
-        if own := [each.usedGpuMemory for each in running if each.pid in pids and each.usedGpuMemory]:
-            return sum(own)
-    return read_gpu().used_bytes
 
 
 def read_gpu() -> DeviceUse:
@@ -72,7 +53,7 @@ def read_processes(pids: list[int]) -> DeviceUse:
     total = 0
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
-            total += _resident_bytes(psutil.Process(pid))
+            total += psutil.Process(pid).memory_info().rss
     return DeviceUse(total, psutil.cpu_percent() / 100)
 
 
@@ -109,16 +90,5 @@ def first_gpu() -> str:
     return os.environ.get(VISIBLE_GPUS, "").split(",")[0].strip() or "0"
 
 
-def status_bytes(field: str) -> int:
-    """Return a size from the kernel's status of this process."""
-    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None, f"the kernel does not report {field}"
-    return 1024 * int(found[1])
-
-
 def gib(num_bytes: float) -> float:
     return round(num_bytes / GIB, 3)
-
-
-def _resident_bytes(process: psutil.Process) -> int:
-    return int(process.memory_info().rss)
