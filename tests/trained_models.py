@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".cache" / "models"
 TINY_SCALE = 0.4  # of the usual training: enough correct answers for a signal
 RECIPE_FILES = (
-    *("lab/tiny.py", "lab/tiny_sums.py", "lab/tiny_tokenizer.py", "lab/tiny_corpus.txt"),
+    *("lab/tiny.py", "lab/tiny_curricula.py", "lab/tiny_tokenizer.py", "lab/tiny_corpus.txt"),
     *("tasks/arithmetic.py", "tasks/problems.py"),
 )
 RECIPE_PACKAGES = ("torch", "transformers", "tokenizers")

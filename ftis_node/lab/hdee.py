@@ -28,7 +28,7 @@ from ftis_node.lab.experiment.trial import FinalEvaluation, Trial
 from ftis_node.lab.experiment.trial_key import options_of
 from ftis_node.lab.experiment.trial_matrix import Experiment, TrialSetting
 from ftis_node.lab.experiment.trial_result import GENERATED_COST, TRAINED_COST
-from ftis_node.lab.tiny_sums import RECIPES, Size
+from ftis_node.lab.tiny_curricula import RECIPES, Size
 from ftis_node.models import PromptSettings, load_tokenizer, parameter_count, resolve_model
 from ftis_node.tasks import TaskPart, TaskSpec, held_out_spec, load_task, parse_parts, parse_spec
 from ftis_node.telemetry.log import OnProgress, unwatched

@@ -29,8 +29,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config,
 from transformers.utils import logging as transformers_logging
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.tiny_guess import READS, GuessCurriculum
-from ftis_node.lab.tiny_sums import (
+from ftis_node.lab.tiny_curricula import (
     RECIPES,
     SUMS_RECIPES,
     ArithmeticCurriculum,
@@ -38,6 +37,7 @@ from ftis_node.lab.tiny_sums import (
     Size,
     SumsCurriculum,
 )
+from ftis_node.lab.tiny_guess import READS, GuessCurriculum
 from ftis_node.lab.tiny_tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, encode_prompts, make_tokenizer
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.tasks import Task, load_task

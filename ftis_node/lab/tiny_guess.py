@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from ftis_node.lab.tiny_sums import padded
+from ftis_node.lab.tiny_curricula import padded
 from ftis_node.lab.tiny_tokenizer import IGNORED, TURN_END, encode_completions, encode_prompts
 from ftis_node.tasks.base import TaskItem
 from ftis_node.tasks.episodes.guess import LARGER, LOWEST, MAX_GUESSES, NUM_VALUES, SMALLER, GuessEpisode

@@ -34,7 +34,7 @@ from ftis_node.lab.hdee import (
 )
 from ftis_node.lab.hdee_report import cells_of, differences_table
 from ftis_node.lab.tiny import make_tiny
-from ftis_node.lab.tiny_sums import RECIPES
+from ftis_node.lab.tiny_curricula import RECIPES
 from tests.conftest import with_sections
 
 DOMAINS = read_domains(THREE_PARTS)

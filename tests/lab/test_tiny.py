@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ftis_node.lab import tiny
 from ftis_node.lab.tiny import Muon, _silent_model, grade, greedy_answers, make_tiny, orthogonalize
-from ftis_node.lab.tiny_sums import RECIPES, SUMS_RECIPES, WRONG_FRACTION, SumsCurriculum, draw_skill, working
+from ftis_node.lab.tiny_curricula import RECIPES, SUMS_RECIPES, WRONG_FRACTION, SumsCurriculum, draw_skill, working
 from ftis_node.lab.tiny_tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
 from ftis_node.tasks import load_task
 from ftis_node.tasks.arithmetic import ArithmeticTask

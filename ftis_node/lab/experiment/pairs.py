@@ -17,7 +17,7 @@ from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.byzantine import Lie
 from ftis_node.lab.experiment.pool import call_in_processes, report
 from ftis_node.lab.tiny import make_tiny
-from ftis_node.lab.tiny_sums import RECIPES
+from ftis_node.lab.tiny_curricula import RECIPES
 from ftis_node.telemetry.log import OnProgress
 
 LORA_MARK = ":lora"
