@@ -26,7 +26,7 @@ from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.card.groups import sample
 from ftis_node.lab.card.usage import GIB, gib
 from ftis_node.learner.batch import batch_of, make_micro_batches
-from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
+from ftis_node.learner.checkpoint.publication import WeightPublication, proof_of
 from ftis_node.learner.model.policy import Policy
 from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.learner_memory import Workload

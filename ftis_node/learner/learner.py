@@ -25,7 +25,7 @@ from ftis_node.errors import ConfigError, FtisError, WorkerTaskError
 from ftis_node.learner.batch import TrainBatch, batch_of, make_batch
 from ftis_node.learner.checkpoint.checkpoint import owner_of
 from ftis_node.learner.checkpoint.checkpoint_manager import CheckpointManager
-from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
+from ftis_node.learner.checkpoint.publication import WeightPublication, proof_of
 from ftis_node.learner.distributed.ranks import ALONE, RankCommand, Ranks, RankTask, StepCallback, cut_evenly
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group, unpack_train_groups
 from ftis_node.learner.messages import (

@@ -4,7 +4,7 @@
     pinned   a file in memory whose pages CUDA locks                 any other GPU
     file     a file in memory, or in the home                        a CPU; adapters, which are megabytes
 
-A method that fails at run time falls back to the next one: `learner/checkpoint/export.py` and
+A method that fails at run time falls back to the next one: `learner/checkpoint/publication.py` and
 `generation/weight_loader.py`.
 """
 

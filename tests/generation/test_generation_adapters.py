@@ -25,7 +25,7 @@ from ftis_node.generation.engines import torch_engine
 from ftis_node.generation.engines.base import GenerationResult
 from ftis_node.generation.engines.published import check_adapter, shapes_in
 from ftis_node.generation.engines.vllm_core import LoraAdapters
-from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
+from ftis_node.learner.checkpoint.publication import WeightPublication, proof_of
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.models import resolve_model

@@ -1,198 +1,29 @@
-"""Weights that leave the learner: published for the generator, or exported in Hugging Face format.
-
-Published weights are in the compute dtype and have a proof. A version is the whole model (with an adapter merged into
-it), or the adapter alone if the engine serves adapters. Version n is the policy after step n. Version 0 is the starting
-model and is not written: the generator has it.
-"""
+"""Export of a policy or of the newest checkpoint, as a folder in the format of the Hugging Face hub."""
 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from msgspec.structs import replace
-from torch import Tensor
 
-from ftis_node.config.disk_room import write_error
-from ftis_node.errors import ConfigError, SharingError
+from ftis_node.errors import ConfigError
 from ftis_node.learner.checkpoint.checkpoint import newest_usable, owner_of
-from ftis_node.learner.checkpoint.checkpoint_manager import FREE_SPACE
-from ftis_node.learner.distributed.ranks import ALONE, Ranks, RankTask
-from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, copy_from_rank_0, is_sharded
+from ftis_node.learner.checkpoint.publication import gathering_of
+from ftis_node.learner.distributed.ranks import ALONE
+from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, copy_from_rank_0
 from ftis_node.learner.messages import LearnerBoot
-from ftis_node.learner.model.lora import ADAPTER, adapter_alone, adapter_merger
-from ftis_node.learner.model.policy import Policy, load_unchecked, own_tensors
+from ftis_node.learner.model.lora import ADAPTER
+from ftis_node.learner.model.policy import Policy, load_unchecked
 from ftis_node.models import PromptTokenizer
 from ftis_node.models.loading import check_export_folder, export_adapter, export_model
 from ftis_node.telemetry.log import OnProgress, unwatched
-from ftis_node.workers.checksummed_buffer import ChecksummedBuffer
-from ftis_node.workers.hub_names import hub_parts, hub_tensors
-from ftis_node.workers.shared_tensors import Exporter
-from ftis_node.workers.shared_weights import Transfer
-from ftis_node.workers.tensor_file import LockedFiles, checksums_of, write_tensors
-from ftis_node.workers.weight_store import PublishedWeights, WeightProof, WeightStore, discard_published, prove
+from ftis_node.workers.tensor_file import write_tensors
 
-log = logging.getLogger(__name__)
-Form = Literal["model", "adapter"]
 MAX_FILE_BYTES: Final = 5 * 10**9
-
-
-class WeightPublication:
-    """The published versions of one policy. `transfer` is the planned transfer method until that fails.
-
-    With "ipc" the engine reads the policy's own tensors without a copy, so no update may run before the engine is done.
-    Its constructor moves them into one buffer then. Rank 0 has `weights`, None for the starting model, and `proof`.
-    """
-
-    def __init__(
-        self, policy: Policy, folder: Path, *, transfer: Transfer = "file", form: Form = "model", ranks: Ranks = ALONE
-    ) -> None:
-        self.transfer: Transfer = transfer
-        self.fell_back = ""
-        self.weights: PublishedWeights | None = None
-        self.proof: WeightProof
-        self._policy = policy
-        self._folder = folder
-        self._form: Form = form
-        self._ranks = ranks
-        self._store = WeightStore(folder)
-        self._exporter = Exporter()
-        self._locked = None if transfer == "file" else LockedFiles()
-        self._is_shareable = _is_shareable(policy, transfer)
-        self._buffer = _in_one_buffer(policy) if self._is_shareable else None
-
-    def begin(self, version: int) -> None:
-        """Publish the version from which the learner resumes, and remove all versions of a former process.
-
-        Those above the checkpoint's version are published again, with other weights.
-        """
-        discard_published(self._folder)
-        if version:  # the generator has the starting model
-            with self.disk_errors(version):
-                self.publish(version)
-        self.prove(version)
-
-    def publish(self, version: int) -> PublishedWeights:
-        """Share or write the weights of `version`. Raises OSError if the disk refuses."""
-        with self._ranks.lead(RankTask("publish")):
-            try:
-                self.weights = self._share(version) if self.transfer == "ipc" else self._write(version)
-            except SharingError as error:
-                self._give_up_sharing(str(error))
-                self.weights = self._write(version)
-        return self.weights
-
-    def prove(self, version: int) -> None:
-        with self._ranks.lead(RankTask("prove")):
-            self.proof = proof_of(self._policy, version=version)
-
-    def write(self, version: int, *, refused: str = "") -> PublishedWeights | None:
-        """Write the weights as `WriteWeights` says. Raises MachineError if the disk refuses."""
-        if refused:
-            self._give_up_sharing(refused)
-        if version == 0:
-            return None
-        with self._ranks.lead(RankTask("publish")), self.disk_errors(version):
-            written = self._write(version)
-        if refused:
-            self.weights = written
-        return written
-
-    def take_part(self) -> None:
-        """Contribute the shards of a rank above 0 when rank 0 publishes."""
-        gathering_of(self._policy, form=self._form).rest()
-
-    def close(self) -> None:
-        """Unlock all pages."""
-        if self._locked is not None:
-            self._locked.close()
-
-    @contextmanager
-    def disk_errors(self, version: int) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise write_error(f"weights {version} cannot be written: {error}; {FREE_SPACE}", error) from error
-
-    def _give_up_sharing(self, reason: str) -> None:
-        if self.transfer == "ipc":
-            log.warning("weights are sent in files from now on: %s", reason)
-            self.transfer, self.fell_back = "pinned", reason
-
-    def _write(self, version: int) -> PublishedWeights:
-        is_adapter = self._form == "adapter"
-        locked = None if is_adapter else self._locked
-        with gathering_of(self._policy, form=self._form) as gathering:
-            weights = self._store.publish(
-                version,
-                gathering.tensors,
-                adapter_config=_adapter_of(self._policy)[1] if is_adapter else None,
-                dtype=self._policy.compute_dtype,
-                change=gathering.take,
-                locked=locked,
-            )
-        if locked is None:
-            return weights
-        return replace(
-            weights, transfer="file" if locked.why_not else "pinned", fell_back=self.fell_back or locked.why_not
-        )
-
-    def _share(self, version: int) -> PublishedWeights:
-        policy, tensors = self._policy, own_tensors(self._policy)
-        if not self._is_shareable:
-            raise SharingError("a merged adapter and weights on several GPUs cannot be shared in memory")
-        if any(tensor.dtype != policy.compute_dtype for tensor in tensors.values()):
-            raise SharingError(f"not all tensors of the model are {policy.compute_dtype}")
-        named = hub_tensors(policy.causal_lm, tensors)
-        checksums = self._buffer.checksums(named) if self._buffer else checksums_of(named)
-        shared = self._exporter.share(named)
-        return PublishedWeights(
-            version=version, path="", num_bytes=shared.num_bytes, checksums=checksums, transfer="ipc", shared=shared
-        )
-
-
-def _is_shareable(policy: Policy, transfer: Transfer) -> bool:
-    """Return whether an engine may read the policy's own weights: neither a merged adapter, nor on several GPUs."""
-    return transfer == "ipc" and policy.adapted is None and not any(map(is_sharded, policy.trainable().values()))
-
-
-def _in_one_buffer(policy: Policy) -> ChecksummedBuffer | None:
-    """Move the trained weights into one buffer; None if the GPU has no space for both at this moment."""
-    try:
-        return ChecksummedBuffer(policy.trainable().values())
-    except torch.OutOfMemoryError:
-        log.info("published weights are summed one by one: the GPU has no space to move them into one buffer")
-        return None
-
-
-def gathering_of(policy: Policy, *, form: Form = "model") -> TensorGatherer:
-    """Return the gatherer of a publication's tensors, in the compute dtype; each is gathered only when it is taken."""
-    if form == "adapter":
-        tensors, _ = _adapter_of(policy)
-        return TensorGatherer(tensors, dtype=policy.compute_dtype)
-    return TensorGatherer(
-        own_tensors(policy),
-        dtype=policy.compute_dtype,
-        change=adapter_merger(policy.causal_lm),
-        split=partial(hub_parts, policy.causal_lm),
-    )
-
-
-def _adapter_of(policy: Policy) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    assert policy.adapted is not None, "a policy that is trained in full has no adapter"
-    return adapter_alone(policy.adapted, base_name=policy.source.base.name)
-
-
-def proof_of(policy: Policy, *, version: int) -> WeightProof:
-    """Return the proof of `version`, computed by the learner's own forward pass with the adapter unmerged."""
-    return policy.compute(lambda model: prove(model, version=version, vocab_size=policy.tokenizer.vocab_size))
 
 
 def export_policy(policy: Policy, out: Path, *, merge: bool, tokenizer: PromptTokenizer | None = None) -> None:

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM
 from ftis_node.errors import ConfigError
 from ftis_node.learner import learner as learner_module
 from ftis_node.learner.checkpoint import export
-from ftis_node.learner.checkpoint.export import export_newest, gathering_of, write_weights
+from ftis_node.learner.checkpoint.export import export_newest, write_weights
+from ftis_node.learner.checkpoint.publication import gathering_of
 from ftis_node.learner.client import worker_environment
 from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import StateRequest, TrainRequest, WeightsWritten, WriteWeights

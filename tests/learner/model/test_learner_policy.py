@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, ModelError
-from ftis_node.learner.checkpoint.export import gathering_of
+from ftis_node.learner.checkpoint.publication import gathering_of
 from ftis_node.learner.model import attention
 from ftis_node.learner.model import policy as policies
 from ftis_node.learner.model.attention import ATTENTION
