@@ -33,7 +33,6 @@ from ftis_node.tasks.spec import (
     parse_parts,
     parse_spec,
     part_names,
-    proportions,
     validated_domain,
 )
 
@@ -50,6 +49,5 @@ __all__ = [
     "parse_parts",
     "parse_spec",
     "part_names",
-    "proportions",
     "validated_domain",
 ]

@@ -193,10 +193,3 @@ def validated_domain(text: str, run: str) -> str:
 def part_names(domain: str) -> frozenset[str]:
     """Return the parts of a canonical domain; none for ""."""
     return frozenset(part.name for part in parse_spec(domain).parts) if domain else frozenset()
-
-
-def proportions(mixture: str) -> dict[str, float]:
-    """Return each part's fraction of the turns in a canonical SPEC, by its name; they sum to 1."""
-    parts = parse_spec(mixture).parts
-    total = sum(part.weight for part in parts)
-    return {part.name: part.weight / total for part in parts}

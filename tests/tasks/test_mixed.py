@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.records.group import PromptRef
-from ftis_node.tasks import is_domain, load_task, parse_spec, part_names, proportions, validated_domain
+from ftis_node.tasks import is_domain, load_task, parse_spec, part_names, validated_domain
 from ftis_node.tasks.arithmetic import ArithmeticTask
 from ftis_node.tasks.base import MixedTask, Task, TaskItem
 
@@ -120,11 +120,6 @@ def test_a_canonical_domain_is_accepted_unchanged():
     assert validated_domain("arithmetic:add+gsm8k=3", RUN) == "arithmetic:add+gsm8k=3"
     assert part_names("arithmetic:add+gsm8k=3") == {"arithmetic:add", "gsm8k"}
     assert part_names("") == frozenset()
-
-
-def test_proportions_are_by_weight():
-    assert proportions(RUN) == {"arithmetic:add": 0.25, "arithmetic:sub": 0.5, "gsm8k": 0.25}
-    assert proportions("gsm8k@brief") == {"gsm8k@brief": 1.0}
 
 
 @given(st.one_of(st.text(max_size=520), st.text(alphabet="gsm8k+=0123456789.@:", max_size=520)))
