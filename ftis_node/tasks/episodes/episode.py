@@ -100,7 +100,22 @@ class EpisodeTask:
 
         Exceptions of the episode pass through.
         """
-        return _play(self._episode, item, texts)
+        state = self._episode.begin(item)
+        observations: list[str] = []
+        is_over = False
+        for text in texts:
+            observation, state = self._episode.step(state, text)
+            if is_over := observation is None:
+                break
+            if not isinstance(observation, str) or len(observation) > MAX_OBSERVATION_CHARS:
+                raise ValueError(f"{item.ref.task} gave no text of at most {MAX_OBSERVATION_CHARS} characters")
+            observation.encode()  # a lone surrogate is no text: UnicodeEncodeError is a ValueError
+            observations.append(observation)
+        num_turns = len(observations) + is_over
+        reward = float(self._episode.score(item, tuple(texts[:num_turns])))
+        if not 0.0 <= reward <= 1.0:
+            raise ValueError(f"{item.ref.task} gave the reward {reward}, which is not in [0, 1]")
+        return Play(tuple(observations), num_turns, is_over, reward)
 
     def has_state(self, item: TaskItem) -> bool:
         """Return whether an observation depends on more than the last text, such as on the problem."""
@@ -121,25 +136,6 @@ class EpisodeTask:
 def is_episode(task: Task) -> bool:
     """Return whether the completions of a task have several turns."""
     return hasattr(task, "play")
-
-
-def _play(episode: Episode, item: TaskItem, texts: Sequence[str]) -> Play:
-    state = episode.begin(item)
-    observations: list[str] = []
-    is_over = False
-    for text in texts:
-        observation, state = episode.step(state, text)
-        if is_over := observation is None:
-            break
-        if not isinstance(observation, str) or len(observation) > MAX_OBSERVATION_CHARS:
-            raise ValueError(f"{item.ref.task} gave no text of at most {MAX_OBSERVATION_CHARS} characters")
-        observation.encode()  # a lone surrogate is no text: UnicodeEncodeError is a ValueError
-        observations.append(observation)
-    num_turns = len(observations) + is_over
-    reward = float(episode.score(item, tuple(texts[:num_turns])))
-    if not 0.0 <= reward <= 1.0:
-        raise ValueError(f"{item.ref.task} gave the reward {reward}, which is not in [0, 1]")
-    return Play(tuple(observations), num_turns, is_over, reward)
 
 
 def built_in_code() -> dict[str, Path]:
