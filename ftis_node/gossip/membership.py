@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Collection
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip.dialer import Dialer, connected_ids
 from ftis_node.gossip.directory.entries import pack_member
-from ftis_node.gossip.directory.validators import sample_by_block
+from ftis_node.gossip.directory.storage import sample_by_block
 from ftis_node.gossip.names import RpcService
 from ftis_node.gossip.p2pd.session import Session
 from ftis_node.gossip.settings import NetworkSettings

@@ -14,7 +14,7 @@ from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError
 from ftis_node.gossip.dialer import Dialer
 from ftis_node.gossip.directory.entries import unpack_addresses
-from ftis_node.gossip.directory.validators import address_block, choose_evicted, sample_by_block
+from ftis_node.gossip.directory.storage import address_block, choose_evicted, sample_by_block
 from ftis_node.gossip.multiaddr import (
     Reachability,
     check_announced_address,

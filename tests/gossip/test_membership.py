@@ -10,7 +10,7 @@ from typing import Any
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip import PeerConnection, SwarmPhase, dialer
 from ftis_node.gossip.bootstrap_node import MAX_TOPICS
-from ftis_node.gossip.directory.validators import StoredRun
+from ftis_node.gossip.directory.storage import StoredRun
 from ftis_node.gossip.membership import MAX_HELLOS_IN_FLIGHT, MAX_KNOWN, MemberProbe, Membership
 from ftis_node.gossip.names import RpcService, topic
 from ftis_node.gossip.p2pd.client import P2pdError

@@ -20,7 +20,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
     Place.DIRECTORY: (
         "gossip.directory.entries:has_valid_expiry",
         "gossip.directory.entries:verify_entry",
-        "gossip.directory.validators:unpack_bytes",
+        "gossip.directory.storage:unpack_bytes",
         "gossip.multiaddr:usable_addresses",
     ),
     Place.HELLO: ("gossip.p2pd.client:P2pdClient.stream",),

@@ -13,7 +13,7 @@ import zstandard
 
 from ftis_node.gossip import GossipLimits
 from ftis_node.gossip import encryption as secret_file
-from ftis_node.gossip.directory import entries, validators
+from ftis_node.gossip.directory import entries, storage, validators
 from ftis_node.gossip.frames import HEADER, Frame, pack_ids
 from ftis_node.gossip.names import RpcService, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
@@ -109,7 +109,7 @@ def test_the_bounds_of_the_page_agree_with_the_code():
         "| 512 bytes |": entries.MAX_MEMBER_BYTES == 512,
         "at most ten minutes ahead (and a minute": (limits.max_record_ttl_s, entries.CLOCK_SLACK_S) == (600, 60),
         "at most 65,536 bytes unpacked": entries.MAX_MANIFEST_BYTES == 65_536,
-        "A bucket keeps 256 members": validators.MAX_MEMBERS_PER_BUCKET == 256,
+        "A bucket keeps 256 members": storage.MAX_MEMBERS_PER_BUCKET == 256,
         "16 keys are looked up and 256 stored": (validators.MAX_KEYS_PER_FIND, validators.MAX_KEYS_PER_STORE)
         == (16, 256),
         "modulo 64": NUM_MEMBER_BUCKETS == 64,

@@ -2,16 +2,22 @@
 
 The DHT node runs in the daemon's event loop and uses p2pd over one persistent control connection. It starts without
 peers; `join` connects it later. It caches nothing, because a record is read to see whether it has changed.
+
+Nodes near a key can drop its entries, or name nodes that do not exist, and whoever tries enough keys has such nodes. So
+this node also stores at the configured peers, and asks some of them, whatever their distance to the key.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
+import random
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,14 +33,16 @@ from ftis_node.gossip.directory.entries import (
     unpack_manifest,
     verify_entry,
 )
-from ftis_node.gossip.directory.validators import (
-    MAX_STORED_KEYS,
-    EntryValidator,
-    RequestLimiter,
+from ftis_node.gossip.directory.storage import (
+    MAX_MEMBERS_READ,
+    DirectorySerializer,
+    EntryStorage,
     StoredRun,
     count_stored_runs,
     entries_in,
+    unpack_bytes,
 )
+from ftis_node.gossip.directory.validators import EntryValidator, RequestLimiter, node_id_of
 from ftis_node.gossip.multiaddr import usable_addresses
 from ftis_node.gossip.names import bucket_key, manifest_key, record_key
 from ftis_node.gossip.p2pd.client import cancel_and_wait, shielded_call
@@ -42,6 +50,7 @@ from ftis_node.gossip.p2pd.hivemind_bindings import (
     DHTID,
     AttachedP2P,
     DHTNode,
+    MSGPackSerializer,
     Multiaddr,
     PeerID,
     dht_pb2,
@@ -60,6 +69,10 @@ NUM_SKEWS = 9
 MIN_CLOCKS = 2
 NAMED_SKEW_S = 3.0  # hivemind peers refuse messages with more
 MAX_OWN_ENTRIES = 64
+NUM_GIVEN_ASKED = 2  # configured peers, in each look-up
+NUM_KEYS_ASKED = 4  # of one peer at once: at most 256 members to verify before other tasks run
+
+Found = dict[str, list[tuple[str, float, bytes]]]  # for each key: subkeys, expiries and entries
 
 
 def majority_skew(skews_s: Sequence[float]) -> float | None:
@@ -78,6 +91,8 @@ class Directory:
         self._peer_id = parts.identity.peer_id
         self._skews_s = LruDict[str, float](NUM_SKEWS)  # by peer: its clock minus our monotonic clock
         self._named = LruDict[str, None](NUM_SKEWS)  # peers whose clock the log has named
+        self._given = {peer.peer_id for peer in parts.settings.peer_addresses}
+        self._answering: list[PeerID] = []  # those of the configured peers that answered the last ping
         self._own_expiries = LruDict[float, None](MAX_OWN_ENTRIES)
 
     @classmethod
@@ -85,6 +100,7 @@ class Directory:
         """Start the DHT node over the p2pd at `control_path`."""
         node_id = DHTID.generate(source=parts.identity.peer)  # stable across restarts
         limiter = RequestLimiter(node_id.to_bytes(), guard=parts.guard)
+        validator = EntryValidator(parts.limits, counters=parts.counters, guard=parts.guard)
         node = await DHTNode.create(
             p2p=await AttachedP2P.replicate(Multiaddr(f"/unix{control_path}")),
             node_id=node_id,
@@ -94,11 +110,12 @@ class Directory:
             cache_nearest=0,
             cache_refresh_before_expiry=0,
             cache_size=1,
-            record_validator=EntryValidator(parts.limits, counters=parts.counters, guard=parts.guard),
+            record_validator=validator,
             authorizer=limiter,
         )
-        node.protocol.storage.maxsize = MAX_STORED_KEYS
-        limiter.storage = node.protocol.storage
+        node.protocol.storage, node.protocol.serializer = EntryStorage(), DirectorySerializer
+        node.protocol._validate_dictionary = validator.keep_valid
+        _bind_node_ids(node.protocol)
         return cls(node, limiter, parts)
 
     @property
@@ -141,10 +158,13 @@ class Directory:
 
     async def join(self, peer_ids: Iterable[str]) -> int:
         """Contact connected peers in the DHT and, through them, this node's neighbors; return how many answered."""
-        answered = await asyncio.gather(*map(self._meet, peer_ids))
-        if any(answered):
+        peer_ids = list(peer_ids)
+        answers = await asyncio.gather(*map(self._meet, peer_ids))
+        answering = [peer_id for peer_id, has_answered in zip(peer_ids, answers, strict=True) if has_answered]
+        self._answering = [PeerID(peer_id_from_text(peer_id)) for peer_id in answering if peer_id in self._given]
+        if answering:
             await self._call(self._node.find_nearest_nodes([self._node.node_id]))
-        return sum(answered)
+        return len(answering)
 
     async def publish_record(self, run_id: str, value: bytes, *, ttl_s: float) -> bool:
         """Store this node's record under its own key; return whether a node accepted it."""
@@ -172,22 +192,25 @@ class Directory:
         return await self._store(EntryKind.MEMBER, run_id, key, self._peer_id, payload, ttl_s=ttl_s)
 
     async def members(self, run_id: str, buckets: Iterable[int]) -> dict[str, list[str]]:
-        """Return the other members registered in these buckets of a run, with the usable addresses of each."""
-        keys = [bucket_key(run_id, bucket) for bucket in buckets]
-        found = await self._call(self._node.get_many(keys, sufficient_expiration_time=float("inf")))
+        """Return other members registered in these buckets of a run, with the usable addresses of each.
+
+        At most `MAX_MEMBERS_READ` of a bucket, chosen at random. Other tasks run between two of them.
+        """
+        found = await self._find([bucket_key(run_id, bucket) for bucket in buckets])
         members: dict[str, list[str]] = {}
         for bucket in found.values():
-            for subkey, data in entries_in(bucket):
+            for subkey in random.sample(list(bucket), min(len(bucket), MAX_MEMBERS_READ)):  # nosec B311: no secret
+                await asyncio.sleep(0)
                 with self._guard.work_for(subkey, Place.DIRECTORY):
-                    entry = verify_entry(data, max_record_bytes=self._parts.limits.max_record_bytes)
+                    entry = verify_entry(bucket[subkey], max_record_bytes=self._parts.limits.max_record_bytes)
                     if entry is not None and entry.peer_id != self._peer_id:
                         if (claimed := self._decrypted(entry)) is not None:
                             members[entry.peer_id] = usable_addresses(entry.peer_id, unpack_addresses(claimed))
         return members
 
     async def _look_for_duplicate(self, key: str) -> None:
-        found = await self._call(self._node.get_many([key], sufficient_expiration_time=float("inf")))
-        raw = dict(entries_in(found[key])).get(self._peer_id, b"")
+        found = await self._find([key])
+        raw = found[key].get(self._peer_id, b"")
         entry = verify_entry(raw, max_record_bytes=self._parts.limits.max_record_bytes)
         if entry is not None and is_of_another(entry.expires_at, own=self._own_expiries):
             self._parts.on_duplicate_identity()
@@ -208,9 +231,43 @@ class Directory:
         await cancel_and_wait(control._read_task, control._write_task, *control._handler_tasks.values())
 
     async def _get(self, key: str) -> DirectoryEntry | None:
-        found = await self._call(self._node.get(key, latest=True))
+        found = (await self._find([key]))[key]
         max_bytes = self._parts.limits.max_record_bytes
-        return None if found is None else verify_entry(found.value, max_record_bytes=max_bytes)
+        return verify_entry(found[""], max_record_bytes=max_bytes) if "" in found else None
+
+    async def _find(self, keys: list[str]) -> dict[str, dict[str, bytes]]:
+        """Return for each key the newest entry of each subkey. Raises TimeoutError if no node answers."""
+        asked = random.sample(self._answering, min(len(self._answering), NUM_GIVEN_ASKED))  # nosec B311: no secret
+        parts = [keys[at : at + NUM_KEYS_ASKED] for at in range(0, len(keys), NUM_KEYS_ASKED)]
+        answers = await self._call_all(self._search(keys), *(self._ask(peer, part) for peer in asked for part in parts))
+        return {
+            key: {subkey: raw for subkey, _, raw in sorted(_under(key, answers), key=itemgetter(1))} for key in keys
+        }
+
+    async def _search(self, keys: list[str]) -> Found:
+        found = await self._node.get_many(keys, sufficient_expiration_time=math.inf)
+        return {key: list(entries_in(found[key])) for key in keys}
+
+    async def _ask(self, peer: PeerID, keys: list[str]) -> Found:
+        ids = {key: DHTID.generate(source=key) for key in keys}
+        found = await self._node.protocol.call_find(peer, ids.values())
+        if found is None:
+            raise TimeoutError(f"no answer from {peer}")
+        answer: Found = {key: [] for key in keys}
+        for key, key_id in ids.items():
+            for subkey, expires_at, packed in entries_in(found[key_id][0]):
+                with self._guard.work_for(subkey, Place.DIRECTORY):
+                    answer[key].append((subkey, expires_at, unpack_bytes(packed) or b""))
+        return answer
+
+    async def _call_all(self, *calls: Coroutine[Any, Any, T]) -> list[T]:
+        """Return the results of the calls that do not time out. Raises what `_call` raises if all do."""
+        results = await asyncio.gather(*map(self._call, calls), return_exceptions=True)
+        errors = [result for result in results if isinstance(result, BaseException)]
+        lost = [error for error in errors if not isinstance(error, TimeoutError)]
+        if lost or len(errors) == len(results):
+            raise (lost or errors)[0]
+        return [result for result in results if not isinstance(result, BaseException)]
 
     async def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of a DHT call. Raises TimeoutError after a time-out or a failure of hivemind."""
@@ -234,7 +291,8 @@ class Directory:
             except Exception as error:  # hivemind raises exceptions of many types for a peer that does not answer
                 logger.debug("no answer from %s to the directory ping: %r", peer, error)
                 return False
-            if response is None or not response.peer.node_id or not math.isfinite(response.dht_time):
+            is_bound = response is not None and response.peer.node_id == node_id_of(peer.to_bytes())
+            if not is_bound or not math.isfinite(response.dht_time):
                 return False
             self._note_clock(peer_id, response.dht_time - (sent_at + time.monotonic()) / 2)
             noting = protocol.update_routing_table(DHTID.from_bytes(response.peer.node_id), peer, responded=True)
@@ -261,4 +319,28 @@ class Directory:
         ciphertext = self._parts.cipher.encrypt(private, kind.name, self._peer_id)
         entry = sign_entry(self._parts.identity, kind, run_id, first + ciphertext, expires_at=expires_at)
         storing = self._node.store(key, entry, expires_at, subkey=subkey, exclude_self=not self.is_serving)
-        return bool(await self._call(storing))
+        given = [self._store_at(peer, key, subkey, entry, expires_at=expires_at) for peer in self._answering]
+        return any(await self._call_all(storing, *given))
+
+    async def _store_at(self, peer: PeerID, key: str, subkey: str | None, entry: bytes, *, expires_at: float) -> bool:
+        keys, values = [DHTID.generate(source=key)], [MSGPackSerializer.dumps(entry)]
+        stored = await self._node.protocol.call_store(peer, keys, values, [expires_at], subkeys=[subkey])
+        return bool(stored and stored[0])
+
+
+def _under(key: str, answers: Iterable[Found]) -> Iterator[tuple[str, float, bytes]]:
+    return itertools.chain.from_iterable(answer.get(key, ()) for answer in answers)
+
+
+def _bind_node_ids(protocol: Any) -> None:
+    """Keep nodes whose id is not that of their peer out of the routing table.
+
+    hivemind compares all stored keys with each id that it adds.
+    """
+    update = protocol.update_routing_table
+
+    async def update_if_bound(node_id: DHTID | None, peer: PeerID, responded: bool = True) -> None:
+        if node_id is None or node_id.to_bytes() == node_id_of(peer.to_bytes()):
+            await update(node_id, peer, responded)
+
+    protocol.update_routing_table = update_if_bound

@@ -14,6 +14,7 @@ the size of a reply. A node that stores entries, such as a bootstrap node, need 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
 import zlib
@@ -28,6 +29,8 @@ from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of
 
 DIRECTORY_DOMAIN = b"ftis-node/directory/1\n"
 MAX_MEMBER_BYTES = 512
+MAX_ADDRESSES = 6  # of a member; with /p2p/ID no more fit
+MAX_SIGNATURES_REMEMBERED = 2048  # of at most 2.3 KB each
 CLOCK_SLACK_S = 60.0
 SHARDS_MARK = "shards="
 _HEAD = struct.Struct(">B38sd64sB")
@@ -115,9 +118,15 @@ def verify_entry(raw: bytes, *, max_record_bytes: int) -> DirectoryEntry | None:
     kind = EntryKind(code)
     if len(payload) > (MAX_MEMBER_BYTES if kind is EntryKind.MEMBER else max_record_bytes):
         return None
-    if not verify(peer, DIRECTORY_DOMAIN, _signed(kind, run_id, payload, expires_at), signature):
+    if not _is_signed(peer, _signed(kind, run_id, payload, expires_at), signature):
         return None
     return DirectoryEntry(kind=kind, run_id=run_id, peer_id=peer_id_text(peer), expires_at=expires_at, payload=payload)
+
+
+@functools.lru_cache(MAX_SIGNATURES_REMEMBERED)
+def _is_signed(peer: bytes, signed: bytes, signature: bytes) -> bool:
+    """Return whether the signature is valid. Several nodes return the same entry to each look-up."""
+    return verify(peer, DIRECTORY_DOMAIN, signed, signature)
 
 
 def has_valid_expiry(entry: DirectoryEntry, *, expires_at: float, now: float, max_ttl_s: float) -> bool:
@@ -129,7 +138,7 @@ def pack_member(addresses: list[str], *, num_shards: int) -> bytes:
     """Return a member's payload: the number of shards of its run, and as many addresses as fit, in the given order."""
     max_bytes = MAX_MEMBER_BYTES - MAX_OVERHEAD_BYTES  # for the encryption of the addresses
     packed = f"{SHARDS_MARK}{num_shards}\n".encode()
-    for address in addresses:
+    for address in addresses[:MAX_ADDRESSES]:
         line = address.encode() + b"\n"
         if len(packed) + len(line) > max_bytes:
             break
@@ -144,8 +153,9 @@ def split_private(kind: EntryKind, payload: bytes) -> tuple[bytes, bytes]:
 
 
 def unpack_addresses(payload: bytes) -> list[str]:
-    """Return the addresses in a member entry, unvalidated."""
-    return [line for line in payload.decode("ascii", errors="replace").split() if not line.startswith(SHARDS_MARK)]
+    """Return the first `MAX_ADDRESSES` addresses in a member entry, unvalidated."""
+    lines = payload.decode("ascii", errors="replace").split()
+    return [line for line in lines if not line.startswith(SHARDS_MARK)][:MAX_ADDRESSES]
 
 
 def num_shards_of(payload: bytes) -> int:

@@ -67,6 +67,7 @@ with warnings.catch_warnings(), only_p2p_and_dht():
     # `as` marks the names for import from here.
     from hivemind.dht.node import DHTNode as DHTNode
     from hivemind.dht.routing import DHTID as DHTID
+    from hivemind.dht.storage import DHTLocalStorage as DHTLocalStorage
     from hivemind.dht.storage import DictionaryDHTValue as DictionaryDHTValue
     from hivemind.dht.validation import DHTRecord as DHTRecord
     from hivemind.dht.validation import RecordValidatorBase as RecordValidatorBase

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.directory import entries
-from ftis_node.gossip.directory.validators import address_block, choose_evicted, sample_by_block
+from ftis_node.gossip.directory.storage import address_block, choose_evicted, sample_by_block
 from ftis_node.gossip.multiaddr import reachability_of, usable_addresses
 from ftis_node.gossip.p2pd.hivemind_bindings import address_bytes, address_texts
 from ftis_node.swarm.rate_limits import subnet_of

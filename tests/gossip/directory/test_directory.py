@@ -1,5 +1,7 @@
 """Entries of the directory, also manifests: their validation, the clock skew that they show, the runs stored."""
 
+import asyncio
+import sys
 import time
 import zlib
 from dataclasses import replace
@@ -11,6 +13,7 @@ import pytest
 from ftis_node.config.manifest import load_manifest, parse_canonical
 from ftis_node.errors import ConfigError, NetworkError
 from ftis_node.gossip import GossipCounters, GossipLimits
+from ftis_node.gossip.directory import storage as storage_module
 from ftis_node.gossip.directory.dht import Directory, majority_skew
 from ftis_node.gossip.directory.entries import (
     MAX_MANIFEST_BYTES,
@@ -25,13 +28,20 @@ from ftis_node.gossip.directory.entries import (
     verify_entry,
 )
 from ftis_node.gossip.directory.lookup import find_manifest
+from ftis_node.gossip.directory.storage import (
+    MAX_MEMBERS_PER_BUCKET,
+    MAX_MEMBERS_READ,
+    DirectorySerializer,
+    EntryStorage,
+    MemberBucket,
+    StoredRun,
+)
 from ftis_node.gossip.directory.validators import (
     MAX_KEYS_PER_FIND,
     MAX_KEYS_PER_STORE,
-    MAX_MEMBERS_PER_BUCKET,
     EntryValidator,
     RequestLimiter,
-    StoredRun,
+    node_id_of,
 )
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.gossip.names import bucket_key, check_run_id, manifest_key, record_key
@@ -46,7 +56,6 @@ from tests.waiting import eventually
 OWNER, OTHER = Identity.from_seed(bytes(32)), Identity.from_seed(bytes([1]) * 32)
 VALIDATOR = EntryValidator(GossipLimits(), counters=GossipCounters(), guard=PeerGuard())
 SOON = time.time() + 300
-OWN_ID = 7  # the DHT id of the node that validates
 
 
 OWNERS_KEY = record_key("r", OWNER.peer_id)
@@ -118,33 +127,34 @@ def test_every_byte_of_an_entry_is_covered_by_its_signature():
         assert verify_entry(forged, max_record_bytes=2048) is None, f"byte {at}"
 
 
-@pytest.fixture
-def limiter():
-    limiter = RequestLimiter(DHTID(OWN_ID).to_bytes())
-    limiter.storage = {}
-    return limiter
-
-
-async def test_long_requests_are_truncated_not_refused(limiter):
-    find = dht_pb2.FindRequest(keys=[bytes(20)] * 1000)
+async def test_long_requests_are_truncated_not_refused():
+    limiter, find = RequestLimiter(), dht_pb2.FindRequest(keys=[bytes(20)] * 1000)
     assert await limiter.validate_request(find)
     assert len(find.keys) == MAX_KEYS_PER_FIND
-    columns = {"keys": bytes(20), "subkeys": b"", "values": b"", "expiration_time": 0.0, "in_cache": False}
+    columns = {"keys": bytes(20), "subkeys": b"", "values": b"", "expiration_time": 0.0, "in_cache": True}
     store = dht_pb2.StoreRequest(**{name: [value] * 1000 for name, value in columns.items()})
     assert await limiter.validate_request(store)
     assert {len(getattr(store, name)) for name in columns} == {MAX_KEYS_PER_STORE}
+    assert not any(store.in_cache), "hivemind's cache has no bounds"
     assert await limiter.validate_request(dht_pb2.PingRequest())
 
 
-async def test_this_node_and_excess_neighbors_are_removed_from_an_answer(limiter):
-    neighbors = [DHTID(number).to_bytes() for number in (OWN_ID, 8, 9, OWN_ID, *range(100, 200))]
-    answer = dht_pb2.FindResponse(
-        results=[dht_pb2.FindResult(nearest_node_ids=neighbors, nearest_peer_ids=[one[-1:] for one in neighbors])] * 2
+async def test_an_answer_names_other_nodes_under_the_ids_of_their_peers():
+    peers = [bytes([number]) * 38 for number in range(40)]
+    invented = [(DHTID(number).to_bytes(), peers[0]) for number in range(20)]  # all nearest to a key, and one peer
+    named = [*invented, *((node_id_of(peer), peer) for peer in peers)]
+    limiter = RequestLimiter(node_id_of(peers[3]))
+    result = dht_pb2.FindResult(
+        nearest_node_ids=[node_id for node_id, _ in named],
+        nearest_peer_ids=[peer for _, peer in named],
+        expiration_time=float("inf"),  # ends hivemind's search
     )
+    answer = dht_pb2.FindResponse(results=[result, result])
     assert await limiter.validate_response(answer, dht_pb2.FindRequest())
     for result in answer.results:
-        assert list(result.nearest_node_ids) == [DHTID(number).to_bytes() for number in (8, 9, *range(100, 130))]
-        assert list(result.nearest_peer_ids) == [one[-1:] for one in result.nearest_node_ids], "the lists still agree"
+        assert list(result.nearest_peer_ids) == [*peers[:3], *peers[4:12]], "among the first 32"
+        assert list(result.nearest_node_ids) == [node_id_of(peer) for peer in result.nearest_peer_ids]
+        assert result.expiration_time == 0.0
 
 
 async def test_an_error_of_hivemind_is_a_timeout_and_a_lost_p2pd_is_not(tmp_path):
@@ -154,7 +164,7 @@ async def test_an_error_of_hivemind_is_a_timeout_and_a_lost_p2pd_is_not(tmp_path
     async def disconnected(*_, **__):
         raise ConnectionResetError
 
-    node = SimpleNamespace(find_nearest_nodes=find_nearest_nodes, get=disconnected)
+    node = SimpleNamespace(find_nearest_nodes=find_nearest_nodes, get_many=disconnected)
     directory = Directory(node, RequestLimiter(), SessionParts(settings=settings(tmp_path), identity=OWNER))
     with pytest.raises(TimeoutError, match="failed: AssertionError"):
         await directory._call(node.find_nearest_nodes())
@@ -168,36 +178,119 @@ def _member(number: int, address: str) -> tuple[str, bytes]:
     return identity.peer_id, MSGPackSerializer.dumps(raw)
 
 
-async def test_a_thousand_identities_in_one_network_displace_no_member(limiter):
+KEY = DHTID(0)
+
+
+def _members_of(storage: EntryStorage) -> list[str]:
+    return [peer_id for peer_id, _ in storage.get(KEY).value.items()]
+
+
+def test_a_thousand_identities_in_one_network_displace_no_member():
     """Later expiry and renewals do not help them: the bucket keeps its limit and its earlier members."""
-    bucket, later = DictionaryDHTValue(), time.time() + 300  # SOON may have passed since the import
-    limiter.storage[DHTID(0)] = SimpleNamespace(value=bucket)
-    store, find = dht_pb2.StoreRequest(keys=[bytes(20)]), dht_pb2.FindRequest(keys=[bytes(20)])
+    storage, later = EntryStorage(), time.time() + 300  # SOON may have passed since the import
     honest = dict(_member(number, f"/ip4/8.8.{number}.8/tcp/1") for number in range(40))
     for peer_id, packed in honest.items():
-        bucket.store(peer_id, packed, later)
+        assert storage.store_subkey(KEY, peer_id, packed, later)
     crowd = [_member(1000 + number, f"/ip4/9.9.9.{number % 250}/tcp/{number + 1}") for number in range(1000)]
-    for peer_id, packed in crowd:
-        assert await limiter.validate_request(store)
-        bucket.store(peer_id, packed, later + 300)
+    kept = [storage.store_subkey(KEY, peer_id, packed, later + 300) for peer_id, packed in crowd]
+    assert sum(kept) == MAX_MEMBERS_PER_BUCKET - len(honest)
     newcomer, packed = _member(41, "/ip4/1.1.1.1/tcp/1")
-    bucket.store(newcomer, packed, later)
-    assert await limiter.validate_request(find)
-    assert len(bucket) == MAX_MEMBERS_PER_BUCKET
-    assert all(peer_id in bucket for peer_id in [*honest, newcomer])
+    assert storage.store_subkey(KEY, newcomer, packed, later)
+    assert len(_members_of(storage)) == MAX_MEMBERS_PER_BUCKET
+    assert {*honest, newcomer} <= set(_members_of(storage))
 
 
-async def test_a_full_bucket_of_different_networks_keeps_its_first_members(limiter):
-    bucket, later = DictionaryDHTValue(), time.time() + 300
-    limiter.storage[DHTID(0)] = SimpleNamespace(value=bucket)
+def test_a_full_bucket_parses_only_the_newcomer(monkeypatch):
+    storage, later, parsed = EntryStorage(), time.time() + 300, []
     members = [_member(number, f"/ip4/8.{number // 250}.{number % 250}.8/tcp/1") for number in range(300)]
+    monkeypatch.setattr(storage_module, "unpack_addresses", lambda raw: parsed.append(raw) or unpack_addresses(raw))
     for number, (peer_id, packed) in enumerate(members):
-        bucket.store(peer_id, packed, later + number)
-        assert await limiter.validate_request(dht_pb2.StoreRequest(keys=[bytes(20)]))
-    assert [peer_id for peer_id, _ in bucket.items()] == [peer_id for peer_id, _ in members[:MAX_MEMBERS_PER_BUCKET]]
+        assert storage.store_subkey(KEY, peer_id, packed, later + number) is (number < MAX_MEMBERS_PER_BUCKET)
+    assert len(parsed) == len(members)
+    assert _members_of(storage) == [peer_id for peer_id, _ in members[:MAX_MEMBERS_PER_BUCKET]]
+
+
+def test_an_older_entry_does_not_end_a_newer_one(monkeypatch):
+    storage, now = EntryStorage(), time.time()
+    for subkey in (None, OWNER.peer_id):
+        key = DHTID.generate(source=subkey)
+        assert storage.store(key, b"new", now + 300, subkey=subkey)
+        assert not storage.store(key, b"old", now + 6, subkey=subkey)
+        assert storage.store(key, b"new", now + 300, subkey=subkey), "stored already"
+        monkeypatch.setattr(sys.modules["hivemind.utils.timed_storage"], "get_dht_time", lambda: now + 10)
+        held = storage.get(key).value
+        assert (held.get(subkey).value if subkey else held) == b"new"
+        monkeypatch.undo()
+
+
+async def test_a_dictionary_counts_as_its_members_and_becomes_them():
+    bucket, limiter = MemberBucket(), RequestLimiter()
+    for number in range(200):
+        bucket.store(f"member {number}", b"entry", SOON + 600)
+    columns = {"keys": bytes(20), "subkeys": b"", "values": DirectorySerializer.dumps(bucket)}
+    request = dht_pb2.StoreRequest(
+        **{name: [value] * 99 for name, value in columns.items()}, expiration_time=[0.0] * 99, in_cache=[False] * 99
+    )
+    own = dht_pb2.StoreRequest.FromString(request.SerializeToString())
+    assert await limiter.validate_request(request)
+    await limiter.sign_request(own, None)  # hivemind hands over all that a node holds in one request
+    assert request == own and len(own.keys) == len(own.in_cache) == MAX_KEYS_PER_STORE
+    assert own.subkeys[0] == MSGPackSerializer.dumps("member 0") and own.values[0] == b"entry"
+    assert set(own.expiration_time) == {SOON + 600}
+    for invalid in (b"", b"\x93", b"\xc7\x02\x50\x93\xc0", b"\xd4\x50\xc0", MSGPackSerializer.dumps([1])):
+        empty = dht_pb2.StoreRequest(keys=[bytes(20)], subkeys=[b""], values=[invalid], expiration_time=[0.0])
+        assert await limiter.validate_request(empty)
+        assert not empty.keys, "no value of it reaches hivemind's parser"
+
+
+def test_a_reader_drops_only_the_invalid_members_of_a_bucket():
+    """A reader whose clock is behind refuses the farthest expiry that the storing node accepts."""
+    bucket, far = MemberBucket(), time.time() + 700
+    for identity, expires_at in ((OWNER, SOON), (OTHER, far)):
+        raw = _sealed(identity, EntryKind.MEMBER, run_id=RUN, expires_at=expires_at)
+        bucket.store(identity.peer_id, MSGPackSerializer.dumps(raw), expires_at)
+    read = DirectorySerializer.loads(DirectorySerializer.dumps(bucket))
+    key = DHTID.generate(source=bucket_key(RUN, bucket_of(OWNER.peer_id))).to_bytes()
+    assert VALIDATOR.keep_valid(key, read)
+    assert [peer_id for peer_id, _ in read.items()] == [OWNER.peer_id]
+    assert not VALIDATOR.keep_valid(bytes(20), read), "an empty bucket hides no other node's"
+    assert not VALIDATOR.keep_valid(bytes(20), 7)
+
+
+def test_random_members_of_a_large_bucket_are_read():
+    bucket = MemberBucket()
+    for number in range(MAX_MEMBERS_PER_BUCKET):
+        bucket.store(f"member {number}", b"", SOON + 600)
+    packed = DirectorySerializer.dumps(bucket)
+    reads = [frozenset(dict(DirectorySerializer.loads(packed).items())) for _ in range(3)]
+    assert len(set(reads)) == 3 and {len(read) for read in reads} == {MAX_MEMBERS_READ}
+
+
+async def test_other_tasks_run_while_invented_members_are_read(tmp_path):
+    expires_at, num_others = time.time() + 300, 0
+    entries = {peer_id: MSGPackSerializer.loads(packed) for peer_id, packed in (_member(n, "x") for n in range(70))}
+
+    async def get_many(keys, **_):
+        found = {peer_id: SimpleNamespace(value=raw, expiration_time=expires_at) for peer_id, raw in entries.items()}
+        return {key: SimpleNamespace(value=found, expiration_time=expires_at) for key in keys}
+
+    async def other():
+        nonlocal num_others
+        while True:
+            num_others += 1
+            await asyncio.sleep(0)
+
+    directory = Directory(
+        SimpleNamespace(get_many=get_many), RequestLimiter(), SessionParts(settings=settings(tmp_path))
+    )
+    task = asyncio.create_task(other())
+    assert len(await directory.members("r", [0])) == MAX_MEMBERS_READ
+    task.cancel()
+    assert num_others >= MAX_MEMBERS_READ
 
 
 def test_addresses_that_do_not_fit_are_omitted():
+    assert len(unpack_addresses(b"/ip4/1.1.1.1/tcp/1\n" * 27)) == 6, "a node's own addresses name its peer"
     addresses = [f"/ip4/10.0.0.{number}/tcp/4001/p2p/{OWNER.peer_id}" for number in range(20)]
     packed = pack_member(addresses, num_shards=8)
     assert len(packed) <= 512 - MAX_OVERHEAD_BYTES

@@ -15,7 +15,7 @@ from ftis_node.bootstrap.survey import view_of
 from ftis_node.gossip.bootstrap_node import MAX_RUNS_SURVEYED, BootstrapNode
 from ftis_node.gossip.directory import lookup as survey_module
 from ftis_node.gossip.directory.lookup import survey_remotely
-from ftis_node.gossip.directory.validators import StoredRun
+from ftis_node.gossip.directory.storage import StoredRun
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, seal_peer_record
 from ftis_node.records.identity import Identity

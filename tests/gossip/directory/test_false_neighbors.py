@@ -1,0 +1,50 @@
+"""A node of the directory that names false nodes near every key, and drops what it shall store, over real p2pd."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from ftis_node.gossip.directory.validators import node_id_of
+from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, PeerID, dht_pb2
+from ftis_node.records.identity import peer_id_from_text
+from tests.waiting import eventually
+
+FORGETTING = SimpleNamespace(store=lambda *_, **__: True, store_subkey=lambda *_: True, get=lambda _: None, items=tuple)
+CHOSEN = [(DHTID.from_bytes(node_id_of(peer)), PeerID(peer)) for peer in (os.urandom(38) for _ in range(2000))]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("is_bound", [False, True], ids=["the attacker under invented ids", "nonexistent peers"])
+async def test_false_neighbors_hide_no_entry(start, is_bound):
+    bootstrap = await start(run_id=None)
+    peers, limits = tuple(bootstrap.addresses), {"directory_rpc_timeout_s": 1.0, "directory_timeout_s": 5.0}
+    attacker = await start(peers=peers, **limits)
+    own = PeerID(peer_id_from_text(attacker.peer_id))
+    protocol = attacker._supervisor.session.directory._node.protocol
+    table = bootstrap._supervisor.session.directory._node.protocol.routing_table
+    await eventually(lambda: own in table)
+
+    def nearest(key, k, exclude=None):
+        if is_bound:
+            return sorted(CHOSEN, key=lambda one: key.xor_distance(one[0]))[:k]
+        return [(DHTID(key ^ number), own) for number in range(1, k + 1)]
+
+    protocol.storage, protocol.routing_table.get_nearest_neighbors = FORGETTING, nearest
+    invented = dht_pb2.NodeInfo(node_id=os.urandom(20))
+    bootstrap_id = PeerID(peer_id_from_text(bootstrap.peer_id))
+    await protocol.get_stub(bootstrap_id).rpc_ping(dht_pb2.PingRequest(peer=invented), timeout=10)
+    members = [await start(peers=peers, **limits) for _ in range(2)]
+    for member in members:
+        assert await eventually(lambda member=member: member.publish_record(b"record", ttl_s=60))
+    reader = await start(peers=peers, **limits)
+    directory = reader._supervisor.session.directory
+
+    async def all_found():
+        return {member.peer_id for member in members} <= set(await directory.members("r", range(64)))
+
+    await eventually(all_found, within_s=60)
+    assert [await directory.get_record("r", member.peer_id) for member in members] == [b"record"] * 2
+    for node in (bootstrap, reader, *members):
+        known = node._supervisor.session.directory._node.protocol.routing_table.uid_to_peer_id
+        assert all(node_id.to_bytes() == node_id_of(peer.to_bytes()) for node_id, peer in known.items())
