@@ -209,8 +209,7 @@ class Directory:
         return members
 
     async def _look_for_duplicate(self, key: str) -> None:
-        found = await self._find([key])
-        raw = found[key].get(self._peer_id, b"")
+        raw = (await self._find([key]))[key].get(self._peer_id, b"")
         entry = verify_entry(raw, max_record_bytes=self._parts.limits.max_record_bytes)
         if entry is not None and is_of_another(entry.expires_at, own=self._own_expiries):
             self._parts.on_duplicate_identity()
@@ -267,6 +266,8 @@ class Directory:
         lost = [error for error in errors if not isinstance(error, TimeoutError)]
         if lost or len(errors) == len(results):
             raise (lost or errors)[0]
+        if errors:
+            logger.debug("%d of %d directory calls had no answer in time", len(errors), len(results))
         return [result for result in results if not isinstance(result, BaseException)]
 
     async def _call(self, work: Coroutine[Any, Any, T]) -> T:

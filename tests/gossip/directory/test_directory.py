@@ -131,7 +131,7 @@ async def test_long_requests_are_truncated_not_refused():
     limiter, find = RequestLimiter(), dht_pb2.FindRequest(keys=[bytes(20)] * 1000)
     assert await limiter.validate_request(find)
     assert len(find.keys) == MAX_KEYS_PER_FIND
-    columns = {"keys": bytes(20), "subkeys": b"", "values": b"", "expiration_time": 0.0, "in_cache": True}
+    columns = {"keys": bytes(20), "subkeys": b"\xc0", "values": b"", "expiration_time": 0.0, "in_cache": True}
     store = dht_pb2.StoreRequest(**{name: [value] * 1000 for name, value in columns.items()})
     assert await limiter.validate_request(store)
     assert {len(getattr(store, name)) for name in columns} == {MAX_KEYS_PER_STORE}
