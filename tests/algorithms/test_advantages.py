@@ -129,18 +129,14 @@ VALID = (torch.tensor([0.0, 1.0]), torch.tensor([0, 0]))
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ((torch.tensor([[0.0, 1.0]]), VALID[1]), "rewards"),
-        ((torch.tensor([0, 1]), VALID[1]), "rewards"),
-        (([0.0, 1.0], VALID[1]), "rewards"),
-        ((torch.tensor([0.0, float("nan")]), VALID[1]), r"rewards .* \[1\]"),
-        ((VALID[0], torch.tensor([0])), "group_ids"),
-        ((VALID[0], torch.tensor([0.0, 0.0])), "group_ids"),
+        ((torch.tensor([[0.0, 1.0]]), VALID[1]), "rewards"), ((torch.tensor([0, 1]), VALID[1]), "rewards"),
+        (([0.0, 1.0], VALID[1]), "rewards"), ((torch.tensor([0.0, float("nan")]), VALID[1]), r"rewards .* \[1\]"),
+        ((VALID[0], torch.tensor([0])), "group_ids"), ((VALID[0], torch.tensor([0.0, 0.0])), "group_ids"),
         ((*VALID, "variance"), "scale .* std, mean, success, capability"),
-        ((-VALID[0], VALID[1], "success"), "must be >= 0"),
-        ((*VALID, "std", -1.0), "eps"),
+        ((-VALID[0], VALID[1], "success"), "must be >= 0"), ((*VALID, "std", -1.0), "eps"),
         ((*VALID, "std", float("nan")), "eps"),
     ],
-)
+)  # fmt: skip
 def test_an_invalid_argument_is_named(arguments, named):
     with pytest.raises(ValueError, match=named):
         group_advantages(*arguments)

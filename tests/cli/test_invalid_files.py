@@ -61,15 +61,11 @@ INVALID: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("home.json", "folder"),
-        ("node.toml", "pipe"),
-        ("run.toml", "device"),
-        ("identity.key", "broken link"),
-        ("replay.sqlite", "pipe"),
-        ("peers.sqlite", "folder"),
+        ("home.json", "folder"), ("node.toml", "pipe"), ("run.toml", "device"), ("identity.key", "broken link"),
+        ("replay.sqlite", "pipe"), ("peers.sqlite", "folder"),
         *((name, "nested too deep") for name in ("home.json", "node.toml", "run.toml")),
     ],
-)
+)  # fmt: skip
 def test_a_home_file_that_is_not_as_a_node_writes_it_is_an_error(capsys, home, model, name, kind):
     (home.root / name).unlink(missing_ok=True)
     INVALID[kind](home.root / name)

@@ -75,29 +75,21 @@ def test_an_unexpected_exception_is_a_one_line_error(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["--pair", "sice"], "size, expertise, peft"),
-        (["--methods", "ppo"], "ftis"),
-        (["--methods", "ftis:capp=2"], "cap"),
-        (["--delay", "later"], "lognormal"),
-        (["--delay", "fixed:two@peer"], "DELAY@peer"),
-        (["--share", "diagonal"], "horizontal"),
-        (["--nodes", "1"], "alone"),
-        (["--nodes", "two"], "2,4,8"),
-        (["--attack", "murder"], "positives"),
-        (["--kl-estimator", "k9"], "kl_estimator"),
-        (["--task", "math500:nowhere.jsonl"], "nowhere"),
+        (["--pair", "sice"], "size, expertise, peft"), (["--methods", "ppo"], "ftis"),
+        (["--methods", "ftis:capp=2"], "cap"), (["--delay", "later"], "lognormal"),
+        (["--delay", "fixed:two@peer"], "DELAY@peer"), (["--share", "diagonal"], "horizontal"),
+        (["--nodes", "1"], "alone"), (["--nodes", "two"], "2,4,8"), (["--attack", "murder"], "positives"),
+        (["--kl-estimator", "k9"], "kl_estimator"), (["--task", "math500:nowhere.jsonl"], "nowhere"),
         (["--pair", "hdee", "--pair", "size"], "a separate experiment"),
         (["--pair", "hdee", "--attack", "rewards"], "omit --attack"),
-        (["--pair", "hdee", "--prompts", "9"], "multiple of 6"),
-        (["--pair", "hdee", "--nodes", "3"], "omit --nodes"),
+        (["--pair", "hdee", "--prompts", "9"], "multiple of 6"), (["--pair", "hdee", "--nodes", "3"], "omit --nodes"),
         (["--pair", "hdee", "--task", "sums"], "one domain: join at least two"),
         (["--pair", "hdee", "--task", "arithmetic:3+sums"], "a weight follows =, as in arithmetic=3"),
         (["--pair", "hdee", "--task", "arithmetic+sums"], "--pair hdee:DIR"),
         (["--pair", "hdee", "--ood-task", "arithmetic:carry"], "an expert trains on it"),
-        (["--pair", "hdee:./nowhere"], "no such folder"),
-        (["--pair", "hdee:./a,./b"], "2 models for 3 domains"),
+        (["--pair", "hdee:./nowhere"], "no such folder"), (["--pair", "hdee:./a,./b"], "2 models for 3 domains"),
     ],
-)
+)  # fmt: skip
 def test_an_experiment_with_invalid_options_is_an_error(capsys, tmp_path, arguments, hint):
     assert hint in error_of(capsys, "compare", "--out", str(tmp_path / "out"), *arguments)
     assert not (tmp_path / "out").exists()

@@ -78,23 +78,17 @@ def test_every_single_wrong_character_and_every_cut_is_noticed():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hello", "no invitation: one begins with ftis1-"),
-        (PREFIX + "A" * MAX_CHARS, "no invitation"),
-        ("ftis2-AAAA", "another version"),
-        (PREFIX, "damaged"),
-        (PREFIX + "é" * 20, "damaged"),
-        (changed(expires_at=NOW - 1), "has expired: ask for a new one"),
-        (changed(addresses=[]), "cannot be used"),
+        ("hello", "no invitation: one begins with ftis1-"), (PREFIX + "A" * MAX_CHARS, "no invitation"),
+        ("ftis2-AAAA", "another version"), (PREFIX, "damaged"), (PREFIX + "é" * 20, "damaged"),
+        (changed(expires_at=NOW - 1), "has expired: ask for a new one"), (changed(addresses=[]), "cannot be used"),
         (changed(addresses=[ADDRESS] * 5), "cannot be used"),
         (changed(addresses=["/ip4/1.2.3.4/tcp/1"]), "without a peer"),
-        (changed(addresses=["--home=/etc"]), "cannot be used"),
-        (changed(run=b"x" * 5000), "cannot be used"),
-        (changed(secret=bytes(2000)), "cannot be used"),
-        (changed(run_id="../../etc/passwd"), "cannot be used"),
+        (changed(addresses=["--home=/etc"]), "cannot be used"), (changed(run=b"x" * 5000), "cannot be used"),
+        (changed(secret=bytes(2000)), "cannot be used"), (changed(run_id="../../etc/passwd"), "cannot be used"),
         (sealed(b"\xdd\xff\xff\xff\xff"), "cannot be used"),
         (sealed(msgspec.msgpack.encode([1] * 9)), "cannot be used"),
     ],
-)
+)  # fmt: skip
 def test_a_text_that_is_no_usable_invitation_gives_one_line(text, message):
     with raises_line(ConfigError, message):
         read_invite(text, now=NOW)

@@ -205,13 +205,9 @@ def test_the_objects_of_the_prometheus_operator_fit_the_node_and_the_other_folde
     ("values", "reason"),
     [
         ({"bootstrap": {"peerId": ""}}, "bootstrap.peerId is empty"),
-        ({"bootstrap": {"enabled": False}}, "peers is empty"),
-        ({"role": "generator"}, "follow"),
-        ({"follow": PEER_ID}, "follow"),
-        ({"role": "bystander"}, "role"),
-        ({"gpus": 2}, "gpus"),
-        ({"gpu": {"count": "2"}}, "gpu"),
-        ({"preset": "gpu-1gb"}, "preset gpu-1gb: the chart has no such file"),
+        ({"bootstrap": {"enabled": False}}, "peers is empty"), ({"role": "generator"}, "follow"),
+        ({"follow": PEER_ID}, "follow"), ({"role": "bystander"}, "role"), ({"gpus": 2}, "gpus"),
+        ({"gpu": {"count": "2"}}, "gpu"), ({"preset": "gpu-1gb"}, "preset gpu-1gb: the chart has no such file"),
         ({"run": "gsm8k-ftis", "manifest": "name = 'x'"}, "run and manifest name two runs"),
         ({"model": "M", "tinyModel": "s"}, "model and tinyModel name two models"),
         ({"peers": ["/dns4/meet.example.org/tcp/4001"]}, "peers"),
@@ -219,7 +215,7 @@ def test_the_objects_of_the_prometheus_operator_fit_the_node_and_the_other_folde
         ({"service": ANYWHERE, "replicas": 11}, "at most 10 replicas"),
         ({"service": {"type": "NodePort", "announceHost": "k8s.example.org"}}, "needs service.libp2pNodePort"),
     ],
-)
+)  # fmt: skip
 def test_values_that_cannot_work_are_refused_with_the_reason(values, reason, tmp_path):
     done = run_template(tmp_path, NEEDED, values)
     assert done.returncode != 0

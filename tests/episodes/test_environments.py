@@ -81,15 +81,11 @@ def test_held_out_problems_are_never_trained_on() -> None:
 @pytest.mark.parametrize(
     ("texts", "observations", "reward"),
     [
-        (["26 * 51", "26 times 51 is 1326."], ("1326",), 1.0),
-        (["It is 26 * 51 = 1400.", "1,326"], ("1326",), 1.0),
-        (["26 * 51"], ("1326",), 0.0),
-        (["1326"], (), 1.0),
-        (["1325"], (), 0.0),
-        (["26 / (1 - 1)", "1326"], ("error: division by zero",), 1.0),
-        (["<think>26 * 51</think>1326"], (), 1.0),
+        (["26 * 51", "26 times 51 is 1326."], ("1326",), 1.0), (["It is 26 * 51 = 1400.", "1,326"], ("1326",), 1.0),
+        (["26 * 51"], ("1326",), 0.0), (["1326"], (), 1.0), (["1325"], (), 0.0),
+        (["26 / (1 - 1)", "1326"], ("error: division by zero",), 1.0), (["<think>26 * 51</think>1326"], (), 1.0),
     ],
-)
+)  # fmt: skip
 def test_the_calculator_answers_expressions_and_scores_the_last_text(texts, observations, reward) -> None:
     task = load_task("calculator")
     played = task.play(task[0], texts)

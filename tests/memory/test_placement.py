@@ -46,17 +46,13 @@ def test_on_a_shared_gpu_the_learner_is_limited_to_the_memory_without_the_engine
 @pytest.mark.parametrize(
     ("gpus", "changes", "transport"),
     [
-        ((24,), {}, "ipc"),
-        ((24,), {"memory": {"placement": "time_shared"}}, "ipc"),
-        ((24,), {"engine": "torch"}, "ipc"),
-        ((24, 24), {}, "pinned"),
-        ((80, 24, 24), {"learner": {"processes": 2}}, "pinned"),
-        ((24,), {"lora": True}, "file"),
+        ((24,), {}, "ipc"), ((24,), {"memory": {"placement": "time_shared"}}, "ipc"),
+        ((24,), {"engine": "torch"}, "ipc"), ((24, 24), {}, "pinned"),
+        ((80, 24, 24), {"learner": {"processes": 2}}, "pinned"), ((24,), {"lora": True}, "file"),
         ((24,), {"lora": True, "generation": {"adapters": "merge"}}, "pinned"),
-        ((24,), {"lora": True, "engine": "torch"}, "pinned"),
-        ((), {}, "file"),
+        ((24,), {"lora": True, "engine": "torch"}, "pinned"), ((), {}, "file"),
     ],
-)
+)  # fmt: skip
 def test_the_transport_of_weights_follows_from_the_plan(gpus, changes, transport):
     assert arranged(HALF_B, *gpus, **changes).transfer == transport
 

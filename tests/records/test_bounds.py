@@ -199,16 +199,10 @@ def test_the_largest_time_is_a_valid_date_and_later_ones_are_clipped():
 
 
 FIELDS_OF_ANOTHER_CODEC = [  # a codec, and fields that it does not have
-    ("exact", {"texts": ["junk"]}),
-    ("exact", {"mean_logprobs": [-1.0]}),
-    ("exact", {"exact_group": bytes(32)}),
-    ("exact", {"id_planes": [b"junk"]}),
-    ("exact", {"logprob_planes": [b"junk"]}),
-    ("lossless", {"texts": ["junk"]}),
-    ("lossy", {"exact_group": bytes(32)}),
-    ("text", {"id_planes": [b"junk"]}),
-    ("text", {"version_spans": [0, 1]}),
-]
+    ("exact", {"texts": ["junk"]}), ("exact", {"mean_logprobs": [-1.0]}), ("exact", {"exact_group": bytes(32)}),
+    ("exact", {"id_planes": [b"junk"]}), ("exact", {"logprob_planes": [b"junk"]}), ("lossless", {"texts": ["junk"]}),
+    ("lossy", {"exact_group": bytes(32)}), ("text", {"id_planes": [b"junk"]}), ("text", {"version_spans": [0, 1]}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("codec", "fields"), FIELDS_OF_ANOTHER_CODEC, ids=str)

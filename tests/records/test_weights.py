@@ -81,25 +81,17 @@ def test_a_signature_of_another_domain_is_refused(identity):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"schema": 2}, "version"),
-        ({"run": b"x"}, "malformed"),
-        ({"version": 0}, "malformed"),
-        ({"version": 2**63}, "malformed"),
-        ({"sha256": bytes(31)}, "malformed"),
-        ({"chunk_bytes": 0}, "malformed"),
-        ({"chunk_bytes": (1 << 20) + 1}, "malformed"),
-        ({"num_bytes": 0}, "malformed"),
-        ({"num_bytes": 2**62}, "malformed"),
-        ({"probe_ids": [1, 2]}, "malformed"),
+        ({"schema": 2}, "version"), ({"run": b"x"}, "malformed"), ({"version": 0}, "malformed"),
+        ({"version": 2**63}, "malformed"), ({"sha256": bytes(31)}, "malformed"), ({"chunk_bytes": 0}, "malformed"),
+        ({"chunk_bytes": (1 << 20) + 1}, "malformed"), ({"num_bytes": 0}, "malformed"),
+        ({"num_bytes": 2**62}, "malformed"), ({"probe_ids": [1, 2]}, "malformed"),
         ({"probe_ids": range(300), "probe_logprobs": [-1.0] * 299}, "malformed"),
         ({"probe_logprobs": [-1.0, float("nan")]}, "malformed"),
-        ({"probe_logprobs": [-1.0, float("-inf")]}, "malformed"),
-        ({"probe_logprobs": [-1.0, 0.5]}, "malformed"),
-        ({"adapter_config": bytes(20_000)}, "malformed"),
-        ({"adapter_config": bytes(40_000)}, "size"),
+        ({"probe_logprobs": [-1.0, float("-inf")]}, "malformed"), ({"probe_logprobs": [-1.0, 0.5]}, "malformed"),
+        ({"adapter_config": bytes(20_000)}, "malformed"), ({"adapter_config": bytes(40_000)}, "size"),
         ({"model": "m" * 129}, "malformed"),
     ],
-)
+)  # fmt: skip
 def test_a_signed_offer_out_of_bounds_is_refused(identity, changes, reason):
     info = pb.WeightsInfo.FromString(pb.WeightsOffer.FromString(seal_offer(make_offer(identity), identity)).body)
     for name, value in changes.items():

@@ -86,21 +86,13 @@ def found(copies: list[SeenCompletion], *known: SeenCompletion, origin: Origin =
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda one: one,
-        lambda one: changed(one, -1),
-        lambda one: changed(one, 0),
-        lambda one: changed(one, 20),
-        lambda one: changed(one, 0, 15, 30),
-        lambda one: changed(one, *range(10)),
-        lambda one: inserted(one, 0),
-        lambda one: inserted(one, *[0] * 12),
-        lambda one: inserted(one, 22),
-        lambda one: cut(one, 0, 30),
-        lambda one: cut(one, 8, 44),
-        lambda one: one._replace(nats=np.zeros(44, dtype=np.float32)),
+        lambda one: one, lambda one: changed(one, -1), lambda one: changed(one, 0), lambda one: changed(one, 20),
+        lambda one: changed(one, 0, 15, 30), lambda one: changed(one, *range(10)), lambda one: inserted(one, 0),
+        lambda one: inserted(one, *[0] * 12), lambda one: inserted(one, 22), lambda one: cut(one, 0, 30),
+        lambda one: cut(one, 8, 44), lambda one: one._replace(nats=np.zeros(44, dtype=np.float32)),
     ],
     ids="equal last first middle three ten_first insert insert_12 insert_middle no_end no_begin no_surprise".split(),
-)
+)  # fmt: skip
 def test_a_copy_with_a_few_other_tokens_is_a_copy(edit):  # type: ignore[no-untyped-def]
     texts = [text() for _ in range(4)]
     assert found([edit(one) for one in texts], *texts)

@@ -40,17 +40,13 @@ def test_a_peer_pauses_for_twice_as_long_after_each_fault():
 @pytest.mark.parametrize(
     "error",
     [
-        MachineError("no memory"),
-        DamagedError("a damaged file"),
-        WorkerDiedError("the learner ended"),
+        MachineError("no memory"), DamagedError("a damaged file"), WorkerDiedError("the learner ended"),
         sqlite3.OperationalError("database or disk is full"),
-        sqlite3.DatabaseError("database disk image is malformed"),
-        OSError(errno.ENOSPC, "No space left on device"),
+        sqlite3.DatabaseError("database disk image is malformed"), OSError(errno.ENOSPC, "No space left on device"),
         ExceptionGroup("several", [ValueError("a peer's"), OSError(errno.EIO, "Input/output error")]),
-        asyncio.CancelledError(),
-        KeyboardInterrupt(),
+        asyncio.CancelledError(), KeyboardInterrupt(),
     ],
-)
+)  # fmt: skip
 def test_the_nodes_own_faults_pass_through(error):
     guard = PeerGuard()
     with pytest.raises(type(error)), guard.work_for(PEER, Place.STORE):
@@ -61,17 +57,13 @@ def test_the_nodes_own_faults_pass_through(error):
 @pytest.mark.parametrize(
     "error",
     [
-        sqlite3.DataError("string or blob too big"),
-        sqlite3.IntegrityError("constraint"),
-        OverflowError("Python int too large to convert to SQLite INTEGER"),
-        RecursionError("deep"),
-        UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"),
-        RecordError("parse", "no envelope"),
-        OSError(errno.ECONNRESET, "reset"),
-        AssertionError("impossible"),
+        sqlite3.DataError("string or blob too big"), sqlite3.IntegrityError("constraint"),
+        OverflowError("Python int too large to convert to SQLite INTEGER"), RecursionError("deep"),
+        UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"), RecordError("parse", "no envelope"),
+        OSError(errno.ECONNRESET, "reset"), AssertionError("impossible"),
         ExceptionGroup("several", [ValueError("a"), KeyError("b")]),
     ],
-)
+)  # fmt: skip
 def test_errors_that_a_value_can_cause_are_the_peers_fault(error):
     assert not is_own(error)
     with PeerGuard().work_for(PEER, Place.STORE) as work:

@@ -27,15 +27,11 @@ def gsm8k(tmp_path):
     ("completion", "reward"),
     [
         ("<think>48+24</think><answer>72</answer>", 1.0),
-        ("<think>48+24</think>\n<answer>\\boxed{72}</answer>\n", 1.0),
-        ("<think>72</think><answer>71</answer>", 0.0),
-        ("<think>72</think><answer></answer>", 0.0),
-        ("72", 0.0),
-        ("<think>x</think>72", 0.0),
-        ("\ud800 \x00", 0.0),
+        ("<think>48+24</think>\n<answer>\\boxed{72}</answer>\n", 1.0), ("<think>72</think><answer>71</answer>", 0.0),
+        ("<think>72</think><answer></answer>", 0.0), ("72", 0.0), ("<think>x</think>72", 0.0), ("\ud800 \x00", 0.0),
         ("<think>x</think><answer>\ud800 \x00</answer>", 0.0),
     ],
-)
+)  # fmt: skip
 def test_the_reward_needs_format_and_answer(gsm8k, completion, reward):
     assert gsm8k.score(gsm8k[0], completion) == reward
 
@@ -64,20 +60,13 @@ def test_the_answer_of_a_text_in_the_format(text, answer):
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "72",
-        "<answer>72</answer>",
-        "<think>x</think><answer>72",
-        "<think>x<answer>72</answer>",
-        "<think>x<answer>72</answer></think>",
-        "</think><think>x<answer>72</answer>",
-        "Sure! <think>x</think><answer>72</answer>",
-        "<think>x</think><answer>72</answer>.",
+        "", "72", "<answer>72</answer>", "<think>x</think><answer>72", "<think>x<answer>72</answer>",
+        "<think>x<answer>72</answer></think>", "</think><think>x<answer>72</answer>",
+        "Sure! <think>x</think><answer>72</answer>", "<think>x</think><answer>72</answer>.",
         "<think>x</think><think>y</think><answer>72</answer>",
-        "<think>x</think><answer>71</answer><answer>72</answer>",
-        "<Think>x</Think><Answer>72</Answer>",
+        "<think>x</think><answer>71</answer><answer>72</answer>", "<Think>x</Think><Answer>72</Answer>",
     ],
-)
+)  # fmt: skip
 def test_a_text_outside_the_format_has_no_answer(text):
     assert final_answer(text) is None
 

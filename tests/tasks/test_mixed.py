@@ -91,16 +91,12 @@ RUN = "arithmetic:add+arithmetic:sub=2+gsm8k"
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("arithmetic:add", True),
-        ("gsm8k:/data/g=3+arithmetic:add", True),
-        ("arithmetic:add=2+arithmetic:sub+gsm8k", True),
-        ("gsm8k+arithmetic:sub=2+arithmetic:add", False),
-        ("gsm8k:/data/g=2+arithmetic:sub=4+arithmetic:add=2", False),
-        ("arithmetic", False),
-        ("arithmetic:add+math500", False),
-        ("gsm8k@brief", False),
+        ("arithmetic:add", True), ("gsm8k:/data/g=3+arithmetic:add", True),
+        ("arithmetic:add=2+arithmetic:sub+gsm8k", True), ("gsm8k+arithmetic:sub=2+arithmetic:add", False),
+        ("gsm8k:/data/g=2+arithmetic:sub=4+arithmetic:add=2", False), ("arithmetic", False),
+        ("arithmetic:add+math500", False), ("gsm8k@brief", False),
     ],
-)
+)  # fmt: skip
 def test_a_domain_is_a_proper_part_of_the_mixture(spec, expected):
     assert is_domain(parse_spec(spec), parse_spec(RUN)) is expected
 

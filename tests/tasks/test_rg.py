@@ -124,18 +124,13 @@ def test_an_unsafe_answer_is_refused(generator, answer):
 @pytest.mark.parametrize(
     ("generator", "answer"),
     [
-        ("string_insertion", "BABCACE"),
-        ("string_insertion", "['B', 'A']"),
-        ("spiral_matrix", "0 2 2 2 5"),
-        ("spiral_matrix", "[0, 2, 2]"),
-        ("binary_matrix", "[[0, 1], [1, 0]]"),
-        ("n_queens", "_ Q _ _\n_ _ _ Q"),
+        ("string_insertion", "BABCACE"), ("string_insertion", "['B', 'A']"), ("spiral_matrix", "0 2 2 2 5"),
+        ("spiral_matrix", "[0, 2, 2]"), ("binary_matrix", "[[0, 1], [1, 0]]"), ("n_queens", "_ Q _ _\n_ _ _ Q"),
         ("simple_integration", "3*X**7 + 5*X**5 + C"),
         ("intermediate_integration", "-2*x*asin(x) - 2*sqrt(1 - x**2) + C"),
-        ("countdown", "10*(28 - 42 + 87) - 40.5"),
-        ("chain_sum", "open('anything')"),
+        ("countdown", "10*(28 - 42 + 87) - 40.5"), ("chain_sum", "open('anything')"),
     ],
-)
+)  # fmt: skip
 def test_a_safe_answer_is_accepted(generator, answer):
     assert is_safe_answer(generator, answer, reference="BABCACE")
 

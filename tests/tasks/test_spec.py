@@ -37,16 +37,12 @@ def test_a_spec_has_parts_with_names_paths_and_weights(text, parts):
 @pytest.mark.parametrize(
     ("text", "path", "weight"),
     [
-        ("gsm8k:/a:b/train.jsonl", "/a:b/train.jsonl", 1),
-        ("gsm8k:/a+b/train.jsonl", "/a+b/train.jsonl", 1),
-        ("gsm8k:/c++/train.jsonl", "/c++/train.jsonl", 1),
-        ("gsm8k:/a+b.jsonl=2+arithmetic", "/a+b.jsonl", 2),
-        ("gsm8k:/lr=3e-5/train.jsonl", "/lr=3e-5/train.jsonl", 1),
-        ("gsm8k:/lr=3=1", "/lr=3", 1),
-        ("gsm8k:/lr=3=2+arithmetic", "/lr=3", 2),
-        ("gsm8k:/with space/ä.jsonl", "/with space/ä.jsonl", 1),
+        ("gsm8k:/a:b/train.jsonl", "/a:b/train.jsonl", 1), ("gsm8k:/a+b/train.jsonl", "/a+b/train.jsonl", 1),
+        ("gsm8k:/c++/train.jsonl", "/c++/train.jsonl", 1), ("gsm8k:/a+b.jsonl=2+arithmetic", "/a+b.jsonl", 2),
+        ("gsm8k:/lr=3e-5/train.jsonl", "/lr=3e-5/train.jsonl", 1), ("gsm8k:/lr=3=1", "/lr=3", 1),
+        ("gsm8k:/lr=3=2+arithmetic", "/lr=3", 2), ("gsm8k:/with space/ä.jsonl", "/with space/ä.jsonl", 1),
     ],
-)
+)  # fmt: skip
 def test_the_end_of_a_path_is_found(text, path, weight):
     spec = parse_spec(text)
     part = next(part for part in spec.parts if part.name == "gsm8k")
@@ -57,20 +53,14 @@ def test_the_end_of_a_path_is_found(text, path, weight):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "the task is empty"),
-        ("gsm8k+", "'gsm8k+' is not a task"),
-        ("+gsm8k", "'' is not a task"),
-        ("gsm8k:", "'gsm8k:' names no file: write gsm8k:PATH"),
-        ("gsm8k=0", "has the weight 0"),
-        ("gsm8k=-1", "'gsm8k=-1' is not a task"),
-        ("gsm8k=many", "'gsm8k=many' is not a task"),
-        ("rg:", "'rg:' is not a task"),
-        ("rg:a:b", "'rg:a:b' is not a task"),
-        ("8k", "'8k' is not a task"),
+        ("", "the task is empty"), ("gsm8k+", "'gsm8k+' is not a task"), ("+gsm8k", "'' is not a task"),
+        ("gsm8k:", "'gsm8k:' names no file: write gsm8k:PATH"), ("gsm8k=0", "has the weight 0"),
+        ("gsm8k=-1", "'gsm8k=-1' is not a task"), ("gsm8k=many", "'gsm8k=many' is not a task"),
+        ("rg:", "'rg:' is not a task"), ("rg:a:b", "'rg:a:b' is not a task"), ("8k", "'8k' is not a task"),
         ("gsm8k:/a+gsm8k:/b", "task 'gsm8k' appears twice"),
         ("gsm8k=1000+arithmetic=1", "add up to 1,001, at most 1,000"),
     ],
-)
+)  # fmt: skip
 def test_a_malformed_spec_is_a_one_line_error(text, message):
     with raises_line(TaskError, message):
         parse_spec(text)

@@ -92,27 +92,21 @@ def test_entries_of_the_owner_are_accepted():
 
 NEVER = float("nan")
 INVALID = {
-    "signed by another": _record(_sealed(OTHER)),
-    "of another run": _record(_sealed(run_id="s")),
+    "signed by another": _record(_sealed(OTHER)), "of another run": _record(_sealed(run_id="s")),
     "an unexpected subkey": _record(_sealed(), subkey="sub"),
     "replayed with a later expiry": _record(_sealed(), expires_at=SOON + 1),
     "expires too late": _record(_sealed(expires_at=SOON + 3600), expires_at=SOON + 3600),
     "expires never": _record(_sealed(expires_at=NEVER), expires_at=NEVER),
-    "too large": _record(_sealed(payload=bytes(2049))),
-    "too large for a bucket": _in_bucket(payload=bytes(513)),
+    "too large": _record(_sealed(payload=bytes(2049))), "too large for a bucket": _in_bucket(payload=bytes(513)),
     "in another's bucket": _in_bucket(OTHER, subkey=OTHER.peer_id),
-    "under another's subkey": _in_bucket(subkey=OTHER.peer_id),
-    "empty": _record(b""),
-    "truncated": _record(_sealed()[:-2]),
-    "of an unknown kind": _record(b"\x07" + _sealed()[1:]),
-    "no msgpack": _packed_as(b"\xc1\xff"),
-    "a list of 4 G items": _packed_as(b"\xdd\xff\xff\xff\xff"),
-    "4 GiB of bytes": _packed_as(b"\xc6\xff\xff\xff\xff"),
-    "nested lists": _packed_as(b"\x91" * 5000),
+    "under another's subkey": _in_bucket(subkey=OTHER.peer_id), "empty": _record(b""),
+    "truncated": _record(_sealed()[:-2]), "of an unknown kind": _record(b"\x07" + _sealed()[1:]),
+    "no msgpack": _packed_as(b"\xc1\xff"), "a list of 4 G items": _packed_as(b"\xdd\xff\xff\xff\xff"),
+    "4 GiB of bytes": _packed_as(b"\xc6\xff\xff\xff\xff"), "nested lists": _packed_as(b"\x91" * 5000),
     "an extension type": _packed_as(b"\xd4\x01\x00"),
     "a second value": _packed_as(MSGPackSerializer.dumps(_sealed()) + b"\xc0"),
     "a list of an entry": _record([_sealed()]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("record", INVALID.values(), ids=INVALID)
@@ -306,14 +300,10 @@ def test_an_invalid_run_id_is_refused(run_id):
 @pytest.mark.parametrize(
     ("payload", "num_shards"),
     [
-        (pack_member(["/ip4/1.2.3.4/tcp/1"], num_shards=16), 16),
-        (b"/ip4/1.2.3.4/tcp/1\n", 1),
-        (b"shards=65\n", 1),
-        (b"shards=0\n", 1),
-        (b"shards=" + b"9" * 500, 1),
-        (b"", 1),
+        (pack_member(["/ip4/1.2.3.4/tcp/1"], num_shards=16), 16), (b"/ip4/1.2.3.4/tcp/1\n", 1), (b"shards=65\n", 1),
+        (b"shards=0\n", 1), (b"shards=" + b"9" * 500, 1), (b"", 1),
     ],
-)
+)  # fmt: skip
 def test_a_member_entry_contains_the_number_of_shards(payload, num_shards):
     assert unverified(sign_entry(OWNER, EntryKind.MEMBER, "r", payload, expires_at=1.0)) == ("r", payload)
     assert num_shards_of(payload) == num_shards

@@ -110,21 +110,14 @@ CLAIM = followers(accepted(model="any", version=3))
 @pytest.mark.parametrize(
     ("group", "node", "num_audits"),
     [
-        (accepted(), {}, 1),
-        (accepted(model="org/other"), {}, 0),
-        (accepted(version=1), {}, 0),
-        (accepted(completions=(MEAN_ONLY, MEAN_ONLY)), {}, 0),
-        (accepted(), {"version": 1}, 0),
-        (accepted(), {"audit_fraction": 0.0}, 0),
-        (CLAIM, {"version": 3}, 1),
-        (CLAIM, {"version": 4}, 0),
-        (followers(CLAIM, of=ANN), {"version": 3}, 0),
-        (CLAIM, {"version": 3, "prepare": reused(2)}, 1),
-        (CLAIM, {"version": 3, "prepare": reused(3)}, 0),
-        (accepted(model="folder"), {"model": "folder"}, 0),
+        (accepted(), {}, 1), (accepted(model="org/other"), {}, 0), (accepted(version=1), {}, 0),
+        (accepted(completions=(MEAN_ONLY, MEAN_ONLY)), {}, 0), (accepted(), {"version": 1}, 0),
+        (accepted(), {"audit_fraction": 0.0}, 0), (CLAIM, {"version": 3}, 1), (CLAIM, {"version": 4}, 0),
+        (followers(CLAIM, of=ANN), {"version": 3}, 0), (CLAIM, {"version": 3, "prepare": reused(2)}, 1),
+        (CLAIM, {"version": 3, "prepare": reused(3)}, 0), (accepted(model="folder"), {"model": "folder"}, 0),
         (accepted(model="folder"), {"model": "folder", "audit_folders": True}, 1),
     ],
-)
+)  # fmt: skip
 async def test_only_groups_that_claim_the_nodes_weights_are_compared(tmp_path, group, node, num_audits):
     assert (await audited(tmp_path, group, **node))[0] == num_audits
 

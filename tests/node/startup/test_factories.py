@@ -30,15 +30,11 @@ from tests.models.tiny_models import save_tiny
 @pytest.mark.parametrize(
     ("adapters", "settings", "device", "expected"),
     [
-        ("auto", {}, "cuda", True),
-        ("auto", {}, "cpu", False),
-        ("auto", {"engine": "torch"}, "cuda", False),
-        ("auto", {"lora_adapter": LoraSection(rank=513)}, "cuda", False),
-        ("serve", {}, "cpu", True),
-        ("serve", {"engine": "torch"}, "cpu", True),
-        ("auto", {"quantize": "4bit"}, "cpu", True),
+        ("auto", {}, "cuda", True), ("auto", {}, "cpu", False), ("auto", {"engine": "torch"}, "cuda", False),
+        ("auto", {"lora_adapter": LoraSection(rank=513)}, "cuda", False), ("serve", {}, "cpu", True),
+        ("serve", {"engine": "torch"}, "cpu", True), ("auto", {"quantize": "4bit"}, "cpu", True),
     ],
-)
+)  # fmt: skip
 def test_adapters_are_served_by_vllm_on_a_gpu_or_on_request(monkeypatch, adapters, settings, device, expected):
     for module in (engines, worker_settings):
         monkeypatch.setattr(module, "has_vllm", lambda: True)
