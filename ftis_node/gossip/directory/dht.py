@@ -3,8 +3,8 @@
 The DHT node runs in the daemon's event loop and uses p2pd over one persistent control connection. It starts without
 peers; `join` connects it later. It caches nothing, because a record is read to see whether it has changed.
 
-Nodes near a key can drop its entries, or name nodes that do not exist, and whoever tries enough keys has such nodes. So
-this node also stores at the configured peers, and asks some of them, whatever their distance to the key.
+Nodes near a key can drop its entries, or name nodes that do not exist. An attacker who tries enough identities has such
+nodes. So this node also stores at the configured peers and asks some of them, at any distance to the key.
 """
 
 from __future__ import annotations

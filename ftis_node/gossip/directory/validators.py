@@ -2,7 +2,7 @@
 
 hivemind's DHT stores any value with any expiry and answers requests of any size. A record validator checks the owner's
 signature, the key and the expiry. An authorizer sees every request before it is processed. A node's DHT id must be the
-hash of its peer id: otherwise one peer could name itself as all the nodes that are nearest to a key.
+hash of its peer id. Otherwise one peer could name itself as all the nodes nearest to a key.
 """
 
 from __future__ import annotations

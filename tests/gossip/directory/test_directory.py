@@ -260,13 +260,17 @@ def test_random_members_of_a_large_bucket_are_read():
     assert len(set(reads)) == 3 and {len(read) for read in reads} == {MAX_MEMBERS_READ}
 
 
-async def test_other_tasks_run_while_invented_members_are_read(tmp_path):
-    expires_at, num_others = time.time() + 300, 0
-    entries = {peer_id: MSGPackSerializer.loads(packed) for peer_id, packed in (_member(n, "x") for n in range(70))}
+async def test_a_configured_peer_is_asked_and_other_tasks_run_meanwhile(tmp_path):
+    """The search finds no node in time. The peer has more invented members than one look-up reads."""
+    bucket, num_others = MemberBucket(), 0
+    for number in range(MAX_MEMBERS_READ + 6):
+        bucket.store(*_member(number, "x"), time.time() + 300)
 
     async def get_many(keys, **_):
-        found = {peer_id: SimpleNamespace(value=raw, expiration_time=expires_at) for peer_id, raw in entries.items()}
-        return {key: SimpleNamespace(value=found, expiration_time=expires_at) for key in keys}
+        raise TimeoutError
+
+    async def call_find(peer, ids):
+        return {key: (SimpleNamespace(value=bucket), {}) for key in ids}
 
     async def other():
         nonlocal num_others
@@ -274,9 +278,11 @@ async def test_other_tasks_run_while_invented_members_are_read(tmp_path):
             num_others += 1
             await asyncio.sleep(0)
 
-    directory = Directory(
-        SimpleNamespace(get_many=get_many), RequestLimiter(), SessionParts(settings=settings(tmp_path))
-    )
+    node = SimpleNamespace(get_many=get_many, protocol=SimpleNamespace(call_find=call_find))
+    directory = Directory(node, RequestLimiter(), SessionParts(settings=settings(tmp_path)))
+    with pytest.raises(TimeoutError):
+        await directory.members("r", [0])
+    directory._answering = ["peer"]  # type: ignore[list-item]
     task = asyncio.create_task(other())
     assert len(await directory.members("r", [0])) == MAX_MEMBERS_READ
     task.cancel()
