@@ -260,14 +260,17 @@ def test_random_members_of_a_large_bucket_are_read():
     assert len(set(reads)) == 3 and {len(read) for read in reads} == {MAX_MEMBERS_READ}
 
 
-async def test_a_configured_peer_is_asked_and_other_tasks_run_meanwhile(tmp_path):
-    """The search finds no node in time. The peer has more invented members than one look-up reads."""
+async def test_a_configured_peer_stores_and_is_asked_and_other_tasks_run_meanwhile(tmp_path):
+    """hivemind finds no node in time. The peer has more invented members than one look-up reads."""
     bucket, num_others = MemberBucket(), 0
     for number in range(MAX_MEMBERS_READ + 6):
         bucket.store(*_member(number, "x"), time.time() + 300)
 
-    async def get_many(keys, **_):
+    async def in_time(*_, **__):
         raise TimeoutError
+
+    async def call_store(peer, keys, values, expiries, *, subkeys):
+        return [peer == "peer" and bool(keys and values and expiries) and subkeys == [None]]
 
     async def call_find(peer, ids):
         return {key: (SimpleNamespace(value=bucket), {}) for key in ids}
@@ -278,11 +281,13 @@ async def test_a_configured_peer_is_asked_and_other_tasks_run_meanwhile(tmp_path
             num_others += 1
             await asyncio.sleep(0)
 
-    node = SimpleNamespace(get_many=get_many, protocol=SimpleNamespace(call_find=call_find))
+    protocol = SimpleNamespace(call_find=call_find, call_store=call_store)
+    node = SimpleNamespace(get_many=in_time, store=in_time, protocol=protocol)
     directory = Directory(node, RequestLimiter(), SessionParts(settings=settings(tmp_path)))
     with pytest.raises(TimeoutError):
         await directory.members("r", [0])
     directory._answering = ["peer"]  # type: ignore[list-item]
+    assert await directory.publish_record("r", b"record", ttl_s=60)
     task = asyncio.create_task(other())
     assert len(await directory.members("r", [0])) == MAX_MEMBERS_READ
     task.cancel()
