@@ -21,11 +21,11 @@ FORGETTING = SimpleNamespace(store=lambda *_, **__: True, store_subkey=lambda *_
 CHOSEN = [(DHTID.from_bytes(node_id_of(peer)), PeerID(peer)) for peer in (os.urandom(38) for _ in range(2000))]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("is_bound", [False, True], ids=["the attacker under invented ids", "nonexistent peers"])
 async def test_false_neighbors_hide_no_entry(start, is_bound):
     bootstrap = await start(run_id=None)
-    peers, limits = tuple(bootstrap.addresses), {"directory_timeout_s": 5.0}
+    peers, limits = tuple(bootstrap.addresses), {"directory_rpc_timeout_s": 2.0, "directory_timeout_s": 4.0}
     attacker = await start(peers=peers, **limits)
     own = PeerID(peer_id_from_text(attacker.peer_id))
     protocol = attacker._supervisor.session.directory._node.protocol
