@@ -10,13 +10,13 @@ nodes. So this node also stores at the configured peers and asks some of them, a
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import math
 import random
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -238,10 +238,10 @@ class Directory:
         """Return for each key the newest entry of each subkey. Raises TimeoutError if no node answers."""
         asked = random.sample(self._answering, min(len(self._answering), NUM_GIVEN_ASKED))  # nosec B311: no secret
         parts = [keys[at : at + NUM_KEYS_ASKED] for at in range(0, len(keys), NUM_KEYS_ASKED)]
-        answers = await self._call_all(self._search(keys), *(self._ask(peer, part) for peer in asked for part in parts))
-        return {
-            key: {subkey: raw for subkey, _, raw in sorted(_under(key, answers), key=itemgetter(1))} for key in keys
-        }
+        asking = [partial(self._ask, peer, part) for peer in asked for part in parts]
+        answers = await self._call_all(partial(self._search, keys), *asking)
+        entries = {key: [entry for answer in answers for entry in answer.get(key, ())] for key in keys}
+        return {key: {one[0]: one[2] for one in sorted(entries[key], key=itemgetter(1))} for key in keys}
 
     async def _search(self, keys: list[str]) -> Found:
         found = await self._node.get_many(keys, sufficient_expiration_time=math.inf)
@@ -259,9 +259,13 @@ class Directory:
                     answer[key].append((subkey, expires_at, unpack_bytes(packed) or b""))
         return answer
 
-    async def _call_all(self, *calls: Coroutine[Any, Any, T]) -> list[T]:
+    async def _call_all(self, *makers: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
         """Return the results of the calls that do not time out. Raises what `_call` raises if all do."""
-        results = await asyncio.gather(*map(self._call, calls), return_exceptions=True)
+
+        async def call(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+            return await self._call(make())  # a canceled task leaves no coroutine that never ran
+
+        results = await asyncio.gather(*map(call, makers), return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
         lost = [error for error in errors if not isinstance(error, TimeoutError)]
         if lost or len(errors) == len(results):
@@ -319,18 +323,14 @@ class Directory:
         first, private = split_private(kind, payload)
         ciphertext = self._parts.cipher.encrypt(private, kind.name, self._peer_id)
         entry = sign_entry(self._parts.identity, kind, run_id, first + ciphertext, expires_at=expires_at)
-        storing = self._node.store(key, entry, expires_at, subkey=subkey, exclude_self=not self.is_serving)
-        given = [self._store_at(peer, key, subkey, entry, expires_at=expires_at) for peer in self._answering]
+        storing = partial(self._node.store, key, entry, expires_at, subkey=subkey, exclude_self=not self.is_serving)
+        given = [partial(self._store_at, peer, key, subkey, entry, expires_at=expires_at) for peer in self._answering]
         return any(await self._call_all(storing, *given))
 
     async def _store_at(self, peer: PeerID, key: str, subkey: str | None, entry: bytes, *, expires_at: float) -> bool:
         keys, values = [DHTID.generate(source=key)], [MSGPackSerializer.dumps(entry)]
         stored = await self._node.protocol.call_store(peer, keys, values, [expires_at], subkeys=[subkey])
         return bool(stored and stored[0])
-
-
-def _under(key: str, answers: Iterable[Found]) -> Iterator[tuple[str, float, bytes]]:
-    return itertools.chain.from_iterable(answer.get(key, ()) for answer in answers)
 
 
 def _bind_node_ids(protocol: Any) -> None:
