@@ -28,7 +28,7 @@ from ftis_node.lab.card.both_workers import short_run, train_group
 from ftis_node.lab.card.groups import sample
 from ftis_node.lab.demo import LANGUAGE_MODEL
 from ftis_node.learner.batch import make_batch
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.step.train_step import Passes
 from ftis_node.memory.placement import WorkerPlacement
