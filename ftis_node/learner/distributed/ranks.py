@@ -54,9 +54,6 @@ class Ranks:
         """Return the micro-batches of this rank: the same number on every rank, the largest first."""
         return micro_batches
 
-    def all_reduce_sum(self, values: Tensor) -> None:
-        """Add the other ranks' values to this CPU tensor, in place."""
-
     def fill_in(self, logprobs: Tensor, micro_batches: Sequence[MicroBatch]) -> None:
         """Copy the other ranks' results into `logprobs` `[N, T]`. `micro_batches` are those before `deal`."""
 
@@ -123,14 +120,11 @@ class RankGroup(Ranks):
         num_missing = -len(by_size) % self.size
         return [*by_size, *[empty_micro_batch()] * num_missing][self.rank :: self.size]
 
-    def all_reduce_sum(self, values: Tensor) -> None:
-        distributed.all_reduce(values)
-
     def fill_in(self, logprobs: Tensor, micro_batches: Sequence[MicroBatch]) -> None:
         found = torch.zeros_like(logprobs).view(-1)
         for micro_batch in self.deal(micro_batches):
             found[micro_batch.cell_index] = logprobs.view(-1)[micro_batch.cell_index]
-        self.all_reduce_sum(found)
+        distributed.all_reduce(found)
         for micro_batch in micro_batches:
             logprobs.view(-1)[micro_batch.cell_index] = found[micro_batch.cell_index]
 
@@ -149,7 +143,7 @@ class RankGroup(Ranks):
 
     def any_rank(self, value: bool) -> bool:
         num_true = torch.tensor([int(value)])
-        self.all_reduce_sum(num_true)
+        distributed.all_reduce(num_true)
         return bool(num_true)
 
     def between(self, own: StepCallback) -> StepCallback:
