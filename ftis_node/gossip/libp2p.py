@@ -122,7 +122,6 @@ class Libp2pGossip(Gossip):
                 await self._session.client.publish(name, ciphertext)
                 self.counters.announcements_sent += 1
                 return True
-        self.counters.announcements_unsent += 1
         return False
 
     async def read_shards(self, shards: Collection[int]) -> None:

@@ -113,7 +113,6 @@ class LoopbackGossip(Gossip):
     async def announce(self, payload: bytes, *, shard: int = 0) -> bool:
         self._check_announcement(payload)
         if not self._is_up:
-            self.counters.announcements_unsent += 1
             return False
         self.counters.announcements_sent += 1
         for other in self._others():

@@ -152,7 +152,6 @@ class GossipCounters:
     announcements_received: int = 0
     announcements_dropped: int = 0  # the queue was full
     announcements_refused: int = 0  # above the size limit, or not encrypted with the run's secret
-    announcements_unsent: int = 0  # the network process was down
     bodies_in: int = 0
     bodies_out: int = 0
     body_bytes_in: int = 0
