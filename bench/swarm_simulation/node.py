@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ftis_node.backoff import BackoffTable, doubling
-from ftis_node.replay.lifecycle import Candidate, choose_foreign
+from ftis_node.replay.group_choice import Candidate, choose_foreign
 from ftis_node.swarm.demand import PullDemand, pull_demand
 from ftis_node.swarm.rate_limits import ShareCap, TokenBucket
 from ftis_node.swarm.reputation import Behaviour

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 
 from ftis_node.backoff import BackoffTable, doubling
-from ftis_node.replay.lifecycle import Candidate
+from ftis_node.replay.group_choice import Candidate
 from ftis_node.swarm.pull_queue import PullItem, PullQueue
 from ftis_node.swarm.rate_limits import Quotas, TokenBucket
 from ftis_node.swarm.reputation import Behaviour, Reputation

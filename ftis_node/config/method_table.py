@@ -45,7 +45,7 @@ class MethodRow(MethodTraits):
 KlEstimator = Literal["author_k3", "k1_fwd", "k3_fwd", "rkl_iw"]  # formulas in ftis_node/algorithms/filters.py
 FILTERS = ("kl", "quantile", "ess", "obrs", "positives")  # formulas there, too
 SCALES = ("std", "mean", "success", "capability")  # formulas in ftis_node/algorithms/advantages.py
-CHOICES = ("newest", "sapo")  # rules in ftis_node/replay/lifecycle.py
+CHOICES = ("newest", "sapo")  # rules in ftis_node/replay/group_choice.py
 FTIS_PAPER = "arXiv 2605.22537"
 FLOOR = ("floor",)
 FILTER = ("filter", "keep_share", "rank_own", "obrs_lambda", "sender_ids")

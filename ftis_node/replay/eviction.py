@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ftis_node.replay.lifecycle import Candidate, newest_by
+from ftis_node.replay.group_choice import Candidate, newest_by
 from ftis_node.swarm.rate_limits import ShareCap
 
 MAX_PER_PROBLEM = 2  # READY groups of one sender about one problem; a step uses one of them

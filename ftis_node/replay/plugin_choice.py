@@ -2,29 +2,26 @@
 
     rule(candidates, own, foreign, step) -> the groups of the step, at most `own` and `foreign` of each
 
-`candidates` are `Candidate`s of `lifecycle.py`, which has the built-in rules and their parts. All others stay READY.
+`candidates` are `Candidate`s of `group_choice.py`, which has the built-in rules and their parts. All others stay READY.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Protocol
 
 from ftis_node.errors import ConfigError
 from ftis_node.plugins import CHOICE_GROUP, call_plugin, load_function
-from ftis_node.replay.lifecycle import Candidate, Selection
-
-
-class PluginChoice(Protocol):
-    """A loaded plug-in. Its result is checked: a group that is not READY, or twice in a step, would corrupt both."""
-
-    def __call__(self, candidates: Sequence[Candidate], own: int, foreign: int, *, step: int) -> Selection: ...
+from ftis_node.replay.group_choice import Candidate, Selection
 
 
 @lru_cache(maxsize=16)
-def load_choice(name: str) -> PluginChoice:
-    """Return the choice of the plug-in `name`. Raises ConfigError if there is none, or for a faulty one."""
+def load_choice(name: str) -> Callable[..., Selection]:
+    """Return the choice of the plug-in `name`, which takes the arguments of a rule and `step`.
+
+    It checks the result: a group that is not READY, or twice in a step, would corrupt both. Raises ConfigError if there
+    is no such plug-in, or for a faulty one.
+    """
     plugin, rule = load_function(CHOICE_GROUP, name, error=ConfigError)
     if plugin is None or rule is None:
         raise ConfigError(f"no choice {name!r} is installed")

@@ -21,7 +21,8 @@ from ftis_node.errors import RecordError
 from ftis_node.records.envelope import Accepted, Envelope, open_envelope
 from ftis_node.records.group import PromptRef
 from ftis_node.records.parsing import settle
-from ftis_node.replay.lifecycle import Candidate, ReleaseReason, State
+from ftis_node.replay.group_choice import Candidate
+from ftis_node.replay.lifecycle import ReleaseReason, State
 
 Row = Mapping[str, Any] | sqlite3.Row
 

@@ -13,7 +13,7 @@ from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.eviction import MAX_PER_PROBLEM, choose_evicted
-from ftis_node.replay.lifecycle import (
+from ftis_node.replay.group_choice import (
     Candidate,
     choose_foreign,
     choose_newest,

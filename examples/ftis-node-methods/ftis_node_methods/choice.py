@@ -9,8 +9,7 @@ is s. Groups without a signal come last. With one task, it differs from `newest`
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from ftis_node.algorithms.group_choice import has_signal
-from ftis_node.replay.lifecycle import Candidate, choose_foreign, choose_own
+from ftis_node.replay.group_choice import Candidate, choose_foreign, choose_own, has_signal
 
 
 def rate(groups: Sequence[Candidate]) -> float:

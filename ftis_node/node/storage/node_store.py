@@ -13,7 +13,8 @@ from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.supervision.background import DiskThread
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.eviction import Freshness
-from ftis_node.replay.lifecycle import Candidate, ReleaseReason
+from ftis_node.replay.group_choice import Candidate
+from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.rate_limits import ShareCap
 from ftis_node.validation.rules import MAX_CLOCK_SKEW_S

@@ -17,8 +17,8 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS, pack_group, pack_text_group
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.peer_messages import BackfillRequest
+from ftis_node.replay.group_choice import choose_sapo
 from ftis_node.replay.group_history import read_group_history
-from ftis_node.replay.lifecycle import choose_sapo
 from ftis_node.validation import ValidationResult
 from ftis_node.view.groups import group_lines, group_row
 from ftis_node.view.spans import text_lines, text_of

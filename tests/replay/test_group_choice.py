@@ -3,31 +3,43 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.algorithms.group_choice import GroupChoice, choose_groups, split_foreign
+from ftis_node.replay.group_choice import Candidate, choose_sapo, split_foreign
+from ftis_node.swarm.demand import OwnDomain
 
 NO_SIGNAL, SIGNAL = (1.0, 1.0), (0.0, 1.0)
 
 
+def ready(*rewards, sender="ann", task=""):
+    return [
+        Candidate(
+            b"%s%d" % (sender.encode(), i), sender, own=sender == "me", arrival=i, created_at=0.0, policy_version=0,
+            problem=b"%d" % i, task=task, rewards=scores,
+        )
+        for i, scores in enumerate(rewards)
+    ]  # fmt: skip
+
+
+def positions(selection):
+    return [(c.sender, c.arrival) for c in selection.taken]
+
+
 def test_groups_without_a_signal_are_never_chosen():
-    choice = choose_groups([NO_SIGNAL, SIGNAL, NO_SIGNAL], [SIGNAL, (0.5,), (), SIGNAL], seed=0)
-    assert choice == GroupChoice(own=(1,), foreign=(0, 3))
-
-
-def test_the_requested_numbers_are_chosen_without_repeats():
-    choice = choose_groups([SIGNAL] * 9, [SIGNAL] * 7, num_own=3, num_foreign=5, seed=1)
-    assert (len(set(choice.own)), len(set(choice.foreign))) == (3, 5)
-    assert max(choice.own) < 9
-    assert max(choice.foreign) < 7
+    groups = ready(NO_SIGNAL, SIGNAL, NO_SIGNAL, sender="me") + ready(SIGNAL, (0.5,), (), SIGNAL)
+    chosen = choose_sapo(groups, 4, 4, seed=0)
+    assert positions(chosen) == [("me", 1), ("ann", 0), ("ann", 3)]
+    assert set(chosen.taken + chosen.discarded) == set(groups)
 
 
 def test_missing_foreign_groups_are_not_replaced_by_own_groups():
-    choice = choose_groups([SIGNAL] * 9, [NO_SIGNAL] * 9, num_own=4, num_foreign=4, seed=2)
-    assert (len(choice.own), choice.foreign) == (4, ())
+    groups = ready(*[SIGNAL] * 9, sender="me") + ready(*[NO_SIGNAL] * 9)
+    assert [sender for sender, _ in positions(choose_sapo(groups, 4, 4, seed=2))] == ["me"] * 4
 
 
 def test_the_seed_decides():
-    choices = [choose_groups([SIGNAL] * 30, [SIGNAL] * 30, seed=seed) for seed in (3, 3, 4)]
+    groups = ready(*[SIGNAL] * 30, sender="me") + ready(*[SIGNAL] * 30)
+    choices = [positions(choose_sapo(groups, 3, 5, seed=seed)) for seed in (3, 3, 4)]
     assert choices[0] == choices[1] != choices[2]
+    assert [sender for sender, _ in choices[0]] == ["me"] * 3 + ["ann"] * 5
 
 
 COUNTS = st.integers(0, 40)
@@ -62,10 +74,8 @@ def test_a_third_of_four_groups_by_hand():
 
 
 def test_the_domain_share_counts_only_groups_with_a_signal():
-    foreign = [SIGNAL] * 12 + [NO_SIGNAL] * 3
-    is_near = [position % 3 == 0 for position in range(15)]  # four with a signal, one without
-    choice = choose_groups([SIGNAL], foreign, num_foreign=4, seed=5, is_near=is_near, near_share=0.75)
-    assert [is_near[position] for position in choice.foreign].count(True) == 3
-    choice = choose_groups([SIGNAL], foreign, num_foreign=6, seed=5, is_near=is_near, near_share=1.0)
-    assert [is_near[position] for position in choice.foreign].count(True) == 4
-    assert len(choice.foreign) == 6
+    near = ready(*[SIGNAL] * 4, NO_SIGNAL, sender="ann", task="near")
+    groups = near + ready(*[SIGNAL] * 8, NO_SIGNAL, NO_SIGNAL, sender="bob", task="far")
+    for num, share, expected in ((4, 0.75, 3), (6, 1.0, 4)):
+        taken = choose_sapo(groups, 0, num, seed=5, domain=OwnDomain(tasks=frozenset({"near"}), share=share)).taken
+        assert [len(taken), sum(c in near for c in taken)] == [num, expected]

@@ -1,0 +1,196 @@
+"""The rules that choose a step's groups among the READY ones. Pure functions without a database.
+
+`plugin_choice.py` loads the rule of a plug-in, which may use the parts of these rules.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TypeAlias
+
+from ftis_node.swarm.demand import OwnDomain
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A READY group as the rules see it. `arrival` is its order of admission, `num_bytes` its envelope's size.
+
+    `created_at` has whole milliseconds, so `number`, the sender's count, orders the groups that one sampled at once.
+
+    `problem` is the hash of the problem's messages, because several indices of a task may have one text.
+    """
+
+    id: bytes
+    sender: str
+    own: bool
+    arrival: int
+    created_at: float
+    policy_version: int
+    problem: bytes
+    task: str = ""
+    rewards: tuple[float, ...] = ()
+    weights_of: str | None = None
+    num_bytes: int = 0
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Result of a rule: the groups of the step, and the groups to release without using them. All others stay READY."""
+
+    taken: tuple[Candidate, ...]
+    discarded: tuple[Candidate, ...] = ()
+
+
+ChoiceRule: TypeAlias = Callable[[Sequence[Candidate], int, int], Selection]
+"""Takes the candidates and the numbers of own and foreign groups to choose."""
+
+
+def choose_newest(
+    candidates: Sequence[Candidate],
+    own: int,
+    foreign: int,
+    *,
+    neighbor: Callable[[str], str] = str,
+    domain: OwnDomain | None = None,
+    turn: int = 0,
+) -> Selection:
+    """Select the own groups that arrived first, and the newest foreign ones, taking turns among their senders.
+
+    With `domain`, its tasks get their share of the foreign groups. `turn` counts the steps over which the share holds.
+    """
+    theirs = [c for c in candidates if not c.own]
+    sides = _split(theirs, foreign, domain=domain, turn=turn)
+    chosen = [c for side, num in sides for c in choose_foreign(side, num, neighbor=neighbor)]
+    return Selection((*choose_own(candidates, own), *chosen))
+
+
+def _split(
+    theirs: list[Candidate], count: int, *, domain: OwnDomain | None, turn: int
+) -> list[tuple[list[Candidate], int]]:
+    """Return the groups of the own domain and all others, each with the number to take. Without a domain: one part."""
+    if domain is None:
+        return [(theirs, count)]
+    near, far = ([c for c in theirs if (c.task in domain.tasks) is is_near] for is_near in (True, False))
+    num_near, num_far = split_foreign(count, num_near=len(near), num_far=len(far), share=domain.share, turn=turn)
+    return [(near, num_near), (far, num_far)]
+
+
+def split_foreign(num_foreign: int, *, num_near: int, num_far: int, share: float, turn: int) -> tuple[int, int]:
+    """Return how many of a step's foreign groups come from the node's own domain, and how many from others.
+
+    `num_near` and `num_far` groups are available. If both sides have enough, `share` of the taken ones are near,
+    exactly over many steps, which `turn` counts. If one side has too few, the other fills the gap.
+    """
+    num_own_domain = math.floor(share * num_foreign * turn) - math.floor(share * num_foreign * (turn - 1))
+    far = min(num_foreign - min(num_own_domain, num_near), num_far)
+    return min(num_foreign - far, num_near), far
+
+
+def choose_same_prompts(
+    candidates: Sequence[Candidate], own: int, foreign: int, *, neighbor: Callable[[str], str] = str
+) -> Selection:
+    """Select as `choose_newest` for the horizontal mode: peers' answers to the step's own prompts come first."""
+    mine = choose_own(candidates, own)
+    prompts = {candidate.problem for candidate in mine}
+    matching = [c for c in candidates if not c.own and c.problem in prompts]
+    chosen = choose_foreign(matching, foreign, neighbor=neighbor, share_problems=True)
+    others = [c for c in candidates if not c.own and c.problem not in prompts]
+    rest = choose_foreign(others, foreign - len(chosen), neighbor=neighbor, share_problems=True)
+    return Selection((*mine, *chosen, *rest))
+
+
+def choose_sapo(
+    candidates: Sequence[Candidate], own: int, foreign: int, *, seed: int, domain: OwnDomain | None = None
+) -> Selection:
+    """Select by Swarm sAmpling (arXiv 2509.08721): draw uniformly among the groups with a learning signal.
+
+    All groups that are not drawn are discarded. The next step draws from the groups that arrive until then. The paper's
+    best is 4 own and 4 foreign groups. Missing groups of one side are not replaced from the other, because the share of
+    foreign data would then differ from the setting. The same arguments always give the same choice. `seed` counts the
+    steps: over many, `domain` has exactly its share.
+    """
+    generator = random.Random(seed)
+    ordered = sorted(candidates, key=lambda c: (not c.own, c.sender, c.number, c.arrival))
+    mine = [c for c in ordered if c.own and has_signal(c.rewards)]
+    theirs = [c for c in _one_per_problem([c for c in ordered if not c.own]) if has_signal(c.rewards)]
+    sides = [(mine, own), *_split(theirs, foreign, domain=domain, turn=seed)]
+    drawn = {c.id for side, num in sides for c in generator.sample(side, min(num, len(side)))}
+    return Selection(tuple(c for c in ordered if c.id in drawn), tuple(c for c in ordered if c.id not in drawn))
+
+
+def has_signal(rewards: Sequence[float]) -> bool:
+    """Return whether a group gives a gradient: if all rewards are equal, every advantage is 0."""
+    return len(set(rewards)) > 1
+
+
+def choose_own(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
+    """Select the `count` own groups that arrived first, so that every own group is used while it is fresh."""
+    return sorted((c for c in candidates if c.own), key=lambda c: c.arrival)[:count]
+
+
+def choose_foreign(
+    candidates: Sequence[Candidate],
+    count: int,
+    *,
+    neighbor: Callable[[str], str] = str,
+    share_problems: bool = False,
+) -> list[Candidate]:
+    """Select `count` foreign groups, spread over senders, the newest of each first.
+
+    Neighbors take turns, and so do the senders of one neighbor (`neighbor` maps a sender to it). A sender with more
+    groups than others gets more places only when the others have run out. No sender gets two places for one problem.
+    Two senders get places for one problem only with `share_problems`, or if there are no other problems. So a copy of
+    an answer, which may be too likely to be detected, does not double its weight.
+    """
+    by_sender = newest_by(_one_per_problem(candidates), lambda sender: sender)
+    by_neighbor: dict[str, list[list[Candidate]]] = defaultdict(list)
+    for sender in sorted(by_sender):
+        by_neighbor[neighbor(sender)].append(by_sender[sender])
+    queues = [_in_turn(by_neighbor[name]) for name in sorted(by_neighbor)]
+    return (_in_turn if share_problems else _in_turn_by_problem)(queues)[:count]
+
+
+def _one_per_problem(candidates: Sequence[Candidate]) -> list[Candidate]:
+    newest: dict[tuple[str, bytes], Candidate] = {}
+    for candidate in candidates:
+        key = candidate.sender, candidate.problem
+        newest[key] = max(newest.get(key, candidate), candidate, key=_by_age)
+    return [c for c in candidates if newest[c.sender, c.problem] is c]
+
+
+def _in_turn_by_problem(queues: Sequence[Sequence[Candidate]]) -> list[Candidate]:
+    """Merge the queues, one group of each in turn; further groups about a problem come after all other problems."""
+    waiting = [deque(queue, len(queue)) for queue in queues]
+    repeated: list[list[Candidate]] = [[] for _ in queues]
+    ordered: dict[bytes, Candidate] = {}
+    while any(waiting):
+        for queue, others in zip(waiting, repeated, strict=True):
+            while queue and queue[0].problem in ordered:
+                others.append(queue.popleft())
+            if queue:
+                candidate = queue.popleft()
+                ordered[candidate.problem] = candidate
+    return [*ordered.values(), *_in_turn(repeated)]
+
+
+def _in_turn(queues: Sequence[Sequence[Candidate]]) -> list[Candidate]:
+    return [candidate for turn in zip_longest(*queues) for candidate in turn if candidate is not None]
+
+
+def _by_age(candidate: Candidate) -> tuple[float, int, int]:
+    return candidate.created_at, candidate.number, candidate.arrival
+
+
+def newest_by(candidates: Sequence[Candidate], name: Callable[[str], str]) -> dict[str, list[Candidate]]:
+    """Return the foreign groups by the `name` of their sender, the newest of each first."""
+    by_name: dict[str, list[Candidate]] = defaultdict(list)
+    for candidate in sorted(candidates, key=_by_age, reverse=True):
+        if not candidate.own:
+            by_name[name(candidate.sender)].append(candidate)
+    return by_name
