@@ -44,7 +44,6 @@ from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import MonitoringApi
 from ftis_node.node.loops.status import StatusLoop
-from ftis_node.node.peers.peer_control import PeerControl
 from ftis_node.node.supervision.task_monitor import sleep, waiting
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.wiring import NodeComponents, Wiring
@@ -130,7 +129,6 @@ def _local_api(wiring: Wiring, status: StatusLoop) -> LocalApi:
     return LocalApi(
         status,
         wiring.swarm,
-        control=PeerControl(node.peers, wiring.swarm.rows),
         pauses=None if add_exchange else wiring.pause_loop,
         token_file=node.home.control_token,
         add_exchange=add_exchange,

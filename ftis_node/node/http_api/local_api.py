@@ -35,7 +35,7 @@ from ftis_node.node.http_api.port import open_port
 from ftis_node.node.loops.pause import ACTIONS as PAUSE_ACTIONS
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.loops.status import StatusLoop
-from ftis_node.node.peers.peer_control import ACTIONS, PeerControl
+from ftis_node.node.peers.peer_control import ACTIONS, change_peer
 from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.terminal_text import one_line
@@ -58,7 +58,6 @@ class LocalApi:
     status: StatusLoop
     swarm: SwarmReporter
     _: KW_ONLY
-    control: PeerControl
     token_file: Path
     add_exchange: Callable[[web.Application, str], None] | None = None
     pauses: PauseLoop | None = None
@@ -82,7 +81,7 @@ class LocalApi:
         app.router.add_get("/swarm", self.show_swarm)
         add_probes(app, MonitoringApi(self.status))
         token = write_token(self.token_file)
-        add_control(app, self.control, token)
+        add_control(app, partial(change_peer, self.swarm.peers, self.swarm.rows), token)
         for action in PAUSE_ACTIONS:
             change = _refuse_pause if self.pauses is None else partial(self.pauses.change, action)
             app.router.add_post(f"/{action}", partial(_handle, change, token))
@@ -109,9 +108,10 @@ def write_token(token_file: Path) -> str:
     return token
 
 
-def add_control(app: web.Application, control: PeerControl, token: str) -> None:
+def add_control(app: web.Application, change: Callable[..., dict[str, Any]], token: str) -> None:
+    """Add a route for each action on peers; `change` takes the action and the arguments."""
     for action in ACTIONS:
-        app.router.add_post(f"/peers/{action}", partial(_handle, partial(control.change, action), token))
+        app.router.add_post(f"/peers/{action}", partial(_handle, partial(change, action), token))
 
 
 async def _handle(change: Change, token: str, request: web.Request) -> web.Response:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ftis_node.errors import UsageError
@@ -14,29 +13,25 @@ ACTIONS = ("ban", "unban", "trust")
 MAX_BAN_S = 10 * 365 * 86400.0
 
 
-@dataclass(frozen=True, slots=True)
-class PeerControl:
-    """Changes bans and trust of peers. `rows` are those of `peers --json`, to resolve names and shortened ids."""
+def change_peer(
+    peers: PeerManager, rows: Callable[[], list[dict[str, Any]]], action: str, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Do one of ACTIONS for the peer that `arguments["peer"]` names, and return its new row.
 
-    peers: PeerManager
-    rows: Callable[[], list[dict[str, Any]]]
-
-    def change(self, action: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Do one of ACTIONS for the peer that `arguments["peer"]` names, and return its new row.
-
-        `ban` takes `for_s` (seconds, by default the settings' longest time), `trust` takes `trusted`. Raise UsageError.
-        """
-        peer_id = find_peer(str(arguments.get("peer", "")), self.rows())
-        match action:
-            case "ban":
-                self.peers.ban(peer_id, _ban_length_s(arguments.get("for_s")))
-            case "unban":
-                self.peers.unban(peer_id)
-            case "trust":
-                self.peers.trust(peer_id, arguments.get("trusted", True) is True)
-            case _:
-                raise UsageError(f"{action!r} is none of {', '.join(ACTIONS)}")
-        return {"peer_id": peer_id, **self.peers.row(peer_id)}
+    `rows` are those of `peers --json`, to resolve names and shortened ids. `ban` takes `for_s` (seconds, by default the
+    settings' longest time), `trust` takes `trusted`. Raise UsageError.
+    """
+    peer_id = find_peer(str(arguments.get("peer", "")), rows())
+    match action:
+        case "ban":
+            peers.ban(peer_id, _ban_length_s(arguments.get("for_s")))
+        case "unban":
+            peers.unban(peer_id)
+        case "trust":
+            peers.trust(peer_id, arguments.get("trusted", True) is True)
+        case _:
+            raise UsageError(f"{action!r} is none of {', '.join(ACTIONS)}")
+    return {"peer_id": peer_id, **peers.row(peer_id)}
 
 
 def _ban_length_s(duration_s: object) -> float | None:

@@ -1,12 +1,14 @@
 """Requests to the HTTP ports -> peer table, status, metrics."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from ftis_node.errors import UsageError
 from ftis_node.files import parse_json
 from ftis_node.node.http_api.auth import host_name, is_same_secret
-from ftis_node.node.peers.peer_control import ACTIONS, PeerControl
+from ftis_node.node.peers.peer_control import ACTIONS, change_peer
 from ftis_node.telemetry.metrics import render_metrics
 from ftis_node.telemetry.terminal_text import one_line
 from tests.fuzz.fuzzed_node import HOSTILE, OWN, fuzzed_node, render_views
@@ -23,7 +25,7 @@ async def chain(items: Sequence[Item]) -> None:
     """Handle each request, then render the views of the node."""
     async with fuzzed_node() as fuzzed:
         status = fuzzed.wiring.status_loop()
-        control = PeerControl(fuzzed.parts.peers, fuzzed.wiring.swarm.rows)
+        change = partial(change_peer, fuzzed.parts.peers, fuzzed.wiring.swarm.rows)
         for one in HOSTILE:
             fuzzed.parts.peers.registry.seen(one.peer_id)
         for item in items:
@@ -33,7 +35,7 @@ async def chain(items: Sequence[Item]) -> None:
             elif item.tag & 7 == TOKEN:
                 assert not is_same_secret(text, "an unknown secret")
             else:
-                _change(control, ACTIONS[(item.tag & 7) % len(ACTIONS)], item.data)
+                _change(change, ACTIONS[(item.tag & 7) % len(ACTIONS)], item.data)
         fuzzed.parts.peers.save()
         await render_views(fuzzed.parts)
         await status.refresh()
@@ -41,11 +43,11 @@ async def chain(items: Sequence[Item]) -> None:
         status.save()
 
 
-def _change(control: PeerControl, action: str, body: bytes) -> None:
+def _change(change: Callable[..., dict[str, Any]], action: str, body: bytes) -> None:
     try:
         arguments = parse_json(body, source="the request")
         if isinstance(arguments, dict):
-            json.dumps(control.change(action, arguments), allow_nan=False)
+            json.dumps(change(action, arguments), allow_nan=False)
     except (UsageError, ValueError) as error:  # the node answers these with 400
         if isinstance(error, json.JSONDecodeError | UsageError | UnicodeDecodeError):
             one_line(str(error)).encode()

@@ -16,7 +16,6 @@ from ftis_node.node.exchange.group_exchange import GroupExchange
 from ftis_node.node.exchange.messages import OwnGroup
 from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.local_api import LocalApi
-from ftis_node.node.peers.peer_control import PeerControl
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.codec import hash_messages
 from ftis_node.tasks.registry import load_task
@@ -61,13 +60,7 @@ async def serving(node: NodeComponents, exchange: GroupExchange) -> AsyncIterato
     routes = ExchangeApi(exchange, max_group_bytes=node.context.manifest.wire.max_envelope_bytes)
     status = wiring.status_loop()
     await status.refresh()
-    api = LocalApi(
-        status,
-        wiring.swarm,
-        control=PeerControl(node.peers, wiring.swarm.rows),
-        token_file=node.home.control_token,
-        add_exchange=routes.add_routes,
-    )
+    api = LocalApi(status, wiring.swarm, token_file=node.home.control_token, add_exchange=routes.add_routes)
     async with api.serve(port=0) as url:
         yield url, routes
 

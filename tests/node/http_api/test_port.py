@@ -18,7 +18,6 @@ from ftis_node.node.http_api.auth import is_same_secret
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.peer_control import PeerControl
 from ftis_node.node.wiring import Wiring
 from tests.node.http_api.requests import get, send
 from tests.node.nodes import components
@@ -137,7 +136,7 @@ async def served(tmp_path):
     with components(tmp_path) as node:
         wiring, token_file = Wiring(node), node.home.control_token
         status = wiring.status_loop()
-        api = LocalApi(status, wiring.swarm, control=PeerControl(node.peers, list), token_file=token_file)
+        api = LocalApi(status, wiring.swarm, token_file=token_file)
         async with api.serve(port=0) as url:
             yield Served(int(url.rsplit(":", 1)[1]), token_file.read_bytes(), status.http_refused)
 

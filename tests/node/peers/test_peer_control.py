@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ftis_node.config.limits import AccessSection
 from ftis_node.config.node import NodeSettings, SwarmSection
 from ftis_node.node.http_api.local_api import LocalApi, add_control, write_token
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.peer_control import PeerControl
+from ftis_node.node.peers.peer_control import change_peer
 from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity
@@ -47,7 +48,7 @@ def manager(tmp_path):
 async def serving(manager: PeerManager, token_file: Path) -> AsyncIterator[str]:
     """Serve the operator's actions; yield the URL."""
     app = web.Application()
-    add_control(app, PeerControl(manager, lambda: ROWS), write_token(token_file))
+    add_control(app, partial(change_peer, manager, lambda: ROWS), write_token(token_file))
     async with TestServer(app) as server:
         yield str(server.make_url("")).rstrip("/")
 
@@ -139,8 +140,7 @@ async def test_a_node_shows_itself_and_its_peers_over_http(tmp_path):
         node.peers.registry.own_record = wiring.directory_loop.own_record.make()
         node.peers.registry.seen(PEER).record = _record()
         node.peers.registry.seen(Identity.generate().peer_id)  # a peer without a record
-        control = PeerControl(node.peers, wiring.swarm.rows)
-        api = LocalApi(wiring.status_loop(), wiring.swarm, control=control, token_file=node.home.control_token)
+        api = LocalApi(wiring.status_loop(), wiring.swarm, token_file=node.home.control_token)
         async with api.serve(port=0) as url, ClientSession() as client, client.get(f"{url}/swarm") as response:
             [document] = await response.json()
         view, own_id = SwarmView.from_dict(document), node.context.peer_id
