@@ -36,12 +36,12 @@ class PeerSlots:
         held = self._held.items()
         return sum(num for (peer, of_kind), num in held if peer_id in (None, peer) and kind in (None, of_kind))
 
-    def has_free(self, peer_id: str, *, kind: str = "", most: int, per_peer: int = 1) -> bool:
+    def has_free(self, peer_id: str, kind: str, most: int, per_peer: int = 1) -> bool:
         """Return whether fewer than `most` slots of this kind are held, and fewer than `per_peer` by this peer."""
         return self.num_held(kind=kind) < most and self.num_held(peer_id) < per_peer
 
-    def take(self, peer_id: str, *, kind: str = "", most: int, per_peer: int = 1) -> bool:
-        is_free = self.has_free(peer_id, kind=kind, most=most, per_peer=per_peer)
+    def take(self, peer_id: str, kind: str, most: int, per_peer: int = 1) -> bool:
+        is_free = self.has_free(peer_id, kind, most, per_peer)
         if is_free:
             self._held[peer_id, kind] += 1
         return is_free

@@ -118,10 +118,10 @@ def test_each_key_has_its_own_bucket_and_the_one_used_longest_ago_is_dropped():
 
 def test_slots_are_bounded_in_all_and_per_peer():
     slots = PeerSlots()
-    assert [slots.take(peer, most=3, per_peer=2) for peer in "aaabb"] == [True, True, False, True, False]
+    assert [slots.take(peer, "", 3, per_peer=2) for peer in "aaabb"] == [True, True, False, True, False]
     assert (slots.num_held("a"), slots.num_held(), "c" in slots) == (2, 3, False)
     slots.release("a")
-    assert [slots.take("b", most=3, per_peer=2) for _ in range(2)] == [True, False]
+    assert [slots.take("b", "", 3, per_peer=2) for _ in range(2)] == [True, False]
     for peer in "abb":
         slots.release(peer)
     assert slots.num_held() == 0 and "a" not in slots

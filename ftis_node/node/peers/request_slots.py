@@ -6,7 +6,6 @@ import asyncio
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypedDict
 
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import FetchOutcome
@@ -21,14 +20,6 @@ MAX_PEERS = 4096  # with a known pace
 QUICK_S = 1.0  # time limit of a query to a peer that is not known to be slow
 SLOW_S = 5.0  # to a slow one
 ANSWERED = (FetchOutcome.COMPLETE, FetchOutcome.BUSY)
-
-
-class SlotLimits(TypedDict):
-    """Arguments of `PeerSlots`."""
-
-    kind: str
-    most: int
-    per_peer: int
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -56,7 +47,7 @@ class PullSlots:
 
     def take(self, peer_id: str) -> None:
         """Take a slot for a peer for which `may_ask` is true."""
-        self._slots.take(peer_id, **self._limits_of(peer_id))
+        self._slots.take(peer_id, *self._limits_of(peer_id))
 
     def release(self, peer_id: str) -> None:
         self._slots.release(peer_id)
@@ -69,19 +60,19 @@ class PullSlots:
 
     def may_ask(self, peer_id: str) -> bool:
         """Return whether one more pull from a peer may start."""
-        return self.is_able(peer_id) and self._slots.has_free(peer_id, **self._limits_of(peer_id))
+        return self.is_able(peer_id) and self._slots.has_free(peer_id, *self._limits_of(peer_id))
 
-    def _limits_of(self, peer_id: str) -> SlotLimits:
-        """Return the limits of a peer's kind, by which slow or absent peers do not delay others.
+    def _limits_of(self, peer_id: str) -> tuple[str, int, int]:
+        """Return a peer's kind, the most slots of that kind, and of each of its peers, so that none delays the others.
 
         All peers whose last pull failed share one slot. Each peer that has sent no group yet has one slot, and all
         of them together leave one slot free.
         """
         if self.backoff.has_failed(peer_id):
-            return {"kind": "failed", "most": 1, "per_peer": 1}
+            return "failed", 1, 1
         if self.peers.registry.has_sent_groups(peer_id):
-            return {"kind": "proven", "most": self.num_slots, "per_peer": max(1, self.num_slots // 2)}
-        return {"kind": "new", "most": max(1, self.num_slots - 1), "per_peer": 1}
+            return "proven", self.num_slots, max(1, self.num_slots // 2)
+        return "new", max(1, self.num_slots - 1), 1
 
 
 class Pace(StrEnum):
@@ -114,7 +105,7 @@ class QuerySlots:
 
     def take(self, peer_id: str) -> bool:
         """Take a slot of the peer's pace, and return True; return False if none is free or the peer has one."""
-        return self._slots.take(peer_id, kind=self.pace_of(peer_id), most=self._num_slots)
+        return self._slots.take(peer_id, self.pace_of(peer_id), self._num_slots)
 
     def limit_s(self, peer_id: str) -> float:
         """Return the time limit in seconds of a query in the peer's slot."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from typing import ParamSpec, TypeVar
 
 from ftis_node.config.home import Home
 from ftis_node.config.limits import MAX_KEPT_GROUPS, MAX_READY_BYTES, MAX_READY_GROUPS
 from ftis_node.node.context import NodeContext
 from ftis_node.node.storage.disk_space import DiskSpace
-from ftis_node.node.supervision.background import DiskThread
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.eviction import Freshness
 from ftis_node.replay.group_choice import Candidate
@@ -18,6 +22,33 @@ from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.rate_limits import ShareCap
 from ftis_node.validation.rules import MAX_CLOCK_SKEW_S
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class DiskThread:
+    """Single-thread executor that runs calls in the order of submission.
+
+    With `space`, a call that a full disk refuses is repeated until there is space. Later calls do not wait for it.
+    """
+
+    def __init__(self, space: DiskSpace | None = None) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
+        self._space = space
+
+    async def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run `function` in the thread and return its result. It changes nothing if it raises."""
+        call = partial(self.once, function, *args, **kwargs)
+        return await (call() if self._space is None else self._space.retried(call))
+
+    async def once(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Do the same, and raise the error of a full disk."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args, **kwargs))
+
+    def close(self) -> None:
+        """Wait for the calls in progress, and stop the thread."""
+        self._thread.shutdown(wait=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 from ftis_node.errors import FtisError
 from ftis_node.node.supervision.task_monitor import stack_of
@@ -39,36 +38,6 @@ STOP_POLL_S = 0.5
 SLOW_STOP_S = 3.0  # then the user learns what the stop waits for; until then a second signal may be a copy of the first
 FORCED_EXIT_CODE = 1
 _ending: ContextVar[_Ending | None] = ContextVar("ending", default=None)
-
-
-class WriteRetry(Protocol):
-    """Interface of `DiskSpace`, which repeats writes that a full disk refuses."""
-
-    async def retried(self, write: Callable[[], Awaitable[R]]) -> R: ...
-
-
-class DiskThread:
-    """Single-thread executor that runs calls in the order of submission.
-
-    With `space`, a call that a full disk refuses is repeated until there is space. Later calls do not wait for it.
-    """
-
-    def __init__(self, space: WriteRetry | None = None) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
-        self._space = space
-
-    async def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run `function` in the thread and return its result. It changes nothing if it raises."""
-        call = partial(self.once, function, *args, **kwargs)
-        return await (call() if self._space is None else self._space.retried(call))
-
-    async def once(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Do the same, and raise the error of a full disk."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args, **kwargs))
-
-    def close(self) -> None:
-        """Wait for the calls in progress, and stop the thread."""
-        self._thread.shutdown(wait=True)
 
 
 async def in_background(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
