@@ -202,17 +202,12 @@ UNKNOWN = "this version does not know the reason"
 OTHER = Reason(UNKNOWN)
 
 
-class Attribution(NamedTuple):
-    """The peer at fault and its behavior. The group also counts against that peer's quota."""
-
-    peer_id: str
-    behaviour: Behaviour
-
-
 def attribute_refusal(
     reason: str, *, origin: str, sender: str | None, signed: bool, grades_alike: bool = True
-) -> Attribution:
-    """Return the peer at fault: `origin` sent the group, `sender` is its named creator, verified if `signed`.
+) -> tuple[str, Behaviour]:
+    """Return the peer at fault, and its behavior; the group also counts against that peer's quota.
+
+    `origin` sent the group, `sender` is its named creator, verified if `signed`.
 
     Any peer may serve any group. So a reason found before the signature check is not charged to the named creator,
     because any peer can write that name. A reason that a relaying peer cannot know, such as our clock, quotas or bans,
@@ -223,14 +218,14 @@ def attribute_refusal(
     """
     known = REFUSALS.get(reason, OTHER)
     if known.is_of_origin:
-        return Attribution(origin, known.behaviour)
+        return origin, known.behaviour
     if known.behaviour is Behaviour.HARMLESS or (known.is_graded and not grades_alike):
-        return Attribution(origin, Behaviour.HARMLESS)
+        return origin, Behaviour.HARMLESS
     if known.behaviour is Behaviour.RATE_LIMITED:
-        return Attribution(origin, Behaviour.RATE_LIMITED if sender == origin else Behaviour.HARMLESS)
+        return origin, Behaviour.RATE_LIMITED if sender == origin else Behaviour.HARMLESS
     if signed and sender is not None:
-        return Attribution(sender, known.behaviour)
-    return Attribution(origin, Behaviour.REFUSED)
+        return sender, known.behaviour
+    return origin, Behaviour.REFUSED
 
 
 def sentence(reason: str) -> str:

@@ -31,13 +31,6 @@ class RefusedSender(NamedTuple):
     since: float
 
 
-class RefusalNews(NamedTuple):
-    """What to log: senders that became refused or have another reason, and those that are no longer refused."""
-
-    begun: list[RefusedSender]
-    ended: list[str]
-
-
 @dataclass(slots=True)
 class _Sender:
     last: deque[str] = field(default_factory=lambda: deque(maxlen=WINDOW))  # reasons; "" for an accepted group
@@ -57,13 +50,14 @@ class RefusalLog:
         self._logged = LruDict[str, str](MAX_SENDERS)  # the reason of the last line
         self._lines: deque[float] = deque(maxlen=LINES_PER_HOUR)
 
-    def news(self, refused: list[RefusedSender], *, now: float) -> RefusalNews:
+    def news(self, refused: list[RefusedSender], *, now: float) -> tuple[list[RefusedSender], list[str]]:
+        """Return what to log: senders that became refused or have another reason, and those no longer refused."""
         present = {sender.peer_id for sender in refused}
         ended = [peer_id for peer_id in self._logged if peer_id not in present]
         for peer_id in ended:
             del self._logged[peer_id]
         begun = [sender for sender in refused if self._is_due(sender, now)]
-        return RefusalNews(begun, ended)
+        return begun, ended
 
     def _is_due(self, sender: RefusedSender, now: float) -> bool:
         is_flood = len(self._lines) == LINES_PER_HOUR and now - self._lines[0] < HOUR_S

@@ -39,15 +39,15 @@ def sender(peer_id: str = "a", reason: str = "finish_reason") -> RefusedSender:
 def test_a_line_comes_at_the_beginning_and_at_a_new_reason():
     log = RefusalLog()
     reasons = ("finish_reason", "finish_reason", "prompt_mismatch", "prompt_mismatch")
-    due = [bool(log.news([sender(reason=reason)], now=float(now)).begun) for now, reason in enumerate(reasons)]
+    due = [bool(log.news([sender(reason=reason)], now=float(now))[0]) for now, reason in enumerate(reasons)]
     assert due == [True, False, True, False]
-    assert log.news([], now=9.0).ended == ["a"]
-    assert log.news([], now=9.0).ended == []
+    assert log.news([], now=9.0)[1] == ["a"]
+    assert log.news([], now=9.0)[1] == []
 
 
 def test_many_new_identities_cause_a_bounded_number_of_lines():
     log = RefusalLog()
     crowd = [sender(str(number)) for number in range(1000)]
-    assert len(log.news(crowd, now=0.0).begun) == LINES_PER_HOUR
-    assert log.news(crowd, now=HOUR_S - 1).begun == []
-    assert len(log.news(crowd, now=HOUR_S).begun) == LINES_PER_HOUR
+    assert len(log.news(crowd, now=0.0)[0]) == LINES_PER_HOUR
+    assert log.news(crowd, now=HOUR_S - 1)[0] == []
+    assert len(log.news(crowd, now=HOUR_S)[0]) == LINES_PER_HOUR

@@ -74,8 +74,8 @@ async def test_scoring_that_a_busy_machine_lost_is_not_charged(identity):
     completions = (make_completion(12, 13), make_completion(13, 14))
     data = seal_group(_ours(identity, completions=completions), identity).to_bytes()
     assert reason_of(await validate(data, _context(scorer=Busy()))) == "scoring_failed"
-    attribution = attribute_refusal("scoring_failed", origin=identity.peer_id, sender=identity.peer_id, signed=True)
-    assert attribution.behaviour is Behaviour.HARMLESS
+    _, behaviour = attribute_refusal("scoring_failed", origin=identity.peer_id, sender=identity.peer_id, signed=True)
+    assert behaviour is Behaviour.HARMLESS
 
 
 async def test_scoring_time_is_charged_to_the_signer_and_bounded(identity):

@@ -141,7 +141,7 @@ async def test_a_text_or_problem_that_this_model_cannot_read_costs_its_sender_no
     for rows, reason in ((largest, "no_embedding"), (5, "not_encodable")):
         context = _context(tokenizer=PromptTokenizer(make_tokenizer(), name="few rows", num_rows=rows))
         assert reason_of(await _verdict(identity, context, completions=completions)) == reason
-        assert attribute_refusal(reason, origin="a", sender="b", signed=True).behaviour is Behaviour.HARMLESS
+        assert attribute_refusal(reason, origin="a", sender="b", signed=True)[1] is Behaviour.HARMLESS
 
 
 class _WithSpecialTokens(PromptTokenizer):
