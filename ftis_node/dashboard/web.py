@@ -1,6 +1,6 @@
 """Dashboard in a browser: textual-serve runs one dashboard for each open page and relays keys and frames.
 
-Above it are the curves, as charts. The view of the whole swarm is a page alone. `WebPages` draws both.
+Above it are the curves, as charts. The view of the whole swarm is a page alone.
 
 The server checks the `Origin` header, so that pages of other sites in the same browser cannot use it. It checks the
 `Host` header, because foreign names can resolve to 127.0.0.1. It requires a token that is new at every start, because
@@ -18,7 +18,6 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -69,33 +68,21 @@ def _site_of(origin: str) -> str | None:
         return None
 
 
-class WebPages(NamedTuple):
-    """Functions that return HTML: the page of the swarm, and the curves of the node. They block."""
-
-    swarm: Callable[[], str]
-    curves: Callable[[], str]
-
-
 class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no types
-    """textual-serve with our own page, which loads nothing from other sites, and with the checks above."""
+    """textual-serve with our own page, which loads nothing from other sites, and with the checks above.
+
+    `draw` returns HTML, and blocks: the page of the swarm if `is_swarm`, else the node's curves.
+    """
 
     def __init__(
-        self,
-        home: Home,
-        *,
-        host: str,
-        port: int,
-        token: str,
-        pages: WebPages,
-        is_swarm: bool = False,
+        self, home: Home, *, host: str, port: int, token: str, draw: Callable[[], str], is_swarm: bool
     ) -> None:
         words = [sys.executable, "-m", "ftis_node", "dashboard", "--no-curves", "--home", str(home.root)]
         super().__init__(shlex.join(words), host=host, port=port, title="ftis-node", templates_path=PAGES)
         self._token = token
         self._cookie = COOKIE.format(port=port)
         self._num_pages = 0
-        self._draw_swarm, self._draw_curves = pages
-        self._is_swarm = is_swarm
+        self._draw, self._is_swarm = draw, is_swarm
         self._drawing = asyncio.Lock()
 
     def initialize_logging(self) -> None:
@@ -112,19 +99,16 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         import aiohttp_jinja2
 
         if self._is_swarm:
-            return await self._drawn(self._draw_swarm)
+            return await self.handle_drawn(request)
         size = request.query.get("fontsize", "")
         context = {"font_size": int(size) if size.isdecimal() and len(size) < 3 else ""}
         return aiohttp_jinja2.render_template("app_index.html", request, context)
 
-    async def handle_curves(self, request: web.Request) -> web.Response:
-        return await self._drawn(self._draw_curves)
-
-    async def _drawn(self, draw: Callable[[], str]) -> web.Response:
+    async def handle_drawn(self, request: web.Request) -> web.Response:
         """Return what `draw` returns, drawn in a thread; its error as 503."""
         try:
             async with self._drawing:
-                html = await asyncio.to_thread(draw)
+                html = await asyncio.to_thread(self._draw)
         except (FtisError, OSError) as error:
             return web.Response(status=503, text=one_line(str(error)))
         return web.Response(text=html, content_type="text/html")
@@ -142,7 +126,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
 
     async def _make_app(self) -> web.Application:
         app: web.Application = await super()._make_app()
-        app.router.add_get(CURVES_PATH, self.handle_curves)
+        app.router.add_get(CURVES_PATH, self.handle_drawn)
         app.middlewares.append(self._checked)
         return app
 
@@ -179,13 +163,16 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
 
 
 def serve_dashboard(
-    home: Home, pages: WebPages, *, host: str, port: int, is_swarm: bool, show: Callable[[str], None]
+    home: Home, draw: Callable[[], str], *, host: str, port: int, is_swarm: bool, show: Callable[[str], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `show` gets lines for the operator. Raises UsageError if the port is taken."""
+    """Serve until SIGINT or SIGTERM, as `DashboardServer` describes. `show` gets lines for the operator.
+
+    Raises UsageError if the port is taken.
+    """
     if warning := warning_of(host, port):
         show(f"ftis-node: {warning}")
     token = secrets.token_urlsafe(TOKEN_BYTES)
     address = f"http://{host}:{port}/?token={token}"
-    server = DashboardServer(home, host=host, port=port, token=token, pages=pages, is_swarm=is_swarm)
+    server = DashboardServer(home, host=host, port=port, token=token, draw=draw, is_swarm=is_swarm)
     line = f"the dashboard is at {address} (ctrl-C ends it; the node keeps running)"
     asyncio.run(server.serve_until_signal(lambda: show(line)))

@@ -36,12 +36,12 @@ def dashboard(
         raise ConfigError(f"no node has run in {where.root}: give its home with --home")
     if web:
         from ftis_node.cli.commands.swarm import swarm_page
-        from ftis_node.dashboard.web import WebPages, serve_dashboard
+        from ftis_node.dashboard.web import serve_dashboard
         from ftis_node.report.run_charts import CurveDrawer
         from ftis_node.report.swarm_history import SwarmHistory
 
-        pages = WebPages(partial(swarm_page, where, SwarmHistory()), CurveDrawer(where).draw)
-        serve_dashboard(where, pages, host=host, port=port, is_swarm=swarm, show=partial(typer.echo, err=True))
+        draw = partial(swarm_page, where, SwarmHistory()) if swarm else CurveDrawer(where).draw
+        serve_dashboard(where, draw, host=host, port=port, is_swarm=swarm, show=partial(typer.echo, err=True))
         return 0
     if not (sys.stdin.isatty() and sys.stderr.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
         raise UsageError("the dashboard needs a terminal: use `ftis-node status`, or --web for a browser")
