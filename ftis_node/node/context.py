@@ -11,7 +11,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.node.pausing.gate import PauseGate
 from ftis_node.node.state import EvaluationHistory, NodeState
-from ftis_node.node.supervision.failure_streaks import FailureBoard
+from ftis_node.node.supervision.failure_streaks import FailureStreaks
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import Releases
 from ftis_node.swarm.demand import OwnDomain
@@ -55,7 +55,7 @@ class NodeContext:
     events: EventLog
     state: NodeState
     about: NodeDescription
-    failures: FailureBoard = field(default_factory=FailureBoard)
+    failures: FailureStreaks = field(default_factory=FailureStreaks)
     evaluations: EvaluationHistory = field(default_factory=EvaluationHistory)
     pause: PauseGate = field(default_factory=PauseGate)
 

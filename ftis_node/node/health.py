@@ -41,7 +41,7 @@ def hang_problems(still_s: float) -> list[str]:
 def health_of(states: Mapping[str, str], *, swarm: SwarmState, failing: list[str], watchdog: Watchdog) -> HealthStatus:
     """Return the health of a node with these states of its workers. `failing` has a sentence for each failing work."""
     lag_s = watchdog.lag_s
-    problems = [*worker_problems(states), *map(str, watchdog.board.stuck())]
+    problems = [*worker_problems(states), *map(str, watchdog.monitor.stuck())]
     waits_for = not_ready(states, swarm_state=str(swarm.state), swarm_reason=swarm.reason)
     return HealthStatus(
         healthy=not problems,
@@ -54,6 +54,6 @@ def health_of(states: Mapping[str, str], *, swarm: SwarmState, failing: list[str
         event_loop_lag_longest_s=round(max(lag_s), 4) if lag_s else None,
         loops=[
             LoopStatus(name=name, waits_for=state.waits_for, for_s=round(for_s, 1))
-            for name, state, for_s in watchdog.board.states()
+            for name, state, for_s in watchdog.monitor.states()
         ],
     )

@@ -30,7 +30,7 @@ class FailureStreak:
 
 
 @dataclass(slots=True)
-class FailureBoard:
+class FailureStreaks:
     """Table of the streaks of one node, by kind of work."""
 
     _streaks: dict[str, FailureStreak] = field(default_factory=dict)

@@ -77,7 +77,7 @@ class Watchdog:
     """
 
     def __init__(self, limits: HangLimits = HangLimits(), *, manager: ServiceManager | None = None) -> None:
-        self.board = TaskMonitor(limit_s=limits.stuck_s)
+        self.monitor = TaskMonitor(limit_s=limits.stuck_s)
         self.lag_s = deque[float](maxlen=round(LAG_WINDOW_S / BEAT_S))  # delays of the beats of the last minute
         self.events: EventLog | None = None
         self.has_fault = False
@@ -89,7 +89,7 @@ class Watchdog:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the running loop, and monitor the tasks that are created inside the block."""
-        self.board.install()
+        self.monitor.install()
         loop = asyncio.get_running_loop()
         self._next_beat: asyncio.Handle = loop.call_soon(self._beat, loop, loop.time())
         ended = threading.Event()
@@ -120,11 +120,11 @@ class Watchdog:
         self._num_beats += 1
         self._next_beat = loop.call_at(now + BEAT_S, self._beat, loop, now + BEAT_S)
         self.lag_s.append(max(0.0, late_s))
-        self.board.tick(late_s + BEAT_S)
+        self.monitor.tick(late_s + BEAT_S)
         if late_s >= self._limits.warn_s and self.events is not None:
             log.warning("the event loop was blocked, or this process stopped, for %.0f s", late_s)
             self._write("loop_blocked", for_s=round(late_s, 1))
-        stuck = self.board.stuck()
+        stuck = self.monitor.stuck()
         for task in stuck:
             if task.name not in self._reported:
                 log.error("%s; its stack is %s", task, " > ".join(task.stack))

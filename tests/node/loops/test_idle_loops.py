@@ -244,16 +244,16 @@ async def test_own_groups_that_are_all_refused_are_shown(tmp_path, monkeypatch):
 
 def test_failures_are_reported_at_doublings_and_their_end_once(caplog):
     caplog.set_level("INFO")
-    from ftis_node.node.supervision.failure_streaks import FailureBoard
+    from ftis_node.node.supervision.failure_streaks import FailureStreaks
 
-    board = FailureBoard()
-    board.succeeded("work")
-    due = [number for number in range(1, 33) if board.failed("work", FtisError("no\nsecond line"))]
+    streaks = FailureStreaks()
+    streaks.succeeded("work")
+    due = [number for number in range(1, 33) if streaks.failed("work", FtisError("no\nsecond line"))]
     assert due == [1, 2, 4, 8, 16, 32]
-    assert board.failing == ["work failed 32 times in a row: no"]
-    board.succeeded("work")
-    board.succeeded("work")
-    assert board.failing == []
+    assert streaks.failing == ["work failed 32 times in a row: no"]
+    streaks.succeeded("work")
+    streaks.succeeded("work")
+    assert streaks.failing == []
     lines = [record.message for record in caplog.records]
     assert [line for line in lines if "again after" in line] == ["work works again after 32 failures"]
     assert len(lines) == 6, "3, 4, 8, 16 and 32 failures, and the end"

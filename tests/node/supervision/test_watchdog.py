@@ -140,7 +140,7 @@ async def test_systemd_gets_signs_of_life_only_while_no_task_is_stuck(tmp_path, 
                 async with asyncio.timeout(WAIT_S):
                     assert await loop.sock_recv(systemd, 64) == ALIVE
             with waiting_for("an event that never comes", endless=False):
-                await eventually(watchdog.board.stuck)
+                await eventually(watchdog.monitor.stuck)
                 _drain(systemd)
                 await asyncio.sleep(1.2)  # two beats
                 assert _drain(systemd) == 0
