@@ -39,8 +39,8 @@ from ftis_node.learner.messages import (
     TrainReply,
     TrainRequest,
 )
+from ftis_node.learner.model.activations import recompute_activations
 from ftis_node.learner.model.kernels import check_kernels, choose_kernels
-from ftis_node.learner.model.policy import recompute_activations
 from ftis_node.learner.model.policy_loading import load_policy, load_reference
 from ftis_node.learner.step.agreement import AgreementMeter
 from ftis_node.learner.step.objective import Objective

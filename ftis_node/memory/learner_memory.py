@@ -213,7 +213,7 @@ def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
 
     H hidden, Q query, K key, I intermediate sizes, h heads, r rank. Each norm keeps its float32 input and one
     reciprocal, and the normalized value if it is trained. Attention keeps q, k, v, output and a float32 log-sum a head.
-    The gated block keeps two wide tensors, three under an adapter (`learner/model/policy.py`).
+    The gated block keeps two wide tensors, three under an adapter (`learner/model/activations.py`).
 
         float32, full    4 (6 H + 2 Q + 2 K + 2 I + h) + 8
         float32, LoRA    4 (4 H + 2 Q + 2 K + 3 I + 7 r + h) + 8

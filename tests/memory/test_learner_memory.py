@@ -21,9 +21,9 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import LoraSection
 from ftis_node.learner.batch import MicroBatch
 from ftis_node.learner.model import attention
+from ftis_node.learner.model.activations import recompute_activations, replace_gated_blocks
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.model.lora import add_adapter
-from ftis_node.learner.model.policy import recompute_activations, save_memory
 from ftis_node.learner.step.optimizer import make_masters, make_optimizer, moments_of
 from ftis_node.memory.generator import cache_bytes_per_token, generator_memory
 from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, MIB, Workload, layer_bytes_per_token, learner_memory
@@ -115,7 +115,7 @@ class Step:
             add_adapter(self.model, LoraSection(rank=8, alpha=8))
         if recompute:
             recompute_activations(self.model, layers_kept=layers_kept)
-        save_memory(self.model)
+        replace_gated_blocks(self.model)
         self.shape = shape_of(make_model(hidden_size=hidden_size).config.to_dict())
         self.settings = {"lora": lora, "recompute_activations": recompute, "layers_kept": layers_kept}
         self.settings["dtype_bytes"] = 2 if dtype == "bfloat16" else 4

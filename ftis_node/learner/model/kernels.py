@@ -34,8 +34,9 @@ from ftis_node.files import read_object, replace_file
 from ftis_node.learner.batch import MicroBatch, batch_of
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model import attention, varlen
+from ftis_node.learner.model.activations import decoder_layers
 from ftis_node.learner.model.logprobs import decode
-from ftis_node.learner.model.policy import Policy, decoder_layers
+from ftis_node.learner.model.policy import Policy
 from ftis_node.learner.model.policy_loading import difference_from, probe_group, probe_values
 from ftis_node.learner.step.oom_retry import one_out_of_memory_error
 

@@ -5,31 +5,23 @@ also have float32 masters (`optimizer.py`).
 
 The model stays in eval mode: two passes over a batch must agree, so dropout is off. Layers whose activations are
 recomputed in the backward pass are the exception, since transformers recomputes in training mode only.
-
-Gated feed-forward blocks save half as much for their backward pass as with autograd's defaults:
-
-    down(silu(gate(x)) * up(x))        saved: gate(x), up(x)        recomputed: silu, the product
-
-If the last map is not one plain matrix (it has an adapter), it saves its input, the product, too.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import MethodType
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.autograd import Function
-from torch.nn import Parameter, functional
+from torch import Tensor
+from torch.nn import Parameter
 
 from ftis_node.errors import ModelError
 from ftis_node.learner.batch import MicroBatch, TrainBatch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.distributed.sharded_tensors import plain_name
 from ftis_node.learner.messages import HEAD_CHUNK_TOKENS, LearnerBoot
+from ftis_node.learner.model.activations import recompute_activations, replace_gated_blocks
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.model.lora import add_adapter, fuse_adapters, initialize_adapter, read_start
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model
@@ -38,72 +30,9 @@ from ftis_node.models.quantized import num_weights
 from ftis_node.workers.weight_store import probe_logprobs, probe_token_ids
 
 Result = TypeVar("Result")
-log = logging.getLogger(__name__)
 # Nats, on average over the probe. In bfloat16 a logit of 20 is a multiple of 0.125: single log-probs may
 # differ by that much between two ways of computing them.
 LOGITS_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
-PARTS = ("gate_proj", "up_proj", "down_proj", "act_fn")
-
-
-def save_memory(causal_lm: nn.Module) -> int:
-    """Replace the computation of all gated blocks with SiLU, found by transformers' names of their parts.
-
-    Returns their number. Values are identical, gradients equal up to rounding.
-    """
-    found = [module for module in causal_lm.modules() if all(hasattr(module, part) for part in PARTS)]
-    gated = [module for module in found if type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")]
-    for module in gated:
-        module.forward = MethodType(_forward, module)  # one function for all layers, so that it compiles once
-    return len(gated)
-
-
-def _forward(module: Any, hidden: Tensor) -> Tensor:
-    gate, up, down = module.gate_proj(hidden), module.up_proj(hidden), module.down_proj
-    result: Tensor
-    if type(down) is nn.Linear and getattr(down, "bias", None) is None:
-        result = GatedLinear.apply(gate, up, down.weight)  # type: ignore[no-untyped-call]
-    else:
-        result = down(Gated.apply(gate, up))  # type: ignore[no-untyped-call]
-    return result
-
-
-class Gated(Function):
-    """An autograd function for silu(gate) * up, all `[..., I]`, that saves only its inputs."""
-
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        return functional.silu(gate).mul_(up)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        return _gated_backward(gradients[0], gate, up, functional.silu(gate))
-
-
-class GatedLinear(Function):
-    """An autograd function for (silu(gate) * up) @ weight.T, `[..., I]` and `[H, I]` to `[..., H]`, as `Gated`."""
-
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up, weight)
-        return functional.linear(functional.silu(gate).mul_(up), weight)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        gate, up, weight = ctx.saved_tensors
-        gradient = gradients[0]
-        silu = functional.silu(gate)
-        weight_gradient = None
-        if ctx.needs_input_grad[2]:
-            weight_gradient = gradient.flatten(0, -2).T @ (silu * up).flatten(0, -2)
-        return *_gated_backward(gradient @ weight, gate, up, silu), weight_gradient
-
-
-def _gated_backward(gradient: Tensor, gate: Tensor, up: Tensor, silu: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of gate and up; `silu` is overwritten."""
-    up_gradient = silu.mul_(gradient)
-    return torch.ops.aten.silu_backward(gradient * up, gate), up_gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +115,7 @@ def build_policy(boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokeni
             read_start(adapted, source.adapter)
     if boot.recompute_activations:
         recompute_activations(causal_lm, layers_kept=boot.layers_kept)
-    save_memory(causal_lm)
+    replace_gated_blocks(causal_lm)
     if adapted is not None:
         fuse_adapters(causal_lm)
     return Policy(
@@ -224,35 +153,3 @@ def check_logits(policy: Policy) -> None:
             f"{policy.source.name} changes its logits after the output head in an unknown way (log-probs are off by "
             f"{difference:.2g}): such models cannot be trained here"
         )
-
-
-def decoder_layers(causal_lm: Any) -> list[Any]:
-    """Return the layers of transformers' own classes; none for a model with other ones."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return [module for module in causal_lm.modules() if isinstance(module, GradientCheckpointingLayer)]
-
-
-def recompute_activations(causal_lm: Any, *, layers_kept: int = 0) -> bool:
-    """Enable activation recomputation: save only each layer's input. Costs a third more time, saves most of the memory.
-
-    The last `layers_kept` layers save everything: the backward pass frees that before it recomputes the others.
-    Returns whether that changed anything: not if layers already recompute, or are none of transformers'.
-    """
-    layers = decoder_layers(causal_lm)
-    num_recomputed = len(layers) - layers_kept
-    if all(layer.gradient_checkpointing for layer in layers[:num_recomputed]):
-        return False
-    how = {"use_reentrant": False, "preserve_rng_state": _has_dropout(causal_lm)}
-    causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
-    for number, layer in enumerate(layers):
-        layer.gradient_checkpointing = layer.training = number < num_recomputed
-    return True
-
-
-def _has_dropout(causal_lm: Any) -> bool:
-    """Return whether a module or a setting has a dropout above 0."""
-    settings = causal_lm.config.to_dict()
-    rates = [value for name, value in settings.items() if "dropout" in name or name.endswith("_pdrop")]
-    rates += [module.p for module in causal_lm.modules() if isinstance(module, torch.nn.Dropout)]
-    return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)

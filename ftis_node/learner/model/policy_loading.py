@@ -38,16 +38,9 @@ from ftis_node.learner.distributed.sharded_tensors import copy_from_rank_0, grad
 from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.learner.model import attention
+from ftis_node.learner.model.activations import decoder_layers
 from ftis_node.learner.model.lora import first_adapter
-from ftis_node.learner.model.policy import (
-    Policy,
-    build_policy,
-    check_logits,
-    decoder_layers,
-    find_source,
-    load_unchecked,
-    own_tensors,
-)
+from ftis_node.learner.model.policy import Policy, build_policy, check_logits, find_source, load_unchecked, own_tensors
 from ftis_node.learner.step.train_step import Forward
 from ftis_node.models import load_causal_lm
 from ftis_node.models.loading import empty_causal_lm, is_recurrent

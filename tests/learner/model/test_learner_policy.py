@@ -15,10 +15,11 @@ from ftis_node.errors import ConfigError, ModelError
 from ftis_node.learner.checkpoint.publication import gathering_of
 from ftis_node.learner.model import attention
 from ftis_node.learner.model import policy as policies
+from ftis_node.learner.model.activations import recompute_activations, replace_gated_blocks
 from ftis_node.learner.model.attention import ATTENTION
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.model.lora import lora_layers
-from ftis_node.learner.model.policy import check_logits, recompute_activations, save_memory
+from ftis_node.learner.model.policy import check_logits
 from ftis_node.learner.model.policy_loading import difference_from, load_policy
 
 
@@ -251,7 +252,7 @@ def num_wide_kept(run, num_positions):
 
 def test_values_and_gradients_are_the_same(micro_batch):
     plain, saving = make_model(), make_model()
-    assert save_memory(saving) == 2
+    assert replace_gated_blocks(saving) == 2
     results = []
     for model, num_kept in ((plain, 4), (saving, 2)):
 
@@ -279,4 +280,4 @@ def test_another_activation_is_not_changed():
     model = make_model()
     for layer in model.model.layers:
         layer.mlp.act_fn = torch.nn.GELU()
-    assert save_memory(model) == 0
+    assert replace_gated_blocks(model) == 0

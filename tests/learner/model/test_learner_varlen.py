@@ -13,8 +13,8 @@ from tiny_models import make_model
 
 from ftis_node.learner.batch import make_batch, make_packed_micro_batches
 from ftis_node.learner.model import attention, kernels, varlen
+from ftis_node.learner.model.activations import decoder_layers
 from ftis_node.learner.model.logprobs import completion_logprobs
-from ftis_node.learner.model.policy import decoder_layers
 
 
 def by_text(query, key, value, starts, scale, window):
