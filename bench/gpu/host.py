@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ftis_node.lab.card.device import synchronize
+from ftis_node.lab.card.device_speed import synchronize
 from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.model import attention

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import torch
 
-from ftis_node.lab.card.device import peak_flops, seconds
+from ftis_node.lab.card.device_speed import peak_flops, seconds
 from ftis_node.lab.card.usage import GIB, ask_driver, gib, read_gpu
 from gpu.cases import Options
 from process_memory import used_bytes

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import one_gpu as one_gpu_bench
-from ftis_node.lab.card.device import peak_flops
+from ftis_node.lab.card.device_speed import peak_flops
 from gpu.cases import Options
 from gpu.running import ask_program
 

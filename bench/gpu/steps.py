@@ -16,7 +16,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection, Quantize
-from ftis_node.lab.card.device import peak_flops, synchronize
+from ftis_node.lab.card.device_speed import peak_flops, synchronize
 from ftis_node.lab.card.usage import gib
 from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import LearnerBoot, TrainGroup

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ftis_node.lab.card.device import seconds
+from ftis_node.lab.card.device_speed import seconds
 from ftis_node.workers.tensor_file import checksum, read_tensors, write_tensors
 from gpu.cases import Options
 from gpu.machine import SHM, register, unregister

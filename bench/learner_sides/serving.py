@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ftis_node.lab.card.device import PRODUCT_SIZE, product_flops
+from ftis_node.lab.card.device_speed import PRODUCT_SIZE, product_flops
 from learner_sides.job import Job
 from process_memory import status_bytes
 

@@ -104,7 +104,7 @@ def rates(device: str) -> dict[str, Any]:
     """Return the card's name, memory and rates."""
     import torch
 
-    from ftis_node.lab.card.device import peak_flops
+    from ftis_node.lab.card.device_speed import peak_flops
     from ftis_node.lab.card.usage import gib
 
     if device == "cpu":

@@ -1,4 +1,4 @@
-"""Time and rates of the first GPU, or of the CPU."""
+"""Speed of the first GPU, or of the CPU: times of work, and operations per second."""
 
 from __future__ import annotations
 
