@@ -125,11 +125,6 @@ class GenerationClient(WorkerClient):
         self.engine: str = boot.engine
 
     @property
-    def newest(self) -> GenerationClient:
-        """Return this client, which serves the newest weights."""
-        return self
-
-    @property
     def state(self) -> WorkerState:
         return self.worker_state
 

@@ -39,11 +39,6 @@ class NullGeneration:
         """Return the newest version that this node's generators can serve."""
         return self._newest_version()
 
-    @property
-    def newest(self) -> NullGeneration:
-        """Return itself; it serves no evaluations."""
-        return self
-
     async def _do_nothing(self, *args: Any, **options: Any) -> None:
         """Do nothing: there is no worker to supervise, no GPU memory to free and no engine to update."""
 
@@ -98,16 +93,13 @@ class NullLearner:
 class Generation(Generator, Protocol):
     """Generation worker: `generation.client.GenerationClient`, an engine in this process, or a null object.
 
-    `state` is a `WorkerState`, or "off" if the node has no such worker. `newest` generates with the newest weights. It
-    is the object itself, unless an experiment makes the object serve older weights.
+    `state` is a `WorkerState`, or "off" if the node has no such worker.
     """
 
     @property
     def engine(self) -> str: ...
     @property
     def policy_version(self) -> int: ...
-    @property
-    def newest(self) -> Generator: ...
     @property
     def state(self) -> str: ...
     @property

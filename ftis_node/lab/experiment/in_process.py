@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 class InProcessGeneration:
     """Replacement for `generation.client.GenerationClient` without a worker process.
 
-    With a delay, a second engine has the newest weights.
+    With a delay, a second engine has the newest weights. Evaluations use it: they alone are greedy.
     """
 
     def __init__(
@@ -71,11 +71,6 @@ class InProcessGeneration:
         self.tokens_per_s = 0.0
         self.weight_transfer = ""
         self._times_asked: Counter[str] = Counter()
-
-    @property
-    def newest(self) -> Engine:
-        """Return the engine with the newest weights. Evaluations use it: greedy answers need no seed."""
-        return self._engines["newest"]
 
     @property
     def state(self) -> WorkerState:
@@ -108,8 +103,10 @@ class InProcessGeneration:
         """Generate one unscored group. Without a seed in the request, the seed depends on prompt and version, and on
         how often the version was asked for this prompt before.
 
-        So trials are repeatable.
+        So trials are repeatable. Greedy answers need no seed.
         """
+        if request.sampling.temperature == 0:
+            return await self._engines["newest"].generate(request)
         if request.seed is None:
             text = f"{self._boot.settings.seed}/{self.policy_version}/{list(request.prompt_ids)}"
             self._times_asked[text] += 1
@@ -120,7 +117,7 @@ class InProcessGeneration:
         return await self._engines["late"].generate(request)
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
-        return await self.newest.probe(token_ids)
+        return await self._engines["newest"].probe(token_ids)
 
     async def check_start(self, proof: WeightProof) -> None:
         """Raise EngineError if the starting model's log-probs differ from the learner's."""

@@ -57,7 +57,7 @@ class Evaluator:
     async def _evaluate(self, task: Task, *, step: int) -> None:
         began_at, manifest = time.monotonic(), self.context.manifest
         result = await evaluate(
-            self.generation.newest,
+            self.generation,
             task,
             self.tokenizer,
             scorer=self.scorer,
