@@ -11,13 +11,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from ftis_node.gossip import Gossip
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.request_slots import QuerySlots
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import wait_at_most
 from ftis_node.swarm.rate_limits import TokenBuckets
 from ftis_node.validation import Accepted, ValidationResult
 
@@ -45,9 +44,7 @@ class ConfirmationLoop:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             while True:
-                with suppress(TimeoutError), waiting_for("a group to confirm"):
-                    async with asyncio.timeout(WINDOW_S if len(self._queue) else None):
-                        await self._changed.wait()
+                await wait_at_most(WINDOW_S if len(self._queue) else None, "a group to confirm", self._changed)
                 self._changed.clear()
                 while (due := self._queue.take_of_next(self._may_send, most=MAX_IDS)) is not None:
                     tasks.create_task(self._send(*due), name=f"confirm-{due[0][-6:]}")

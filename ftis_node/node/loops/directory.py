@@ -17,7 +17,7 @@ from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.own_record import OwnRecord, release_differences
 from ftis_node.node.peers.swarm_log import SwarmLogMessages
 from ftis_node.node.peers.swarm_status import SwarmReporter
-from ftis_node.node.supervision.task_monitor import sleep, waiting_for
+from ftis_node.node.supervision.task_monitor import sleep, wait_at_most, waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import validated_domain
@@ -118,9 +118,7 @@ class DirectoryLoop(NodePart):
                 log.debug("the directory did not keep this node's record; next try in %.0f s", period_s)
             await self.gossip.publish_manifest(self.context.manifest.canonical(), ttl_s=RECORD_LIVES_PERIODS * period_s)
             await self._read_records(limit_s=period_s)
-            with suppress(TimeoutError), waiting_for("the clock"):
-                async with asyncio.timeout(period_s):
-                    await self._is_due.wait()
+            await wait_at_most(period_s, "the clock", self._is_due)
             self._is_due.clear()
 
     async def _read_records(self, *, limit_s: float) -> None:

@@ -24,7 +24,7 @@ from ftis_node.models import PromptTokenizer
 from ftis_node.node.peers.manager import REASON as FAULT
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.supervision.background import to_the_end
-from ftis_node.node.supervision.task_monitor import waiting, waiting_for
+from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Group
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -201,8 +201,7 @@ class IntakeLoop(NodePart):
 
     async def _commit_all(self) -> None:
         while True:
-            with waiting_for("a group that passed"):
-                passed = [await self._judged.get()]
+            passed = [await waiting("a group that passed", self._judged.get())]
             while not self._judged.empty() and len(passed) < COMMIT_CAPACITY:
                 passed.append(self._judged.get_nowait())
             await to_the_end(self._commit(passed))  # a stop must not interrupt between the commit and the counters

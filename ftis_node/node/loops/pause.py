@@ -29,7 +29,7 @@ from ftis_node.node.context import NodeContext
 from ftis_node.node.pausing.machine import MachineObserver
 from ftis_node.node.pausing.policy import Command, Decision, MachineFacts, decide
 from ftis_node.node.supervision.background import in_background
-from ftis_node.node.supervision.task_monitor import waiting, waiting_for
+from ftis_node.node.supervision.task_monitor import wait_at_most, waiting
 from ftis_node.node.training.token_budget import GenerateBudget
 from ftis_node.telemetry.health_summary import pause_words
 from ftis_node.telemetry.nvml import opened_nvml
@@ -67,9 +67,7 @@ class PauseLoop:
         while True:
             self._asked.clear()
             await self.check()
-            with suppress(TimeoutError), waiting_for("the clock, or a command"):
-                async with asyncio.timeout(PERIOD_S):
-                    await self._asked.wait()
+            await wait_at_most(PERIOD_S, "the clock, or a command", self._asked)
 
     async def check(self) -> None:
         """Pause or resume, as the settings, the last command, the time and the machine require."""

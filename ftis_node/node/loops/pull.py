@@ -18,7 +18,6 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ftis_node.backoff import BackoffTable, doubling
@@ -29,7 +28,7 @@ from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.peers.announcements import AnnouncementHandler, AssignmentMembers
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.request_slots import MAX_PEERS, PullSlots
-from ftis_node.node.supervision.task_monitor import waiting, waiting_for
+from ftis_node.node.supervision.task_monitor import wait_at_most, waiting
 from ftis_node.node.training.step_shares import StepShares
 from ftis_node.swarm.demand import ANY, STEPS_IN_STOCK, DomainPortion, PullDemand, portions, pull_demand
 from ftis_node.swarm.lru import LruDict
@@ -88,12 +87,12 @@ class PullLoop(NodePart):
     async def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
         """Send requests for queued groups when new ones are queued, and at intervals while any are left."""
         while True:
-            with suppress(TimeoutError), waiting_for("something to pull"):
-                async with asyncio.timeout(RECHECK_INTERVAL_S if len(self._queue) or len(self._later) else None):
-                    await self.announcements.changed.wait()
+            is_waiting = len(self._queue) or len(self._later)
+            changed = self.announcements.changed
+            await wait_at_most(RECHECK_INTERVAL_S if is_waiting else None, "something to pull", changed)
             if self._slots.num_in_use:  # without pulls in flight, send the first request at once
                 await asyncio.sleep(GATHER_S)
-            self.announcements.changed.clear()
+            changed.clear()
             await self._pull_what_is_needed(tasks)
 
     async def _pull_what_is_needed(self, tasks: asyncio.TaskGroup) -> None:

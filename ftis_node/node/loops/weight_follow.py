@@ -15,7 +15,6 @@ import logging
 import math
 import random
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 
 from ftis_node.config.roles import MAX_PENDING_VERSIONS
@@ -26,7 +25,7 @@ from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError, 
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.request_slots import ANSWERED
 from ftis_node.node.supervision.background import in_background
-from ftis_node.node.supervision.task_monitor import sleep, waiting, waiting_for
+from ftis_node.node.supervision.task_monitor import sleep, wait_at_most, waiting
 from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.worker_interfaces import Generation
 from ftis_node.node.worker_settings import serves_adapters
@@ -186,9 +185,7 @@ class FollowLoop(NodePart):
             arrived = self._transit.receive(time.monotonic())
             if arrived is not None and await self._serve_guarded(arrived, before=before):
                 await self._evaluate_if_due(arrived)
-            with suppress(TimeoutError), waiting_for("the clock, or new weights"):
-                async with asyncio.timeout(POLL_INTERVAL_S):
-                    await self._arrived.wait()
+            await wait_at_most(POLL_INTERVAL_S, "the clock, or new weights", self._arrived)
 
     async def _evaluate_if_due(self, version: int) -> None:
         """Evaluate at the run's interval if this generator evaluates; the next version waits meanwhile."""

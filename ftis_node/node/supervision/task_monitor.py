@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,6 +106,13 @@ async def waiting(what: str, work: Awaitable[R], *, endless: bool = True) -> R:
     """Return the result of `work`, awaited under this name (`waiting_for`)."""
     with waiting_for(what, endless=endless):
         return await work
+
+
+async def wait_at_most(limit_s: float | None, what: str, event: asyncio.Event) -> None:
+    """Wait until `event` is set, for `limit_s` at most; None: without a limit."""
+    with suppress(TimeoutError), waiting_for(what):
+        async with asyncio.timeout(limit_s):
+            await event.wait()
 
 
 async def sleep(seconds: float) -> None:
