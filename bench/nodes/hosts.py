@@ -89,7 +89,7 @@ class Member:
             check_s=CHECK_S if self._num_nodes <= MEASURED_NODES else SURVIVAL_CHECK_S,
             retry=ExponentialBackoff(first_s=0.5, ceiling_s=2.0),
         )
-        limits = GossipLimits(max_body_bytes=self.manifest.wire.max_envelope_bytes)
+        limits = GossipLimits(max_envelope_bytes=self.manifest.wire.max_envelope_bytes)
         gossip = Libp2pGossip(network, identity=self.identity, run_id=self.manifest.run_id, limits=limits)
         self.node = StubNode(
             self._home, self.identity, gossip, manifest=self.manifest, settings=settings, on_event=self._on_event

@@ -1,4 +1,4 @@
-"""The network of a node: announcements, group bodies, confirmations, the directory. Only this package imports hivemind.
+"""The network of a node: announcements, envelopes, confirmations, the directory. Only this package imports hivemind.
 
 These exports do not import hivemind. The files `libp2p` and `bootstrap_node` do: import them only to start a network.
 """

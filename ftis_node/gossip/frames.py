@@ -14,7 +14,7 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip.types import ID_BYTES, Fetched, FetchOutcome, GossipLimits
 
 HEADER = struct.Struct(">BI")
-CHUNK_BYTES = 1 << 16  # time limits apply to each chunk, so that a long body over a slow link does not time out
+CHUNK_BYTES = 1 << 16  # time limits apply to each chunk, so that a long item over a slow link does not time out
 
 
 def pack_ids(ids: Sequence[bytes], *, limits: GossipLimits) -> bytes:
@@ -59,7 +59,7 @@ class ItemCollector:
         self._items.append(item)
 
     def end(self, outcome: FetchOutcome) -> Fetched:
-        return Fetched(bodies=tuple(self._items), outcome=outcome)
+        return Fetched(items=tuple(self._items), outcome=outcome)
 
 
 class Frame(IntEnum):

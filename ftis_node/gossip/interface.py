@@ -1,8 +1,8 @@
-"""The interface between the daemon and the network: messages, bodies, confirmations, the directory, the members.
+"""The interface between the daemon and the network: messages, envelopes, confirmations, the directory, the members.
 
 This package transports bytes: the caller validates the contents, this package enforces sender, size and time limits.
-A body is a signed envelope, an id is its 32-byte hash. Calls raise no exception if a peer does not answer or sends
-invalid data. A fetch returns its outcome, and counters record it.
+An id is the 32-byte hash of an envelope's body. Calls raise no exception if a peer does not answer or sends invalid
+data. A fetch returns its outcome, and counters record it.
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ class Gossip(ABC):
         on_sent: OnSent | None = None,
         on_refusal: OnRefusal | None = None,
     ) -> None:
-        """Set the look-ups of bodies, and the callbacks for confirmations and queries.
+        """Set the look-ups of envelopes, and the callbacks for confirmations and queries.
 
-        `lookup_text` returns, for ids of this node's own bodies, the same groups re-encoded as text. Streams of peers
+        `lookup_text` returns, for ids of this node's own groups, the same groups re-encoded as text. Streams of peers
         for which `is_refused` is true are closed before they are read. All peers for which `is_new` is true together
-        get three quarters of the streams. `on_sent` is called for each body sent
+        get three quarters of the streams. `on_sent` is called for each envelope sent
         completely, `on_refusal` for each announcement that was too large.
         """
         services = self._services
@@ -164,18 +164,18 @@ class Gossip(ABC):
     async def fetch(
         self, peer_id: str, ids: Sequence[bytes], *, as_text: bool = False, timeout_s: float | None = None
     ) -> Fetched:
-        """Fetch the bodies of `ids` (32 bytes each, at most `max_ids_per_request`). Raises ValueError for invalid ids.
+        """Fetch the envelopes of `ids` (32 bytes each, at most `max_ids_per_request`). Raises ValueError for others.
 
         `as_text` requests the text form, which only the creator has; other peers are UNREACHABLE for that service.
         """
         service = RpcService.FETCH_TEXT if as_text else RpcService.FETCH
         request = pack_ids(ids, limits=self._limits)
         items = ItemCollector(
-            max_items=len(ids), max_item_bytes=self._limits.max_body_bytes, max_bytes=self._limits.max_request_bytes
+            max_items=len(ids), max_item_bytes=self._limits.max_envelope_bytes, max_bytes=self._limits.max_request_bytes
         )
         fetched = await self._counted_pull(peer_id, service, request, items=items, timeout_s=timeout_s)
-        self.counters.bodies_in += len(fetched.bodies)
-        self.counters.body_bytes_in += sum(map(len, fetched.bodies))
+        self.counters.envelopes_in += len(fetched.items)
+        self.counters.envelope_bytes_in += sum(map(len, fetched.items))
         return fetched
 
     async def request_backfill(self, peer_id: str, question: bytes, *, timeout_s: float | None = None) -> Fetched:
@@ -194,16 +194,16 @@ class Gossip(ABC):
         max_item_bytes = self._limits.max_weights_item_bytes
         items = ItemCollector(max_items=max_items, max_item_bytes=max_item_bytes, max_bytes=max_items * max_item_bytes)
         fetched = await self._counted_pull(peer_id, RpcService.WEIGHTS, question, items=items, timeout_s=timeout_s)
-        self.counters.weights_bytes_in += sum(map(len, fetched.bodies))
+        self.counters.weights_bytes_in += sum(map(len, fetched.items))
         return fetched
 
     async def confirm(self, peer_id: str, ids: Sequence[bytes]) -> bool:
-        """Confirm to a peer that its bodies were fetched and validated; return whether it received the confirmation."""
+        """Confirm to a peer that its groups were fetched and validated; return whether it received the confirmation."""
         request = pack_ids(ids, limits=self._limits)
         items = ItemCollector(max_items=1, max_item_bytes=0, max_bytes=0)  # one empty item
         timeout_s = self._limits.idle_timeout_s
         response = await self._counted_pull(peer_id, RpcService.CONFIRM, request, items=items, timeout_s=timeout_s)
-        is_acknowledged = response.outcome is FetchOutcome.COMPLETE and len(response.bodies) == 1
+        is_acknowledged = response.outcome is FetchOutcome.COMPLETE and len(response.items) == 1
         self.counters.confirmed_out += len(ids) if is_acknowledged else 0
         return is_acknowledged
 

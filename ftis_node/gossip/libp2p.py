@@ -1,4 +1,4 @@
-"""The swarm over libp2p: announcements over gossipsub, bodies and confirmations over streams, the directory in the DHT.
+"""The swarm over libp2p: announcements over gossipsub, envelopes and confirmations over streams, directory in the DHT.
 
     announce --> p2pd --> gossipsub topic of the run --> p2pd --> announcement queue --> announcements
     fetch    --> p2pd --> stream of the run's "fetch" --> p2pd --> stream server --> lookup

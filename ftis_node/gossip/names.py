@@ -14,8 +14,8 @@ RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 class RpcService(StrEnum):
     HELLO = "hello"  # empty request; one empty item: this peer is a member of the run
-    FETCH = "fetch"  # ids; returns bodies
-    FETCH_TEXT = "fetch_text"  # ids of bodies that the peer created; returns them re-encoded as text
+    FETCH = "fetch"  # ids; returns envelopes
+    FETCH_TEXT = "fetch_text"  # ids of envelopes that the peer created; returns them re-encoded as text
     CONFIRM = "confirm"  # ids; one empty item acknowledges
     ASK = "ask"  # a query; returns answers
     WEIGHTS = "weights"  # a query about a learner's weights; returns an offer, hashes or chunks

@@ -1,4 +1,4 @@
-"""Services for peers: bodies, confirmations, queries, weights. A service takes a request and yields items."""
+"""Services for peers: envelopes, confirmations, queries, weights. A service takes a request and yields items."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ class Services:
         """Return the handler of each service. A handler takes a peer id and a request, and yields items."""
         return {
             RpcService.HELLO: self._hello,
-            RpcService.FETCH: lambda peer_id, request: self._bodies(peer_id, request, self.lookup),
-            RpcService.FETCH_TEXT: lambda peer_id, request: self._bodies(peer_id, request, self.lookup_text),
+            RpcService.FETCH: lambda peer_id, request: self._envelopes(peer_id, request, self.lookup),
+            RpcService.FETCH_TEXT: lambda peer_id, request: self._envelopes(peer_id, request, self.lookup_text),
             RpcService.CONFIRM: self._confirmation,
             RpcService.ASK: self._answers,
             RpcService.WEIGHTS: self._weights,
@@ -109,25 +109,25 @@ class Services:
     async def _hello(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
         yield b""
 
-    async def _bodies(self, peer_id: str, request: bytes, lookup: Lookup) -> AsyncGenerator[bytes, None]:
-        """Yield the available bodies of the ids in `request`. Raises RecordError for an invalid request.
+    async def _envelopes(self, peer_id: str, request: bytes, lookup: Lookup) -> AsyncGenerator[bytes, None]:
+        """Yield the available envelopes of the ids in `request`. Raises RecordError for an invalid request.
 
         A few are read at a time, so that a slow peer occupies little memory.
         """
         ids = unpack_ids(request, limits=self._limits)
-        for at in range(0, len(ids), self._limits.num_bodies_per_lookup):
-            chunk = ids[at : at + self._limits.num_bodies_per_lookup]
-            bodies = await lookup(chunk)
-            if bodies and len(bodies) != len(chunk):  # the ids of these bodies are uncertain, so look up one by one
-                found = [(one, body) for one in chunk for body in await lookup([one])]
+        for at in range(0, len(ids), self._limits.num_envelopes_per_lookup):
+            chunk = ids[at : at + self._limits.num_envelopes_per_lookup]
+            envelopes = await lookup(chunk)
+            if envelopes and len(envelopes) != len(chunk):  # their ids are uncertain, so look up one by one
+                found = [(one, envelope) for one in chunk for envelope in await lookup([one])]
             else:
-                found = list(zip(chunk, bodies, strict=False))
-            for body_id, body in found:
-                yield body
-                self._counters.bodies_out += 1
-                self._counters.body_bytes_out += len(body)
+                found = list(zip(chunk, envelopes, strict=False))
+            for group_id, envelope in found:
+                yield envelope
+                self._counters.envelopes_out += 1
+                self._counters.envelope_bytes_out += len(envelope)
                 if self.on_sent is not None:
-                    self.on_sent(peer_id, body_id)
+                    self.on_sent(peer_id, group_id)
 
     async def _confirmation(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
         ids = unpack_ids(request, limits=self._limits)

@@ -17,7 +17,7 @@ NOBODY_ANSWERS = "no bootstrap peer answers"
 DUPLICATE_IDENTITY = "another node uses this identity: give each node its own home"
 
 Lookup = Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
-"""Returns the bodies held of the given ids, in the order of the ids; ids without a body are skipped."""
+"""Returns the envelopes held of the given ids, in the order of the ids; ids without one are skipped."""
 
 AnswerQuery = Callable[[str, bytes], Awaitable[Sequence[bytes]]]
 """Takes a peer id and its query; returns answers of at most `max_announcement_bytes` each."""
@@ -26,10 +26,10 @@ ServeWeights = Callable[[str, bytes], AsyncGenerator[bytes, None]]
 """Takes a peer id and its query; yields items of at most `max_weights_item_bytes`. RecordError: invalid query."""
 
 OnConfirm = Callable[[str, Sequence[bytes]], Awaitable[None]]
-"""Takes a peer id and the ids of the bodies that it fetched and validated."""
+"""Takes a peer id and the ids of the envelopes that it fetched and validated."""
 
 OnSent = Callable[[str, bytes], None]
-"""Takes a peer id and the id of a body that was sent to it completely. Must be cheap, without IO."""
+"""Takes a peer id and the id of an envelope that was sent to it completely. Must be cheap, without IO."""
 
 OnRefusal = Callable[[str, RecordError], None]
 """Takes a peer id and why one of its announcements was refused. Must be cheap, without IO."""
@@ -106,7 +106,7 @@ class GossipMessage(NamedTuple):
 
 
 class FetchOutcome(StrEnum):
-    """Outcome of a fetch. Bodies that arrived before the end are kept."""
+    """Outcome of a fetch. Envelopes that arrived before the end are kept."""
 
     COMPLETE = "complete"  # the peer sent everything that it holds of the request
     BUSY = "busy"  # the peer is at its limits: ask another peer, or retry later
@@ -118,7 +118,7 @@ class FetchOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    bodies: tuple[bytes, ...]
+    items: tuple[bytes, ...]
     outcome: FetchOutcome
 
 
@@ -128,13 +128,13 @@ class GossipLimits:
 
     max_announcement_bytes: int = 1024
     max_queued_announcements: int = 8192  # the oldest is dropped
-    max_body_bytes: int = 1 << 20
+    max_envelope_bytes: int = 1 << 20
     max_ids_per_request: int = 64
-    max_request_bytes: int = 16 << 20  # all bodies of one request
+    max_request_bytes: int = 16 << 20  # all envelopes of one request
     max_answers: int = MAX_ANSWERS
     idle_timeout_s: float = 10.0  # without progress
     fetch_timeout_s: float = 60.0  # one request, at either end
-    num_bodies_per_lookup: int = 4  # read from the buffer at a time while serving
+    num_envelopes_per_lookup: int = 4  # read from the buffer at a time while serving
     max_streams: int = 32  # served concurrently
     max_streams_per_peer: int = 4
     max_upload_bytes_per_s: float = 64 << 20  # over all peers
@@ -152,10 +152,10 @@ class GossipCounters:
     announcements_received: int = 0
     announcements_dropped: int = 0  # the queue was full
     announcements_refused: int = 0  # above the size limit, or not encrypted with the run's secret
-    bodies_in: int = 0
-    bodies_out: int = 0
-    body_bytes_in: int = 0
-    body_bytes_out: int = 0
+    envelopes_in: int = 0
+    envelopes_out: int = 0
+    envelope_bytes_in: int = 0
+    envelope_bytes_out: int = 0
     weights_bytes_in: int = 0  # chunks of weights, their hashes, offers
     weights_bytes_out: int = 0
     confirmed_out: int = 0  # ids that this node confirmed to peers

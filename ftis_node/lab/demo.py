@@ -1,6 +1,6 @@
 """Demo: a bootstrap node and two nodes with different models that train together, each a real `ftis-node join`.
 
-    two models  -->  bootstrap  -->  join A <== announcements, bodies ==> join B  -->  table, curves.png, verdict
+    two models  -->  bootstrap  -->  join A <== announcements, groups ==> join B  -->  table, curves.png, verdict
 
 The demo starts these three commands as a user would, and reads progress and results from the files of their homes.
 `tiny_plan` trains tiny models of two sizes in two minutes. `llm_plan` trains a small language model, once with all its

@@ -7,22 +7,21 @@
                 |                              | announcement         |  v                |            |
                 |                              v                      |  replay.sqlite    v            |
                 |                           gossip --announcement--> [pull]          checkpoints       |
-                |                              ^  bodies, confirmations                                |
+                |                              ^  envelopes, confirmations                             |
                 |                              v                                                       |
                 |                         [directory] <--> records of peers          [status] --> HTTP |
                 +------------------------------- served and verified <---------------------------------+
 
 A group is one prompt with its scored completions. An own group comes from this node, a foreign group from a peer. An
-envelope is the packed group (its body) with a signature; on the network, body means these bytes too. A group in the
-buffer is READY, then TAKEN by a step, then RELEASED. A slot limits the own groups between generation and training. The
-home is the data directory.
+envelope is the packed group (its body) with a signature. A group in the buffer is READY, then TAKEN by a step, then
+RELEASED. A slot limits the own groups between generation and training. The home is the data directory.
 
 A `full` node generates and learns. The roles `generator` and `learner` do one of the two, and send weights over the
 network (docs/train/roles.md). An `exchange` node does neither: a trainer on its machine sends it groups and takes those
 of peers (`exchange/`). A null object (`worker_interfaces.py`) replaces the worker that a role lacks, so the loops do
 not depend on the role. The proof of weights is the log-probs of fixed tokens, by which a generator checks them.
 
-    learner     peers --bodies--> [pull] --> [intake] --READY--> [train] --weights n+1--> [offer] --chunks--> generators
+    learner     peers --envelopes--> [pull] --> [intake] --READY--> [train] --weights n+1--> [offer] --> generators
     generator   learner --offer, chunks--> [follow] --> engine; task --> [generate] --> [publish] --> [intake], gossip
                                                         slots freed <-- [deliver] <-- confirmations of peers
 

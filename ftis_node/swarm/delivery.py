@@ -1,8 +1,8 @@
-"""Delivery of groups: what to announce or pull again, which confirmations to verify or send, who got which body.
+"""Delivery of groups: what to announce or pull again, which confirmations to verify or send, who got which envelope.
 
 An announcement may get lost, or the member assigned to pull the group may have left. The repeated announcement reaches
 other members, and the next member in order is assigned (`demand.py`). Every member sees the announcement with the id,
-so a confirmation alone proves nothing. A query verifies each confirmation of a peer to which the body was not sent.
+so a confirmation alone proves nothing. A query verifies each confirmation of a peer to which the envelope was not sent.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
-MAX_SENT_BODIES = 1 << 14  # in an `IdsByPeer`: bodies sent to a peer completely
+MAX_SENT_GROUPS = 1 << 14  # in an `IdsByPeer`: envelopes sent to a peer completely
 MAX_UNVERIFIED = 256  # in another one: claims of peers to hold a group
 MAX_TO_CONFIRM = 1 << 14  # in a third one: groups of a peer to confirm to it
 

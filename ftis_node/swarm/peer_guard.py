@@ -53,7 +53,7 @@ class Place(StrEnum):
     DIRECTORY = "directory"  # an entry of the directory
     RECORD = "record"  # its directory record
     CATCH_UP = "catch_up"  # its answers to queries about the groups that it holds
-    PULL = "pull"  # a request for bodies
+    PULL = "pull"  # a request for envelopes
     SERVE = "serve"  # a stream that it opened
     JUDGE = "judge"  # the validation of an envelope
     STORE = "store"  # an accepted group, into the buffer

@@ -43,7 +43,7 @@ WITHIN_S = 60.0
 HONEST_PERIOD_S = 0.5
 MAX_AT_ONCE = 12
 UNUSED = 10**9  # sequence numbers from here on belong to no group of the tests
-LIMITS = GossipLimits(max_body_bytes=4 << 20, max_queued_announcements=64)
+LIMITS = GossipLimits(max_envelope_bytes=4 << 20, max_queued_announcements=64)
 GONE = (OSError, EOFError, P2pdError)  # the victim closed or refused a stream
 SCRIPTED_START = asyncio.Lock()  # it changes a module
 

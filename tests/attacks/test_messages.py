@@ -39,7 +39,7 @@ async def test_of_thousands_of_announcements_of_nonexistent_groups_most_are_not_
 async def test_a_malformed_question_is_counted_and_has_no_answer(victim, attacker):
     for number, question in enumerate(QUESTIONS.values()):
         answered = await attacker.gossip.request_backfill(attacker.victim_id, question)
-        assert answered.bodies == ()
+        assert answered.items == ()
         await victim.until_above(number, lambda: victim.num_refused_of(attacker.peer_id, "question_parse"))
 
 

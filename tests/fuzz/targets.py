@@ -73,7 +73,7 @@ def _read_frames(data: bytes) -> None:
         reader.feed_data(data)
         reader.feed_eof()
         while not reader.at_eof():
-            await read_frame(reader, max_bytes=LIMITS.max_body_bytes, idle_s=1.0)
+            await read_frame(reader, max_bytes=LIMITS.max_envelope_bytes, idle_s=1.0)
 
     try:
         _runner().run(read())

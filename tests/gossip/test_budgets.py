@@ -40,7 +40,7 @@ async def test_bytes_above_the_budget_are_refused_and_received_bodies_kept():
     store = BodyStore(*(os.urandom(300_000) for _ in range(4)))
     server.serve(store.lookup)
     fetched = await other.fetch(server.peer_id, store.ids)
-    assert (fetched.outcome, len(fetched.bodies)) == (FetchOutcome.BUSY, 1)
+    assert (fetched.outcome, len(fetched.items)) == (FetchOutcome.BUSY, 1)
     assert server.counters.serve_errors == {"over_bytes": 1}
 
 
@@ -60,7 +60,7 @@ async def test_a_stream_read_at_one_byte_per_second_is_closed_and_takes_little_m
         await eventually(lambda: server.counters.serve_errors.get("timed_out"), within_s=25)
         grown = psutil.Process().memory_info().rss - before
         reading.cancel()
-    assert server.counters.bodies_out < len(store.ids)
+    assert server.counters.envelopes_out < len(store.ids)
     assert grown < 16 << 20
     assert (await slow.fetch(server.peer_id, store.ids[:2])).outcome is FetchOutcome.COMPLETE
 
@@ -82,7 +82,7 @@ async def test_a_node_that_closes_while_a_request_is_on_its_way_serves_nothing()
     await asyncio.sleep(0)
     await closing.close()
     assert (await fetching).outcome is FetchOutcome.UNREACHABLE
-    assert closing.counters.bodies_out == 0
+    assert closing.counters.envelopes_out == 0
 
 
 async def test_lost_announcements_and_requests_do_not_arrive():

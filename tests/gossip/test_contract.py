@@ -20,12 +20,12 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LIMITS = GossipLimits(
-    max_body_bytes=400_000,
+    max_envelope_bytes=400_000,
     max_request_bytes=700_000,
     max_ids_per_request=8,
     max_queued_announcements=16,
     max_streams_per_peer=2,
-    num_bodies_per_lookup=2,
+    num_envelopes_per_lookup=2,
 )
 RUN = "run-a"
 
@@ -112,11 +112,11 @@ async def test_held_bodies_are_fetched_and_missing_ones_omitted(four):
     server, client, _ = four.members
     store = BodyStore(os.urandom(300_000), os.urandom(17), b"")
     server.serve(store.lookup)
-    bytes_out, bytes_in = server.counters.body_bytes_out, client.counters.body_bytes_in
+    bytes_out, bytes_in = server.counters.envelope_bytes_out, client.counters.envelope_bytes_in
     fetched = await client.fetch(server.peer_id, [random_id(), *store.ids])
     assert fetched.outcome is FetchOutcome.COMPLETE
-    assert sorted(fetched.bodies) == sorted(store.bodies.values())
-    assert client.counters.body_bytes_in - bytes_in == server.counters.body_bytes_out - bytes_out == 300_017
+    assert sorted(fetched.items) == sorted(store.bodies.values())
+    assert client.counters.envelope_bytes_in - bytes_in == server.counters.envelope_bytes_out - bytes_out == 300_017
 
 
 async def test_text_groups_are_fetched_by_a_separate_request(four):
@@ -124,10 +124,10 @@ async def test_text_groups_are_fetched_by_a_separate_request(four):
     exact, text = BodyStore(b"ids"), BodyStore(b"text")
     server.serve(exact.lookup, lookup_text=text.lookup)
     fetched = await client.fetch(server.peer_id, [*exact.ids, *text.ids], as_text=True)
-    assert fetched == type(fetched)(bodies=(b"text",), outcome=FetchOutcome.COMPLETE)
-    assert (await client.fetch(server.peer_id, [*exact.ids, *text.ids])).bodies == (b"ids",)
+    assert fetched == type(fetched)(items=(b"text",), outcome=FetchOutcome.COMPLETE)
+    assert (await client.fetch(server.peer_id, [*exact.ids, *text.ids])).items == (b"ids",)
     server.serve(exact.lookup)
-    assert (await client.fetch(server.peer_id, exact.ids, as_text=True)).bodies == ()
+    assert (await client.fetch(server.peer_id, exact.ids, as_text=True)).items == ()
 
 
 async def test_a_wrong_number_or_length_of_ids_raises_value_error(four):
@@ -144,7 +144,7 @@ async def test_more_bytes_than_the_limits_are_not_accepted(four):
         server.serve(store.lookup)
         fetched = await client.fetch(server.peer_id, store.ids)
         assert fetched.outcome is FetchOutcome.TOO_LARGE
-        assert sum(map(len, fetched.bodies)) <= 700_000
+        assert sum(map(len, fetched.items)) <= 700_000
 
 
 async def test_more_bodies_than_requested_are_not_accepted(four):
@@ -155,7 +155,7 @@ async def test_more_bodies_than_requested_are_not_accepted(four):
 
     server.serve(lookup)
     fetched = await client.fetch(server.peer_id, [random_id()])
-    assert fetched == type(fetched)(bodies=(b"1",), outcome=FetchOutcome.TOO_LARGE)
+    assert fetched == type(fetched)(items=(b"1",), outcome=FetchOutcome.TOO_LARGE)
 
 
 async def test_a_fetch_from_a_slow_server_times_out(four):
@@ -190,7 +190,7 @@ async def test_a_server_without_a_free_slot_answers_busy_and_recovers(four):
     others = asyncio.create_task(other.fetch(server.peer_id, store.ids))
     await eventually(lambda: num_waiting == 3)  # the limit is per peer
     gate.set()
-    assert [(await task).bodies for task in [*first, others]] == [(b"body",)] * 3
+    assert [(await task).items for task in [*first, others]] == [(b"body",)] * 3
     await eventually(lambda: _is_idle(server, client))
 
 
@@ -246,7 +246,7 @@ async def test_a_backfill_request_is_answered(four):
 
     server.serve(BodyStore().lookup, answer=answer)
     answered = await client.request_backfill(server.peer_id, b"from 3 to 7")
-    assert answered.bodies == (client.peer_id.encode(), b"from 3 to 7")
+    assert answered.items == (client.peer_id.encode(), b"from 3 to 7")
 
 
 async def test_records_are_found_by_their_owner_and_expire(four):

@@ -74,7 +74,7 @@ async def test_members_exchange_groups_and_an_outsider_gets_none(start):
         await start(secret=secret, peers=tuple(alice.addresses)) for secret in (SECRET, None, b"x" * 32)
     ]
     await announce_until_received(alice, [bob], b"an announcement")
-    assert (await bob.fetch(alice.peer_id, store.ids)).bodies == tuple(store.bodies.values())
+    assert (await bob.fetch(alice.peer_id, store.ids)).items == tuple(store.bodies.values())
     assert await bob.confirm(alice.peer_id, store.ids)
     assert await bob.publish_record(b"bob's record", ttl_s=60)
     await eventually(lambda: _has_record(alice, bob, b"bob's record"))

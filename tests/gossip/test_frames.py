@@ -70,7 +70,7 @@ async def test_bodies_are_looked_up_a_few_at_a_time():
         return ids
 
     ids = [bytes([number]) * 32 for number in range(5)]
-    services = Services(limits=GossipLimits(num_bodies_per_lookup=2), counters=GossipCounters())
+    services = Services(limits=GossipLimits(num_envelopes_per_lookup=2), counters=GossipCounters())
     services.lookup = lookup
     assert [body async for body in services.handlers[RpcService.FETCH]("peer", b"".join(ids))] == ids
     assert batches == [2, 2, 1]

@@ -28,7 +28,7 @@ async def test_members_that_know_only_a_bootstrap_node_find_each_other(start):
         node.serve(store.lookup)
         for other, received in zip(others, await announce_until_received(node, others, store.ids[0]), strict=True):
             fetched = await other.fetch(received.sender, [received.payload])
-            assert fetched.bodies == tuple(store.bodies.values())
+            assert fetched.items == tuple(store.bodies.values())
 
 
 async def test_a_bootstrap_node_forwards_announcements_and_is_no_member(start):
@@ -86,7 +86,7 @@ async def test_p2pd_is_restarted_and_messages_are_delivered_again(start, number)
     await announce_until_received(second, [first], b"also after")
     store = BodyStore(b"body")
     first.serve(store.lookup)
-    assert (await second.fetch(first.peer_id, store.ids)).bodies == (b"body",)
+    assert (await second.fetch(first.peer_id, store.ids)).items == (b"body",)
 
 
 async def test_closing_leaves_no_process_no_file_and_no_output(start, tmp_path, capfd):

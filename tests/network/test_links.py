@@ -71,5 +71,5 @@ async def test_nodes_transfer_at_a_round_trip_of_300_ms_and_5_percent_loss(start
             sender.serve(shelf.lookup)
             began_at = time.monotonic()
             fetched = await receiver.fetch(sender.peer_id, shelf.ids)
-            assert (fetched.outcome, fetched.bodies) == (FetchOutcome.COMPLETE, tuple(shelf.bodies.values()))
+            assert (fetched.outcome, fetched.items) == (FetchOutcome.COMPLETE, tuple(shelf.bodies.values()))
             assert time.monotonic() - began_at > 0.3, "the link was not slow"

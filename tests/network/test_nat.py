@@ -38,7 +38,7 @@ async def test_nodes_behind_two_nats_connect_through_a_relay(start, internet):
         node.serve(shelf.lookup)
         await announce_until_received(node, [other], f"from {number}".encode())
         fetched = await other.fetch(node.peer_id, shelf.ids)
-        assert (fetched.outcome, set(fetched.bodies)) == (FetchOutcome.COMPLETE, set(shelf.bodies.values()))
+        assert (fetched.outcome, set(fetched.items)) == (FetchOutcome.COMPLETE, set(shelf.bodies.values()))
     for node, other in (hidden, hidden[::-1]):
         assert await _is_relayed(node, other), "the connection is not relayed any more"
 

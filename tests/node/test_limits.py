@@ -44,7 +44,7 @@ async def test_pulls_of_groups_that_are_announced_with_one_byte_keep_the_downloa
         max_group_bytes, num_received, began = 30_000, 0, time.monotonic()
         space.note(HomeUse(0, free_bytes=10_000))
         while num_received < 5 * 28_800:
-            num_received = receiver.counters.body_bytes_in
+            num_received = receiver.counters.envelope_bytes_in
             assert num_received <= RATE * (BURST_S + time.monotonic() - began) + max_group_bytes
             assert time.monotonic() - began < 60, "the groups did not arrive"
             await asyncio.sleep(0.02)
@@ -69,6 +69,6 @@ async def test_a_full_home_pulls_nothing_until_there_is_space(tmp_path):
         assert space.why_full
         await swarm.publish(sender_node, 3)
         await asyncio.sleep(0.3)
-        assert receiver_node.gossip.counters.bodies_in == 0
+        assert receiver_node.gossip.counters.envelopes_in == 0
         space.note(HomeUse(100, free_bytes=10_000))
         await eventually(lambda: held(receiver_node) == 3)

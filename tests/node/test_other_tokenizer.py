@@ -182,7 +182,7 @@ async def test_a_group_of_another_tokenizer_is_trained_on(tmp_path, alices, bobs
             wiring.backfill.catch_up(alice.context.peer_id)  # the reply names the group again: it is not pulled again
             await asyncio.sleep(0.2)
         assert dict(bob.peers.counters.refused) == {}
-        assert bob.gossip.counters.bodies_in == alice.gossip.counters.bodies_out == 1
+        assert bob.gossip.counters.envelopes_in == alice.gossip.counters.envelopes_out == 1
         report = bob.peers.counters.last_report
     assert (report.foreign_groups, report.num_updates, report.kept_fraction) == (1, 1, 0.5)
     assert report.loss == pytest.approx(expected, rel=1e-5)

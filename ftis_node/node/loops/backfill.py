@@ -193,17 +193,17 @@ class BackfillLoop(NodePart):
         is_answered = fetched.outcome in ANSWERED
         self._slots.note(peer_id, took_s=time.monotonic() - began_at, is_answered=is_answered)
         newest = 0.0
-        for payload in fetched.bodies:
+        for payload in fetched.items:
             for announcement in self.announcements.handle(peer_id, payload, is_repair=True):
                 newest = max(newest, announcement.created_at)
                 if announcement.sender is None:
                     self.announcements.tracker_of(peer_id).note(announcement.number, at=time.monotonic())
-        is_useless = question.sender == peer_id and bool(fetched.bodies) and not newest
+        is_useless = question.sender == peer_id and bool(fetched.items) and not newest
         if is_answered and not is_useless:
             self._pauses.discard(peer_id)
         elif not self._slots.turned_slow(peer_id):  # also if no announcement is usable: the next answer has the same
             self._pauses.failed(peer_id, now=time.monotonic())
-        return newest, len(fetched.bodies), fetched.outcome
+        return newest, len(fetched.items), fetched.outcome
 
     def _may_ask(self, peer_id: str) -> bool:
         """Return whether to query a member: not banned, and not in a pause after a failed request."""

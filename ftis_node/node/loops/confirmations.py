@@ -50,7 +50,7 @@ class ConfirmationLoop:
                     tasks.create_task(self._send(*due), name=f"confirm-{due[0][-6:]}")
 
     async def confirm(self, verdicts: Sequence[ValidationResult], *, source: str) -> None:
-        """Queue confirmations to reachable senders of accepted groups. `source` is the peer that sent the bodies."""
+        """Queue confirmations to reachable senders of accepted groups. `source` is the peer that sent the envelopes."""
         accepted = [verdict for verdict in verdicts if isinstance(verdict, Accepted)]
         reachable = {source, *await self.gossip.members()} if accepted else set()
         for verdict in accepted:

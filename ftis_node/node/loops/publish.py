@@ -3,7 +3,7 @@
 **Publish** numbers and signs a scored group, submits it to validation, and announces it. The group is on disk before it
 is announced, so that every peer that requests it gets it. Sequence numbers are consecutive within an epoch, and only
 groups that pass validation get one. So a gap always means that announcements were lost. An epoch without a free number
-is followed by the next one. A small group's announcement, pull and confirmation cost more than its body. So the
+is followed by the next one. A small group's announcement, pull and confirmation cost more than its envelope. So the
 following small groups wait for the end of a short window, and one message announces them all. An idle node announces
 at once.
 
@@ -159,7 +159,7 @@ class ReannounceLoop(NodePart):
         with self.gossip.guard.work_for(peer_id, Place.CONFIRM):
             fetching = self.gossip.fetch(peer_id, [group_id], timeout_s=REANNOUNCE_CHECK_S)
             fetched = await waiting("a group that a peer claims to hold", fetching)
-            if not any(_is_body(data, group_id) for data in fetched.bodies):
+            if not any(_is_envelope_of(data, group_id) for data in fetched.items):
                 self.peers.counters.confirmations_unproven += 1
             elif self.peers.confirmations.confirm(peer_id, group_id):
                 self.context.events.write("confirmed", group=group_id, peer=peer_id)
@@ -207,7 +207,7 @@ class DeliverLoop(NodePart):
             self.slots.set_held(self.store.reader.own_held())
 
 
-def _is_body(data: bytes, group_id: bytes) -> bool:
+def _is_envelope_of(data: bytes, group_id: bytes) -> bool:
     try:
         return open_envelope(data).id == group_id
     except RecordError:

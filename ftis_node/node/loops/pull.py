@@ -5,9 +5,9 @@
                        +--> [repair]  (backfill.py) -------+      ^                                 |
                                                                   +----- missed: ask another -------+
 
-A node pulls each body once: from its sender, or from another holder if the sender cannot be reached. In a small swarm a
-node pulls all groups. In a large one it pulls the groups that the learner will use (`swarm/demand.py`), and
-the groups that rendezvous hashing assigns to it.
+A node pulls each envelope once: from its sender, or from another holder if the sender cannot be reached. In a small
+swarm a node pulls all groups. In a large one it pulls the groups that the learner will use (`swarm/demand.py`), and the
+groups that rendezvous hashing assigns to it.
 
 If the run allows it, a node pulls a group of another tokenizer as text. Only its sender can encode and sign that text.
 """
@@ -47,7 +47,7 @@ RETRY_S = 2.0  # first pause of a group that no peer had
 MAX_RETRIES = 6
 MAX_LATER = 1024  # groups that wait for a retry
 TRANSIENT = frozenset({"quota", "scoring_quota", "scoring_failed", "banned"})  # refusals not caused by the group itself
-NOT_THE_GROUP = frozenset({"size", "parse", "unsolicited", "signature"})  # the body is not the requested group
+NOT_THE_GROUP = frozenset({"size", "parse", "unsolicited", "signature"})  # the envelope is not of the requested group
 WRONG_FORM = "tokenizer"  # a refusal of token ids, not of the group as text
 PULLS_IN_FLIGHT = 4  # peers from which the node pulls at the same time
 PULL_BATCH = 16  # groups
@@ -193,10 +193,10 @@ class PullLoop(NodePart):
         wait_s = self._allowance.spend(_announced_bytes(batch), now=time.monotonic())
         await waiting("download budget", asyncio.sleep(wait_s))
 
-    def _spend_the_rest(self, batch: PullRequest, bodies: Sequence[bytes]) -> None:
+    def _spend_the_rest(self, batch: PullRequest, envelopes: Sequence[bytes]) -> None:
         """Charge received bytes beyond the announced size to the download budget, so the next pulls wait longer."""
         if self._allowance is not None:
-            more_bytes = sum(map(len, bodies)) - _announced_bytes(batch)
+            more_bytes = sum(map(len, envelopes)) - _announced_bytes(batch)
             self._allowance.spend(max(0, more_bytes), now=time.monotonic())
 
     async def _pull(self, batch: PullRequest) -> list[ValidationResult]:
@@ -204,11 +204,11 @@ class PullLoop(NodePart):
         ids = [item.id for item in batch.items]
         began_at = time.monotonic()
         fetched = await self.gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=PULL_TIMEOUT_S)
-        if fetched.bodies:
-            self._group_s[peer_id] = (time.monotonic() - began_at) / len(fetched.bodies)
-        self._spend_the_rest(batch, fetched.bodies)
+        if fetched.items:
+            self._group_s[peer_id] = (time.monotonic() - began_at) / len(fetched.items)
+        self._spend_the_rest(batch, fetched.items)
         requested = None if as_text else frozenset(ids)  # a group as text has a different id
-        judged = [self.intake.submit(data, origin=peer_id, requested=requested) for data in fetched.bodies]
+        judged = [self.intake.submit(data, origin=peer_id, requested=requested) for data in fetched.items]
         verdicts = await waiting("validation verdicts", asyncio.gather(*judged))
         here = self._settle(batch, verdicts)
         is_partial = fetched.outcome in (FetchOutcome.BROKEN, FetchOutcome.TIMED_OUT) and bool(here)
@@ -222,7 +222,7 @@ class PullLoop(NodePart):
         else:
             missing = [group_id for group_id in ids if group_id not in here]
             self._note_useless(batch, verdicts, fetched.outcome, missing=missing)
-            self._note_outcome(batch, fetched.outcome, missing=missing, is_empty=not fetched.bodies)
+            self._note_outcome(batch, fetched.outcome, missing=missing, is_empty=not fetched.items)
             await self._request_from_others(
                 batch, missing=missing, is_answered=fetched.outcome is FetchOutcome.COMPLETE
             )
@@ -253,10 +253,10 @@ class PullLoop(NodePart):
         *,
         missing: Sequence[bytes],
     ) -> None:
-        """Note groups for which this peer sent useless bodies: do not request them from it again, so it pays once.
+        """Note groups for which this peer sent useless envelopes: do not request them from it again, so it pays once.
 
-        An unreadable body does not show which group it is for. So the method notes one missing group for each
-        unreadable body, in the order of the request.
+        An unreadable envelope does not show which group it is for. So the method notes one missing group for each
+        unreadable envelope, in the order of the request.
         """
         useless = [v for v in verdicts if isinstance(v, Refused) and _is_useless(v)]
         named = {v.group_id for v in useless if v.group_id in missing}

@@ -186,7 +186,7 @@ class Download:
         while True:
             fetched = await self._ask(question, max_items=max_items)
             if fetched.outcome is FetchOutcome.COMPLETE:
-                hashes = b"".join(fetched.bodies)
+                hashes = b"".join(fetched.items)
                 if not self._offer.lists(hashes):
                     raise RecordError("hash", "the list of chunk hashes differs from the offer")
                 self._list.write_bytes(hashes)
@@ -212,27 +212,27 @@ class Download:
         count = min(CHUNKS_AT_ONCE, self._offer.num_chunks - self._num_here)
         question = WeightsRequest(WeightsPart.CHUNKS, file=self._offer.sha256, first=self._num_here, count=count)
         fetched = await self._ask(question, max_items=count)
-        for chunk in fetched.bodies:
+        for chunk in fetched.items:
             if not self._is_right(self._num_here, chunk):
                 raise RecordError("chunk", f"chunk {self._num_here} differs from the offer")
             self._whole.update(chunk)
             self._num_here += 1
-        self.num_fetched += len(fetched.bodies)
-        self.num_bytes += sum(map(len, fetched.bodies))
+        self.num_fetched += len(fetched.items)
+        self.num_bytes += sum(map(len, fetched.items))
         if fetched.outcome is not FetchOutcome.COMPLETE:
             await self._pause(fetched)
-        return fetched.bodies
+        return fetched.items
 
     async def _ask(self, question: WeightsRequest, *, max_items: int) -> Fetched:
         """Send a request to the learner. Raise OfferWithdrawnError for a complete but empty answer."""
         fetched = await self._gossip.request_weights(self._offer.peer_id, question.to_bytes(), max_items=max_items)
         self._on_outcome(fetched.outcome)
-        if fetched.outcome is FetchOutcome.COMPLETE and not fetched.bodies:
+        if fetched.outcome is FetchOutcome.COMPLETE and not fetched.items:
             raise OfferWithdrawnError(f"version {self._offer.version} is no longer offered")
         return fetched
 
     async def _pause(self, fetched: Fetched) -> None:
-        await asyncio.sleep(0 if fetched.bodies else self._pause_s)
+        await asyncio.sleep(0 if fetched.items else self._pause_s)
 
     def _is_right(self, index: int, chunk: bytes) -> bool:
         expected = self._hashes[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]

@@ -103,7 +103,7 @@ class FollowLoop(NodePart):
             self._settings.follow, question, max_items=1, timeout_s=POLL_TIMEOUT_S
         )
         self._note_outcome(fetched.outcome)
-        signed = fetched.bodies[0] if fetched.bodies else b""
+        signed = fetched.items[0] if fetched.items else b""
         if signed in (b"", self._refused):
             return None, signed
         try:

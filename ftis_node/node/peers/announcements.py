@@ -106,7 +106,7 @@ class AnnouncementHandler(NodePart):
                 self._refused[group_id] = None
 
     def refuse_of(self, peer_id: str, ids: Iterable[bytes]) -> None:
-        """Note groups for which this peer sent a wrong body: request them only from other peers.
+        """Note groups for which this peer sent a wrong envelope: request them only from other peers.
 
         So the peer is charged once per group, even if it announces the group again.
         """
@@ -114,7 +114,7 @@ class AnnouncementHandler(NodePart):
             self._refused_of[peer_id, group_id] = None
 
     def can_serve(self, peer_id: str, group_id: bytes) -> bool:
-        """Return whether to request a group from a peer: False if it sent a wrong body for that group."""
+        """Return whether to request a group from a peer: False if it sent a wrong envelope for that group."""
         return (peer_id, group_id) not in self._refused_of
 
     def senders(self) -> list[str]:

@@ -1,6 +1,6 @@
 """Answers peers' requests.
 
-They are for bodies of stored groups, own groups as text, and lists of stored groups; confirmations come as
+They are for envelopes of stored groups, own groups as text, and lists of stored groups; confirmations come as
 requests, too. Only the sender of a group can sign its text form, which peers with another tokenizer request.
 """
 
@@ -22,7 +22,7 @@ from ftis_node.records.envelope import Announcement, open_envelope, seal_group
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
 from ftis_node.records.text_form import reencode_as_text
 from ftis_node.replay.reader import HeldGroup, ReplayReader
-from ftis_node.swarm.delivery import MAX_SENT_BODIES, IdsByPeer
+from ftis_node.swarm.delivery import MAX_SENT_GROUPS, IdsByPeer
 from ftis_node.swarm.lru import LruBytes
 
 MAX_TEXT_BYTES = 32 << 20  # own groups as text, in memory
@@ -50,7 +50,7 @@ class PeerRequestHandler(NodePart):
     """
 
     tokenizer: PromptTokenizer
-    _deliveries: IdsByPeer = field(default_factory=lambda: IdsByPeer(capacity=MAX_SENT_BODIES), init=False)
+    _deliveries: IdsByPeer = field(default_factory=lambda: IdsByPeer(capacity=MAX_SENT_GROUPS), init=False)
     _texts: LruBytes[bytes] = field(default_factory=lambda: LruBytes(MAX_TEXT_BYTES), init=False)
     _encoding: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 

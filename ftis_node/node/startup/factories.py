@@ -177,7 +177,7 @@ def gossip_limits(settings: NodeSettings, manifest: RunManifest) -> GossipLimits
     """Return the limits of the traffic with peers, in both directions."""
     return GossipLimits(
         max_announcement_bytes=MAX_ANNOUNCEMENT_BYTES,
-        max_body_bytes=manifest.wire.max_envelope_bytes,
+        max_envelope_bytes=manifest.wire.max_envelope_bytes,
         max_upload_bytes_per_s=settings.swarm.max_upload_bytes_per_s,
         max_requests_per_minute=MAX_REQUESTS_PER_MINUTE,
     )

@@ -156,10 +156,10 @@ async def test_one_fault_of_a_new_peer_is_charged_once_per_group(tmp_path, serve
         alice.gossip.serve(serve(alice))
         await swarm.publish(alice, 1)
         await eventually(lambda: bob.parts.peers.counters.refused[reason])
-        num_sent = alice.gossip.counters.bodies_out
+        num_sent = alice.gossip.counters.envelopes_out
         await asyncio.sleep(REST_S)
         assert bob.parts.peers.counters.refused[reason] == 1
-        assert alice.gossip.counters.bodies_out == num_sent
+        assert alice.gossip.counters.envelopes_out == num_sent
         assert bob.parts.peers.row(identity_of(1).peer_id)["reasons"] == {reason: 1}
 
 

@@ -84,7 +84,7 @@ async def test_the_confirmation_of_a_new_peer_that_was_sent_the_group_counts(tmp
         new_peer = swarm.join(NEW_PEER)
         await new_peer.start()
         fetched = await new_peer.fetch(alice.parts.context.peer_id, [bytes(32), first])
-        assert len(fetched.bodies) == 1
+        assert len(fetched.items) == 1
         assert await new_peer.confirm(alice.parts.context.peer_id, [first, second])
         assert alice.parts.peers.confirmations.num_confirmed == 1
         await eventually(lambda: alice.parts.peers.counters.confirmations_unproven == 1)

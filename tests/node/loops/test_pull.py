@@ -58,7 +58,7 @@ async def test_simultaneous_confirmations_are_sent_together(tmp_path, monkeypatc
         for _ in range(20):
             await swarm.publish(alice)
         await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 20)
-        assert sum(sent) == held(bob) == alice.gossip.counters.bodies_out == 20
+        assert sum(sent) == held(bob) == alice.gossip.counters.envelopes_out == 20
         assert sent[0] == 1, "the first was delayed"
         assert BURST <= len(sent) <= 5 + BURST, "the others were not gathered"
 
@@ -92,7 +92,7 @@ async def test_a_new_member_gets_the_groups_of_an_absent_sender_from_others(tmp_
         async with swarm.node(3) as carol:
             await eventually(lambda: held(carol) == 3)
             await eventually(lambda: carol.parts.peers.counters.groups_repaired == 3)
-            assert bob.gossip.counters.bodies_out == 3
+            assert bob.gossip.counters.envelopes_out == 3
 
 
 @pytest.mark.parametrize("lost", [{2}, {2, 3}], ids=["a gap", "the tail, found by the directory"])
@@ -115,7 +115,7 @@ async def test_groups_that_their_sender_does_not_send_are_pulled_from_another_me
         await swarm.publish(alice, 2)
         await eventually(lambda: held(bob) == 2)
         await eventually(lambda: held(carol) == 2)
-        assert bob.gossip.counters.bodies_out == 2
+        assert bob.gossip.counters.envelopes_out == 2
         assert carol.parts.peers.registry.seen(identity_of(1).peer_id).failed_pulls > 0
 
 
@@ -128,10 +128,10 @@ async def test_the_rest_of_a_broken_reply_is_requested_again_from_its_sender(tmp
 
         async def fetch_and_break(peer_id, ids, **how):
             fetched = await fetch(peer_id, ids, **how)
-            if len(fetched.bodies) < 2:
+            if len(fetched.items) < 2:
                 return fetched
-            broken.append(fetched.bodies[-1])
-            return Fetched(fetched.bodies[:-1], FetchOutcome.BROKEN)
+            broken.append(fetched.items[-1])
+            return Fetched(fetched.items[:-1], FetchOutcome.BROKEN)
 
         monkeypatch.setattr(bob.gossip, "fetch", fetch_and_break)
         await swarm.publish(alice, 8)
@@ -159,7 +159,7 @@ async def test_a_slow_peer_is_asked_for_as_many_groups_as_it_can_send(tmp_path, 
             if len(ids) == 1:
                 return fetched
             ended.append(len(ids))
-            return Fetched(fetched.bodies[:1], FetchOutcome.TIMED_OUT)
+            return Fetched(fetched.items[:1], FetchOutcome.TIMED_OUT)
 
         monkeypatch.setattr(bob.gossip, "fetch", fetch_slowly)
         await swarm.publish(alice, 8)

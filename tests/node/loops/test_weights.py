@@ -188,7 +188,7 @@ async def test_versions_arrive_and_are_served_in_order(tmp_path):
         sent, received = pair.learner.gossip.counters, pair.generator.gossip.counters
         await eventually(lambda: received.weights_bytes_in == sent.weights_bytes_out)  # it still requests offers
         assert received.weights_bytes_in > 3 * (2 * MIB + 5)
-        assert received.body_bytes_in == 0
+        assert received.envelope_bytes_in == 0
         await eventually(lambda: pair.generator.context.state.policy_version == 5)
         assert _held(tmp_path) == [5], "older versions are still there"
 

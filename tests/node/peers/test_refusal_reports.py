@@ -65,5 +65,5 @@ async def test_groups_of_another_tokenizer_are_refused_without_a_pull(tmp_path):
         announcements.context = replace(context, about=replace(context.about, tokenizer="ab" * 16))
         await swarm.publish(other, 4)
         await eventually(lambda: [each.reason for each in shown(one).refused_peers] == ["tokenizer"])
-        assert one.gossip.counters.bodies_in == 0
+        assert one.gossip.counters.envelopes_in == 0
         await eventually(lambda: shown(other).refused_by)
