@@ -17,7 +17,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.evaluation.members import before_and_after
-from ftis_node.generation.chat_model import ChatEpisode, ChatModel, ChatSettings, chat_episode
+from ftis_node.generation.chat_model import ChatEnvironments, ChatModel, ChatSettings, chat_environments
 from ftis_node.models import ModelSource, PromptSettings, resolve_model
 from ftis_node.tasks.registry import system_message
 from ftis_node.telemetry.log import OnProgress, unwatched
@@ -49,7 +49,7 @@ def open_models(
     about = Home(Path(model).expanduser()) if model else home  # an export has its run.toml
     if system is None:
         system = system_message_of(about)
-    chat = ChatSettings(system=system, episode=episode_of(about), **settings)
+    chat = ChatSettings(system=system, environments=environments_of(about), **settings)
 
     def opened(role: str, source: ModelSource, style: PromptSettings = prompts) -> ChatModel:
         on_progress(None, f"loading {source.name}")
@@ -69,13 +69,13 @@ def system_message_of(home: Home) -> str:
     return system_message(load_manifest(str(home.run_toml)).task) if home.run_toml.exists() else ""
 
 
-def episode_of(home: Home) -> ChatEpisode | None:
-    """Return the environment of the run of a home or an export; None if its task has one turn or cannot be loaded."""
+def environments_of(home: Home) -> ChatEnvironments | None:
+    """Return the environments of the run of a home or an export; None if its task has one turn or cannot be loaded."""
     run = load_manifest(str(home.run_toml)) if home.run_toml.exists() else None
     if run is None or run.episode is None:
         return None
     try:
-        return chat_episode(run.task, run.episode)
+        return chat_environments(run.task, run.episode)
     except FtisError as error:
         log.warning("turns are not played: %s", error)
         return None

@@ -74,7 +74,7 @@ async def _played(task: Task, item: TaskItem, texts: Sequence[str]) -> Play | No
 
 
 @dataclass(frozen=True, slots=True)
-class ChatEpisode:
+class ChatEnvironments:
     """The environments of a run: the held-out problems, then the others. `limits` are those of the run."""
 
     tasks: tuple[Task, ...]
@@ -91,26 +91,26 @@ class ChatEpisode:
         return None if free is None else ChatPlay(free, free[0], self.limits)
 
 
-def chat_episode(spec: str, limits: EpisodeSection) -> ChatEpisode:
+def chat_environments(spec: str, limits: EpisodeSection) -> ChatEnvironments:
     """Return the environments of a task SPEC whose completions have several turns. Raises TaskError."""
     held_out = held_out_spec(spec)
     splits = [*([load_task(held_out, "test")] if held_out else []), load_task(spec)]
     tasks = [leaf for split in splits for leaf in leaves(split)]
-    return ChatEpisode(tuple(filter(is_episode, tasks)), limits)
+    return ChatEnvironments(tuple(filter(is_episode, tasks)), limits)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
     """How models answer. A temperature of 0 is greedy, and an empty `system` is no message.
 
-    `max_tokens` bounds an answer, or each turn of one. With an `episode` its environment answers each turn.
+    `max_tokens` bounds an answer, or each turn of one. With `environments` one of them answers each turn.
     """
 
     system: str = ""
     max_tokens: int = 256
     temperature: float = 0.0
     device: Device = "auto"
-    episode: ChatEpisode | None = None
+    environments: ChatEnvironments | None = None
 
 
 class _Streamer(BaseStreamer):  # type: ignore[misc]  # transformers is not typed
@@ -172,7 +172,7 @@ class ChatModel:
         """
         said = [{"role": "user", "content": question}]
         prompt = self._tokenizer.render_prompt([*self._system, *self._history, *said])
-        play = self._settings.episode.begin(question) if self._settings.episode else None
+        play = self._settings.environments.begin(question) if self._settings.environments else None
         token_ids, num_tokens = [*prompt.token_ids], 0
         shown: list[str] = []
 

@@ -10,7 +10,7 @@ import pytest
 
 from ftis_node.config.manifest import EpisodeSection
 from ftis_node.errors import TaskError
-from ftis_node.generation.chat_model import chat_episode
+from ftis_node.generation.chat_model import chat_environments
 from ftis_node.tasks import grader_releases, load_task
 from ftis_node.tasks.episodes.episode import built_in_code, code_digest
 from ftis_node.tasks.episodes.expression import ExpressionError, value_of
@@ -160,12 +160,12 @@ async def test_a_bomb_ends_its_own_replay_alone(example: None) -> None:
 
 def test_a_conversation_plays_an_episode_of_a_package_in_the_scoring_process(example: None) -> None:
     limits, item = EpisodeSection(max_turns=3), load_task("bomb")[3]
-    play = chat_episode("calculator+bomb", limits).begin(item.prompt[-1]["content"])
+    play = chat_environments("calculator+bomb", limits).begin(item.prompt[-1]["content"])
     assert play is not None and play.item == item
     pid = play.observation("pid")
     assert pid is not None and int(pid) != os.getpid()
     assert play.observation("raise") is None, "it failed"
-    assert chat_episode("bomb", limits).begin("What is 26 * 51?") is None
+    assert chat_environments("bomb", limits).begin("What is 26 * 51?") is None
 
 
 def test_the_reward_of_an_episode_cannot_be_replaced(example: None, example_plugin: Path, monkeypatch) -> None:

@@ -15,9 +15,9 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import EpisodeSection, load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ModelError
-from ftis_node.evaluation.chat import episode_of
+from ftis_node.evaluation.chat import environments_of
 from ftis_node.evaluation.model_answers import difference
-from ftis_node.generation.chat_model import ChatModel, ChatSettings, chat_episode
+from ftis_node.generation.chat_model import ChatModel, ChatSettings, chat_environments
 from ftis_node.generation.evaluate import Answered, ScoredAnswer
 from ftis_node.models import PromptSettings, PromptTokenizer, resolve_model
 from ftis_node.records.group import CompletionStatus, FinishReason
@@ -72,7 +72,7 @@ def test_an_episode_is_played_as_in_the_evaluation(tmp_path, capsys, stop):
     asked = ["--task", "guess", "--limit", "4", "--show", "4", "--engine", "torch"]
     shown = json_of(capsys, "eval", *how, *asked)["problems"]
     assert any(problem["after"]["text"].count("\n> ") == 3 for problem in shown), "four turns"
-    settings = ChatSettings(device="cpu", episode=episode_of(Home(model)))
+    settings = ChatSettings(device="cpu", environments=environments_of(Home(model)))
     (reply,) = json_of(capsys, "try", shown[0]["problem"], *how)["answers"]
     assert reply["text"] == shown[0]["after"]["text"] and not reply["truncated"]
     chat = ChatModel("model", resolve_model(str(model)), prompts=PromptSettings(), settings=settings)
@@ -86,7 +86,7 @@ def test_an_episode_is_played_as_in_the_evaluation(tmp_path, capsys, stop):
 @pytest.mark.parametrize("reason", ["no space", "no template"])
 def test_an_episode_that_cannot_go_on_ends_with_its_last_turn(tmp_path, monkeypatch, reason):
     (tmp_path / "run.toml").write_text(load_manifest("guess-ftis").to_toml())
-    settings = ChatSettings(device="cpu", episode=episode_of(Home(tmp_path)))
+    settings = ChatSettings(device="cpu", environments=environments_of(Home(tmp_path)))
     chat = ChatModel("model", resolve_model(str(trained_model("s"))), prompts=PromptSettings(), settings=settings)
     problem = load_task("guess", "test")[0].prompt
     first, *others = chat.ask(problem[-1]["content"]).text.split("\n> ")
@@ -104,13 +104,13 @@ def test_an_episode_that_cannot_go_on_ends_with_its_last_turn(tmp_path, monkeypa
 
 def test_an_environment_without_a_state_plays_any_question():
     limits = EpisodeSection(max_turns=3)
-    calculator = chat_episode("calculator", limits).begin("What is 26 * 51?")
+    calculator = chat_environments("calculator", limits).begin("What is 26 * 51?")
     assert [calculator.observation(text) for text in ("26 * 51", "It is 1326.")] == ["1326", None]
-    calculator = chat_episode("calculator", limits).begin("What is 26 * 51?")
+    calculator = chat_environments("calculator", limits).begin("What is 26 * 51?")
     assert [calculator.observation("1 + 1") for _ in range(3)] == ["2", "2", None], "the run has three turns"
-    assert chat_episode("guess", limits).begin("What is 26 * 51?") is None
+    assert chat_environments("guess", limits).begin("What is 26 * 51?") is None
     held_out = load_task("countdown", "test")[3]
-    known = chat_episode("countdown", limits).begin(held_out.prompt[-1]["content"])
+    known = chat_environments("countdown", limits).begin(held_out.prompt[-1]["content"])
     assert known.item == held_out and known.observation(held_out.answer) is None
 
 
