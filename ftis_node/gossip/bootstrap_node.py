@@ -38,11 +38,10 @@ class BootstrapNode:
         settings: NetworkSettings,
         *,
         identity: Identity,
-        limits: GossipLimits | None = None,
         pinned_runs: Sequence[str] = (),
     ) -> None:
         """`pinned_runs` are ids of runs that the survey reads, and the node forwards, before all others."""
-        limits = limits or GossipLimits()
+        limits = GossipLimits()
         self._settings = settings
         self.pinned_runs = pinned_runs
         self.guard = PeerGuard()

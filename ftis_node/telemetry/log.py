@@ -168,16 +168,15 @@ def set_up_logging(*, debug: bool = False, plain: bool = False) -> None:
 class RateLimitedLog:
     """Rate limiter for the log lines of one repeated fault. `count` is the number of occurrences."""
 
-    period_s: float = PERIOD_S
     clock: Callable[[], float] = time.monotonic
     count: int = 0
     _logged_at: float | None = field(default=None)
 
     def is_due(self) -> bool:
-        """Count one occurrence; return whether `period_s` has passed since the last logged one."""
+        """Count one occurrence; return whether PERIOD_S has passed since the last logged one."""
         self.count += 1
         now = self.clock()
-        if self._logged_at is not None and now - self._logged_at < self.period_s:
+        if self._logged_at is not None and now - self._logged_at < PERIOD_S:
             return False
         self._logged_at = now
         return True
