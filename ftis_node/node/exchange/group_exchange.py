@@ -28,7 +28,7 @@ from ftis_node.models import PromptTokenizer
 from ftis_node.node.exchange.messages import OwnGroup, PublishedGroup
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.training.generation_slots import SlotPool
-from ftis_node.node.training.step_selection import StepSelection
+from ftis_node.node.training.step_selection import take_groups
 from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import CompletionStatus, FinishReason, Group, SamplingSettings
 from ftis_node.records.token_batch import TokenBatch
@@ -63,7 +63,6 @@ class GroupExchange(NodePart):
     publish_scored: Callable[[Group], Awaitable[ValidationResult]]
 
     def __post_init__(self) -> None:
-        self._selection = StepSelection(self.context, self.store, self.peers, self.store.disk.once)
         self._take_number = self.context.state.step  # of the last step of an earlier role
         self._has_failed = False  # the last take
         self._publishing = asyncio.Lock()
@@ -110,7 +109,7 @@ class GroupExchange(NodePart):
                 await self.store.disk.once(self.store.buffer.reconcile, self._take_number - 1)
             self._take_number += 1
             self._has_failed = True
-            groups = await self._selection.take(self._take_number, own=0, foreign=count)
+            groups = await take_groups(self, self._take_number, own=0, foreign=count, disk=self.store.disk.once)
             await self.store.disk.once(self.store.buffer.release_step, self._take_number, ReleaseReason.TRAINED)
             self._has_failed = False
         self.peers.counters.groups_trained_foreign += len(groups)

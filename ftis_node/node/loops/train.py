@@ -28,7 +28,7 @@ from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.node.training.step_gate import StepGate
 from ftis_node.node.training.step_peers import StepPeers
 from ftis_node.node.training.step_report import StepReporter
-from ftis_node.node.training.step_selection import StepSelection
+from ftis_node.node.training.step_selection import take_groups
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.replay.buffer import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -64,7 +64,6 @@ class TrainLoop(NodePart):
     last_step: int | None
 
     def __post_init__(self) -> None:
-        self._selection = StepSelection(self.context, self.store, self.peers, self.store.disk)
         self._step_peers = StepPeers(self.context, self.peers, self.end_ids, self.observation_form)
         self._num_pauses = 0  # after which the learner's state is known
 
@@ -89,7 +88,7 @@ class TrainLoop(NodePart):
                 if await self._resume_after_pause():
                     continue  # with the gate of the learner's step, which may be an earlier one
                 own, foreign = self.gate.shares(self.step + 1)
-                groups = await self._selection.take(self.step + 1, own=own, foreign=foreign)
+                groups = await take_groups(self, self.step + 1, own=own, foreign=foreign, disk=self.store.disk)
                 await self._train_in_turn(groups)
             await self._evaluate_if_due()
         await self._evaluate_if_due(is_last=True)

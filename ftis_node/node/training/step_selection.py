@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from ftis_node.config.method_table import CHOICES
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.storage.node_store import Store
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.replay.buffer import Taken
 from ftis_node.replay.group_choice import ChoiceRule, choose_newest, choose_same_prompts, choose_sapo
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -18,37 +17,31 @@ from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.telemetry.events import EventLog
 
 
-@dataclass(eq=False, repr=False)
-class StepSelection:
-    """Selects the groups of a step from the buffer: READY -> TAKEN, or RELEASED if the rule discards them.
+async def take_groups(
+    node: NodePart, step: int, *, own: int, foreign: int, disk: Callable[..., Awaitable[Taken]]
+) -> list[StoredGroup]:
+    """Take up to `own` and `foreign` groups, by signer: READY -> TAKEN, or RELEASED if the rule discards them.
 
     `disk` runs the write: the store's disk thread, or its `once` for a caller that does not wait for a full disk.
     """
+    events, rule = node.context.events, _rule(node.context, node.peers, step)
+    groups, discarded = await disk(node.store.buffer.take, step, own=own, foreign=foreign, rule=rule)
+    write_taken(events, groups, step=step)
+    for unused in discarded:
+        events.write("released", group=unused.id, reason=ReleaseReason.DISCARDED)
+    return groups
 
-    context: NodeContext
-    store: Store
-    peers: PeerManager
-    disk: Callable[..., Awaitable[Taken]]
 
-    async def take(self, step: int, *, own: int, foreign: int) -> list[StoredGroup]:
-        """Take up to `own` and `foreign` groups, by signer, for a step."""
-        events, rule = self.context.events, self._rule(step)
-        groups, discarded = await self.disk(self.store.buffer.take, step, own=own, foreign=foreign, rule=rule)
-        write_taken(events, groups, step=step)
-        for unused in discarded:
-            events.write("released", group=unused.id, reason=ReleaseReason.DISCARDED)
-        return groups
-
-    def _rule(self, step: int) -> ChoiceRule:
-        section, domain = self.context.manifest.step, self.context.own_domain
-        if section.group_selection == "sapo":
-            return partial(choose_sapo, seed=step, domain=domain)
-        if section.group_selection not in CHOICES:
-            return partial(load_choice(section.group_selection), step=step)
-        neighbor = self.peers.share_cap().neighbor
-        if section.prompt_sharing == "horizontal":
-            return partial(choose_same_prompts, neighbor=neighbor)
-        return partial(choose_newest, neighbor=neighbor, domain=domain, turn=step)
+def _rule(context: NodeContext, peers: PeerManager, step: int) -> ChoiceRule:
+    section, domain = context.manifest.step, context.own_domain
+    if section.group_selection == "sapo":
+        return partial(choose_sapo, seed=step, domain=domain)
+    if section.group_selection not in CHOICES:
+        return partial(load_choice(section.group_selection), step=step)
+    neighbor = peers.share_cap().neighbor
+    if section.prompt_sharing == "horizontal":
+        return partial(choose_same_prompts, neighbor=neighbor)
+    return partial(choose_newest, neighbor=neighbor, domain=domain, turn=step)
 
 
 def write_taken(events: EventLog, groups: Sequence[StoredGroup], *, step: int) -> None:

@@ -18,6 +18,7 @@ from ftis_node.learner.senders import SenderStats
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.peers.registry import RECENT_STEPS
 from ftis_node.node.state import NodeState
+from ftis_node.node.training.step_selection import take_groups
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.records.identity import Identity
@@ -118,7 +119,7 @@ async def test_only_the_sender_that_must_have_broken_the_learner_is_charged(tmp_
                 node.store.buffer.admit(accept(make_group(sender, number=number), sender), own=False)
         loop.learner.failures = list(errors)
         for _ in errors:
-            await loop._train(await loop._selection.take(1, own=0, foreign=4))
+            await loop._train(await take_groups(loop, 1, own=0, foreign=4, disk=node.store.disk))
         assert len(events_of(node, "released")) == 2 * len(senders), "a group that stays would break the learner again"
         assert behavior_of(node) == [(HONEST.peer_id, Behaviour.FAULT)] * num_charged
 
@@ -130,8 +131,8 @@ async def test_failures_before_a_restart_charge_no_sender(tmp_path, monkeypatch)
         node.store.buffer.admit(accept(make_group(HONEST), HONEST), own=False)
         loop.learner.failures = [KILLED, KILLED, KILLED]
         for _ in range(2):
-            await loop._train(await loop._selection.take(1, own=0, foreign=1))
-        groups = await loop._selection.take(1, own=0, foreign=1)
+            await loop._train(await take_groups(loop, 1, own=0, foreign=1, disk=node.store.disk))
+        groups = await take_groups(loop, 1, own=0, foreign=1, disk=node.store.disk)
         monkeypatch.setattr(loop.learner, "start", AsyncMock(side_effect=KILLED))
         with pytest.raises(WorkerDiedError):
             await loop._train(groups)

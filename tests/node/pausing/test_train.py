@@ -15,7 +15,7 @@ from ftis_node.node.pausing.gate import PauseGate
 from ftis_node.node.pausing.policy import Decision
 from ftis_node.node.startup.recovery import replace_files
 from ftis_node.node.state import NodeState
-from ftis_node.node.training.step_selection import StepSelection
+from ftis_node.node.training.step_selection import take_groups
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -93,7 +93,7 @@ async def test_groups_of_steps_that_a_pause_lost_are_kept_at_the_next_start(tmp_
         node.context.events.write("start", peer="")
         for number in (1, 2):
             node.store.buffer.admit(accepted(ANN, number), own=False)
-        await StepSelection(node.context, node.store, node.peers, node.store.disk).take(5, own=0, foreign=2)
+        await take_groups(node, 5, own=0, foreign=2, disk=node.store.disk)
         node.store.buffer.release_step(5, ReleaseReason.TRAINED)
         async with training(node):
             node.learner.step = 4
