@@ -19,8 +19,8 @@ from ftis_node.node.context import NodeDescription
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import Announcement, open_envelope, seal_group
+from ftis_node.records.group import reencode_as_text
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
-from ftis_node.records.text_form import reencode_as_text
 from ftis_node.replay.reader import HeldGroup, ReplayReader
 from ftis_node.swarm.delivery import MAX_SENT_GROUPS, IdsByPeer
 from ftis_node.swarm.lru import LruBytes
