@@ -17,7 +17,7 @@ from typing import Any
 
 from ftis_node.records.addresses import block_of
 from ftis_node.report.run_charts import Chart, ChartSeries
-from ftis_node.report.templates import clean, render, text_of
+from ftis_node.report.templates import clean, own_file, render
 from ftis_node.swarm.overview import SwarmView
 from ftis_node.telemetry.health_summary import plural
 from ftis_node.view.formats import ago, count, percent
@@ -56,7 +56,7 @@ def render_swarm(
     `charts_of` returns further charts of a run.
     """
     now = time.time()
-    script = text_of(SCRIPT)
+    script = own_file(SCRIPT)
     return render(
         TEMPLATE,
         runs=[_run(view, _join_line(view, addresses), charts_of(view.run.id), now=now) for view in views[:MAX_RUNS]],

@@ -43,12 +43,12 @@ def render(template: str, **values: Any) -> str:
     )
     filters = (number, percent, duration, date_time, short_id, clean)
     environment.filters.update({one.__name__: one for one in filters})
-    return environment.get_template(template).render(style=text_of(STYLE), **values)
+    return environment.get_template(template).render(style=own_file(STYLE), **values)
 
 
-def text_of(file: str) -> Markup:
+def own_file(name: str) -> Markup:
     """Return a file of this package, which the template does not escape."""
     from markupsafe import Markup
 
-    text = resources.files("ftis_node.report").joinpath(file).read_text(encoding="utf-8")
+    text = resources.files("ftis_node.report").joinpath(name).read_text(encoding="utf-8")
     return Markup(text)  # nosec B704: a file of this package
