@@ -179,7 +179,6 @@ def read_group_history(
     decoder, prompts = decoder or Decoder(home), prompts or PromptResolver(home)
     ref, prompt = group.prompt_ref, prompts.resolve(group)
     text = prompt.text or decoder.text(prompt_ids)
-    events = tuple(group_events(home.events, summary.id))
     return GroupHistory(
         id=summary.id,
         summary=summary,
@@ -191,16 +190,12 @@ def read_group_history(
         texts_missing=decoder.missing if isinstance(group, Group) else "",
         verdict="admitted",
         used=_used(summary),
-        events=events,
+        events=tuple(itertools.islice(_lines_with(home.events, summary.id), MAX_EVENTS)),
     )
 
 
-def group_events(path: Path, group_id: str) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the event log that contain this hex id, oldest first, at most `MAX_EVENTS`."""
-    return itertools.islice(_lines_with(path, group_id), MAX_EVENTS)
-
-
 def _lines_with(path: Path, group_id: str) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the event log that contain this hex id, oldest first."""
     for line in EventReader(path).read_new():
         if group_id.encode() in line and (event := event_or_none(line)) is not None:
             yield event

@@ -3,41 +3,31 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.replay.group_choice import Candidate, choose_sapo, split_foreign
+from ftis_node.replay.group_choice import choose_sapo, has_signal, split_foreign
 from ftis_node.swarm.demand import OwnDomain
-
-NO_SIGNAL, SIGNAL = (1.0, 1.0), (0.0, 1.0)
-
-
-def ready(*rewards, sender="ann", task=""):
-    return [
-        Candidate(
-            b"%s%d" % (sender.encode(), i), sender, own=sender == "me", arrival=i, created_at=0.0, policy_version=0,
-            problem=b"%d" % i, task=task, rewards=scores,
-        )
-        for i, scores in enumerate(rewards)
-    ]  # fmt: skip
+from tests.replay.test_shares import scored
 
 
-def positions(selection):
+def places(selection):
     return [(c.sender, c.arrival) for c in selection.taken]
 
 
 def test_groups_without_a_signal_are_never_chosen():
-    groups = ready(NO_SIGNAL, SIGNAL, NO_SIGNAL, sender="me") + ready(SIGNAL, (0.5,), (), SIGNAL)
+    groups = scored("me", 4, 1, 0) + scored("ann", 1, 0, 4, 3)
     chosen = choose_sapo(groups, 4, 4, seed=0)
-    assert positions(chosen) == [("me", 1), ("ann", 0), ("ann", 3)]
+    assert places(chosen) == [("me", 1), ("ann", 0), ("ann", 3)]
     assert set(chosen.taken + chosen.discarded) == set(groups)
+    assert not any(map(has_signal, [(), (0.5,), (1.0, 1.0)]))
 
 
 def test_missing_foreign_groups_are_not_replaced_by_own_groups():
-    groups = ready(*[SIGNAL] * 9, sender="me") + ready(*[NO_SIGNAL] * 9)
-    assert [sender for sender, _ in positions(choose_sapo(groups, 4, 4, seed=2))] == ["me"] * 4
+    groups = scored("me", *[1] * 9) + scored("ann", *[0] * 9)
+    assert [sender for sender, _ in places(choose_sapo(groups, 4, 4, seed=2))] == ["me"] * 4
 
 
 def test_the_seed_decides():
-    groups = ready(*[SIGNAL] * 30, sender="me") + ready(*[SIGNAL] * 30)
-    choices = [positions(choose_sapo(groups, 3, 5, seed=seed)) for seed in (3, 3, 4)]
+    groups = scored("me", *[1] * 30) + scored("ann", *[1] * 30)
+    choices = [places(choose_sapo(groups, 3, 5, seed=seed)) for seed in (3, 3, 4)]
     assert choices[0] == choices[1] != choices[2]
     assert [sender for sender, _ in choices[0]] == ["me"] * 3 + ["ann"] * 5
 
@@ -74,8 +64,8 @@ def test_a_third_of_four_groups_by_hand():
 
 
 def test_the_domain_share_counts_only_groups_with_a_signal():
-    near = ready(*[SIGNAL] * 4, NO_SIGNAL, sender="ann", task="near")
-    groups = near + ready(*[SIGNAL] * 8, NO_SIGNAL, NO_SIGNAL, sender="bob", task="far")
+    near = scored("ann", 1, 1, 1, 1, 0, task="near")
+    groups = near + scored("bob", *[1] * 8, 0, 0, task="far")
     for num, share, expected in ((4, 0.75, 3), (6, 1.0, 4)):
         taken = choose_sapo(groups, 0, num, seed=5, domain=OwnDomain(tasks=frozenset({"near"}), share=share)).taken
         assert [len(taken), sum(c in near for c in taken)] == [num, expected]
