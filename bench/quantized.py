@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ftis_node.learner.core import Learner
 from torch import Tensor
 
 from ftis_node.config.home import Home
