@@ -136,9 +136,9 @@ def at_equal_tokens(lines: Sequence[MethodResult], line: MethodResult, task: str
 
 
 def copies_note(lines: Sequence[MethodResult], task: str) -> str:
-    """Return a line that names the nodes of a swarm that are one policy; empty if there are none."""
-    found = [f"{line.pair} {line.method} {line.model}" for line in lines if line.is_one_policy(task)]
-    return f"All copies have the same curve, so they are one policy: {', '.join(found)}.\n" if found else ""
+    """Return a list of the nodes of a swarm that are one policy; empty if there are none."""
+    found = "".join(f"- {line.pair} {line.method} {line.model}\n" for line in lines if line.is_one_policy(task))
+    return f"All copies have the same curve, so they are one policy:\n\n{found}" if found else ""
 
 
 def controls_table(lines: Sequence[MethodResult], task: str) -> str:

@@ -111,7 +111,7 @@ def test_alone_is_compared_at_the_own_tokens_of_the_swarm():
 def test_copies_with_one_curve_are_named():
     curve = [0.0, 0.5]
     twins = result("ftis", 0, *(member(name, curve, tokens_a_step=1) for name in ("s", "s~2", "m")))
-    note = "All copies have the same curve, so they are one policy: size ftis s.\n"
+    note = "All copies have the same curve, so they are one policy:\n\n- size ftis s\n"
     assert copies_note(series_of([twins]), "sums") == note
     apart = result("ftis", 1, member("s", curve, tokens_a_step=1), member("s~2", [0.0, 0.6], tokens_a_step=1))
     assert copies_note(series_of([twins, apart]), "sums") == "", "in one run they differ"
