@@ -26,6 +26,7 @@ from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES, CallWorker, ProofToCome, WeightLoader, known
 from ftis_node.workers.liveness import RestartPolicy, Timing
+from ftis_node.workers.preload import Preload
 from ftis_node.workers.process import WorkerProcess, WorkerSpec
 from ftis_node.workers.supervisor import Preparation, Supervisor, WorkerClient, WorkerState
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
@@ -85,6 +86,7 @@ class GenerationClient(WorkerClient):
         free_memory: Preparation | None = None,
         write_weights: WriteWeights | None = None,
         on_fall_back: OnProblem | None = None,
+        preload: Preload | None = None,
         worker_module: str = WORKER_MODULE,
     ) -> None:
         """Store the worker's settings and the callbacks, which are those of `WeightLoader` and `Supervisor`."""
@@ -97,6 +99,7 @@ class GenerationClient(WorkerClient):
             event_types=(messages.TokensMade, messages.StartPhase, messages.EngineBroken),
             environment=({} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)})
             | dict(environment or {}),
+            preload=preload,
         )
         self._awake = asyncio.Event()
         self._awake.set()

@@ -16,6 +16,7 @@ from ftis_node.learner import messages
 from ftis_node.learner.distributed.launch import COMMUNICATION
 from ftis_node.learner.messages import AuditReply, CheckpointEvent, LearnerBoot, LearnerState, TrainGroup, TrainReply
 from ftis_node.workers.liveness import RestartPolicy, Timing
+from ftis_node.workers.preload import KEEPS_FREED_BLOCKS, Preload
 from ftis_node.workers.process import WorkerProcess, WorkerSpec
 from ftis_node.workers.supervisor import Supervisor, WorkerClient
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
@@ -29,12 +30,6 @@ MODULE = "ftis_node.learner.worker"
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 GROWING_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-KEPT_BYTES = str(1 << 40)  # above any block size: glibc neither trims freed memory nor maps single blocks
-KEEPS_FREED_BLOCKS = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_TRIM_THRESHOLD_": KEPT_BYTES,
-    "MALLOC_MMAP_THRESHOLD_": KEPT_BYTES,
-}
 
 
 class LearnerClient(WorkerClient):
@@ -51,6 +46,7 @@ class LearnerClient(WorkerClient):
         environment: Mapping[str, str] | None = None,
         on_event: Callable[[CheckpointEvent], None] | None = None,
         on_slow_stop: Callable[[], object] | None = None,
+        preload: Preload | None = None,
         worker_module: str = MODULE,
     ) -> None:
         spec = WorkerSpec(
@@ -61,6 +57,7 @@ class LearnerClient(WorkerClient):
             log_path=log_path,
             event_types=EVENT_TYPES,
             environment=worker_environment(boot) | dict(environment or {}),
+            preload=preload,
         )
         super().__init__(
             Supervisor(

@@ -28,6 +28,7 @@ from ftis_node.errors import FtisError, WorkerCrashedError, WorkerDiedError
 from ftis_node.files import open_to_write
 from ftis_node.workers import wire
 from ftis_node.workers.liveness import SILENT, Timing, describe_exit
+from ftis_node.workers.preload import ForkedProcess, Preload
 from ftis_node.workers.wire import Message
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ OnSlowStop: TypeAlias = Callable[[], object]
 class WorkerSpec:
     """The process to spawn: `python -m module`. `boot` is the first message that it receives.
 
-    `environment` is added to the daemon's environment.
+    `environment` is added to the daemon's environment. The first process is forked by `preload` if that is possible.
     """
 
     name: str
@@ -50,6 +51,7 @@ class WorkerSpec:
     log_path: Path
     event_types: tuple[type[Message], ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    preload: Preload | None = None
 
 
 @dataclass(slots=True)
@@ -92,7 +94,8 @@ class WorkerProcess:
         self._death: asyncio.Future[FtisError] = asyncio.get_running_loop().create_future()
         self._resources = AsyncExitStack()
         self._socket: zmq.asyncio.Socket
-        self._process: asyncio.subprocess.Process
+        self._process: asyncio.subprocess.Process | ForkedProcess
+        self._preload = spec.preload if number == 0 else None
 
     @property
     def pid(self) -> int:
@@ -111,6 +114,8 @@ class WorkerProcess:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._socket.bind(self._endpoint)
             stack.callback(wire.remove_socket, self._endpoint)
+            if self._preload is not None:
+                await self._preload.until_loaded()
             spawning = asyncio.create_task(self._spawn(), name=f"{self._spec.name}-spawn")
             try:
                 self._process = await asyncio.shield(spawning)  # a spawn that is canceled halfway may never return
@@ -176,13 +181,15 @@ class WorkerProcess:
         self._die(self._died(how))
         self._kill()
 
-    async def _spawn(self) -> asyncio.subprocess.Process:
+    async def _spawn(self) -> asyncio.subprocess.Process | ForkedProcess:
         """Start the process in a new session, so that ctrl-C does not reach it while it imports."""
         spec = self._spec
         command = [sys.executable, "-m", spec.module, "--endpoint", self._endpoint, "--owner-pid", str(os.getpid())]
         command += ["--heartbeat-every-s", str(self._timing.heartbeat_every_s)]
         environment = {**os.environ, **NO_TELEMETRY, **WORKERS_STAY_OFFLINE, **spec.environment}
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        if self._preload is not None and (forked := await self._preload.fork(command, environment, spec.log_path)):
+            return forked
         with os.fdopen(open_to_write(spec.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as worker_log:
             return await asyncio.create_subprocess_exec(
                 *command,

@@ -63,6 +63,10 @@ Answer = TypeVar("Answer")
 Made = TypeVar("Made")
 
 DRIVER = "ftis_node.generation.engines.vllm_driver"
+CORE = ("vllm.engine.arg_utils", "vllm.v1.engine.core_client", "vllm.v1.executor")
+# Parts of vLLM's server, which its core imports for requests with tools or reasoning. They take 1 s to import.
+SERVER = ("vllm.entrypoints.mcp.tool_server", "vllm.parser.engine.adapters")
+COMPILER_PATCHES = "vllm.env_override"  # of torch's compiler, which they load
 POLL_EVERY_S = 0.5
 START_LENGTHS = (2, 19, 40)  # tokens of the first texts
 SEED_BITS = 31
@@ -200,7 +204,9 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")  # for its developers, not for users
     log.begin("importing vLLM")
     try:
-        await asyncio.to_thread(import_quickly, DRIVER)  # vLLM takes seconds to import
+        compiles = device != "cpu" or not settings.options.get("enforce_eager", True)
+        unused = SERVER if compiles else (*SERVER, COMPILER_PATCHES)
+        await asyncio.to_thread(partial(import_quickly, DRIVER, *CORE, without=unused))  # takes seconds
         from ftis_node.generation.engines.vllm_driver import VllmDriver
     except ImportError as error:
         raise EngineError(

@@ -51,6 +51,7 @@ from ftis_node.telemetry.status import EndWord
 from ftis_node.telemetry.terminal_text import size
 from ftis_node.telemetry.tracking import TrackedRun, Tracking
 from ftis_node.workers.durable import remove_leftovers
+from ftis_node.workers.preload import Preload
 from ftis_node.workers.weight_store import weights_folder
 
 log = logging.getLogger(__name__)
@@ -74,10 +75,14 @@ async def running_components(
 
     Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError, WorkerError.
     """
+    preload: Preload | None = None
     async with AsyncExitStack() as stack:
         if factory is None:
             factory = ProcessNodeFactory(settings, home)  # raises for a malformed address before anything starts
             check_free(factory.listen_addresses)
+            if (preload := factory.preload) is not None:
+                stack.push_async_callback(preload.close)
+                preload.begin()
         inputs = await prepare(settings, plan, home, factory, on_progress)
         begun_at = checkpoint_step(home) if settings.learns else 0
         log_block(log, start_lines(inputs, num_parameters=parameter_count(inputs.source), step=begun_at))
@@ -92,6 +97,8 @@ async def running_components(
             if settings.generates or settings.learns:
                 await wiring.pause_loop.check()
             await _start(parts, on_progress)
+            if preload is not None:
+                await preload.close()
             yield parts
         except asyncio.CancelledError:
             mark_end(home, EndWord.STOPPED)

@@ -37,6 +37,7 @@ from ftis_node.tasks.base import Task
 from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.secrets import read_secret
 from ftis_node.workers.liveness import Timing
+from ftis_node.workers.preload import Preload
 from ftis_node.workers.weight_store import PROBE_LENGTH
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class ProcessNodeFactory:
         self._network = NetworkSettings(
             sockets_dir=home.sockets / "net", listen=settings.listen, announce=settings.announce, peers=settings.peers
         )
+        self.preload = preload_of(settings, home)
 
     @property
     def listen_addresses(self) -> tuple[Address, ...]:
@@ -122,6 +124,7 @@ class ProcessNodeFactory:
             free_memory=learner.give_memory_back,
             write_weights=learner.write_weights,
             on_fall_back=lambda reason: events.write("weight_sync_fallback", reason=reason),
+            preload=self.preload,
         )
 
     def learner(self, of: NodeInputs, *, events: EventLog, weights: Path) -> LearnerClient:
@@ -142,6 +145,7 @@ class ProcessNodeFactory:
             environment=visible_gpus(of.arrangement.learner_gpus),
             on_event=lambda event: _report_learner_event(events, event),
             on_slow_stop=lambda: delay_forced_end("the learner's computation in progress"),
+            preload=self.preload,
         )
 
     def gossip(self, of: NodeInputs) -> Gossip:
@@ -155,6 +159,16 @@ class ProcessNodeFactory:
             num_shards=of.manifest.wire.announcement_shards,
             secret=self._secret,
         )
+
+
+def preload_of(settings: NodeSettings, home: Home) -> Preload | None:
+    """Return the process that imports the libraries of both workers; None unless both use as many threads."""
+    num_threads = threads_of(settings.generation.threads)
+    if not (settings.generates and settings.learns) or settings.learner.num_ranks > 1:
+        return None
+    if num_threads != threads_of(settings.learner.threads):
+        return None
+    return Preload({"OMP_NUM_THREADS": str(num_threads)}, home.logs / "preload.log")
 
 
 def generation_timing(settings: NodeSettings) -> Timing:
