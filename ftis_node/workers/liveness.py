@@ -31,11 +31,16 @@ def die_with_owner(owner_pid: int) -> None:
     The kernel's parent-death signal is instant, but applies only to the direct parent. A thread that watches the owner
     also works if a launcher such as torchrun is between the two.
     """
+    die_with_parent()
+    threading.Thread(target=_end_after, args=(owner_pid,), name="owner-watch", daemon=True).start()
+
+
+def die_with_parent() -> None:
+    """End this process when the thread that started it ends. Starts no thread, and does not hold after a fork."""
     parent_pid = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent_pid:  # the owner died before the signal was requested
+    if os.getppid() != parent_pid:  # the parent died before the signal was requested
         os._exit(ORPHAN_EXIT_CODE)
-    threading.Thread(target=_end_after, args=(owner_pid,), name="owner-watch", daemon=True).start()
 
 
 def _end_after(owner_pid: int) -> None:

@@ -26,7 +26,7 @@ from typing import Final
 
 from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from ftis_node.files import open_to_write
-from ftis_node.workers.liveness import ORPHAN_EXIT_CODE, PR_SET_PDEATHSIG
+from ftis_node.workers.liveness import ORPHAN_EXIT_CODE, die_with_parent
 from ftis_node.workers.quick_imports import import_quickly
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ def _set_subreaper(value: bool) -> None:
 
 def serve(owner_pid: int) -> None:
     """Import the modules, then fork a worker for each request on stdin. Returns when the owner closes it."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    die_with_parent()
     if os.getppid() != owner_pid:
         sys.exit(ORPHAN_EXIT_CODE)
     replies = os.dup(1)

@@ -31,7 +31,7 @@ from ftis_node.errors import (
     first_line,
     says_out_of_memory,
 )
-from ftis_node.generation.engines import USE_TORCH
+from ftis_node.generation.engines import USE_TORCH, core_process
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
 from ftis_node.generation.engines.published import check_adapter, check_published, check_shared, shapes_in
 from ftis_node.generation.engines.sleep_trial import card_marker, try_sleep
@@ -64,8 +64,6 @@ Made = TypeVar("Made")
 
 DRIVER = "ftis_node.generation.engines.vllm_driver"
 CORE = ("vllm.engine.arg_utils", "vllm.v1.engine.core_client", "vllm.v1.executor")
-# Parts of vLLM's server, which its core imports for requests with tools or reasoning. They take 1 s to import.
-SERVER = ("vllm.entrypoints.mcp.tool_server", "vllm.parser.engine.adapters")
 COMPILER_PATCHES = "vllm.env_override"  # of torch's compiler, which they load
 POLL_EVERY_S = 0.5
 START_LENGTHS = (2, 19, 40)  # tokens of the first texts
@@ -204,8 +202,10 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")  # for its developers, not for users
     log.begin("importing vLLM")
     try:
+        if has_separate_core(settings, device=device):
+            core_process.begin()
         compiles = device != "cpu" or not settings.options.get("enforce_eager", True)
-        unused = SERVER if compiles else (*SERVER, COMPILER_PATCHES)
+        unused = core_process.SERVER if compiles else (*core_process.SERVER, COMPILER_PATCHES)
         await asyncio.to_thread(partial(import_quickly, DRIVER, *CORE, without=unused))  # takes seconds
         from ftis_node.generation.engines.vllm_driver import VllmDriver
     except ImportError as error:
@@ -269,7 +269,9 @@ def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tu
     from vllm.v1.executor import Executor
 
     is_separate = has_separate_core(settings, device=device)
-    if device == "cpu" or not is_separate:  # vLLM would start a process, only to keep this one free of CUDA
+    if is_separate:
+        core_process.use()
+    else:  # vLLM would start a process, only to keep this one free of CUDA
         registry._run_in_subprocess = lambda inspect: inspect()
     check_options(settings.options, known={field.name for field in fields(EngineArgs)})
     seed = random.SystemRandom().getrandbits(SEED_BITS) if settings.seed is None else settings.seed
