@@ -2,9 +2,9 @@
 
     daemon --spawns--> preloading process --imports, forks twice--> the first process of each worker; then it ends
 
-It imports while the daemon prepares the start. A process between it and the worker ends at once, and the kernel gives
-the worker to the daemon as a child (PR_SET_CHILD_SUBREAPER). So the daemon supervises it as a spawned worker. Nothing
-is forked if a library has started a thread. A worker that cannot be forked, and every restart, is spawned.
+It imports while the daemon prepares the start. Each fork goes through a process that ends at once, so that the kernel
+gives the worker to the daemon as a child (PR_SET_CHILD_SUBREAPER). The daemon supervises it as a spawned worker.
+Nothing is forked if an import has started a thread or CUDA. Then, and at each restart, workers are spawned.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import logging
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
+from ftis_node.errors import FtisError
 from ftis_node.files import open_to_write
 from ftis_node.workers.liveness import ORPHAN_EXIT_CODE, die_with_parent
 from ftis_node.workers.quick_imports import import_quickly
@@ -32,7 +34,7 @@ from ftis_node.workers.quick_imports import import_quickly
 log = logging.getLogger(__name__)
 
 MODULE = "ftis_node.workers.preload"
-IMPORTED = ("ftis_node.learner.core", "transformers.models.auto.modeling_auto", "ftis_node.workers.worker")
+WORKER_IMPORTS = ("ftis_node.learner.core", "transformers.models.auto.modeling_auto", "ftis_node.workers.worker")
 PR_SET_CHILD_SUBREAPER = 36  # from <sys/prctl.h>
 LOADED = b"0\n"
 LOAD_TIMEOUT_S, FORK_TIMEOUT_S = 300.0, 30.0
@@ -86,18 +88,26 @@ class ForkedProcess:
 class Preload:
     """The daemon's side: `begin`, `until_loaded`, `fork` for each worker, `close`. After a failure workers are spawned.
 
-    `environment` holds the variables that libraries read at their import, which are equal in both workers.
+    `environment` has the variables that libraries read at their import, which are equal in both workers.
     """
 
-    def __init__(self, environment: Mapping[str, str], log_path: Path) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], log_path: Path, *, modules: Sequence[str] = WORKER_IMPORTS
+    ) -> None:
+        self._modules = modules
         self._environment = environment
         self._log_path = log_path
         self._loading: asyncio.Task[None] | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._lock = asyncio.Lock()
 
     def begin(self) -> None:
-        self._loading = asyncio.create_task(self._load(), name="preload")
+        """Start the process. An error is logged."""
+        try:
+            self._process = self._start()
+            self._loading = asyncio.create_task(self._load(), name="preload")
+        except (OSError, FtisError) as error:
+            log.warning("each worker imports its libraries: %s", error)
 
     async def until_loaded(self) -> None:
         """Return when workers can be forked, or when it is known that they cannot."""
@@ -111,57 +121,48 @@ class Preload:
         async with self._lock:
             if self._process is None:
                 return None
+            assert self._process.stdin is not None
             try:
-                request = [list(command), dict(environment), str(log_path)]
-                return ForkedProcess(int(await self._ask(json.dumps(request).encode() + b"\n")))
+                self._process.stdin.write(json.dumps([command, environment, str(log_path)]).encode() + b"\n")
+                self._process.stdin.flush()
+                return ForkedProcess(int(await self._reply(FORK_TIMEOUT_S)))
             except (OSError, ValueError, TimeoutError) as error:
                 log.warning("a worker cannot be forked (%s: %s): it is spawned", type(error).__name__, error)
-                await self.close()
+                self.close()
                 return None
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """End the process, if it runs. Workers that it forked continue."""
-        if self._loading is not None:
-            self._loading.cancel()
-            await asyncio.wait({self._loading})
-        if (process := self._process) is not None:
-            self._process = None
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        if self._process is not None:
+            self._process.kill()
+            with self._process:
+                self._process = None
             _set_subreaper(False)
 
-    async def _ask(self, request: bytes, timeout_s: float = FORK_TIMEOUT_S) -> bytes:
-        assert self._process is not None
-        requests, replies = self._process.stdin, self._process.stdout
-        assert requests is not None
-        assert replies is not None
-        async with asyncio.timeout(timeout_s):
-            requests.write(request)
-            return await replies.readline()
-
     async def _load(self) -> None:
-        """Start the process, and wait until it has imported its modules. If that fails, end it."""
-        try:
-            self._process = await self._start()
-            if await self._ask(b"", LOAD_TIMEOUT_S) == LOADED:
+        """Wait until the process has imported its modules. If that fails, end it."""
+        with suppress(TimeoutError):
+            if await self._reply(LOAD_TIMEOUT_S) == LOADED:
                 return
-            reason = f"see {self._log_path}"
-        except (OSError, TimeoutError) as error:
-            reason = str(error) or "it took too long"
-        log.warning("each worker imports its libraries, because the preloading process failed: %s", reason)
-        self._loading = None
-        await self.close()
+        if self._process is not None:
+            log.warning("each worker imports its libraries, because none can be forked: see %s", self._log_path)
+            self.close()
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _reply(self, timeout_s: float) -> bytes:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.to_thread(self._process.stdout.readline)
+
+    def _start(self) -> subprocess.Popen[bytes]:
         _set_subreaper(True)
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         environment = {**AT_IMPORT, **os.environ, **NO_TELEMETRY, **WORKERS_STAY_OFFLINE, **self._environment}
         with os.fdopen(open_to_write(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as own_log:
-            return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", MODULE, str(os.getpid()), "." * COMMAND_BYTES),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
+            return subprocess.Popen(
+                [sys.executable, "-m", MODULE, str(os.getpid()), "." * COMMAND_BYTES, *self._modules],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=own_log,
                 env=environment,
                 start_new_session=True,
@@ -176,14 +177,14 @@ def _set_subreaper(value: bool) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def serve(owner_pid: int) -> None:
+def serve(owner_pid: int, modules: Sequence[str]) -> None:
     """Import the modules, then fork a worker for each request on stdin. Returns when the owner closes it."""
     die_with_parent()
     if os.getppid() != owner_pid:
         sys.exit(ORPHAN_EXIT_CODE)
     replies = os.dup(1)
     os.dup2(2, 1)  # libraries may print while they are imported
-    for name in IMPORTED:
+    for name in modules:
         import_quickly(name)
     if obstacle := _obstacle():
         sys.exit(f"{obstacle} after the imports: no worker is forked")
@@ -223,10 +224,12 @@ def _become(command: Sequence[str], environment: Mapping[str, str], log_path: st
         if parent != owner:
             os._exit(ORPHAN_EXIT_CODE)
         os.setsid()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        nothing = os.open(os.devnull, os.O_RDONLY)
         own_log = open_to_write(Path(log_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(own_log, 1)
-        os.dup2(own_log, 2)
+        for source, target in ((nothing, 0), (own_log, 1), (own_log, 2)):
+            os.dup2(source, target)
+        os.close(nothing)
+        os.close(own_log)
         os.environ.clear()
         os.environ.update(environment)
         if environment.items() >= KEEPS_FREED_BLOCKS.items() and hasattr(libc := ctypes.CDLL(None), "mallopt"):
@@ -251,4 +254,4 @@ def _show(command: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(int(sys.argv[1]), sys.argv[3:])

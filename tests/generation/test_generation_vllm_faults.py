@@ -43,8 +43,9 @@ def processes_of(client: GenerationClient) -> list[psutil.Process]:
 
 
 def find_core(client: GenerationClient) -> psutil.Process:
-    """Return vLLM's engine core, the only child of the worker that has a child, vLLM's worker."""
-    (core,) = (child for child in psutil.Process(client.pid).children() if child.children())
+    """Return vLLM's engine core, the child of the fork server that has a child, vLLM's worker."""
+    servers = psutil.Process(client.pid).children()
+    (core,) = (child for server in servers for child in server.children() if child.children())
     return core
 
 

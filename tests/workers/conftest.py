@@ -14,7 +14,7 @@ async def make_supervisor(tmp_path):
     """`make_supervisor(fault="", timing=QUICK, **options)` makes one that is not started yet."""
     made: list[Supervisor] = []
 
-    def make(*, fault="", num_faults=1000, timing=QUICK, **options):
+    def make(*, fault="", num_faults=1000, timing=QUICK, preload=None, **options):
         spec = WorkerSpec(
             name="echo",
             module="echo_worker",
@@ -23,6 +23,7 @@ async def make_supervisor(tmp_path):
             log_path=tmp_path / "logs" / "echo.log",
             event_types=(Tick,),
             environment={"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"},
+            preload=preload,
         )
         options.setdefault("restart_policy", PATIENT)
         made.append(Supervisor(spec, timing=timing, **options))

@@ -81,7 +81,7 @@ async def running_components(
             factory = ProcessNodeFactory(settings, home)  # raises for a malformed address before anything starts
             check_free(factory.listen_addresses)
             if (preload := factory.preload) is not None:
-                stack.push_async_callback(preload.close)
+                stack.callback(preload.close)
                 preload.begin()
         inputs = await prepare(settings, plan, home, factory, on_progress)
         begun_at = checkpoint_step(home) if settings.learns else 0
@@ -98,7 +98,7 @@ async def running_components(
                 await wiring.pause_loop.check()
             await _start(parts, on_progress)
             if preload is not None:
-                await preload.close()
+                preload.close()
             yield parts
         except asyncio.CancelledError:
             mark_end(home, EndWord.STOPPED)
