@@ -136,8 +136,7 @@ def test_every_figure_is_finite_for_any_log_prob_of_a_peer(method, estimator):
 def test_an_empty_completion_is_not_measured():
     batch = rows([[0.5], []], [[0.25], []], [1.0, -1.0])
     found = sender_sums("ftis", **batch, sender_ids=torch.tensor([2, 2]), num_senders=3)
-    assert found["completions"].tolist() == [0, 0, 2]
-    assert found["measured"].tolist() == [0, 0, 1]
+    assert (found["completions"].tolist(), found["measured"].tolist()) == ([0, 0, 2], [0, 0, 1])
     assert found["clipped"].tolist() == [0, 0, 0]
     assert found["weight_sum"].tolist() == pytest.approx([0, 0, 2.0])
 

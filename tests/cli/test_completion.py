@@ -80,8 +80,7 @@ def test_groups_and_peers_of_the_home_are_completed(complete, home, monkeypatch)
     assert complete(f"replay show --home {home.root} b") == []
     assert complete(f"peers --home {home.root} ban ") == [PEER], "an id with characters of shell syntax is left out"
     monkeypatch.setenv("FTIS_HOME", str(home.root))
-    assert complete("peers trust 12D") == [PEER]
-    assert complete("replay show a") == [GROUP.hex()[:12]]
+    assert (complete("peers trust 12D"), complete("replay show a")) == ([PEER], [GROUP.hex()[:12]])
 
 
 def test_an_unreadable_home_gives_no_completions(complete, home):

@@ -19,8 +19,7 @@ def test_the_list_has_every_page_and_begins_as_the_index(capsys):
 
 @pytest.mark.parametrize("name", ["troubleshooting", "docs/operate/troubleshooting.md"])
 def test_a_page_is_printed_unchanged_into_a_pipe(name, capsys):
-    assert run(["docs", name]) == 0
-    assert capsys.readouterr().out == PAGE.rstrip("\n") + "\n"
+    assert (run(["docs", name]), capsys.readouterr().out) == (0, PAGE.rstrip("\n") + "\n")
 
 
 def test_one_section_is_printed(capsys):

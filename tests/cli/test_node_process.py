@@ -80,8 +80,7 @@ def test_a_relative_path_of_a_model_is_kept_absolute(tmp_path, monkeypatch, mode
         path.touch()
     else:
         path.mkdir(parents=True)
-    assert run_command(["join", "--home", "home", "--model", model]) == 0
-    assert kept == [str(path)]
+    assert (run_command(["join", "--home", "home", "--model", model]), kept) == (0, [str(path)])
 
 
 def test_a_script_watches_a_node_until_its_steps_are_done(watched):
@@ -133,8 +132,7 @@ async def test_a_node_that_does_not_stop_is_killed(is_cancelled, tmp_path, tiny_
     if is_cancelled:
         stopping.cancel()
     await asyncio.wait([stopping])
-    assert stopping.cancelled() == is_cancelled
-    assert node.exit_code == -signal.SIGKILL
+    assert (stopping.cancelled(), node.exit_code) == (is_cancelled, -signal.SIGKILL)
 
 
 async def test_a_node_leaves_no_process(tmp_path, tiny_models, run):
@@ -184,5 +182,4 @@ def test_the_notebook_runs(tmp_path, tiny_models, run):
     printed = [output["text"] for cell in notebook.cells for output in cell.get("outputs", ()) if "text" in output]
     watched, stopped, rewards = printed
     assert int(watched.split()[0]) >= STEPS, watched
-    assert stopped == "exit code 0\n"
-    assert rewards.split()[:3] == ["count", "mean", "sender"]
+    assert (stopped, rewards.split()[:3]) == ("exit code 0\n", ["count", "mean", "sender"])

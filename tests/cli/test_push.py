@@ -141,8 +141,7 @@ def test_pushed_rollouts_load_as_a_data_set(hub, homes, tmp_path, form, options)
         (there / path).parent.mkdir(parents=True, exist_ok=True)
         (there / path).write_bytes(data)
     table = datasets.load_dataset(str(there), split="train", cache_dir=str(tmp_path / "cache"))
-    assert len(table) == (6 if options else 3)
-    assert table.unique("sender") == ["own", "peer-1"]
+    assert (len(table), table.unique("sender")) == (6 if options else 3, ["own", "peer-1"])
     first = table[0] if options else table[0]["completions"][0]
     assert first["logprobs"] == pytest.approx([-0.1, -1.05, -2.0])
     _assert_nothing_private(hub, homes[False])

@@ -97,8 +97,7 @@ def test_each_format_exports_both_forms(home, capsys):
     rows = home / "rows.jsonl"
     _printed(capsys, home, "export", "--out", str(rows))
     exact, as_text = [json.loads(line)["completions"][0] for line in rows.read_text(encoding="utf-8").splitlines()]
-    assert exact["token_ids"] == [10, 11, 2]
-    assert as_text["text"] == "\x1b]0;x\x0710"
+    assert (exact["token_ids"], as_text["text"]) == ([10, 11, 2], "\x1b]0;x\x0710")
     table = home / "rows.parquet"
     _printed(capsys, home, "export", "--format", "parquet", "--out", str(table))
     exact, as_text = [row["completions"][0] for row in pq.read_table(table).to_pylist()]

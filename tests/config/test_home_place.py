@@ -172,8 +172,7 @@ def test_join_alone_and_the_printed_command_take_the_kept_options(join, home, mo
     assert first["roles"]["follow"] == PEER and first["roles"]["weights_delay"] == "fixed:60"
     assert join() == first
     command = shlex.split(start_command(home))
-    assert command == ["ftis-node", "join", "--home", str(home.root)]
-    assert join(*command[4:]) == first
+    assert (command, join(*command[4:])) == (["ftis-node", "join", "--home", str(home.root)], first)
 
 
 def test_an_option_replaces_what_is_kept(join, home, monkeypatch):

@@ -69,8 +69,7 @@ def test_the_decision_and_its_reason():
         return decide(schedule, command or Command(), facts, now=now)
 
     assert decided(noon) == Decision("outside schedule.hours 22-07", at("2026-05-04T22:00"))
-    assert decided(night) == RUN
-    assert decided(night, busy).reason == "the machine runs on its battery"
+    assert (decided(night), decided(night, busy).reason) == (RUN, "the machine runs on its battery")
     assert decided(night, MachineFacts(programs=("steam",))) == Decision("steam is running")
     assert decided(night, MachineFacts(gpu_users=("blender",))) == RUN, "paused for a fact that no setting names"
     assert decided(noon, busy, Command("run", noon + 1)) == RUN, "the schedule came before a command"

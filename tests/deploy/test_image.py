@@ -51,8 +51,7 @@ def test_homes_keys_and_the_repository_are_not_copied_into_an_image():
 def test_an_image_runs_without_root_ends_on_sigterm_and_has_a_health_check(target):
     steps = with_base_stages(STAGES, target)
     last = {one.name: one for one in steps}
-    assert last["USER"].rest == "1000:1000"
-    assert steps[-1] == last["USER"]
+    assert (last["USER"].rest, steps[-1]) == ("1000:1000", last["USER"])
     assert last["ENTRYPOINT"].words == ["tini", "--", "ftis-node"]
     assert last["STOPSIGNAL"].rest == "SIGTERM"
     assert set(last["VOLUME"].words) == {"/var/lib/ftis-node", "/var/cache/ftis-node"}

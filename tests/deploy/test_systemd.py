@@ -92,8 +92,7 @@ def home(tmp_path, monkeypatch):
 
 def test_install_and_remove(home, tmp_path, monkeypatch, capsys):
     unit = tmp_path / "config" / "systemd" / "user" / "ftis-node.service"
-    assert run(["service", "remove"]) == 2
-    assert run(["service", "install", "--home", str(home)]) == 0
+    assert (run(["service", "remove"]), run(["service", "install", "--home", str(home)])) == (2, 0)
     (start,) = [line for line in unit.read_text().splitlines() if line.startswith("ExecStart=")]
     words = shlex.split(start.removeprefix("ExecStart="))
     assert [word.replace("%%", "%").replace("$$", "$") for word in words] == [

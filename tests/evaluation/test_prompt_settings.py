@@ -93,8 +93,7 @@ def test_a_command_renders_by_the_home(tmp_path, evaluated, command):
     task = ["--task", "arithmetic", "--limit", "1", "--engine", "torch", "--max-tokens", "99"]
     arguments = [command, "--model" if command == "eval" else "--models", str(model), *task]
     arguments += ["--mode", "vote"] if command == "ensemble" else []
-    assert run([*arguments, "--home", str(home.root)]) == 0
-    assert evaluated == [RENDERED]
+    assert (run([*arguments, "--home", str(home.root)]), evaluated) == (0, [RENDERED])
 
 
 def test_doctor_reads_the_arguments_in_node_toml(tmp_path, capsys):

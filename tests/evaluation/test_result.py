@@ -35,8 +35,7 @@ def test_the_majority_wins_and_a_tie_goes_to_the_more_confident():
     entry = selection_row("vote", elected(by_model, TASK), by_model)
     assert entry.result.pass_at_1 == pytest.approx(1 / 3)
     assert (entry.result.n, entry.result.too_long, entry.result.pass_at_k) == (3, 1, None)
-    assert entry.generated_tokens == 2 * 5
-    assert entry.forward_tokens == (10 + 2) * 5
+    assert (entry.generated_tokens, entry.forward_tokens) == (2 * 5, (10 + 2) * 5)
 
 
 def test_confidence_takes_the_answer_of_the_most_confident_model():
@@ -44,8 +43,7 @@ def test_confidence_takes_the_answer_of_the_most_confident_model():
     first, second = model(("00", -0.6), ("00", -0.5), None), model((RIGHT[0], -0.5), (RIGHT[1], -0.5), ("00", math.nan))
     entry = confidence_row([first, second], names=["a", "b"])
     assert entry.result.pass_at_1 == pytest.approx(1 / 3)
-    assert entry.chosen == {"a": 2, "b": 1}
-    assert entry.result.too_long == 1
+    assert (entry.chosen, entry.result.too_long) == ({"a": 2, "b": 1}, 1)
     assert (entry.generated_tokens, entry.forward_tokens) == (5 * 2, 5 * (10 + 2))
 
 

@@ -111,8 +111,7 @@ async def test_a_refused_transfer_falls_back_to_files_for_good(learner, client, 
         await client.update_weights(share(1, "-1"), proof(1, -1.0))
         assert await served(client) == (1, 1, 0)
         await client.update_weights(await learner.write_weights(""), proof(1, -1.0))
-    assert learner.requests == [REFUSAL, ""]
-    assert learner.fallbacks == [REFUSAL]
+    assert (learner.requests, learner.fallbacks) == ([REFUSAL, ""], [REFUSAL])
     assert client.weight_transfer == f"page-locked file ({REFUSAL})"
     warnings = [record.getMessage() for record in caplog.records if "weight transfer failed" in record.getMessage()]
     assert warnings == [f"fast weight transfer failed, using files: {REFUSAL}"]
@@ -184,8 +183,7 @@ async def test_the_starting_weights_are_not_discarded(client, tmp_path):
     for discard in (True, False):
         await client.sleep(discard=discard)
         await client.update_weights(share(1, "-1"), proof(1, -1.0))
-    assert lines(tmp_path, "slept") == ["keep", "discard", "keep"]
-    assert client.restarts == 0
+    assert (lines(tmp_path, "slept"), client.restarts) == (["keep", "discard", "keep"], 0)
 
 
 @pytest.mark.parametrize("adapters", [True, False])

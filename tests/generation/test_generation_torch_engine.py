@@ -67,8 +67,7 @@ async def test_log_probs_equal_a_fresh_forward_pass(open_tiny, tied, num_layers)
         for completion in completions_of(result):
             expected = fresh_logprobs(model, request.prompt_ids, completion)
             np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
-            assert completion.token_ids.dtype == np.int32
-            assert completion.logprobs.dtype == np.float32
+            assert (completion.token_ids.dtype, completion.logprobs.dtype) == (np.int32, np.float32)
             lengths.add(len(completion.token_ids))
     assert len(lengths) > 3
     assert engine.tokens_made >= sum(len(c.token_ids) for result in results for c in completions_of(result))

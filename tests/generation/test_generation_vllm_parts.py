@@ -49,8 +49,7 @@ def arguments(source: ModelSource = SOURCE, *, device: str = "cpu", **changed: A
 )
 def test_the_device_decides_unset_settings(device, dtype, expected):
     given = arguments(device=device, dtype=dtype, can_sleep=True)
-    assert given["dtype"] == expected
-    assert given["enforce_eager"] == (device == "cpu")
+    assert (given["dtype"], given["enforce_eager"]) == (expected, device == "cpu")
     assert given["enable_sleep_mode"] == (device == "cuda")
     assert ("block_size" in given) == (device == "cpu")
 
@@ -242,8 +241,7 @@ def test_a_completion_has_its_tokens_and_versions():
     assert job.has_ended
     job.finish()
     one, two = completions_of(job.result.result())
-    assert one.token_ids.tolist() == [5, 6, 7]
-    assert one.logprobs.tolist() == [-0.5, -0.5, 0.0]
+    assert (one.token_ids.tolist(), one.logprobs.tolist()) == ([5, 6, 7], [-0.5, -0.5, 0.0])
     assert [(c.policy_version, c.policy_version_newest) for c in (one, two)] == [(4, 6), (4, 4)]
     assert (one.finish_reason, two.finish_reason) == (FinishReason.STOP, FinishReason.LENGTH)
 

@@ -214,8 +214,7 @@ def test_an_invalid_address_does_not_keep_others_from_being_dialed(tmp_path):
     session: Any = type("Session", (), {"client": _Control()})()
     dialer = Dialer(network_settings(tmp_path), rng=random.Random(1))
     errors = asyncio.run(dialer.dial(session, {PEER: ["/dns4/a..b/tcp/1", "/ip4/1.2.3.4/tcp/1"], RELAY: ["invalid"]}))
-    assert session.client.dialed == [(PEER, 1)]
-    assert errors[0] == ""
+    assert (session.client.dialed, errors[0]) == ([(PEER, 1)], "")
     assert "not a multiaddr" in errors[1]
     with pytest.raises(P2pdError, match=r"invalid.*nonsense"):
         _usable(["invalid", "nonsense"])

@@ -125,8 +125,7 @@ async def test_a_small_run_is_listed_completely_and_a_large_one_partly(tmp_path)
         control, directory = FakeControl([GIVEN, *members]), FakeDirectory(members)
         async with running_membership(tmp_path, control, directory, num_shards=64) as membership:
             await eventually(lambda membership=membership: membership.state().state is SwarmPhase.CONNECTED)
-        assert len(control.dialed) - 1 == num_dialed
-        assert directory.num_buckets_read == num_read
+        assert (len(control.dialed) - 1, directory.num_buckets_read) == (num_dialed, num_read)
 
 
 async def test_the_number_of_known_members_is_bounded(tmp_path):

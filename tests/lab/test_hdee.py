@@ -229,8 +229,7 @@ def test_the_command_writes_its_tables_and_keeps_finished_trials(tmp_path, capsy
     printed = capsys.readouterr()
     assert "same compute" in printed.err
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
-    assert len(times) == 7
-    assert run([*command, "--seeds", "2"]) == 0
+    assert (len(times), run([*command, "--seeds", "2"])) == (7, 0)
     assert {path: path.stat().st_mtime_ns for path in times} == times
     table = capsys.readouterr().out
     assert table.strip() == (tmp_path / "table.md").read_text().strip()

@@ -124,8 +124,7 @@ def test_rows_keep_the_budget_and_every_token(max_tokens):
 def test_completions_without_tokens_have_no_place():
     batch = batch_of([unpacked_group([[], [7]], [0.0, 1.0], prompt=(1, 2)), unpacked_group([[]], [0.0], number=1)])
     (micro_batch,) = make_packed_micro_batches(batch, max_tokens=100)
-    assert micro_batch.token_ids.tolist() == [[1, 2]]
-    assert micro_batch.cell_index.tolist() == [1]
+    assert (micro_batch.token_ids.tolist(), micro_batch.cell_index.tolist()) == ([[1, 2]], [1])
     assert make_packed_micro_batches(make_batch([]), max_tokens=10) == []
 
 

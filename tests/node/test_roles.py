@@ -75,8 +75,7 @@ def _check_learner(learner: RunningNode) -> None:
     assert (status["node"]["role"], status["generation"]["state"]) == ("learner", "off")
     assert (status["generation"]["groups_made"], status["learner"]["own_groups"]) == (0, 0)
     assert status["learner"]["mismatch_kl"] is None, "it does not count groups of unknown peers"
-    assert status["swarm"]["groups_refused"] == {}
-    assert status["eval"] == []
+    assert (status["swarm"]["groups_refused"], status["eval"]) == ({}, [])
     steps = learner.events("step")
     assert {(event["own_groups"], event["foreign_groups"]) for event in steps} == {(0, 8)}, (
         "own groups are those that this node signed"

@@ -235,8 +235,7 @@ def flat(announcements: list[Announcement]) -> list[Announcement]:
 def test_several_groups_are_read_one_by_one():
     groups = [announced(number) for number in range(1, 31)]
     sent = [announcement.to_bytes() for announcement in join_announcements(groups)]
-    assert len(sent) == 3
-    assert flat([open_announcement(data) for data in sent]) == groups
+    assert (len(sent), flat([open_announcement(data) for data in sent])) == (3, groups)
 
 
 def test_a_batch_of_the_largest_values_fits_in_one_announcement():
@@ -290,8 +289,7 @@ STORED: dict[str, Any] = json.loads(VECTORS.read_text())
 
 def test_the_file_is_up_to_date_with_its_script():
     """Compressed bytes and their ids may differ, because they depend on the version of zstd."""
-    assert STORED["refused"] == refused()
-    assert STORED["batches"] == batches()
+    assert (STORED["refused"], STORED["batches"]) == (refused(), batches())
     for old, new in zip(STORED["valid"], json.loads(json.dumps(valid())), strict=True):
         differ = {"envelope", "id"} if old["codec"] in ("lossless", "lossy") else set()
         assert {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)} <= differ

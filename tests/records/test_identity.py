@@ -32,8 +32,7 @@ def test_the_peer_id_contains_the_public_key():
 def test_the_key_is_created_once_and_readable_by_its_owner_only(tmp_path):
     path = tmp_path / "identity.key"
     first = Identity.load_or_create(path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert Identity.load_or_create(path) == first
+    assert (stat.S_IMODE(path.stat().st_mode), Identity.load_or_create(path)) == (0o600, first)
 
 
 def test_a_damaged_key_or_one_that_others_can_read_is_refused(tmp_path):

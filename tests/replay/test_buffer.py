@@ -85,8 +85,7 @@ def test_no_group_is_taken_twice(buffer, reader):
     assert not first & second
     assert buffer.release_step(1, ReleaseReason.TRAINED) == 3
     assert not buffer.take(3, own=9, foreign=9).groups
-    assert reader.figures().released == {"trained": 3}
-    assert reader.figures().trained_own == 3
+    assert (reader.figures().released, reader.figures().trained_own) == ({"trained": 3}, 3)
 
 
 def test_a_commit_waits_for_the_disk(buffer):

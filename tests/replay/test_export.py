@@ -70,8 +70,7 @@ def test_a_table_without_rows_has_the_same_columns(large_buffer, tmp_path):
         write = partial(write_parquet, is_flat=is_flat, with_texts=False)
         assert (write(made, tmp_path / "full"), write([], tmp_path / "empty")) == (len(made), 0)
         full, empty = (pq.read_table(tmp_path / name) for name in ("full", "empty"))
-        assert full.schema == empty.schema
-        assert full.column_names == list(made[0])
+        assert (full.schema, full.column_names) == (empty.schema, list(made[0]))
     completion = pq.read_table(tmp_path / "full").to_pylist()[0]
     assert completion["token_ids"] == row["completions"][0]["token_ids"]
     assert completion["logprobs"] == row["completions"][0]["logprobs"], "as the sender signed them"

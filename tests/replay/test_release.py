@@ -24,8 +24,7 @@ def test_stale_groups_are_released_with_the_reason_stale(buffer, reader):
     buffer.admit(accepted(ANN, 1, created_at=now, versions=(1, 1)), own=False)
     stale = buffer.release_stale(Freshness(now=now, max_age_s=50, policy_version=10, max_version_lag=5))
     assert [candidate.arrival for candidate in stale] == [1, 2], "versions of different learners cannot be compared"
-    assert reader.figures().released == {"stale": 2}
-    assert reader.own_held() == 1
+    assert (reader.figures().released, reader.own_held()) == ({"stale": 2}, 1)
 
 
 def test_own_groups_from_before_the_clock_was_set_back_are_stale_without_a_learner(buffer):
@@ -54,8 +53,7 @@ def test_own_groups_that_a_peer_has_are_released_as_delivered(buffer, reader):
     fill(buffer, own=3, ann=1)
     ids = {candidate.id for candidate in buffer._candidates() if candidate.own is False or candidate.arrival == 2}
     assert [candidate.arrival for candidate in buffer.release_delivered(ids)] == [2]
-    assert reader.own_held() == 2
-    assert reader.figures().released == {"delivered": 1}
+    assert (reader.own_held(), reader.figures().released) == (2, {"delivered": 1})
 
 
 def test_the_oldest_foreign_groups_are_evicted(buffer, reader):
@@ -71,8 +69,7 @@ def test_pruning_deletes_used_groups_only_and_keeps_the_totals(buffer, reader):
     buffer.take(1, own=3, foreign=1)
     buffer.release_step(1, ReleaseReason.TRAINED)
     before = reader.figures()
-    assert buffer.prune(max_disk_bytes=1 << 30) == 0
-    assert buffer.prune(max_disk_bytes=1) == 4
+    assert (buffer.prune(max_disk_bytes=1 << 30), buffer.prune(max_disk_bytes=1)) == (0, 4)
     after = reader.figures()
     assert (after.groups_own, after.trained_own, after.trained_foreign) == (6, 3, 1)
     assert (after.tokens_own, after.tokens_foreign) == (before.tokens_own, before.tokens_foreign)
@@ -122,8 +119,7 @@ def test_the_least_recently_used_rows_are_dropped_first(db, monkeypatch):
 def test_a_pruned_group_is_not_admitted_again(buffer, reader):
     first, second = accepted(ANN, 1), accepted(ANN, 2)
     arrivals = [(first, False), (first, False), (second, False), (accepted(ME, 1), True)]
-    assert buffer.admit_many(arrivals) == [True, False, True, True]
-    assert buffer.last_number() == 1
+    assert (buffer.admit_many(arrivals), buffer.last_number()) == ([True, False, True, True], 1)
     buffer.take(1, own=1, foreign=1)
     buffer.release_step(1, ReleaseReason.TRAINED)
     assert buffer.prune(max_disk_bytes=1) == 2
@@ -179,8 +175,7 @@ def test_figures_count_every_group_once(tmp_path):
         figures = reader.figures()
         assert (figures.groups_own, figures.groups_foreign, figures.tokens_own, figures.tokens_foreign) == admitted
         assert (reader.trained_tokens(), figures.trained_own + figures.trained_foreign) == trained
-        assert figures.trained_tokens == trained[0]
-        assert admitted[0] + admitted[1] == 30
+        assert (figures.trained_tokens, admitted[0] + admitted[1]) == (trained[0], 30)
         with closing(sqlite3.connect(path)) as db:
             counted, kept = db.execute(BY_ROWS).fetchone(), db.execute(KEPT).fetchone()
             assert reader.kept() == kept

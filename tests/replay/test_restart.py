@@ -24,8 +24,7 @@ def test_groups_of_steps_after_the_checkpoint_are_ready_again(path, buffer, read
     resumed = ReplayBuffer(path)
     assert resumed.reconcile(1) == 4, "the checkpoint has step 1 only; step 2 was trained and step 3 taken"
     assert reader.ready_counts() == (2, 2)
-    assert reader.figures().trained_own == 1
-    assert len(resumed.take(2, own=9, foreign=9).groups) == 4
+    assert (reader.figures().trained_own, len(resumed.take(2, own=9, foreign=9).groups)) == (1, 4)
     assert resumed.reconcile(2) == 0, "the checkpoint has step 2, so its groups are trained"
     assert reader.figures().trained_foreign == 3
     resumed.close()
@@ -42,8 +41,7 @@ def test_groups_on_which_the_learner_fails_repeatedly_are_released(path):
             assert buffer.release_poisoned() == [], "the checkpoint may show that they were trained"
             buffer.reconcile(0)
     with closing(ReplayBuffer(path)) as buffer, closing(ReplayReader(path)) as reader:
-        assert set(buffer.release_poisoned()) == taken
-        assert len(taken) == 2
+        assert (set(buffer.release_poisoned()), len(taken)) == (taken, 2)
         assert reader.ready_counts() == (1, 0), "the group that was in none of these steps stays ready"
         assert reader.figures().released == {"poisoned": 2}
 
@@ -54,8 +52,7 @@ def test_groups_of_a_saved_step_are_trained_despite_failures(buffer, reader):
     for _ in range(MAX_FAILED_STEPS):
         buffer.note_failed(1)
     buffer.reconcile(1)
-    assert buffer.release_poisoned() == []
-    assert reader.figures().released == {"trained": 1}
+    assert (buffer.release_poisoned(), reader.figures().released) == ([], {"trained": 1})
 
 
 @pytest.mark.parametrize("every_steps", [1, 3])

@@ -138,8 +138,7 @@ def test_a_watched_page_is_written_again_with_its_history(tmp_path, monkeypatch,
         monkeypatch.setattr(f"ftis_node.{module}.time", clock)
     monkeypatch.setattr("ftis_node.cli.commands.swarm.read_document", lambda home, path: views[len(pages) :][:1])
     words = ["swarm", "--home", str(tmp_path), "--html", str(out), "--watch", "--interval", "60"]
-    assert run(words) == 0
-    assert capsys.readouterr().out.splitlines() == [f"12:00 {out}"] * 3
+    assert (run(words), capsys.readouterr().out.splitlines()) == (0, [f"12:00 {out}"] * 3)
     assert ["Active nodes" in page for page in pages] == [False, True, True], "a curve has two points"
     assert run([*words[:4], "/no/such/page", "--watch"]) == 2, "it does not try again"
     assert "cannot write /no/such/page" in capsys.readouterr().err

@@ -55,11 +55,9 @@ def test_claims_are_bounded_and_peers_take_turns():
     for number in range(100):
         claims.add("loud", bytes([number]))
     claims.add("loud", bytes([99]))
-    assert len(claims) == 6
-    assert claims.take(8) == [("honest", b"x"), ("loud", bytes([95]))]
+    assert (len(claims), claims.take(8)) == (6, [("honest", b"x"), ("loud", bytes([95]))])
     claims.add("late", b"y")
-    assert claims.take(1) == [("loud", bytes([96]))]
-    assert claims.take(1) == [("late", b"y")]
+    assert (claims.take(1), claims.take(1)) == ([("loud", bytes([96]))], [("late", b"y")])
     assert [claims.take(1) for _ in range(3)] == [[("loud", bytes([number]))] for number in (97, 98, 99)]
     assert claims.take(8) == []
 

@@ -19,8 +19,7 @@ def test_an_exception_is_swallowed_counted_and_charged_once():
     with guard.work_for(PEER, Place.PULL) as work:
         raise OverflowError("too large")
     assert work.failed
-    assert charged == [(PEER, Place.PULL, "too large")]
-    assert guard.num_faults == {Place.PULL: 1}
+    assert (charged, guard.num_faults) == ([(PEER, Place.PULL, "too large")], {Place.PULL: 1})
 
 
 def test_a_peer_pauses_for_twice_as_long_after_each_fault():
@@ -78,8 +77,7 @@ def test_a_lack_of_resources_is_counted_but_not_charged():
         with guard.work_for(PEER, Place.SERVE) as work:
             raise error
         assert work.failed
-    assert guard.num_faults[Place.SERVE] == 2
-    assert charged == []
+    assert (guard.num_faults[Place.SERVE], charged) == (2, [])
 
 
 def test_each_kind_of_error_is_logged_once_and_the_kinds_are_bounded(caplog):

@@ -58,8 +58,7 @@ def test_a_group_that_its_sender_lacks_is_requested_from_holders_then_from_membe
         batch = queue.next_request(most=1, need=None, max_bytes=ANY)
         requested.append(batch.source.peer_id)
         given_up = queue.missed(batch, missing=[b"a0"], others=["a", "c", "b", "d", "e"])
-    assert requested == ["a", "b", "c", "d"]
-    assert [one.id for one in given_up] == [b"a0"]
+    assert (requested, [one.id for one in given_up]) == (["a", "b", "c", "d"], [b"a0"])
     assert len(queue) == queue.num_in_flight == 0
 
 
@@ -156,8 +155,7 @@ def test_the_queue_is_bounded_and_drops_the_oldest():
     queue = PullQueue(max_per_holder=3)
     for number in range(5):
         queue.add(item(f"a{number}", at=number), holder="a")
-    assert len(queue) == 3
-    assert queue.drop_older(3.0) == 1
+    assert (len(queue), queue.drop_older(3.0)) == (3, 1)
     assert ids_of(queue.next_request(most=9, need=None, max_bytes=ANY)) == ["a4", "a3"]
     assert queue.next_request(most=9, need=None, max_bytes=ANY) is None
 

@@ -61,8 +61,7 @@ def test_a_gap_is_dropped_after_a_final_answer_or_max_tries():
 
 def test_the_gaps_of_a_sender_that_skips_every_other_number_are_bounded():
     sender = tracker_after(*range(1, 1001, 2))
-    assert len(sender.gaps) == MAX_GAPS
-    assert sender.gaps[0] == SequenceGap(998, 998)
+    assert (len(sender.gaps), sender.gaps[0]) == (MAX_GAPS, SequenceGap(998, 998))
 
 
 def test_a_new_epoch_counts_from_one():

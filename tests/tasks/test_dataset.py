@@ -251,8 +251,7 @@ def test_an_invalid_source_is_a_task_error(source):
 )
 def test_equal_queries_have_one_canonical_form(text, canonical):
     spec = parse_spec(text)
-    assert parse_spec(str(spec)) == spec
-    assert spec.canonical == canonical
+    assert (parse_spec(str(spec)), spec.canonical) == (spec, canonical)
     assert parse_spec(spec.canonical).canonical == spec.canonical
 
 

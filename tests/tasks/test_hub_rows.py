@@ -111,8 +111,7 @@ def test_gsm8k_is_read_from_a_file(tmp_path):
     task = load_task(f"gsm8k:{_write(tmp_path / 'any name.jsonl', CLIPS, MILES)}", split="test")
     item = task[1]
     assert (task.name, task.split, len(task)) == ("gsm8k", "test", 2)
-    assert item.ref == PromptRef("gsm8k", "test", 1)
-    assert item.answer == "1,080"
+    assert (item.ref, item.answer) == (PromptRef("gsm8k", "test", 1), "1,080")
     assert task.score(item, "<think>t</think><answer>1080</answer>") == 1.0
     assert [message["role"] for message in item.prompt] == ["system", "user"]
     assert item.prompt[1]["content"] == MILES["question"]
@@ -123,8 +122,7 @@ def test_gsm8k_is_read_from_a_file(tmp_path):
 
 def test_math500_is_read_from_a_file(tmp_path):
     task = load_task(f"math500:{_write(tmp_path / 'test.jsonl', POLAR)}", split="test")
-    assert task[0].prompt[1]["content"] == POLAR["problem"]
-    assert task[0].answer == POLAR["answer"]
+    assert (task[0].prompt[1]["content"], task[0].answer) == (POLAR["problem"], POLAR["answer"])
     assert task.name == "math500"
 
 

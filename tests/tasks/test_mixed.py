@@ -53,10 +53,8 @@ def test_parts_alternate_by_weight_and_the_shorter_one_repeats_until_the_longer_
 def test_the_part_resolves_references_and_scores():
     mixture = _mixture(("a", 2, 1), ("b", 2, 1))
     item = mixture[1]
-    assert item.ref == PromptRef("b", "train", 0)
-    assert mixture.resolve(item.ref) == item
-    assert mixture.score(item, "b 0") == 1.0
-    assert mixture.score(item, "a 0") == 0.0
+    assert (item.ref, mixture.resolve(item.ref)) == (PromptRef("b", "train", 0), item)
+    assert (mixture.score(item, "b 0"), mixture.score(item, "a 0")) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,7 @@ SAMPLE = (
 def test_the_reference_scores_one_only_in_the_format(generator, split):
     task = load_task(f"rg:{generator}", split=split)
     item = task[3]
-    assert task.resolve(item.ref) == item
-    assert task.score(item, think_answer(item.answer)) == 1.0
+    assert (task.resolve(item.ref), task.score(item, think_answer(item.answer))) == (item, 1.0)
     assert task.score(item, item.answer) == 0.0
     assert task.score(item, think_answer("zzz 7 qqq")) < 0.5
 

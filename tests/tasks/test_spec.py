@@ -68,11 +68,9 @@ def test_a_malformed_spec_is_a_one_line_error(text, message):
 
 def test_the_canonical_form_has_no_paths_and_one_order_and_scale():
     spec = parse_spec("rg:chain_sum=2+gsm8k:/data/a=6")
-    assert spec.canonical == "gsm8k=3+rg:chain_sum"
-    assert spec.paths == {"gsm8k": "/data/a"}
+    assert (spec.canonical, spec.paths) == ("gsm8k=3+rg:chain_sum", {"gsm8k": "/data/a"})
     assert spec.canonical == parse_spec("gsm8k=3+rg:chain_sum").canonical
-    assert parse_spec(spec.canonical).paths == {}
-    assert str(spec) == "gsm8k:/data/a=3+rg:chain_sum"
+    assert (parse_spec(spec.canonical).paths, str(spec)) == ({}, "gsm8k:/data/a=3+rg:chain_sum")
 
 
 @pytest.mark.parametrize(

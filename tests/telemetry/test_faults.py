@@ -104,5 +104,4 @@ async def test_the_first_fault_is_reported_and_errors_of_a_library_are_logged_on
         loop.call_soon(fail_in_the_package)
         await faults.wait()
         await asyncio.sleep(0)
-    assert len(faults.reported) == 1
-    assert len(library_errors()) == 1
+    assert (len(faults.reported), len(library_errors())) == (1, 1)

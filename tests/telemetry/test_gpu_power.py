@@ -75,8 +75,7 @@ def test_the_energy_of_the_nodes_gpus_is_counted(nvml, monkeypatch, seen, gpus, 
     meter = EnergyMeter(gpus)
     for gpu, energy in zip(nvml.gpus, (2, 3), strict=True):
         gpu.millijoules += energy * MILLIJOULES_PER_WH
-    assert meter.take_wh() == watt_hours
-    assert meter.take_wh() == (None if watt_hours is None else 0)
+    assert (meter.take_wh(), meter.take_wh()) == (watt_hours, None if watt_hours is None else 0)
 
 
 def test_a_counter_that_begins_again_or_is_missing_gives_no_figure(nvml):

@@ -74,8 +74,7 @@ def test_prometheus_reads_the_values_of_the_status():
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-    assert samples["ftis_learner_step",] == 7
-    assert samples["ftis_learner_loss",] == 0.25
+    assert (samples["ftis_learner_step",], samples["ftis_learner_loss",]) == (7, 0.25)
     assert ("ftis_learner_reward_mean",) not in samples, "an unset number has no sample"
     assert samples["ftis_generation_groups_total",] == 3
     assert samples["ftis_swarm_refused_groups_total", ("reason", "reward_mismatch")] == 2

@@ -76,8 +76,7 @@ def test_log_lines_and_tracebacks_contain_no_secret(capsys):
         log.exception("failed with %s", SEED.hex())
         show_traceback(type(error), error, error.__traceback__)
     printed = capsys.readouterr().err
-    assert printed.count(HIDDEN) == 3
-    assert printed.count("ValueError: cannot use b'<secret>'") == 2
+    assert (printed.count(HIDDEN), printed.count("ValueError: cannot use b'<secret>'")) == (3, 2)
     assert SEED.hex() not in printed and repr(SEED)[2:-1] not in printed
 
 

@@ -158,8 +158,7 @@ def test_a_damaged_line_is_skipped_and_counted(path):
         b'{"time":6,"event":"step","st'
     )
     history = read_history(path)
-    assert [point.step for point in history.steps] == [1, 3]
-    assert history.damaged_lines == 4
+    assert ([point.step for point in history.steps], history.damaged_lines) == ([1, 3], 4)
 
 
 def test_a_repeated_step_replaces_the_earlier_one(path):
@@ -208,8 +207,7 @@ def test_notable_events_are_kept_among_many_others(path):
         events.write("ban", peer="peer-5")
     reader.poll()
     assert [event["event"] for event in reader.history.events][-2:] == ["admitted", "ban"], "no event is shown twice"
-    assert len(reader.history.events) == 5
-    assert reader.history.damaged_lines == 0
+    assert (len(reader.history.events), reader.history.damaged_lines) == (5, 0)
 
 
 def test_an_incomplete_line_is_read_after_its_end_is_written(path):

@@ -11,8 +11,7 @@ def test_control_characters_are_escaped():
 
 def test_widths_are_counted_in_cells():
     assert (cells("京都"), cells("e\u0301"), cells("ab")) == (4, 1, 2)
-    assert clipped("京都市", 5) == "京都…"
-    assert clipped("abc", 3) == "abc"
+    assert (clipped("京都市", 5), clipped("abc", 3)) == ("京都…", "abc")
     assert [clipped("abc", width) for width in (1, 2)] == ["…", "a…"]
     assert cells(clipped("\x1b" * 40, 10)) == 10
 
@@ -24,8 +23,7 @@ def test_lines_are_broken_between_words():
 
 
 def test_a_text_is_cut_without_loss():
-    assert cut("京都市 abc\n", 4) == ["京都", "市 a", "bc\\n"]
-    assert cut("", 4) == [""]
+    assert (cut("京都市 abc\n", 4), cut("", 4)) == (["京都", "市 a", "bc\\n"], [""])
     assert cut("\u0301\u0301", 4) == ["\u0301\u0301"]
 
 

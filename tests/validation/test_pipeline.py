@@ -153,8 +153,7 @@ def _ending(*ids: int, reason: FinishReason) -> Completion:
 )
 async def test_each_fault_is_refused_with_its_reason(identity, changes, reason):
     verdict = await _verdict(identity, **changes)
-    assert reason_of(verdict) == reason
-    assert verdict.sender == identity.peer_id
+    assert (reason_of(verdict), verdict.sender) == (reason, identity.peer_id)
 
 
 async def test_a_refusal_names_both_tokenizer_fingerprints_in_full(identity):

@@ -112,8 +112,7 @@ async def test_a_valid_text_group_is_accepted_in_tokens_of_this_node(identity):
 )
 async def test_each_fault_is_refused_with_its_reason(identity, changes, reason):
     verdict = await _verdict(identity, **changes)
-    assert reason_of(verdict) == reason
-    assert verdict.sender == identity.peer_id
+    assert (reason_of(verdict), verdict.sender) == (reason, identity.peer_id)
 
 
 @pytest.mark.parametrize(

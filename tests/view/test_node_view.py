@@ -139,8 +139,7 @@ def test_steps_do_not_stall_in_a_pause_and_are_awaited_after_it() -> None:
         changed = replace(node, status=msgspec.structs.replace(node.status, pause=PauseStatus(**pause)))
         return problems(_later(changed, 3000))
 
-    assert found(reason="by command") == []
-    assert found(resumed_at=NOW + 2910.0) == []
+    assert (found(reason="by command"), found(resumed_at=NOW + 2910.0)) == ([], [])
     assert found(resumed_at=NOW + 2520.0) == ["no step for 8 min: are groups ready? press `g`"]
 
 

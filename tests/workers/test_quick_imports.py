@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from importlib import import_module
+
+from ftis_node.workers.quick_imports import import_quickly
 
 MODULE = "ftis_node.generation.engines.torch_engine"
 SKIP = f"from ftis_node.workers.quick_imports import import_quickly\nimport_quickly('{MODULE}')\n"
@@ -33,3 +36,11 @@ def test_transformers_imports_no_scipy_for_a_model_and_a_process_that_uses_it_ke
     found = [" ".join(part.split()) for part in done.stdout.split("\n\n")[:-1]]
     assert found[0] == "True", "transformers no longer imports scipy: scipy need not be hidden"
     assert found == list(PROGRAMS.values()), done.stderr
+
+
+def test_a_part_that_a_module_does_not_need_is_imported_only_when_another_needs_it(tmp_path, monkeypatch):
+    (tmp_path / "ftis_part.py").write_text("Part = 7")
+    (tmp_path / "ftis_whole.py").write_text("from ftis_part import Part")
+    monkeypatch.syspath_prepend(tmp_path)
+    import_quickly("ftis_whole", without=["ftis_part"])
+    assert (import_module("ftis_part").Part, type(import_module("ftis_whole").Part)) == (7, type)

@@ -92,8 +92,7 @@ def test_each_node_has_a_private_folder_in_memory_and_removes_it(tmp_path):
             assert first.stat().st_mode & 0o777 == 0o700
         (first / "left").write_text("a file of a killed node")
         with weights_folder(Home(tmp_path / "a"), version_bytes=10, memory_disk=memory) as again:
-            assert again == first
-            assert list(again.iterdir()) == []
+            assert (again, list(again.iterdir())) == (first, [])
     assert list(memory.iterdir()) == []
 
 

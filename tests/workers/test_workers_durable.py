@@ -118,8 +118,7 @@ def test_a_kill_leaves_the_previous_folder_as_the_newest(tmp_path, moment):
     write(tmp_path, "step-1")
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), moment], env=environment, check=False)
-    assert killed.returncode == -9
-    assert len(names(tmp_path)) == 2
+    assert (killed.returncode, len(names(tmp_path))) == (-9, 2)
     assert newest_complete(tmp_path, "step-") == tmp_path / "step-1"
     remove_leftovers(tmp_path, "step-")
     assert names(tmp_path) == ["step-1"]

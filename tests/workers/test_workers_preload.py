@@ -15,20 +15,19 @@ from ftis_node.workers import preload
 from ftis_node.workers.preload import Preload
 
 ECHO = Echo(payload=b"x")
+# A program that prints whether 100 MiB come from the heap, and its arguments.
 SHOWN = """
 import ctypes, sys
-class Info(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in "arena a b c mapped d e f g h".split()]
 libc = ctypes.CDLL(None)
-libc.mallinfo2.restype, libc.malloc.restype = Info, ctypes.c_void_p
-before = libc.mallinfo2().mapped
+libc.sbrk.restype = libc.malloc.restype = ctypes.c_void_p
+before = libc.sbrk(0)
 libc.malloc(ctypes.c_size_t(100 << 20))
-print(libc.mallinfo2().mapped - before < 100 << 20, sys.argv[1:], flush=True)
+print(libc.sbrk(0) - before > 50 << 20, sys.argv[1:], flush=True)
 """
-
-
-def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if preload.MODULE in child.cmdline()]
+OWNER = "import subprocess as s, sys; print(s.Popen(sys.argv[1:], stdin=-1, stdout=-1).pid, flush=True); input()"
+SERVER = f"import os; from {preload.MODULE} import serve; serve(os.getppid(), [])"
+THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+DRIVER = "import __main__\n__main__.DRIVERS, file = ('/dev/null',), open('/dev/null')"
 
 
 @pytest.fixture
@@ -45,26 +44,21 @@ def begin(tmp_path):
     yield begin
     for each in made:
         each.close()
-    assert not children()
+    assert not [child for child in psutil.Process().children() if preload.MODULE in child.cmdline()]
 
 
 async def test_forked_workers_are_like_spawned_ones(start_supervisor, begin, tmp_path):
     preloading = begin("colorsys")
     first, second = [await start_supervisor(preload=preloading) for _ in range(2)]
-    (server,) = children()
     preloading.close()
-    assert not server.is_running()
-    spawned = await start_supervisor(preload=preloading)
-    forked, other = psutil.Process(pid_of(first)), psutil.Process(pid_of(spawned))
+    forked, other = (psutil.Process(pid_of(each)) for each in (first, await start_supervisor(preload=preloading)))
     assert forked.ppid() == other.ppid() == os.getpid()
     assert os.getsid(forked.pid) == os.getpgid(forked.pid) == forked.pid
-    assert [word for word in forked.cmdline() if word][:3] == other.cmdline()[:3]
+    assert forked.cmdline()[:3] == other.cmdline()[:3]
     assert (await first.call(ECHO, EchoReply)).pid == forked.pid != second.pid
-    log = tmp_path / "logs" / "echo.log"
-    for number, path in ((0, os.devnull), (1, str(log)), (2, str(log))):
-        assert os.readlink(f"/proc/{forked.pid}/fd/{number}") == path
+    log = str(tmp_path / "logs" / "echo.log")
+    assert [os.readlink(f"/proc/{forked.pid}/fd/{number}") for number in range(3)] == [os.devnull, log, log]
     assert forked.num_fds() <= other.num_fds(), "files of the preloading process are open"
-
     with pytest.raises(WorkerDiedError, match="exited with code 7"):
         await first.call(Die(exit_code=7), EchoReply)
     await first.wait_ready()
@@ -76,39 +70,33 @@ async def test_forked_workers_are_like_spawned_ones(start_supervisor, begin, tmp
 
 @pytest.mark.parametrize(
     ("code", "cause"),
-    [
-        ("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "2 threads"),
-        ("import __main__\n__main__.DRIVERS, file = ('/dev/null',), open('/dev/null')", "/dev/null is open"),
-        ("raise RuntimeError('boom')", "boom"),
-    ],
+    [(THREAD, "2 threads"), (DRIVER, "/dev/null is open"), ("raise OSError('boom')", "boom"), ("", "")],
 )
 async def test_without_a_preloading_process_workers_are_spawned(code, cause, start_supervisor, begin, tmp_path):
+    """The last one loads, and is killed before the fork."""
     (tmp_path / "odd.py").write_text(code)
-    supervisor = await start_supervisor(preload=begin("odd"))
+    preloading = begin("odd")
+    await preloading.until_loaded()
+    if not code:
+        preloading._process.kill()
+    supervisor = await start_supervisor(preload=preloading)
     assert (await supervisor.call(ECHO, EchoReply)).pid == supervisor.pid
     assert cause in (tmp_path / "preload.log").read_text()
-    (tmp_path / "odd.py").write_text("")
-    ending = begin("odd")
-    await ending.until_loaded()
-    children()[0].kill()
-    assert (await start_supervisor(preload=ending)).pid
 
 
 async def test_a_forked_process_has_the_arguments_and_the_allocator_of_its_command(begin, tmp_path):
     (tmp_path / "shown.py").write_text(SHOWN)
-    preloading, log = begin(), tmp_path / "log"
+    preloading = begin()
     await preloading.until_loaded()
-    environment = {"PYTHONPATH": str(tmp_path)}
     for variables in ({}, KEEPS_FREED_BLOCKS):
-        forked = await preloading.fork((sys.executable, "-m", "shown", "7"), environment | variables, log)
+        environment = {"PYTHONPATH": str(tmp_path)} | variables
+        forked = await preloading.fork((sys.executable, "-m", "shown", "7"), environment, tmp_path / "log")
         assert await forked.wait() == 1, "only a worker ends by itself"
-    assert log.read_text().splitlines() == ["False ['7']", "True ['7']"]
+    assert (tmp_path / "log").read_text().splitlines() == ["False ['7']", "True ['7']"]
 
 
 def test_the_preloading_process_ends_with_its_owner():
-    code = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdin=-1, stdout=-1).pid, flush=True); input()"
-    serve = f"import os; from {preload.MODULE} import serve; serve(os.getppid(), [])"
-    command = [sys.executable, "-c", code, sys.executable, "-c", serve]
+    command = [sys.executable, "-c", OWNER, sys.executable, "-c", SERVER]
     with subprocess.Popen(command, stdin=-1, stdout=-1) as owner:
         server = psutil.Process(int(owner.stdout.readline()))
         owner.kill()

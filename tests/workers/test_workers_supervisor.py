@@ -91,8 +91,7 @@ async def test_a_failed_request_raises_its_error_and_the_worker_continues(start_
     assert caught.value.exit_code == 2
     with pytest.raises(WorkerTaskError, match="Tick"):  # no handler has this type
         await supervisor.call(Tick(number=1), EchoReply)
-    assert (await supervisor.call(ECHO, EchoReply)).pid == pid
-    assert supervisor.restarts == 0
+    assert ((await supervisor.call(ECHO, EchoReply)).pid, supervisor.restarts) == (pid, 0)
 
 
 async def test_sigkill_ends_every_call_and_the_next_call_reaches_a_new_worker(start_supervisor):
@@ -110,9 +109,7 @@ async def test_sigkill_ends_every_call_and_the_next_call_reaches_a_new_worker(st
     assert [type(outcome) for outcome in outcomes] == [WorkerDiedError] * 3
     assert "SIGKILL" in str(outcomes[0])
     second = (await supervisor.call(ECHO, EchoReply)).pid
-    assert second != first
-    assert started == [first, second]
-    assert supervisor.restarts == 1
+    assert (started, supervisor.restarts, second == first) == ([first, second], 1, False)
     assert isinstance(supervisor._last_error, WorkerDiedError)
 
 
@@ -160,8 +157,7 @@ async def test_a_blocked_daemon_does_not_restart_its_worker(start_supervisor):
     supervisor = await start_supervisor(timing=dataclasses.replace(QUICK, heartbeat_timeout_s=1.5))
     time.sleep(2.0)  # noqa: ASYNC251 - it blocks the daemon's loop
     await asyncio.sleep(0.3)
-    assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
-    assert supervisor.restarts == 0
+    assert ((await supervisor.call(ECHO, EchoReply)).payload, supervisor.restarts) == (ECHO.payload, 0)
 
 
 async def test_a_worker_without_progress_is_restarted_and_one_with_progress_is_not(start_supervisor):
@@ -176,8 +172,7 @@ async def test_a_model_error_at_the_start_is_final(make_supervisor, tmp_path):
     supervisor = make_supervisor(fault="model")
     with pytest.raises(ModelError, match="no model there"):
         await supervisor.start()
-    assert supervisor.state is WorkerState.FAILED
-    assert num_starts(tmp_path) == 1
+    assert (supervisor.state, num_starts(tmp_path)) == (WorkerState.FAILED, 1)
     with pytest.raises(ModelError):
         await supervisor.call(ECHO, EchoReply)
 
@@ -229,8 +224,7 @@ async def test_a_first_start_that_lacks_memory_is_repeated_once_if_another_worke
     else:
         with pytest.raises(OutOfMemoryError, match="^the engine does not fit at the moment$"):
             await supervisor.start()
-    assert num_starts(tmp_path) == num_started
-    assert starts_before == [1] * may_free
+    assert (num_starts(tmp_path), starts_before) == (num_started, [1] * may_free)
 
 
 @pytest.mark.parametrize(
@@ -258,8 +252,7 @@ async def test_a_worker_that_cannot_start_is_given_up(make_supervisor, tmp_path)
     supervisor = make_supervisor(fault="bug")
     with pytest.raises(MachineError, match="3 times in a row.*RuntimeError: a bug"):
         await supervisor.run()
-    assert num_starts(tmp_path) == 3
-    assert supervisor.restarts == 2
+    assert (num_starts(tmp_path), supervisor.restarts) == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -306,8 +299,7 @@ async def test_stop_closes_the_worker_and_removes_its_socket(start_supervisor, t
         await supervisor.call(ECHO, EchoReply)
     assert supervisor.state is WorkerState.STOPPED
     await supervisor.start()
-    assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
-    assert supervisor.restarts == 0
+    assert ((await supervisor.call(ECHO, EchoReply)).payload, supervisor.restarts) == (ECHO.payload, 0)
 
 
 async def test_stop_kills_a_frozen_worker(start_supervisor):

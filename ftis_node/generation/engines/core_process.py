@@ -16,8 +16,7 @@ import platform
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 PRELOADED = "ftis_node.generation.engines.core_imports"
@@ -26,11 +25,15 @@ SERVER = ("vllm.entrypoints.mcp.tool_server", "vllm.parser.engine.adapters")
 CAN_FORK = "microsoft" not in platform.release().lower()  # in WSL a forked process cannot use NVIDIA's library NVML
 
 
-class CoreContext(ForkServerContext):
-    """The fork server's context, whose processes get the environment of their parent."""
+class CoreProcess(ForkServerProcess):
+    """A process of the fork server that gets the environment of its parent."""
 
-    def Process(self, *, target: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> BaseProcess:
-        return super().Process(target=_run, name=name, args=(dict(os.environ), target, kwargs))
+    def __init__(self, *, target: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> None:
+        super().__init__(target=_run, name=name, args=(dict(os.environ), target, kwargs))
+
+
+class CoreContext(ForkServerContext):
+    Process = CoreProcess
 
 
 def begin() -> None:
@@ -57,7 +60,7 @@ def _run(environment: dict[str, str], target: Callable[..., Any], kwargs: dict[s
 
 
 def _inspect(inspect: Callable[[], Any]) -> Any:
-    import cloudpickle
+    import cloudpickle  # type: ignore[import-untyped]
 
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver")) as pool:
         return pool.submit(_inspected, cloudpickle.dumps(inspect)).result()

@@ -152,8 +152,7 @@ async def test_a_gate_has_slots_only_between_the_begin_and_the_end_of_a_round():
     for step in (1, 2):
         await gate.wait(step)
     assert rounds.seen == [("begin", 1, 2), ("wait", 1, 2), ("begin", 2, 0), ("wait", 2, 3)]
-    assert rounds.arrived == [("own", 1), ("own", 2)]
-    assert slots.capacity == 0
+    assert (rounds.arrived, slots.capacity) == ([("own", 1), ("own", 2)], 0)
     assert gate.shares(2) == (3, 3)
 
 

@@ -76,8 +76,7 @@ def test_old_checkpoints_are_pruned_and_the_state_is_readable(home):
     assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
     state = json.loads((home / "checkpoints" / "step-00000003" / "state.json").read_text())
     assert state["step"] == state["policy_version"] == state["last_report"]["step"] == 3
-    assert state["owner"]["run_id"] == "run-a"
-    assert state["last_groups"] == ["group-0", "group-1"]
+    assert (state["owner"]["run_id"], state["last_groups"]) == ("run-a", ["group-0", "group-1"])
     assert state["versions"].keys() == {"ftis-node", "torch", "python"}
 
 
@@ -182,8 +181,7 @@ def test_a_checkpoint_is_due_after_the_set_number_of_steps():
     assert [step for step in range(6) if saver.is_due(step)] == [3, 4, 5]
     saver.begin(3, lambda: None)
     saver.wait()
-    assert saver.saved_step == 3
-    assert [step for step in range(3, 8) if saver.is_due(step)] == [6, 7]
+    assert (saver.saved_step, [step for step in range(3, 8) if saver.is_due(step)]) == (3, [6, 7])
 
 
 def test_by_default_writing_takes_a_fixed_share_of_the_time():

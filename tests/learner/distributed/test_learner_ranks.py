@@ -180,8 +180,7 @@ def test_micro_batches_are_dealt_in_rounds_of_similar_size():
     assert len({len(own) for own in dealt}) == 1
     sizes = [micro_batch.token_ids.numel() for round_ in zip(*dealt, strict=True) for micro_batch in round_]
     num_empty = sum(micro_batch.cell_index.numel() == 0 for own in dealt for micro_batch in own)
-    assert sizes == sorted(sizes, reverse=True)
-    assert num_empty == -len(micro_batches) % 3
+    assert (sizes, num_empty) == (sorted(sizes, reverse=True), -len(micro_batches) % 3)
     cells = torch.cat([micro_batch.cell_index for own in dealt for micro_batch in own])
     assert sorted(cells.tolist()) == batch.mask.view(-1).nonzero().view(-1).tolist()
 

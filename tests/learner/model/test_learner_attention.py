@@ -81,8 +81,7 @@ def test_a_fixed_cost_merges_similar_lengths_and_bounds_the_padding():
     lengths = [*range(84, 545, 10)]
     alone, merged = merged_classes(lengths, 0), merged_classes(lengths, 1 << 20)
     assert all(name == bucket for name, bucket in alone.items())
-    assert len(alone) == 12
-    assert len(set(merged.values())) == 5
+    assert (len(alone), len(set(merged.values()))) == (12, 5)
     assert merged_classes([100, 100, 200], 1 << 20) == {112: 112, 224: 224}, "600 columns for 400 tokens"
     assert merged_classes([7000, 8000], 1 << 20) == {7168: 7168, 8192: 8192}, "15 million pairs to save one"
 

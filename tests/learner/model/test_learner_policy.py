@@ -160,8 +160,7 @@ def test_sliding_windows_are_packed_if_attention_gets_them_or_no_text_crosses_th
     (folder / "config.json").write_text(json.dumps(config))
     with caplog.at_level("WARNING"):
         policy = load_policy(make_boot(folder, tmp_path))
-    assert policy.layout == layout
-    assert policy.causal_lm.config.sliding_window == window
+    assert (policy.layout, policy.causal_lm.config.sliding_window) == (layout, window)
     if layout == "padded rows":
         assert policy.causal_lm.config._attn_implementation == "sdpa"
         assert re.search(

@@ -95,8 +95,7 @@ def test_a_separable_loss_needs_one_forward_pass(model, params, num_forwards):
     whole, cut = Forward(model), Forward(model)
     Passes(whole, batch, make_micro_batches(batch, max_tokens=1000)).gradients(objective)
     Passes(cut, batch, make_micro_batches(batch, max_tokens=1)).gradients(objective)
-    assert whole.num_runs == 1
-    assert cut.num_runs == num_forwards
+    assert (whole.num_runs, cut.num_runs) == (1, num_forwards)
 
 
 def optimizer_of(model, learning_rate=1e-2):
@@ -157,8 +156,7 @@ def test_a_non_finite_gradient_is_refused(model, factor):
     before = trained_state(model, optimizer)
     model.model.norm.weight.register_hook(lambda gradient: gradient * factor)
     outcome = step(model, optimizer, random_groups())
-    assert outcome.refused == "the gradient is not finite"
-    assert outcome.num_updates == 0
+    assert (outcome.refused, outcome.num_updates) == ("the gradient is not finite", 0)
     assert_unchanged(model, optimizer, before)
 
 

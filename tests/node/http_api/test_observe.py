@@ -63,8 +63,7 @@ def test_dashboard_and_alerts_query_only_metrics_of_a_node(node):
 
 
 def test_a_running_node_is_healthy_and_ready(node):
-    assert _get(node, "/healthz") == "ok\n"
-    assert _get(node, "/readyz") == "ready\n"
+    assert (_get(node, "/healthz"), _get(node, "/readyz")) == ("ok\n", "ready\n")
     health = node.status()["health"]
     assert (health["healthy"], health["ready"], health["problems"]) == (True, True, [])
 

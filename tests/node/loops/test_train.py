@@ -95,8 +95,7 @@ async def test_the_sender_of_a_body_that_the_learner_cannot_unpack_is_charged_on
 async def test_a_step_without_an_update_credits_no_sender(tmp_path):
     with loop_with(tmp_path, StepReport(step=1, policy_version=0, refused="the loss is not finite")) as (loop, node):
         await loop._train([foreign(HONEST, 1)])
-        assert notes_of(node) == []
-        assert buffer_of(node).released == [(1, ReleaseReason.REFUSED)]
+        assert (notes_of(node), buffer_of(node).released) == ([], [(1, ReleaseReason.REFUSED)])
 
 
 CRASH, REPORTED = WorkerCrashedError("the learner worker was ended by SIGSEGV"), WorkerTaskError("IndexError: 7")

@@ -252,8 +252,7 @@ async def test_weights_whose_proof_fails_are_not_served_and_later_ones_are(tmp_p
         await pair.serve(1, b"valid")
         await pair.offer(2, b"invalid weights: NaN")
         await eventually(lambda: pair.refused == {"proof": 1})
-        assert pair.generator.context.state.policy_version == 1
-        assert _held(tmp_path) == [1]
+        assert (pair.generator.context.state.policy_version, _held(tmp_path)) == (1, [1])
         await pair.serve(3, b"valid again")
 
 

@@ -35,8 +35,7 @@ def test_a_start_clears_the_previous_end_and_keeps_the_rest(home):
     assert read_document(home, "/status")["node"]["end"] == "finished"
     mark_start(home)
     assert read_document(home, "/status")["node"]["end"] == "killed", "no later end was saved"
-    assert read_last_status(home).learner.step == 7
-    assert read_document(home, "/peers") == PEERS
+    assert (read_last_status(home).learner.step, read_document(home, "/peers")) == (7, PEERS)
 
 
 @pytest.mark.parametrize(("steps", "is_finished"), [((), False), ((3, 6), False), ((3, 7), True), ((8,), True)])

@@ -37,8 +37,7 @@ def test_parts_of_a_runs_mixture_are_a_domain_of_the_same_run(tmp_path):
     run, home = write_run(tmp_path / "run.toml", MIXED), Home(tmp_path / "home")
     whole = plan_run(run, None, home=home)
     plan = plan_run(run, "arithmetic:sub", home=home)
-    assert plan.domain_spec == "arithmetic:sub"
-    assert plan.manifest == whole.manifest
+    assert (plan.domain_spec, plan.manifest) == ("arithmetic:sub", whole.manifest)
     assert (plan.task_spec, plan.eval_specs) == (whole.task_spec, whole.eval_specs) == (MIXED, (MIXED,))
     assert (
         plan_run(run, "arithmetic:add=3+arithmetic:sub=1", home=home).domain_spec == "arithmetic:add=3+arithmetic:sub"

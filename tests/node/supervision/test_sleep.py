@@ -75,8 +75,7 @@ def test_a_process_that_is_suspended_while_it_stops_is_not_ended_by_force():
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(1.5)  # longer than the limit
         os.kill(process.pid, signal.SIGCONT)
-        assert process.stdout.read() == "saved\n"
-        assert process.wait(30) == 0
+        assert (process.stdout.read(), process.wait(30)) == ("saved\n", 0)
 
 
 async def test_light_nodes_that_slept_exchange_groups_again_and_charge_nobody(tmp_path, monkeypatch):

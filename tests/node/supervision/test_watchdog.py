@@ -80,8 +80,7 @@ def test_a_process_that_was_stopped_for_longer_continues():
     process.send_signal(signal.SIGSTOP)
     time.sleep(STOPPED_S)
     process.send_signal(signal.SIGCONT)
-    assert process.communicate(timeout=START_S)[0] == "ends\n"
-    assert process.returncode == 0
+    assert (process.communicate(timeout=START_S)[0], process.returncode) == ("ends\n", 0)
 
 
 async def _work_on_orders(waiting: asyncio.Queue[int], working: asyncio.Queue[int]) -> None:

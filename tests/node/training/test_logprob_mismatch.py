@@ -75,8 +75,7 @@ async def test_the_first_group_of_each_version_is_checked(tmp_path, identity, fa
             await asyncio.sleep(0.01)
         running.cancel()
         await asyncio.wait({running})
-        assert learner.sent == [(0, 0), (1, 1)]
-        assert len(events_of(node, "check_failed")) == fails
+        assert (learner.sent, len(events_of(node, "check_failed"))) == ([(0, 0), (1, 1)], fails)
 
 
 async def test_the_status_has_the_mean_shares_of_the_last_steps(tmp_path):
