@@ -38,10 +38,7 @@ sys.stdout.write("watching\\n")
 sys.stdout.flush()
 time.sleep(60)
 """
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": PYTHON_PATH}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHON_PATH}
 
 
 def wait_for_end(pid: int) -> None:
@@ -56,7 +53,7 @@ def wait_for_end(pid: int) -> None:
 
 def test_a_worker_dies_with_a_killed_daemon(tmp_path):
     with subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment()
+        [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
     ) as owner:
         worker_pid = int(owner.stdout.readline())
         assert psutil.pid_exists(worker_pid)
@@ -67,7 +64,7 @@ def test_a_worker_dies_with_a_killed_daemon(tmp_path):
 def test_a_process_watches_an_owner_that_is_not_its_parent():
     with subprocess.Popen(["sleep", "60"]) as owner:
         watcher = subprocess.Popen(
-            [sys.executable, "-c", NOT_A_CHILD, str(owner.pid)], stdout=subprocess.PIPE, text=True, env=environment()
+            [sys.executable, "-c", NOT_A_CHILD, str(owner.pid)], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
         )
         with watcher:
             assert watcher.stdout.readline() == "watching\n"

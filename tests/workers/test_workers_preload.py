@@ -7,15 +7,15 @@ import sys
 import psutil
 import pytest
 from echo_worker import Die, Echo, EchoReply
+from test_workers_owner import wait_for_end
 from worker_support import PYTHON_PATH, pid_of
 
 from ftis_node.errors import WorkerDiedError
 from ftis_node.learner.client import KEEPS_FREED_BLOCKS
 from ftis_node.workers import preload
 from ftis_node.workers.preload import Preload
+from tests.waiting import wait_until
 
-ECHO = Echo(payload=b"x")
-# A program that prints whether 100 MiB come from the heap, and its arguments.
 SHOWN = """
 import ctypes, sys
 libc = ctypes.CDLL(None)
@@ -24,8 +24,12 @@ before = libc.sbrk(0)
 libc.malloc(ctypes.c_size_t(100 << 20))
 print(libc.sbrk(0) - before > 50 << 20, sys.argv[1:], flush=True)
 """
-OWNER = "import subprocess as s, sys; print(s.Popen(sys.argv[1:], stdin=-1, stdout=-1).pid, flush=True); input()"
-SERVER = f"import os; from {preload.MODULE} import serve; serve(os.getppid(), [])"
+OWNER = "import subprocess as s, sys; s.Popen(sys.argv[1:], stdin=-1, stdout=-1); sys.stdin.read()"
+SERVER = f"""
+import os, sys, time, {preload.MODULE} as p
+p.import_quickly = lambda path: (open(path, "w").write(str(os.getpid())), time.sleep(60))
+p.serve(os.getppid(), sys.argv[1:])
+"""
 THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
 DRIVER = "import __main__\n__main__.DRIVERS, file = ('/dev/null',), open('/dev/null')"
 
@@ -55,7 +59,7 @@ async def test_forked_workers_are_like_spawned_ones(start_supervisor, begin, tmp
     assert forked.ppid() == other.ppid() == os.getpid()
     assert os.getsid(forked.pid) == os.getpgid(forked.pid) == forked.pid
     assert forked.cmdline()[:3] == other.cmdline()[:3]
-    assert (await first.call(ECHO, EchoReply)).pid == forked.pid != second.pid
+    assert (await first.call(Echo(payload=b"x"), EchoReply)).pid == forked.pid != second.pid
     log = str(tmp_path / "logs" / "echo.log")
     assert [os.readlink(f"/proc/{forked.pid}/fd/{number}") for number in range(3)] == [os.devnull, log, log]
     assert forked.num_fds() <= other.num_fds(), "files of the preloading process are open"
@@ -65,7 +69,7 @@ async def test_forked_workers_are_like_spawned_ones(start_supervisor, begin, tmp
     assert not psutil.pid_exists(forked.pid), "the dead worker was not reaped"
     psutil.Process(pid_of(second)).kill()
     with pytest.raises(WorkerDiedError, match="SIGKILL"):
-        await second.call(ECHO, EchoReply)
+        await second.call(Echo(payload=b"x"), EchoReply)
 
 
 @pytest.mark.parametrize(
@@ -73,14 +77,13 @@ async def test_forked_workers_are_like_spawned_ones(start_supervisor, begin, tmp
     [(THREAD, "2 threads"), (DRIVER, "/dev/null is open"), ("raise OSError('boom')", "boom"), ("", "")],
 )
 async def test_without_a_preloading_process_workers_are_spawned(code, cause, start_supervisor, begin, tmp_path):
-    """The last one loads, and is killed before the fork."""
     (tmp_path / "odd.py").write_text(code)
     preloading = begin("odd")
     await preloading.until_loaded()
     if not code:
         preloading._process.kill()
     supervisor = await start_supervisor(preload=preloading)
-    assert (await supervisor.call(ECHO, EchoReply)).pid == supervisor.pid
+    assert (await supervisor.call(Echo(payload=b"x"), EchoReply)).pid == supervisor.pid
     assert cause in (tmp_path / "preload.log").read_text()
 
 
@@ -95,10 +98,10 @@ async def test_a_forked_process_has_the_arguments_and_the_allocator_of_its_comma
     assert (tmp_path / "log").read_text().splitlines() == ["False ['7']", "True ['7']"]
 
 
-def test_the_preloading_process_ends_with_its_owner():
-    command = [sys.executable, "-c", OWNER, sys.executable, "-c", SERVER]
-    with subprocess.Popen(command, stdin=-1, stdout=-1) as owner:
-        server = psutil.Process(int(owner.stdout.readline()))
+def test_the_preloading_process_ends_with_its_owner_while_it_imports(tmp_path):
+    pid_file = tmp_path / "pid"
+    command = [sys.executable, "-c", OWNER, sys.executable, "-c", SERVER, str(pid_file)]
+    with subprocess.Popen(command, stdin=-1) as owner:
+        wait_until(lambda: pid_file.exists() and pid_file.read_text() != "", within_s=60.0)
         owner.kill()
-        psutil.wait_procs([server], timeout=20.0)
-        assert not server.is_running()
+        wait_for_end(int(pid_file.read_text()))
