@@ -1,20 +1,17 @@
 """The process of vLLM's engine core, if it is separate: Python's fork server starts it, and imports vLLM before.
 
-    begin() --> [fork server, imports vLLM] --forks--> inspection of the architecture, at the first start of a model
-                   while the worker imports it, too  --forks--> engine core
+    begin() --> [fork server: imports vLLM, while the worker imports it, too] --forks--> engine core
 
-vLLM would start a new process for each, one after the other, that imports vLLM again. Its own server uses the fork
-server in the same way. Importing vLLM starts no CUDA, so the forked processes can use it.
+vLLM would start the process later, and it would then import vLLM. Its own server uses the fork server in the same way.
+Importing vLLM starts no CUDA, so the forked process can use it.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import platform
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
@@ -44,30 +41,14 @@ def begin() -> None:
 
 
 def use() -> None:
-    """Let vLLM, which is imported now, fork its processes."""
-    from vllm.model_executor.models import registry
+    """Let vLLM, which is imported now, fork the core."""
     from vllm.v1.engine import utils
 
     if CAN_FORK:
         utils.get_mp_context = CoreContext
-        registry._run_in_subprocess = _inspect
 
 
 def _run(environment: dict[str, str], target: Callable[..., Any], kwargs: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     target(**kwargs)
-
-
-def _inspect(inspect: Callable[[], Any]) -> Any:
-    import cloudpickle  # type: ignore[import-untyped]
-
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver")) as pool:
-        return pool.submit(_inspected, cloudpickle.dumps(inspect)).result()
-
-
-def _inspected(inspect: bytes) -> Any:
-    from vllm.plugins import load_general_plugins
-
-    load_general_plugins()
-    return pickle.loads(inspect)()

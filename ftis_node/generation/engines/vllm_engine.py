@@ -271,7 +271,7 @@ def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tu
     is_separate = has_separate_core(settings, device=device)
     if is_separate:
         core_process.use()
-    else:  # vLLM would start a process, only to keep this one free of CUDA
+    if device == "cpu" or not is_separate:  # vLLM would start a process, only to keep this one free of CUDA
         registry._run_in_subprocess = lambda inspect: inspect()
     check_options(settings.options, known={field.name for field in fields(EngineArgs)})
     seed = random.SystemRandom().getrandbits(SEED_BITS) if settings.seed is None else settings.seed
