@@ -34,7 +34,7 @@ from ftis_node.workers.quick_imports import import_quickly
 log = logging.getLogger(__name__)
 
 MODULE = "ftis_node.workers.preload"
-WORKER_IMPORTS = ("ftis_node.learner.core", "transformers.models.auto.modeling_auto", "ftis_node.workers.worker")
+WORKER_IMPORTS = ("ftis_node.learner.learner", "transformers.models.auto.modeling_auto", "ftis_node.workers.worker")
 PR_SET_CHILD_SUBREAPER = 36  # from <sys/prctl.h>
 LOADED = b"0\n"
 LOAD_TIMEOUT_S, FORK_TIMEOUT_S = 300.0, 30.0
