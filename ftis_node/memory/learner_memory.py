@@ -16,7 +16,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import MAX_SERVED_RANK
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, served_rank
 from ftis_node.learner.messages import HEAD_CHUNK_TOKENS
-from ftis_node.memory.machine import DEVICE_CONTEXT_BYTES, transfer_of
+from ftis_node.memory.machine import DEVICE_CONTEXT_BYTES, is_wsl, transfer_of
 from ftis_node.models import ModelShape
 from ftis_node.models.quantized import BYTES as QUANTIZED_BYTES
 
@@ -25,6 +25,7 @@ FLOAT32, BFLOAT16 = 4, 2  # bytes of an element
 ADAM_BYTES, ADAM_8BIT_BYTES = 8, 2 + 8 / 256  # a trained weight's two moments; of 8 bits with a scale per 256
 GPU_HEAD_CHUNK_TOKENS = 2048  # that go through the output head at once, at most
 GPU_MICRO_BATCH_TOKENS, CPU_MICRO_BATCH_TOKENS = 16384, 2048
+OTHER_BASES = frozenset({"quantization", "cpu_offload_gb"})  # options with which vLLM's base is not the model's file
 
 # Float32 logits: all operations on them are in place.
 LOGITS_BYTES = 4
@@ -41,7 +42,8 @@ class Workload:
     With `recompute_activations` the last `layers_kept` layers keep their activations nevertheless.
     `holds_start`: the learner also holds the initial model (`reference.py`). `maps_weights`: an engine on the learner's
     GPU reads new weights in place. `maps_base`: both workers compute from the mapped file of an adapter's base, if its
-    type is theirs (`shares_base`). `is_quantized`: the base has 4 bits (`models/quantized.py`);
+    type is theirs (`shares_base`). `maps_engine`: a learner on vLLM's GPU can compute from the base that the engine
+    holds, in 16 or 32 bits (`learner/model/engine_base.py`). `is_quantized`: the base has 4 bits (`quantized.py`);
     `can_quantize`: no other setting excludes that. `context_bytes` are those of each process on a GPU.
     """
 
@@ -65,6 +67,7 @@ class Workload:
     serves_adapters: bool = False
     maps_weights: bool = False
     maps_base: bool = False
+    maps_engine: bool = False
     is_quantized: bool = False
     can_quantize: bool = True
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
@@ -76,6 +79,8 @@ class Workload:
         """Return the workload of a node with these settings and this run; dtype "auto" is bfloat16 on a GPU only."""
         can_sleep = on_gpu and settings.engine != "torch" and settings.memory.placement != "shared"
         is_bfloat16 = settings.dtype == "bfloat16" or (settings.dtype == "auto" and on_gpu)
+        serves_adapters = on_gpu and settings.engine != "torch" and settings.generation.adapters != "merge"
+        is_plain = not OTHER_BASES & settings.generation.engine_options.keys()
         return cls(
             dtype_bytes=BFLOAT16 if is_bfloat16 else FLOAT32,
             lora=bool(settings.lora),
@@ -94,9 +99,10 @@ class Workload:
             learner_ranks=settings.learner.num_ranks if on_gpu else 1,
             optimizer_states=settings.learner.optimizer_states,
             holds_start=manifest.optimizer.kl_coef > 0 and not settings.lora,
-            serves_adapters=on_gpu and settings.engine != "torch" and settings.generation.adapters != "merge",
+            serves_adapters=serves_adapters,
             maps_weights=transfer_of(settings, on_gpu=on_gpu, shares_gpu=True, serves_adapters=False) == "ipc",
             maps_base=not on_gpu and settings.engine == "torch" and settings.generation.adapters == "serve",
+            maps_engine=serves_adapters and is_plain and not is_wsl(),
             is_quantized=settings.is_quantized,
             can_quantize=not settings.problem_with_quantize and settings.learner.num_ranks == 1,
         )
@@ -206,6 +212,12 @@ def shares_base(shape: ModelShape, workload: Workload) -> bool:
     of_file = "BF16" if workload.dtype_bytes == BFLOAT16 else "F32"
     is_mapped = workload.maps_base and not workload.is_quantized
     return workload.lora and is_mapped and shape.stored_as == of_file
+
+
+def mappable_base(shape: ModelShape, workload: Workload) -> int:
+    """Return the bytes of the engine's base that a learner on the same GPU need not hold; 0 if it cannot map them."""
+    is_held = workload.maps_engine and workload.adapter_served is not None and workload.learner_ranks == 1
+    return 0 if not is_held or workload.is_quantized or shape.experts is not None else base_bytes(shape, workload)
 
 
 def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:

@@ -40,7 +40,8 @@ class WorkerPlacement:
     """Placement of the workers. The defaults are those without a memory plan.
 
     `takes_turns`: the generator sleeps while the learner steps. `can_sleep`: it also frees its memory then.
-    `memory_share` and `cache_bytes` are as in `EngineSettings`. `learner_share` is the fraction of its GPU that the
+    `shares_base`: the learner of an adapter maps the base that the engine holds; `copies_base`: if it cannot, it loads
+    its own. `memory_share` and `cache_bytes` are as in `EngineSettings`. `learner_share` is the fraction of its GPU that the
     learner's tensors may use, None for all. `transfer` is the transfer method of new weights. `recompute_activations`
     None: the setting decides. GPUs have their index in nvidia-smi; an empty tuple means all.
     """
@@ -56,6 +57,8 @@ class WorkerPlacement:
     recompute_activations: bool | None = None
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
     layers_kept: int = 0
+    shares_base: bool = False
+    copies_base: bool = False
     memory: str = field(default="", compare=False)
 
     @property
@@ -149,6 +152,8 @@ def place_workers_on(
     if made is not None and assignment.learner and made.fits:
         arrangement = replace(
             arrangement,
+            shares_base=made.shares_base,
+            copies_base=settings.memory.check == "warn",
             recompute_activations=made.recompute_activations,
             head_chunk_tokens=made.head_chunk_tokens,
             layers_kept=made.layers_kept,
@@ -282,7 +287,8 @@ def _judge(made: MemoryPlan, settings: NodeSettings, *, on_gpu: bool) -> str:
     """Return one line on the plan. Raises MachineError if it does not fit on a GPU, unless `memory.check` is "warn"."""
     needed, usable = in_gib(made.peak_bytes), in_gib(made.usable_bytes)
     if made.fits:
-        return f"{made.placement}: {needed} of {usable} at the peak, by the plan{made.bound}"
+        base = ", one base for both workers" if made.shares_base and on_gpu else ""
+        return f"{made.placement}: {needed} of {usable} at the peak, by the plan{made.bound}{base}"
     model = settings.model
     if not on_gpu:
         log.warning("memory may be short: %s seems to need %s, %s are free; %s", model, needed, usable, made.advice)

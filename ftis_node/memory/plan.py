@@ -7,7 +7,8 @@
     does_not_fit  `advice` says what would
 
 One GPU is shared or the workers take turns, whichever fits and has the shorter step (`step_time.py`). Below one group's
-cache no placement works. While the generator is awake, the learner's weights and moments stay in place. While it
+cache no placement works. If no plan fits with two copies of an adapter's base, the learner computes from the engine's
+(`mappable_base`): no GPU has tested that yet. While the generator is awake, the learner's weights and moments stay in place. While it
 sleeps, its context and graphs stay. Options that trade memory for speed come last, from the memory that is left
 (`_with_speed`).
 """
@@ -33,6 +34,7 @@ from ftis_node.memory.learner_memory import (
     LearnerMemory,
     Workload,
     learner_memory,
+    mappable_base,
     shares_base,
 )
 from ftis_node.memory.machine import USABLE_SHARE, Card, GpuAssignment, Machine
@@ -60,7 +62,7 @@ class MemoryPlan:
     of its GPU that both workers use at the learner's peak. `parts` names every part, in bytes. The weight sync comes
     after a step and is not on top of it. `host_bytes` is the host memory that the workers need beside a GPU.
     `keeping_bytes` is the peak with kept activations, None if the setting decides. `step_s` is the expected time of a
-    step with GPUs, else 0. `change` is a change of settings with which a model that does not fit would fit, "" if there
+    step with GPUs, else 0. `shares_base`: an adapter's base is in memory once. `change` is a change of settings with which a model that does not fit would fit, "" if there
     is none. `gpus` are those of each worker.
     """
 
@@ -84,6 +86,7 @@ class MemoryPlan:
     keeping_bytes: int | None = None
     without_speed_bytes: int | None = None
     gpus: GpuAssignment = GpuAssignment()
+    shares_base: bool = False
 
     @property
     def needed_bytes(self) -> int:
@@ -91,9 +94,14 @@ class MemoryPlan:
         return self.peak_bytes if self.without_speed_bytes is None else self.without_speed_bytes
 
     @property
-    def rank(self) -> tuple[bool, float]:
-        """Return the sort key of plans, the best first: those that fit by their step, others by what they exceed."""
-        return not self.fits, self.step_s if self.fits else self.peak_bytes / max(1, self.usable_bytes)
+    def rank(self) -> tuple[bool, bool, float]:
+        """Return the sort key of plans, the best first: those that fit by their step, others by what they exceed.
+
+        One base for both workers comes after all plans that fit with two.
+        """
+        if self.fits:
+            return False, self.shares_base, self.step_s
+        return True, False, self.peak_bytes / max(1, self.usable_bytes)
 
     @property
     def refusal(self) -> str:
@@ -153,8 +161,8 @@ def _with_speed(
     def if_roomy(changed: Workload) -> MemoryPlan | None:
         faster = place(changed)
         is_roomy = faster.learner_fill <= max(made.learner_fill, SPEED_SHARE)
-        is_same = (faster.placement, faster.kv_cache_bytes) == (made.placement, made.kv_cache_bytes)
-        return faster if faster.fits and is_same and is_roomy else None
+        same = [(each.placement, each.kv_cache_bytes, each.shares_base) for each in (faster, made)]
+        return faster if faster.fits and same[0] == same[1] and is_roomy else None
 
     def with_most_layers(changed: Workload) -> Workload:
         numbers = [replace(changed, layers_kept=number) for number in range(1, num_layers)]
@@ -179,13 +187,15 @@ def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPla
     host_bytes = host_memory(shape, workload)
     if not machine.cards:
         made = _on_cpu(generator, learner, machine)
-        if shares_base(shape, workload):
-            made.parts[SHARED_BASE] = made.parts.pop(BASE)
-        plans = [made]
+        plans = [_with_one_base(made) if shares_base(shape, workload) else made]
     elif len(machine.cards) > 1:
         plans = [_separate(generator, learner, machine.cards, host_bytes)]
     else:
         plans = _on_one_gpu(generator, learner, machine, host_bytes, workload)
+        if (base := mappable_base(shape, workload)) and not workload.must_sleep:
+            learner = replace(learner, weights=learner.weights - base)
+            split, *_ = _on_one_gpu(generator, learner, machine, host_bytes, workload)
+            plans.append(_with_one_base(split))
     timed = (replace(each, step_s=_step_seconds(shape, workload, machine.cards, each)) for each in plans)
     return replace(
         min(timed, key=lambda each: each.rank),
@@ -194,6 +204,11 @@ def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPla
         layers_kept=workload.layers_kept,
         num_layers=shape.num_layers,
     )
+
+
+def _with_one_base(made: MemoryPlan) -> MemoryPlan:
+    parts = {SHARED_BASE if name == BASE else name: num_bytes for name, num_bytes in made.parts.items()}
+    return replace(made, shares_base=True, parts=parts)
 
 
 def _step_seconds(shape: ModelShape, workload: Workload, cards: tuple[Card, ...], made: MemoryPlan) -> float:
