@@ -28,6 +28,7 @@ from ftis_node.generation.weight_loader import PROOF_TOLERANCES, CallWorker, Pro
 from ftis_node.workers.liveness import RestartPolicy, Timing
 from ftis_node.workers.preload import Preload
 from ftis_node.workers.process import WorkerProcess, WorkerSpec
+from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.supervisor import Preparation, Supervisor, WorkerClient, WorkerState
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from ftis_node.workers.wire import Done
@@ -87,9 +88,11 @@ class GenerationClient(WorkerClient):
         write_weights: WriteWeights | None = None,
         on_fall_back: OnProblem | None = None,
         preload: Preload | None = None,
+        before_restart: Preparation | None = None,
         worker_module: str = WORKER_MODULE,
     ) -> None:
         """Store the worker's settings and the callbacks, which are those of `WeightLoader` and `Supervisor`."""
+        self._prepare_restart = before_restart
         spec = WorkerSpec(
             name="generation",
             module=worker_module,
@@ -110,7 +113,7 @@ class GenerationClient(WorkerClient):
                 restart_policy=restart_policy,
                 on_started=self._bring_up,
                 on_event=self._take_event,
-                before_restart=self._awake.wait,
+                before_restart=self._before_restart,
                 free_memory=free_memory,
             )
         )
@@ -171,6 +174,13 @@ class GenerationClient(WorkerClient):
     async def generate(self, request: GenerateRequest) -> GenerationResult:
         """Generate one unscored group. Raises WorkerDiedError, WorkerTaskError and NonFiniteError."""
         return await self._supervisor.call(request, GenerationResult)
+
+    async def share_base(self) -> SharedWeights:
+        """Return the handles of an adapter's base, valid until this worker's process ends; waits until it serves.
+
+        Raises SharingError if the engine cannot share it, WorkerDiedError and the errors of `start`.
+        """
+        return await self._supervisor.call(messages.ShareBase(), SharedWeights)
 
     def begin_with(self, weights: PublishedWeights | None, proof: WeightProof) -> None:
         """Let the next process serve these weights; None: the starting model. Call it during a pause."""
@@ -254,6 +264,11 @@ class GenerationClient(WorkerClient):
             if self.is_asleep:
                 self._awake.set()
                 await self._serve_again()
+
+    async def _before_restart(self) -> None:
+        await self._awake.wait()
+        if self._prepare_restart is not None:
+            await self._prepare_restart()
 
     async def _bring_up(self, life: WorkerProcess) -> None:
         self.engine = (await life.call(messages.Describe(), messages.Description)).engine

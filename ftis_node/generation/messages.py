@@ -42,6 +42,10 @@ class WeightsLoaded(Message, frozen=True):
     difference: str | None = None
 
 
+class ShareBase(Message, frozen=True):
+    """A request for the handles of an adapter's base, `SharedWeights`."""
+
+
 class Sleep(Message, frozen=True):
     """A request to stop admission, finish or interrupt the requests in flight, and free memory.
 

@@ -23,6 +23,7 @@ from ftis_node.generation.engines.vllm_log import WorkerLog
 from ftis_node.models import resolve_model
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.liveness import die_with_owner
+from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.weight_store import file_checksums, find_difference
 from ftis_node.workers.wire import Done
 from ftis_node.workers.worker import Emitter, Handlers, run_worker
@@ -63,6 +64,9 @@ class Service:
         difference = find_difference(published, held)
         return messages.WeightsLoaded(version=self._engine.policy_version, load_s=load_s, difference=difference)
 
+    async def share_base(self, request: messages.ShareBase, emit: Emitter) -> SharedWeights:
+        return await self._engine.share_base()
+
     async def probe(self, request: messages.Probe, emit: Emitter) -> messages.Probed:
         return messages.Probed(logprobs=tuple(await self._engine.probe(request.token_ids)))
 
@@ -81,6 +85,7 @@ class Service:
         return {
             GenerateRequest: self.generate,
             messages.LoadWeights: self.load_weights,
+            messages.ShareBase: self.share_base,
             messages.Probe: self.probe,
             messages.Sleep: self.sleep,
             messages.Wake: self.wake,

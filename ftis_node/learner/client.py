@@ -6,24 +6,29 @@ then waits for the new process and returns its state, which may be one step ahea
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from ftis_node.errors import FtisError, WorkerDiedError
+from msgspec.structs import replace
+
+from ftis_node.errors import FtisError, SharingError, WorkerDiedError
 from ftis_node.learner import messages
 from ftis_node.learner.distributed.launch import COMMUNICATION
 from ftis_node.learner.messages import AuditReply, CheckpointEvent, LearnerBoot, LearnerState, TrainGroup, TrainReply
 from ftis_node.workers.liveness import RestartPolicy, Timing
 from ftis_node.workers.preload import KEEPS_FREED_BLOCKS, Preload
 from ftis_node.workers.process import WorkerProcess, WorkerSpec
-from ftis_node.workers.supervisor import Supervisor, WorkerClient
+from ftis_node.workers.shared_weights import SharedWeights
+from ftis_node.workers.supervisor import Supervisor, WorkerClient, WorkerState
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from ftis_node.workers.wire import Done
 
 OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"
 
+log = logging.getLogger(__name__)
 EVENT_TYPES = (messages.CheckpointSkipped, messages.CheckpointInProgress, PublishedWeights, WeightProof)
 MODULE = "ftis_node.learner.worker"
 # torch's allocator on a GPU: expandable segments fragment less than blocks of fixed sizes.
@@ -33,7 +38,10 @@ GROWING_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
 class LearnerClient(WorkerClient):
-    """The client of one learner's worker, which it keeps alive. Call all methods in one event loop."""
+    """The client of one learner's worker, which it keeps alive. Call all methods in one event loop.
+
+    `share_base` returns the handles of the base that the generator holds, when it serves; None: each has its own.
+    """
 
     def __init__(
         self,
@@ -58,6 +66,7 @@ class LearnerClient(WorkerClient):
             event_types=EVENT_TYPES,
             environment=worker_environment(boot) | dict(environment or {}),
             preload=preload,
+            complete=self._with_base,
         )
         super().__init__(
             Supervisor(
@@ -69,6 +78,8 @@ class LearnerClient(WorkerClient):
                 on_slow_stop=on_slow_stop,
             )
         )
+        self.share_base: Callable[[], Awaitable[SharedWeights]] | None = None
+        self._has_base = False  # of the generator's present process, in the learner's
         self._state: LearnerState | None = None
         self._known_restarts = 0  # when the caller last requested the learner's state
 
@@ -126,6 +137,28 @@ class LearnerClient(WorkerClient):
     async def save(self) -> int:
         """Write the newest step to the disk and return its number. Raises MachineError or WorkerDiedError."""
         return (await self._supervisor.call(messages.SaveRequest(), messages.Saved)).step
+
+    async def renew(self) -> None:
+        """Save the newest step and start another process: the generator's process, which had the base, has ended."""
+        if not self._has_base:
+            return
+        if self.worker_state is WorkerState.READY:
+            try:
+                await self.save()
+            except FtisError as error:
+                log.warning("the learner goes back to its last checkpoint: %s", error)
+        self.restart("is started again, because the generator's process has ended, which had its base")
+
+    async def _with_base(self, boot: LearnerBoot) -> LearnerBoot:
+        self._has_base = False
+        if self.share_base is None:
+            return boot
+        try:
+            boot = replace(boot, base=await self.share_base())
+        except SharingError as error:
+            return replace(boot, base_refused=str(error))
+        self._has_base = True
+        return boot
 
     async def _ask_state(self, life: WorkerProcess) -> None:
         self._state = await life.call(messages.StateRequest(), messages.LearnerState)

@@ -17,7 +17,7 @@ from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection, LoraSection, Quantize
 from ftis_node.learner.senders import SenderStats
 from ftis_node.telemetry.status import StepFigures
-from ftis_node.workers.shared_weights import Transfer
+from ftis_node.workers.shared_weights import SharedWeights, Transfer
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from ftis_node.workers.wire import Message
 
@@ -31,7 +31,8 @@ class LearnerBoot(Message, frozen=True):
     name. Without `lora` all weights are trained. `max_logprob_gap_nats`: the summed log-probs of a peer's completion
     may be this far below the learner's. `micro_batch_tokens` bounds the padded tokens of a forward pass,
     `head_chunk_tokens` those of one pass through the output head. `publish_as`: the whole model, with an adapter
-    merged, or the adapter alone. `quantize`: the form of an adapter's base (`models/quantized.py`).
+    merged, or the adapter alone. `quantize`: the form of an adapter's base (`models/quantized.py`). `base` are the
+    handles of the engine's base; `base_refused` is the reason why it gave none. `copies_base`: load an own copy then.
 
     `takes_turns`: a generator on the same GPU sleeps during a step, and only then. So memory must be free again before
     the reply. `memory_share` is the learner's share of a GPU beside a generator. `recompute_activations` keeps only
@@ -60,6 +61,9 @@ class LearnerBoot(Message, frozen=True):
     lora: LoraSection | None = None
     publish_as: Literal["model", "adapter"] = "model"
     quantize: Quantize = "none"
+    base: SharedWeights | None = None
+    base_refused: str = ""
+    copies_base: bool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 0

@@ -40,10 +40,10 @@ class WorkerPlacement:
     """Placement of the workers. The defaults are those without a memory plan.
 
     `takes_turns`: the generator sleeps while the learner steps. `can_sleep`: it also frees its memory then.
-    `shares_base`: the learner of an adapter maps the base that the engine holds; `copies_base`: if it cannot, it loads
-    its own. `memory_share` and `cache_bytes` are as in `EngineSettings`. `learner_share` is the fraction of its GPU that the
+    `memory_share` and `cache_bytes` are as in `EngineSettings`. `learner_share` is the fraction of its GPU that the
     learner's tensors may use, None for all. `transfer` is the transfer method of new weights. `recompute_activations`
-    None: the setting decides. GPUs have their index in nvidia-smi; an empty tuple means all.
+    None: the setting decides. `shares_base`: the learner of an adapter maps the base that the engine holds;
+    `copies_base`: it loads its own if it cannot. GPUs have their index in nvidia-smi; an empty tuple means all.
     """
 
     takes_turns: bool = False

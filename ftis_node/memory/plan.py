@@ -6,11 +6,11 @@
     dedicated     two GPUs or more: the generator on the first, the learner on the next, or on as many as it asks for
     does_not_fit  `advice` says what would
 
-One GPU is shared or the workers take turns, whichever fits and has the shorter step (`step_time.py`). Below one group's
-cache no placement works. If no plan fits with two copies of an adapter's base, the learner computes from the engine's
-(`mappable_base`): no GPU has tested that yet. While the generator is awake, the learner's weights and moments stay in place. While it
-sleeps, its context and graphs stay. Options that trade memory for speed come last, from the memory that is left
-(`_with_speed`).
+One GPU is shared or the workers take turns, whichever fits and has the shorter step (`step_time.py`). If nothing fits
+with two copies of an adapter's base, the learner of a shared GPU maps the engine's, which no GPU has tested yet. Below
+one group's cache no placement works. While the generator is awake, the learner's weights and moments stay in place.
+While it sleeps, its context and graphs stay. Options that trade memory for speed come last, from the memory that is
+left (`_with_speed`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from ftis_node.learner.messages import HEAD_CHUNK_TOKENS
 from ftis_node.memory.generator import GeneratorMemory, generator_memory
 from ftis_node.memory.host import host_memory
 from ftis_node.memory.learner_memory import (
-    FLOAT32,
     GPU_HEAD_CHUNK_TOKENS,
     HOST_PROCESS_BYTES,
     LearnerMemory,
@@ -38,6 +37,7 @@ from ftis_node.memory.learner_memory import (
     shares_base,
 )
 from ftis_node.memory.machine import USABLE_SHARE, Card, GpuAssignment, Machine
+from ftis_node.memory.ranks import memory_per_rank
 from ftis_node.memory.step_time import generator_seconds, learner_seconds
 from ftis_node.memory.suggestions import suggest_change
 from ftis_node.models import ModelShape
@@ -62,8 +62,8 @@ class MemoryPlan:
     of its GPU that both workers use at the learner's peak. `parts` names every part, in bytes. The weight sync comes
     after a step and is not on top of it. `host_bytes` is the host memory that the workers need beside a GPU.
     `keeping_bytes` is the peak with kept activations, None if the setting decides. `step_s` is the expected time of a
-    step with GPUs, else 0. `shares_base`: an adapter's base is in memory once. `change` is a change of settings with which a model that does not fit would fit, "" if there
-    is none. `gpus` are those of each worker.
+    step with GPUs, else 0. `change` is a change of settings with which a model that does not fit would fit, "" if there
+    is none. `gpus` are those of each worker. `shares_base`: an adapter's base is in memory once.
     """
 
     placement: Placement
@@ -333,30 +333,3 @@ def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> di
         "learner: logits and work space": learner.work,
         WEIGHT_SYNC: learner.weight_sync,
     }
-
-
-def memory_per_rank(learner: LearnerMemory, shape: ModelShape, workload: Workload) -> LearnerMemory:
-    """Return the memory of one of `workload.learner_ranks` GPUs; `learner` is that of a GPU that holds everything.
-
-    The weights of the unit at work (a decoder layer, or embedding and head) are complete in the compute dtype. Those of
-    the next layer are beside it. So is its gradient, until it is reduced over the ranks in float32. Activations and
-    work space are not divided.
-    """
-    number = workload.learner_ranks
-    if number == 1:
-        return learner
-    root = shape.embedding_parameters * (1 if shape.is_tied else 2)
-    layer = ceil((shape.num_parameters - root) / shape.num_layers)
-    trained_layer, trained_root = layer, root
-    if workload.lora_rank is not None:
-        trained_layer, trained_root = ceil(shape.adapter_parameters(workload.lora_rank) / shape.num_layers), 0
-    return replace(
-        learner,
-        weights=ceil(learner.weights / number),
-        start=ceil(learner.start / number),
-        masters=ceil(learner.masters / number),
-        moments=ceil(learner.moments / number),
-        gradients=ceil(learner.gradients / number)
-        + (workload.dtype_bytes + FLOAT32) * max(trained_layer, trained_root),
-        work=learner.work + workload.dtype_bytes * (root + 2 * layer),
-    )

@@ -261,7 +261,10 @@ class Wiring:
         workers = tuple(each for each in (node.generation, node.learner) if isinstance(each, WorkerClient))
         observer = MachineObserver(self.context.settings.schedule, gpus=node.arrangement.gpus)
         published = node.published or node.home.weights
-        return PauseLoop(self.context, node.home, workers, self._sync_weights, published, node.budget, observer)
+        parts = (self.context, node.home)
+        if node.arrangement.shares_base:  # the learner needs the generator's process, which loads the last adapter
+            return PauseLoop(*parts, workers[::-1], lambda: None, None, node.budget, observer)
+        return PauseLoop(*parts, workers, self._sync_weights, published, node.budget, observer)
 
     def _sync_weights(self) -> None:
         """Let the generator begin with the learner's weights: those of the former learner may be gone."""

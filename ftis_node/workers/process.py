@@ -41,6 +41,7 @@ OnSlowStop: TypeAlias = Callable[[], object]
 class WorkerSpec:
     """The process to spawn: `python -m module`. `boot` is the first message that it receives.
 
+    `complete` adds to it what only another worker has, and waits for that worker: `Timing.start_grace_s` includes it.
     `environment` is added to the daemon's environment. The first process is forked by `preload` if that is possible.
     """
 
@@ -52,6 +53,7 @@ class WorkerSpec:
     event_types: tuple[type[Message], ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     preload: Preload | None = None
+    complete: Callable[[Any], Awaitable[Message]] | None = None
 
 
 @dataclass(slots=True)
@@ -200,6 +202,13 @@ class WorkerProcess:
                 start_new_session=True,
             )
 
+    async def _send_boot(self) -> None:
+        boot, complete = self._spec.boot, self._spec.complete
+        try:
+            await self._send(wire.Start(), boot if complete is None else await complete(boot))
+        except FtisError as error:
+            self._die(error)
+
     def _begin(self, stack: AsyncExitStack, watch: Callable[[], Awaitable[None]]) -> None:
         task = asyncio.create_task(self._guard(watch), name=f"{self._spec.name}{watch.__name__}")
         stack.push_async_callback(_cancel, task)
@@ -223,7 +232,7 @@ class WorkerProcess:
             case wire.Heartbeat():
                 self._liveness.beat(control)
             case wire.Hello() if self.is_alive:
-                await self._send(wire.Start(), self._spec.boot)
+                self._begin(self._resources, self._send_boot)
             case wire.Ready() if not self._ready.done():
                 self._ready.set_result(None)
             case wire.Failure(call_id=0):

@@ -203,6 +203,14 @@ class Engine(Protocol):
         """
         ...
 
+    async def share_base(self) -> SharedWeights:
+        """Return the handles of an adapter's base. Its tensors keep place and values until the engine is closed.
+
+        Their names are those of the model's files, without a tied output head. Raises SharingError if CUDA or the
+        engine's form of them does not allow it.
+        """
+        ...
+
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Return log-probs of `token_ids[1:]`, each given those before it, at temperature 1, under the served weights.
 

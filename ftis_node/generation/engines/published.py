@@ -61,6 +61,12 @@ def _own(model: Any) -> tuple[dict[str, Tensor], set[str]]:
     return hub_tensors(model, own), tied
 
 
+def base_tensors(model: Any) -> dict[str, Tensor]:
+    """Return the tensors of a model's base by the hub's names, as views, also while it has an adapter."""
+    own = {name.replace(".base_layer.", "."): tensor for name, tensor in _own(model)[0].items()}
+    return {name: tensor for name, tensor in own.items() if ".lora_" not in name}
+
+
 def model_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a model's tensors by the hub's names, before a quantization; a tied head is left out."""
     return _shapes(_own(model)[0]) | quantized_shapes(model)

@@ -26,13 +26,19 @@ from ftis_node.errors import EngineError, OutOfMemoryError, WorkerTaskError, fir
 from ftis_node.generation.engines.base import AWAKENED, EngineSettings, GenerateRequest, GenerationResult, settle
 from ftis_node.generation.engines.decode_loop import ActiveRequest, BatchDecoder
 from ftis_node.generation.engines.kv_cache import empty_cache, use_grouped_attention
-from ftis_node.generation.engines.published import ServedAdapter, load_in_place, load_shared_in_place, model_shapes
+from ftis_node.generation.engines.published import (
+    ServedAdapter,
+    base_tensors,
+    load_in_place,
+    load_shared_in_place,
+    model_shapes,
+)
 from ftis_node.models import ModelSource, load_causal_lm, pick_device
 from ftis_node.models.adapter_folder import ADAPTER_FILE
 from ftis_node.models.loading import is_recurrent
 from ftis_node.records.group import SamplingSettings
 from ftis_node.telemetry.faults import watched_task
-from ftis_node.workers.shared_tensors import OpenedWeights
+from ftis_node.workers.shared_tensors import Exporter, OpenedWeights
 from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.tensor_file import LockedFiles
 from ftis_node.workers.weight_store import probe_logprobs, probe_token_ids
@@ -81,6 +87,7 @@ class TorchEngine:
         self._sleepers: list[asyncio.Future[None]] = []
         self.is_asleep = False
         self._opened = OpenedWeights(next(iter(model.parameters())).device)
+        self._exporter = Exporter()
         self._locked = LockedFiles()
         self._adapter = ServedAdapter(model, model_shapes(model), max_rank=settings.lora_rank)
         self._driver: asyncio.Task[None] | None = None
@@ -116,6 +123,9 @@ class TorchEngine:
 
     async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
         return await self._load_by(lambda: load_shared_in_place(self._model, shared, self._opened), version)
+
+    async def share_base(self) -> SharedWeights:
+        return await self._compute(lambda: self._exporter.share(base_tensors(self._model)))
 
     async def _load_by(self, work: Callable[[], dict[str, int]], version: int) -> dict[str, int]:
         load = _Load(work, version, asyncio.get_running_loop().create_future())

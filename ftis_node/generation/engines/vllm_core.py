@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -214,6 +214,13 @@ class VllmCore:
             if refused:
                 raise SharingError(refused)
         return self._load("ftis_load_shared", (), version)
+
+    def share_base(self, shapes: Mapping[str, Sequence[int]]) -> SharedWeights:
+        """Return the handles of the base's tensors, whose shapes are given by name. Raises SharingError."""
+        found, *others = self._client.collective_rpc("ftis_share", args=(dict(shapes),))
+        if others or isinstance(found, str):
+            raise SharingError("several workers of vLLM hold the base" if others else found)
+        return msgspec.msgpack.decode(found, type=SharedWeights)
 
     def _load(self, method: str, arguments: Sequence[Any], version: int) -> dict[str, int]:
         self._wake_memory("weights")

@@ -16,7 +16,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +38,7 @@ from ftis_node.generation.engines.vllm_core import (
 )
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, num_loras, sampling_arguments
 from ftis_node.records.group import FinishReason
+from ftis_node.workers.shared_weights import SharedWeights
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +132,9 @@ class VllmDriver:
         self._serve(version)
         self._begin(self._cut_off(lambda partial: partial.adapter is not None))
         return checksums
+
+    def share_base(self, shapes: Mapping[str, Sequence[int]]) -> SharedWeights:
+        return self._state.share_base(shapes)
 
     def adapt(self, folder: Path, version: int) -> None:
         """Serve an adapter to all requests that begin from now on; those in flight keep theirs. Raises ModelError."""

@@ -146,6 +146,10 @@ class VllmEngine:
         load = partial(VllmCore.load_shared, shared=shared, version=version)
         return await self._call(self._driver.load, load, version)
 
+    async def share_base(self) -> SharedWeights:
+        shapes, _ = self._shapes()
+        return await self._call(self._driver.share_base, shapes)
+
     def _shapes(self) -> Expected:
         if isinstance(self._expected, ModelError):
             raise self._expected

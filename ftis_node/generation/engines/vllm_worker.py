@@ -16,7 +16,7 @@ import torch
 
 from ftis_node.errors import SharingError
 from ftis_node.models.safetensors_file import read_header
-from ftis_node.workers.shared_tensors import OpenedWeights
+from ftis_node.workers.shared_tensors import Exporter, OpenedWeights
 from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.tensor_file import NAMES, LockedFiles, checksums_of, read_tensors
 
@@ -30,6 +30,7 @@ class WorkerExtension:
     reload_weights: Callable[..., None]  # the worker's own: the runner's lacks vLLM's configuration
     ftis_opened: OpenedWeights | None = None
     ftis_locked: LockedFiles | None = None
+    ftis_exporter: Exporter | None = None
 
     def ftis_load(self, path: str, is_locked: bool = False) -> dict[str, int]:
         """Serve the tensors of a validated safetensors file. Returns the same as `Engine.load_weights`."""
@@ -47,6 +48,23 @@ class WorkerExtension:
         except SharingError as error:
             return str(error)
         return ""
+
+    def ftis_share(self, shapes: Mapping[str, Sequence[int]]) -> bytes | str:
+        """Return the encoded `SharedWeights` of an adapter's base, or the reason why the engine cannot share it.
+
+        `shapes` are those of the base's tensors by name. Parts of joined maps are views of them.
+        """
+        dtype = NAMES.get(self.model_runner.model_config.dtype)
+        entries = {name: {"dtype": dtype, "shape": shape} for name, shape in shapes.items()}
+        held = held_tensors(self.model_runner.get_model(), entries)
+        if missing := sorted(entries.keys() - held.keys()):
+            return f"vLLM holds {len(missing)} of {len(entries)} tensors in another form, such as {missing[0]}"
+        if self.ftis_exporter is None:
+            self.ftis_exporter = Exporter()
+        try:
+            return msgspec.msgpack.encode(self.ftis_exporter.share(held))
+        except SharingError as error:
+            return str(error)
 
     def ftis_load_shared(self) -> dict[str, int]:
         """Serve the mapped tensors, and unmap them: mapped memory would stay allocated after a learner's death.
@@ -73,20 +91,20 @@ def _reload(
     if worker.model_runner.device.type != "cpu":
         torch.accelerator.synchronize()  # after this the learner may change the shared tensors
         torch.accelerator.empty_cache()  # free the copy of the largest layer, which the memory plan does not include
-    return held_checksums(model, entries)
+    return checksums_of(held_tensors(model, entries))
 
 
-def held_checksums(model: Any, entries: Mapping[str, Any]) -> dict[str, int]:
-    """Return checksums of the header's tensors that `model` holds in published form, computed from the model's own
-    memory.
+def held_tensors(model: Any, entries: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the header's tensors that `model` holds in published form, as views of the model's own memory.
 
     Packed, converted, sharded and quantized layers are omitted. So are models without `packed_modules_mapping`, because
     their linear layers may be the transposes of the file's (GPT-2). A tied head, which is the embedding, appears once.
+    A layer with an adapter is the `base_layer` of vLLM's layer.
     """
     held: dict[str, torch.Tensor] = {}
     fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", None) or {}
     for path, module in model.named_modules() if fused else ():
-        parent, _, leaf = path.rpartition(".")
+        parent, _, leaf = path.removesuffix(".base_layer").rpartition(".")
         method = getattr(module, "quant_method", None)
         if method is not None and not type(method).__name__.startswith("Unquantized"):
             continue
@@ -100,7 +118,7 @@ def held_checksums(model: Any, entries: Mapping[str, Any]) -> dict[str, int]:
             if list(value.shape[1:]) == list(entries[names[0]]["shape"][1:]) and len(value) >= sum(rows):
                 parts = zip(names, value.data[: sum(rows)].split(rows), strict=True)
                 held |= {name: part for name, part in parts if entries[name]["dtype"] == NAMES.get(value.dtype)}
-    return checksums_of(held)
+    return held
 
 
 def _forget_packed_experts(model: Any) -> None:

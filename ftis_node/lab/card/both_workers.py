@@ -157,7 +157,10 @@ async def measure_workers(
         proof_tolerance=PROOF_TOLERANCES[dtype_of(settings)],
         free_memory=learner.give_memory_back,
         write_weights=learner.write_weights,
+        before_restart=learner.renew if placement.shares_base else None,
     )
+    if placement.shares_base:
+        learner.share_base = generation.share_base
     workers = Workers(generation, learner, manifest, placement)
     num_groups = num_groups or manifest.step.own_groups
     async with AsyncExitStack() as stack:

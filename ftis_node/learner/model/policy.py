@@ -22,9 +22,10 @@ from ftis_node.learner.batch import MicroBatch, TrainBatch, make_micro_batches, 
 from ftis_node.learner.distributed.sharded_tensors import plain_name
 from ftis_node.learner.messages import HEAD_CHUNK_TOKENS, LearnerBoot
 from ftis_node.learner.model.activations import recompute_activations, replace_gated_blocks
+from ftis_node.learner.model.engine_base import load_base
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.model.lora import add_adapter, fuse_adapters, initialize_adapter, read_start
-from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model
+from ftis_node.models import ModelSource, PromptTokenizer, load_tokenizer, resolve_model
 from ftis_node.models.loading import tied_names
 from ftis_node.models.quantized import num_weights
 from ftis_node.workers.weight_store import probe_logprobs, probe_token_ids
@@ -95,8 +96,7 @@ def load_unchecked(boot: LearnerBoot) -> Policy:
     """Return the policy that `boot` describes, without a forward pass. Raises as `load_policy` does."""
     source, tokenizer = find_source(boot)
     start = source if boot.lora is None else source.base  # without an adapter in training, the model's own is merged
-    causal_lm = load_causal_lm(start, dtype=boot.dtype, device=boot.device, quantize=boot.quantize)
-    return build_policy(boot, source, tokenizer, causal_lm)
+    return build_policy(boot, source, tokenizer, load_base(boot, start))
 
 
 def find_source(boot: LearnerBoot) -> tuple[ModelSource, PromptTokenizer]:

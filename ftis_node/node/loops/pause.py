@@ -51,9 +51,9 @@ class PauseLoop:
 
     context: NodeContext
     home: Home
-    workers: tuple[WorkerClient, ...]  # the generator before the learner
+    workers: tuple[WorkerClient, ...]  # in the order in which they end, the reverse of the one in which they start
     sync_weights: Callable[[], None]  # gives the weights of the learner's new process to the generator's
-    published: Path  # the folder of the learner's weights, usually in memory
+    published: Path | None  # the folder of the learner's weights, usually in memory; None: it stays
     budget: GenerateBudget
     observer: MachineObserver
     _facts: MachineFacts = field(default_factory=MachineFacts, init=False)
@@ -119,8 +119,9 @@ class PauseLoop:
     async def _end_workers(self) -> None:
         for worker in self.workers:  # in turn: a generator that starts may ask the learner for weights
             await waiting("the workers to end", worker.pause())
-        with suppress(OSError):  # the learner's next process removes what is left
-            await in_background(discard_published, self.published)  # it publishes its version again
+        if self.published is not None:
+            with suppress(OSError):  # the learner's next process removes what is left
+                await in_background(discard_published, self.published)  # it publishes its version again
         self._gate.take_effect()
         log.info("paused: the workers have ended, their memory is free")
 
@@ -140,7 +141,7 @@ class PauseLoop:
         *later, first = self.workers
         if not await self._is_started(first):
             return False
-        if later:  # the generator loads the weights that the learner's new process writes
+        if later:  # a generator that starts last loads the weights that the learner's new process writes
             self.sync_weights()
         for worker in later:
             if not await self._is_started(worker):

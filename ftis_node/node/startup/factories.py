@@ -47,6 +47,9 @@ MAX_REQUESTS_PER_MINUTE = 1200.0  # of one peer for one service; a request of `a
 GENERATION_TIMING = Timing(start_grace_s=1800.0, stall_timeout_s=300.0)
 CPU_STALL_TIMEOUT_S = 1800.0  # a step of the learner, or one pass over the prompts of a large model, takes minutes
 LEARNER_TIMING = Timing(stall_timeout_s=CPU_STALL_TIMEOUT_S, save_limit_s=SAVE_LIMIT_S)
+LATER_LEARNER_TIMING = replace(  # it waits for the generator's base
+    LEARNER_TIMING, start_grace_s=GENERATION_TIMING.start_grace_s + LEARNER_TIMING.start_grace_s
+)
 ENGINE_CORE: Literal["auto", "inside", "separate"] = "auto"  # process of vLLM's core: inside the worker on a CPU
 
 
@@ -110,7 +113,8 @@ class ProcessNodeFactory:
         return await in_background(partial(_place, settings, manifest, source, others_count=others_count))
 
     def generation(self, of: NodeInputs, *, events: EventLog, learner: Learning) -> GenerationClient:
-        return GenerationClient(
+        borrower = learner if of.arrangement.shares_base and isinstance(learner, LearnerClient) else None
+        client = GenerationClient(
             generation_boot(
                 of.settings, of.manifest, of.source, of.tokenizer, of.arrangement, adapters=serves_adapters(of.settings)
             ),
@@ -125,7 +129,11 @@ class ProcessNodeFactory:
             write_weights=learner.write_weights,
             on_fall_back=lambda reason: events.write("weight_sync_fallback", reason=reason),
             preload=self.preload,
+            before_restart=None if borrower is None else borrower.renew,
         )
+        if borrower is not None:
+            borrower.share_base = client.share_base
+        return client
 
     def learner(self, of: NodeInputs, *, events: EventLog, weights: Path) -> LearnerClient:
         return LearnerClient(
@@ -141,7 +149,7 @@ class ProcessNodeFactory:
             ),
             sockets_dir=of.home.sockets,
             log_path=of.home.logs / "learner.log",
-            timing=LEARNER_TIMING,
+            timing=LATER_LEARNER_TIMING if of.arrangement.shares_base else LEARNER_TIMING,
             environment=visible_gpus(of.arrangement.learner_gpus),
             on_event=lambda event: _report_learner_event(events, event),
             on_slow_stop=lambda: delay_forced_end("the learner's computation in progress"),
@@ -265,6 +273,7 @@ def learner_boot(
         lora=settings.lora_adapter if settings.lora else None,
         publish_as="adapter" if adapters else "model",
         quantize=settings.quantize,
+        copies_base=arrangement.copies_base,
         dtype=dtype_of(settings),
         device=pick_device(settings.device),
         seed=settings.seed,
