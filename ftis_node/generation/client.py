@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from ftis_node.errors import EngineError, FtisError, ModelError, SharingError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation import messages
@@ -69,6 +69,13 @@ class Throughput:
         return (last - first) / max(min(now_s - first_at_s, self._window_s), 1e-9)
 
 
+class Borrower(Protocol):
+    """Another worker that uses this worker's memory: the learner's client."""
+
+    async def renew(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
 class GenerationClient(WorkerClient):
     """The client of the generation worker."""
 
@@ -88,11 +95,14 @@ class GenerationClient(WorkerClient):
         write_weights: WriteWeights | None = None,
         on_fall_back: OnProblem | None = None,
         preload: Preload | None = None,
-        before_restart: Preparation | None = None,
+        borrower: Borrower | None = None,
         worker_module: str = WORKER_MODULE,
     ) -> None:
-        """Store the worker's settings and the callbacks, which are those of `WeightLoader` and `Supervisor`."""
-        self._prepare_restart = before_restart
+        """Store the worker's settings and the callbacks, which are those of `WeightLoader` and `Supervisor`.
+
+        `borrower` computes from this worker's base. It starts after this worker, and ends before it.
+        """
+        self._borrower = borrower
         spec = WorkerSpec(
             name="generation",
             module=worker_module,
@@ -114,6 +124,7 @@ class GenerationClient(WorkerClient):
                 on_started=self._bring_up,
                 on_event=self._take_event,
                 before_restart=self._before_restart,
+                before_stop=None if borrower is None else borrower.stop,
                 free_memory=free_memory,
             )
         )
@@ -267,8 +278,8 @@ class GenerationClient(WorkerClient):
 
     async def _before_restart(self) -> None:
         await self._awake.wait()
-        if self._prepare_restart is not None:
-            await self._prepare_restart()
+        if self._borrower is not None:
+            await self._borrower.renew()
 
     async def _bring_up(self, life: WorkerProcess) -> None:
         self.engine = (await life.call(messages.Describe(), messages.Description)).engine

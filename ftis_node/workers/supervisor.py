@@ -15,7 +15,7 @@ more memory during its start than later. An engine that cannot be loaded again i
 
 A call waits while the worker starts, then goes to the process that is READY, and never moves to another. A call that a
 death interrupts raises WorkerDiedError. Before any call reaches a new process, `on_started` calls it directly, for
-example to load the newest weights. `before_restart` is awaited before each restart.
+example to load the newest weights. `before_restart` is awaited before each restart, `before_stop` before the end.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class Supervisor:
         on_started: OnStarted | None = None,
         on_event: OnEvent | None = None,
         before_restart: Preparation | None = None,
+        before_stop: Preparation | None = None,
         free_memory: Preparation | None = None,
         on_slow_stop: OnSlowStop | None = None,
     ) -> None:
@@ -89,6 +90,7 @@ class Supervisor:
         self._on_started = on_started
         self._on_event = on_event
         self._before_restart = before_restart
+        self._before_stop = before_stop
         self._free_memory = free_memory
         self._state = WorkerState.STOPPED
         self._keeper: asyncio.Task[None] | None = None
@@ -146,6 +148,8 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop the worker: by request, then by force, within the time limits. Calls in flight raise."""
+        if self._before_stop is not None:
+            await self._before_stop()
         if (keeper := self._keeper) is not None:
             if not self._is_stopping:  # a second cancellation would interrupt the worker's clean stop
                 self._is_stopping = True  # `keeper.cancelling()` also counts the cancellation of a time limit
@@ -263,11 +267,7 @@ class Supervisor:
         try:
             number, self._num_lives = self._num_lives, self._num_lives + 1
             async with WorkerProcess(
-                self._spec,
-                timing=self._timing,
-                number=number,
-                on_event=self._on_event,
-                on_slow_stop=self._on_slow_stop,
+                self._spec, timing=self._timing, number=number, on_event=self._on_event, on_slow_stop=self._on_slow_stop
             ) as life:
                 self._life = life
                 if not self._may_run.is_set():  # `pause` came while the process was spawned

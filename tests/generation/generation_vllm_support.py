@@ -7,6 +7,7 @@ one after the other. `make_client` starts the worker of real nodes instead.
 
 import asyncio
 import math
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import Any
 
 import msgspec
 from generation_support import PYTHON_PATH, save_model
+from torch.nn.functional import linear
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.engines.base import EngineSettings
+from ftis_node.generation.engines.vllm_options import environment
 from ftis_node.generation.messages import (
     Describe,
     Description,
@@ -50,14 +53,19 @@ VLLM_SETTINGS = EngineSettings(
     max_version_span=2,
     can_sleep=True,
 )
+PLAIN = (lambda layer, remove_weight: None, lambda layer, x, weight, bias=None: linear(x, weight, bias))
 STALL_S = 10.0  # a busy machine may make no step for seconds
 
 
 class Open(Message, frozen=True):
-    """A request to serve this model with these settings and with the model's own weights."""
+    """A request to serve this model with these settings and with the model's own weights.
+
+    `is_plain`: linear layers keep their matrices as on a GPU, where vLLM packs none for oneDNN.
+    """
 
     model: str
     settings: EngineSettings
+    is_plain: bool = False
 
 
 class Break(Message, frozen=True):
@@ -90,6 +98,7 @@ class EngineHost(Service):
         self._emit = emit
         self._engine: Any = None
         self._opened: Open | None = None
+        self._packed: tuple[Any, Any] | None = None
 
     async def open(self, request: Open, emit: Emitter) -> Done:
         """Open another engine only for another model or other settings."""
@@ -97,6 +106,12 @@ class EngineHost(Service):
             await self._engine.load_weights(Path(request.model) / "model.safetensors", 0)
             return Done()
         await self.close()
+        os.environ.update(environment(request.settings, device="cpu"))
+        from vllm.model_executor.layers import utils
+
+        self._packed = self._packed or (utils.dispatch_cpu_unquantized_gemm, utils.cpu_unquantized_gemm)
+        packing = PLAIN if request.is_plain else self._packed
+        utils.dispatch_cpu_unquantized_gemm, utils.cpu_unquantized_gemm = packing
         self._engine = await choose_engine("vllm")(resolve_model(request.model), request.settings, self._emit.progress)
         self._opened = request
         (Path(request.model) / "COMPLETE").touch()
@@ -157,11 +172,11 @@ class RemoteEngine(GenerationClient):
             worker_module="generation_vllm_support",
         )
 
-    async def open(self, model: Path, settings: EngineSettings) -> None:
+    async def open(self, model: Path, settings: EngineSettings, *, is_plain: bool = False) -> None:
         """Serve the model with these settings and its own weights, as version 0."""
         self._loader.newest, self._loader.served_version = None, 0
         self.problems.clear()
-        await self._supervisor.call(Open(model=str(model), settings=settings), Done)
+        await self._supervisor.call(Open(model=str(model), settings=settings, is_plain=is_plain), Done)
 
     async def serve(self, *, model: dict[str, Any] = VLLM_MODEL, **changed: Any) -> None:
         """Serve a tiny model of seed 0, with changed settings."""

@@ -64,7 +64,7 @@ class Pair:
             num_threads=1,
             restart_policy=quick,
             environment=environment,
-            before_restart=self.learner.renew,
+            borrower=self.learner,
         )
         self.learner.share_base = self.generation.share_base
 

@@ -155,9 +155,9 @@ async def measure_workers(
         sockets_dir=home.sockets,
         log_path=home.logs / "generation.log",
         proof_tolerance=PROOF_TOLERANCES[dtype_of(settings)],
-        free_memory=learner.give_memory_back,
+        free_memory=None if placement.shares_base else learner.give_memory_back,
         write_weights=learner.write_weights,
-        before_restart=learner.renew if placement.shares_base else None,
+        borrower=learner if placement.shares_base else None,
     )
     if placement.shares_base:
         learner.share_base = generation.share_base

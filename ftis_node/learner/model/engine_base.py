@@ -84,17 +84,15 @@ def load_on_engine(source: ModelSource, shared: SharedWeights, *, dtype: Any, de
 
 def _check_values(source: ModelSource, tensors: Mapping[str, Tensor]) -> None:
     """Raise SharingError for a tensor that differs from the model's files, ModelError for one that is not finite."""
-    seen = set()
+    unseen = dict(tensors)
     for path in source.weights_files:
         for name, stored in read_tensors(path).items():
-            if (held := tensors.get(name)) is None:
-                continue
-            check_finite(name, held, source.path)
-            seen.add(name)
-            if not _is_equal(held, stored):
+            held = unseen.pop(name, None)
+            if held is not None and not _is_equal(held, stored):
+                check_finite(name, held, source.path)
                 raise SharingError(f"the generator holds other values of {name} than the model's file")
-    if unknown := sorted(tensors.keys() - seen):
-        raise SharingError(f"the model's files name {unknown[0]} in another way")
+    if unseen:
+        raise SharingError(f"the model's files name {min(unseen)} in another way")
 
 
 def _is_equal(held: Tensor, stored: Tensor) -> bool:

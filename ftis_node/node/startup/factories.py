@@ -125,11 +125,11 @@ class ProcessNodeFactory:
             timing=generation_timing(of.settings),
             environment=visible_gpus(of.arrangement.generator_gpus),
             on_problem=lambda problem: events.write("weight_check_failed", problem=problem),
-            free_memory=learner.give_memory_back,
+            free_memory=learner.give_memory_back if borrower is None else None,  # it starts after the generator
             write_weights=learner.write_weights,
             on_fall_back=lambda reason: events.write("weight_sync_fallback", reason=reason),
             preload=self.preload,
-            before_restart=None if borrower is None else borrower.renew,
+            borrower=borrower,
         )
         if borrower is not None:
             borrower.share_base = client.share_base
