@@ -19,7 +19,7 @@ opened: list[str] = []
 
 def share(storage: torch.UntypedStorage) -> tuple[Any, ...]:
     """Return eight fields like those of `_share_cuda_`. A storage outside shared memory is moved there."""
-    descriptor, num_bytes = storage._share_fd_cpu_()  # type: ignore[no-untyped-call]
+    descriptor, num_bytes = storage._share_fd_cpu_()
     path = f"/proc/{os.getpid()}/fd/{os.dup(descriptor)}".encode()
     return 0, b"\x02c" + path.ljust(64, b"\0"), num_bytes, 0, b"counter", 0, b"event", False
 
@@ -36,7 +36,7 @@ def open_shared(device: int, handle: bytes, num_bytes: int, offset_bytes: int, *
 
 def install(patch: Any = setattr) -> None:
     """Replace the functions with `patch`, which is `setattr` or that of a `monkeypatch`."""
-    torch.multiprocessing.set_sharing_strategy("file_descriptor")  # hivemind's strategy moves an exported storage
+    torch.multiprocessing.set_sharing_strategy("file_descriptor")  # type: ignore[no-untyped-call]  # hivemind's moves storages
     patch(torch.UntypedStorage, "_share_cuda_", share)
     patch(torch.UntypedStorage, "_new_shared_cuda", staticmethod(open_shared))
     patch(shared_tensors, "device_uuid", lambda device: UUID)

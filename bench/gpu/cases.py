@@ -12,8 +12,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-PARTS = ("env", "contexts", "attention", "parity", "memory", "host", "learner", "transfer", "generate", "one_gpu")
-NEED_VLLM = ("generate", "one_gpu")
+PARTS = (
+    "env",
+    "contexts",
+    "attention",
+    "parity",
+    "memory",
+    "host",
+    "learner",
+    "transfer",
+    "generate",
+    "one_gpu",
+    "base",
+)
+NEED_VLLM = ("generate", "one_gpu", "base")
 SHAPES = ("0.5b", "3b")
 SMALL_SHAPE, SMALL_TOKENS = "2m", 256
 SMALL_S = 100.0  # of any case of a small check, on a busy machine
@@ -83,6 +95,7 @@ def cases_of(part: str, options: Options) -> list[Case]:
         "transfer": _transfer,
         "generate": _generate,
         "one_gpu": _one_gpu,
+        "base": _base,
     }[part](shapes)
     return [replace(case, expected_s=SMALL_S) for case in made] if options.small else list(made)
 
@@ -150,3 +163,7 @@ def _one_gpu(shapes: tuple[str, ...]) -> Iterator[Case]:
     for shape, lora in dict.fromkeys([(shapes[0], False), (shapes[-1], False), (shapes[-1], True)]):
         how = {"shape": shape, "lora": lora}
         yield Case("one_gpu", f"{shape}-{'lora' if lora else 'full'}", "gpu.programs", "one_gpu", 90.0, how)
+
+
+def _base(shapes: tuple[str, ...]) -> Iterator[Case]:
+    yield Case("base", f"{shapes[-1]}-lora", "gpu.base", "one_base", 220.0, {"shape": shapes[-1]})

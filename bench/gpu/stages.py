@@ -67,7 +67,8 @@ def stages_of(*, small: bool) -> tuple[Stage, ...]:
             ("nodes",),
         ),
         Stage("one_gpu", (*check, "one_gpu"), 240, ("imports",), ("engines",)),
-        Stage("curves", (*nodes, "curves"), 240, ("models",), ("nodes", "one_gpu")),
+        Stage("base", (*check, "base"), 220, ("imports",), ("one_gpu",)),
+        Stage("curves", (*nodes, "curves"), 240, ("models",), ("nodes", "base")),
     )
     if not small:
         return made
