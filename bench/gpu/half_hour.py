@@ -8,9 +8,9 @@
     parts arrive --> unpacked --> stages that may start --> one JSON file a stage --> table
 
 The driver needs no reply to go on. The commands after `start` only bring parts and wait. A stage's file has each figure
-as soon as it is measured. If all take what is expected, `--minutes 14` (the default) skips `engines` and `curves`, and
-24 none. A stage that takes twice what is expected is killed, and keeps its figures. Without `--parts` all packages are
-those of this Python. A second `start` measures everything again, with the parts already unpacked.
+as soon as it is measured. If all take what is expected, `--minutes 14` (the default) skips `engines`, `base` and
+`curves`, and 28 none. A stage that takes twice what is expected is killed, and keeps its figures. Without `--parts` all
+packages are those of this Python. A second `start` measures everything again, with the parts already unpacked.
 """
 
 from __future__ import annotations

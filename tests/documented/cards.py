@@ -49,6 +49,7 @@ def _cell(name: str, shape: ModelShape, card: Card) -> str:
     trains = STATES[best.settings.learner.optimizer_states]
     if best.settings.lora:
         base = ", 4 bits" if quantize == "4bit" else ""
+        base = ", one base" if best.made.shares_base else base
         batches = ", small batches" if best.settings.generation.max_batch and not base else ""
         trains = f"LoRA {best.settings.lora_adapter.rank}{base}{batches}"
     return f"{trains}: {best.made.step_s:.0f} s"

@@ -9,6 +9,7 @@ import pytest
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import MachineError
+from ftis_node.memory import learner_memory as module
 from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, Workload, layer_bytes_per_token, learner_memory
 from ftis_node.memory.machine import DEVICE_CONTEXT_BYTES, USABLE_SHARE, Card, Machine
@@ -16,6 +17,7 @@ from ftis_node.memory.placement import place_workers_on
 from ftis_node.memory.plan import BASE, SHARED_BASE, SPEED_SHARE, WEIGHT_SYNC, MemoryPlan, plan
 from ftis_node.memory.suggestions import suggest_change
 from ftis_node.models import ModelShape, published_qwen25
+from ftis_node.models.shape import Experts
 from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, machine
 
 SEVEN_B = published_qwen25()["Qwen2.5-7B"]
@@ -179,7 +181,7 @@ def test_an_engine_that_sleeps_copies_each_tensor_into_a_power_of_two_of_bytes()
 
 
 def test_workers_take_turns_only_if_the_host_has_memory_for_the_sleeping_engine():
-    given = {"lora": True, "learner": {"recompute_activations": None}}
+    given = {"lora": True, "learner": {"recompute_activations": None}, "memory": {"placement": "time_shared"}}
     roomy, poor = planned(THREE_B, 22, **given), planned(THREE_B, 22, host_gib=12, **given)
     assert (roomy.placement, poor.placement, poor.fits) == ("time_shared", "does_not_fit", False)
     assert (poor.peak_bytes, poor.usable_bytes) == (roomy.host_bytes, int(USABLE_SHARE * 12 * GIB))
@@ -261,6 +263,36 @@ def test_on_a_cpu_the_base_of_a_served_adapter_counts_once_if_its_file_has_the_n
     assert sum(shared.parts.values()) == shared.peak_bytes
     for other in (made("F32", "merge"), made("F32", "serve", "vllm")):
         assert other.parts[BASE] == base and SHARED_BASE not in other.parts
+
+
+def test_a_base_on_one_gpu_counts_once_only_if_nothing_fits_with_two_and_the_learner_can_map_it(monkeypatch):
+    batches = {"generation": {"max_batch": 32}, "learner": {"micro_batch_tokens": 2048, "recompute_activations": None}}
+    small = {"lora": True, "lora_adapter": {"rank": 32, "alpha": 32}, **batches}
+    one, two = planned(THREE_B, 12, **small), planned(THREE_B, 18, **small)
+    assert (one.placement, one.shares_base, two.fits, two.shares_base) == ("shared", True, True, False)
+    parts = one.parts | {WEIGHT_SYNC: 0}
+    assert sum(parts.values()) == one.peak_bytes and BASE not in parts
+    assert parts[SHARED_BASE] == two.parts[BASE] == 2 * THREE_B.num_parameters
+    assert two.parts["learner: weights"] - parts["learner: weights"] == parts[SHARED_BASE]
+    of_engine = sum(size for name, size in parts.items() if name.startswith(("generator", "shared")))
+    free = one.usable_bytes - of_engine - parts["learner: context"]
+    assert one.learner_share is not None and 0 <= free / (12 * GIB) - one.learner_share < 0.001
+    for check in ("refuse", "warn"):
+        made = place_workers_on(machine(12), THREE_B, settings(engine="vllm", memory={"check": check}, **small), RUN)
+        assert (made.shares_base, made.copies_base, made.takes_turns) == (True, check == "warn", False)
+        assert made.memory.endswith("by the plan, one base for both workers")
+    assert not place_workers_on(machine(18), THREE_B, settings(engine="vllm", **small), RUN).shares_base
+    options = {"generation": {"engine_options": {"quantization": "fp8"}}}
+    for other in (
+        {"engine": "torch"},
+        {"generation": {"adapters": "merge"}},
+        options,
+        {"memory": {"placement": "time_shared"}},
+    ):
+        assert not planned(THREE_B, 12, **small | other).fits, other
+    assert not planned(replace(THREE_B, experts=Experts(number=8, per_token=2, size=64)), 12, **small).fits
+    monkeypatch.setattr(module, "is_wsl", lambda: True)
+    assert not planned(THREE_B, 12, **small).fits
 
 
 def test_on_a_cpu_published_weights_take_memory_only_if_dev_shm_has_space():
