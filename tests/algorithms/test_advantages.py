@@ -148,9 +148,8 @@ REFERENCE = torch.tensor([[-1.5, -2.0, -0.1], [-1.0, 0.0, math.nan], [0.0, 0.0, 
 DIFFERENCES = {(0, 0): -0.5, (0, 1): 0.0, (0, 2): 0.4, (1, 0): 2.0}  # reference minus learner, at tokens
 WEIGHTS = {
     "seq_mean": {(0, 0): 1 / 9, (0, 1): 1 / 9, (0, 2): 1 / 9, (1, 0): 1 / 3},
-    "token_mean": dict.fromkeys(DIFFERENCES, 1 / 4),
-    "max_len": dict.fromkeys(DIFFERENCES, 1 / 30),
-}
+    "token_mean": dict.fromkeys(DIFFERENCES, 1 / 4), "max_len": dict.fromkeys(DIFFERENCES, 1 / 30),
+}  # fmt: skip
 
 
 RATIOS = {(0, 0): 1.5, (0, 1): 0.2, (0, 2): 1.0, (1, 0): 7.0}  # rho at tokens

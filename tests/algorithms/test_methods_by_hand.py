@@ -132,12 +132,10 @@ def test_m2po_drops_outliers_until_the_second_moment_is_below_the_threshold():
 
 MOVE = 0.10  # nats
 WIDE: dict[str, dict[str, Any]] = {
-    "dr_grpo": {"max_completion_length": 1},
-    "gspo": {"eps_low": 1.0, "eps_high": 1.0},
-    "gspo_token": {"eps_low": 1.0, "eps_high": 1.0},
-    "accepted": {"sender_ids": torch.zeros(1, dtype=torch.int64)},
+    "dr_grpo": {"max_completion_length": 1}, "gspo": {"eps_low": 1.0, "eps_high": 1.0},
+    "gspo_token": {"eps_low": 1.0, "eps_high": 1.0}, "accepted": {"sender_ids": torch.zeros(1, dtype=torch.int64)},
     "hacpo": {"eps_low": 1.0, "eps_high": 1.0, "sender_ids": torch.zeros(1, dtype=torch.int64)},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])

@@ -29,13 +29,10 @@ ANNOUNCEMENTS = {  # with the reason of their refusal
 }
 QUESTIONS = {"random bytes": b"\xff\xffrandom", "a varint of 4 GiB": b"\x0a\xff\xff\xff\xff\x0f"}
 RECORDS: dict[str, dict[str, Any]] = {
-    "last number": {"last_number": LARGEST},
-    "version": {"policy_version": LARGEST},
-    "time": {"created_ms": LARGEST},
-    "rate of NaN": {"tokens_per_s": float("nan")},
-    "infinite rate": {"tokens_per_s": float("inf")},
+    "last number": {"last_number": LARGEST}, "version": {"policy_version": LARGEST}, "time": {"created_ms": LARGEST},
+    "rate of NaN": {"tokens_per_s": float("nan")}, "infinite rate": {"tokens_per_s": float("inf")},
     "role of 500 bytes": {"role": "r" * 500},
-}
+}  # fmt: skip
 
 
 def record(member: Member, **changes: Any) -> bytes:

@@ -47,12 +47,10 @@ pull_policy = "all"
 CONSTANTS = {
     "ftis_node.swarm.rate_limits.GROUPS_PER_MINUTE": 600.0,
     "ftis_node.swarm.rate_limits.NEW_PEERS_GROUPS_PER_MINUTE": 400.0,
-    "ftis_node.config.limits.MAX_READY_GROUPS": MAX_READY_GROUPS,
-    "ftis_node.swarm.duplicates.MIN_LONG_TOKENS": 8,
-    "ftis_node.node.loops.directory.RECORD_PERIOD_S": 2.0,
-    "ftis_node.node.loops.pull.PULL_TIMEOUT_S": 10.0,
+    "ftis_node.config.limits.MAX_READY_GROUPS": MAX_READY_GROUPS, "ftis_node.swarm.duplicates.MIN_LONG_TOKENS": 8,
+    "ftis_node.node.loops.directory.RECORD_PERIOD_S": 2.0, "ftis_node.node.loops.pull.PULL_TIMEOUT_S": 10.0,
     "ftis_node.node.startup.factories.MAX_REQUESTS_PER_MINUTE": float(REQUESTS_PER_MINUTE),
-}
+}  # fmt: skip
 
 
 class Document:

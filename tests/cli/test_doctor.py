@@ -151,14 +151,12 @@ def test_a_missing_model_gives_exit_code_3(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--lora"], "--model"),
-        (["--gpu-memory", "24"], "--model"),
-        (["--gpus", "2"], "--model"),
+        (["--lora"], "--model"), (["--gpu-memory", "24"], "--model"), (["--gpus", "2"], "--model"),
         (["--model", "x", "--gpus", "2", "--tensor-parallel", "2"], "the learner has none"),
         (["--model", "x", "--gpu-memory", "0"], "--gpu-memory"),
         (["--model", "x", "--run", "no-such-run"], "no-such-run"),
     ],
-)
+)  # fmt: skip
 def test_contradicting_options_are_a_one_line_error(capsys, tmp_path, arguments, message):
     code, output, error = doctor(capsys, tmp_path, *arguments)
     assert (code, output) == (2, "")

@@ -50,12 +50,10 @@ def link_to_device(path: Path) -> None:
 
 
 INVALID: dict[str, Callable[[Path], None]] = {
-    "folder": lambda path: path.mkdir(),
-    "pipe": lambda path: os.mkfifo(path),
-    "broken link": broken_link,
+    "folder": lambda path: path.mkdir(), "pipe": lambda path: os.mkfifo(path), "broken link": broken_link,
     "device": link_to_device,
     "nested too deep": lambda path: path.write_bytes(DEEP_TOML if path.suffix == ".toml" else DEEP_JSON),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

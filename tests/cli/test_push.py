@@ -169,12 +169,10 @@ def test_a_repository_is_public_only_with_public(hub, homes, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("path", "status", "code", "message"),
     [
-        ("/commit/", 500, 4, "cannot push to"),
-        ("/validate-yaml", 429, 4, "cannot push to"),
-        ("/create", 403, 2, "the hub refuses the push to"),
-        ("/api/", 401, 2, "the hub refuses the push to"),
+        ("/commit/", 500, 4, "cannot push to"), ("/validate-yaml", 429, 4, "cannot push to"),
+        ("/create", 403, 2, "the hub refuses the push to"), ("/api/", 401, 2, "the hub refuses the push to"),
     ],
-)
+)  # fmt: skip
 def test_a_failed_push_leaves_the_export_and_no_commit(hub, homes, tmp_path, path, status, code, message, capsys):
     hub.fail[path] = status
     out = tmp_path / "out"
@@ -190,12 +188,11 @@ def test_a_failed_push_leaves_the_export_and_no_commit(hub, homes, tmp_path, pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--push-to", "no name"), "names no repository of the hub"),
-        (("--push-to", "alone"), "write OWNER/NAME"),
+        (("--push-to", "no name"), "names no repository of the hub"), (("--push-to", "alone"), "write OWNER/NAME"),
         (("--push-to", REPO, "--license", "MIT License"), "is no id of a license"),
         (("--revision", "x", "--commit-message", "y"), "--revision, --commit-message: add --push-to"),
     ],
-)
+)  # fmt: skip
 def test_invalid_options_fail_before_any_work(hub, homes, tmp_path, options, message, capsys):
     out = tmp_path / "out"
     assert run(["export", "--home", str(homes[False].root), "--out", str(out), *options]) == 2

@@ -38,13 +38,10 @@ def test_a_folder_without_a_tokenizer_is_an_error(capsys, tmp_path, model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["join"], "--model"),
-        (["join", "--model", "x", "--steps", "0"], "steps"),
+        (["join"], "--model"), (["join", "--model", "x", "--steps", "0"], "steps"),
         (["join", "--model", "x", "--tensor-parallel", "2", "--engine", "torch"], "--tensor-parallel needs vLLM"),
-        (["jion"], "jion"),
-        (["join", "--model", "x", "--what"], "--what"),
-        (["tiny", "--size", "xl", "--out", "x"], "xl"),
-        (["status", "--home", "/nonexistent/home"], "--home"),
+        (["jion"], "jion"), (["join", "--model", "x", "--what"], "--what"),
+        (["tiny", "--size", "xl", "--out", "x"], "xl"), (["status", "--home", "/nonexistent/home"], "--home"),
         (["replay", "list", "--home", "/nonexistent/home"], "replay buffer"),
         (["export", "--out", "x", "--home", "/nonexistent/home"], "--home"),
         (["eval", "--model", "/nonexistent/model", "--task", "arithmetic"], "/nonexistent/model"),
@@ -52,7 +49,7 @@ def test_a_folder_without_a_tokenizer_is_an_error(capsys, tmp_path, model):
         (["replay", "list", "--limit", "99999999999999999999"], "less than or equal to 1000000"),
         (["swarm", "--run", RUN_ID], "--run is for --peers ADDRESS: omit it"),
     ],
-)
+)  # fmt: skip
 def test_invalid_arguments_are_an_error(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
@@ -158,12 +155,10 @@ ROW = '{"question": "1+1?", "answer": "two\\n#### 2"}\n'
         (RUN, MIXED, ["--learn-tokens", "0"], "learn-tokens"),
         (RUN, MIXED, ["--peers", "127.0.0.1:4001"], "127.0.0.1:4001"),
         (RUN, MIXED, ["--peers", "/ip4/127.0.0.1/tcp/4001"], "/ip4/127.0.0.1/tcp/4001"),
-        (NODE, "[budget]\nlearn_steps = 0\n", [], "budget.learn_steps"),
-        (NODE, 'task = "+"\n', [], "is not a task"),
-        (NODE, "", ["--run", RUN_ID], "--peers"),
-        (DATA, ROW + '{"question": "no answer"}\n', [], "train.jsonl: row 2"),
+        (NODE, "[budget]\nlearn_steps = 0\n", [], "budget.learn_steps"), (NODE, 'task = "+"\n', [], "is not a task"),
+        (NODE, "", ["--run", RUN_ID], "--peers"), (DATA, ROW + '{"question": "no answer"}\n', [], "train.jsonl: row 2"),
     ],
-)
+)  # fmt: skip
 def test_an_invalid_file_or_option_of_join_is_an_error(capsys, tmp_path, model, file, text, arguments, message):
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)

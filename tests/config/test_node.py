@@ -34,17 +34,14 @@ def test_flags_override_the_environment_and_the_environment_overrides_the_file(t
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('nam = "x"', "unknown key 'nam': did you mean 'name'?"),
-        ("seed = -1", "seed"),
-        ('engine = "jax"', "engine"),
+        ('nam = "x"', "unknown key 'nam': did you mean 'name'?"), ("seed = -1", "seed"), ('engine = "jax"', "engine"),
         ("[learner]\nthread = 1", "unknown key 'learner.thread': did you mean 'threads'?"),
         ('role = "generator"', "--follow PEER_ID"),
         ('role = "learner"\n[roles]\nfollow = "12D3KooWx"', "follows no learner"),
         ('role = "exchange"\n[roles]\nfollow = "12D3KooWx"', "follows no learner"),
         ('role = "exchange"\n[budget]\nlearn_steps = 4', "neither generates nor trains"),
         ('role = "exchange"\n[schedule]\nhours = "22-07"', "no workers to pause: remove the section [schedule]"),
-        ('[roles]\nweights_delay = "fixed:2000"', "at most 1800 seconds"),
-        ("seed seed", "not TOML"),
+        ('[roles]\nweights_delay = "fixed:2000"', "at most 1800 seconds"), ("seed seed", "not TOML"),
         ('[generation]\nadapters = "serve"', "set lora = true"),
         ('lora = true\n[generation]\nadapters = "serve"\n[lora_adapter]\nrank = 513', "rank up to 512"),
         ('quantize = "4bit"\nlora = false', "remove --full (lora = false), or give --quantize none"),
@@ -53,7 +50,7 @@ def test_flags_override_the_environment_and_the_environment_overrides_the_file(t
         ("[learner]\ngpus = [1, 2]\nprocesses = 3", "processes is 3 and learner.gpus names 2"),
         ("[learner]\ngpus = [1, 1]", "names a GPU twice"),
     ],
-)
+)  # fmt: skip
 def test_an_invalid_file_is_refused_in_one_line(tmp_path, text, complaint):
     file = tmp_path / "node.toml"
     file.write_text(text)

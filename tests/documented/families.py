@@ -14,11 +14,9 @@ HEAD = """| family | class | all weights, torch engine | LoRA | rows | vLLM on a
 |---|---|---|---|---|---|---|
 """
 VLLM = {
-    "": "yes",
-    DIFFERS: "refused: its log-probs differ from the learner's",
-    CPU_FAILS: "refused: it fails at the start",
+    "": "yes", DIFFERS: "refused: its log-probs differ from the learner's", CPU_FAILS: "refused: it fails at the start",
     UPDATE_FAILS: "no: it fails at the first new weights",
-}
+}  # fmt: skip
 
 
 def families_table() -> str:

@@ -168,10 +168,7 @@ class Lie(NamedTuple):
 
 LIES = {
     "another observation": Lie(other_observation, "episode_mismatch"),
-    "another reward": Lie(with_reward, "reward_mismatch"),
-    "one turn less": Lie(one_turn_less, "episode_mismatch"),
-    "a turn cut short": Lie(shorter_turn, "episode_mismatch"),
-    "a moved border": Lie(shifted_turns, "finish_reason"),
-    "two turns as one": Lie(joined_turns, "finish_reason"),
-    "no turns": Lie(without_turns, "episode_mismatch"),
-}
+    "another reward": Lie(with_reward, "reward_mismatch"), "one turn less": Lie(one_turn_less, "episode_mismatch"),
+    "a turn cut short": Lie(shorter_turn, "episode_mismatch"), "a moved border": Lie(shifted_turns, "finish_reason"),
+    "two turns as one": Lie(joined_turns, "finish_reason"), "no turns": Lie(without_turns, "episode_mismatch"),
+}  # fmt: skip

@@ -153,14 +153,11 @@ def write_run(folder: Path, preset: str) -> None:
 @pytest.mark.parametrize(
     ("runs", "task", "limits"),
     [
-        (["guess-ftis"], "guess", (5, 3)),
-        (["calculator-ftis", "guess-ftis"], "guess", (5, 3)),
-        (["guess-ftis", "guess-ftis.last"], "guess", (6, 4)),
-        ([], "guess", (8, 4)),
-        (["calculator-ftis"], "guess", (8, 4)),
-        (["arithmetic-ftis"], "arithmetic", (MAX_TOKENS - 10, None)),
+        (["guess-ftis"], "guess", (5, 3)), (["calculator-ftis", "guess-ftis"], "guess", (5, 3)),
+        (["guess-ftis", "guess-ftis.last"], "guess", (6, 4)), ([], "guess", (8, 4)),
+        (["calculator-ftis"], "guess", (8, 4)), (["arithmetic-ftis"], "arithmetic", (MAX_TOKENS - 10, None)),
     ],
-)
+)  # fmt: skip
 async def test_episodes_have_the_limits_of_the_run(tmp_path, monkeypatch, runs, task, limits) -> None:
     for preset in runs:
         write_run(tmp_path / preset, preset)

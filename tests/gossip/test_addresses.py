@@ -152,13 +152,10 @@ def test_an_address_that_some_parsers_would_accept_is_refused_by_all(text):
 @pytest.mark.parametrize(
     "transport",
     [
-        "/ip4/203.0.113.7/tcp/4001",
-        "/ip6/2001:db8::1/tcp/4001",
-        "/dns4/node.example.org/tcp/4001",
-        "/ip4/203.0.113.7/udp/4001/quic-v1",
-        f"/ip4/203.0.113.7/tcp/4001/p2p/{RELAY}/p2p-circuit",
+        "/ip4/203.0.113.7/tcp/4001", "/ip6/2001:db8::1/tcp/4001", "/dns4/node.example.org/tcp/4001",
+        "/ip4/203.0.113.7/udp/4001/quic-v1", f"/ip4/203.0.113.7/tcp/4001/p2p/{RELAY}/p2p-circuit",
     ],
-)
+)  # fmt: skip
 def test_an_address_is_a_transport_and_a_peer_id(transport):
     address = parse_multiaddr(f"{transport}/p2p/{PEER}")
     assert (address.peer_id, address.transport) == (PEER, transport)
@@ -277,13 +274,11 @@ def test_an_invalid_answer_of_a_relay_is_a_value_error(answer):
     ("addresses", "block"),
     [
         (["/ip4/192.168.1.7/tcp/1", "/ip4/8.8.4.4/tcp/1", "/ip4/9.9.9.9/tcp/1"], "8.8.4.0/24"),
-        (["/ip4/192.168.1.7/tcp/1"], "192.168.1.0/24"),
-        (["/ip6/2001:4860:4860:7::8888/tcp/1"], "2001:4860:4860::/48"),
-        (["/ip4/192.168.1.7/tcp/1", CIRCUIT], "8.8.8.0/24"),
-        (["/dns4/node.example.org/tcp/1"], "node.example.org"),
+        (["/ip4/192.168.1.7/tcp/1"], "192.168.1.0/24"), (["/ip6/2001:4860:4860:7::8888/tcp/1"], "2001:4860:4860::/48"),
+        (["/ip4/192.168.1.7/tcp/1", CIRCUIT], "8.8.8.0/24"), (["/dns4/node.example.org/tcp/1"], "node.example.org"),
         (["invalid"], ""),
     ],
-)
+)  # fmt: skip
 def test_the_address_block_of_a_peer(addresses, block):
     assert address_block(addresses) == block
 

@@ -25,12 +25,8 @@ from tests.waiting import eventually
 
 RUN = "r"
 INVALID_ADDRESSES = [
-    "/dns4/a_b.invalid/tcp/4001",
-    "/ip6/fe80::1%eth0/tcp/4001",
-    "/dns4/a..b/tcp/1",
-    "/ip4/1.2.3.4/tcp/" + "0" * 40,
-    "/",
-]
+    "/dns4/a_b.invalid/tcp/4001", "/ip6/fe80::1%eth0/tcp/4001", "/dns4/a..b/tcp/1", "/ip4/1.2.3.4/tcp/" + "0" * 40, "/",
+]  # fmt: skip
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 

@@ -49,10 +49,9 @@ POINTS: dict[Place, tuple[str, ...]] = {
 """The points by the place that the event `peer_fault` has."""
 
 ELSEWHERE = {
-    Place.CONFIRM: "tests/node/loops/test_confirmations.py",
-    Place.PRESENCE: "tests/gossip/test_untrusted_values.py",
+    Place.CONFIRM: "tests/node/loops/test_confirmations.py", Place.PRESENCE: "tests/gossip/test_untrusted_values.py",
     Place.WEIGHTS: "tests/injection/test_weights.py",
-}
+}  # fmt: skip
 """The tests of places that a full node with two peers does not reach."""
 
 GENERATORS = (
@@ -63,14 +62,10 @@ GENERATORS = (
 LEARNERS = ("node.loops.weight_offer:OfferLoop.give", "records.weights:open_weights_request")
 
 KINDS: dict[type[Exception], Callable[[str], Exception]] = {
-    Unexpected: Unexpected,
-    ValueError: ValueError,
-    OverflowError: OverflowError,
-    RecursionError: RecursionError,
-    MemoryError: MemoryError,
-    TimeoutError: TimeoutError,
+    Unexpected: Unexpected, ValueError: ValueError, OverflowError: OverflowError, RecursionError: RecursionError,
+    MemoryError: MemoryError, TimeoutError: TimeoutError,
     UnicodeDecodeError: lambda point: UnicodeDecodeError("utf-8", b"\xff", 0, 1, point),
-}
+}  # fmt: skip
 
 
 def points_for(kind: type[Exception]) -> set[str]:

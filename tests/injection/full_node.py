@@ -49,20 +49,13 @@ MANIFEST = RunManifest(
 QUICK = {"check_s": 0.6, "poll_s": 0.1, "dial_timeout_s": 2.0}
 START_S = 200.0  # a busy machine
 CONSTANTS = {
-    "node.loops.directory.MEMBER_LOOKUP_INTERVAL_S": 0.1,
-    "node.loops.upkeep.PEERS_PERIOD_S": 0.05,
-    "node.loops.backfill.PERIOD_S": 0.2,
-    "node.loops.backfill.SILENCE_S": 0.5,
-    "node.loops.status.PERIOD_S": 0.2,
-    "node.loops.directory.RECORD_PERIOD_S": 0.5,
-    "node.loops.pull.PULL_TIMEOUT_S": 5.0,
-    "node.startup.factories.MAX_REQUESTS_PER_MINUTE": 100_000.0,
-    "node.peers.announcements.GROUPS_PER_MINUTE": 60_000.0,
-    "swarm.rate_limits.GROUPS_PER_MINUTE": 60_000.0,
-    "swarm.rate_limits.NEW_PEERS_GROUPS_PER_MINUTE": 60_000.0,
-    "swarm.rate_limits.TOKENS_PER_MINUTE": 1e9,
-    "swarm.rate_limits.NEW_PEERS_TOKENS_PER_MINUTE": 1e9,
-}
+    "node.loops.directory.MEMBER_LOOKUP_INTERVAL_S": 0.1, "node.loops.upkeep.PEERS_PERIOD_S": 0.05,
+    "node.loops.backfill.PERIOD_S": 0.2, "node.loops.backfill.SILENCE_S": 0.5, "node.loops.status.PERIOD_S": 0.2,
+    "node.loops.directory.RECORD_PERIOD_S": 0.5, "node.loops.pull.PULL_TIMEOUT_S": 5.0,
+    "node.startup.factories.MAX_REQUESTS_PER_MINUTE": 100_000.0, "node.peers.announcements.GROUPS_PER_MINUTE": 60_000.0,
+    "swarm.rate_limits.GROUPS_PER_MINUTE": 60_000.0, "swarm.rate_limits.NEW_PEERS_GROUPS_PER_MINUTE": 60_000.0,
+    "swarm.rate_limits.TOKENS_PER_MINUTE": 1e9, "swarm.rate_limits.NEW_PEERS_TOKENS_PER_MINUTE": 1e9,
+}  # fmt: skip
 
 
 class NodeFactory(InProcessNodeFactory):

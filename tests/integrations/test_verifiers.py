@@ -66,13 +66,11 @@ def test_a_taskset_with_containers_is_an_error(monkeypatch):
 @pytest.mark.parametrize(
     ("texts", "observations", "is_over", "reward"),
     [
-        (["10", "x", "8"], ("lower", "no number"), True, 1.0),
-        (["1", "2", "3", "4", "5"], ("higher",) * 4, True, 0.0),
-        (["1"], ("higher",), False, 0.0),
-        (["\x00" * 100_000, "8"], ("no number",), True, 1.0),
+        (["10", "x", "8"], ("lower", "no number"), True, 1.0), (["1", "2", "3", "4", "5"], ("higher",) * 4, True, 0.0),
+        (["1"], ("higher",), False, 0.0), (["\x00" * 100_000, "8"], ("no number",), True, 1.0),
         (["9" * 5_000, "8"], ("no number",), True, 1.0),
     ],
-)
+)  # fmt: skip
 async def test_an_environment_is_played_in_the_scoring_process(texts, observations, is_over, reward):
     task = load_task("higher-lower")
     async with IsolatedScorer(task) as scorer:

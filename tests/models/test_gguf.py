@@ -139,13 +139,10 @@ def test_llama_3_stretches_long_wavelengths(tmp_path):
 @pytest.mark.parametrize(
     ("kinds", "expected"),
     [
-        (["F16"], "float16"),
-        (["BF16"], "bfloat16"),
-        (["F16", "F32"], "float32"),
-        (["F16", "BF16"], "float32"),
+        (["F16"], "float16"), (["BF16"], "bfloat16"), (["F16", "F32"], "float32"), (["F16", "BF16"], "float32"),
         (["F32", "Q8_0"], "bfloat16"),
     ],
-)
+)  # fmt: skip
 def test_weights_get_the_type_of_the_matrices_of_their_file(tmp_path, kinds, expected):
     assert weight_type(write_file(tmp_path / "m.gguf", kinds)) == expected
 
@@ -211,12 +208,10 @@ def test_a_file_larger_than_the_free_disk_is_not_unpacked(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("none.gguf", "no such file: none.gguf"),
-        ("pypi:a b", "'a b' is no package"),
-        ("damaged.gguf", "is no readable GGUF file"),
-        ("m-00001-of-00002.gguf", "is one part of a split file"),
+        ("none.gguf", "no such file: none.gguf"), ("pypi:a b", "'a b' is no package"),
+        ("damaged.gguf", "is no readable GGUF file"), ("m-00001-of-00002.gguf", "is one part of a split file"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_readable_file_is_refused(tmp_path, monkeypatch, model, message):
     for name in ("damaged.gguf", "m-00001-of-00002.gguf"):
         (tmp_path / name).write_bytes(b"GGUF" + b"\xff" * 64)
@@ -228,11 +223,10 @@ def test_what_is_no_readable_file_is_refused(tmp_path, monkeypatch, model, messa
 @pytest.mark.parametrize(
     ("architecture", "kind", "message"),
     [
-        ("bert", "model", "has the architecture 'bert'"),
-        ("llama", "adapter", "holds a adapter"),
+        ("bert", "model", "has the architecture 'bert'"), ("llama", "adapter", "holds a adapter"),
         ("llama", "model", "no weights"),
     ],
-)
+)  # fmt: skip
 def test_files_that_cannot_be_trained_are_refused(tmp_path, architecture, kind, message):
     tensors = ["F32"] if message != "no weights" else []
     file = write_file(tmp_path / "m.gguf", tensors, architecture=architecture, kind=kind)

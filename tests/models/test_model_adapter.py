@@ -79,17 +79,14 @@ def test_the_trained_adapter_keeps_rank_and_alpha_unless_all_weights_are_trained
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"peft_type": "IA3"}, "peft_type 'IA3'"),
-        ({"use_dora": True}, "use_dora"),
-        ({"modules_to_save": ["embed_tokens"]}, "modules_to_save"),
-        ({"bias": "all"}, "bias"),
+        ({"peft_type": "IA3"}, "peft_type 'IA3'"), ({"use_dora": True}, "use_dora"),
+        ({"modules_to_save": ["embed_tokens"]}, "modules_to_save"), ({"bias": "all"}, "bias"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights"),
         ({"target_modules": "all-linear"}, "not a list of layers"),
         ({"target_modules": ["q_proj", "lm_head"]}, "not a list of layers before lm_head"),
-        ({"r": 0}, "not whole numbers"),
-        ({"lora_alpha": float("inf")}, "not whole numbers"),
+        ({"r": 0}, "not whole numbers"), ({"lora_alpha": float("inf")}, "not whole numbers"),
     ],
-)
+)  # fmt: skip
 def test_other_adapters_are_refused_in_one_line(adapter, changes, reason):
     configure(adapter, **changes)
     with pytest.raises(UntrainableModelError, match=reason) as caught:
@@ -113,10 +110,9 @@ def test_tensors_that_do_not_fit_the_base_are_refused(adapter):
     [
         ("/nowhere/base", ModelError, "needs its base model /nowhere/base: no such folder: /nowhere/base"),
         ("org/base", ModelFetchError, r"needs its base model org/base: cannot fetch org/base"),
-        ("", ModelError, "names no base_model_name_or_path"),
-        (".", UntrainableModelError, "is an adapter too"),
+        ("", ModelError, "names no base_model_name_or_path"), (".", UntrainableModelError, "is an adapter too"),
     ],
-)
+)  # fmt: skip
 def test_a_base_that_is_not_found_is_named(adapter, base_name, error, reason, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     configure(adapter, base_model_name_or_path=base_name)

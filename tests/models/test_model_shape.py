@@ -17,11 +17,8 @@ QWEN_05B: dict[str, Any] = {
     "num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True,
 }  # fmt: skip
 QWEN_3B: dict[str, Any] = QWEN_05B | {
-    "hidden_size": 2048,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 16,
-    "intermediate_size": 11008,
-}
+    "hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16, "intermediate_size": 11008,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("config", "num_parameters"), [(QWEN_05B, 494_032_768), (QWEN_3B, 3_085_938_688)])
@@ -61,12 +58,10 @@ def test_sizes_may_be_in_a_nested_table_and_heads_may_be_implied():
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"hidden_size": None}, "no hidden_size"),
-        ({"vocab_size": "many"}, "vocab_size is 'many'"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
-        ({"num_experts": 8}, "no num_experts_per_tok"),
+        ({"hidden_size": None}, "no hidden_size"), ({"vocab_size": "many"}, "vocab_size is 'many'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"), ({"num_experts": 8}, "no num_experts_per_tok"),
     ],
-)
+)  # fmt: skip
 def test_a_configuration_that_cannot_be_planned_is_an_error_of_one_line(changes, complaint):
     with pytest.raises(ModelError, match=complaint) as caught:
         shape_of(QWEN_05B | changes, where="DIR/config.json")

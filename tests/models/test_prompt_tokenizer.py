@@ -244,11 +244,10 @@ def test_the_class_is_that_of_auto_tokenizer(model_type, class_name, tmp_path):
 @pytest.mark.parametrize(
     ("model_type", "class_name", "changes"),
     [
-        ("gpt_neox", "GPTNeoXTokenizerFast", {}),
-        ("mistral", "LlamaTokenizerFast", {}),
+        ("gpt_neox", "GPTNeoXTokenizerFast", {}), ("mistral", "LlamaTokenizerFast", {}),
         ("qwen2", "Qwen2Tokenizer", {"auto_map": {"AutoTokenizer": [None, "code.Tokenizer"]}}),
     ],
-)
+)  # fmt: skip
 def test_other_models_use_auto_tokenizer(model_type, class_name, changes, tmp_path):
     assert tokenizer_class(_save(tmp_path / "model", model_type, class_name, **changes)) is AutoTokenizer
 
@@ -273,10 +272,9 @@ ROLE, END = "<|im_start|>{{ m.role }} {{ m.content }}", "<|im_end|>"
     [
         (f"{ROLE}{END}\n", ("\n<|im_start|>user ", "<|im_end|>\n")),
         (f"{ROLE} {END}\n", ("\n<|im_start|>user ", " <|im_end|>\n")),
-        (f"{ROLE}\n{END}", ("<|im_start|>user ", "\n<|im_end|>")),
-        (f"{ROLE}\n", ("\n<|im_start|>user ", "\n")),
+        (f"{ROLE}\n{END}", ("<|im_start|>user ", "\n<|im_end|>")), (f"{ROLE}\n", ("\n<|im_start|>user ", "\n")),
     ],
-)
+)  # fmt: skip
 def test_an_observation_follows_the_end_token_of_the_answer(each, around):
     """The model has sampled that token, so it is not written again, also if a space is before it."""
     made = make_tokenizer()

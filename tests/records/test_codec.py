@@ -191,12 +191,9 @@ def test_each_reader_accepts_its_own_form_only(identity):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda b: setattr(b, "codec", 0), "codec"),
-        (lambda b: b.texts.append("one more"), "malformed"),
-        (lambda b: b.ClearField("texts"), "malformed"),
-        (lambda b: b.mean_logprobs.append(-1.0), "malformed"),
-        (lambda b: b.lengths.__setitem__(0, 0), "malformed"),
-        (lambda b: b.lengths.__setitem__(0, MAX_TOKENS), "size"),
+        (lambda b: setattr(b, "codec", 0), "codec"), (lambda b: b.texts.append("one more"), "malformed"),
+        (lambda b: b.ClearField("texts"), "malformed"), (lambda b: b.mean_logprobs.append(-1.0), "malformed"),
+        (lambda b: b.lengths.__setitem__(0, 0), "malformed"), (lambda b: b.lengths.__setitem__(0, MAX_TOKENS), "size"),
         (lambda b: b.finishes.__setitem__(0, 9), "malformed"),
         (lambda b: setattr(b, "exact_group", b"short"), "malformed"),
         (lambda b: setattr(b, "token_ids", b"\0\0\0\0"), "malformed"),
@@ -204,7 +201,7 @@ def test_each_reader_accepts_its_own_form_only(identity):
         (lambda b: b.version_offsets.extend([0, 0]), "malformed"),
         (lambda b: b.texts.__setitem__(0, "x" * (MAX_TEXT_BYTES + 1)), "malformed"),
     ],
-)
+)  # fmt: skip
 def test_an_inconsistent_body_of_texts_is_refused_by_reason(identity, change, reason):
     body = pb.Body.FromString(pack_text_group(make_text_group(identity)))
     change(body)
@@ -266,8 +263,7 @@ def test_groups_that_differ_in_a_shared_field_are_not_joined(change):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda message: message.more_ids.append(bytes(32)),
-        lambda message: message.more_ids.__setitem__(0, bytes(31)),
+        lambda message: message.more_ids.append(bytes(32)), lambda message: message.more_ids.__setitem__(0, bytes(31)),
         lambda message: message.more_ids.extend([b""] * MAX_MORE_GROUPS),
         lambda message: message.more_envelope_bytes.__setitem__(0, MAX_ENVELOPE_BYTES + 1),
         lambda message: message.more_num_tokens.__setitem__(0, MAX_TOKENS + 1),
@@ -275,7 +271,7 @@ def test_groups_that_differ_in_a_shared_field_are_not_joined(change):
         lambda message: setattr(message, "number", MAX_INTEGER),
         lambda message: setattr(message, "sender", example.IDENTITY.peer),
     ],
-)
+)  # fmt: skip
 def test_a_malformed_batch_is_refused(change):
     (batch,) = join_announcements([announced(1), announced(2)])
     message = pb.Announcement.FromString(batch.to_bytes())

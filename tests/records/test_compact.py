@@ -126,18 +126,16 @@ WRONG_SIZE = bytes.fromhex("28b52ffd2005") + (1 | 1 << 1 | (1 << 17) << 3).to_by
         (lambda b: b.id_planes.__setitem__(0, b.id_planes[0] + SKIPPABLE), "malformed"),
         (lambda b: b.id_planes.__setitem__(0, b.id_planes[0] + b.id_planes[0]), "malformed"),
         (lambda b: b.id_planes.__setitem__(0, b.id_planes[0][:-1]), "malformed"),
-        (lambda b: b.id_planes.__setitem__(0, b""), "malformed"),
-        (lambda b: b.ClearField("id_planes"), "malformed"),
+        (lambda b: b.id_planes.__setitem__(0, b""), "malformed"), (lambda b: b.ClearField("id_planes"), "malformed"),
         (lambda b: b.id_planes.extend([_frame(bytes(5))] * 4), "malformed"),
         (lambda b: b.logprob_planes.append(_frame(bytes(5))), "malformed"),
         (lambda b: b.ClearField("logprob_planes"), "malformed"),
         (lambda b: setattr(b, "token_ids", bytes(20)), "malformed"),
         (lambda b: setattr(b, "logprobs", bytes(20)), "malformed"),
         (lambda b: b.lengths.__setitem__(0, MAX_TOKENS), "size"),
-        (lambda b: b.lengths.__setitem__(0, 2**32 - 1), "size"),
-        (lambda b: b.lengths.__setitem__(0, 4), "malformed"),
+        (lambda b: b.lengths.__setitem__(0, 2**32 - 1), "size"), (lambda b: b.lengths.__setitem__(0, 4), "malformed"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("codec", ["lossless", "lossy"])
 def test_an_invalid_plane_is_refused_and_takes_no_memory(identity, codec, change, reason):
     body = pb.Body.FromString(pack_group(make_group(identity), codec=codec))

@@ -113,16 +113,14 @@ def test_refused_senders_are_read_unchanged_as_far_as_the_record_has_space():
 @pytest.mark.parametrize(
     "stats",
     [
-        pb.PeerStats(groups_per_minute=float("nan")),
-        pb.PeerStats(groups_per_minute=float("inf")),
+        pb.PeerStats(groups_per_minute=float("nan")), pb.PeerStats(groups_per_minute=float("inf")),
         pb.PeerStats(pass_rates=[pb.PassRate(pass_at_1=1.5)]),
         pb.PeerStats(pass_rates=[pb.PassRate()] * (MAX_PASS_RATES + 1)),
-        pb.PeerStats(sources=[pb.GroupSource(peer=b"no peer id", groups=1)]),
-        pb.PeerStats(step=2**64 - 1),
+        pb.PeerStats(sources=[pb.GroupSource(peer=b"no peer id", groups=1)]), pb.PeerStats(step=2**64 - 1),
         pb.PeerStats(refused_senders=[pb.RefusedSender(peer=b"no peer id", groups=1)]),
         pb.PeerStats(refused_senders=[pb.RefusedSender(peer=Identity.generate().peer, reason="r" * 33, groups=1)]),
     ],
-)
+)  # fmt: skip
 def test_a_record_with_measurements_out_of_bounds_is_refused(stats):
     identity = Identity.generate()
     info = pb.PeerInfo.FromString(pb.PeerRecord.FromString(seal_peer_record(_record(identity), identity)).body)

@@ -104,11 +104,10 @@ def test_a_signed_offer_out_of_bounds_is_refused(identity, changes, reason):
 @pytest.mark.parametrize(
     "weights_request",
     [
-        WeightsRequest(WeightsPart.OFFER),
-        WeightsRequest(WeightsPart.HASHES, file=bytes(32)),
+        WeightsRequest(WeightsPart.OFFER), WeightsRequest(WeightsPart.HASHES, file=bytes(32)),
         WeightsRequest(WeightsPart.CHUNKS, file=bytes(32), first=9, count=64),
     ],
-)
+)  # fmt: skip
 def test_requests_are_read_unchanged(weights_request):
     assert open_weights_request(weights_request.to_bytes()) == weights_request
 

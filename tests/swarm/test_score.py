@@ -40,12 +40,10 @@ def test_an_unknown_peer_is_banned_after_this_many_in_a_row(behaviour, number):
 @pytest.mark.parametrize(
     ("behaviour", "level"),
     [
-        (Behaviour.HARMLESS, TrustLevel.GOOD),
-        (Behaviour.ACCEPTED, TrustLevel.GOOD),
-        (Behaviour.PULL_FAILED, TrustLevel.GOOD),
-        (Behaviour.COPIED, TrustLevel.PROBATION),
+        (Behaviour.HARMLESS, TrustLevel.GOOD), (Behaviour.ACCEPTED, TrustLevel.GOOD),
+        (Behaviour.PULL_FAILED, TrustLevel.GOOD), (Behaviour.COPIED, TrustLevel.PROBATION),
     ],
-)
+)  # fmt: skip
 def test_behavior_of_an_honest_peer_never_leads_to_a_ban(behaviour, level):
     assert after(*[behaviour] * 10000).trust_level(now=1000.0) is level
 
@@ -123,14 +121,13 @@ def test_every_reason_in_a_peers_record_has_a_sentence():
     ("reason", "origin", "signed", "blamed", "behaviour"),
     [
         ("signature", "relay", False, "relay", Behaviour.FALSE_CLAIM),
-        ("run", "relay", False, "relay", Behaviour.REFUSED),
-        ("anything", "relay", False, "relay", Behaviour.REFUSED),
+        ("run", "relay", False, "relay", Behaviour.REFUSED), ("anything", "relay", False, "relay", Behaviour.REFUSED),
         ("quota", "relay", False, "relay", Behaviour.HARMLESS),
         ("quota", "signer", False, "signer", Behaviour.RATE_LIMITED),
         ("scoring_failed", "relay", True, "relay", Behaviour.HARMLESS),
         ("reward_mismatch", "relay", True, "signer", Behaviour.FALSE_CLAIM),
     ],
-)
+)  # fmt: skip
 def test_a_reason_is_attributed_to_the_peer_that_caused_it(reason, origin, signed, blamed, behaviour):
     assert attribute_refusal(reason, origin=origin, sender="signer", signed=signed) == (blamed, behaviour)
 

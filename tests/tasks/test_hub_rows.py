@@ -93,13 +93,10 @@ def test_a_data_set_of_the_hub_has_the_splits_that_its_spec_names():
 CLIPS = {"question": "How many clips did Natalia sell in both months?", "answer": "24 clips in May.\n#### 72"}
 MILES = {"question": "How far did he drive?", "answer": "1,000 + 80 = <<1000+80=1080>>1080\n#### 1,080"}
 POLAR = {
-    "problem": "Convert the point $(0,3)$ to polar coordinates.",
-    "solution": "...",
-    "answer": "\\left( 3, \\frac{\\pi}{2} \\right)",
-    "subject": "Precalculus",
-    "level": 2,
+    "problem": "Convert the point $(0,3)$ to polar coordinates.", "solution": "...",
+    "answer": "\\left( 3, \\frac{\\pi}{2} \\right)", "subject": "Precalculus", "level": 2,
     "unique_id": "test/precalculus/807.json",
-}
+}  # fmt: skip
 
 
 def _write(file: Path, *rows: object) -> Path:

@@ -14,12 +14,9 @@ from tests.conftest import raises_line
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("arithmetic", [TaskPart("arithmetic")]),
-        ("arithmetic:add", [TaskPart("arithmetic:add")]),
-        (" gsm8k ", [TaskPart("gsm8k")]),
-        ("gsm8k=7", [TaskPart("gsm8k")]),
-        ("rg:chain_sum", [TaskPart("rg:chain_sum")]),
-        ("my-task", [TaskPart("my-task")]),
+        ("arithmetic", [TaskPart("arithmetic")]), ("arithmetic:add", [TaskPart("arithmetic:add")]),
+        (" gsm8k ", [TaskPart("gsm8k")]), ("gsm8k=7", [TaskPart("gsm8k")]),
+        ("rg:chain_sum", [TaskPart("rg:chain_sum")]), ("my-task", [TaskPart("my-task")]),
         ("my-task@brief+rg:ab@brief=2", [TaskPart("my-task@brief"), TaskPart("rg:ab@brief", weight=2)]),
         ("arithmetic+gsm8k@brief:a/b@c.jsonl", [TaskPart("arithmetic"), TaskPart("gsm8k@brief", "a/b@c.jsonl")]),
         ("gsm8k:/a+b@c.jsonl", [TaskPart("gsm8k", "/a+b@c.jsonl")]),
@@ -29,7 +26,7 @@ from tests.conftest import raises_line
         ("gsm8k=0.2+math500=0.8", [TaskPart("gsm8k"), TaskPart("math500", weight=4)]),
         ("math500:/b+gsm8k:/a", [TaskPart("gsm8k", "/a"), TaskPart("math500", "/b")]),
     ],
-)
+)  # fmt: skip
 def test_a_spec_has_parts_with_names_paths_and_weights(text, parts):
     assert parse_spec(text) == TaskSpec(tuple(parts))
 
@@ -125,19 +122,17 @@ def test_a_built_in_task_has_the_same_problems_in_every_release(spec, split, dig
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("gsm9k", "unknown task 'gsm9k': known are arithmetic, "),
-        ("gsm9k", "did you mean 'gsm8k'?"),
+        ("gsm9k", "unknown task 'gsm9k': known are arithmetic, "), ("gsm9k", "did you mean 'gsm8k'?"),
         ("arithmatic", "did you mean 'arithmetic'?"),
         ("arithmetic:mul", "unknown task 'arithmetic:mul': use arithmetic, arithmetic:add, "),
-        ("sums:short", "unknown task 'sums:short': use sums, sums:long"),
-        ("rg", "unknown task 'rg'"),
+        ("sums:short", "unknown task 'sums:short': use sums, sums:long"), ("rg", "unknown task 'rg'"),
         ("rg:chian_sum", "unknown task 'rg:chian_sum': reasoning-gym has rg:chain_sum"),
         ("rg:zzzzzzzz", "reasoning-gym has rg:ab, rg:acre, "),
         ("rg:codeio", "rg:codeio cannot be used: its problems differ from process to process"),
         ("arithmetic+rg:composite", "rg:composite cannot be used"),
         ("math500", "math500 is for evaluation, it has no split 'train'"),
     ],
-)
+)  # fmt: skip
 def test_a_task_without_training_problems_is_a_one_line_error(spec, message):
     with raises_line(TaskError, message):
         load_task(spec, split="train")

@@ -22,11 +22,9 @@ for program in sys.argv[1:]:
     print(flush=True)
 """
 PROGRAMS = {
-    LOAD: "True",
-    SKIP + LOAD + USE + COLLECT: "False True True True",
-    "from transformers import AutoTokenizer\n" + SKIP + LOAD: "False",
-    USE + SKIP + USE: "True True",
-}
+    LOAD: "True", SKIP + LOAD + USE + COLLECT: "False True True True",
+    "from transformers import AutoTokenizer\n" + SKIP + LOAD: "False", USE + SKIP + USE: "True True",
+}  # fmt: skip
 
 
 def test_transformers_imports_no_scipy_for_a_model_and_a_process_that_uses_it_keeps_it():

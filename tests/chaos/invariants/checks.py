@@ -19,35 +19,23 @@ WARM_STEPS = 5  # after so many steps the memory of a node has its usual size
 GROWTH = "memory, descriptors and threads do not grow"
 
 OF_A_STATE: dict[str, Callable[[Observation], Iterator[str]]] = {
-    "no group is lost": groups.lost_groups,
-    "no own number is missing": groups.missing_numbers,
-    "a group is in one state": groups.invalid_states,
-    "the buffer is intact": groups.integrity_errors,
+    "no group is lost": groups.lost_groups, "no own number is missing": groups.missing_numbers,
+    "a group is in one state": groups.invalid_states, "the buffer is intact": groups.integrity_errors,
     "no group is used twice": groups.used_twice,
     "event log and buffer agree on the groups of a step": groups.step_differences,
-    "no group is stuck in a step": groups.stuck,
-    "a group is admitted once": groups.admitted_twice,
-    "a released group is not used": groups.used_after_release,
-    "admitted groups are logged": groups.not_logged,
-    "steps are in order": nodes.steps_out_of_order,
-    "no step is missing": nodes.missing_steps,
-    "served versions rise": nodes.falling_served_versions,
-    "published versions rise": nodes.wrong_published_versions,
+    "no group is stuck in a step": groups.stuck, "a group is admitted once": groups.admitted_twice,
+    "a released group is not used": groups.used_after_release, "admitted groups are logged": groups.not_logged,
+    "steps are in order": nodes.steps_out_of_order, "no step is missing": nodes.missing_steps,
+    "served versions rise": nodes.falling_served_versions, "published versions rise": nodes.wrong_published_versions,
     "own groups claim existing versions": nodes.overclaimed_versions,
-    "the event log is readable": nodes.unreadable_events,
-    "the peer id does not change": nodes.peer_id_changes,
-    "no orphan process": nodes.orphans,
-    "no zombie process": nodes.zombies,
-    "one process per role": nodes.duplicates,
-    "no leftover file": nodes.leftover_files,
-    "the status is correct": nodes.errors_of_status,
-}
+    "the event log is readable": nodes.unreadable_events, "the peer id does not change": nodes.peer_id_changes,
+    "no orphan process": nodes.orphans, "no zombie process": nodes.zombies, "one process per role": nodes.duplicates,
+    "no leftover file": nodes.leftover_files, "the status is correct": nodes.errors_of_status,
+}  # fmt: skip
 OF_A_CHANGE: dict[str, Callable[[Observation, Observation], Iterator[str]]] = {
-    "no step before a checkpoint is repeated": nodes.repeated_before_checkpoint,
-    GROWTH: nodes.growth,
-    "restarts are counted": nodes.restarts_not_counted,
-    "bans are kept": nodes.lost_bans,
-}
+    "no step before a checkpoint is repeated": nodes.repeated_before_checkpoint, GROWTH: nodes.growth,
+    "restarts are counted": nodes.restarts_not_counted, "bans are kept": nodes.lost_bans,
+}  # fmt: skip
 OVER_ALL_NODES: dict[str, Callable[[Sequence[Observation]], Iterator[str]]] = {
     "one group per number": groups.shared_numbers,
     "no acknowledged group is lost": groups.lost_acknowledged,

@@ -24,11 +24,9 @@ from ftis_node.learner.step.objective import Objective
 from ftis_node.learner.step.train_step import Passes
 
 PARAMS = {
-    "dr_grpo": {"max_completion_length": 90},
-    "ftis": {"kl_threshold": 0.05},
-    "f-nois": {"kl_threshold": 0.05, "denominator": "kept"},
-    "gepo": {"k3_beta": 0.005},
-}
+    "dr_grpo": {"max_completion_length": 90}, "ftis": {"kl_threshold": 0.05},
+    "f-nois": {"kl_threshold": 0.05, "denominator": "kept"}, "gepo": {"k3_beta": 0.005},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -68,12 +68,10 @@ def test_a_node_of_another_container_is_refused(start, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("role", "saved", "words"),
     [
-        ("full", 7, "all is saved in"),
-        ("full", 6, "of 7 steps only 6 are saved in"),
-        ("learner", 0, "of 7 steps only 0 are saved in"),
-        ("generator", 0, "all is saved in"),
+        ("full", 7, "all is saved in"), ("full", 6, "of 7 steps only 6 are saved in"),
+        ("learner", 0, "of 7 steps only 0 are saved in"), ("generator", 0, "all is saved in"),
     ],
-)
+)  # fmt: skip
 def test_a_stop_says_that_all_is_saved_only_if_the_last_step_has_a_checkpoint(tmp_path, role, saved, words):
     home = Home(tmp_path)
     home.create()

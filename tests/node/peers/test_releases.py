@@ -47,14 +47,12 @@ def _record(releases: Releases = OURS, **changes: object) -> PeerRecord:
 @pytest.mark.parametrize(
     ("record", "is_charged"),
     [
-        (_record(), True),
-        (_record(replace(OURS, template="cd" * 16)), True),
+        (_record(), True), (_record(replace(OURS, template="cd" * 16)), True),
         (_record(replace(OURS, transformers="5.10.0")), False),
-        (_record(replace(OURS, grader="ftis-node 0.1, math-verify 0.8.0")), False),
-        (_record(Releases()), False),
+        (_record(replace(OURS, grader="ftis-node 0.1, math-verify 0.8.0")), False), (_record(Releases()), False),
         (None, False),
     ],
-)
+)  # fmt: skip
 def test_a_reward_or_problem_that_differs_costs_only_a_peer_with_the_same_releases(
     tmp_path, reason, record, is_charged
 ):

@@ -104,11 +104,10 @@ def test_without_vllm_adapters_are_merged_and_a_request_to_serve_them_is_refused
 @pytest.mark.parametrize(
     ("engine", "adapters", "expected"),
     [
-        ("auto", True, ("vllm", 48, "adapter")),
-        ("torch", True, ("torch", 48, "adapter")),
+        ("auto", True, ("vllm", 48, "adapter")), ("torch", True, ("torch", 48, "adapter")),
         ("auto", False, ("auto", None, "model")),
     ],
-)
+)  # fmt: skip
 def test_both_workers_get_the_same_form(tmp_path, engine, adapters, expected):
     settings = NodeSettings(model="m", engine=engine, lora=True, device="cpu", lora_adapter=LoraSection(rank=48))
     source = resolve_model(str(save_tiny(tmp_path / "m")))

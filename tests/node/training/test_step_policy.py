@@ -88,16 +88,13 @@ FULL = StepInputs(own_ready=4, foreign_ready=4, waited_s=0.0, uptime_s=100.0, aw
 @pytest.mark.parametrize(
     ("changes", "starts"),
     [
-        ({}, True),
-        ({"own_ready": 3}, False),
-        ({"own_ready": 3, "waited_s": 99.0}, False),
-        ({"foreign_ready": 3}, False),
-        ({"foreign_ready": 3, "waited_s": 30.0}, True),
+        ({}, True), ({"own_ready": 3}, False), ({"own_ready": 3, "waited_s": 99.0}, False),
+        ({"foreign_ready": 3}, False), ({"foreign_ready": 3, "waited_s": 30.0}, True),
         ({"foreign_ready": 0, "awaits_sender": False}, True),
         ({"foreign_ready": 0, "awaits_sender": False, "uptime_s": 5.0}, False),
         ({"foreign_ready": 0, "awaits_sender": False, "uptime_s": 5.0, "waited_s": 30.0}, True),
     ],
-)
+)  # fmt: skip
 def test_a_step_waits_for_foreign_groups_at_most_the_set_time(changes, starts):
     assert may_start(NEEDS, replace(FULL, **changes)) is starts
 

@@ -88,16 +88,14 @@ def test_a_step_with_few_own_groups_left_takes_foreign_ones():
 @pytest.mark.parametrize(
     ("needs", "changes", "is_over"),
     [
-        (NEEDS, {}, False),
-        (NEEDS, {"alone_s": 99.0}, False),
+        (NEEDS, {}, False), (NEEDS, {"alone_s": 99.0}, False),
         (NEEDS, {"awaits_sender": False, "alone_s": 29.0}, False),
         (NEEDS, {"awaits_sender": False, "alone_s": 30.0}, True),
         (NEEDS, {"awaits_sender": False, "alone_s": 30.0, "own_ready": 4}, False),
-        (replace(NEEDS, foreign=0), {}, True),
-        (replace(NEEDS, foreign=0), {"own_ready": 3}, True),
+        (replace(NEEDS, foreign=0), {}, True), (replace(NEEDS, foreign=0), {"own_ready": 3}, True),
         (replace(NEEDS, foreign=0), {"own_ready": 4}, False),
     ],
-)
+)  # fmt: skip
 def test_a_node_that_generates_no_more_ends_if_no_peer_can_fill_a_step(needs, changes, is_over):
     outlook = StepInputs(own_ready=0, foreign_ready=0, waited_s=0.0, uptime_s=99.0, awaits_sender=True)
     assert never_starts(needs, replace(outlook, **changes)) is is_over

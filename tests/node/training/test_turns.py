@@ -88,12 +88,10 @@ def _loop(
 @pytest.mark.parametrize(
     ("outcome", "takes_turns", "calls"),
     [
-        (NEW, True, ["sleep", "train", "load", "wake"]),
-        (NOTHING_NEW, True, ["sleep", "train", "wake"]),
-        (DIED, True, ["sleep", "train", "start", "wake"]),
-        (NEW, False, ["train", "load"]),
+        (NEW, True, ["sleep", "train", "load", "wake"]), (NOTHING_NEW, True, ["sleep", "train", "wake"]),
+        (DIED, True, ["sleep", "train", "start", "wake"]), (NEW, False, ["train", "load"]),
     ],
-)
+)  # fmt: skip
 async def test_the_order_of_calls_in_a_step(tmp_path, outcome, takes_turns, calls):
     recorded: list[str] = []
     with _loop(tmp_path, outcome, recorded, takes_turns=takes_turns) as loop:
