@@ -1,8 +1,7 @@
 """The frozen base of an adapter node, in memory once for both workers.
 
-file      without a GPU both map the model's file
-engine    on one GPU the learner maps the engine's own tensors: here shared memory replaces CUDA IPC
-          (`tests/cpu_sharing.py`), and the torch engine vLLM
+Without a GPU both map the model's `file`. On one GPU the learner maps the tensors of the `engine`. Here shared memory
+replaces CUDA IPC (`tests/cpu_sharing.py`), and the torch engine vLLM.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from ftis_node.errors import MachineError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines import torch_engine
 from ftis_node.generation.engines.base import EngineSettings
-from ftis_node.generation.engines.published import base_tensors
+from ftis_node.generation.engines.published import ServedAdapter
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.core import Learner
@@ -46,12 +45,12 @@ def model(tmp_path_factory):
 
 
 def mapped(pid: int | None, mapping: str) -> dict[str, int]:
-    """Return the bytes of the mappings with this name: resident, the process's share, and private copies of pages."""
+    """Return the bytes of mappings with this in their name: resident, the share of the process, private copies."""
     found = dict.fromkeys(("Rss", "Pss", "Anonymous"), 0)
     is_base = False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            is_base = f" {mapping}" in line
+            is_base = mapping in line
         elif is_base and (field := re.match(r"(Rss|Pss|Anonymous): +(\d+) kB", line)):
             found[field[1]] += int(field[2]) << 10
     return found
@@ -152,7 +151,7 @@ async def test_a_served_adapter_leaves_the_mapped_file(model, tmp_path):
 def held(model, monkeypatch):
     """The base's tensors of an engine in this process."""
     cpu_sharing.install(monkeypatch.setattr)
-    return base_tensors(load_causal_lm(resolve_model(str(model))))
+    return ServedAdapter(load_causal_lm(resolve_model(str(model))), {}, max_rank=None).base_tensors()
 
 
 def test_on_foreign_tensors_a_step_gives_the_same_adapter_and_leaves_the_base(model, held, tmp_path):

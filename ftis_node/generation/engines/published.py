@@ -61,12 +61,6 @@ def _own(model: Any) -> tuple[dict[str, Tensor], set[str]]:
     return hub_tensors(model, own), tied
 
 
-def base_tensors(model: Any) -> dict[str, Tensor]:
-    """Return the tensors of a model's base by the hub's names, as views, also while it has an adapter."""
-    own = {name.replace(".base_layer.", "."): tensor for name, tensor in _own(model)[0].items()}
-    return {name: tensor for name, tensor in own.items() if ".lora_" not in name}
-
-
 def model_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a model's tensors by the hub's names, before a quantization; a tied head is left out."""
     return _shapes(_own(model)[0]) | quantized_shapes(model)
@@ -160,6 +154,11 @@ class ServedAdapter:
                 set_peft_model_state_dict(self._adapted, tensors)
             held = get_peft_model_state_dict(self._adapted, save_embedding_layers=False)
         return checksums_of({name: held[name] for name, value in tensors.items() if held[name].dtype == value.dtype})
+
+    def base_tensors(self) -> dict[str, Tensor]:
+        """Return the base's tensors by the hub's names, as views."""
+        own = {name.replace(".base_layer.", "."): tensor for name, tensor in _own(self._model)[0].items()}
+        return {name: tensor for name, tensor in own.items() if ".lora_" not in name}
 
     def remove(self) -> None:
         """Take the adapter away, so that the model is its base again."""

@@ -26,13 +26,7 @@ from ftis_node.errors import EngineError, OutOfMemoryError, WorkerTaskError, fir
 from ftis_node.generation.engines.base import AWAKENED, EngineSettings, GenerateRequest, GenerationResult, settle
 from ftis_node.generation.engines.decode_loop import ActiveRequest, BatchDecoder
 from ftis_node.generation.engines.kv_cache import empty_cache, use_grouped_attention
-from ftis_node.generation.engines.published import (
-    ServedAdapter,
-    base_tensors,
-    load_in_place,
-    load_shared_in_place,
-    model_shapes,
-)
+from ftis_node.generation.engines.published import ServedAdapter, load_in_place, load_shared_in_place, model_shapes
 from ftis_node.models import ModelSource, load_causal_lm, pick_device
 from ftis_node.models.adapter_folder import ADAPTER_FILE
 from ftis_node.models.loading import is_recurrent
@@ -125,7 +119,7 @@ class TorchEngine:
         return await self._load_by(lambda: load_shared_in_place(self._model, shared, self._opened), version)
 
     async def share_base(self) -> SharedWeights:
-        return await self._compute(lambda: self._exporter.share(base_tensors(self._model)))
+        return await self._compute(lambda: self._exporter.share(self._adapter.base_tensors()))
 
     async def _load_by(self, work: Callable[[], dict[str, int]], version: int) -> dict[str, int]:
         load = _Load(work, version, asyncio.get_running_loop().create_future())
