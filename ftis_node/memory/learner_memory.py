@@ -25,7 +25,7 @@ FLOAT32, BFLOAT16 = 4, 2  # bytes of an element
 ADAM_BYTES, ADAM_8BIT_BYTES = 8, 2 + 8 / 256  # a trained weight's two moments; of 8 bits with a scale per 256
 GPU_HEAD_CHUNK_TOKENS = 2048  # that go through the output head at once, at most
 GPU_MICRO_BATCH_TOKENS, CPU_MICRO_BATCH_TOKENS = 16384, 2048
-OTHER_BASES = frozenset({"quantization", "cpu_offload_gb"})  # options with which vLLM's base is not the model's file
+OTHER_BASES = frozenset({"quantization", "cpu_offload_gb", "enable_cumem_allocator"})  # of vLLM: no base to map
 
 # Float32 logits: all operations on them are in place.
 LOGITS_BYTES = 4

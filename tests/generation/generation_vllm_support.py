@@ -58,14 +58,11 @@ STALL_S = 10.0  # a busy machine may make no step for seconds
 
 
 class Open(Message, frozen=True):
-    """A request to serve this model with these settings and with the model's own weights.
-
-    `is_plain`: linear layers keep their matrices as on a GPU, where vLLM packs none for oneDNN.
-    """
+    """A request to serve this model with these settings and with the model's own weights."""
 
     model: str
     settings: EngineSettings
-    is_plain: bool = False
+    is_plain: bool = False  # linear layers keep their matrices, as on a GPU: they are not packed for oneDNN
 
 
 class Break(Message, frozen=True):
@@ -110,8 +107,7 @@ class EngineHost(Service):
         from vllm.model_executor.layers import utils
 
         self._packed = self._packed or (utils.dispatch_cpu_unquantized_gemm, utils.cpu_unquantized_gemm)
-        packing = PLAIN if request.is_plain else self._packed
-        utils.dispatch_cpu_unquantized_gemm, utils.cpu_unquantized_gemm = packing
+        utils.dispatch_cpu_unquantized_gemm, utils.cpu_unquantized_gemm = PLAIN if request.is_plain else self._packed
         self._engine = await choose_engine("vllm")(resolve_model(request.model), request.settings, self._emit.progress)
         self._opened = request
         (Path(request.model) / "COMPLETE").touch()

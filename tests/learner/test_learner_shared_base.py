@@ -36,6 +36,7 @@ from tests import cpu_sharing
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
+SETTINGS = EngineSettings(vocab_size=SHAPES["12m"]["vocab_size"], dtype="float32", device="cpu", lora_rank=4)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,6 @@ def check_views(causal_lm: Any, file: Path) -> None:
 @pytest.mark.parametrize("way", ["file", "engine"])
 async def test_both_workers_hold_the_base_once_through_steps_and_restarts(model, tmp_path, way):
     file, is_file = model / "model.safetensors", way == "file"
-    settings = EngineSettings(vocab_size=SHAPES["12m"]["vocab_size"], dtype="float32", device="cpu", lora_rank=4)
     how = {
         "restart_policy": RestartPolicy(backoff=ExponentialBackoff(first_s=0.05)),
         "environment": {"PYTHONPATH": cpu_sharing.site_folder(tmp_path / "site")},
@@ -77,7 +77,7 @@ async def test_both_workers_hold_the_base_once_through_steps_and_restarts(model,
     boot = make_boot(model, tmp_path / "home", lora=LORA, publish_as="adapter", checkpoint_every_steps=every)
     learner = LearnerClient(boot, sockets_dir=tmp_path / "l", log_path=tmp_path / "learner.log", **how)
     generation = GenerationClient(
-        GenerationBoot(model=str(model), settings=settings, engine="torch"),
+        GenerationBoot(model=str(model), settings=SETTINGS, engine="torch"),
         sockets_dir=tmp_path / "g",
         log_path=tmp_path / "generation.log",
         num_threads=1,
@@ -127,7 +127,6 @@ async def test_both_workers_hold_the_base_once_through_steps_and_restarts(model,
 
 async def test_a_served_adapter_leaves_the_mapped_file(model, tmp_path):
     file = model / "model.safetensors"
-    settings = EngineSettings(vocab_size=SHAPES["12m"]["vocab_size"], dtype="float32", device="cpu", lora_rank=4)
     boot = make_boot(model, tmp_path, lora=LORA, publish_as="adapter")
     learner = Learner(boot)
     reply = learner.train(random_groups(seed=1, **SMALL), step=1)
@@ -135,7 +134,7 @@ async def test_a_served_adapter_leaves_the_mapped_file(model, tmp_path):
     check_views(learner.policy.causal_lm, file)
     results = []
     for is_copy in (False, True):
-        engine = await torch_engine.open_engine(resolve_model(str(model)), settings, lambda: None)
+        engine = await torch_engine.open_engine(resolve_model(str(model)), SETTINGS, lambda: None)
         check_views(engine._model, file)
         with torch.no_grad():
             for parameter in engine._model.parameters() if is_copy else ():
@@ -174,12 +173,9 @@ def test_on_foreign_tensors_a_step_gives_the_same_adapter_and_leaves_the_base(mo
     assert all(torch.equal(value, before[name]) for name, value in held.items())
 
 
-def damage(held):
-    held["model.layers.1.self_attn.k_proj.weight"][3, 5] += 1e-6
-
-
+KEY = "model.layers.1.self_attn.k_proj.weight"
 REFUSALS = {
-    "value": (damage, {}, "other values of model.layers.1.self_attn.k_proj.weight than the model's file"),
+    "value": (lambda held: held[KEY][3, 5].add_(1e-6), {}, f"other values of {KEY} than the model's file"),
     "missing": (lambda held: held.pop("model.norm.weight"), {}, "the file lacks model.norm.weight"),
     "type": (lambda held: None, {"dtype": "bfloat16"}, "in torch.float32, not torch.bfloat16"),
     "engine": (None, {"base_refused": "vLLM holds 3 of 50 tensors in another form"}, "in another form"),

@@ -283,6 +283,27 @@ async def test_a_start_beyond_its_grace_counts_as_a_death(make_supervisor):
         await supervisor.start()
 
 
+async def test_a_worker_is_built_when_another_worker_has_completed_its_boot_message(make_supervisor, tmp_path):
+    errors, gate = [WorkerDiedError("the other worker died")], asyncio.Event()
+
+    async def complete(boot):
+        if errors:
+            raise errors.pop()
+        await gate.wait()
+        return boot
+
+    supervisor = make_supervisor()
+    supervisor._spec = dataclasses.replace(supervisor._spec, complete=complete)
+    starting = asyncio.create_task(supervisor.start())
+    await eventually(lambda: supervisor.restarts == 1 and supervisor.pid is not None)
+    await supervisor.pause()
+    assert (supervisor.pid, num_starts(tmp_path)) == (None, 0)
+    supervisor.resume()
+    gate.set()
+    await starting
+    assert num_starts(tmp_path) == 1
+
+
 async def test_stop_closes_the_worker_and_removes_its_socket(start_supervisor, tmp_path, caplog):
     supervisor = await start_supervisor(timing=dataclasses.replace(QUICK, stop_grace_s=10.0))
     pid = pid_of(supervisor)
