@@ -283,8 +283,8 @@ def test_a_base_on_one_gpu_counts_once_only_if_nothing_fits_with_two_and_the_lea
         assert made.memory.endswith("by the plan, one base for both workers")
     assert not place_workers_on(machine(18), THREE_B, settings(engine="vllm", **small), RUN).shares_base
     others: list[dict[str, Any]] = [{"engine": "torch"}, {"memory": {"placement": "time_shared"}}]
-    for engine in ({"adapters": "merge"}, {"engine_options": {"quantization": "fp8"}}):
-        others.append({"generation": {"max_batch": 32, **engine}})
+    engines: list[dict[str, Any]] = [{"adapters": "merge"}, {"engine_options": {"quantization": "fp8"}}]
+    others += [{"generation": {"max_batch": 32, **engine}} for engine in engines]
     assert not any(planned(THREE_B, 12, **small | other).fits for other in others)
     assert not planned(replace(THREE_B, experts=Experts(number=8, per_token=2, size=64)), 12, **small).fits
     monkeypatch.setattr(module, "is_wsl", lambda: True)
