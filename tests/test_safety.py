@@ -80,16 +80,11 @@ def test_no_file_unpickles_or_runs_foreign_code():
 
 
 FORBIDDEN = (
-    "import pickle",
-    "from pickle import loads",
-    "torch.load(path, weights_only=True)",
-    "np.load(path, allow_pickle=wanted)",
-    "eval(text)",
-    "subprocess.run(line, shell=True)",
-    "AutoModel.from_pretrained(folder, trust_remote_code=True)",
-    "AutoModel.from_pretrained(folder)",
+    "import pickle", "from pickle import loads", "torch.load(path, weights_only=True)",
+    "np.load(path, allow_pickle=wanted)", "eval(text)", "subprocess.run(line, shell=True)",
+    "AutoModel.from_pretrained(folder, trust_remote_code=True)", "AutoModel.from_pretrained(folder)",
     "{'trust_remote_code': True}",
-)
+)  # fmt: skip
 
 
 def test_the_search_finds_each_kind():

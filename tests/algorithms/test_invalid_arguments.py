@@ -40,13 +40,10 @@ def test_an_unknown_parameter_lists_the_parameters_of_the_method():
 @pytest.mark.parametrize(
     ("method", "params"),
     [
-        ("grpo", {"mis_low": 0.1}),
-        ("tis", {"m2_threshold": 0.1}),
-        ("ftis", {"topr_level": "token"}),
-        ("topr", {"floor": 0.5}),
-        ("tis", {"sender_ids": torch.zeros(3, dtype=torch.int64)}),
+        ("grpo", {"mis_low": 0.1}), ("tis", {"m2_threshold": 0.1}), ("ftis", {"topr_level": "token"}),
+        ("topr", {"floor": 0.5}), ("tis", {"sender_ids": torch.zeros(3, dtype=torch.int64)}),
     ],
-)
+)  # fmt: skip
 def test_a_parameter_of_another_method_is_refused(method, params):
     with pytest.raises(ValueError, match=f"{method}.* has no parameter '{next(iter(params))}'"):
         call(method, **params)

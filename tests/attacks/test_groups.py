@@ -137,16 +137,12 @@ async def padded_groups_within_the_bound_are_admitted(victim: Victim, attacker: 
 
 
 ATTACKS = (
-    special_tokens_in_an_answer_score_zero,
-    completions_copied_from_an_earlier_group_are_refused,
-    a_replayed_envelope_is_not_admitted_again,
-    a_sequence_number_is_used_once,
-    two_bodies_under_one_number_in_one_answer_are_refused,
-    a_body_sent_twice_is_one_group,
-    a_body_above_the_runs_bound_is_not_read_to_its_end,
-    padded_groups_within_the_bound_are_admitted,
+    special_tokens_in_an_answer_score_zero, completions_copied_from_an_earlier_group_are_refused,
+    a_replayed_envelope_is_not_admitted_again, a_sequence_number_is_used_once,
+    two_bodies_under_one_number_in_one_answer_are_refused, a_body_sent_twice_is_one_group,
+    a_body_above_the_runs_bound_is_not_read_to_its_end, padded_groups_within_the_bound_are_admitted,
     a_peer_with_another_grader_is_named_and_not_charged,
-)
+)  # fmt: skip
 
 
 async def test_each_kind_of_false_group_is_refused_by_its_name_and_bans_if_it_is_certain(victim, scene, honest):

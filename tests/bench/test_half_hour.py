@@ -73,12 +73,9 @@ def test_the_stages_name_each_other_and_cases_that_exist(small):
 
 def test_a_stage_that_hangs_keeps_its_figures_and_the_others_go_on(tmp_path):
     stages = (
-        _stage("imports", code=3, on_gpu=False),
-        _stage("memory", seconds=600, expected_s=1),
-        _stage("engines", needs=("imports",)),
-        _stage("nodes", after=("memory",)),
-        _stage("curves", expected_s=9000),
-    )
+        _stage("imports", code=3, on_gpu=False), _stage("memory", seconds=600, expected_s=1),
+        _stage("engines", needs=("imports",)), _stage("nodes", after=("memory",)), _stage("curves", expected_s=9000),
+    )  # fmt: skip
     Driver(stages, tmp_path, parts=None, limit_s=60).run()
     by_name = {found["stage"]: found for found in results(tmp_path)}
     states = {name: found["state"] for name, found in by_name.items()}

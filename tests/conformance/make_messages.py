@@ -46,27 +46,14 @@ def body(**changes: Any) -> pb.Body:
     """Return a group of one right and one wrong completion, both ended, with these fields replaced."""
     ids = [*PROBLEM.answer.encode(), END, *b"0", END]
     fields: dict[str, Any] = {
-        "schema": 1,
-        "codec": pb.CODEC_EXACT,
-        "run": bytes.fromhex(MANIFEST.run_id),
-        "sender": peer_id_from_text(example.IDENTITY.peer_id),
-        "number": 1,
-        "created_ms": NOW_MS - 60_000,
-        "task": "arithmetic",
-        "prompt_index": PROBLEM.ref.index,
-        "problem_hash": PROBLEM_HASH,
-        "prompt_hash": PROMPT_HASH,
-        "end_ids": [END],
-        "model": "tiny-s",
-        "tokenizer": TOKENIZER,
-        "policy_version": 3,
-        "sampling": pb.Sampling(temperature=1.0, top_p=1.0),
-        "lengths": [3, 2],
-        "finishes": [pb.FINISH_STOP, pb.FINISH_STOP],
-        "rewards": [1.0, 0.0],
-        "token_ids": int32s(ids),
+        "schema": 1, "codec": pb.CODEC_EXACT, "run": bytes.fromhex(MANIFEST.run_id),
+        "sender": peer_id_from_text(example.IDENTITY.peer_id), "number": 1, "created_ms": NOW_MS - 60_000,
+        "task": "arithmetic", "prompt_index": PROBLEM.ref.index, "problem_hash": PROBLEM_HASH,
+        "prompt_hash": PROMPT_HASH, "end_ids": [END], "model": "tiny-s", "tokenizer": TOKENIZER, "policy_version": 3,
+        "sampling": pb.Sampling(temperature=1.0, top_p=1.0), "lengths": [3, 2],
+        "finishes": [pb.FINISH_STOP, pb.FINISH_STOP], "rewards": [1.0, 0.0], "token_ids": int32s(ids),
         "logprobs": float32s([-0.5, -0.25, -0.125, -1.0, -2.0]),
-    }
+    }  # fmt: skip
     return pb.Body(**fields | changes)
 
 
@@ -168,12 +155,10 @@ def episodes() -> list[dict[str, str]]:
             "logprobs": float32s([-0.5] * len(ids)),
         }
         about = {
-            "run": bytes.fromhex(EPISODE_MANIFEST.run_id),
-            "task": "guess",
-            "prompt_index": problem.ref.index,
+            "run": bytes.fromhex(EPISODE_MANIFEST.run_id), "task": "guess", "prompt_index": problem.ref.index,
             "problem_hash": hash_messages(problem.prompt),
             "prompt_hash": hash_prompt(list(problem.prompt[0]["content"].encode())),
-        }
+        }  # fmt: skip
         return body(**about | turns | changes)
 
     guesses, answers = ((below, number), (below, above)), [[LARGER], [LARGER]]
@@ -199,19 +184,13 @@ def announcements() -> list[dict[str, str]]:
         return pb.Announcement(**fields | changes).SerializeToString()
 
     malformed: dict[str, dict[str, Any]] = {
-        "an id of 31 bytes": {"id": bytes(31)},
-        "number 0": {"number": 0},
-        "number 2^63": {"number": 2**63},
-        "no envelope": {"envelope_bytes": 0},
-        "an envelope above 4 MiB": {"envelope_bytes": (4 << 20) + 1},
-        "no tokens": {"num_tokens": 0},
-        "524,289 tokens": {"num_tokens": 524_289},
-        "a tokenizer of 16 bytes": {"tokenizer": TOKENIZER},
-        "policy version 2^63": {"policy_version": 2**63},
-        "after the year 9999": {"created_ms": 253402300800000},
-        "attempt 256": {"attempt": 256},
+        "an id of 31 bytes": {"id": bytes(31)}, "number 0": {"number": 0}, "number 2^63": {"number": 2**63},
+        "no envelope": {"envelope_bytes": 0}, "an envelope above 4 MiB": {"envelope_bytes": (4 << 20) + 1},
+        "no tokens": {"num_tokens": 0}, "524,289 tokens": {"num_tokens": 524_289},
+        "a tokenizer of 16 bytes": {"tokenizer": TOKENIZER}, "policy version 2^63": {"policy_version": 2**63},
+        "after the year 9999": {"created_ms": 253402300800000}, "attempt 256": {"attempt": 256},
         "a sender of 37 bytes": {"sender": bytes(37)},
-    }
+    }  # fmt: skip
     return [
         _case("valid", ACCEPTED, announcement()),
         _case("of a group of another peer", ACCEPTED, announcement(sender=BANNED)),
@@ -263,15 +242,10 @@ def _case(case: str, verdict: str, data: bytes) -> dict[str, str]:
 def document() -> dict[str, Any]:
     """Return the whole file."""
     node = {
-        "manifest": MANIFEST.canonical().decode(),
-        "run": MANIFEST.run_id,
-        "now_ms": NOW_MS,
-        "tokenizer": TOKENIZER.hex(),
-        "vocabulary": VOCABULARY,
-        "end": END,
-        "banned": [BANNED.hex()],
+        "manifest": MANIFEST.canonical().decode(), "run": MANIFEST.run_id, "now_ms": NOW_MS,
+        "tokenizer": TOKENIZER.hex(), "vocabulary": VOCABULARY, "end": END, "banned": [BANNED.hex()],
         "used_numbers": {body().sender.hex(): [USED_NUMBER]},
-    }
+    }  # fmt: skip
     node["episodes"] = {"manifest": EPISODE_MANIFEST.canonical().decode(), "run": EPISODE_MANIFEST.run_id}
     parts = {
         "groups": groups(), "episodes": episodes(), "announcements": announcements(), "questions": questions(),

@@ -105,14 +105,11 @@ def test_a_preset_is_the_file_of_its_card(preset, tmp_path):
 
 def test_settings_extend_and_override_the_preset_and_keep_their_types(tmp_path):
     given = {
-        "lora": False,
-        "seed": 7,
-        "listen": ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001"],
+        "lora": False, "seed": 7, "listen": ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001"],
         "data_paths": {"rg:chain_sum": 'a "quoted" path'},
         "generation": {"engine_options": {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.25}},
-        "buffer": {"max_disk_bytes": 5 << 30},
-        "swarm": {"shutdown_serve_s": 7.5},
-    }
+        "buffer": {"max_disk_bytes": 5 << 30}, "swarm": {"shutdown_serve_s": 7.5},
+    }  # fmt: skip
     rendered = settings_of(template(tmp_path, {"settings": given, "gpu": {"count": 2}}))
     preset = tomllib.loads((DEPLOY / "node" / "gpu-24gb.toml").read_text())
     wanted = preset | given | {"generation": preset["generation"] | given["generation"]}  # type: ignore[operator]

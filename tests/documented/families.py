@@ -26,14 +26,10 @@ def families_table() -> str:
 def _row(family: Family) -> str:
     share = padded_share(load_manifest(PRESET).sampling)
     columns = (
-        family.name,
-        f"`{family.prefix}ForCausalLM`",
-        "yes",
-        "yes" if family.lora else "refused",
-        "packed" if family.packs else f"padded: {share:.1f} times the positions",
-        VLLM[family.vllm],
+        family.name, f"`{family.prefix}ForCausalLM`", "yes", "yes" if family.lora else "refused",
+        "packed" if family.packs else f"padded: {share:.1f} times the positions", VLLM[family.vllm],
         family.notes or "-",
-    )
+    )  # fmt: skip
     return f"| {' | '.join(columns)} |\n"
 
 

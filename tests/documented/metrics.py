@@ -23,13 +23,9 @@ def metrics_table() -> str:
 def _row(parts: list[Metric]) -> str:
     first = parts[0]
     columns = (
-        f"`{first.name}`",
-        first.kind,
-        ", ".join(f"`{name}`" for name in first.label_names) or "-",
-        first.help,
-        _each(parts, "normal"),
-        _each(parts, "advice") or "-",
-    )
+        f"`{first.name}`", first.kind, ", ".join(f"`{name}`" for name in first.label_names) or "-", first.help,
+        _each(parts, "normal"), _each(parts, "advice") or "-",
+    )  # fmt: skip
     return f"| {' | '.join(columns)} |\n"
 
 

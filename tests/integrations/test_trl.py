@@ -50,12 +50,10 @@ def make_trainer(folder: Path, *, grpo: dict[str, Any] | None = None, **options:
         "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "logging_steps": 1,
     }  # fmt: skip
     given = {
-        "model": str(model),
-        "reward_funcs": parity_reward,
-        "args": GRPOConfig(**settings | (grpo or {})),
+        "model": str(model), "reward_funcs": parity_reward, "args": GRPOConfig(**settings | (grpo or {})),
         "train_dataset": Dataset.from_dict({"prompt": [f"{number}+{number + 3}=" for number in range(16)]}),
         "processing_class": AutoTokenizer.from_pretrained(model),
-    }
+    }  # fmt: skip
     return SwarmGRPOTrainer(**given | options)
 
 

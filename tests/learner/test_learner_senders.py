@@ -26,11 +26,9 @@ def groups_of(learner, *, far=4.5):
     shifted = [[value - 0.25 for value in row] for row in exact]  # rho e^0.25
     distant = [exact[0], [value + far for value in exact[1]]]  # rho e^-4.5: KL 84.5
     parts = (
-        ("me", True, [1.0, 0.0], exact),
-        ("ann", False, [1.0, 0.0], shifted),
-        ("ann", False, [0.5, 0.5], shifted),
+        ("me", True, [1.0, 0.0], exact), ("ann", False, [1.0, 0.0], shifted), ("ann", False, [0.5, 0.5], shifted),
         ("bob", False, [1.0, 0.0], distant),
-    )
+    )  # fmt: skip
     return [
         replace(make_group(COMPLETIONS, rewards, number=number, own=own, logprobs=logprobs), sender=sender)
         for number, (sender, own, rewards, logprobs) in enumerate(parts)

@@ -26,7 +26,7 @@ from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.published import ServedAdapter
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.learner.client import LearnerClient
-from ftis_node.learner.core import Learner
+from ftis_node.learner.learner import Learner
 from ftis_node.learner.model.policy_loading import load_policy, probe_values
 from ftis_node.models import load_causal_lm, resolve_model
 from ftis_node.workers.liveness import RestartPolicy

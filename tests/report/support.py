@@ -65,20 +65,16 @@ def _events() -> list[dict[str, Any]]:
     admitted = [at(5 + n, "admitted", own=n % 3 == 0, num_tokens=10, sender=PEER_ID) for n in range(90)]
     admitted[0] |= {"num_turns": 5, "num_observations": 3}
     others = [
-        at(0, "start", model="tiny"),
-        at(1, "peer_joined", peer=PEER_ID),
+        at(0, "start", model="tiny"), at(1, "peer_joined", peer=PEER_ID),
         at(240, "reputation_changed", peer=PEER_ID, trust_level="banned", why=ATTACK, until=BEGAN_AT + 900),
-        at(300, "refused", group="ab", origin=PEER_ID, reason=ATTACK, detail=""),
-        at(400, "start", model="tiny"),
+        at(300, "refused", group="ab", origin=PEER_ID, reason=ATTACK, detail=""), at(400, "start", model="tiny"),
         at(450, "step_lost", step=45, error=f"see /home/someone/x/learner.log {ATTACK}"),
-        at(451, "understated", group="ab", sender=PEER_ID, step=45),
-        at(455, "recovered", file=ATTACK, why=ATTACK),
-        at(457, "checkpoint_fallback", step=43, done=44),
-        at(458, "clock_moved", jump_s=-3600.0),
+        at(451, "understated", group="ab", sender=PEER_ID, step=45), at(455, "recovered", file=ATTACK, why=ATTACK),
+        at(457, "checkpoint_fallback", step=43, done=44), at(458, "clock_moved", jump_s=-3600.0),
         at(610, "stop", step=NUM_STEPS),
         *(at(2 + 10 * n, "eval", step=n, task="arithmetic", pass_at_1=n / 80, n=64) for n in (0, 20, 40, 60)),
         *(at(6, "announced", group="ab"), at(7, "confirmed", group="ab", peer=PEER_ID)),
-    ]
+    ]  # fmt: skip
     return sorted([*refused, *admitted, *others, *step_events()], key=lambda event: event["time"])
 
 

@@ -154,11 +154,9 @@ def test_charts_show_every_curve_and_none_has_a_reference(page: Page) -> None:
 def test_the_timeline_has_the_events_in_order(page: Page) -> None:
     entries = [re.sub(r"<[^>]+>", "", text) for text in re.findall(r"</time><span>(.*?)</span>", page.source, re.S)]
     expected = [
-        "Started",
-        "Joined: ",
-        "No signal: steps 12 to 17 had no effect",
+        "Started", "Joined: ", "No signal: steps 12 to 17 had no effect",
         "38 groups refused: reward_mismatch 37, &lt;script&gt;",
-    ]
+    ]  # fmt: skip
     expected += [" is banned: &lt;script&gt;", "Restarted after an end without a stop event"]
     expected += ["The learner lost step 45 and repeats it: see …/learner.log &lt;script&gt;"]
     expected += ["Implausible log-probs from &lt;script&gt;", "&lt;script&gt;"]

@@ -16,14 +16,12 @@ DIGITS = "a1b2c3d4e5f6a7b8c9d0"
 
 
 SECRETS = {
-    "-----BEGIN " + "OPENSSH PRIVATE KEY-----": "private key",
-    "HF_TOKEN=hf_" + "Ab1" * 11: "access token of the hub",
-    "remote: ghp_" + "a" * 36: "access token of a forge",
-    "key AKIA" + "ABCDEFGH12345678": "cloud key",
+    "-----BEGIN " + "OPENSSH PRIVATE KEY-----": "private key", "HF_TOKEN=hf_" + "Ab1" * 11: "access token of the hub",
+    "remote: ghp_" + "a" * 36: "access token of a forge", "key AKIA" + "ABCDEFGH12345678": "cloud key",
     "export OPENAI=sk-" + DIGITS * 2: "API key",
     "git clone https://me:" + "hunter22@example.org/x": "password in an address",
     "password = '" + DIGITS + "'": "password",
-}
+}  # fmt: skip
 
 
 def test_each_kind_of_secret_is_found_unless_it_is_marked():

@@ -98,13 +98,11 @@ INSIDE, OUTSIDE = True, False
 @pytest.mark.parametrize(
     ("share", "need", "inside", "outside", "expected"),
     [
-        (0.75, 8, 0, 0, [(6, INSIDE), (2, OUTSIDE)]),
-        (0.25, 0, 0, 8, [(0, OUTSIDE), (2, INSIDE)]),
-        (1.0, 0, 8, 0, [(0, INSIDE), (0, OUTSIDE)]),
-        (0.5, None, 3, 2, [(None, OUTSIDE)]),
+        (0.75, 8, 0, 0, [(6, INSIDE), (2, OUTSIDE)]), (0.25, 0, 0, 8, [(0, OUTSIDE), (2, INSIDE)]),
+        (1.0, 0, 8, 0, [(0, INSIDE), (0, OUTSIDE)]), (0.5, None, 3, 2, [(None, OUTSIDE)]),
         (0.5, None, 2, 3, [(None, INSIDE)]),
     ],
-)
+)  # fmt: skip
 def test_portions_by_hand(share, need, inside, outside, expected):
     made = portions(share, stock=8, need=need, num_inside=inside, num_outside=outside)
     assert made == (*(DomainPortion(*portion) for portion in expected), ANY)

@@ -40,15 +40,13 @@ def scores(task: Task, *texts: str) -> list[float]:
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        ("", [1.0, 1.0, 0.0, 0.0, 0.0]),
-        ("&reward=exact", [1.0, 0.0, 0.0, 0.0, 0.0]),
-        ("&reward=format", [1.0, 1.0, 1.0, 0.0, 0.0]),
-        ("&reward=math:1,format:0.2", [1.0, 1.0, 1 / 6, 0.0, 0.0]),
+        ("", [1.0, 1.0, 0.0, 0.0, 0.0]), ("&reward=exact", [1.0, 0.0, 0.0, 0.0, 0.0]),
+        ("&reward=format", [1.0, 1.0, 1.0, 0.0, 0.0]), ("&reward=math:1,format:0.2", [1.0, 1.0, 1 / 6, 0.0, 0.0]),
         ("&reward=math:2,exact:1,format:1", [1.0, 3 / 4, 1 / 4, 0.0, 0.0]),
         ("&reward=math:3,regex&pattern=^1/2$", [3 / 4, 3 / 4, 0.0, 1 / 4, 0.0]),
         ("&reward=math,exact&style=plain", [1 / 2, 0.0, 0.0, 1.0, 0.0]),
     ],
-)
+)  # fmt: skip
 def test_the_reward_is_the_weighted_mean(tmp_path, query, expected):
     texts = [think_answer(" 1/2 "), think_answer("0.5"), think_answer("7"), "1/2", ""]
     assert scores(task_of(tmp_path, query), *texts) == pytest.approx(expected, abs=1e-12)

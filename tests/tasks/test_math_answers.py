@@ -47,12 +47,10 @@ def test_an_answer_on_which_the_parser_raises_is_wrong(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("<think>x</think><answer>72</answer>", "72"),
-        ("<think>\nx\n</think>\n<answer>\n72\n</answer>\n", "72"),
-        ("  <think></think>\t<answer> a\nb </answer>", "a\nb"),
-        ("<think>is a < b?</think><answer></answer>", ""),
+        ("<think>x</think><answer>72</answer>", "72"), ("<think>\nx\n</think>\n<answer>\n72\n</answer>\n", "72"),
+        ("  <think></think>\t<answer> a\nb </answer>", "a\nb"), ("<think>is a < b?</think><answer></answer>", ""),
     ],
-)
+)  # fmt: skip
 def test_the_answer_of_a_text_in_the_format(text, answer):
     assert final_answer(text) == answer
 
