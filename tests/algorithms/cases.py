@@ -155,8 +155,7 @@ def check_case(method: str, case: Case, dtype: torch.dtype, params: dict[str, An
     loss.backward()
 
     digits = 1e-10 if dtype == torch.float64 else 1e-6
-    assert loss.shape == ()
-    assert loss.dtype == dtype
+    assert loss.shape == () and loss.dtype == dtype
     assert math.isclose(loss.item(), expected.loss, rel_tol=digits, abs_tol=digits * expected.magnitude)
     gradient = tensors["learner_logprobs"].grad
     assert gradient is not None

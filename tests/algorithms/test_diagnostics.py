@@ -89,8 +89,7 @@ def test_weights_are_those_of_the_gradient(method):
     settings = make_settings(row.defaults, params)
     slopes = objective_slopes(row, read_batch(**case), settings)
     assert torch.allclose(-gradient * len(gradient), case["advantages"][:, None] * slopes, atol=1e-12)
-    assert not slopes.requires_grad
-    assert bool((slopes >= 0).all())
+    assert not slopes.requires_grad and bool((slopes >= 0).all())
 
 
 def test_the_quantile_filter_compares_completions_of_one_sender():
@@ -147,8 +146,7 @@ def test_by_hand():
     mask = torch.tensor([[True, True, False], [True, True, True]])
     gain = likelihood_gain(learner, behaviour, mask)
     assert gain.tolist() == pytest.approx([3.0 - math.log(2), 36.0 - 1.0 - math.log(2)])  # row 0: its first token
-    assert not gain.requires_grad
-    assert gain.dtype == torch.float64
+    assert not gain.requires_grad and gain.dtype == torch.float64
 
 
 @pytest.mark.parametrize("num_tokens", [8, 64])

@@ -109,7 +109,7 @@ def test_a_parameter_out_of_bounds_is_refused(method, params, named):
         ({"group_ids": torch.zeros(3)}, "group_ids"),
         ({"group_ids": torch.zeros(3, 1, dtype=torch.int64)}, "group_ids"),
     ],
-)
+)  # fmt: skip
 def test_a_tensor_of_wrong_shape_or_dtype_is_refused(changes, named):
     with pytest.raises(ValueError, match=named):
         call(changes=changes)

@@ -73,8 +73,7 @@ def test_an_empty_batch_has_a_zero_loss_with_a_gradient(method):
     for tensors in (no_tokens, no_columns, no_rows):
         for denominator in ("all", "kept"):
             loss, gradient, metrics = run(method, tensors, denominator=denominator)
-            assert loss.item() == 0.0
-            assert not gradient.any()
+            assert loss.item() == 0.0 and not gradient.any()
             assert metrics["truncated_fraction"] == metrics["mean_kl"] == 0.0
 
 
@@ -100,8 +99,7 @@ def test_extreme_finite_log_probs_give_finite_results_in_float32(method):
     }
     for params in ({}, {"agg": "token_mean"}, {"clip": False, "k3_beta": 1.0} if method == "gepo" else {}):
         loss, gradient, metrics = run(method, tensors, **params)
-        assert loss.isfinite()
-        assert gradient.isfinite().all()
+        assert loss.isfinite() and gradient.isfinite().all()
         assert all(math.isfinite(value) for value in metrics.values())
 
 
@@ -135,5 +133,4 @@ def test_sender_filters_accept_padding_empty_batches_and_extreme_log_probs(rule)
         far = tensors | {"learner_logprobs": tensors["behaviour_logprobs"] + sign * 1e4}
         with torch.autograd.set_detect_anomaly(True):
             loss, gradient, _ = run("ftis", far, filter=rule)
-        assert loss.isfinite()
-        assert gradient.isfinite().all()
+        assert loss.isfinite() and gradient.isfinite().all()

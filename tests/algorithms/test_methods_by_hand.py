@@ -25,8 +25,7 @@ def test_vis_clips_the_ratio_and_its_gradient():
     # Row 0: min(2, 1.2) and 1. Row 1, A < 0: min(-0.5 * 3, -0.8 * 3) is the clipped term.
     value, gradient, _ = evaluate("vis", rows(LEARNER, BEHAVIOUR, [1.0, -3.0]))
     assert value == pytest.approx(((1.2 + 1.0) / 2 - 2.4) / 2)
-    assert gradient[0] == pytest.approx([0.0, 0.25])
-    assert gradient[1] == [0.0, 0.0]
+    assert gradient[0] == pytest.approx([0.0, 0.25]) and gradient[1] == [0.0, 0.0]
 
 
 def test_tis_truncates_a_ratio_of_ten_to_two():
@@ -40,8 +39,7 @@ def test_ftis_drops_the_far_negative_and_keeps_the_far_positive():
     # k1_fwd of rows 0 and 1: log(0.5 / 0.05) = 2.3 > 1.
     batch = rows([[0.05], [0.05], [0.5]], [[0.5], [0.5], [0.5]], [-1.0, 2.0, -4.0])
     value, gradient, metrics = evaluate("ftis", batch, kl_estimator="k1_fwd", kl_threshold=1.0)
-    assert value == pytest.approx((0.1 * 2.0 - 4.0) / 3)
-    assert gradient[0] == [0.0]
+    assert value == pytest.approx((0.1 * 2.0 - 4.0) / 3) and gradient[0] == [0.0]
     assert gradient[1][0] == pytest.approx(0.1 * 2.0 / 3)
     assert metrics["kept_fraction"] == pytest.approx(2 / 3)
     assert metrics["mean_kl"] == pytest.approx(2 * math.log(10) / 3)
@@ -161,8 +159,7 @@ def test_the_clip_bounds_the_change_since_the_first_pass(method):
     batch = rows([[0.3], [0.3]], [[0.2], [0.2]], [1.0, -1.0])
     value, gradient, _ = evaluate(method, batch, first_pass_logprobs=padded_logs([[0.2], [0.2]]))
     bound = 1.28 if method == "swarm_sapo" else 1.2
-    assert value == pytest.approx((bound - 1.5) / 2)
-    assert gradient[0] == [0.0]
+    assert value == pytest.approx((bound - 1.5) / 2) and gradient[0] == [0.0]
     assert gradient[1][0] == pytest.approx(-1.5 / 2)
 
 

@@ -37,8 +37,7 @@ async def a_false_claim_by_a_peer_with_this_nodes_releases_is_banned(
     await attacker.offer(*(change(attacker.group()) for _ in range(NUM_GROUPS)))
     await victim.until(lambda: victim.is_banned(attacker.peer_id))
     row = await victim.row(attacker.peer_id)
-    assert row["groups_accepted"] == 0
-    assert row["groups_refused"][reason] >= 3
+    assert row["groups_accepted"] == 0 and row["groups_refused"][reason] >= 3
 
 
 async def a_peer_with_another_grader_is_named_and_not_charged(victim: Victim, attacker: Member) -> None:

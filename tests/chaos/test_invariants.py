@@ -119,8 +119,7 @@ def other_learner(seen: Observation) -> Observation:
 
 VIOLATIONS: list[tuple[str, Change]] = [
     ("no group is lost", with_buffer(pruned={US: ((1, 1),)})),
-    ("no own number is missing", with_buffer(last_number=6)),
-    ("no own number is missing", without_group(3)),
+    ("no own number is missing", with_buffer(last_number=6)), ("no own number is missing", without_group(3)),
     ("a group is in one state", with_row(4, step=4)),
     ("the buffer is intact", with_buffer(integrity_error="page 3 is never used")),
     ("no group is used twice", with_events(*taken(4, f"{US}-3"))),
@@ -150,9 +149,8 @@ VIOLATIONS: list[tuple[str, Change]] = [
     ("the status is correct", lambda seen: replace(stopped(seen), status=status())),
     ("no step before a checkpoint is repeated", with_events(event("start", peer=US), *taken(3, f"{US}-4"))),
     *((invariants.GROWTH, with_processes(**{more: 2000 * MIB})) for more in ("rss_bytes", "num_fds", "num_threads")),
-    ("restarts are counted", other_learner),
-    ("bans are kept", lambda seen: replace(seen, bans={})),
-]
+    ("restarts are counted", other_learner), ("bans are kept", lambda seen: replace(seen, bans={})),
+]  # fmt: skip
 BEFORE = replace(correct(), bans={PEER: time.time() + 10 * DAY_S})
 
 

@@ -138,14 +138,12 @@ def test_the_options_of_training_are_one_short_table(capsys, tmp_path, monkeypat
         in rows[1]["finding"]
     )
     code, output, _ = doctor(capsys, tmp_path, *arguments, "--full")
-    assert "-> --lora (rank 128) would suffice" in output
-    assert "memory.option" not in output
+    assert "-> --lora (rank 128) would suffice" in output and "memory.option" not in output
 
 
 def test_a_missing_model_gives_exit_code_3(capsys, tmp_path):
     code, output, _ = doctor(capsys, tmp_path, "--model", str(tmp_path / "nowhere"))
-    assert code == 3
-    assert "nowhere" in output
+    assert code == 3 and "nowhere" in output
 
 
 @pytest.mark.parametrize(
@@ -159,6 +157,5 @@ def test_a_missing_model_gives_exit_code_3(capsys, tmp_path):
 )  # fmt: skip
 def test_contradicting_options_are_a_one_line_error(capsys, tmp_path, arguments, message):
     code, output, error = doctor(capsys, tmp_path, *arguments)
-    assert (code, output) == (2, "")
-    assert len(error.splitlines()) == 1
+    assert (code, output) == (2, "") and len(error.splitlines()) == 1
     assert message in error

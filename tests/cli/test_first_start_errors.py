@@ -176,8 +176,7 @@ def test_a_disk_that_is_full_at_the_start_is_an_error(tmp_path, model, fill_firs
     result = result_of(*join_arguments(tmp_path / "disk" / "home", "--model", str(model)), prefix=prefix)
     assert result.code == 3
     assert ("the disk is full" if fill_first else "MB are needed") in result.line
-    assert "free disk space" in result.line
-    assert not result.loaded_torch
+    assert "free disk space" in result.line and not result.loaded_torch
 
 
 class NodeRun(NamedTuple):
@@ -263,8 +262,7 @@ def test_the_first_lines_describe_the_start_and_name_the_dashboard(node_run):
 
 def test_an_unreachable_bootstrap_node_is_reported_and_dialed_again(node_run):
     (first, *_) = [line for line in node_run.lines if "no bootstrap peer answers" in line]
-    assert "working alone" in first
-    assert "connection refused" in first
+    assert "working alone" in first and "connection refused" in first
     assert "ftis-node doctor --peers" in first
     assert any("1 peer connected, but no member of this run yet" in line for line in node_run.lines)
 

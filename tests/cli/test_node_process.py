@@ -149,8 +149,7 @@ async def test_a_node_leaves_no_process(tmp_path, tiny_models, run):
             await other.start()
             async for _ in other.watch():
                 raise AssertionError("a status of another node")
-    assert node.exit_code == 0
-    assert not psutil.wait_procs(processes, timeout=5)[1]
+    assert node.exit_code == 0 and not psutil.wait_procs(processes, timeout=5)[1]
 
     async def watch():
         async with Node(home=home, model=tiny_models["s"], run=run) as node:

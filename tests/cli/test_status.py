@@ -160,8 +160,7 @@ def test_watching_continues_during_a_restart(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(status_command, "read_status", Mock(side_effect=answers))
     assert run(["status", "--watch", "--interval", "0.1", "--home", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3
-    assert "does not answer (\\x1b[2J)" in lines[1]
+    assert len(lines) == 3 and "does not answer (\\x1b[2J)" in lines[1]
     assert "step 1000000, reward 0.5" in lines[2]
 
 

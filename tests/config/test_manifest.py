@@ -31,8 +31,7 @@ def test_the_run_id_depends_on_every_value():
     base = RunManifest(name="a", task="gsm8k")
     assert base.run_id == RunManifest(name="a", task="gsm8k").run_id
     changed = [
-        RunManifest(name="b", task="gsm8k"),
-        RunManifest(name="a", task="math500"),
+        RunManifest(name="b", task="gsm8k"), RunManifest(name="a", task="math500"),
         RunManifest(name="a", task="gsm8k", method={"cap": 3.0}),
         RunManifest(name="a", task="gsm8k", step={"foreign_groups": 4}),
         RunManifest(name="a", task="gsm8k", step={"backfill_with_own": True}),
@@ -44,7 +43,7 @@ def test_the_run_id_depends_on_every_value():
         RunManifest(name="a", task="gsm8k", method={"advantage_shift": 0.1}),
         RunManifest(name="a", task="gsm8k", optimizer={"kl_coef": 0.1}),
         RunManifest(name="a", task="gsm8k", optimizer={"kl_coef": 0.1, "kl_weighted": True}),
-    ]
+    ]  # fmt: skip
     assert len({manifest.run_id for manifest in [base, *changed]}) == 14
 
 
@@ -125,8 +124,7 @@ TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_t
 def test_an_invalid_manifest_is_refused_in_one_line(text, complaint):
     with pytest.raises(ConfigError) as caught:
         parse_manifest(text, source="my.toml")
-    assert "my.toml" in str(caught.value)
-    assert complaint in str(caught.value)
+    assert "my.toml" in str(caught.value) and complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

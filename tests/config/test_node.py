@@ -94,11 +94,9 @@ def test_socket_paths_are_short_for_a_long_home_path(tmp_path):
     for _ in range(2):
         with long.owned():
             used.append(long.sockets)
-            assert len(str(long.sockets)) <= 70
-            assert long.sockets.is_dir()
+            assert len(str(long.sockets)) <= 70 and long.sockets.is_dir()
             assert long.sockets.stat().st_mode & 0o077 == 0
-        assert not used[-1].exists()
-        assert not long.sockets.exists()
+        assert not used[-1].exists() and not long.sockets.exists()
     assert used[0] != used[1], "another user cannot predict the path"
 
 
@@ -116,8 +114,7 @@ def test_sockets_of_a_killed_node_are_removed_and_a_foreign_link_is_not_followed
         home.root.mkdir(exist_ok=True)
         (home.root / "run").symlink_to(foreign)
         with home.owned():
-            assert home.sockets != foreign
-            assert home.sockets.is_dir()
+            assert home.sockets != foreign and home.sockets.is_dir()
         assert (foreign / "file").exists()
 
 

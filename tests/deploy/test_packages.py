@@ -116,5 +116,4 @@ def test_the_citation_names_the_paper_of_the_readme():
     (paper,) = reference["identifiers"]
     number = paper["value"].removeprefix("arXiv:")
     readme = (ROOT / "README.md").read_text()
-    assert f"arXiv {number}" in readme
-    assert reference["title"] in readme
+    assert f"arXiv {number}" in readme and reference["title"] in readme

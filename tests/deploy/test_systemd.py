@@ -98,8 +98,7 @@ def test_install_and_remove(home, tmp_path, monkeypatch, capsys):
     assert [word.replace("%%", "%").replace("$$", "$") for word in words] == [
         *(sys.executable, "-m", "ftis_node", "join", "--home", str(home))
     ]
-    assert run(["service", "remove"]) == 0
-    assert not unit.exists()
+    assert run(["service", "remove"]) == 0 and not unit.exists()
     calls = ["daemon-reload", "enable --now ftis-node.service", "disable --now ftis-node.service", "daemon-reload"]
     assert (tmp_path / "calls").read_text().splitlines() == [f"--user {call}" for call in calls]
     monkeypatch.delenv("XDG_RUNTIME_DIR")

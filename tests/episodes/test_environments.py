@@ -154,8 +154,7 @@ async def test_a_bomb_ends_its_own_replay_alone(example: None) -> None:
             assert await scorer.play(task[0], [text], cost=cost) is None
             assert cost.num_stopped == (text == "loop")
         again = await scorer.play(task[0], ["echo"], cost=ScoringCost())
-    assert again is not None
-    assert again.observations == ("echo",)
+    assert again is not None and again.observations == ("echo",)
 
 
 def test_a_conversation_plays_an_episode_of_a_package_in_the_scoring_process(example: None) -> None:
@@ -254,16 +253,13 @@ def test_every_problem_has_a_solution(name: str, split: str) -> None:
     [
         ("68 + 32 - 19 + 13", None, 1.0),
         ("<think>68 + 1</think> So 68 + 32 = 100, and 13 + 68 + 32 - 19 = 94.", None, 1.0),
-        ("68 + 32 + 13 + 19", "= 132, 38 too high", 0.1),
-        ("68 / 32 + 13 - 19", "= -3.875, 97.875 too low", 0.1),
+        ("68 + 32 + 13 + 19", "= 132, 38 too high", 0.1), ("68 / 32 + 13 - 19", "= -3.875, 97.875 too low", 0.1),
         ("68 + 32 - 19 + 14", "= 95, 1 too high; 14 is not given; 13 is used 0 times, not 1", 0.0),
         ("68 + 68 + 32 - 19 + 13 - 68", "= 94; 68 is used 3 times, not 1", 0.0),
         ("068 + 32 - 19 + 13", "= 94; 068 is not given; 68 is used 0 times, not 1", 0.0),
-        ("68 / (19 - 19)", "error: division by zero", 0.0),
-        ("94", "no expression", 0.0),
-        ("", "no expression", 0.0),
+        ("68 / (19 - 19)", "error: division by zero", 0.0), ("94", "no expression", 0.0), ("", "no expression", 0.0),
     ],
-)
+)  # fmt: skip
 def test_the_feedback_names_the_value_and_each_wrong_number(text: str, observation: str | None, reward: float) -> None:
     played = TASK.play(FIRST, [text])
     assert played.observations == (() if observation is None else (observation,))

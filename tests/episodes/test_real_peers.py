@@ -83,8 +83,7 @@ async def test_an_honest_peer_of_a_ten_times_slower_machine_is_not_charged(setti
         await honest.offer(*setting.groups(honest))
         row = await scene.victim.until_judged(honest.peer_id, NUM_GROUPS)
     assert (row["groups_accepted"], row["groups_refused"]) == (NUM_GROUPS, {})
-    assert row["trust_level"] == "good"
-    assert row["score"] >= 0
+    assert row["trust_level"] == "good" and row["score"] >= 0
 
 
 @asynccontextmanager

@@ -88,8 +88,7 @@ async def test_a_false_end_of_a_turn_is_refused_by_name(group, identity, tokeniz
 
 async def test_without_stop_strings_such_a_turn_is_refused(group, identity, tokenizer) -> None:
     refused = await judged(replace(group, run_id=RUN.run_id), identity, tokenizer, manifest=RUN)
-    assert isinstance(refused, Refused)
-    assert refused.refusal.reason == "finish_reason"
+    assert isinstance(refused, Refused) and refused.refusal.reason == "finish_reason"
 
 
 async def test_tokens_beyond_a_stop_string_are_removed(source, tokenizer, monkeypatch) -> None:

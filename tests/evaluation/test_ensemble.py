@@ -76,8 +76,7 @@ async def test_the_costs_and_choices_of_two_experts(models):
     assert sum(chosen.values()) == 6
     assert by_mode["confidence"].forward_tokens == by_mode["vote"].forward_tokens
     fractions = [fraction for fraction, _ in reported if fraction is not None]
-    assert fractions == sorted(fractions)
-    assert fractions[-1] == pytest.approx(1.0)
+    assert fractions == sorted(fractions) and fractions[-1] == pytest.approx(1.0)
     parts = {"a", "b", *MIXTURES}
     assert {what.partition(":")[0] for fraction, what in reported if fraction} == parts
 
@@ -85,8 +84,7 @@ async def test_the_costs_and_choices_of_two_experts(models):
 async def test_models_with_different_tokenizers_vote_but_do_not_mix(models, other_tokenizer):
     both = [models[0], other_tokenizer]
     result = await evaluate_ensemble(both, "arithmetic", modes=["vote", "confidence"], **SMALL)
-    assert result.modes[1].chosen is not None
-    assert sum(result.modes[1].chosen.values()) == 6
+    assert result.modes[1].chosen is not None and sum(result.modes[1].chosen.values()) == 6
     for mode in MIXTURES:
         with pytest.raises(ConfigError, match="a and other_tokenizer have different tokenizers.*the mode vote or"):
             await evaluate_ensemble(both, "arithmetic", modes=["vote", mode], **SMALL)
@@ -193,8 +191,7 @@ async def test_members_of_a_swarm_are_exports_and_homes_with_a_checkpoint(tmp_pa
     assert [(entry.name, entry.domain) for entry in result.experts] == [("exported", None), ("zoe", "arithmetic")]
     Home(swarm / "zoe").settings.write_text(json.dumps({**settings, "name": "zoe/the first"}))
     (named,) = swarm_members([swarm / "zoe"], scratch)
-    assert named.name == "zoe/the first"
-    assert named.model != members[1].model
+    assert named.name == "zoe/the first" and named.model != members[1].model
     only_helper = tmp_path / "helpers"
     only_helper.mkdir()
     shutil.move(swarm / "helper", only_helper / "helper")

@@ -35,17 +35,14 @@ POINTS: dict[Place, tuple[str, ...]] = {
     Place.PULL: ("node.peers.announcements:AnnouncementHandler.refuse_of",),
     Place.RECORD: ("node.loops.backfill:BackfillLoop.note_record", "records.envelope:open_peer_record"),
     Place.SERVE: (
-        "gossip.services:AdmissionControl.admitted",
-        "gossip.services:AdmissionControl.before_item",
-        "gossip.frames:unpack_ids",
-        "node.peers.request_handler:PeerRequestHandler.answer",
+        "gossip.services:AdmissionControl.admitted", "gossip.services:AdmissionControl.before_item",
+        "gossip.frames:unpack_ids", "node.peers.request_handler:PeerRequestHandler.answer",
         "node.peers.request_handler:PeerRequestHandler.confirmed",
-        "node.peers.request_handler:PeerRequestHandler.lookup",
-        "node.peers.request_handler:PeerRequestHandler.sent",
+        "node.peers.request_handler:PeerRequestHandler.lookup", "node.peers.request_handler:PeerRequestHandler.sent",
     ),
     Place.STATUS: ("node.peers.registry:PeerActivity.as_dict",),
     Place.STORE: (STORE,),
-}
+}  # fmt: skip
 """The points by the place that the event `peer_fault` has."""
 
 ELSEWHERE = {

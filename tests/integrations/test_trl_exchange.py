@@ -232,17 +232,14 @@ def test_a_node_of_another_role_is_refused(tmp_path, monkeypatch):
     ("grpo", "options", "message"),
     [
         ({"temperature": 0.5}, {}, "temperature is 0.5, and the run test has 1.0"),
-        ({"num_generations": 3}, {}, "num_generations is 3"),
-        ({"top_p": 0.9}, {}, "top_p is 0.9"),
+        ({"num_generations": 3}, {}, "num_generations is 3"), ({"top_p": 0.9}, {}, "top_p is 0.9"),
         ({"max_completion_length": 7}, {}, "set it to 6 or less"),
-        ({"repetition_penalty": 1.1}, {}, "repetition_penalty"),
-        ({"min_p": 0.1}, {}, "min_p"),
+        ({"repetition_penalty": 1.1}, {}, "repetition_penalty"), ({"min_p": 0.1}, {}, "min_p"),
         ({"mask_truncated_completions": True}, {}, "mask_truncated_completions"),
-        ({}, {"train_dataset": None}, "prompt_index"),
-        ({}, {"manifest": MASKING}, "sets sampling.mask_truncated"),
+        ({}, {"train_dataset": None}, "prompt_index"), ({}, {"manifest": MASKING}, "sets sampling.mask_truncated"),
     ],
     ids=str,
-)
+)  # fmt: skip
 async def test_a_trainer_with_other_sampling_settings_is_refused_at_its_start(tmp_path, grpo, options, message):
     async with exchange_node(tmp_path / "home", manifest=options.pop("manifest", MANIFEST)) as node:
         exchange = await asyncio.to_thread(SwarmExchange, node.home.root)

@@ -136,8 +136,7 @@ PIPELINE = {"generation": {"engine_options": {"pipeline_parallel_size": 40}}}
 @pytest.mark.parametrize(
     ("cards", "number", "parallel", "more", "problem"),
     [
-        ([80], 2, None, {}, "--gpus 2: this node sees 1 GPUs"),
-        ([], 1, None, {}, "--gpus 1: this node sees no GPU"),
+        ([80], 2, None, {}, "--gpus 2: this node sees 1 GPUs"), ([], 1, None, {}, "--gpus 1: this node sees no GPU"),
         ([], None, 2, {}, "ask for 2 GPUs: this node sees no GPU"),
         ([80] * 2, 2, 2, {}, "the learner has none: give --gpus 3, or --tensor-parallel 1"),
         ([80] * 2, 1, 2, {}, "needs 2 GPUs .* and the node may use 1: give --gpus 3 or more"),
@@ -147,7 +146,7 @@ PIPELINE = {"generation": {"engine_options": {"pipeline_parallel_size": 40}}}
         ([80] * 2, None, "two", {}, "tensor_parallel_size is 'two': give a number of GPUs"),
         ([80] * 2, 3, None, {"role": "learner"}, "--gpus 3: this node sees 2 GPUs"),
     ],
-)
+)  # fmt: skip
 def test_an_impossible_number_of_gpus_is_a_config_error(
     tmp_path, gpus_of_torch, monkeypatch, cards, number, parallel, more, problem
 ):

@@ -93,14 +93,11 @@ def test_a_folder_has_both_splits_and_the_digest_covers_the_training_problems(tm
         ([{"q": "x", "a": True}], "row 1: the column 'a' must be a text or a number"),
         ('{"q": "x", "a": ' + "1" * 5000 + "}", ":1: invalid JSON (Exceeds the limit"),
         ([{"q": "x", "a": float("nan")}], "row 1: the column 'a' must be a text or a number"),
-        ([{"q": "x \ud800", "a": 1}], "row 1: the column 'q' holds an unpaired surrogate"),
-        ([], "has no rows"),
-        ("{\n", ":1: invalid JSON"),
-        ("[" * 100_000, ":1: invalid JSON"),
-        ("[1]\n", ":1: the line must be a JSON object"),
-        (b'{"q": "\xff", "a": 1}\n', ":1: invalid JSON"),
+        ([{"q": "x \ud800", "a": 1}], "row 1: the column 'q' holds an unpaired surrogate"), ([], "has no rows"),
+        ("{\n", ":1: invalid JSON"), ("[" * 100_000, ":1: invalid JSON"),
+        ("[1]\n", ":1: the line must be a JSON object"), (b'{"q": "\xff", "a": 1}\n', ":1: invalid JSON"),
     ],
-)
+)  # fmt: skip
 def test_the_error_names_an_invalid_row(tmp_path, rows, message):
     file = tmp_path / "invalid.jsonl"
     content = rows if isinstance(rows, bytes | str) else "".join(json.dumps(row) + "\n" for row in rows)  # type: ignore[attr-defined]

@@ -140,7 +140,7 @@ def test_a_stopping_node_names_what_it_waits_for():
         ({"state": "failed"}, NO, "the node failed; see logs/ in the home: start it again with C"),
         ({"state": "stopped", "peer_id": ""}, NO, "killed"),
     ],
-)
+)  # fmt: skip
 def test_the_end_of_a_node_is_described(node, word, text):
     saved = _with(node=node, budget={"learn_steps": amount(10, 10)})
     status = at_rest(saved, "stopped", resume="C")

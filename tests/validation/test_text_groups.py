@@ -109,7 +109,7 @@ async def test_a_valid_text_group_is_accepted_in_tokens_of_this_node(identity):
         ({"completions": (_completion("10", reward=1.0, mean_logprob=-1e30), _completion("1"))}, "logprobs"),
         ({"completions": (TEN, _completion("11", reward=1.0))}, "reward_mismatch"),
     ],
-)
+)  # fmt: skip
 async def test_each_fault_is_refused_with_its_reason(identity, changes, reason):
     verdict = await _verdict(identity, **changes)
     assert (reason_of(verdict), verdict.sender) == (reason, identity.peer_id)

@@ -115,6 +115,5 @@ def test_need_takes_groups_without_a_signal_last():
     useful = group("b", "easy", 0.0, 1.0)
     for places, expected in ((1, 0), (3, 2)):
         chosen = load_choice("need")([*flat, useful], 0, places, step=1).taken
-        assert chosen[0] == useful
-        assert sum(each in flat for each in chosen) == expected
+        assert chosen[0] == useful and sum(each in flat for each in chosen) == expected
     assert load_choice("need")([], 4, 4, step=1).taken == ()

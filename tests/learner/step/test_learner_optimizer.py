@@ -62,15 +62,14 @@ def test_offloading_is_refused_without_a_gpu(tmp_path):
 @pytest.mark.parametrize(
     ("schedule", "rates"),
     [
-        (OptimizerSection(), [8, 8, 8, 8]),
-        (OptimizerSection(warmup_steps=4), [2, 4, 6, 8, 8]),
+        (OptimizerSection(), [8, 8, 8, 8]), (OptimizerSection(warmup_steps=4), [2, 4, 6, 8, 8]),
         (OptimizerSection(schedule="linear", decay_steps=4), [8, 6.2, 4.4, 2.6, 0.8, 0.8]),
         (OptimizerSection(schedule="linear", warmup_steps=2, decay_steps=2), [4, 8, 4.4, 0.8, 0.8]),
         (OptimizerSection(schedule="linear", warmup_steps=1, decay_steps=2), [8, 4.4, 0.8]),
         (OptimizerSection(schedule="cosine", decay_steps=3), [8, 6.2, 2.6, 0.8, 0.8]),
         (OptimizerSection(schedule="cosine", warmup_steps=2, decay_steps=2), [4, 8, 4.4, 0.8, 0.8]),
     ],
-)
+)  # fmt: skip
 def test_rates_by_hand(schedule, rates):
     steps = range(1, len(rates) + 1)
     assert [schedule.learning_rate_at(step, peak=8.0) for step in steps] == pytest.approx(rates)

@@ -71,28 +71,20 @@ async def test_a_group_that_peers_would_refuse_is_not_published(tmp_path):
         num_tokens = sum(offered.lengths)
         fields = {name: getattr(offered, name) for name in offered.__struct_fields__}
         refusals: list[tuple[dict[str, Any], str]] = [
-            ({"problem": PROBLEM + 1}, "prompt_mismatch"),
-            ({"problem_hash": b"\0" * 16}, "prompt_mismatch"),
-            ({"prompt_ids": b"\0" * 7}, "prompt_mismatch"),
-            ({"prompt_ids": b"\xff" * 8}, "token_out_of_range"),
-            ({"prompt_ids": b"\0\0\0\0" * 5000}, "length"),
-            ({"end_ids": [2**31 - 1]}, "token_out_of_range"),
-            ({"tokenizer": "00" * 16}, "tokenizer"),
-            ({"temperature": 0.7}, "sampling"),
-            ({"temperature": float("nan")}, "sampling"),
-            ({"top_k": 20}, "sampling"),
+            ({"problem": PROBLEM + 1}, "prompt_mismatch"), ({"problem_hash": b"\0" * 16}, "prompt_mismatch"),
+            ({"prompt_ids": b"\0" * 7}, "prompt_mismatch"), ({"prompt_ids": b"\xff" * 8}, "token_out_of_range"),
+            ({"prompt_ids": b"\0\0\0\0" * 5000}, "length"), ({"end_ids": [2**31 - 1]}, "token_out_of_range"),
+            ({"tokenizer": "00" * 16}, "tokenizer"), ({"temperature": 0.7}, "sampling"),
+            ({"temperature": float("nan")}, "sampling"), ({"top_k": 20}, "sampling"),
             ({"created_at": time.time() - MANIFEST.step.max_age_s - 60}, "stale"),
-            ({"created_at": float("inf")}, "clock_skew"),
-            ({"created_at": float("nan")}, "clock_skew"),
-            ({"logprobs": b""}, "logprobs"),
-            ({"logprobs": b"\0" * 4}, "malformed"),
-            ({"token_ids": b"\0" * 7}, "malformed"),
-            ({"lengths": [2**31 - 1] * 9}, "malformed"),
+            ({"created_at": float("inf")}, "clock_skew"), ({"created_at": float("nan")}, "clock_skew"),
+            ({"logprobs": b""}, "logprobs"), ({"logprobs": b"\0" * 4}, "malformed"),
+            ({"token_ids": b"\0" * 7}, "malformed"), ({"lengths": [2**31 - 1] * 9}, "malformed"),
             ({"token_ids": np.full(num_tokens, -1, "<i4").tobytes()}, "token_out_of_range"),
             ({"logprobs": np.full(num_tokens, np.nan, "<f4").tobytes()}, "logprobs"),
             ({"logprobs": np.full(num_tokens, 1.0, "<f4").tobytes()}, "logprobs"),
             ({"lengths": [num_tokens]}, "group_size"),
-        ]
+        ]  # fmt: skip
         for changes, reason in refusals:
             refused = await exchange.publish(type(offered)(**(fields | changes)))
             assert isinstance(refused, Refusal)
