@@ -44,8 +44,7 @@ def test_a_too_small_card_gives_exit_code_3_and_the_changes_that_would_fit(capsy
     code, output, error = doctor(capsys, tmp_path, *arguments, "--full", "--verbose")
     assert code == 3
     assert error.splitlines()[-1] == "ftis-node: not ready: memory.plan; see the advice above"
-    assert "does not fit" in output
-    assert "use a smaller model or a larger device" in output
+    assert "does not fit" in output and "use a smaller model or a larger device" in output
     assert "-> no Qwen2.5 model fits: take a larger card" in doctor(capsys, tmp_path, *arguments)[1]
 
 
@@ -60,8 +59,7 @@ def test_the_plan_uses_flags_and_run(capsys, tmp_path, model):
         in verdict["finding"]
     )
     (cache,) = [finding["num_bytes"] for finding in rest if "key/value cache" in finding["finding"]]
-    assert cache % (2 * 2 * 32 * 2 * 4) == 0
-    assert cache < 2 * 2 * 32 * 2 * 5 * 760
+    assert cache % (2 * 2 * 32 * 2 * 4) == 0 and cache < 2 * 2 * 32 * 2 * 5 * 760
 
 
 def test_the_plan_uses_the_settings_of_the_homes_last_start(capsys, tmp_path, model):
@@ -90,8 +88,7 @@ def test_the_plan_names_the_gpus_of_each_worker(capsys, tmp_path, model):
     )
     assert "both workers stay on one GPU (GPU 0 of 4): " in verdict("--gpus", "1")
     code, output, _ = doctor(capsys, tmp_path, "--model", str(model), *cards, "--gpus", "5", "--json")
-    assert code == 3
-    assert "--gpus 5: this node sees 4 GPUs" in output
+    assert code == 3 and "--gpus 5: this node sees 4 GPUs" in output
 
 
 def save_qwen_3b(folder: Path) -> Path:

@@ -72,8 +72,7 @@ async def test_the_costs_and_choices_of_two_experts(models):
     for mode in MIXTURES:
         assert by_mode[mode].forward_tokens == 2 * (prompts + by_mode[mode].generated_tokens)
     chosen = by_mode["confidence"].chosen
-    assert chosen is not None
-    assert sum(chosen.values()) == 6
+    assert chosen is not None and sum(chosen.values()) == 6
     assert by_mode["confidence"].forward_tokens == by_mode["vote"].forward_tokens
     fractions = [fraction for fraction, _ in reported if fraction is not None]
     assert fractions == sorted(fractions) and fractions[-1] == pytest.approx(1.0)

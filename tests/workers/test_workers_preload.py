@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import psutil
 import pytest
@@ -105,3 +106,7 @@ def test_the_preloading_process_ends_with_its_owner_while_it_imports(tmp_path):
         wait_until(lambda: pid_file.exists() and pid_file.read_text() != "", within_s=60.0)
         owner.kill()
         wait_for_end(int(pid_file.read_text()))
+
+
+def test_the_modules_that_workers_import_exist():
+    assert all(map(find_spec, preload.WORKER_IMPORTS))
