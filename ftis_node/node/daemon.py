@@ -56,7 +56,7 @@ POLL_INTERVAL_S = 0.2
 OF_ALL = ("intake", "directory_loop", "peers_loop", "disk_space_loop")
 GENERATING = ("generate_loop", "publish_loop", "reannounce_loop")
 PULLING = ("pull", "shards_loop")
-COMPARING = ("check_loop", "audit_loop")
+COMPARING = ("mismatch_loop", "audit_loop")
 LOOPS_OF_ROLE: dict[Role, tuple[str, ...]] = {
     "full": (*OF_ALL, "pause_loop", *GENERATING, *PULLING, *COMPARING),
     "learner": (*OF_ALL, "pause_loop", *PULLING, *COMPARING, "offer_loop"),

@@ -20,15 +20,16 @@ from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource, PromptTokenizer
 from ftis_node.node.context import NodeContext
 from ftis_node.node.exchange.group_exchange import GroupExchange
+from ftis_node.node.loops.announcement_shards import ShardsLoop
+from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.loops.directory import DirectoryLoop
+from ftis_node.node.loops.engine_mismatch import MismatchLoop
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.loops.intake import IntakeLoop
-from ftis_node.node.loops.logprob_checks import AuditLoop, CheckLoop
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.loops.publish import DeliverLoop, PublishLoop, ReannounceLoop
 from ftis_node.node.loops.pull import PullLoop
-from ftis_node.node.loops.shards import ShardsLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import DeliverWeights, TrainLoop, update_engine
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
@@ -184,8 +185,8 @@ class Wiring:
         )
 
     @cached_property
-    def check_loop(self) -> CheckLoop:
-        return CheckLoop(*self._parts, self.node.learner, *self._form, next_own=self.intake.next_own)
+    def mismatch_loop(self) -> MismatchLoop:
+        return MismatchLoop(*self._parts, self.node.learner, *self._form, next_own=self.intake.next_own)
 
     @cached_property
     def audit_loop(self) -> AuditLoop:

@@ -1,7 +1,6 @@
-"""Builds and starts the components of a node, the cheapest failures first, and stops them in reverse order.
+"""Builds and starts the components of a node, the cheapest failures first, and stops them together.
 
     inputs checked (prepare.py) -> buffer opened -> workers and network started concurrently
-                          -> buffer and learner agree on the step -> the generator serves the learner's weights
 
 The first stage (`prepare.py`) finds a user's mistakes, before anything slow runs or anything is written.
 """

@@ -173,7 +173,7 @@ async def _train(wiring: Wiring) -> None:
 
 FAILING = {
     "generate": Failing(lambda wiring: wiring.generate_loop.run(), lambda wiring: None, GENERATION),
-    "check": Failing(lambda wiring: wiring.check_loop.run(), _offer_own, "the mismatch measurement"),
+    "check": Failing(lambda wiring: wiring.mismatch_loop.run(), _offer_own, "the mismatch measurement"),
     "audit": Failing(lambda wiring: wiring.audit_loop.run(), _offer_foreign, "the audit of a group"),
     "evaluation": Failing(_evaluate, lambda wiring: None, EVALUATION),
     "train": Failing(_train, _store_foreign, TRAINING, role="learner"),

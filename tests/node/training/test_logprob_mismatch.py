@@ -9,7 +9,7 @@ import pytest
 from ftis_node.errors import WorkerDiedError
 from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.messages import StepReport
-from ftis_node.node.loops.logprob_checks import sampled_by
+from ftis_node.node.loops.engine_mismatch import sampled_by
 from ftis_node.node.training.step_report import LIMITS, warning_of
 from ftis_node.node.wiring import Wiring
 from ftis_node.node.worker_interfaces import NullLearner
@@ -68,7 +68,7 @@ async def test_the_first_group_of_each_version_is_checked(tmp_path, identity, fa
     with components(tmp_path, learner=learner) as node:
         wiring = Wiring(node)
         wiring.intake.next_own = stored.get
-        running = asyncio.create_task(wiring.check_loop.run())
+        running = asyncio.create_task(wiring.mismatch_loop.run())
         for learners, oldest, newest in [(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1), (1, 1, 2), (1, 1, 1), (1, 1, 1)]:
             node.context.state.policy_version = learners
             stored.put_nowait(accepted(identity, 1, versions=(oldest, newest)))

@@ -1,15 +1,9 @@
-"""The two loops that compare log-probs of completions with those of the learner.
+"""The audit loop: compares a peer's log-probs with those of the learner, if the peer claims to sample from its weights.
 
-**Check** sends the first completions of a new version to the learner, which still has that version. Generation runs
-ahead of the learner, so most groups of a step come from an earlier version. Only new groups compare engine and learner
-under the same weights. If a weight update interrupted a group, the loop sends only the completions that one version
-sampled completely.
-
-**Audit** compares a peer's log-probs, if the peer claims to sample from the same weights. A peer may send any
-log-probs, and the importance weights of its completions depend on them. So the loop recomputes them for a random sample
-of the groups that name weights of this node. Results differ a little between dtypes and kernels, so the limit is far
-above those differences. No audit covers log-probs of weights that this node does not have. For those, the cap and the
-filter of the loss bound the harm.
+A peer may send any log-probs, and the importance weights of its completions depend on them. So the loop recomputes
+them for a random sample of the groups that name weights of this node. Results differ a little between dtypes and
+kernels, so the limit is far above those differences. No audit covers log-probs of weights that this node does not have.
+For those, the cap and the filter of the loss bound the harm.
 """
 
 from __future__ import annotations
@@ -17,16 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ftis_node.errors import WorkerError
 from ftis_node.models.source import HUB_ID
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.supervision.task_monitor import waiting, waiting_for
+from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.node.training.train_group import train_group
 from ftis_node.node.worker_interfaces import Learning
-from ftis_node.records.codec import hash_prompt, pack_group
+from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import Accepted
 from ftis_node.records.group import Group
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -34,60 +27,11 @@ from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reputation import Behaviour, TrustLevel
 
-CHECK = "the mismatch measurement"
 MAX_WAITING = 8  # groups; further ones are not audited
 MAX_AUDIT_KL = 0.1  # nats per token; number formats alone cause up to 0.002
 REASON = "logprob_mismatch"
 AUDIT = "the audit of a group"
 log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False, repr=False)
-class CheckLoop(NodePart):
-    """Loop that sends the learner at most one group of each version.
-
-    `next_own` waits for the newest stored group of this node's own weights.
-    """
-
-    learner: Learning
-    end_ids: tuple[int, ...]
-    observation_form: tuple[int, ...]
-    next_own: Callable[[], Awaitable[Accepted]]
-    _sent_version: int | None = field(default=None, init=False)
-
-    async def run(self) -> None:
-        while True:
-            accepted = await waiting("an own group", self.next_own())
-            sender = accepted.group.sender  # this node, or a peer that samples with its weights
-            passes = (Exception,) if sender == self.context.peer_id else ()
-            with self.gossip.guard.work_for(sender, Place.AUDIT, passes=passes):
-                version = self.context.state.policy_version
-                if version != self._sent_version and (part := sampled_by(accepted.group, version)) is not None:
-                    self._sent_version = version
-                    await self._send(accepted, part)
-
-    async def _send(self, accepted: Accepted, part: Group) -> None:
-        stored = replace(
-            StoredGroup.from_accepted(accepted, own=part.sender == self.context.peer_id),
-            body=pack_group(part),
-            rewards=part.rewards,
-        )
-        try:
-            with waiting_for("the learner's measurement"):  # it waits for the end of the present step
-                await self.learner.check(
-                    train_group(
-                        stored,
-                        share=self.context.manifest.step.prompt_sharing,
-                        end_ids=self.end_ids,
-                        observation_form=self.observation_form,
-                        of_own_weights=True,
-                    )
-                )
-        except WorkerError as error:  # the train loop handles the failure; the next version gets a new check
-            if self.context.failures.failed(CHECK, error):
-                self.context.events.write("check_failed", group=stored.id, error=str(error))
-            return
-        self.context.failures.succeeded(CHECK)
 
 
 @dataclass(eq=False, repr=False)
@@ -163,21 +107,4 @@ class AuditLoop(NodePart):
         detail = f"{REASON}: a KL of {kl:.3g} from the weights that it claims"
         self.peers.refuse(sender, REASON, Behaviour.FALSE_CLAIM, detail=detail)
         await self.store.release_ready(group_id, ReleaseReason.AUDIT)
-        log.warning("%s claims this node's weights, and its log-probs are off by a KL of %.3g", sender, kl)
-
-
-def sampled_by(group: Group, version: int) -> Group | None:
-    """Return the group with only the completions that `version` sampled completely; None if there are none.
-
-    Of episodes it takes whole groups alone, because their observations are stored together.
-    """
-    if group.mean_logprobs:  # sent as text: there are no log-probs of tokens to compare
-        return None
-    completions = tuple(
-        completion
-        for completion in group.completions
-        if completion.policy_version == completion.policy_version_newest == version
-    )
-    if not completions or (group.turn_lengths and len(completions) < len(group.tokens)):
-        return None
-    return group.with_completions(completions)
+        log.warning("%s claims weights that this node has, and its log-probs are off by a KL of %.3g", sender, kl)
