@@ -22,7 +22,7 @@ from ftis_node.workers.liveness import RestartPolicy, Timing
 from ftis_node.workers.preload import KEEPS_FREED_BLOCKS, Preload
 from ftis_node.workers.process import WorkerProcess, WorkerSpec
 from ftis_node.workers.shared_weights import SharedWeights
-from ftis_node.workers.supervisor import Supervisor, WorkerClient, WorkerState
+from ftis_node.workers.supervisor import Supervisor, WorkerClient
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from ftis_node.workers.wire import Done
 
@@ -142,11 +142,10 @@ class LearnerClient(WorkerClient):
         """Save the newest step and start another process: the generator's process, which had the base, has ended."""
         if not self._has_base:
             return
-        if self.worker_state is WorkerState.READY:
-            try:
-                await self.save()
-            except FtisError as error:
-                log.warning("the learner goes back to its last checkpoint: %s", error)
+        try:  # a process that does not run yet waits for the generator
+            await self._supervisor.call_present(messages.SaveRequest(), messages.Saved)
+        except FtisError as error:
+            log.warning("the learner goes back to its last checkpoint: %s", error)
         self.restart("is started again, because the generator's process has ended, which had its base")
 
     async def _with_base(self, boot: LearnerBoot) -> LearnerBoot:

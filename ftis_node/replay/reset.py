@@ -9,6 +9,7 @@ is used twice and no sequence number is assigned twice:
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from collections.abc import Iterable
@@ -29,6 +30,8 @@ from ftis_node.replay.lifecycle import State
 from ftis_node.replay.stored_rows import NOTED
 from ftis_node.swarm.sequence import epoch_base, epoch_of
 from ftis_node.telemetry.history import read_head
+
+GROUP_ID = re.compile(r"[0-9a-f]{64}")
 
 COLUMNS = {  # of the current schema, by table
     "groups": {*NOTED, "arrival", "state", "reason", "step", "envelope", "checksum", "failed_steps", "num_bytes"},
@@ -67,6 +70,8 @@ def _lost_commit(buffer: sqlite3.Connection, last_events: Iterable[bytes]) -> st
     admitted: dict[str, tuple[str, int]] = {}
     gone: set[str] = set()  # taken or released
     for head in filter(None, map(read_head, last_events)):
+        if head.group and not GROUP_ID.fullmatch(head.group):  # a damaged line
+            continue
         if head.event == "start" or (head.event == "recovered" and head.file == "replay.sqlite"):
             admitted.clear()
         if head.event in ("start", "recovered", "step_lost"):

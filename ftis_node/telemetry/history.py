@@ -150,7 +150,7 @@ class EventHead(msgspec.Struct):
 
     time: float
     event: str
-    group: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None = None
+    group: str | None = None
     step: int | None = None
     own: bool = False
     sender: str = ""

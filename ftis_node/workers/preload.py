@@ -37,6 +37,7 @@ MODULE = "ftis_node.workers.preload"
 WORKER_IMPORTS = ("ftis_node.learner.learner", "transformers.models.auto.modeling_auto", "ftis_node.workers.worker")
 PR_SET_CHILD_SUBREAPER = 36  # from <sys/prctl.h>
 LOADED = b"0\n"
+NUM_WORKERS = 2
 LOAD_TIMEOUT_S, FORK_TIMEOUT_S = 300.0, 30.0
 POLL_S = 0.001
 COMMAND_BYTES = 512  # of the process's command line, which a worker replaces by its own
@@ -100,13 +101,15 @@ class Preload:
         self._loading: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = asyncio.Lock()
+        self._num_forked = 0
 
     def begin(self) -> None:
         """Start the process. An error is logged."""
         try:
+            os.close(os.pidfd_open(os.getpid()))  # some builds, kernels and containers have none
             self._process = self._start()
-            self._loading = asyncio.create_task(self._load(), name="preload")
-        except (OSError, FtisError) as error:
+            self._loading = asyncio.create_task(self._load(self._process), name="preload")
+        except (OSError, AttributeError, FtisError) as error:
             log.warning("each worker imports its libraries: %s", error)
 
     async def until_loaded(self) -> None:
@@ -125,34 +128,37 @@ class Preload:
             try:
                 self._process.stdin.write(json.dumps([command, environment, str(log_path)]).encode() + b"\n")
                 self._process.stdin.flush()
-                return ForkedProcess(int(await self._reply(FORK_TIMEOUT_S)))
+                forked = ForkedProcess(int(await _reply(self._process, FORK_TIMEOUT_S)))
             except (OSError, ValueError, TimeoutError) as error:
                 log.warning("a worker cannot be forked (%s: %s): it is spawned", type(error).__name__, error)
                 self.close()
                 return None
+            self._num_forked += 1
+            if self._num_forked == NUM_WORKERS:
+                self.close()
+            return forked
 
     def close(self) -> None:
-        """End the process, if it runs. Workers that it forked continue."""
-        if self._process is not None:
-            self._process.kill()
-            with self._process:
-                self._process = None
+        """End the process, if it runs. Workers that it forked continue: each has its own process group."""
+        if (process := self._process) is None:
+            return
+        self._process = None
+        try:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(BrokenPipeError), process:  # a request that it did not read is still in the buffer
+                pass
+        finally:
             _set_subreaper(False)
 
-    async def _load(self) -> None:
+    async def _load(self, process: subprocess.Popen[bytes]) -> None:
         """Wait until the process has imported its modules. If that fails, end it."""
-        with suppress(TimeoutError):
-            if await self._reply(LOAD_TIMEOUT_S) == LOADED:
+        with suppress(TimeoutError, ValueError):  # `close` closes the pipe
+            if await _reply(process, LOAD_TIMEOUT_S) == LOADED:
                 return
         if self._process is not None:
             log.warning("each worker imports its libraries, because none can be forked: see %s", self._log_path)
             self.close()
-
-    async def _reply(self, timeout_s: float) -> bytes:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        async with asyncio.timeout(timeout_s):
-            return await asyncio.to_thread(self._process.stdout.readline)
 
     def _start(self) -> subprocess.Popen[bytes]:
         _set_subreaper(True)
@@ -167,6 +173,12 @@ class Preload:
                 env=environment,
                 start_new_session=True,
             )
+
+
+async def _reply(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
+    assert process.stdout is not None
+    async with asyncio.timeout(timeout_s):
+        return await asyncio.to_thread(process.stdout.readline)
 
 
 def _set_subreaper(value: bool) -> None:
@@ -193,17 +205,18 @@ def serve(owner_pid: int, modules: Sequence[str]) -> None:
         command, environment, log_path = json.loads(request)
         reader, writer = os.pipe()
         if (between := os.fork()) == 0:
-            between = os.getpid()
-            if (worker := os.fork()) == 0:
-                for descriptor in (reader, writer, replies):
-                    os.close(descriptor)
-                _become(command, environment, log_path, parents=(between, owner_pid))
-            os.write(writer, b"%d\n" % worker)
-            os._exit(0)
+            try:
+                between = os.getpid()
+                if os.fork() == 0:
+                    os.close(reader)
+                    os.close(replies)
+                    _become(command, environment, log_path, parents=(between, owner_pid), started=writer)
+            finally:
+                os._exit(0)
         os.waitpid(between, 0)  # from now on the worker is the owner's child
-        os.write(replies, os.read(reader, 32))
-        os.close(reader)
         os.close(writer)
+        os.write(replies, os.read(reader, 32) or b"no worker\n")
+        os.close(reader)
 
 
 def _obstacle() -> str | None:
@@ -215,8 +228,13 @@ def _obstacle() -> str | None:
     return next((f"{path} is open" for path in opened if path.startswith(DRIVERS)), None)
 
 
-def _become(command: Sequence[str], environment: Mapping[str, str], log_path: str, *, parents: tuple[int, int]) -> None:
-    """Run the module of `command`, as a spawned process would. Does not return."""
+def _become(
+    command: Sequence[str], environment: Mapping[str, str], log_path: str, *, parents: tuple[int, int], started: int
+) -> None:
+    """Run the module of `command`, as a spawned process would. Does not return.
+
+    It writes its pid to `started` once it is the owner's child, with a process group that can be killed.
+    """
     try:
         between, owner = parents
         while (parent := os.getppid()) == between:
@@ -224,6 +242,8 @@ def _become(command: Sequence[str], environment: Mapping[str, str], log_path: st
         if parent != owner:
             os._exit(ORPHAN_EXIT_CODE)
         os.setsid()
+        os.write(started, b"%d\n" % os.getpid())
+        os.close(started)
         nothing = os.open(os.devnull, os.O_RDONLY)
         own_log = open_to_write(Path(log_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for source, target in ((nothing, 0), (own_log, 1), (own_log, 2)):

@@ -121,6 +121,10 @@ class OpenedWeights:
         self._storages: list[torch.UntypedStorage] = []
         self._shared: SharedWeights | None = None
 
+    @property
+    def is_open(self) -> bool:
+        return self._shared is not None
+
     def open(self, shared: SharedWeights) -> None:
         """Map the storages that are not mapped yet. After an error no new storage stays open. Raises SharingError."""
         if self._shared is None or self._shared.export_id != shared.export_id:

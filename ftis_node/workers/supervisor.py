@@ -148,7 +148,7 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop the worker: by request, then by force, within the time limits. Calls in flight raise."""
-        if self._before_stop is not None:
+        if self._before_stop is not None and self._state is not WorkerState.FAILED:
             await self._before_stop()
         if (keeper := self._keeper) is not None:
             if not self._is_stopping:  # a second cancellation would interrupt the worker's clean stop
@@ -199,6 +199,13 @@ class Supervisor:
         """
         life = await self.wait_ready()
         return await life.call(request, reply_type, on_event=on_event)
+
+    async def call_present(self, request: Message, reply_type: type[Body]) -> Body:
+        """As `call`, but raise WorkerDiedError where that would wait for a process to start."""
+        life = self._life
+        if self._state is not WorkerState.READY or life is None or not life.is_alive:
+            raise WorkerDiedError(f"the {self.name} worker takes no calls")
+        return await life.call(request, reply_type)
 
     async def wait_ready(self) -> WorkerProcess:
         """Return the present process when it takes calls, also after a death. Raises if none will start."""

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import SharingError
-from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
+from ftis_node.learner.checkpoint.publication import WeightPublication, proof_of
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.policy_loading import load_policy, probe_values
 from ftis_node.models import load_causal_lm, resolve_model

@@ -199,7 +199,7 @@ class Directory:
         found = await self._find([bucket_key(run_id, bucket) for bucket in buckets])
         members: dict[str, list[str]] = {}
         for bucket in found.values():
-            for subkey in random.sample(list(bucket), min(len(bucket), MAX_MEMBERS_READ)):  # nosec B311: no secret
+            for subkey in random.sample(list(bucket), min(len(bucket), MAX_MEMBERS_READ)):  # nosec B311: it is no secret
                 await asyncio.sleep(0)
                 with self._guard.work_for(subkey, Place.DIRECTORY):
                     entry = verify_entry(bucket[subkey], max_record_bytes=self._parts.limits.max_record_bytes)
@@ -236,7 +236,7 @@ class Directory:
 
     async def _find(self, keys: list[str]) -> dict[str, dict[str, bytes]]:
         """Return for each key the newest entry of each subkey. Raises TimeoutError if no node answers."""
-        asked = random.sample(self._answering, min(len(self._answering), NUM_GIVEN_ASKED))  # nosec B311: no secret
+        asked = random.sample(self._answering, min(len(self._answering), NUM_GIVEN_ASKED))  # nosec B311: it is no secret
         parts = [keys[at : at + NUM_KEYS_ASKED] for at in range(0, len(keys), NUM_KEYS_ASKED)]
         asking = [partial(self._ask, peer, part) for peer in asked for part in parts]
         answers = await self._call_all(partial(self._search, keys), *asking)

@@ -97,7 +97,7 @@ class MemberBucket(DictionaryDHTValue):  # type: ignore[misc]
     def unpackb(cls, raw: bytes) -> MemberBucket:
         """Return a bucket of at most `MAX_MEMBERS_READ` members of a peer's answer. Raises ValueError."""
         bucket, members = cls(), list(itertools.islice(_members_in(raw), MAX_MEMBERS_PER_BUCKET))
-        for member in random.sample(members, min(len(members), MAX_MEMBERS_READ)):  # nosec B311: no secret
+        for member in random.sample(members, min(len(members), MAX_MEMBERS_READ)):  # nosec B311: it is no secret
             bucket.store(*member)
         return bucket
 

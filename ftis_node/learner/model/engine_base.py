@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ftis_node.errors import MachineError, ModelError, SharingError
+from ftis_node.errors import MachineError, ModelError, SharingError, WorkerTaskError
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import ModelSource, load_causal_lm, pick_device
 from ftis_node.models.loading import check_finite, empty_causal_lm, tied_names
 from ftis_node.models.safetensors_file import check_tensors
 from ftis_node.workers.shared_tensors import OpenedWeights
-from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.tensor_file import read_tensors
 
 log = logging.getLogger(__name__)
@@ -35,14 +34,21 @@ COMPARED_BYTES = 64 << 20  # of a file's tensor on the device at once
 def load_base(boot: LearnerBoot, source: ModelSource) -> Any:
     """Return the transformers model of `source`: on the engine's tensors if `boot` has their handles, else its own.
 
-    Raises MachineError if the handles cannot be used and `boot` forbids a copy, and as `load_causal_lm` does.
+    If `boot` forbids a copy, raises WorkerTaskError if the handles cannot be opened, and MachineError if they cannot be
+    used. Raises as `load_causal_lm` does.
     """
     problem = boot.base_refused
     if boot.base is not None:
+        opened = OpenedWeights(torch.device(pick_device(boot.device)))
         try:
-            return load_on_engine(source, boot.base, dtype=boot.dtype, device=boot.device)
+            opened.open(boot.base)
+            return load_on_engine(source, opened, dtype=boot.dtype, device=boot.device)
         except SharingError as error:
             problem = str(error)
+            if not opened.is_open and not boot.copies_base:  # the generator may have died: its next process has others
+                raise WorkerTaskError(
+                    f"the generator's copy of {boot.model_name} cannot be opened: {problem}"
+                ) from error
     if problem and not boot.copies_base:
         raise MachineError(
             f"the learner cannot use the generator's copy of {boot.model_name} ({problem}), and two copies do not fit: "
@@ -53,20 +59,18 @@ def load_base(boot: LearnerBoot, source: ModelSource) -> Any:
     return load_causal_lm(source, dtype=boot.dtype, device=boot.device, quantize=boot.quantize)
 
 
-def load_on_engine(source: ModelSource, shared: SharedWeights, *, dtype: Any, device: Any) -> Any:
+def load_on_engine(source: ModelSource, opened: OpenedWeights, *, dtype: Any, device: Any) -> Any:
     """Return the frozen model of `source` in eval mode, whose parameters are the shared tensors of another process.
 
-    Raises SharingError if they cannot be mapped, or are not the tensors of the model's files in `dtype`.
+    Raises SharingError if they are not the tensors of the model's files in `dtype`.
     """
     place, kind = torch.device(pick_device(device)), getattr(torch, dtype)
-    opened = OpenedWeights(place)
-    opened.open(shared)
     tensors = dict(opened.tensors())
     model = empty_causal_lm(source, dtype=kind)
     tied = tied_names(model)
     shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
     try:
-        check_tensors("the generator's weights", shared.entries(), shapes, optional=tied)
+        check_tensors("the generator's weights", opened.entries(), shapes, optional=tied)
     except ModelError as error:
         raise SharingError(str(error)) from error
     if wrong := sorted(name for name, value in tensors.items() if value.dtype != kind):
