@@ -187,12 +187,10 @@ async def render_views(parts: NodeComponents, *, all_views: bool = True) -> None
 
 def check_bounds(handler: AnnouncementHandler) -> None:
     """Check that state about peers is bounded, and that its values are in range."""
-    assert len(handler.queue) <= 8192 + 1024
-    assert len(handler.senders()) <= 4096
+    assert len(handler.queue) <= 8192 + 1024 and len(handler.senders()) <= 4096
     for peer_id in handler.senders():
         tracker = handler.tracker_of(peer_id)
-        assert 0 <= tracker.highest < 2**63
-        assert len(tracker.gaps) <= 64
+        assert 0 <= tracker.highest < 2**63 and len(tracker.gaps) <= 64
         assert all(1 <= gap.first <= gap.last < 2**63 for gap in tracker.gaps)
 
 

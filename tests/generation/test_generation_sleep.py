@@ -91,8 +91,7 @@ async def test_new_weights_wake_the_engine(engine, tmp_path):
     await engine.sleep()
     waiting = ask(engine, 1, 5)
     await engine.load_weights(file_of(tmp_path, 1, seed=1), 1)
-    assert not engine.is_asleep
-    assert (await waiting).policy_version == 1
+    assert not engine.is_asleep and (await waiting).policy_version == 1
 
 
 async def test_a_canceled_sleep_leaves_the_engine_awake(engine):
@@ -117,8 +116,7 @@ async def test_requests_wait_for_the_wake_and_do_not_count_as_a_hang(client):
     await eventually(lambda: life.num_reports > num_reports)
     assert not waiting.done()
     await client.wake()
-    assert len((await waiting).tokens) == 3
-    assert not client.is_asleep
+    assert len((await waiting).tokens) == 3 and not client.is_asleep
 
 
 async def test_new_weights_wake_the_client_even_if_they_are_damaged(client, tmp_path):
@@ -128,8 +126,7 @@ async def test_new_weights_wake_the_client_even_if_they_are_damaged(client, tmp_
     await client.sleep()
     with pytest.raises(ModelError, match="damaged"):
         await client.update_weights(publish(tmp_path, 2, "damaged"), proof(2, -2.0))
-    assert (await generate_group(client)).policy_version == 1
-    assert not client.is_asleep
+    assert (await generate_group(client)).policy_version == 1 and not client.is_asleep
 
 
 @pytest.mark.parametrize("by", ["wake", "update_weights"])

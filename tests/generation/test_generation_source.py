@@ -204,8 +204,7 @@ async def test_wake_restores_discarded_weights(client, tmp_path):
     await asyncio.sleep(0.05)
     assert not waiting.done()
     await client.wake()
-    assert (await waiting).policy_version == 1
-    assert await served(client) == (1, 1, 0)
+    assert (await waiting).policy_version == 1 and await served(client) == (1, 1, 0)
     assert lines(tmp_path, "slept") == ["discard"]
 
 
