@@ -73,8 +73,7 @@ async def test_before_sleep_running_groups_finish_and_new_ones_wait(engine):
     await engine.wake()
     assert [len(completion.token_ids) for completion in completions_of(await waiting)] == [8] * 4
     await engine.wake()  # no-op
-    assert not engine.is_asleep
-    assert len(await engine.probe((0, 1))) == 1
+    assert not engine.is_asleep and len(await engine.probe((0, 1))) == 1
 
 
 async def test_requests_are_canceled_during_sleep(engine):

@@ -269,8 +269,7 @@ async def test_a_prompt_with_an_unknown_id_fails_alone(open_tiny, unknown_id):
     engine = open_tiny(tiny_model())
     requests = [make_request([1, 2]), make_request([1, unknown_id])]
     result, error = await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
-    assert len(result.tokens) == 4
-    assert isinstance(error, ValueError)
+    assert len(result.tokens) == 4 and isinstance(error, ValueError)
 
 
 @pytest.mark.parametrize("change", [{"prompt_ids": ()}, {"num_completions": 0}, {"max_tokens": 0}])

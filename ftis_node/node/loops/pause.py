@@ -33,8 +33,8 @@ from ftis_node.node.supervision.task_monitor import wait_at_most, waiting
 from ftis_node.node.training.token_budget import GenerateBudget
 from ftis_node.telemetry.health_summary import pause_words
 from ftis_node.telemetry.nvml import opened_nvml
-from ftis_node.workers.supervisor import WorkerClient
 from ftis_node.workers.weight_store import discard_published
+from ftis_node.workers.worker_client import WorkerClient
 
 log = logging.getLogger(__name__)
 

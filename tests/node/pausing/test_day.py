@@ -38,7 +38,8 @@ from ftis_node.telemetry.events import EventLog, read_events
 from ftis_node.telemetry.health_summary import summarize_health
 from ftis_node.telemetry.status import NodeStatus, Status
 from ftis_node.workers.process import WorkerSpec
-from ftis_node.workers.supervisor import Supervisor, WorkerClient, WorkerState
+from ftis_node.workers.supervisor import Supervisor, WorkerState
+from ftis_node.workers.worker_client import WorkerClient
 from tests.node.nodes import components
 from tests.waiting import eventually
 
