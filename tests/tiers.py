@@ -58,6 +58,8 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
         "tests/generation/test_generation_adapters.py::test_completions_are_aborted_when_too_old_or_without_an_adapter_slot",
         "tests/generation/test_generation_adapters.py::test_a_refused_adapter_leaves_the_previous_version",
         "tests/generation/test_generation_adapters.py::test_vllm_on_a_4_bit_base_serves_each_adapter_as_the_learner_computes_it",
+        "tests/generation/test_generation_base.py::test_a_learner_computes_from_the_tensors_of_vllm",
+        "tests/generation/test_generation_base.py::test_vllm_with_packed_matrices_shares_no_base",
         "tests/generation/test_generation_vllm_engine.py",
         "tests/generation/test_generation_vllm_faults.py",
         "tests/generation/test_generation_vllm_shared.py",

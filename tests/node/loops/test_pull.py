@@ -12,7 +12,7 @@ from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.config.manifest import RunManifest
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.node.daemon import serve_last_groups
-from ftis_node.node.loops import backfill, publish, pull, shards
+from ftis_node.node.loops import announcement_shards, backfill, publish, pull
 from ftis_node.node.loops.confirmations import BURST
 from ftis_node.node.peers import request_slots
 from ftis_node.node.wiring import Wiring
@@ -40,7 +40,7 @@ def quick(monkeypatch):
     """Make periods short enough for tests."""
     monkeypatch.setattr(backfill, "PERIOD_S", 0.1)
     monkeypatch.setattr(publish, "REANNOUNCE_PERIOD_S", 0.05)
-    monkeypatch.setattr(shards, "SHARDS_INTERVAL_S", 0.3)
+    monkeypatch.setattr(announcement_shards, "SHARDS_INTERVAL_S", 0.3)
 
 
 async def test_simultaneous_confirmations_are_sent_together(tmp_path, monkeypatch):
@@ -237,7 +237,7 @@ async def test_shards_follow_the_budget_and_no_group_is_lost_when_they_change(tm
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=8))
     own = identity_of(2).peer_id
     other_number = next(n for n in range(3, 64) if shard_of(identity_of(n).peer_id, 8) != shard_of(own, 8))
-    monkeypatch.setattr(shards, "ANNOUNCEMENTS_PER_S", 1.0)
+    monkeypatch.setattr(announcement_shards, "ANNOUNCEMENTS_PER_S", 1.0)
     async with swarm.node(2, pull_policy="needed") as bob, swarm.node(other_number) as other:
         await eventually(lambda: len(bob.parts.context.state.read_shards) == 8)
         await swarm.publish(other, 12)
