@@ -441,6 +441,8 @@ async def test_a_paused_worker_has_no_process_and_calls_wait_for_its_end(start_s
         await interrupted
     waiting = asyncio.create_task(supervisor.call(ECHO, EchoReply))
     await supervisor.pause()  # changes nothing
+    with pytest.raises(WorkerDiedError, match="takes no calls"):
+        await asyncio.wait_for(supervisor.call_present(ECHO, EchoReply), 5.0)
     await asyncio.sleep(0.2)
     assert not waiting.done()
     supervisor.resume()
