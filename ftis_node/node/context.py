@@ -1,6 +1,6 @@
 """Context that all components of a node share: settings, run manifest, identity, event log and state.
 
-A constructor takes all other dependencies as arguments. `wiring.py` passes them.
+A constructor takes all other dependencies as arguments. `loop_wiring.py` passes them.
 """
 
 from __future__ import annotations

@@ -42,10 +42,10 @@ from ftis_node.errors import FtisError
 from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import MonitoringApi
+from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.supervision.task_monitor import sleep, waiting
 from ftis_node.node.supervision.watchdog import Watchdog
-from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.kinds import Role
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.telemetry.status import EndWord

@@ -36,9 +36,9 @@ POINTS: dict[Place, tuple[str, ...]] = {
     Place.RECORD: ("node.loops.backfill:BackfillLoop.note_record", "records.envelope:open_peer_record"),
     Place.SERVE: (
         "gossip.services:AdmissionControl.admitted", "gossip.services:AdmissionControl.before_item",
-        "gossip.frames:unpack_ids", "node.peers.request_handler:PeerRequestHandler.answer",
-        "node.peers.request_handler:PeerRequestHandler.confirmed",
-        "node.peers.request_handler:PeerRequestHandler.lookup", "node.peers.request_handler:PeerRequestHandler.sent",
+        "gossip.frames:unpack_ids", "node.peers.group_requests:PeerRequestHandler.answer",
+        "node.peers.group_requests:PeerRequestHandler.confirmed",
+        "node.peers.group_requests:PeerRequestHandler.lookup", "node.peers.group_requests:PeerRequestHandler.sent",
     ),
     Place.STATUS: ("node.peers.registry:PeerActivity.as_dict",),
     Place.STORE: (STORE,),
@@ -46,7 +46,8 @@ POINTS: dict[Place, tuple[str, ...]] = {
 """The points by the place that the event `peer_fault` has."""
 
 ELSEWHERE = {
-    Place.CONFIRM: "tests/node/loops/test_confirmations.py", Place.PRESENCE: "tests/gossip/test_untrusted_values.py",
+    Place.CONFIRM: "tests/node/loops/test_send_confirmations.py",
+    Place.PRESENCE: "tests/gossip/test_untrusted_values.py",
     Place.WEIGHTS: "tests/injection/test_weights.py",
 }  # fmt: skip
 """The tests of places that a full node with two peers does not reach."""

@@ -23,6 +23,7 @@ from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node import daemon
 from ftis_node.node.daemon import run_node
+from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.pull import PullLoop
@@ -30,7 +31,6 @@ from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import gossip_limits
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.supervision.task_monitor import TaskMonitor
-from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.telemetry.faults import unhandled_errors
 from tests.gossip.helpers import settings as network_settings
 from tests.injection.injector import in_member

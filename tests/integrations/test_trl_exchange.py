@@ -23,7 +23,7 @@ from ftis_node.integrations.trl.foreign_groups import Fit
 from ftis_node.integrations.trl.grpo import own_groups
 from ftis_node.integrations.trl.run_dataset import swarm_dataset
 from ftis_node.integrations.trl.swarm_exchange import MAX_QUEUED, SwarmExchange
-from ftis_node.node.wiring import NodeComponents
+from ftis_node.node.loop_wiring import NodeComponents
 from ftis_node.records.codec import hash_messages, unpack_group
 from ftis_node.records.envelope import Accepted, open_envelope
 from ftis_node.records.identity import Identity

@@ -15,7 +15,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError
 from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroup, foreign_rows, read_foreign
 from ftis_node.models.fingerprint import tokenizer_fingerprint
-from ftis_node.node.exchange.messages import TakenGroup
+from ftis_node.node.exchange.trainer_messages import TakenGroup
 from ftis_node.records.codec import pack_group
 from ftis_node.records.group import Completion, SamplingSettings
 from ftis_node.records.identity import Identity

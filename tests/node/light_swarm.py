@@ -17,7 +17,7 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip import Gossip
 from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
 from ftis_node.node.loops import directory, publish, pull
-from ftis_node.node.peers.request_handler import announcement_of
+from ftis_node.node.peers.group_requests import announcement_of
 from ftis_node.records.codec import hash_messages
 from ftis_node.records.envelope import Announcement, open_announcement
 from ftis_node.records.group import PromptRef

@@ -53,11 +53,11 @@ async def test_pulls_of_groups_that_are_announced_with_one_byte_keep_the_downloa
 
 def _announce_one_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     from ftis_node.node.loops import publish
-    from ftis_node.node.peers import request_handler
+    from ftis_node.node.peers import group_requests
 
-    announce, honest = publish.announce_group, request_handler.Announcement
+    announce, honest = publish.announce_group, group_requests.Announcement
     monkeypatch.setattr(publish, "announce_group", lambda *given, envelope_bytes: announce(*given, envelope_bytes=1))
-    monkeypatch.setattr(request_handler, "Announcement", lambda **fields: honest(**fields | {"envelope_bytes": 1}))
+    monkeypatch.setattr(group_requests, "Announcement", lambda **fields: honest(**fields | {"envelope_bytes": 1}))
 
 
 async def test_a_full_home_pulls_nothing_until_there_is_space(tmp_path):

@@ -17,7 +17,7 @@ from ftis_node.gossip.directory import entries, storage, validators
 from ftis_node.gossip.frames import HEADER, Frame, pack_ids
 from ftis_node.gossip.names import RpcService, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
-from ftis_node.node.peers.request_handler import MAX_ANSWERS
+from ftis_node.node.peers.group_requests import MAX_ANSWERS
 from ftis_node.records import bounds, codec, peer_messages, weights
 from ftis_node.records import envelope as envelope_file
 from ftis_node.records import rollout_pb2 as pb

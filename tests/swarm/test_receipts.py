@@ -13,7 +13,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.limits import AccessSection
 from ftis_node.errors import FileError, RecordError
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.receipt_proof import check_receipts, saved_receipts
+from ftis_node.node.peers.receipt_list import check_receipts, saved_receipts
 from ftis_node.node.peers.registry import PeerActivity
 from ftis_node.records.bounds import MAX_RECEIPTS
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record

@@ -159,7 +159,7 @@ def receipts(
     import msgspec
 
     from ftis_node.files import read_file
-    from ftis_node.node.peers.receipt_proof import (
+    from ftis_node.node.peers.receipt_list import (
         MAX_RECEIPTS_FILE_BYTES,
         ReceiptList,
         check_receipts,

@@ -1,4 +1,4 @@
-"""HTTP client of an exchange node on this machine. Bodies are MessagePack (`node/exchange/messages.py`)."""
+"""HTTP client of an exchange node on this machine. Bodies are MessagePack (`node/exchange/trainer_messages.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ftis_node.config.home import TOKEN_HEADER, Home
 from ftis_node.config.manifest import RunManifest, load_manifest
 from ftis_node.errors import ConfigError, FileError, FtisError
 from ftis_node.files import parse_json, read_text
-from ftis_node.node.exchange.messages import OwnGroup, PublishedGroup, TakeAnswer, TakenGroup, TakeRequest
+from ftis_node.node.exchange.trainer_messages import OwnGroup, PublishedGroup, TakeAnswer, TakenGroup, TakeRequest
 from ftis_node.node.http_api.node_client import read_status
 
 OK: Final = 200

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ftis_node.algorithms.advantages import group_advantages
 from ftis_node.algorithms.diagnostics import likelihood_gain
 from ftis_node.errors import ConfigError, RecordError
-from ftis_node.node.exchange.messages import TakenGroup
+from ftis_node.node.exchange.trainer_messages import TakenGroup
 from ftis_node.records.codec import unpack_any
 from ftis_node.records.group import Group, interleave_each
 

@@ -27,7 +27,7 @@ from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroup, exclude
 from ftis_node.integrations.trl.swarm_exchange import FlushCallback, SwarmExchange, require_agreement
 from ftis_node.models.chat_template import PromptSettings
 from ftis_node.models.tokenizer import PromptTokenizer
-from ftis_node.node.exchange.messages import OwnGroup
+from ftis_node.node.exchange.trainer_messages import OwnGroup
 from ftis_node.records.codec import hash_messages
 
 UNUSED_TERMS = {

@@ -20,7 +20,7 @@ from ftis_node.config.manifest import SamplingSection
 from ftis_node.errors import ConfigError
 from ftis_node.integrations.trl.exchange_client import ExchangeClient, ExchangeNode, LinkError, RefusedGroupError
 from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroup, read_foreign
-from ftis_node.node.exchange.messages import MAX_TAKEN, OwnGroup
+from ftis_node.node.exchange.trainer_messages import MAX_TAKEN, OwnGroup
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

@@ -4,7 +4,7 @@
                                name resolves to 127.0.0.1 sends that name as `Host`, and is refused
     port for other machines    `Authorization: Bearer TOKEN`; probes need none
 
-The bearer token is that of `observe_token.py`. The local port has a separate token, which requests for changes and
+The bearer token is that of `monitoring_token.py`. The local port has a separate token, which requests for changes and
 groups must carry. `local_api.py` and `exchange_api.py` check it.
 """
 

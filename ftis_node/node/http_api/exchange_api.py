@@ -16,8 +16,8 @@ import msgspec
 from aiohttp import web
 
 from ftis_node.config.home import TOKEN_HEADER
-from ftis_node.node.exchange.group_exchange import PASSING, GroupExchange
-from ftis_node.node.exchange.messages import OwnGroup, PublishedGroup, TakeAnswer, TakenGroup, TakeRequest
+from ftis_node.node.exchange.trainer_exchange import PASSING, GroupExchange
+from ftis_node.node.exchange.trainer_messages import OwnGroup, PublishedGroup, TakeAnswer, TakenGroup, TakeRequest
 from ftis_node.node.http_api.auth import is_same_secret
 from ftis_node.telemetry.terminal_text import one_line
 from ftis_node.validation import Refusal

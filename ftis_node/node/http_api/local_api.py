@@ -30,13 +30,13 @@ from ftis_node.config.home import TOKEN_HEADER
 from ftis_node.errors import UsageError
 from ftis_node.files import parse_json, replace_file
 from ftis_node.node.http_api.auth import is_same_secret, own_names_only
-from ftis_node.node.http_api.http_server import open_port
+from ftis_node.node.http_api.http_port import open_port
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, add_probes
 from ftis_node.node.loops.pause import ACTIONS as PAUSE_ACTIONS
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.peers.peer_control import ACTIONS, change_peer
-from ftis_node.node.peers.swarm_status import SwarmReporter
+from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.terminal_text import one_line
 

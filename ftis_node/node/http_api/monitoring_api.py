@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from ftis_node.node.http_api.auth import bearers_only, own_names_only
-from ftis_node.node.http_api.http_server import open_port
+from ftis_node.node.http_api.http_port import open_port
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.telemetry.metrics import CONTENT_TYPE, render_metrics
 from ftis_node.telemetry.status import Status

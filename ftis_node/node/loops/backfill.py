@@ -22,7 +22,7 @@ from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import FetchOutcome
 from ftis_node.node.peers.announcements import MAX_SENDERS, AnnouncementHandler
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.peers.request_slots import ANSWERED, Pace, QuerySlots
+from ftis_node.node.peers.outgoing_slots import ANSWERED, Pace, QuerySlots
 from ftis_node.node.supervision.task_monitor import sleep, waiting
 from ftis_node.node.training.step_shares import StepShares
 from ftis_node.records.bounds import MAX_INTEGER

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from ftis_node.errors import RecordError
 from ftis_node.node.loops.backfill import BackfillLoop
-from ftis_node.node.peers.connection_messages import SwarmLogMessages
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.own_record import OwnRecord, release_differences
-from ftis_node.node.peers.swarm_status import SwarmReporter
+from ftis_node.node.peers.swarm_log_lines import SwarmLogMessages
+from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.node.supervision.task_monitor import sleep, wait_at_most, waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.swarm.peer_guard import Place

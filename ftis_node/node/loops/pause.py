@@ -26,7 +26,7 @@ from ftis_node.errors import FileError, UsageError
 from ftis_node.files import read_object, replace_file
 from ftis_node.install_hint import how_to_install
 from ftis_node.node.context import NodeContext
-from ftis_node.node.pausing.machine import MachineObserver
+from ftis_node.node.pausing.machine_observer import MachineObserver
 from ftis_node.node.pausing.policy import Command, Decision, MachineFacts, decide
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import wait_at_most, waiting

@@ -19,7 +19,7 @@ from ftis_node.config.limits import MAX_READY_BYTES
 from ftis_node.files import replace_file
 from ftis_node.node.health import hang_problems, health_of
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.peers.swarm_status import SwarmReporter
+from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.node.supervision.background import stop_waits_for
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.supervision.task_monitor import sleep

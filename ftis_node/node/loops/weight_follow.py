@@ -23,7 +23,7 @@ from ftis_node.gossip import FetchOutcome
 from ftis_node.models import ModelSource, PromptTokenizer, model_fingerprint, parameter_count
 from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError, VersionStore
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.peers.request_slots import ANSWERED
+from ftis_node.node.peers.outgoing_slots import ANSWERED
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import sleep, wait_at_most, waiting
 from ftis_node.node.training.evaluator import Evaluator

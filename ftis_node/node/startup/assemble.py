@@ -22,6 +22,7 @@ from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count
 from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import own_releases
 from ftis_node.node.startup.factories import NodeFactory, NodeInputs, ProcessNodeFactory
@@ -36,7 +37,6 @@ from ftis_node.node.storage.number_epochs import begin_epoch
 from ftis_node.node.supervision.background import first_of_ours
 from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.node.training.token_budget import GenerateBudget
-from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import Generation, Learning, NullGeneration, NullLearner
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader

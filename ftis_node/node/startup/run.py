@@ -11,7 +11,8 @@ from ftis_node.config.home_files import start_command
 from ftis_node.config.node import NodeSettings
 from ftis_node.node.daemon import run_node
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
-from ftis_node.node.http_api.observe_token import observe_token
+from ftis_node.node.http_api.monitoring_token import observe_token
+from ftis_node.node.loop_wiring import NodeComponents
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.prepare import check_finished, check_saved
 from ftis_node.node.startup.recovery import opened
@@ -20,7 +21,6 @@ from ftis_node.node.startup.startup_summary import end_lines, finished_lines, re
 from ftis_node.node.supervision.background import until_signalled
 from ftis_node.node.supervision.process_limits import apply_limits
 from ftis_node.node.supervision.watchdog import ServiceManager, Watchdog
-from ftis_node.node.wiring import NodeComponents
 from ftis_node.replay.integrity import reporting_damage
 from ftis_node.telemetry.log import OnProgress, log_block, unwatched
 

@@ -22,7 +22,7 @@ import msgspec
 from ftis_node.learner.messages import StepReport
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.swarm_status import SwarmReporter
+from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.node.worker_interfaces import Generation
 from ftis_node.node.worker_settings import dtype_of
 from ftis_node.telemetry.gpu_power import EnergyMeter

@@ -12,11 +12,11 @@ import numpy as np
 from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
-from ftis_node.node.exchange.group_exchange import GroupExchange
-from ftis_node.node.exchange.messages import OwnGroup
+from ftis_node.node.exchange.trainer_exchange import GroupExchange
+from ftis_node.node.exchange.trainer_messages import OwnGroup
 from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.local_api import LocalApi
-from ftis_node.node.wiring import NodeComponents, Wiring
+from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.records.codec import hash_messages
 from ftis_node.tasks.registry import load_task
 from ftis_node.tasks.scorer import IsolatedScorer

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ftis_node.models import PromptTokenizer
-from ftis_node.node.exchange.messages import OwnGroup, PublishedGroup
+from ftis_node.node.exchange.trainer_messages import OwnGroup, PublishedGroup
 from ftis_node.node.loops.publish import VALIDATION
 from ftis_node.records.codec import hash_messages, hash_observations, hash_prompt
 from ftis_node.records.group import FinishReason
@@ -14,7 +14,7 @@ from ftis_node.validation import Refusal
 from tests.conftest import with_sections
 from tests.episodes.played import ITEM, RUN, TASK
 from tests.node.exchange.parts import exchanging, own_group, tokenizer_ids
-from tests.node.exchange.test_group_exchange import first_published
+from tests.node.exchange.test_trainer_exchange import first_published
 
 WON = ITEM.answer
 GAMES = [[WON], ["1", WON], ["1", "99", "2", WON], *[["1", "no", "2", "3"]] * 5]

@@ -9,13 +9,13 @@ import pytest
 from aiohttp import ClientSession
 
 from ftis_node.config.home import TOKEN_HEADER
-from ftis_node.node.exchange.messages import PublishedGroup, TakeAnswer, TakeRequest
+from ftis_node.node.exchange.trainer_messages import PublishedGroup, TakeAnswer, TakeRequest
 from ftis_node.node.http_api import exchange_api
 from ftis_node.node.http_api.exchange_api import MAX_PENDING, MAX_TAKE_BYTES, PROMPT_BYTES, ExchangeApi
-from ftis_node.node.wiring import NodeComponents
+from ftis_node.node.loop_wiring import NodeComponents
 from ftis_node.records.identity import Identity
 from tests.node.exchange.parts import MANIFEST, exchanging, own_group, serving
-from tests.node.exchange.test_group_exchange import ANSWER
+from tests.node.exchange.test_trainer_exchange import ANSWER
 from tests.replay.test_buffer import accepted
 from tests.waiting import eventually
 

@@ -12,10 +12,10 @@ from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.config.manifest import RunManifest
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.node.daemon import serve_last_groups
-from ftis_node.node.loops import announcement_shards, backfill, publish, pull
-from ftis_node.node.loops.confirmations import BURST
-from ftis_node.node.peers import request_slots
-from ftis_node.node.wiring import Wiring
+from ftis_node.node.loop_wiring import Wiring
+from ftis_node.node.loops import announcement_shards, backfill, pull, reannounce
+from ftis_node.node.loops.send_confirmations import BURST
+from ftis_node.node.peers import outgoing_slots
 from ftis_node.records.envelope import Announcement
 from ftis_node.swarm.pull_queue import PullItem, PullRequest, PullSource
 from ftis_node.swarm.topology import shard_of
@@ -39,12 +39,12 @@ WINDOW_S = 2.0  # so that messages gather although a busy machine pauses between
 def quick(monkeypatch):
     """Make periods short enough for tests."""
     monkeypatch.setattr(backfill, "PERIOD_S", 0.1)
-    monkeypatch.setattr(publish, "REANNOUNCE_PERIOD_S", 0.05)
+    monkeypatch.setattr(reannounce, "REANNOUNCE_PERIOD_S", 0.05)
     monkeypatch.setattr(announcement_shards, "SHARDS_INTERVAL_S", 0.3)
 
 
 async def test_simultaneous_confirmations_are_sent_together(tmp_path, monkeypatch):
-    monkeypatch.setattr("ftis_node.node.loops.confirmations.WINDOW_S", WINDOW_S)
+    monkeypatch.setattr("ftis_node.node.loops.send_confirmations.WINDOW_S", WINDOW_S)
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         sent: list[int] = []
@@ -120,7 +120,7 @@ async def test_groups_that_their_sender_does_not_send_are_pulled_from_another_me
 
 
 async def test_the_rest_of_a_broken_reply_is_requested_again_from_its_sender(tmp_path, monkeypatch):
-    monkeypatch.setattr(request_slots, "FAILED_REST_S", 3600.0)
+    monkeypatch.setattr(outgoing_slots, "FAILED_REST_S", 3600.0)
     monkeypatch.setattr(pull, "BUSY_REST_S", 0.01)
     swarm, broken = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), []
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob:
@@ -143,7 +143,7 @@ async def test_the_rest_of_a_broken_reply_is_requested_again_from_its_sender(tmp
 
 async def test_a_slow_peer_is_asked_for_as_many_groups_as_it_can_send(tmp_path, monkeypatch):
     """It sends a group in half of the time limit; the first pull ends at the limit with one."""
-    monkeypatch.setattr(request_slots, "FAILED_REST_S", 0.1)
+    monkeypatch.setattr(outgoing_slots, "FAILED_REST_S", 0.1)
     monkeypatch.setattr(pull, "PULL_TIMEOUT_S", 0.4)
     monkeypatch.setattr(pull, "GATHER_S", 0.3)
     swarm, ended, sizes = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), list[int](), list[int]()
@@ -294,7 +294,7 @@ async def test_invented_groups_beside_a_real_one_cost_their_announcer_and_no_oth
     """Mallory announces two ids of no group before each of its groups; carol announces groups, too."""
     monkeypatch.setattr(pull, "GATHER_S", 0.3)
     monkeypatch.setattr(pull, "RETRY_S", 0.05)
-    monkeypatch.setattr(request_slots, "FAILED_REST_S", 0.05)
+    monkeypatch.setattr(outgoing_slots, "FAILED_REST_S", 0.05)
     swarm, asked = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), list[tuple[str, bytes]]()
     mallory_id = identity_of(3).peer_id
     async with swarm.node(1) as carol, swarm.node(2, directory_period_s=150.0) as bob, swarm.node(3) as mallory:

@@ -10,8 +10,8 @@ import pytest
 from bench.stubs.stub_node import StubNode
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.node.loops import backfill
-from ftis_node.node.peers import request_slots
-from ftis_node.node.peers.request_slots import Pace, QuerySlots
+from ftis_node.node.peers import outgoing_slots
+from ftis_node.node.peers.outgoing_slots import Pace, QuerySlots
 from tests.node.light_swarm import REQUESTED, LightSwarm, held, identity_of, manifest_of
 from tests.waiting import eventually
 
@@ -24,8 +24,8 @@ def quick(monkeypatch):
     """Make periods short enough for tests."""
     monkeypatch.setattr(backfill, "PERIOD_S", 0.05)
     monkeypatch.setattr(backfill, "SILENCE_S", 0.2)
-    monkeypatch.setattr(request_slots, "QUICK_S", 0.2)
-    monkeypatch.setattr(request_slots, "SLOW_S", 2.0)
+    monkeypatch.setattr(outgoing_slots, "QUICK_S", 0.2)
+    monkeypatch.setattr(outgoing_slots, "SLOW_S", 2.0)
 
 
 def add_slow_members(node: StubNode, monkeypatch: pytest.MonkeyPatch, slow: Sequence[str]) -> Counter[str]:
@@ -119,7 +119,7 @@ def test_the_pace_of_a_peer_is_that_of_its_last_query():
     assert slots.pace_of("p") is Pace.UNKNOWN
     for took_s, is_answered, pace in (
         (0.01, True, Pace.QUICK),
-        (request_slots.QUICK_S, False, Pace.SLOW),
+        (outgoing_slots.QUICK_S, False, Pace.SLOW),
         (0.01, False, Pace.UNKNOWN),  # an early failure shows no pace
         (9.0, True, Pace.SLOW),
     ):
@@ -134,13 +134,13 @@ def test_each_pace_has_separate_slots():
     peers = ("slow", "slow", "quick", "new", "newer")
     assert [slots.take(peer) for peer in peers] == [True, False, True, True, False]
     limits = [slots.limit_s(peer) for peer in ("slow", "quick", "new")]
-    assert limits == [request_slots.SLOW_S, request_slots.QUICK_S, request_slots.QUICK_S]
+    assert limits == [outgoing_slots.SLOW_S, outgoing_slots.QUICK_S, outgoing_slots.QUICK_S]
     slots.release("new")
     assert slots.take("newer")
 
 
 def test_the_number_of_remembered_paces_is_bounded(monkeypatch):
-    monkeypatch.setattr(request_slots, "MAX_PEERS", 3)
+    monkeypatch.setattr(outgoing_slots, "MAX_PEERS", 3)
     slots = QuerySlots(1)
     for peer_id in "abcd":
         slots.note(peer_id, took_s=9.0, is_answered=True)

@@ -19,6 +19,7 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node.daemon import run_node
+from ftis_node.node.loop_wiring import Wiring
 from ftis_node.node.state import EvaluationHistory
 from ftis_node.node.training.step_shares import (
     StepInputs,
@@ -29,7 +30,6 @@ from ftis_node.node.training.step_shares import (
     substitute_foreign,
 )
 from ftis_node.node.training.token_budget import GenerateBudget
-from ftis_node.node.wiring import Wiring
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.events import read_events

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ftis_node.gossip import Gossip
 from ftis_node.node.peers.announcements import AnnouncementHandler
-from ftis_node.node.peers.request_slots import QuerySlots
+from ftis_node.node.peers.outgoing_slots import QuerySlots
 from ftis_node.node.supervision.task_monitor import wait_at_most
 from ftis_node.swarm.rate_limits import TokenBuckets
 from ftis_node.validation import Accepted, ValidationResult

@@ -19,28 +19,30 @@ from ftis_node.gossip import Gossip
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource, PromptTokenizer
 from ftis_node.node.context import NodeContext
-from ftis_node.node.exchange.group_exchange import GroupExchange
+from ftis_node.node.exchange.trainer_exchange import GroupExchange
 from ftis_node.node.loops.announcement_shards import ShardsLoop
 from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.loops.backfill import BackfillLoop
+from ftis_node.node.loops.deliver import DeliverLoop
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.engine_mismatch import MismatchLoop
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.pause import PauseLoop
-from ftis_node.node.loops.publish import DeliverLoop, PublishLoop, ReannounceLoop
+from ftis_node.node.loops.publish import PublishLoop
 from ftis_node.node.loops.pull import PullLoop
+from ftis_node.node.loops.reannounce import ReannounceLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import DeliverWeights, TrainLoop, update_engine
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
 from ftis_node.node.loops.weight_offer import OfferLoop
-from ftis_node.node.pausing.machine import MachineObserver
+from ftis_node.node.pausing.machine_observer import MachineObserver
 from ftis_node.node.peers.announcements import AnnouncementHandler
+from ftis_node.node.peers.group_requests import PeerRequestHandler
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import OwnRecord
-from ftis_node.node.peers.request_handler import PeerRequestHandler
-from ftis_node.node.peers.swarm_status import SwarmReporter
+from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.evaluator import Evaluator

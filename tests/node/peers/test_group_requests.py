@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from ftis_node.node.peers.request_handler import PeerRequestHandler
+from ftis_node.node.peers.group_requests import PeerRequestHandler
 from ftis_node.swarm.lru import ENTRY_BYTES, LruBytes
 from tests.node.light_swarm import LightSwarm, manifest_of
 

@@ -12,13 +12,13 @@ import pytest
 from aiohttp import web
 
 from ftis_node.config.home import TOKEN_HEADER
-from ftis_node.node.http_api import http_server
+from ftis_node.node.http_api import http_port
 from ftis_node.node.http_api import local_api as http
 from ftis_node.node.http_api.auth import is_same_secret
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
+from ftis_node.node.loop_wiring import Wiring
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.wiring import Wiring
 from tests.node.http_api.requests import get, send
 from tests.node.nodes import components
 
@@ -32,7 +32,7 @@ def refused():
 
 @pytest.fixture
 async def port(refused, monkeypatch):
-    monkeypatch.setattr(http_server, "REQUEST_S", 1.0)
+    monkeypatch.setattr(http_port, "REQUEST_S", 1.0)
     async with opened(refused) as port:
         yield port
 
@@ -41,7 +41,7 @@ def opened(refused: Counter[str]) -> AbstractAsyncContextManager[int]:
     app = web.Application()
     app.router.add_get("/status", show_text)
     app.router.add_get("/failing", fail)
-    return http_server.open_port(app, "127.0.0.1", 0, name="it", remedy="none", refused=refused)
+    return http_port.open_port(app, "127.0.0.1", 0, name="it", remedy="none", refused=refused)
 
 
 async def show_text(request: web.Request) -> web.Response:
@@ -61,13 +61,13 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 
 async def test_300_silent_connections_replace_each_other_and_requests_are_answered(refused):
     """Without a limit of connections they would be open for REQUEST_S."""
-    async with opened(refused) as port, asyncio.timeout(http_server.REQUEST_S - 2.0):
+    async with opened(refused) as port, asyncio.timeout(http_port.REQUEST_S - 2.0):
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
         for _, writer in idle[::2]:
             writer.write(HALF)
         for _ in range(2):  # the second connection closes what the event loop accepted at once
             assert (await send(port, get("/status")))[0] == 200
-        num_closed = 300 - http_server.MAX_CONNECTIONS
+        num_closed = 300 - http_port.MAX_CONNECTIONS
         assert all(await asyncio.gather(*(is_closed(reader) for reader, _ in idle[:num_closed])))
         assert refused["crowded"] >= num_closed
     for _, writer in idle:

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from ftis_node.gossip import SwarmPhase, SwarmState
-from ftis_node.node.peers.connection_messages import SwarmLogMessages
+from ftis_node.node.peers.swarm_log_lines import SwarmLogMessages
 
 ADDRESS = "/ip4/192.168.1.5/tcp/4001/p2p/ID"
 

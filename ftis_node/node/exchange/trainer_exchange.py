@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ftis_node.errors import RecordError
 from ftis_node.models import PromptTokenizer
-from ftis_node.node.exchange.messages import OwnGroup, PublishedGroup
+from ftis_node.node.exchange.trainer_messages import OwnGroup, PublishedGroup
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.node.training.step_selection import take_groups
