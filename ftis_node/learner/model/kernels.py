@@ -15,26 +15,24 @@ not, they are skipped with a warning that gives the cause.
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import transformers
 
-from ftis_node.errors import ConfigError, FileError, first_line
-from ftis_node.files import read_object, replace_file
+from ftis_node.errors import ConfigError, first_line
 from ftis_node.learner.batch import MicroBatch, batch_of
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model import attention, varlen
 from ftis_node.learner.model.activations import decoder_layers
+from ftis_node.learner.model.kept_choices import choices_path, keep_choice, kept_choice
 from ftis_node.learner.model.logprobs import decode
 from ftis_node.learner.model.policy import Policy
 from ftis_node.learner.model.policy_loading import difference_from, probe_group, probe_values
@@ -42,7 +40,6 @@ from ftis_node.learner.step.oom_retry import one_out_of_memory_error
 
 log = logging.getLogger(__name__)
 
-CHOICES_FILE = "kernels.json"
 SHAPE_KEYS = (
     "model_type",
     "hidden_size",
@@ -86,12 +83,12 @@ def choose_kernels(policy: Policy, boot: LearnerBoot) -> Policy:
     is_set = boot.settings.kernels == "compile"
     if not is_set and policy.causal_lm.device.type == "cpu":
         return policy
-    path = Path(boot.checkpoints_dir).parent / CHOICES_FILE
-    chosen, reason = ("compile", "as set") if is_set else (_stored_choice(path, policy, boot), f"as measured: {path}")
-    if chosen is None:
-        if not _is_faster(policy, boot, path):
+    kept = "compile" if is_set else kept_choice(boot, _case(policy, boot))
+    reason = "as set" if is_set else f"as measured: {choices_path(boot)}"
+    if kept not in ("plain", "compile"):
+        if not _is_faster(policy, boot):
             return policy
-    elif chosen == "plain":
+    elif kept == "plain":
         log.info("kernels: plain, %s", reason)
         return policy
     else:
@@ -106,19 +103,6 @@ def choose_kernels(policy: Policy, boot: LearnerBoot) -> Policy:
     return replace(policy, kernels="compile")
 
 
-def _stored_choice(path: Path, policy: Policy, boot: LearnerBoot) -> str | None:
-    """Return the kernels that an earlier start chose for this case, None if none did."""
-    found = _read_choices(path).get(_case(policy, boot))
-    return found if found in ("plain", "compile") else None
-
-
-def _read_choices(path: Path) -> dict[str, Any]:
-    try:
-        return read_object(path)
-    except (OSError, FileError):  # missing, or damaged: they are measured again
-        return {}
-
-
 def _case(policy: Policy, boot: LearnerBoot) -> str:
     """Return a name of all that a layer's speed depends on: its shape, what is trained, the card and torch."""
     config = policy.causal_lm.config.get_text_config(decoder=True)
@@ -130,10 +114,10 @@ def _case(policy: Policy, boot: LearnerBoot) -> str:
     return ", ".join([*shape, how, card, versions])
 
 
-def _is_faster(policy: Policy, boot: LearnerBoot, path: Path) -> bool:
+def _is_faster(policy: Policy, boot: LearnerBoot) -> bool:
     """Measure plain and compiled kernels. Return whether compiled ones are correct, faster, and in the memory plan.
 
-    Stores the choice at `path`, unless compiled ones fail or are wrong, or memory runs out: that may change.
+    Keeps the choice, unless compiled ones fail or are wrong, or memory runs out: that may change.
     """
     micro_batch = _micro_batch(policy, boot.micro_batch_tokens)
     plain = measure(policy, micro_batch)
@@ -152,11 +136,7 @@ def _is_faster(policy: Policy, boot: LearnerBoot, path: Path) -> bool:
     more = compiled.peak_bytes / max(1, plain.peak_bytes)
     is_faster = compiled.seconds * GAIN < plain.seconds and more <= MORE_MEMORY
     chosen = "compile" if is_faster else "plain"
-    choices = json.dumps(_read_choices(path) | {_case(policy, boot): chosen}, indent=1).encode()
-    try:
-        replace_file(path, choices, mode=0o600)
-    except OSError as error:
-        log.warning("the choice of kernels is not kept: %s", error)
+    keep_choice(boot, _case(policy, boot), chosen)
     log.info(
         "kernels: %s; a layer of %d tokens: plain %.1f ms, compile %.1f ms and %.2f times the memory",
         chosen,

@@ -16,16 +16,19 @@ folder, never from a checkpoint.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -39,6 +42,7 @@ from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.activations import decoder_layers
+from ftis_node.learner.model.kept_choices import keep_choice, kept_choice
 from ftis_node.learner.model.lora import first_adapter
 from ftis_node.learner.model.policy import Policy, build_policy, check_logits, find_source, load_unchecked, own_tensors
 from ftis_node.learner.step.train_step import Forward
@@ -50,6 +54,7 @@ from ftis_node.workers.weight_store import probe_token_ids
 log = logging.getLogger(__name__)
 
 MAX_PROBE_TOKENS = 1000
+PACKED = "packed rows"
 # Root mean square of differences between two layouts, in nats, and relative for gradients. In bfloat16 a trainer
 # differs from itself at another chunk size by 0.055 (standard deviation) and by up to 0.656 among 3,916 tokens
 # (https://github.com/huggingface/trl/issues/6789).
@@ -96,7 +101,30 @@ def load_policy(boot: LearnerBoot, ranks: Ranks = ALONE) -> Policy:
     policy = load_unchecked(boot) if spread is None else spread()
     with ranks.agreed():
         check_logits(policy)
-    return choose_layout(policy, boot.sampling, ranks=ranks, open_again=spread)
+    case = _layout_case(policy, boot)
+    if spread is None and kept_choice(boot, case) == PACKED:
+        _use_packed_attention(policy)
+        return replace(policy, packs=True)
+    policy = choose_layout(policy, boot.sampling, ranks=ranks, open_again=spread)
+    if spread is None and policy.packs:  # padded rows are tried again: another release may support packed ones
+        keep_choice(boot, case, PACKED)
+    return policy
+
+
+def _layout_case(policy: Policy, boot: LearnerBoot) -> str:
+    """Return a name of all that packed rows depend on: the model's configuration, what is trained, and the code."""
+    code = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
+    config = policy.causal_lm.config.to_json_string(use_diff=False).encode()
+    digests = [hashlib.sha256(data).hexdigest()[:16] for data in (config, code, str(boot.lora).encode())]
+    how = f"{boot.dtype}, {boot.quantize}, {boot.sampling.max_total_tokens} tokens, {policy.causal_lm.device.type}"
+    return ", ".join(
+        ["layout", *digests, how, f"torch {torch.__version__}", f"transformers {transformers.__version__}"]
+    )
+
+
+def _use_packed_attention(policy: Policy) -> None:
+    attention.register()
+    policy.causal_lm.set_attn_implementation(attention.ATTENTION)
 
 
 def load_sharded_policy(boot: LearnerBoot, ranks: RankGroup, *, trains: bool = True) -> Policy:
@@ -187,8 +215,7 @@ def _why_not_packed(policy: Policy, sampling: SamplingSection) -> str | None:
         return "it is a recurrent model"
     with short_windows(policy.causal_lm, below=sampling.max_total_tokens):
         expected = probe_values(policy)
-        attention.register()
-        policy.causal_lm.set_attn_implementation(attention.ATTENTION)
+        _use_packed_attention(policy)
         found = probe_values(replace(policy, packs=True))
     difference = difference_from(expected, found, dtype=policy.compute_dtype)
     return None if difference is None else f"in packed rows {difference}"

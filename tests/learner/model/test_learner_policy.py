@@ -13,10 +13,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, ModelError
 from ftis_node.learner.checkpoint.publication import gathering_of
-from ftis_node.learner.model import attention
+from ftis_node.learner.model import attention, policy_loading
 from ftis_node.learner.model import policy as policies
 from ftis_node.learner.model.activations import recompute_activations, replace_gated_blocks
 from ftis_node.learner.model.attention import ATTENTION
+from ftis_node.learner.model.kept_choices import choices_path
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.model.lora import lora_layers
 from ftis_node.learner.model.policy import check_logits
@@ -216,6 +217,25 @@ def test_wrong_packed_attention_is_not_used(model_folder, tmp_path, monkeypatch,
     with caplog.at_level("INFO"):
         assert not load_policy(make_boot(model_folder, tmp_path)).packs
     assert "off by" in caplog.text
+    monkeypatch.undo()
+    assert load_policy(make_boot(model_folder, tmp_path)).packs, "padded rows are not kept"
+
+
+def test_a_later_start_of_the_same_model_and_code_does_not_measure_packed_rows_again(
+    model_folder, tmp_path, monkeypatch, caplog
+):
+    boot = make_boot(model_folder, tmp_path)
+    assert load_policy(boot).packs
+
+    def refuse(policy, sampling):
+        raise ValueError("measured")
+
+    monkeypatch.setattr(policy_loading, "_why_not_packed", refuse)
+    again = load_policy(boot)
+    assert again.packs and again.causal_lm.config._attn_implementation == ATTENTION
+    assert not load_policy(make_boot(model_folder, tmp_path, lora=LORA)).packs, "another case"
+    choices_path(boot).write_text("{")
+    assert not load_policy(boot).packs and "cannot be packed (measured)" in caplog.text
 
 
 WIDE = 128  # the tiny models' feed-forward width
