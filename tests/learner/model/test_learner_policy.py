@@ -215,10 +215,9 @@ def test_wrong_packed_attention_is_not_used(model_folder, tmp_path, monkeypatch,
 
     monkeypatch.setattr("ftis_node.learner.model.attention.scaled_dot_product_attention", attend)
     with caplog.at_level("INFO"):
-        assert not load_policy(make_boot(model_folder, tmp_path)).packs
+        for _ in range(2):  # the first start keeps no choice
+            assert not load_policy(make_boot(model_folder, tmp_path)).packs
     assert "off by" in caplog.text
-    monkeypatch.undo()
-    assert load_policy(make_boot(model_folder, tmp_path)).packs, "padded rows are not kept"
 
 
 def test_a_later_start_of_the_same_model_and_code_does_not_measure_packed_rows_again(
