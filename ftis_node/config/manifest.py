@@ -40,8 +40,6 @@ PRESETS = (
     "words-ftis",
     "guess-ftis",
     "calculator-ftis",
-    "countdown-ftis",
-    "programs-ftis",
     "gsm8k-ftis",
     "open-swarm",
     "rg-swarm",

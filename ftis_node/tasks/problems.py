@@ -89,8 +89,8 @@ class DrawnTask(GeneratedTask, Generic[Drawn]):
     num_test: ClassVar[int]
 
     @abstractmethod
-    def draw(self, seed: str) -> Drawn | None:
-        """Return the problem of a text; None if the drawn one does not belong to the task."""
+    def draw(self, seed: str) -> Drawn:
+        """Return the problem of a text."""
 
     @property
     def seed_prefix(self) -> str:
@@ -99,8 +99,7 @@ class DrawnTask(GeneratedTask, Generic[Drawn]):
 
     def draws(self, seed: str) -> Iterator[Drawn]:
         """Yield the problems of the seeds `SEED/0`, `SEED/1`, ..."""
-        seeds = (f"{self.seed_prefix}{seed}/{attempt}" for attempt in count())
-        return (one for one in map(self.draw, seeds) if one is not None)
+        return (self.draw(f"{self.seed_prefix}{seed}/{attempt}") for attempt in count())
 
     def problem(self, index: int) -> Drawn:
         """Return the problem of an index: in training the first draw of its seeds that is not held out."""

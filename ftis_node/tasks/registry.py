@@ -20,7 +20,7 @@ BUILT_IN: Final = (
     *"arithmetic arithmetic:add arithmetic:sub arithmetic:easy arithmetic:medium arithmetic:hard".split(),
     *"arithmetic:no-carry arithmetic:carry arithmetic:borrow sums sums:long".split(),
     *"words words:1 words:2 words:3 words:4 words:unseen".split(),
-    *"guess calculator countdown countdown:small programs".split(),
+    *"guess calculator".split(),
     *"gsm8k gsm8k:PATH math500 math500:PATH dataset:NAME?prompt=COLUMN&answer=COLUMN".split(),
     "rg:NAME of reasoning-gym",
 )
@@ -30,8 +30,6 @@ CLASSES: Final = {
     "words": "words:WordsTask",
     "guess": "episodes.guess:GuessEpisode",
     "calculator": "episodes.calculator:CalculatorEpisode",
-    "countdown": "episodes.countdown:CountdownEpisode",
-    "programs": "episodes.programs:ProgramsEpisode",
     "rg": "rg:ReasoningGymTask",
 }
 """MODULE:CLASS in this package, by the first word of a name. A class takes the split and the text after the ":"."""

@@ -18,7 +18,7 @@ two numbers do not count. The forms of `words:1` have few numbers, so a third is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import product
 from typing import Final, NamedTuple
 
@@ -174,7 +174,16 @@ class WordsTask(DrawnTask[WordProblem]):
         self._forms = FORMS[part] if part else tuple(form for level in "1234" for form in FORMS[level])
 
     def draw(self, seed: str) -> WordProblem:
-        return draw_problem(self._forms, seed)
+        """Draw the form, each number and the names independently of each other, all uniformly."""
+        rest, which = divmod(stable_hash(seed), len(self._forms))
+        form = self._forms[which]
+        numbers = []
+        for values in form.numbers:
+            rest, place = divmod(rest, len(values))
+            numbers.append(values[place])
+        if form.falls:
+            numbers.sort(reverse=True)
+        return WordProblem(form, tuple(numbers), rest)
 
     def test_problems(self) -> tuple[WordProblem, ...]:
         """Make the test split: the first draws with different keys that are held out, as all of `unseen` are."""
@@ -203,16 +212,3 @@ def last_number(text: str) -> str | None:
     """Return the last number of a text without commas and a fraction of zero; None if there is no number."""
     numbers = _NUMBER.findall(text)
     return re.sub(r"\.0+$", "", numbers[-1].replace(",", "")) if numbers else None
-
-
-def draw_problem(forms: Sequence[Form], seed: str) -> WordProblem:
-    """Draw the form, each number and the names independently of each other, all uniformly."""
-    rest, which = divmod(stable_hash(seed), len(forms))
-    form = forms[which]
-    numbers = []
-    for values in form.numbers:
-        rest, place = divmod(rest, len(values))
-        numbers.append(values[place])
-    if form.falls:
-        numbers.sort(reverse=True)
-    return WordProblem(form, tuple(numbers), rest)

@@ -67,8 +67,6 @@ def test_the_run_ids_of_the_presets_do_not_change():
         "words-ftis": "e8daa525127f334ace2f7692d7a895e8",
         "guess-ftis": "c76f54537662768d1bcb80b5b32518d3",
         "calculator-ftis": "64c112ec37be81f8b397daf5c3447ba1",
-        "countdown-ftis": "c6fbfabca8abde05a842fd035c078d3e",
-        "programs-ftis": "1aab9d3f8e396e291940eb7427f142ec",
         "gsm8k-ftis": "3e26efe36ceacfbd9c9e86d121728f3b",
         "open-swarm": "e9fa9e1bb89395e7774786cf783fb9b1",
         "rg-swarm": "a0100cb8ef913fbba1e3e99621da72a7",

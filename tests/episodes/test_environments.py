@@ -70,8 +70,17 @@ def test_a_game_ends_at_the_fourth_guess_and_ignores_what_follows() -> None:
     assert played.reward == 0.25, "two of four guesses were numbers of the range that was left"
 
 
+@pytest.mark.parametrize(
+    ("name", "first"), [("guess", ("46-60?", "56")), ("calculator", ("What is 26 times 51?", "1326"))]
+)
+def test_the_first_problem_is_fixed(name: str, first: tuple[str, str]) -> None:
+    """Peers of other releases make the same one."""
+    item = load_task(name)[0]
+    assert (item.prompt[-1]["content"], item.answer) == first
+
+
 def test_held_out_problems_are_never_trained_on() -> None:
-    for name in ("guess", "calculator", "countdown", "countdown:small", "programs"):
+    for name in ("guess", "calculator"):
         train, test = load_task(name), load_task(name, "test")
         held_out = {(test[index].prompt[-1]["content"], test[index].answer) for index in range(len(test))}
         assert len(held_out) == len(test)
@@ -92,7 +101,7 @@ def test_the_calculator_answers_expressions_and_scores_the_last_text(texts, obse
     assert (played.observations, played.reward) == (observations, reward)
 
 
-@pytest.mark.parametrize("name", ["guess", "calculator", "countdown", "programs"])
+@pytest.mark.parametrize("name", ["guess", "calculator"])
 @pytest.mark.parametrize("part", ["", "\0", "9", "1 ", "(", "1+", "٣"])
 def test_any_text_has_a_result_at_once(name: str, part: str) -> None:
     task, text = load_task(name), part * 5_000_000
@@ -193,11 +202,11 @@ def test_votes_compare_the_last_turn() -> None:
 def test_the_code_of_a_built_in_episode_is_a_release(tmp_path: Path) -> None:
     """Two checkouts of one version may have other rewards without fault."""
     assert grader_releases(load_task("guess")) == f"guess code {code_digest(built_in_code())}"
-    assert {"program.py", "program_values.py", "expression.py", "words.py"} <= built_in_code().keys()
+    assert {"guess.py", "expression.py", "words.py"} <= built_in_code().keys()
     digests = set()
     for code in (b"a = 1\n", b"a = 1\r\n", b"a = 2\n"):
-        (tmp_path / "program.py").write_bytes(code)
-        digests.add(code_digest(built_in_code() | {"program.py": tmp_path / "program.py"}))
+        (tmp_path / "guess.py").write_bytes(code)
+        digests.add(code_digest(built_in_code() | {"guess.py": tmp_path / "guess.py"}))
     assert len(digests) == 2, "line ends are no difference"
 
 
@@ -223,62 +232,3 @@ def test_all_modules_of_a_package_are_its_release(tmp_path: Path, monkeypatch, i
     assert "padlock 1.0" in releases[0]
     same_rules, other_rules, other_module = (one != other for one, other in pairwise(releases))
     assert (same_rules, other_rules, other_module) == (False, True, not is_linked)
-
-
-TASK = load_task("countdown")
-FIRST = TASK[0]  # 68, 19, 32, 13 and the target 94
-
-
-def test_the_first_problems_are_fixed() -> None:
-    """Peers of other releases make the same ones."""
-    assert FIRST.prompt[1]["content"] == "Numbers: 68, 19, 32, 13. Target: 94."
-    assert FIRST.answer == "((13 + 68) + 32) - 19"
-    assert load_task("countdown:small")[0].prompt[1]["content"] == "Numbers: 11, 5, 7. Target: 13."
-    assert "with + - * / and" in FIRST.prompt[0]["content"]
-    assert "with + - * and" in load_task("countdown:small")[0].prompt[0]["content"]
-
-
-@pytest.mark.parametrize("name", ["countdown", "countdown:small"])
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_every_problem_has_a_solution(name: str, split: str) -> None:
-    task = load_task(name, split)
-    for index in range(200):
-        item = task[index]
-        played = task.play(item, [item.answer, "1"])
-        assert (played.is_over, played.num_turns, played.reward) == (True, 1, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("text", "observation", "reward"),
-    [
-        ("68 + 32 - 19 + 13", None, 1.0),
-        ("<think>68 + 1</think> So 68 + 32 = 100, and 13 + 68 + 32 - 19 = 94.", None, 1.0),
-        ("68 + 32 + 13 + 19", "= 132, 38 too high", 0.1), ("68 / 32 + 13 - 19", "= -3.875, 97.875 too low", 0.1),
-        ("68 + 32 - 19 + 14", "= 95, 1 too high; 14 is not given; 13 is used 0 times, not 1", 0.0),
-        ("68 + 68 + 32 - 19 + 13 - 68", "= 94; 68 is used 3 times, not 1", 0.0),
-        ("068 + 32 - 19 + 13", "= 94; 068 is not given; 68 is used 0 times, not 1", 0.0),
-        ("68 / (19 - 19)", "error: division by zero", 0.0), ("94", "no expression", 0.0), ("", "no expression", 0.0),
-    ],
-)  # fmt: skip
-def test_the_feedback_names_the_value_and_each_wrong_number(text: str, observation: str | None, reward: float) -> None:
-    played = TASK.play(FIRST, [text])
-    assert played.observations == (() if observation is None else (observation,))
-    assert played.reward == reward
-
-
-def test_the_last_text_counts() -> None:
-    played = TASK.play(FIRST, ["68", "68 + 32 + 13 + 19", "68 + 32"])
-    assert (played.num_turns, played.is_over, played.reward) == (3, False, 0.0)
-
-
-def test_a_number_that_is_given_twice_is_used_twice() -> None:
-    task = load_task("countdown:small")
-    item = task[1]
-    assert item.prompt[1]["content"] == "Numbers: 7, 7, 6. Target: 49."
-    assert task.play(item, ["7 * 6 + 7"]).reward == 1.0
-    assert task.play(item, ["7 * 6"]).observations == ("= 42, 7 too low; 7 is used 1 times, not 2",)
-
-
-def test_votes_compare_expressions() -> None:
-    assert TASK.answer_of(FIRST, "It is 68 + 32.") == "68+32"
-    assert TASK.answer_of(FIRST, "none") is None

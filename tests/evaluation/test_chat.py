@@ -109,8 +109,8 @@ def test_an_environment_without_a_state_plays_any_question():
     calculator = chat_environments("calculator", limits).begin("What is 26 * 51?")
     assert [calculator.observation("1 + 1") for _ in range(3)] == ["2", "2", None], "the run has three turns"
     assert chat_environments("guess", limits).begin("What is 26 * 51?") is None
-    held_out = load_task("countdown", "test")[3]
-    known = chat_environments("countdown", limits).begin(held_out.prompt[-1]["content"])
+    held_out = load_task("guess", "test")[0]
+    known = chat_environments("guess", limits).begin(held_out.prompt[-1]["content"])
     assert known.item == held_out and known.observation(held_out.answer) is None
 
 

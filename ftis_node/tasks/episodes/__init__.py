@@ -4,7 +4,4 @@ episode.py      protocol of an episode; the task of one; a replay from its texts
 expression.py   the value of an arithmetic expression, with a bound on its work
 guess.py        a number is guessed from "higher" and "lower", for tiny models
 calculator.py   products with a calculator, for small language models
-countdown.py    a target from given numbers, with feedback, for language models
-programs.py     questions that need a small program, for language models
-program.py      what a program prints, with a bound on its work; its syntax, its values and functions
 """

@@ -30,17 +30,9 @@ def value_of(text: str) -> str:
 
     Raises ExpressionError.
     """
-    return decimal(exact_value(text))
-
-
-def exact_value(text: str) -> Fraction:
     if len(text) > MAX_CHARS:
         raise ExpressionError("too long")
-    return _Parser(text).value()
-
-
-def decimal(value: Fraction) -> str:
-    """Return a value with up to `NUM_DECIMALS` decimals."""
+    value = _Parser(text).value()
     whole, decimals = divmod(round(abs(value) * SCALE), SCALE)  # exact, half to even
     digits = str(decimals).rjust(NUM_DECIMALS, "0").rstrip("0")
     sign = "-" if value < 0 and (whole or decimals) else ""
