@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ftis_node import algorithms, tasks
-    from ftis_node.cli.node_process import Node
     from ftis_node.config.manifest import RunManifest as Manifest
     from ftis_node.records.envelope import decode_envelope
     from ftis_node.replay.export import RolloutTable as ReplayBuffer
     from ftis_node.tasks.base import Task
 
 __version__ = "0.1.0"
-__all__ = ["Manifest", "Node", "ReplayBuffer", "Task", "algorithms", "decode_envelope", "tasks"]
+__all__ = ["Manifest", "ReplayBuffer", "Task", "algorithms", "decode_envelope", "tasks"]
 
 _PUBLIC = {
     "Manifest": ("ftis_node.config.manifest", "RunManifest"),
-    "Node": ("ftis_node.cli.node_process", "Node"),
     "ReplayBuffer": ("ftis_node.replay.export", "RolloutTable"),
     "Task": ("ftis_node.tasks.base", "Task"),
     "decode_envelope": ("ftis_node.records.envelope", "decode_envelope"),

@@ -184,7 +184,7 @@ def _run_in_one_process(commands: list[tuple[list[str], tuple[str, ...]]]) -> su
 @pytest.mark.parametrize(
     ("statement", "library"),
     [
-        ("from ftis_node import Manifest, Node, ReplayBuffer, Task, decode_envelope", "pandas"),
+        ("from ftis_node import Manifest, ReplayBuffer, Task, decode_envelope", "pandas"),
         ("import ftis_node.gossip", "google"),
         ("import ftis_node.generation.client, ftis_node.generation.evaluate, ftis_node.generation.worker", "vllm"),
         ("import ftis_node.learner.client, ftis_node.models", "peft"),

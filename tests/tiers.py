@@ -38,7 +38,7 @@ SCENARIOS: Final = (
     "tests/lab/test_demo.py::test_two_nodes_train_and_answer_some_problems", "tests/lab/test_hdee.py",
     "tests/algorithms/plugins/test_plugins.py::test_installed_plugins_are_compared_with_a_built_in_one",
     "tests/bench/test_simulation.py", "tests/cli/test_first_start_errors.py", "tests/cli/test_join_output.py",
-    "tests/cli/test_node_process.py", "tests/node/test_two_homes.py",
+    "tests/node/test_two_homes.py",
     "tests/learner/test_learner_families.py::test_a_family_is_trained_with_an_adapter",
     "tests/learner/model/test_learner_kernels.py::test_compiled_layers_give_the_same_step",
     "tests/learner/distributed/test_learner_shards.py::test_the_shards_of_each_rank_are_those_of_the_model",

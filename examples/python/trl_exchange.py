@@ -5,18 +5,21 @@ Each trainer has its exchange node. `ftis-node tiny --size s --out MODEL` makes 
 
 from __future__ import annotations
 
-import asyncio
+import json
+import subprocess
 import sys
+import time
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node import Node
-
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from multiprocessing.synchronize import Barrier
 
 RUN = "arithmetic-ftis"
+FTIS_NODE = (sys.executable, "-m", "ftis_node")
 
 
 def train(model: str, home: str, steps: int, both: Barrier) -> None:
@@ -53,34 +56,53 @@ def train(model: str, home: str, steps: int, both: Barrier) -> None:
     print(f"{Path(home).name}: {totals['shared_groups']} shared, {totals['foreign_groups']} foreign groups")
 
 
-async def address_of(node: Node) -> str:
+@contextmanager
+def exchange_node(home: Path, model: str, *options: str) -> Iterator[str]:
+    """Run an exchange node until the end of the block, and yield its address as soon as it is up."""
+    join = ("join", "--role", "exchange", "--run", RUN, "--listen", "/ip4/127.0.0.1/tcp/0")
+    with home.with_suffix(".log").open("w") as log:
+        process = subprocess.Popen(
+            [*FTIS_NODE, *join, "--home", str(home), "--model", model, *options], stdout=log, stderr=log
+        )
+    try:
+        yield address_of(home, process)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def address_of(home: Path, process: subprocess.Popen[bytes]) -> str:
     """Wait until the node is up and connected where it can be, and return its address."""
-    async for status in node.watch():
-        if status.node.state == "running" and status.node.addresses:
-            return status.node.addresses[0]
-    raise RuntimeError("the node ended")
+    status = [*FTIS_NODE, "status", "--json", "--home", str(home)]
+    while process.poll() is None:
+        time.sleep(1.0)
+        done = subprocess.run(status, capture_output=True, check=False)
+        if done.returncode:  # it has not locked its home yet
+            continue
+        node = json.loads(done.stdout)["node"]
+        if node["state"] == "running" and node["addresses"]:
+            return str(node["addresses"][0])
+    raise SystemExit(f"a node ended with exit code {process.returncode}: see {home.with_suffix('.log')}")
 
 
-async def main(folder: str, first: str, second: str, steps: int) -> None:
+def main(folder: Path, first: str, second: str, steps: int) -> None:
     """Run two exchange nodes and, as processes, their trainers."""
+    folder.mkdir(parents=True, exist_ok=True)
     spawn = get_context("spawn")
     both = spawn.Barrier(2)
-    common = {"run": RUN, "role": "exchange", "listen": ["/ip4/127.0.0.1/tcp/0"]}
-    async with Node(model=first, home=f"{folder}/first", **common) as one:
-        address = await address_of(one)
-        async with Node(model=second, home=f"{folder}/second", peers=[address], **common) as other:
-            await address_of(other)
-            trainers = [
-                spawn.Process(target=train, args=(model, str(node.home), steps, both))
-                for model, node in ((first, one), (second, other))
-            ]
-            for trainer in trainers:
-                trainer.start()
-            for trainer in trainers:
-                await asyncio.to_thread(trainer.join)
+    homes = folder / "first", folder / "second"
+    with exchange_node(homes[0], first) as address, exchange_node(homes[1], second, "--peers", address):
+        trainers = [
+            spawn.Process(target=train, args=(model, str(home), steps, both))
+            for model, home in zip((first, second), homes, strict=True)
+        ]
+        for trainer in trainers:
+            trainer.start()
+        for trainer in trainers:
+            trainer.join()
     if any(trainer.exitcode for trainer in trainers):
         raise SystemExit("a trainer failed")
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -25,6 +27,8 @@ from ftis_node.tasks.episodes.episode import EpisodeTask
 from ftis_node.telemetry.terminal_text import cells
 from tests.conftest import EOS, accept, fill_buffer, make_completion, make_group, make_text_group
 from tests.models.tiny_models import save_tiny
+
+EXAMPLES = Path(__file__).parents[2] / "examples/python"
 
 
 @pytest.fixture
@@ -257,3 +261,15 @@ def test_peers_have_a_header_and_ages(home, capsys):
     assert re.search(r" until 2033-\S+ \S+ \(operator\)$", banned)
     assert unseen.endswith("  -"), "a peer without a ban has no note"
     assert unseen.index("never") == header.index("SEEN") and unseen.index("good") == header.index("TRUST")
+
+
+def test_the_examples_read_the_buffer_and_an_envelope(home, identity, capsys):
+    def example(name: str, argument: Path) -> list[str]:
+        return subprocess.check_output([sys.executable, EXAMPLES / name, argument], text=True).splitlines()
+
+    header, _, row = example("read_buffer.py", home)
+    assert header.split() == ["count", "mean"]
+    assert row.split() == [identity.peer_id, "4", "0.25"]
+    _printed(capsys, home, "export", "--format", "envelope", "--out", str(home / "envelopes"))
+    for path in (home / "envelopes").iterdir():
+        assert example("decode_envelope.py", path)[0].startswith(f"{identity.peer_id} (")

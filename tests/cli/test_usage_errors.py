@@ -165,3 +165,18 @@ def test_an_invalid_file_or_option_of_join_is_an_error(capsys, tmp_path, model, 
     path.write_text(text)
     of_file = {RUN: ["--run", str(path)], NODE: [], DATA: ["--task", f"gsm8k:{path}"]}[file]
     assert message in join(capsys, tmp_path, "--model", str(model), *of_file, *arguments)
+
+
+@pytest.mark.parametrize("model", ["models/tiny", "models/mine/x.gguf"])
+def test_a_relative_path_of_a_model_is_kept_absolute(tmp_path, monkeypatch, model):
+    """In another folder, the file's path would name a repository of the hub."""
+    kept = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ftis_node.cli.commands.join._run", lambda settings, *_: kept.append(settings.model))
+    path = tmp_path / model
+    if path.suffix:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    else:
+        path.mkdir(parents=True)
+    assert (run(["join", "--home", "home", "--model", model]), kept) == (0, [str(path)])

@@ -87,13 +87,14 @@ def _end_words(home: Home) -> str:
 
 
 def _wait_for_end(home: Home) -> None:
-    from ftis_node.cli.node_process import STOP_LIMIT_S
+    from ftis_node.config.workers import SAVE_LIMIT_S
 
+    limit_s = SAVE_LIMIT_S + 60.0  # the node forces its own end before that
     began_at, shown = time.monotonic(), ""
     while home.is_held():
         waited_s = time.monotonic() - began_at
-        if waited_s > STOP_LIMIT_S:
-            raise FtisError(f"the node in {home.root} has not ended within {STOP_LIMIT_S:.0f} s: see its logs/")
+        if waited_s > limit_s:
+            raise FtisError(f"the node in {home.root} has not ended within {limit_s:.0f} s: see its logs/")
         if waited_s > SHOWN_AFTER_S and (waits_for := _waits_for(home)) not in ("", shown):
             typer.echo(f"stopping: it waits for {waits_for}", err=True)
             shown = waits_for
