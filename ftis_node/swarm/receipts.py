@@ -72,9 +72,8 @@ def refusal_of(peer_id: str, step: int, receipts: Sequence[Receipt], limits: Ste
 
 @dataclass(slots=True)
 class Signer:
-    """A peer that has trained on this node's groups: its newest record, and the counts at the end of each day."""
+    """A peer that has trained on this node's groups: the counts at the end of each day."""
 
-    record: bytes
     days: dict[int, Used]  # by days since 1970 (UTC), the newest three
 
     @property
@@ -120,8 +119,8 @@ class ReceiptBook:
         groups = sum(used.groups for sender, used in self.given.items() if sender != self.own_id)
         return -(-groups // self.limits.groups) if self.limits.groups else 0
 
-    def note_record(self, record: PeerRecord, data: bytes, *, now: float) -> str:
-        """Count the receipt for this node in a peer's record (`data`, signature checked). Return why it is refused.
+    def note_record(self, record: PeerRecord, *, now: float) -> str:
+        """Count the receipt for this node in a peer's signed record. Return why it is refused.
 
         An old record, such as one that a third peer sends again, has smaller counts and changes nothing.
         """
@@ -143,7 +142,7 @@ class ReceiptBook:
             least = min(self.signers, key=lambda peer_id: self.signers[peer_id].used)
             del self.signers[least]
             self.forgotten.add(least)
-        self.signers[record.peer_id] = Signer(data, {day: days[day] for day in newest})
+        self.signers[record.peer_id] = Signer({day: days[day] for day in newest})
         self._changed.add(record.peer_id)
         self.forgotten.discard(record.peer_id)
         return ""
@@ -167,10 +166,9 @@ class ReceiptBook:
     def changed_used(self) -> Iterator[tuple[str, int, int]]:
         yield from ((peer_id, *self.given[peer_id]) for peer_id in self._changed & self.given.keys())
 
-    def changed_receipts(self) -> Iterator[tuple[str, bytes, str]]:
+    def changed_signers(self) -> Iterator[tuple[str, str]]:
         for peer_id in self._changed & self.signers.keys():
-            signer = self.signers[peer_id]
-            yield peer_id, signer.record, msgspec.json.encode(signer.days).decode()
+            yield peer_id, msgspec.json.encode(self.signers[peer_id].days).decode()
 
     def saved(self) -> None:
         self._changed.clear()

@@ -6,7 +6,6 @@ import dataclasses
 import re
 import time
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,7 +30,6 @@ HEADER = (
     *("PEER", "NAME", "MODEL", "ROLE", "DOMAIN", "SEEN", "TRUST"),
     *("ACCEPTED", "REFUSED", "CONFIRMED", "EFFECTIVE", "NOTE"),
 )
-RECEIPT_HEADER = ("PEER", "RUN", "GROUPS", "TOKENS", "SIGNED")
 WIDTH = 80  # of one peer
 NUM_NEWEST = 5
 LENGTH = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
@@ -138,50 +136,6 @@ def trust(
 ) -> None:
     """Trust a peer: the node never bans it, and the peer may fill more of the buffer."""
     _change(home or context.obj, "trust", peer, as_json, trusted=not off)
-
-
-@app.command()
-def receipts(
-    context: typer.Context,
-    check: Annotated[
-        Path | None, typer.Option("--check", metavar="FILE", help="Check the list that another node printed.")
-    ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show which peers have trained on this node's groups, by the receipts that they signed.
-
-    A receipt counts groups with a signal that are no copies. Give the output of --json to anybody: --check compares it
-    with the signatures in it, and needs no home.
-
-    JSON shape: {peer_id, receipts: [{signer, run_id, groups, tokens, signed_at, record}]}.
-    """
-    import msgspec
-
-    from ftis_node.files import read_file
-    from ftis_node.node.peers.receipt_list import (
-        MAX_RECEIPTS_FILE_BYTES,
-        ReceiptList,
-        check_receipts,
-        saved_receipts,
-    )
-
-    if check is None:
-        found = saved_receipts(home_at(home or context.obj))
-    else:
-        try:
-            found = check_receipts(read_file(check, max_bytes=MAX_RECEIPTS_FILE_BYTES), source=str(check))
-        except (FileNotFoundError, NotADirectoryError):
-            raise UsageError(f"--check {check}: no such file") from None
-
-    def lines(found: ReceiptList) -> list[str]:
-        rows = [
-            (one.signer, one.run_id[:8], f"{one.groups:,}", f"{one.tokens:,}", date_time(one.signed_at))
-            for one in found.receipts
-        ]
-        return columns(RECEIPT_HEADER, rows, num_left=2) if rows else ["no peer has signed a receipt for this node yet"]
-
-    print_document(msgspec.to_builtins(found), lambda: lines(found), as_json=as_json)
 
 
 def parse_length_s(text: str) -> float:

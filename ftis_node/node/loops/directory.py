@@ -155,7 +155,7 @@ class DirectoryLoop(NodePart):
             earlier = peer.record
             peer.note_record(record)
             self._note_releases(earlier, record)
-            if reason := self.peers.receipts.note_record(record, data, now=time.time()):
+            if reason := self.peers.receipts.note_record(record, now=time.time()):
                 peer.refused[reason] += 1
             if self.backfill is not None:
                 self.backfill.note_record(record)

@@ -1,6 +1,6 @@
 """`peers.sqlite` in the home: stores the reputation of peers, so that bans and trust survive a restart or a kill.
 
-`peers` has one row per peer of the bounded reputation table; `used` and `receipts` have the rows of the `ReceiptBook`.
+`peers` has one row per peer of the bounded reputation table; `used` and `signers` have the rows of the `ReceiptBook`.
 WAL mode with full synchronization lets a reported ban survive a power cut. A commit follows each change of a trust
 level, and otherwise every ten seconds.
 """
@@ -44,9 +44,8 @@ CREATE TABLE IF NOT EXISTS used (
     groups  INTEGER NOT NULL,
     tokens  INTEGER NOT NULL
 ) STRICT;
-CREATE TABLE IF NOT EXISTS receipts (
+CREATE TABLE IF NOT EXISTS signers (
     peer_id TEXT PRIMARY KEY,
-    record  BLOB NOT NULL,
     days    TEXT NOT NULL
 ) STRICT;
 """
@@ -96,10 +95,10 @@ class ReputationStore:
         """Load all saved receipts. A damaged row is left out, and the peer's next record replaces it."""
         for peer_id, groups, tokens in self._db.execute("SELECT * FROM used ORDER BY rowid"):
             book.given[peer_id] = Used(groups, tokens)
-        for peer_id, record, days in self._db.execute("SELECT * FROM receipts ORDER BY rowid"):
+        for peer_id, days in self._db.execute("SELECT * FROM signers ORDER BY rowid"):
             with suppress(msgspec.MsgspecError):
                 if found := msgspec.json.decode(days, type=dict[int, Used]):
-                    book.signers[peer_id] = Signer(record, found)
+                    book.signers[peer_id] = Signer(found)
 
     def save(self, reputations: ReputationTable, book: ReceiptBook) -> None:
         """Write changes since the last call, and delete forgotten peers, in one transaction.
@@ -116,9 +115,9 @@ class ReputationStore:
                 self._rows(reputations, reputations.changed),
             )
             self._db.executemany("INSERT OR REPLACE INTO used VALUES (?, ?, ?)", book.changed_used())
-            self._db.executemany("INSERT OR REPLACE INTO receipts VALUES (?, ?, ?)", book.changed_receipts())
+            self._db.executemany("INSERT OR REPLACE INTO signers VALUES (?, ?)", book.changed_signers())
             self._db.execute(FORGET_OLD_USED, (MAX_SENDERS,))
-            self._db.executemany("DELETE FROM receipts WHERE peer_id = ?", [(signer,) for signer in book.forgotten])
+            self._db.executemany("DELETE FROM signers WHERE peer_id = ?", [(signer,) for signer in book.forgotten])
             self._db.execute("COMMIT")
         except sqlite3.OperationalError as error:
             if self._db.in_transaction:
