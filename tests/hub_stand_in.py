@@ -90,11 +90,10 @@ def _application(hub: StandIn) -> web.Application:
     async def create(request: web.Request) -> web.Response:
         wanted = await request.json()
         name = f"{wanted['organization']}/{wanted['name']}"
-        key = f"datasets/{name}" if wanted.get("type") == "dataset" else name
-        if key in hub.repositories:
-            return web.json_response({"error": "You already created this repo", "url": f"{hub.url}/{key}"}, status=409)
-        hub.repositories[key] = Repository(private=wanted.get("visibility") == "private")
-        return web.json_response({"url": f"{hub.url}/{key}"})
+        if name in hub.repositories:
+            return web.json_response({"error": "You already created this repo", "url": f"{hub.url}/{name}"}, status=409)
+        hub.repositories[name] = Repository(private=wanted.get("visibility") == "private")
+        return web.json_response({"url": f"{hub.url}/{name}"})
 
     @routes.get("/api/{kind:models|datasets}/{owner}/{name}")
     @routes.get("/api/{kind:models|datasets}/{owner}/{name}/revision/{branch}")

@@ -1,1 +1,1 @@
-"""A trained model or its rollouts as a folder for the Hugging Face hub."""
+"""A trained model as a folder for the Hugging Face hub, or as a GGUF file."""

@@ -19,7 +19,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.section import first_problem
 from ftis_node.errors import ConfigError, DamagedError
-from ftis_node.export.hub_cards import read_run_record, write_model_card
+from ftis_node.export.model_card import read_run_record, write_model_card
 from ftis_node.files import read_object
 from ftis_node.generation.engines.vllm_options import served_rank
 from ftis_node.memory.placement import WorkerPlacement

@@ -1,4 +1,4 @@
-"""Push of a folder to a repository of the hub by the hub's own client, as one commit.
+"""Push of a model's folder to a repository of the hub by the hub's own client, as one commit.
 
 The library's own login is the only one: `hf auth login`, or HF_TOKEN. A new repository is private, and a public one is
 refused, unless the user asks for a public one.
@@ -9,22 +9,22 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final
 
 from ftis_node.errors import FtisError, NetworkError, UsageError
 from ftis_node.models.library_logging import quiet_library_logging
 
+REPLACED: Final = ["*.safetensors", "*.safetensors.index.json", "adapter_config.json"]
+"""Patterns of files that a push deletes if it does not write them."""
+
 
 @dataclass(frozen=True, slots=True)
 class PushTarget:
-    """A repository `owner/name`; `replaces` has patterns of files that a push deletes if it does not write them."""
+    """A repository `owner/name` and its branch, None for the default one."""
 
     repo: str
-    kind: Literal["model", "dataset"]
     public: bool = False
     revision: str | None = None
-    message: str | None = None
-    replaces: tuple[str, ...] = ()
 
 
 def check_target(target: PushTarget) -> None:
@@ -39,8 +39,8 @@ def check_target(target: PushTarget) -> None:
         raise UsageError("you are not logged in to the hub: run `hf auth login`, then this command again")
 
 
-def push_folder(folder: Path, target: PushTarget) -> tuple[str, bool]:
-    """Push all files of `folder`; return the commit's page, and whether the repository is private.
+def push_folder(folder: Path, target: PushTarget, *, message: str) -> tuple[str, bool]:
+    """Push all files of `folder` in one commit; return its page, and whether the repository is private.
 
     It creates a missing repository and a missing branch. Raises UsageError if the hub refuses the push, or if the
     repository is public and `target.public` is not set. Raises NetworkError for every other fault.
@@ -51,16 +51,15 @@ def push_folder(folder: Path, target: PushTarget) -> tuple[str, bool]:
     if not sys.stderr.isatty():
         disable_progress_bars()
     api = HfApi()
-    place: dict[str, Any] = {"repo_id": target.repo, "repo_type": target.kind}
-    how: dict[str, Any] = {"commit_message": target.message, "revision": target.revision}
+    how: dict[str, Any] = {"commit_message": message, "revision": target.revision, "delete_patterns": REPLACED}
     try:
         with quiet_library_logging():
-            api.create_repo(**place, private=not target.public, exist_ok=True)
-            if not (is_private := bool(api.repo_info(**place).private)) and not target.public:
+            api.create_repo(target.repo, private=not target.public, exist_ok=True)
+            if not (is_private := bool(api.repo_info(target.repo).private)) and not target.public:
                 raise UsageError(f"{target.repo} is public: add --public to push to it, or give another --push-to")
             if target.revision:
-                api.create_branch(**place, branch=target.revision, exist_ok=True)
-            commit = api.upload_folder(**place, **how, folder_path=folder, delete_patterns=list(target.replaces))
+                api.create_branch(target.repo, branch=target.revision, exist_ok=True)
+            commit = api.upload_folder(repo_id=target.repo, folder_path=folder, **how)
     except FtisError:
         raise
     except Exception as error:  # the library has no common class for them

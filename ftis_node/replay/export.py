@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -28,48 +27,8 @@ from ftis_node.replay.reader import GroupSummary, ReplayReader
 
 Row = dict[str, Any]
 
-
-OWN_SENDER = "own"
 MAX_TOKENS_AT_ONCE: Final = 1 << 17  # of a row group; about 10 MB of Python numbers
 MAX_ROWS_AT_ONCE: Final = 4096
-
-
-@dataclass(slots=True)
-class RowTotals:
-    """Totals of the group rows that passed through `counted`.
-
-    Without `with_senders` a row's `sender` becomes `own`, `peer-1`, `peer-2` and so on, by first appearance.
-    """
-
-    with_senders: bool
-    own_groups: int = 0
-    foreign_groups: int = 0
-    own_tokens: int = 0
-    foreign_tokens: int = 0
-    _numbers: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def num_groups(self) -> int:
-        return self.own_groups + self.foreign_groups
-
-    @property
-    def num_peers(self) -> int:
-        return len(self._numbers)
-
-    def counted(self, rows: Iterator[Row]) -> Iterator[Row]:
-        for row in rows:
-            if row["own"]:
-                self.own_groups += 1
-                self.own_tokens += row["num_tokens"]
-            else:
-                self.foreign_groups += 1
-                self.foreign_tokens += row["num_tokens"]
-                self._numbers.setdefault(row["sender"], len(self._numbers) + 1)
-            yield row if self.with_senders else self._without_sender(row)
-
-    def _without_sender(self, row: Row) -> Row:
-        sender = OWN_SENDER if row["own"] else f"peer-{self._numbers[row['sender']]}"
-        return row | {"sender": sender} | ({"sender_name": None} if "sender_name" in row else {})
 
 
 def write_jsonl(rows: Iterable[Row], out: Path) -> int:

@@ -1,7 +1,6 @@
 """`--push-to` with the real commands and the real `huggingface_hub` client, against a fake hub on loopback."""
 
 import json
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,10 @@ from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.records.identity import Identity
-from ftis_node.replay.buffer import ReplayBuffer
-from ftis_node.replay.lifecycle import ReleaseReason
 from tests.cli.test_export import trained_home
-from tests.conftest import accept, fill_buffer, make_group, make_text_group
 from tests.hub_stand_in import TOKEN, Repository, StandIn, running_stand_in
 
 REPO = "ann/swarm-tiny"
-DATA = f"datasets/{REPO}"
 CONTROL = "control-token-0123456789abcdef"
 PEER_ADDRESS = "/ip4/203.0.113.77/tcp/4001"
 SECRETS = {"control.token": CONTROL, "observe.token": "observe-token-0123456789", "secret.txt": "ab" * 32}
@@ -37,7 +32,7 @@ def hub(monkeypatch):
 
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory):
-    """Two trained homes with secrets, peers and groups; the key says whether they trained LoRA."""
+    """Two trained homes with secrets and peers; the key says whether they trained LoRA."""
     homes = {}
     for lora in (False, True):
         root = tmp_path_factory.mktemp("home")
@@ -56,11 +51,6 @@ def homes(tmp_path_factory):
         row = {"peer_id": peer.peer_id, "name": "bob of the hills", "groups_accepted": 2, "addresses": [PEER_ADDRESS]}
         status["peers"] = [row, row | {"peer_id": "p3", "groups_accepted": 0}]
         home.status.write_text(json.dumps(status))
-        as_text = accept(make_text_group(peer, number=2), peer)
-        fill_buffer(home.replay, accept(make_group(me), me), accept(make_group(peer), peer), as_text, own=me)
-        with closing(ReplayBuffer(home.replay)) as buffer:
-            buffer.take(1, own=1, foreign=1)
-            assert buffer.release_step(1, ReleaseReason.TRAINED) == 2
     return homes
 
 
@@ -71,21 +61,17 @@ def _private_texts(home: Home) -> list[str]:
     return [*SECRETS.values(), *peers, *names, str(home.root), str(home.root.parent)]
 
 
-def _assert_nothing_private(hub: StandIn, home: Home, *, allowed: tuple[str, ...] = ()) -> None:
+def _assert_nothing_private(hub: StandIn, home: Home) -> None:
     sent = hub.sent
     assert b"ftis-node join --run run.toml" in sent, "the fake hub decodes the request bodies"
     for text in _private_texts(home):
-        assert text in allowed or text.encode() not in sent, text
+        assert text.encode() not in sent, text
     seed = bytes([1]) * 32
     assert not any(key in sent for key in (home.identity.read_bytes().strip(), seed, seed.hex().encode()))
 
 
 def _model(home: Home, out: Path, *options: str) -> int:
     return run(["export", "--home", str(home.root), "--out", str(out), "--push-to", REPO, *options])
-
-
-def _rollouts(home: Home, out: Path, *options: str) -> int:
-    return run(["replay", "export", "--home", str(home.root), "--out", str(out), "--push-to", REPO, *options])
 
 
 def _folder(out: Path) -> dict[str, bytes]:
@@ -125,45 +111,13 @@ def test_the_pushed_model_equals_the_export(hub, homes, tmp_path, lora, capsys):
     _assert_nothing_private(hub, homes[lora])
 
 
-@pytest.mark.parametrize(("form", "options"), [("jsonl", ()), ("parquet", ("--flat", "--text"))])
-def test_pushed_rollouts_load_as_a_data_set(hub, homes, tmp_path, form, options):
-    import datasets
-    from huggingface_hub import DatasetCard
-
-    out, there = tmp_path / "out", tmp_path / "there"
-    assert _rollouts(homes[False], out, "--format", form, "--license", "mit", *options) == 0
-    assert hub.repositories[DATA].private
-    assert hub.files(DATA) == _folder(out)
-    card = DatasetCard(hub.files(DATA)["README.md"].decode())
-    assert (card.data.license, card.data.task_categories) == ("mit", ["text-generation"])
-    assert "| groups | 1 own, 2 of 1 peers |" in card.text
-    for path, data in hub.files(DATA).items():
-        (there / path).parent.mkdir(parents=True, exist_ok=True)
-        (there / path).write_bytes(data)
-    table = datasets.load_dataset(str(there), split="train", cache_dir=str(tmp_path / "cache"))
-    assert (len(table), table.unique("sender")) == (6 if options else 3, ["own", "peer-1"])
-    first = table[0] if options else table[0]["completions"][0]
-    assert first["logprobs"] == pytest.approx([-0.1, -1.05, -2.0])
-    _assert_nothing_private(hub, homes[False])
-
-
-def test_senders_are_pushed_only_with_with_senders(hub, homes, tmp_path):
-    home = homes[False]
-    assert _rollouts(home, tmp_path / "out", "--with-senders", "--text") == 0
-    rows = [json.loads(line) for line in hub.files(DATA)["data/train.jsonl"].splitlines()]
-    assert {row["sender_name"] for row in rows} == {"ann's node", "bob of the hills"}
-    peers = tuple(Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2))
-    assert {row["sender"] for row in rows} == set(peers)
-    _assert_nothing_private(hub, home, allowed=("ann's node", "bob of the hills", *peers))
-
-
 def test_a_repository_is_public_only_with_public(hub, homes, tmp_path, capsys):
-    assert _rollouts(homes[False], tmp_path / "a", "--public") == 0
-    assert not hub.repositories[DATA].private
-    before = dict(hub.files(DATA))
-    assert _rollouts(homes[False], tmp_path / "b", "--flat") == 2
+    assert _model(homes[True], tmp_path / "a", "--public") == 0
+    assert not hub.repositories[REPO].private
+    before = dict(hub.files(REPO))
+    assert _model(homes[True], tmp_path / "b", "--merge") == 2
     assert f"{REPO} is public: add --public" in capsys.readouterr().err
-    assert hub.files(DATA) == before
+    assert hub.files(REPO) == before
 
 
 @pytest.mark.parametrize(
@@ -176,12 +130,12 @@ def test_a_repository_is_public_only_with_public(hub, homes, tmp_path, capsys):
 def test_a_failed_push_leaves_the_export_and_no_commit(hub, homes, tmp_path, path, status, code, message, capsys):
     hub.fail[path] = status
     out = tmp_path / "out"
-    assert _rollouts(homes[False], out, "--format", "parquet") == code
+    assert _model(homes[False], out) == code
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert message in line
-    assert f"the export is in {out}: `hf upload {REPO} {out} . --type dataset` pushes it" in line
-    assert _folder(out).keys() == {"README.md", "run.toml", "data/train.parquet"}
-    assert DATA not in hub.repositories or not hub.repositories[DATA].commits
+    assert f"the export is in {out}: `hf upload {REPO} {out} .` pushes it" in line
+    assert {"README.md", "run.toml", "model.safetensors"} <= _folder(out).keys()
+    assert REPO not in hub.repositories or not hub.repositories[REPO].commits
     assert TOKEN not in line
 
 
@@ -200,14 +154,8 @@ def test_invalid_options_fail_before_any_work(hub, homes, tmp_path, options, mes
     assert not out.exists() and not hub.requests
 
 
-def test_only_tables_are_pushed_and_only_with_push_to_and_a_login(hub, homes, tmp_path, capsys, monkeypatch):
-    assert _rollouts(homes[False], tmp_path / "out", "--format", "envelope") == 2
-    assert "choose --format jsonl or parquet" in capsys.readouterr().err
-    assert run(
-        ["replay", "export", "--home", str(homes[False].root), "--out", str(tmp_path / "out"), "--license", "mit"]
-    )
-    assert "are for --push-to" in capsys.readouterr().err
+def test_a_push_needs_a_login(hub, homes, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    assert _rollouts(homes[False], tmp_path / "out") == 2
+    assert _model(homes[False], tmp_path / "out") == 2
     assert "you are not logged in to the hub: run `hf auth login`" in capsys.readouterr().err
     assert not hub.requests

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ftis_node.cli.options import (
-    CommitMessageOption,
-    HomeOption,
-    LicenseOption,
-    PublicOption,
-    PushToOption,
-    RevisionOption,
-    home_at,
-    push_and_report,
-    push_target,
-)
+from ftis_node.cli.options import HomeOption, home_at
 from ftis_node.cli.progress import show_fraction
-from ftis_node.errors import UsageError
+from ftis_node.errors import FtisError, UsageError
+
+if TYPE_CHECKING:
+    from ftis_node.models.hub_push import PushTarget
 
 GgufType = Literal["f16", "q8_0", "f32"]
+LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 
 
 def export(
@@ -43,18 +39,37 @@ def export(
             "--base-model", metavar="OWNER/NAME", help="Id on the hub of the base model, if --model was a folder."
         ),
     ] = None,
-    license: LicenseOption = None,
-    push_to: PushToOption = None,
-    public: PublicOption = False,
-    revision: RevisionOption = None,
-    commit_message: CommitMessageOption = None,
+    license: Annotated[
+        str | None, typer.Option("--license", help="License for the card, by the hub's id, such as apache-2.0.")
+    ] = None,
+    push_to: Annotated[
+        str | None,
+        typer.Option(
+            "--push-to",
+            metavar="OWNER/NAME",
+            help="Then push the result to this repository of the Hugging Face hub. A new one is private.",
+        ),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="With --push-to: create a public repository, or push to one.")
+    ] = False,
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="With --push-to: the branch.", show_default="main")
+    ] = None,
+    commit_message: Annotated[
+        str | None, typer.Option("--commit-message", help="With --push-to: the first line of the commit.")
+    ] = None,
 ) -> None:
     """Write the newest checkpoint as a model folder that transformers and vLLM load, or as a GGUF file.
 
     With LoRA only the adapter is written, unless --merge is given. Works while the node runs. --push-to needs `hf auth
     login`. It pushes the folder with its card: the run, the base model, groups, evaluations, task and license.
     """
-    target = push_target(push_to, "model", public=public, revision=revision, message=commit_message, license=license)
+    if license is not None and not LICENSE_ID.fullmatch(license):
+        raise UsageError(
+            f"--license {license!r} is no id of a license on the hub: give one such as apache-2.0 or other"
+        )
+    target = _push_target(push_to, public=public, revision=revision, message=commit_message)
     if out is None and (gguf is None or target is not None):
         raise UsageError(f"{'nothing to write' if gguf is None else '--push-to'}: add --out FOLDER")
     if base_model is not None:
@@ -85,8 +100,34 @@ def export(
     for path in filter(None, (out, file)):
         typer.echo(f"{path}: the model after step {step}")
     if out is not None and target is not None:
-        push_and_report(out, target, message=f"Upload the model after step {step}")
+        _push(out.expanduser(), target, message=commit_message or f"Upload the model after step {step}")
     if out is not None:
         typer.echo("\n".join(next_steps(out.expanduser(), home=home, is_pushed=target is not None)))
     if file is not None:
         typer.echo(ollama_step(file))
+
+
+def _push_target(repo: str | None, *, public: bool, revision: str | None, message: str | None) -> PushTarget | None:
+    """Return the target, None without --push-to. Raises UsageError for wrong options, before any work."""
+    if repo is None:
+        given = {"--public": public, "--revision": revision, "--commit-message": message}
+        if stray := [name for name, value in given.items() if value]:
+            raise UsageError(f"{', '.join(stray)}: add --push-to OWNER/NAME, or leave it out")
+        return None
+    from ftis_node.models.hub_push import PushTarget, check_target
+
+    target = PushTarget(repo, public, revision)
+    check_target(target)
+    return target
+
+
+def _push(folder: Path, target: PushTarget, *, message: str) -> None:
+    """Push the folder and print its address. A failure names the folder, which stays, and a command to push it."""
+    from ftis_node.models.hub_push import push_folder
+
+    try:
+        url, is_private = push_folder(folder, target, message=message)
+    except FtisError as error:
+        by_hand = f"hf upload {target.repo} {shlex.quote(str(folder))} ."
+        raise type(error)(f"{error}; the export is in {folder}: `{by_hand}` pushes it") from error
+    typer.echo(f"{url}: pushed to {target.repo} ({'private' if is_private else 'public'})")

@@ -5,26 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ftis_node.cli.completion import group_ids
-from ftis_node.cli.options import (
-    CommitMessageOption,
-    HomeOption,
-    JsonOption,
-    LicenseOption,
-    PublicOption,
-    PushToOption,
-    RevisionOption,
-    home_at,
-    print_document,
-    push_and_report,
-    push_target,
-)
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
 from ftis_node.errors import UsageError
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import columns, printable
@@ -33,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ftis_node.config.home import Home
-    from ftis_node.replay.export import RowTotals
     from ftis_node.replay.group_history import CompletionDetails, GroupHistory
     from ftis_node.replay.reader import GroupSummary, ReplayReader
 
@@ -130,83 +116,38 @@ def stats(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 @app.command("export")
 def export(
-    out: Annotated[Path, typer.Option("--out", help="File to write; for envelopes and --push-to a folder.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write; for envelopes a folder.")],
     home: HomeOption = None,
     format_: Annotated[ExportFormat, typer.Option("--format", help="Format to write.")] = "jsonl",
     text: Annotated[
         bool, typer.Option("--text", help="Add prompt, completions as text, expected answer and the sender's name.")
     ] = False,
     flat: Annotated[bool, typer.Option("--flat", help="Write one row per completion, not per group.")] = False,
-    license: LicenseOption = None,
-    push_to: PushToOption = None,
-    public: PublicOption = False,
-    with_senders: Annotated[
-        bool, typer.Option("--with-senders", help="With --push-to: keep the peer ids and names of the senders.")
-    ] = False,
-    revision: RevisionOption = None,
-    commit_message: CommitMessageOption = None,
 ) -> None:
     """Export the stored groups: rollouts as JSON lines or Parquet, or the signed envelopes, one file each.
 
     A row is that of `list`, with completions: [{token_ids, logprobs, finish_reason, reward}] (of a group that came as
     text: text, mean_logprob, sender_tokens, ...). --text adds sender_name, prompt, answer and each completion's text.
     --flat: completion_index, completion, token_ids, logprobs, mean_logprob, num_tokens, finish_reason, reward.
-    Episodes have turn_lengths and observation_ids. --push-to needs `hf auth login`. It writes a folder with the rows
-    and a card, and pushes it. The senders are then `own`, `peer-1`, `peer-2` and so on.
+    Episodes have turn_lengths and observation_ids.
     """
     if format_ == "envelope" and (text or flat):
         raise UsageError("--text and --flat add to rows, and an envelope has none: choose --format jsonl or parquet")
-    target = push_target(push_to, "dataset", public=public, revision=revision, message=commit_message, license=license)
-    if target is None and (license or with_senders):
-        raise UsageError("--license and --with-senders are for --push-to OWNER/NAME: add it, or leave them out")
-    if target is not None and format_ == "envelope":
-        raise UsageError("the hub shows no such file as a data set: choose --format jsonl or parquet with --push-to")
-    where, totals = home_at(home), None
     try:
         with closing(_open(home)) as reader:
-            write = partial(_export_rows, where, reader, format_=format_, text=text, flat=flat)
-            if target is not None:
-                from ftis_node.export.hub_cards import read_run_record, write_dataset_card
-                from ftis_node.replay.export import RowTotals, rows_schema
-
-                record, totals = read_run_record(where), RowTotals(with_senders=with_senders)
-                folder, file = _new_folder(out), f"data/train.{format_}"
-                write(folder / file, totals=totals)
-                schema = rows_schema(with_texts=text, is_flat=flat)
-                write_dataset_card(folder, record, totals, file=file, schema=schema, license=license)
-            elif format_ == "envelope":
+            if format_ == "envelope":
                 typer.echo(f"{_write_envelopes(reader, out)} groups written to {out}")
             else:
-                write(out)
+                _export_rows(home_at(home), reader, out, format_=format_, text=text, flat=flat)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}; give another --out") from None
-    if target is not None and totals is not None:
-        push_and_report(out, target, message=f"Upload {totals.num_groups} groups of rollouts")
 
 
-def _new_folder(out: Path) -> Path:
-    folder = out.expanduser()
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UsageError(f"{out} exists and is not an empty folder: choose another with --out")
-    (folder / "data").mkdir(parents=True)
-    return folder
-
-
-def _export_rows(
-    home: Home,
-    reader: ReplayReader,
-    out: Path,
-    *,
-    format_: ExportFormat,
-    text: bool,
-    flat: bool,
-    totals: RowTotals | None = None,
-) -> None:
+def _export_rows(home: Home, reader: ReplayReader, out: Path, *, format_: ExportFormat, text: bool, flat: bool) -> None:
     from ftis_node.replay.export import TextRows, flat_rows, group_rows, write_jsonl, write_parquet
 
     texts = TextRows(home, _names(home)) if text else None
     rows = group_rows(reader) if texts is None else texts.group_rows(reader)
-    rows = totals.counted(rows) if totals else rows
     rows = flat_rows(rows) if flat else rows
     if format_ == "parquet":
         count = write_parquet(rows, out, with_texts=text, is_flat=flat)

@@ -1,6 +1,6 @@
-"""Cards of an exported model and of exported rollouts, in the hub's form.
+"""The card of an exported model, in the hub's form.
 
-A card has no name, key or address of a node, and no path of this machine. The author of a run chose its task, so a task
+It has no name, key or address of a node, and no path of this machine. The author of a run chose its task, so a task
 appears as code or without special characters. No link, image or tag of it may show up under the exporter's name.
 """
 
@@ -10,7 +10,6 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -20,7 +19,6 @@ from ftis_node.config.manifest import RunManifest, read_own_manifest
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_object
 from ftis_node.models.source import HUB_ID
-from ftis_node.replay.export import RowTotals
 from ftis_node.tasks.registry import hub_datasets, task_licenses
 from ftis_node.telemetry.status import Status
 from ftis_node.telemetry.terminal_text import printable
@@ -89,75 +87,41 @@ def write_model_card(
     """
     from huggingface_hub import EvalResult, ModelCardData
 
+    manifest = record.manifest
     tests = {one.task: one.pass_at_1 for one in record.status.eval if one.step <= step}
     names = {task: MARKUP.sub("_", task) for task in tests}
     results = [EvalResult("text-generation", name, name, "pass@1", tests[task]) for task, name in names.items()]
     metadata = ModelCardData(
         base_model=record.hub_base,
-        datasets=hub_datasets(record.manifest.task) or None,
+        datasets=hub_datasets(manifest.task) or None,
         eval_results=results or None,
         library_name="peft" if is_adapter else "transformers",
+        license=license,
         model_name=MARKUP.sub("_", record.base) if results else None,
         pipeline_tag="text-generation",
+        tags=["ftis-node", "grpo", "reinforcement-learning", manifest.method.name],
     )
     learner = record.status.learner
-    rows = {
-        "pass@1, greedy": "; ".join(f"{value:.3f} on {_shown(task)}" for task, value in tests.items())
-        or "not evaluated",
-        "groups trained on": f"{learner.own_groups:,} own, {learner.foreign_groups:,} of peers",
-    }
-    title = f"{_shown(record.base)}, {step} steps of {_shown(record.manifest.task)}"
-    _write(folder, record, metadata, title=title, rows=rows, about=use, step=step, license=license)
-
-
-def write_dataset_card(
-    folder: Path, record: RunRecord, totals: RowTotals, *, file: str, schema: Any, license: str | None
-) -> None:
-    """Write the card of rollouts and the run's manifest into `folder`, whose rows are in `file`.
-
-    The card has the columns' types of the Arrow `schema`: those of JSON lines cannot be seen in the first rows.
-    """
-    import datasets
-    from huggingface_hub import DatasetCardData
-
-    metadata = DatasetCardData(
-        source_datasets=hub_datasets(record.manifest.task) or None,
-        task_categories=["text-generation"],
-        configs=[{"config_name": "default", "data_files": file}],
-    )
-    info = datasets.DatasetInfo(features=datasets.Features.from_arrow_schema(schema))
-    datasets.info.DatasetInfosDict({"default": info}).to_dataset_card_data(metadata)
-    rows = {
-        "groups": f"{totals.own_groups:,} own, {totals.foreign_groups:,} of {totals.num_peers} peers",
-        "tokens": f"{totals.own_tokens:,} own, {totals.foreign_tokens:,} of peers",
-        "sender": "the node's peer id" if totals.with_senders else "a number; ids and names were removed",
-    }
-    about = (
-        "\nCompletions that language models sampled, with token ids, rewards in [0, 1], and log-probs of the full "
-        "softmax in nats. People have not checked the texts.\n"
-    )
-    title, step = f"Rollouts of {_shown(record.manifest.task)}", record.status.learner.step
-    _write(folder, record, metadata, title=title, rows=rows, about=about, step=step, license=license)
-
-
-def _write(
-    folder: Path, record: RunRecord, metadata: Any, *, title: str, rows: dict[str, str], step: int,
-    license: str | None, about: str,
-) -> None:  # fmt: skip
-    manifest = record.manifest
-    metadata.license, metadata.tags = license, ["ftis-node", "grpo", "reinforcement-learning", manifest.method.name]
     rows = {
         "base model": _shown(record.base) + ("" if record.hub_base else " (a local folder)"),
         "license": license or "not given; that of the base model may apply",
         "run": f"{manifest.name} ({manifest.run_id}), method {manifest.method.name}",
         "task": _shown(manifest.task),
         "task data": "; ".join(task_licenses(manifest.task)),
-    } | rows
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+        "pass@1, greedy": "; ".join(f"{value:.3f} on {_shown(task)}" for task, value in tests.items())
+        or "not evaluated",
+        "groups trained on": f"{learner.own_groups:,} own, {learner.foreign_groups:,} of peers",
+    }
     options = f"{record.trains} --seed {record.seed} --steps {step}"
-    command = f"ftis-node join --run run.toml --model {shlex.quote(printable(record.base))} {options}"
-    facts = {"metadata": metadata.to_yaml(), "title": title, "about": about, "version": __version__}
-    (folder / "README.md").write_text(CARD.format(rows=table, command=command, **facts), encoding="utf-8")
+    text = CARD.format(
+        metadata=metadata.to_yaml(),
+        title=f"{_shown(record.base)}, {step} steps of {_shown(manifest.task)}",
+        rows="\n".join(f"| {name} | {value} |" for name, value in rows.items()),
+        about=use,
+        version=__version__,
+        command=f"ftis-node join --run run.toml --model {shlex.quote(printable(record.base))} {options}",
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")
     (folder / "run.toml").write_text(manifest.to_toml(), encoding="utf-8")
 
 
