@@ -28,7 +28,6 @@ not depend on the role. The proof of weights is the log-probs of fixed tokens, b
 Each file in `loops/` says what its loops do. One TaskGroup owns all loops, and the first that fails or returns ends the
 node with its error. A signal stops the node cleanly: loops, workers, network and scorer stop concurrently. The node
 also stops cleanly when its budget is used up, after the last training step or a generator's last group.
-`task_monitor.py` records what each loop waits for. The watchdog reports a loop that makes no progress.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import MonitoringApi
 from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops.status import StatusLoop
-from ftis_node.node.supervision.task_monitor import sleep, waiting
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.records.kinds import Role
 from ftis_node.telemetry.faults import watched_task
@@ -157,11 +155,11 @@ async def _until_done(wiring: Wiring, *, last_step: int | None) -> None:
     """Train, or wait, until the node has no more work; the node then ends. An exchange node ends by a signal."""
     match wiring.node.context.settings.role:
         case "generator":
-            while wiring.step_shares.makes_more:
-                await sleep(POLL_INTERVAL_S)
+            while wiring.step_shares.makes_more:  # noqa: ASYNC110 - a slot, the buffer or the budget changes it
+                await asyncio.sleep(POLL_INTERVAL_S)
             log.info("all that the budget allows is generated and announced: the node ends")
         case "exchange":
-            await waiting("a signal", asyncio.Event().wait())
+            await asyncio.Event().wait()
         case role:
             deliver = wiring.offer_loop.take if role == "learner" else None
             await wiring.train_loop(wiring.step_gate(), last_step=last_step, deliver=deliver).run()
@@ -172,7 +170,7 @@ async def _save(node: NodeComponents) -> None:
     if node.context.pause.is_paused:  # a learner that ends saves
         return
     try:
-        step = await waiting("the checkpoint of the last step", node.learner.save())
+        step = await node.learner.save()
         if node.context.settings.learns:
             log.debug("step %d is saved", step)
     except FtisError as error:

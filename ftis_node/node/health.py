@@ -1,8 +1,8 @@
 """Health and readiness of a node, as its probes see them.
 
-`/healthz` reports only faults that a restart fixes: a worker that stays down and a task that is stuck
-(`task_monitor.py`). It does not report an engine that hangs, because the supervisor restarts it, nor peers that do not
-answer. If the event loop is blocked, the daemon does not answer and the probe times out.
+`/healthz` reports only faults that a restart fixes: a worker that stays down and a status loop that hangs. It does not
+report an engine that hangs, because the supervisor restarts it, nor peers that do not answer, nor a long step. If the
+event loop is blocked, the daemon does not answer and the probe times out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from ftis_node.gossip import SwarmState
 from ftis_node.node.supervision.watchdog import Watchdog
-from ftis_node.telemetry.status import HealthStatus, LoopStatus
+from ftis_node.telemetry.status import HealthStatus
 
 STILL_S = 300.0  # pruning a full disk takes a while
 
@@ -41,7 +41,7 @@ def hang_problems(still_s: float) -> list[str]:
 def health_of(states: Mapping[str, str], *, swarm: SwarmState, failing: list[str], watchdog: Watchdog) -> HealthStatus:
     """Return the health of a node with these states of its workers. `failing` has a sentence for each failing work."""
     lag_s = watchdog.lag_s
-    problems = [*worker_problems(states), *map(str, watchdog.monitor.stuck())]
+    problems = worker_problems(states)
     waits_for = not_ready(states, swarm_state=str(swarm.state), swarm_reason=swarm.reason)
     return HealthStatus(
         healthy=not problems,
@@ -52,8 +52,4 @@ def health_of(states: Mapping[str, str], *, swarm: SwarmState, failing: list[str
         taken_at=time.time(),
         event_loop_lag_s=round(sum(lag_s) / len(lag_s), 4) if lag_s else None,
         event_loop_lag_longest_s=round(max(lag_s), 4) if lag_s else None,
-        loops=[
-            LoopStatus(name=name, waits_for=state.waits_for, for_s=round(for_s, 1))
-            for name, state, for_s in watchdog.monitor.states()
-        ],
     )

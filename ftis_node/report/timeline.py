@@ -146,7 +146,6 @@ KINDS = {
     "peer_left": Kind("plain", "Left: {who}", "peer"),
     "failed": Kind("bad", "Ended with a fault"),
     "loop_blocked": Kind("bad", "The event loop was blocked"),
-    "loop_stuck": Kind("bad", "A loop made no progress: {who}", "loop"),
     "recovered": Kind("bad", "{file} was damaged or missing and was replaced", has_cause=False),
     "checkpoint_fallback": Kind(
         "bad", "Resumed at step {step} of the newest valid checkpoint; step {done} was done", has_cause=False

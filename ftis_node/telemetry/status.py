@@ -282,21 +282,13 @@ class EvalStatus(msgspec.Struct, frozen=True):
     cut_fraction: float | None = None
 
 
-class LoopStatus(msgspec.Struct, frozen=True):
-    """A task of the daemon, its current wait, and the duration of that wait in seconds."""
-
-    name: str
-    waits_for: str
-    for_s: float
-
-
 class HealthStatus(msgspec.Struct, frozen=True):
     """Health behind `/healthz` and `/readyz`. `problems` holds one sentence each; `healthy` is true if it is empty.
 
     `failing` holds a sentence for each kind of work that fails again and again; a restart need not help.
 
-    `ready` is true if the network and the role's workers are up; otherwise `waits_for` names the missing part. `loops`
-    are the daemon's tasks. The lag of the event loop is the mean and the maximum over the last minute.
+    `ready` is true if the network and the role's workers are up; otherwise `waits_for` names the missing part.
+    The lag of the event loop is the mean and the maximum over the last minute.
     """
 
     healthy: bool = False
@@ -307,7 +299,6 @@ class HealthStatus(msgspec.Struct, frozen=True):
     taken_at: float = 0.0
     event_loop_lag_s: float | None = None
     event_loop_lag_longest_s: float | None = None
-    loops: list[LoopStatus] = []
 
 
 class PauseStatus(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ TONES = {
     **dict.fromkeys("peer_left mismatch paused clock_moved checkpoint_fallback".split(), Tone.WARN),
     **dict.fromkeys("recovered understated".split(), Tone.WARN),
     **dict.fromkeys("step_lost generation_failed eval_failed weight_sync_failed check_failed".split(), Tone.BAD),
-    **dict.fromkeys("audit_failed failed loop_blocked loop_stuck".split(), Tone.BAD),
+    **dict.fromkeys("audit_failed failed loop_blocked".split(), Tone.BAD),
 }
 MAX_DETAIL = 240
 WORD_WIDTH = 11

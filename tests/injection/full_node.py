@@ -30,7 +30,6 @@ from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import gossip_limits
 from ftis_node.node.startup.run_plan import RunPlan
-from ftis_node.node.supervision.task_monitor import TaskMonitor
 from ftis_node.telemetry.faults import unhandled_errors
 from tests.gossip.helpers import settings as network_settings
 from tests.injection.injector import in_member
@@ -100,7 +99,6 @@ class FullNode:
         self.audit: AuditLoop
         self.faults: list[dict[str, Any]] = []
         self.unhandled: list[str] = []  # errors that would end the daemon
-        self.monitor = TaskMonitor(limit_s=3600.0)
 
     async def run(self, home: Home, folder: Path, is_up: asyncio.Event) -> None:
         settings = NodeSettings(
@@ -127,7 +125,6 @@ class FullNode:
                 wiring = Wiring(self.parts)
                 self.pull, self.directory, self.audit = wiring.pull, wiring.directory_loop, wiring.audit_loop
                 stack.enter_context(patch.object(daemon, "Wiring", lambda parts: wiring))
-                self.monitor.install()
                 is_up.set()
                 await run_node(self.parts, steps=None)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.node.supervision.task_monitor import AT_WORK
+from ftis_node.node.supervision.background import stack_of
 from ftis_node.swarm.peer_guard import UNPROVEN, Place
 from ftis_node.telemetry.events import read_events
 from tests.attacks.member import joined
@@ -94,9 +94,9 @@ async def _inject_all(home: Home, folder: Path, node: FullNode, task: asyncio.Ta
 
 def _is_at_rest(node: FullNode) -> bool:
     """Return whether no pull runs and each envelope has a verdict."""
-    states = [(name, state.waits_for) for name, state, _ in node.monitor.states() if name.startswith("intake-")]
-    assert len(states) == NUM_INTAKE_TASKS, states
-    is_validating = any(waits_for == AT_WORK for _, waits_for in states)
+    stacks = [stack_of(task) for task in asyncio.all_tasks() if task.get_name().startswith("intake-")]
+    assert len(stacks) == NUM_INTAKE_TASKS, stacks
+    is_validating = any(not stack[-1].endswith(" get") for stack in stacks)
     return not node.pull._slots.num_in_use and not is_validating
 
 

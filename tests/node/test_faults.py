@@ -1,6 +1,7 @@
 """A fault in a background task ends the node: exit code 1, one line with the reason, work that ends in order."""
 
 import asyncio
+import re
 import subprocess
 import sys
 
@@ -110,3 +111,4 @@ def test_an_end_that_does_not_come_is_forced():
     done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 1
     assert "ended by force" in done.stderr
+    assert re.search(r"waits for the task node: \S+ work > asyncio/locks.py:\d+ wait$", done.stderr, re.M), done.stderr

@@ -125,7 +125,7 @@ def test_a_stopping_node_names_what_it_waits_for():
         assert [(answer.word, answer.why) for answer in answers] == [(NOT_YET, "the node is stopping")] * 3
         assert all(text in answer.advice for answer in answers)
     assert summarize_health(at_rest(HEALTHY, "stopping"), now=NOW).healthy.word is NOT_YET
-    problem = _with(node={"state": "stopping"}, health={"problems": ["the pull loop is stuck"]})
+    problem = _with(node={"state": "stopping"}, health={"problems": ["the status loop hangs"]})
     assert summarize_health(problem, now=NOW).healthy.word is NO
 
 

@@ -35,8 +35,8 @@ def status(
     JSON shape: {schema, node, run, model, generation, learner, swarm, replay, eval: [{step, task, pass_at_1, n}],
     limits, budget: {generate_tokens, learn_steps, learn_tokens: each {used, limit, left}},
     pause: {reason, until, in_effect, resumed_at},
-    health: {healthy, ready, problems: [..], waits_for, taken_at, event_loop_lag_s, event_loop_lag_longest_s,
-    loops: [{name, waits_for, for_s}]}}; with --watch one line per update.
+    health: {healthy, ready, problems: [..], waits_for, taken_at, event_loop_lag_s, event_loop_lag_longest_s}};
+    with --watch one line per update.
     """
     where = home_at(home)
     if as_json and not watch:

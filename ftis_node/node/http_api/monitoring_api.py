@@ -1,6 +1,6 @@
 """Routes for monitoring: `/metrics` for Prometheus, `/healthz` and `/readyz` for probes of a container or service.
 
-    /healthz  200 while the daemon's loops make progress, also while models load; 503 with a line for each problem
+    /healthz  200, also while models load; 503 with a line for each problem that only a restart fixes
     /readyz   200 once the role's workers and the network are up; 503 with the missing components
 
 The local port serves them. If `observe.listen` is set, a second port for other machines serves only them. The second

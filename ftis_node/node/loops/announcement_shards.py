@@ -6,6 +6,7 @@ It subscribes to a new shard before it queries the members for earlier groups, s
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -14,7 +15,6 @@ from dataclasses import dataclass
 from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.supervision.task_monitor import sleep
 from ftis_node.swarm.demand import pulls_all
 from ftis_node.swarm.topology import FIRST_SHARDS, choose_shards, num_affordable, shard_of
 
@@ -44,7 +44,7 @@ class ShardsLoop(NodePart):
         await self._choose(count=min(FIRST_SHARDS, self._num_shards))
         while True:
             before, counted_at = self.announcements.announcements_by_shard.total(), time.monotonic()
-            await sleep(SHARDS_INTERVAL_S)
+            await asyncio.sleep(SHARDS_INTERVAL_S)
             num_received = self.announcements.announcements_by_shard.total() - before
             count = await self._num_to_read(num_received / (time.monotonic() - counted_at))
             if count != len(self._read) or not self._required() <= self._read:

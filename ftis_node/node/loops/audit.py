@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from ftis_node.errors import WorkerError
 from ftis_node.models.source import HUB_ID
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.node.training.train_group import train_group
 from ftis_node.node.worker_interfaces import Learning
 from ftis_node.records.codec import hash_prompt
@@ -58,7 +57,7 @@ class AuditLoop(NodePart):
 
     async def run(self) -> None:
         while True:
-            accepted = await waiting("a group to compare", self._waiting.get())
+            accepted = await self._waiting.get()
             with self.gossip.guard.work_for(accepted.group.sender, Place.AUDIT):
                 await self._audit(accepted)
 
@@ -90,7 +89,7 @@ class AuditLoop(NodePart):
         share = self.context.manifest.step.prompt_sharing
         trained = train_group(StoredGroup.from_accepted(accepted, own=False), share=share, end_ids=self.end_ids)
         try:
-            reply = await waiting("the learner's comparison", self.learner.audit(trained))
+            reply = await self.learner.audit(trained)
         except WorkerError as error:  # the train loop handles the learner's failure
             if self.context.failures.failed(AUDIT, error):
                 self.context.events.write("audit_failed", group=group_id, error=str(error))

@@ -23,7 +23,6 @@ from ftis_node.gossip import FetchOutcome
 from ftis_node.node.peers.announcements import MAX_SENDERS, AnnouncementHandler
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.outgoing_slots import ANSWERED, Pace, QuerySlots
-from ftis_node.node.supervision.task_monitor import sleep, waiting
 from ftis_node.node.training.step_shares import StepShares
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.envelope import PeerRecord
@@ -67,7 +66,7 @@ class BackfillLoop(NodePart):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._query_due(tasks), name="backfill-members")
             while True:
-                await sleep(PERIOD_S)
+                await asyncio.sleep(PERIOD_S)
                 self._fill_gaps(tasks, await self.gossip.members())
                 for peer_id in await self._silent_members():
                     self.catch_up(peer_id)
@@ -85,7 +84,7 @@ class BackfillLoop(NodePart):
 
     async def _query_due(self, tasks: asyncio.TaskGroup) -> None:
         while True:
-            await waiting("a member to catch up with", self._has_due.wait())
+            await self._has_due.wait()
             self._has_due.clear()
             self._begin_queries(tasks)
 
@@ -188,8 +187,7 @@ class BackfillLoop(NodePart):
         Return the newest creation time among the usable ones (Unix seconds, else 0), their number, and the outcome.
         """
         began_at, limit_s = time.monotonic(), self._slots.limit_s(peer_id)
-        asking = self.gossip.request_backfill(peer_id, question.to_bytes(), timeout_s=limit_s)
-        fetched = await waiting("a peer's answer", asking, endless=False)
+        fetched = await self.gossip.request_backfill(peer_id, question.to_bytes(), timeout_s=limit_s)
         is_answered = fetched.outcome in ANSWERED
         self._slots.note(peer_id, took_s=time.monotonic() - began_at, is_answered=is_answered)
         newest = 0.0

@@ -6,10 +6,10 @@ slot. If no learner pulls a group, it becomes stale and its slot is free again.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.supervision.task_monitor import sleep
 from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.replay.lifecycle import ReleaseReason
 
@@ -25,7 +25,7 @@ class DeliverLoop(NodePart):
     async def run(self) -> None:
         while True:
             await self._release()
-            await sleep(DELIVERY_PERIOD_S)
+            await asyncio.sleep(DELIVERY_PERIOD_S)
 
     async def _release(self) -> None:
         delivered = await self.store.disk(

@@ -17,7 +17,7 @@ from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.own_record import OwnRecord, release_differences
 from ftis_node.node.peers.swarm_log_lines import SwarmLogMessages
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
-from ftis_node.node.supervision.task_monitor import sleep, wait_at_most, waiting_for
+from ftis_node.node.supervision.background import wait_at_most
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import validated_domain
@@ -79,7 +79,7 @@ class DirectoryLoop(NodePart):
             if self._says_who_used_at <= time.monotonic():
                 self._says_who_used_at = math.inf
                 self._say_who_used()
-            await sleep(MEMBER_LOOKUP_INTERVAL_S)
+            await asyncio.sleep(MEMBER_LOOKUP_INTERVAL_S)
 
     def _say_who_used(self) -> None:
         """Log what peers have trained on."""
@@ -118,7 +118,7 @@ class DirectoryLoop(NodePart):
                 log.debug("the directory did not keep this node's record; next try in %.0f s", period_s)
             await self.gossip.publish_manifest(self.context.manifest.canonical(), ttl_s=RECORD_LIVES_PERIODS * period_s)
             await self._read_records(limit_s=period_s)
-            await wait_at_most(period_s, "the clock", self._is_due)
+            await wait_at_most(period_s, self._is_due)
             self._is_due.clear()
 
     async def _read_records(self, *, limit_s: float) -> None:
@@ -131,7 +131,7 @@ class DirectoryLoop(NodePart):
 
         async def read(peer_id: str) -> None:
             async with in_flight:
-                with waiting_for("a peer's record", endless=False), self.gossip.guard.work_for(peer_id, Place.RECORD):
+                with self.gossip.guard.work_for(peer_id, Place.RECORD):
                     await self._read_record(peer_id)
 
         present = {*self._members, *others[:MAX_OTHERS_READ]}

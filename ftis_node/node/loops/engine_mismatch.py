@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from ftis_node.errors import WorkerError
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.supervision.task_monitor import waiting, waiting_for
 from ftis_node.node.training.train_group import train_group
 from ftis_node.node.worker_interfaces import Learning
 from ftis_node.records.codec import pack_group
@@ -39,7 +38,7 @@ class MismatchLoop(NodePart):
 
     async def run(self) -> None:
         while True:
-            accepted = await waiting("an own group", self.next_own())
+            accepted = await self.next_own()
             sender = accepted.group.sender  # this node, or a peer that samples with its weights
             passes = (Exception,) if sender == self.context.peer_id else ()
             with self.gossip.guard.work_for(sender, Place.AUDIT, passes=passes):
@@ -55,16 +54,15 @@ class MismatchLoop(NodePart):
             rewards=part.rewards,
         )
         try:
-            with waiting_for("the learner's measurement"):  # it waits for the end of the present step
-                await self.learner.check(
-                    train_group(
-                        stored,
-                        share=self.context.manifest.step.prompt_sharing,
-                        end_ids=self.end_ids,
-                        observation_form=self.observation_form,
-                        of_own_weights=True,
-                    )
+            await self.learner.check(  # it waits for the end of the present step
+                train_group(
+                    stored,
+                    share=self.context.manifest.step.prompt_sharing,
+                    end_ids=self.end_ids,
+                    observation_form=self.observation_form,
+                    of_own_weights=True,
                 )
+            )
         except WorkerError as error:  # the train loop handles the failure; the next version gets a new check
             if self.context.failures.failed(CHECK, error):
                 self.context.events.write("check_failed", group=stored.id, error=str(error))

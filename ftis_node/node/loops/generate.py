@@ -24,7 +24,6 @@ from ftis_node.generation.rollouts import Sampler
 from ftis_node.models import PromptTokenizer
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.node.training.token_budget import GenerateBudget
 from ftis_node.node.worker_interfaces import Generation
@@ -85,10 +84,10 @@ class GenerateLoop(NodePart):
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self.budget.until_more()
-                await waiting("a free slot", self.slots.charge())
-                await waiting("a group under way to end", in_flight.acquire())
+                await self.slots.charge()
+                await in_flight.acquire()
                 # last: the disk may have filled up during the waits above
-                await waiting("disk space", self.store.space.wait_available())
+                await self.store.space.wait_available()
                 await self.context.pause.wait_running()
                 if not self.budget.may_begin:  # a group that ended meanwhile took more tokens than the average
                     self.slots.cancel()

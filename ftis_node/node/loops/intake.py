@@ -24,7 +24,6 @@ from ftis_node.models import PromptTokenizer
 from ftis_node.node.peers.manager import REASON as FAULT
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.supervision.background import to_the_end
-from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Group
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -152,7 +151,7 @@ class IntakeLoop(NodePart):
 
     async def _judge_all(self, lane: _Lane) -> None:
         while True:
-            arrival = await waiting("an envelope", lane.arrivals.get())
+            arrival = await lane.arrivals.get()
             accepted = await self._judge(arrival, lane.context)
             if accepted is not None:
                 self._passed |= {accepted.envelope.id, (accepted.group.sender, accepted.group.number)}
@@ -201,7 +200,7 @@ class IntakeLoop(NodePart):
 
     async def _commit_all(self) -> None:
         while True:
-            passed = [await waiting("a group that passed", self._judged.get())]
+            passed = [await self._judged.get()]
             while not self._judged.empty() and len(passed) < COMMIT_CAPACITY:
                 passed.append(self._judged.get_nowait())
             await to_the_end(self._commit(passed))  # a stop must not interrupt between the commit and the counters

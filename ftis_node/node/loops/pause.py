@@ -28,8 +28,7 @@ from ftis_node.install_hint import how_to_install
 from ftis_node.node.context import NodeContext
 from ftis_node.node.pausing.machine_observer import MachineObserver
 from ftis_node.node.pausing.policy import Command, Decision, MachineFacts, decide
-from ftis_node.node.supervision.background import in_background
-from ftis_node.node.supervision.task_monitor import wait_at_most, waiting
+from ftis_node.node.supervision.background import in_background, wait_at_most
 from ftis_node.node.training.token_budget import GenerateBudget
 from ftis_node.telemetry.health_summary import pause_words
 from ftis_node.telemetry.nvml import opened_nvml
@@ -67,7 +66,7 @@ class PauseLoop:
         while True:
             self._asked.clear()
             await self.check()
-            await wait_at_most(PERIOD_S, "the clock, or a command", self._asked)
+            await wait_at_most(PERIOD_S, self._asked)
 
     async def check(self) -> None:
         """Pause or resume, as the settings, the last command, the time and the machine require."""
@@ -112,13 +111,13 @@ class PauseLoop:
             await self._end()
             return
         deadline = time.monotonic() + GROUPS_END_S
-        while self.budget.num_under_way and time.monotonic() < deadline:
-            await waiting("the groups in generation", asyncio.sleep(POLL_S))
+        while self.budget.num_under_way and time.monotonic() < deadline:  # noqa: ASYNC110 - the budget sets no event for it
+            await asyncio.sleep(POLL_S)
         await self._end_workers()
 
     async def _end_workers(self) -> None:
         for worker in self.workers:  # in turn: a generator that starts may ask the learner for weights
-            await waiting("the workers to end", worker.pause())
+            await worker.pause()
         if self.published is not None:
             with suppress(OSError):  # the learner's next process removes what is left
                 await in_background(discard_published, self.published)  # it publishes its version again
@@ -155,8 +154,7 @@ class PauseLoop:
         try:
             while not ready.done():
                 asked = asyncio.ensure_future(self._asked.wait())
-                first_of = asyncio.wait({ready, asked}, timeout=PERIOD_S, return_when=asyncio.FIRST_COMPLETED)
-                await waiting("the workers to load the model", first_of)
+                await asyncio.wait({ready, asked}, timeout=PERIOD_S, return_when=asyncio.FIRST_COMPLETED)
                 asked.cancel()
                 self._asked.clear()
                 self._facts = await in_background(self.observer.facts)

@@ -19,7 +19,6 @@ from ftis_node.errors import FtisError
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.storage.number_epochs import begin_epoch
-from ftis_node.node.supervision.task_monitor import sleep, waiting
 from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.records.bounds import MAX_MORE_GROUPS
 from ftis_node.records.envelope import Announcement, announce_group, join_announcements, seal_group
@@ -61,7 +60,7 @@ class PublishLoop(NodePart):
 
     async def _publish_all(self) -> None:
         while True:
-            await self.publish(await waiting("a scored group", self.scored.get()))
+            await self.publish(await self.scored.get())
 
     async def publish(self, group: Group) -> ValidationResult:
         """Publish a scored group that holds a slot, and return its verdict. One call at a time."""
@@ -71,9 +70,7 @@ class PublishLoop(NodePart):
         group = replace(group, number=self.last_number + 1)
         envelope = seal_group(group, self.context.identity, codec=self.context.settings.swarm.codec)
         data = envelope.to_bytes()
-        verdict = await waiting(
-            "the validation verdict", self.intake.submit(data, origin=self.context.peer_id, made=group)
-        )
+        verdict = await self.intake.submit(data, origin=self.context.peer_id, made=group)
         if not isinstance(verdict, Accepted):
             refusal = verdict.refusal
             if self.context.failures.failed(VALIDATION, FtisError(f"{refusal.reason}: {refusal.detail}")):
@@ -99,9 +96,9 @@ class PublishLoop(NodePart):
 
     async def _announce_gathered(self) -> None:
         while True:
-            await waiting("a gathered announcement", self._has_gathered.wait())
+            await self._has_gathered.wait()
             self._has_gathered.clear()
-            await sleep(self._window.wait_s(1.0, now=time.monotonic()))
+            await asyncio.sleep(self._window.wait_s(1.0, now=time.monotonic()))
             await self._announce()
 
     async def _announce(self) -> None:

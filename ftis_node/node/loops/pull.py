@@ -28,7 +28,7 @@ from ftis_node.node.loops.send_confirmations import ConfirmationLoop
 from ftis_node.node.peers.announcements import AnnouncementHandler, AssignmentMembers
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.outgoing_slots import MAX_PEERS, PullSlots
-from ftis_node.node.supervision.task_monitor import wait_at_most, waiting
+from ftis_node.node.supervision.background import wait_at_most
 from ftis_node.node.training.step_shares import StepShares
 from ftis_node.swarm.demand import ANY, STEPS_IN_STOCK, DomainPortion, PullDemand, portions, pull_demand
 from ftis_node.swarm.lru import LruDict
@@ -89,7 +89,7 @@ class PullLoop(NodePart):
         while True:
             is_waiting = len(self._queue) or len(self._later)
             changed = self.announcements.changed
-            await wait_at_most(RECHECK_INTERVAL_S if is_waiting else None, "something to pull", changed)
+            await wait_at_most(RECHECK_INTERVAL_S if is_waiting else None, changed)
             if self._slots.num_in_use:  # without pulls in flight, send the first request at once
                 await asyncio.sleep(GATHER_S)
             changed.clear()
@@ -191,7 +191,7 @@ class PullLoop(NodePart):
         if self._allowance is None:
             return
         wait_s = self._allowance.spend(_announced_bytes(batch), now=time.monotonic())
-        await waiting("download budget", asyncio.sleep(wait_s))
+        await asyncio.sleep(wait_s)
 
     def _spend_the_rest(self, batch: PullRequest, envelopes: Sequence[bytes]) -> None:
         """Charge received bytes beyond the announced size to the download budget, so the next pulls wait longer."""
@@ -209,7 +209,7 @@ class PullLoop(NodePart):
         self._spend_the_rest(batch, fetched.items)
         requested = None if as_text else frozenset(ids)  # a group as text has a different id
         judged = [self.intake.submit(data, origin=peer_id, requested=requested) for data in fetched.items]
-        verdicts = await waiting("validation verdicts", asyncio.gather(*judged))
+        verdicts = await asyncio.gather(*judged)
         here = self._settle(batch, verdicts)
         is_partial = fetched.outcome in (FetchOutcome.BROKEN, FetchOutcome.TIMED_OUT) and bool(here)
         if is_partial:  # each such request delivers a group, so this peer gets the rest of it soon, and is not charged

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from ftis_node.errors import RecordError
 from ftis_node.node.peers.group_requests import announcement_of
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.supervision.task_monitor import sleep, waiting
 from ftis_node.records.envelope import open_envelope
 from ftis_node.swarm.peer_guard import Place
 
@@ -35,7 +34,7 @@ class ReannounceLoop(NodePart):
         for group_id in self._former:
             self.peers.confirmations.pending.failed(group_id, now=-math.inf)
         while True:
-            await sleep(REANNOUNCE_PERIOD_S)
+            await asyncio.sleep(REANNOUNCE_PERIOD_S)
             claims = self.peers.confirmations.unverified.take(MAX_CHECKED)
             await asyncio.gather(*(self._check(peer_id, group_id) for peer_id, group_id in claims))
             if await self.gossip.members():
@@ -46,8 +45,7 @@ class ReannounceLoop(NodePart):
         if group_id in self.peers.confirmations.confirmed_ids or self.store.reader.held(group_id) is None:
             return
         with self.gossip.guard.work_for(peer_id, Place.CONFIRM):
-            fetching = self.gossip.fetch(peer_id, [group_id], timeout_s=REANNOUNCE_CHECK_S)
-            fetched = await waiting("a group that a peer claims to hold", fetching)
+            fetched = await self.gossip.fetch(peer_id, [group_id], timeout_s=REANNOUNCE_CHECK_S)
             if not any(_is_envelope_of(data, group_id) for data in fetched.items):
                 self.peers.counters.confirmations_unproven += 1
             elif self.peers.confirmations.confirm(peer_id, group_id):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ftis_node.gossip import Gossip
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.outgoing_slots import QuerySlots
-from ftis_node.node.supervision.task_monitor import wait_at_most
+from ftis_node.node.supervision.background import wait_at_most
 from ftis_node.swarm.rate_limits import TokenBuckets
 from ftis_node.validation import Accepted, ValidationResult
 
@@ -44,7 +44,7 @@ class ConfirmationLoop:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             while True:
-                await wait_at_most(WINDOW_S if len(self._queue) else None, "a group to confirm", self._changed)
+                await wait_at_most(WINDOW_S if len(self._queue) else None, self._changed)
                 self._changed.clear()
                 while (due := self._queue.take_of_next(self._may_send, most=MAX_IDS)) is not None:
                     tasks.create_task(self._send(*due), name=f"confirm-{due[0][-6:]}")

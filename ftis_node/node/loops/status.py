@@ -22,7 +22,6 @@ from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.node.supervision.background import stop_waits_for
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
-from ftis_node.node.supervision.task_monitor import sleep
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.node.worker_interfaces import Generation, Learning
@@ -54,7 +53,7 @@ MISMATCH_FIGURES = ("mismatch_kl", "mismatch_share", "mismatch_version")
 class StatusLoop(NodePart):
     """Loop that takes the snapshots. All views show `latest`; `first` is the snapshot at the start.
 
-    `watchdog` checks that the loops make progress. `http_refused` counts the requests that the HTTP ports refused, by
+    `watchdog` measures the lag of the event loop. `http_refused` counts the requests that the HTTP ports refused, by
     reason.
     """
 
@@ -79,7 +78,7 @@ class StatusLoop(NodePart):
         while True:
             for _ in range(PERIODS_PER_SAVE):
                 await self._shortage.skipped_at(self.refresh)
-                await sleep(PERIOD_S)
+                await asyncio.sleep(PERIOD_S)
             await self._shortage.skipped_at(self.save_if_space)
 
     async def begin_stop(self, waits_for: str = "") -> None:
@@ -92,7 +91,7 @@ class StatusLoop(NodePart):
         await self._is_stopping.wait()
         while True:
             await self._shortage.skipped_at(self.refresh)
-            await sleep(PERIOD_S)
+            await asyncio.sleep(PERIOD_S)
 
     async def refresh(self, *, end: EndWord | None = None) -> Status:
         """Take a new snapshot. `end` is how the node ended; a fault takes precedence over the signal that it causes."""

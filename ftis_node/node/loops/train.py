@@ -22,7 +22,6 @@ from ftis_node.learner.client import OnPublished
 from ftis_node.learner.messages import LearnerState, TrainGroup, TrainReply
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.supervision.task_monitor import waiting, waiting_for
 from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.node.training.step_gate import StepGate
@@ -75,15 +74,14 @@ class TrainLoop(NodePart):
         """Run until the last step is done, or until canceled."""
         async with self.context.pause.working():
             self._num_pauses = self.context.pause.num_pauses
-            state = await waiting("the learner worker", self.learner.start())
+            state = await self.learner.start()
             await self.resume(state)
             if state.weights is None:
                 await self._check_start(state.proof)
         await self._evaluate_if_due()
         while not self._is_done():
-            with waiting_for(f"the groups of step {self.step + 1}"):
-                if not await self.gate.wait(self.step + 1):
-                    break
+            if not await self.gate.wait(self.step + 1):
+                break
             async with self.context.pause.working():
                 if await self._resume_after_pause():
                     continue  # with the gate of the learner's step, which may be an earlier one
@@ -108,9 +106,9 @@ class TrainLoop(NodePart):
         if not self.takes_turns:
             await self._train(groups)
             return
-        await waiting("the generator to sleep", self.generation.sleep(discard=bool(groups)))
+        await self.generation.sleep(discard=bool(groups))
         await self._train(groups)
-        await waiting("the generator to wake", self.generation.wake())
+        await self.generation.wake()
 
     async def _train(self, groups: Sequence[StoredGroup]) -> None:
         """Train one step on TAKEN groups, deliver the new version to the generator, and release the groups."""
@@ -121,14 +119,12 @@ class TrainLoop(NodePart):
             return
         under_way = WeightSync(self.deliver)
         try:
-            reply = await waiting(
-                f"step {step} in the learner", self._train_with_space(batch, step=step, on_published=under_way.take)
-            )
+            reply = await self._train_with_space(batch, step=step, on_published=under_way.take)
             await self.reporter.note(reply.report)
             self._step_peers.weigh(reply.report, batch)
             reason = ReleaseReason.REFUSED if reply.report.refused else ReleaseReason.TRAINED
             self._step_peers.settle(reply.report, groups, is_trained=reason is ReleaseReason.TRAINED)
-            await waiting(f"weights {step} in the generator", under_way.finish(reply))
+            await under_way.finish(reply)
         except (WorkerDiedError, WorkerTaskError) as error:
             is_own_fault = all(group.own for group in groups)  # else a peer could end the node
             if isinstance(error, WorkerTaskError):
@@ -144,8 +140,8 @@ class TrainLoop(NodePart):
                 raise type(error)(f"training failed on every step since the start, {times} times: {error}") from error
             self._step_peers.note_lost(groups, error)
             await self.store.disk(self.store.buffer.note_failed, step)
-            await waiting(f"weights {step} in the generator", under_way.abandon())
-            state = await waiting("the learner worker", self.learner.start())
+            await under_way.abandon()
+            state = await self.learner.start()
             await self.resume(state)
             return
         finally:
@@ -194,7 +190,7 @@ class TrainLoop(NodePart):
         self.context.state.go_to(state.policy_version)
         self.context.evaluations.go_back(state.step)
         if state.weights is not None:
-            await waiting(f"weights {state.policy_version} in the generator", self.deliver(state.weights, state.proof))
+            await self.deliver(state.weights, state.proof)
 
     async def _resume_after_pause(self) -> bool:
         """Reconcile with the workers that started after a pause, unless they have the last step and its weights.
@@ -204,8 +200,8 @@ class TrainLoop(NodePart):
         if self._num_pauses == self.context.pause.num_pauses:
             return False
         self._num_pauses = self.context.pause.num_pauses
-        state = await waiting("the learner worker", self.learner.start())
-        await waiting("the generation worker", self.generation.start())
+        state = await self.learner.start()
+        await self.generation.start()
         if state.step < self.step:
             # before `resume`: the next start expects no other groups to be READY again
             cause = f"the learner is at step {state.step} after a pause"
@@ -216,7 +212,7 @@ class TrainLoop(NodePart):
 
     async def _check_start(self, proof: WeightProof) -> None:
         try:
-            await waiting("the check of the generator's model", self.generation.check_start(proof))
+            await self.generation.check_start(proof)
         except WorkerError as error:  # its supervisor restarts it
             log.warning("the generator's model is not checked: %s", error)
 
@@ -227,7 +223,7 @@ class TrainLoop(NodePart):
         async with self.context.pause.working():
             await self._resume_after_pause()
             if self._is_evaluation_due(is_last=is_last):
-                await waiting("an evaluation", self.evaluator.evaluate(step=self.step))
+                await self.evaluator.evaluate(step=self.step)
 
     def _is_evaluation_due(self, *, is_last: bool) -> bool:
         every_steps = self.context.manifest.eval.every_steps

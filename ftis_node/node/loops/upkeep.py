@@ -20,7 +20,6 @@ from ftis_node.node.storage.cleanup import reclaim, rotate_logs
 from ftis_node.node.storage.disk_space import HomeUse, measure_usage
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.background import in_background
-from ftis_node.node.supervision.task_monitor import sleep
 from ftis_node.telemetry.clock import SleepDetector, SteadyClock
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import size
@@ -52,7 +51,7 @@ class PeersLoop(NodePart):
                 await self.store.enforce_bounds(self.peers.share_cap())
                 self._note_jump()
                 self._note_sleep()
-                await sleep(PEERS_PERIOD_S)
+                await asyncio.sleep(PEERS_PERIOD_S)
 
     def _note_jump(self) -> None:
         """Log a jump of the machine's clock, because validation compares the times that peers send with it."""

@@ -24,8 +24,7 @@ from ftis_node.models import ModelSource, PromptTokenizer, model_fingerprint, pa
 from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError, VersionStore
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.outgoing_slots import ANSWERED
-from ftis_node.node.supervision.background import in_background
-from ftis_node.node.supervision.task_monitor import sleep, wait_at_most, waiting
+from ftis_node.node.supervision.background import in_background, wait_at_most
 from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.worker_interfaces import Generation
 from ftis_node.node.worker_settings import serves_adapters
@@ -93,8 +92,8 @@ class FollowLoop(NodePart):
             with self.gossip.guard.work_for(self._settings.follow, Place.WEIGHTS):
                 offer, signed = await self._poll()
                 if offer is not None and self._should_fetch(offer):
-                    await waiting(f"the file of weights {offer.version}", self._fetch(offer, signed))
-            await sleep(POLL_INTERVAL_S)
+                    await self._fetch(offer, signed)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _poll(self) -> tuple[WeightsOffer | None, bytes]:
         """Return the learner's newest offer and its signed form; None without an answer, or if the offer is refused."""
@@ -185,7 +184,7 @@ class FollowLoop(NodePart):
             arrived = self._transit.receive(time.monotonic())
             if arrived is not None and await self._serve_guarded(arrived, before=before):
                 await self._evaluate_if_due(arrived)
-            await wait_at_most(POLL_INTERVAL_S, "the clock, or new weights", self._arrived)
+            await wait_at_most(POLL_INTERVAL_S, self._arrived)
 
     async def _evaluate_if_due(self, version: int) -> None:
         """Evaluate at the run's interval if this generator evaluates; the next version waits meanwhile."""
@@ -193,7 +192,7 @@ class FollowLoop(NodePart):
         last = max((entry.step for entry in self.context.evaluations.entries), default=0)
         if self._settings.evaluate and every_steps and version // every_steps > last // every_steps:
             async with self.context.pause.working():
-                await waiting("an evaluation", self.evaluator.evaluate(step=version))
+                await self.evaluator.evaluate(step=version)
 
     async def _serve_guarded(self, version: int, *, before: int, offer: WeightsOffer | None = None) -> bool:
         """Serve the version, its last `offer` by default. If that fails, return False, remove its file, keep `before`.
@@ -215,7 +214,7 @@ class FollowLoop(NodePart):
         version, began_at = offer.version, time.monotonic()
         weights, proof = self._held.for_engine(offer)
         try:
-            await waiting(f"weights {version} in the generator", self._try(weights, proof))
+            await self._try(weights, proof)
         except (ModelError, WorkerDiedError) as error:
             self._refuse(Refusal("proof", str(error)), version=version)
             return False

@@ -23,7 +23,6 @@ from ftis_node.node.loops.weight_download import HASHES_PER_ITEM
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.storage.offered_files import digests_of, keep_file
 from ftis_node.node.supervision.background import in_background
-from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES
 from ftis_node.records.weights import WeightsOffer, WeightsPart, open_weights_request, seal_offer
 from ftis_node.swarm.transit import outdated_offers
@@ -85,7 +84,7 @@ class OfferLoop(NodePart):
     async def run(self) -> None:
         started_from = await in_background(model_fingerprint, self.source)
         while True:
-            await waiting("new weights", self._changed.wait())
+            await self._changed.wait()
             self._changed.clear()
             pending, self._pending = self._pending, None
             if pending is not None:
@@ -95,12 +94,11 @@ class OfferLoop(NodePart):
         began_at = time.monotonic()
         proof = pending.proof
         if isinstance(proof, asyncio.Future):  # the learner sets it; `abandon` sets None if the learner dies
-            proof = await waiting("the learner's proof", asyncio.shield(proof))
+            proof = await asyncio.shield(proof)
         if proof is None:  # the learner died before the proof: it repeats the step and publishes other weights
             pending.path.unlink()
             return
-        hashing = in_background(digests_of, pending.path)
-        num_bytes, sha256, chunk_hashes = await waiting("the hashes of a large file", hashing)
+        num_bytes, sha256, chunk_hashes = await in_background(digests_of, pending.path)
         offer = WeightsOffer(
             run_id=self.context.manifest.run_id,
             peer_id=self.context.peer_id,

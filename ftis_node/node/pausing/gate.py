@@ -8,10 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from ftis_node.node.pausing.policy import RUN, Decision
-from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.telemetry.status import PauseStatus
-
-PAUSE_END = "the end of the pause"
 
 
 class PauseGate:
@@ -43,22 +40,19 @@ class PauseGate:
         return now - self._stopped_s
 
     async def wait_running(self) -> None:
-        await waiting(PAUSE_END, self._running.wait())
+        await self._running.wait()
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         """Delay the effect of a pause while the block runs. During a pause, wait for its end first."""
-        await waiting(PAUSE_END, self._work.acquire())
-        try:
+        async with self._work:
             yield
-        finally:
-            self._work.release()
 
     async def begin(self, decision: Decision) -> None:
         """Admit no new work. Return when the work in progress has ended."""
         self.decision, self._since = decision, time.time()
         self._running.clear()
-        await waiting("the step in progress", self._work.acquire())
+        await self._work.acquire()
 
     def take_effect(self) -> None:
         """Note that the workers have ended."""

@@ -20,7 +20,6 @@ from typing import NamedTuple
 from ftis_node.errors import RecordError
 from ftis_node.gossip import GossipMessage as Message
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.records.envelope import Announcement, open_announcement
 from ftis_node.records.parsing import SCHEMA
 from ftis_node.swarm.delivery import MAX_TO_CONFIRM, IdsByPeer
@@ -67,7 +66,7 @@ class AnnouncementHandler(NodePart):
         """Handle incoming announcements until canceled."""
         messages = self.gossip.announcements()
         while True:
-            message = await waiting("an announcement", anext(messages, None))
+            message = await anext(messages, None)
             if message is None:
                 return
             self.announcements_by_shard[message.shard] += 1

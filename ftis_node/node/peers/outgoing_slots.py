@@ -10,7 +10,6 @@ from enum import StrEnum
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import FetchOutcome
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.supervision.task_monitor import waiting
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.swarm.rate_limits import PeerSlots
@@ -43,7 +42,7 @@ class PullSlots:
         """Wait until a slot is free."""
         while self.num_in_use >= self.num_slots:  # each pull has a time limit
             self._changed.clear()
-            await waiting("a pull under way to end", self._changed.wait())
+            await self._changed.wait()
 
     def take(self, peer_id: str) -> None:
         """Take a slot for a peer for which `may_ask` is true."""

@@ -1,1 +1,1 @@
-"""Detection of stuck tasks, threads for blocking work, process limits, and shutdown of the node."""
+"""Watchdog of the event loop, threads for blocking work, process limits, and shutdown of the node."""

@@ -20,18 +20,19 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 from ftis_node.errors import FtisError
-from ftis_node.node.supervision.task_monitor import stack_of
 from ftis_node.telemetry.faults import OnFault, unhandled_errors
 
 P = ParamSpec("P")
 R = TypeVar("R")
 log = logging.getLogger(__name__)
 
+PACKAGE = Path(__file__).parents[1]
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal or the SSH session is closed
 STOP_LIMIT_S = 60.0  # each slow component has a separate, shorter limit
 STOP_POLL_S = 0.5
@@ -68,6 +69,13 @@ async def to_the_end(work: Coroutine[None, None, R]) -> R:
         if not running.cancelled() and (error := running.exception()) is not None:
             raise error from None
         raise
+
+
+async def wait_at_most(limit_s: float | None, event: asyncio.Event) -> None:
+    """Wait until `event` is set, for `limit_s` at most; None: without a limit."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await event.wait()
 
 
 async def until_signalled(
@@ -180,6 +188,28 @@ def _force_end(loop: asyncio.AbstractEventLoop, after_s: float) -> None:
         log.error("the shutdown waits for the task %s: %s", task.get_name(), " > ".join(stack_of(task)))
     log.error("not stopped within %.0f s: ended by force; the next start resumes from disk", after_s)
     os._exit(FORCED_EXIT_CODE)
+
+
+def stack_of(task: asyncio.Task[Any]) -> list[str]:
+    """Return the stack of a suspended task, the innermost frame last: `loops/intake.py:97 _judge_all`.
+
+    `Task.get_stack` returns only the outermost frame. So follow the attribute that references the awaited coroutine.
+    """
+    places: list[str] = []
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        kind = "cr" if hasattr(awaited, "cr_frame") else "gi" if hasattr(awaited, "gi_frame") else "ag"
+        frame = getattr(awaited, f"{kind}_frame", None)
+        if frame is not None:
+            places.append(f"{_short(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}")
+        awaited = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await", None)
+    return places
+
+
+def _short(filename: str) -> str:
+    """Return the path of a file relative to the package; for a file outside it, the last two parts."""
+    path = Path(filename)
+    return str(path.relative_to(PACKAGE)) if path.is_relative_to(PACKAGE) else "/".join(path.parts[-2:])
 
 
 def first_of_ours(error: BaseException) -> BaseException:

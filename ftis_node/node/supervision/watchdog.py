@@ -1,6 +1,6 @@
-"""Watchdog of the event loop and its tasks: a beat in the loop, every half second.
+"""Watchdog of the event loop: a beat in the loop, every half second.
 
-The beat measures its delay, advances the task monitor (task_monitor.py), and notifies systemd while no task is stuck.
+The beat measures its delay and notifies systemd.
 A thread counts its own waits since the last beat. If they add up to `HangLimits.blocked_s`, the loop is blocked:
 faulthandler writes the stacks to stderr, and the process ends with exit code 1. The thread counts nothing
 while the machine sleeps or the process is stopped (SIGSTOP, Ctrl-Z), so a resumed node continues.
@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from ftis_node.node.supervision.task_monitor import TaskMonitor
 from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
@@ -33,14 +32,10 @@ STDERR = 2  # `sys.stderr` may be an object without a file descriptor
 
 @dataclass(frozen=True, slots=True)
 class HangLimits:
-    """Times in seconds. A blocked event loop is logged after `warn_s`, and ends the process after `blocked_s`.
-
-    A task without progress for `stuck_s` is logged; `/healthz` answers 503, and systemd gets no more notifications.
-    """
+    """Times in seconds. A blocked event loop is logged after `warn_s`, and ends the process after `blocked_s`."""
 
     warn_s: float = 10.0
     blocked_s: float = 600.0
-    stuck_s: float = 300.0
 
 
 class ServiceManager:
@@ -77,19 +72,16 @@ class Watchdog:
     """
 
     def __init__(self, limits: HangLimits = HangLimits(), *, manager: ServiceManager | None = None) -> None:
-        self.monitor = TaskMonitor(limit_s=limits.stuck_s)
         self.lag_s = deque[float](maxlen=round(LAG_WINDOW_S / BEAT_S))  # delays of the beats of the last minute
         self.events: EventLog | None = None
         self.has_fault = False
         self._limits = limits
         self._manager = manager
-        self._reported: set[str] = set()
         self._num_beats = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the running loop, and monitor the tasks that are created inside the block."""
-        self.monitor.install()
+        """Watch the running loop."""
         loop = asyncio.get_running_loop()
         self._next_beat: asyncio.Handle = loop.call_soon(self._beat, loop, loop.time())
         ended = threading.Event()
@@ -120,21 +112,12 @@ class Watchdog:
         self._num_beats += 1
         self._next_beat = loop.call_at(now + BEAT_S, self._beat, loop, now + BEAT_S)
         self.lag_s.append(max(0.0, late_s))
-        self.monitor.tick(late_s + BEAT_S)
         if late_s >= self._limits.warn_s and self.events is not None:
             log.warning("the event loop was blocked, or this process stopped, for %.0f s", late_s)
             self._write("loop_blocked", for_s=round(late_s, 1))
-        stuck = self.monitor.stuck()
-        for task in stuck:
-            if task.name not in self._reported:
-                log.error("%s; its stack is %s", task, " > ".join(task.stack))
-                self._write(
-                    "loop_stuck", loop=task.name, waits_for=task.waits_for, for_s=round(task.for_s), stack=task.stack
-                )
-        self._reported = {task.name for task in stuck}
-        if self._manager is not None and not stuck:
+        if self._manager is not None:
             self._manager.notify_alive(now=now)
 
-    def _write(self, event: str, **fields: str | float | list[str]) -> None:
+    def _write(self, event: str, **fields: str | float) -> None:
         if self.events is not None:
             self.events.write(event, **fields)

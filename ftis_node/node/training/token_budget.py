@@ -10,8 +10,6 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
-from ftis_node.node.supervision.task_monitor import waiting
-
 log = logging.getLogger(__name__)
 
 
@@ -64,5 +62,4 @@ class GenerateBudget:
             if self.is_used_up:
                 done, limit = self.num_tokens, self.limit
                 log.info("%d tokens are generated, the budget of %d is used up: generation ends", done, limit)
-            what = "nothing: its budget of tokens is used up" if self.is_used_up else "a group under way"
-            await waiting(what, self._changed.wait())
+            await self._changed.wait()
