@@ -23,7 +23,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from ftis_node.config.method_table import CHOICES, known_name
+from ftis_node.config.method_table import known_name
 from ftis_node.config.section import MOST, Section
 
 Share = Literal["vertical", "horizontal"]
@@ -158,14 +158,6 @@ class StepSection(Section):
         description="Groups that this node generates for a step, of which `own_groups` are drawn; the others are "
         'discarded. Needs `group_selection = "sapo"` and at least `own_groups`. Unset: `own_groups`.',
     )
-    own_domain_fraction: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="Preferred fraction of a step's foreign groups, and of those pulled first, from the node's own "
-        "domain (ftis-node docs train/domains). If one side has too few, the other fills the gap. Unset: no "
-        "preference.",
-    )
 
     @field_validator("group_selection")
     @classmethod
@@ -174,16 +166,11 @@ class StepSection(Section):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> StepSection:
-        given = {
-            "backfill_with_own": self.backfill_with_own,
-            "own_domain_fraction": self.own_domain_fraction is not None,
-        }
-        for name, is_given in given.items():
-            if is_given and self.prompt_sharing == "horizontal":
-                raise ValueError(
-                    f'{name} has no effect with prompt_sharing = "horizontal", where all nodes answer the same '
-                    "prompts: remove it"
-                )
+        if self.backfill_with_own and self.prompt_sharing == "horizontal":
+            raise ValueError(
+                'backfill_with_own has no effect with prompt_sharing = "horizontal", where all nodes answer the same '
+                "prompts: remove it"
+            )
         if self.generated_groups is not None:
             if self.group_selection != "sapo" or self.backfill_with_own:
                 raise ValueError('generated_groups needs group_selection = "sapo", and no backfill_with_own')
@@ -192,8 +179,6 @@ class StepSection(Section):
                     f"generated_groups is {self.generated_groups}: {self.own_groups} own_groups cannot be drawn from "
                     "so few"
                 )
-        if self.group_selection not in CHOICES and self.own_domain_fraction is not None:
-            raise ValueError(f"own_domain_fraction has no effect with the plug-in {self.group_selection!r}: remove it")
         if self.own_groups + self.foreign_groups < 1:
             raise ValueError("own_groups and foreign_groups are both 0: a step would take nothing")
         return self

@@ -14,9 +14,7 @@ from ftis_node.node.state import EvaluationHistory, NodeState
 from ftis_node.node.supervision.failure_streaks import FailureStreaks
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import Releases
-from ftis_node.swarm.demand import OwnDomain
 from ftis_node.swarm.topology import shard_of
-from ftis_node.tasks import part_names
 from ftis_node.telemetry.events import EventLog
 
 
@@ -62,12 +60,6 @@ class NodeContext:
     @property
     def peer_id(self) -> str:
         return self.identity.peer_id
-
-    @property
-    def own_domain(self) -> OwnDomain | None:
-        """Return the domain whose groups the node prefers; None if the run or this node has no preference."""
-        share, domain = self.manifest.step.own_domain_fraction, self.about.domain
-        return OwnDomain(part_names(domain), share) if share is not None and domain else None
 
     @property
     def shard(self) -> int:

@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TypeAlias
-
-from ftis_node.swarm.demand import OwnDomain
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,44 +49,11 @@ ChoiceRule: TypeAlias = Callable[[Sequence[Candidate], int, int], Selection]
 
 
 def choose_newest(
-    candidates: Sequence[Candidate],
-    own: int,
-    foreign: int,
-    *,
-    neighbor: Callable[[str], str] = str,
-    domain: OwnDomain | None = None,
-    turn: int = 0,
+    candidates: Sequence[Candidate], own: int, foreign: int, *, neighbor: Callable[[str], str] = str
 ) -> Selection:
-    """Select the own groups that arrived first, and the newest foreign ones, taking turns among their senders.
-
-    With `domain`, its tasks get their share of the foreign groups. `turn` counts the steps over which the share holds.
-    """
+    """Select the own groups that arrived first, and the newest foreign ones, taking turns among their senders."""
     theirs = [c for c in candidates if not c.own]
-    sides = _split(theirs, foreign, domain=domain, turn=turn)
-    chosen = [c for side, num in sides for c in choose_foreign(side, num, neighbor=neighbor)]
-    return Selection((*choose_own(candidates, own), *chosen))
-
-
-def _split(
-    theirs: list[Candidate], count: int, *, domain: OwnDomain | None, turn: int
-) -> list[tuple[list[Candidate], int]]:
-    """Return the groups of the own domain and all others, each with the number to take. Without a domain: one part."""
-    if domain is None:
-        return [(theirs, count)]
-    near, far = ([c for c in theirs if (c.task in domain.tasks) is is_near] for is_near in (True, False))
-    num_near, num_far = split_foreign(count, num_near=len(near), num_far=len(far), share=domain.share, turn=turn)
-    return [(near, num_near), (far, num_far)]
-
-
-def split_foreign(num_foreign: int, *, num_near: int, num_far: int, share: float, turn: int) -> tuple[int, int]:
-    """Return how many of a step's foreign groups come from the node's own domain, and how many from others.
-
-    `num_near` and `num_far` groups are available. If both sides have enough, `share` of the taken ones are near,
-    exactly over many steps, which `turn` counts. If one side has too few, the other fills the gap.
-    """
-    num_own_domain = math.floor(share * num_foreign * turn) - math.floor(share * num_foreign * (turn - 1))
-    far = min(num_foreign - min(num_own_domain, num_near), num_far)
-    return min(num_foreign - far, num_near), far
+    return Selection((*choose_own(candidates, own), *choose_foreign(theirs, foreign, neighbor=neighbor)))
 
 
 def choose_same_prompts(
@@ -105,22 +69,20 @@ def choose_same_prompts(
     return Selection((*mine, *chosen, *rest))
 
 
-def choose_sapo(
-    candidates: Sequence[Candidate], own: int, foreign: int, *, seed: int, domain: OwnDomain | None = None
-) -> Selection:
+def choose_sapo(candidates: Sequence[Candidate], own: int, foreign: int, *, seed: int) -> Selection:
     """Select by Swarm sAmpling (arXiv 2509.08721): draw uniformly among the groups with a learning signal.
 
     All groups that are not drawn are discarded. The next step draws from the groups that arrive until then. The paper's
     best is 4 own and 4 foreign groups. Missing groups of one side are not replaced from the other, because the share of
-    foreign data would then differ from the setting. The same arguments always give the same choice. `seed` counts the
-    steps: over many, `domain` has exactly its share.
+    foreign data would then differ from the setting. The same arguments always give the same choice.
     """
     generator = random.Random(seed)
     ordered = sorted(candidates, key=lambda c: (not c.own, c.sender, c.number, c.arrival))
     mine = [c for c in ordered if c.own and has_signal(c.rewards)]
     theirs = [c for c in _one_per_problem([c for c in ordered if not c.own]) if has_signal(c.rewards)]
-    sides = [(mine, own), *_split(theirs, foreign, domain=domain, turn=seed)]
-    drawn = {c.id for side, num in sides for c in generator.sample(side, min(num, len(side)))}
+    drawn = {
+        c.id for side, num in ((mine, own), (theirs, foreign)) for c in generator.sample(side, min(num, len(side)))
+    }
     return Selection(tuple(c for c in ordered if c.id in drawn), tuple(c for c in ordered if c.id not in drawn))
 
 

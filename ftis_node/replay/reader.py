@@ -173,12 +173,6 @@ class ReplayReader:
         rows = self._db.execute("SELECT sender, number FROM groups WHERE state = 'ready' AND own = 0")
         return [(row["sender"], row["number"]) for row in rows]
 
-    def ready_foreign_tasks(self) -> dict[str, int]:
-        rows = self._db.execute(
-            "SELECT task, count(*) AS n FROM groups WHERE state = 'ready' AND own = 0 GROUP BY task"
-        )
-        return {row["task"]: row["n"] for row in rows}
-
     def trained_tokens(self) -> int:
         """Return the completion tokens of all groups that steps have trained on, including pruned ones."""
         query = "SELECT sum(num_tokens) FROM groups WHERE state = 'released' AND own IN (0, 1) AND reason = 'trained'"

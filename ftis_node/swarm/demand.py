@@ -1,11 +1,9 @@
-"""Pull rule: how many groups to pull, how many of them from the node's own domain, and who pulls an unwanted group.
+"""Pull rule: how many groups to pull, and who pulls an unwanted group.
 
 A node pulls all groups in a small swarm, and as many as its learner needs in a large one. There each group is also
 assigned to one member of the sender's shard, by rendezvous hashing (Thaler and Ravishankar, 1998). All members compute
 the same assignment without communication. At random, a third of the groups would be pulled by nobody. If the assigned
 member is absent or overloaded, the sender announces the group again, and the next member is assigned.
-
-A sender's domain is only a claim, so it affects only the order of pulls.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ftis_node.config.node import PullRule
 from ftis_node.swarm.topology import shard_of
@@ -105,42 +102,3 @@ def pull_demand(rule: PullRule, *, num_members: int, per_step: int, num_ready: i
     return PullDemand(
         need=max(0, STEPS_IN_STOCK * per_step - stock), takes_assigned=num_in_flight < MAX_ASSIGNED_STEPS * per_step
     )
-
-
-class DomainPortion(NamedTuple):
-    """Part of the announced groups: `num` in the own domain, outside it, or (None) anywhere; `num` None: all."""
-
-    num: int | None
-    in_domain: bool | None
-
-
-ANY = DomainPortion(num=None, in_domain=None)
-
-
-@dataclass(frozen=True, slots=True)
-class OwnDomain:
-    """The tasks of a node's domain, and the preferred fraction of remote groups from that domain."""
-
-    tasks: frozenset[str]
-    share: float
-
-    def is_claimed(self, parts: frozenset[str]) -> bool:
-        """Return whether all `parts` for which a peer generates are in this domain; false if empty (the whole task)."""
-        return bool(parts) and parts <= self.tasks
-
-
-def portions(
-    share: float, *, stock: int, need: int | None, num_inside: int, num_outside: int
-) -> tuple[DomainPortion, ...]:
-    """Return the order of pulls for a stock of `stock` groups; `num_inside` and `num_outside` are stored or in flight.
-
-    `need` is the number to pull in all; None: everything. Each side is pulled up to its part of the stock even if the
-    other side has filled the gap. So at most twice the stock waits. The last portion is always for any side and bounded
-    by `need` alone.
-    """
-    want_inside = round(share * stock)
-    lack_inside, lack_outside = max(0, want_inside - num_inside), max(0, stock - want_inside - num_outside)
-    if need is None:  # everything, beginning with the side that is further below its part
-        return DomainPortion(None, in_domain=num_inside <= share * (num_inside + num_outside)), ANY
-    sides = DomainPortion(lack_inside, in_domain=True), DomainPortion(lack_outside, in_domain=False)
-    return (*(sides if share >= 0.5 else sides[::-1]), ANY)

@@ -110,9 +110,6 @@ class PullQueue:
             known.item = replace(known.item, is_assigned=True)
         return False
 
-    def num_in_flight_of(self, is_meant: Callable[[PullItem], bool]) -> int:
-        return sum(is_meant(known.item) for known in self._in_flight.values())
-
     def next_request(
         self,
         *,
@@ -121,12 +118,11 @@ class PullQueue:
         max_bytes: int,
         most_of: Callable[[str], int] | None = None,
         may_ask: Callable[[str], bool] = lambda _: True,
-        is_meant: Callable[[PullItem], bool] = lambda _: True,
     ) -> PullRequest | None:
         """Return the next request of at most `most` groups and `max_bytes` announced bytes; None if none is due.
 
         `most_of` returns a lower limit on the groups for one peer. `need` is the number of groups that the learner
-        lacks beside the assigned ones; None: all. Items that are not assigned must satisfy `is_meant`.
+        lacks beside the assigned ones; None: all.
         """
         for source in list(self._waiting) if need != 0 else self._sources_of_assigned():
             if not may_ask(source.peer_id):
@@ -134,7 +130,7 @@ class PullQueue:
             limit = most if most_of is None else min(most, most_of(source.peer_id))
             share = limit if need is None else -(-need // len(self._waiting))  # sources take turns
             waiting = self._waiting[source].values()
-            meant = [k for k in waiting if k.item.is_assigned or (need != 0 and is_meant(k.item))]
+            meant = [k for k in waiting if k.item.is_assigned or need != 0]
             chosen = self._choose(meant, most=limit, num_others=min(limit, share), max_bytes=max_bytes)
             if chosen:
                 return self._send_off(source, chosen)

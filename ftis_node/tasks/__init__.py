@@ -32,7 +32,6 @@ from ftis_node.tasks.spec import (
     is_domain,
     parse_parts,
     parse_spec,
-    part_names,
     validated_domain,
 )
 
@@ -48,6 +47,5 @@ __all__ = [
     "load_task",
     "parse_parts",
     "parse_spec",
-    "part_names",
     "validated_domain",
 ]

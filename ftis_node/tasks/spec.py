@@ -187,9 +187,3 @@ def validated_domain(text: str, run: str) -> str:
     except TaskError:
         return ""
     return text if spec.canonical == text and is_domain(spec, parse_spec(run)) else ""
-
-
-@lru_cache(maxsize=4096)
-def part_names(domain: str) -> frozenset[str]:
-    """Return the parts of a canonical domain; none for ""."""
-    return frozenset(part.name for part in parse_spec(domain).parts) if domain else frozenset()

@@ -48,7 +48,7 @@ def test_the_run_id_depends_on_every_value():
 
 
 def test_an_explicit_default_does_not_change_the_run_id():
-    given_step = {"backfill_with_own": False, "own_domain_fraction": None}
+    given_step = {"backfill_with_own": False, "generated_groups": None}
     step = RunManifest(name="a", task="gsm8k", step=given_step, sampling={"mask_truncated": False})
     assert step.run_id == RunManifest(name="a", task="gsm8k").run_id
     given = {"floor": 0.0, "filter": "quantile", "keep_share": 0.0}

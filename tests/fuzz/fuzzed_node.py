@@ -50,7 +50,7 @@ RUN = RunManifest(
     wire={"codecs": tuple(CODECS)},
 )
 NEAR, FAR = "arithmetic:add", "arithmetic:sub"
-MIXED_RUN = RunManifest(name="fuzz", task=f"{NEAR}+{FAR}", step={"own_domain_fraction": 0.5, "foreign_groups": 4})
+MIXED_RUN = RunManifest(name="fuzz", task=f"{NEAR}+{FAR}", step={"foreign_groups": 4})
 SETTINGS = NodeSettings(model="none")
 MADE_AT = 1e9  # Unix time of the seeds, and of the node
 MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None

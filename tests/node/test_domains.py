@@ -1,4 +1,4 @@
-"""Nodes with different domains in one swarm: their directory records, their pulls, the groups of their steps."""
+"""Nodes with different domains in one swarm: their directory records and the groups of their steps."""
 
 import asyncio
 from collections import Counter
@@ -17,7 +17,6 @@ from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import RoundBarrier, RoundGate, RoundMember, RoundQuota, Rounds, Validator
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node.loop_wiring import NodeComponents, Wiring
-from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan, plan_run
 from ftis_node.telemetry.events import read_events
@@ -31,20 +30,13 @@ STEPS = 3
 pytestmark = pytest.mark.timeout(600)  # includes training the models
 
 
-def light_manifest(share: float | None) -> RunManifest:
-    step = {"own_groups": 4, "foreign_groups": 4, "own_domain_fraction": share}
-    return RunManifest(name="light", task=f"{NEAR}+{FAR}", step=step)
+LIGHT = RunManifest(name="light", task=f"{NEAR}+{FAR}")
 
 
-def manifest_of(share: float | None) -> RunManifest:
+def manifest_of() -> RunManifest:
     text = manifest_text(foreign_wait_s=60.0).replace('task = "arithmetic"', f'task = "{NEAR}+{FAR}"')
     manifest = parse_manifest(text, source="test")
-    return manifest.model_copy(
-        update={
-            "step": manifest.step.model_copy(update={"own_domain_fraction": share}),
-            "eval": manifest.eval.model_copy(update={"every_steps": 0}),
-        }
-    )
+    return manifest.model_copy(update={"eval": manifest.eval.model_copy(update={"every_steps": 0})})
 
 
 def domain_of(node: StubNode, peer: StubNode) -> str | None:
@@ -54,7 +46,7 @@ def domain_of(node: StubNode, peer: StubNode) -> str | None:
 
 
 async def test_a_domain_is_published_and_shown_and_a_foreign_one_counts_as_none(tmp_path):
-    swarm = LightSwarm(tmp_path, light_manifest(None))
+    swarm = LightSwarm(tmp_path, LIGHT)
     async with (
         swarm.node(1) as alice,
         swarm.node(2, domain=NEAR) as honest,
@@ -65,34 +57,9 @@ async def test_a_domain_is_published_and_shown_and_a_foreign_one_counts_as_none(
         assert alice.parts.peers.registry.peers[honest.parts.context.peer_id].as_dict()["domain"] == NEAR
 
 
-@pytest.mark.parametrize(("share", "pulled"), [(None, (0, 8)), (0.75, (6, 8))])
-async def test_groups_of_the_wanted_domain_are_pulled_though_others_have_filled_the_stock(
-    tmp_path, monkeypatch, share, pulled
-):
-    """The stock is 8 groups. Groups of the other domain fill it until the wanted domain has groups."""
-    monkeypatch.setattr(AnnouncementHandler, "_is_assigned", lambda *_: False)
-    swarm = LightSwarm(tmp_path, light_manifest(share))
-    async with (
-        swarm.node(1, domain=NEAR, pull_policy="needed") as reader,
-        swarm.node(2, domain=NEAR) as near,
-        swarm.node(3, domain=FAR) as far,
-    ):
-        await eventually(lambda: domain_of(reader, near) is not None and domain_of(reader, far) is not None)
-        await swarm.publish(far, 12, task=FAR)
-        tasks = reader.parts.store.reader.ready_foreign_tasks
-        await eventually(lambda: tasks() == {FAR: 8})
-        await swarm.publish(near, 12, task=NEAR)
-        if pulled[0]:
-            await eventually(lambda: tasks().get(NEAR) == pulled[0])
-        await asyncio.sleep(1.2)  # the pull loop looks once more
-        assert (tasks().get(NEAR, 0), tasks()[FAR]) == pulled
-
-
-async def _steps(
-    folder: Path, models: Mapping[str, Path], share: float | None, domains: tuple[str, ...]
-) -> list[list[Counter[str]]]:
+async def _steps(folder: Path, models: Mapping[str, Path], domains: tuple[str, ...]) -> list[list[Counter[str]]]:
     """Run real nodes of these domains in rounds; return the tasks of the foreign groups per node and step."""
-    (run := folder / "run.toml").write_text(manifest_of(share).to_toml())
+    (run := folder / "run.toml").write_text(manifest_of().to_toml())
     homes = [home_of(folder / str(number), number) for number in range(len(domains))]
     plans = [plan_run(str(run), domain, home=home) for home, domain in zip(homes, domains, strict=True)]
     async with AsyncExitStack() as stack:
@@ -164,10 +131,8 @@ def _foreign_tasks(parts: NodeComponents) -> list[Counter[str]]:
     return steps
 
 
-@pytest.mark.parametrize(("share", "of_own"), [(0.75, 3), (0.0, 0)])
-async def test_real_nodes_reach_the_share_and_the_only_node_of_a_domain_does_not_starve(
-    tmp_path, tiny_models, share, of_own
-):
-    one, _, lone = await _steps(tmp_path, tiny_models, share, (NEAR, NEAR, FAR))
-    assert one == [Counter({NEAR: of_own, FAR: 4 - of_own})] * STEPS
-    assert lone == [Counter({NEAR: 4})] * STEPS, "no other node has its domain: other groups fill the step"
+async def test_each_real_node_generates_for_its_domain_and_trains_on_the_groups_of_others(tmp_path, tiny_models):
+    one, _, lone = await _steps(tmp_path, tiny_models, (NEAR, NEAR, FAR))
+    assert [step.total() for step in one] == [4] * STEPS
+    assert sum(one, Counter())[FAR], "it trained on no group of another domain"
+    assert lone == [Counter({NEAR: 4})] * STEPS

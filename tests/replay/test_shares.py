@@ -87,11 +87,11 @@ def test_groups_of_the_peer_with_most_bytes_are_evicted_first():
     assert len(choose_evicted(ready, keep=100, keep_bytes=0, cap=ShareCap(share=1.0))) == 12, "never own groups"
 
 
-def scored(sender: str, *num_right: int, task: str = "add", start: int = 0) -> list[Candidate]:
+def scored(sender: str, *num_right: int, start: int = 0) -> list[Candidate]:
     """Return groups of four completions with `num_right` right ones each; each group is from newer weights."""
     rewards = [tuple(float(place < right) for place in range(4)) for right in num_right]
     return [
-        replace(c, id=f"{task}{i}".encode() + c.id, task=task, rewards=rewards[i], policy_version=i)
+        replace(c, id=f"{i}".encode() + c.id, rewards=rewards[i], policy_version=i)
         for i, c in enumerate(groups(sender, len(num_right), start=start))
     ]
 

@@ -1,25 +1,18 @@
-"""The pull rule: one member is assigned to each group, and the order of pulls if nodes have domains."""
+"""The pull rule: one member is assigned to each group."""
 
 import hashlib
 from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ftis_node.swarm.demand import (
-    ANY,
     MIN_MEMBERS_PER_SHARD,
     NUM_TURNS,
-    DomainPortion,
-    OwnDomain,
     assignment_order,
     eligible_members,
     is_assigned,
-    portions,
 )
-from ftis_node.swarm.pull_queue import PullItem, PullQueue
 from ftis_node.swarm.topology import shard_of
 
 MEMBERS = [f"peer-{number}" for number in range(20)]
@@ -86,57 +79,3 @@ def test_the_work_for_one_group_is_bounded_for_many_members(attempt, num_visited
         is_assigned(group_id, "me", members, attempt=attempt, is_eligible=is_eligible)
     assert len(queried) <= max_queried * len(IDS)
     assert len(visited) < num_visited * len(IDS)
-
-
-COUNTS = st.integers(0, 50)
-SHARES = st.floats(0, 1)
-
-
-INSIDE, OUTSIDE = True, False
-
-
-@pytest.mark.parametrize(
-    ("share", "need", "inside", "outside", "expected"),
-    [
-        (0.75, 8, 0, 0, [(6, INSIDE), (2, OUTSIDE)]), (0.25, 0, 0, 8, [(0, OUTSIDE), (2, INSIDE)]),
-        (1.0, 0, 8, 0, [(0, INSIDE), (0, OUTSIDE)]), (0.5, None, 3, 2, [(None, OUTSIDE)]),
-        (0.5, None, 2, 3, [(None, INSIDE)]),
-    ],
-)  # fmt: skip
-def test_portions_by_hand(share, need, inside, outside, expected):
-    made = portions(share, stock=8, need=need, num_inside=inside, num_outside=outside)
-    assert made == (*(DomainPortion(*portion) for portion in expected), ANY)
-
-
-@given(share=SHARES, stock=COUNTS, need=st.none() | COUNTS, inside=COUNTS, outside=COUNTS)
-def test_portions_keep_within_the_shares_and_any_group_comes_last(share, stock, need, inside, outside):
-    made = portions(share, stock=stock, need=need, num_inside=inside, num_outside=outside)
-    assert made[-1] == ANY, "any group fills what one domain lacks"
-    if need is not None:
-        taken = {portion.in_domain: portion.num or 0 for portion in made[:-1]}
-        assert set(taken) == {True, False}
-        assert sum(taken.values()) <= stock
-        assert taken[True] + inside <= max(inside, round(share * stock))
-        assert taken[False] + outside <= max(outside, stock - round(share * stock))
-
-
-def test_a_group_is_in_the_domain_only_if_all_its_labels_are():
-    domain = OwnDomain(frozenset({"a", "b"}), share=1.0)
-    assert domain.is_claimed(frozenset({"a"}))
-    assert domain.is_claimed(frozenset({"a", "b"}))
-    assert not domain.is_claimed(frozenset({"a", "c"}))
-    assert not domain.is_claimed(frozenset()), "a group without labels is in no domain"
-
-
-def test_only_matching_groups_are_requested_and_assigned_ones_always():
-    queue = PullQueue()
-    for number, sender in enumerate("aabb"):
-        name = f"{sender}{number}".encode()
-        queue.add(PullItem(name, sender, number + 1, 100, float(number), is_assigned=name == b"b2"), holder=sender)
-    requested = []
-    while batch := queue.next_request(most=9, need=None, max_bytes=1 << 20, is_meant=lambda item: item.sender == "a"):
-        requested.append([item.id for item in batch.items])
-    assert requested == [[b"a1", b"a0"], [b"b2"]]
-    assert queue.num_in_flight_of(lambda item: item.sender == "a") == 2
-    rest = queue.next_request(most=9, need=None, max_bytes=1 << 20)
-    assert rest is not None and [item.id for item in rest.items] == [b"b3"]

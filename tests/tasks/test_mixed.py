@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.records.group import PromptRef
-from ftis_node.tasks import is_domain, load_task, parse_spec, part_names, validated_domain
+from ftis_node.tasks import is_domain, load_task, parse_spec, validated_domain
 from ftis_node.tasks.arithmetic import ArithmeticTask
 from ftis_node.tasks.base import MixedTask, Task, TaskItem
 
@@ -112,12 +112,10 @@ def test_a_text_that_is_no_canonical_domain_of_the_run_counts_as_none(text):
 
 def test_a_canonical_domain_is_accepted_unchanged():
     assert validated_domain("arithmetic:add+gsm8k=3", RUN) == "arithmetic:add+gsm8k=3"
-    assert part_names("arithmetic:add+gsm8k=3") == {"arithmetic:add", "gsm8k"}
-    assert part_names("") == frozenset()
 
 
 @given(st.one_of(st.text(max_size=520), st.text(alphabet="gsm8k+=0123456789.@:", max_size=520)))
 def test_any_text_of_a_peer_gives_a_domain_or_none(text):
     domain = validated_domain(text, RUN)
     assert domain in ("", text)
-    assert part_names(domain) <= part_names(RUN)
+    assert not domain or is_domain(parse_spec(domain), parse_spec(RUN))

@@ -30,13 +30,12 @@ from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.outgoing_slots import MAX_PEERS, PullSlots
 from ftis_node.node.supervision.background import wait_at_most
 from ftis_node.node.training.step_shares import StepShares
-from ftis_node.swarm.demand import ANY, STEPS_IN_STOCK, DomainPortion, PullDemand, portions, pull_demand
+from ftis_node.swarm.demand import PullDemand, pull_demand
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pull_queue import PullItem, PullRequest
 from ftis_node.swarm.rate_limits import TokenBucket
 from ftis_node.swarm.reputation import Behaviour
-from ftis_node.tasks import part_names
 from ftis_node.validation import Accepted, Refused, ValidationResult
 
 GATHER_S = 0.02  # wait for further announcements, to request several groups at once
@@ -107,15 +106,7 @@ class PullLoop(NodePart):
         self._queue.reroute(self._slots.is_able)
         if self.store.space.why_full or self.context.pause.is_paused:
             return
-        need = (await self._demand()).need
-        for portion in self._portions(need):
-            num_pulled = await self._pull_portion(tasks, portion, need=need if portion == ANY else portion.num)
-            if need is not None:
-                need = max(0, need - num_pulled)
-
-    async def _pull_portion(self, tasks: asyncio.TaskGroup, portion: DomainPortion, *, need: int | None) -> int:
-        """Request up to `need` groups of a portion, and all assigned groups. Return the number not assigned."""
-        num_pulled = 0
+        need, num_pulled = (await self._demand()).need, 0  # assigned groups are pulled beside those needed
         while True:
             await self._slots.wait()
             batch = self._queue.next_request(
@@ -124,10 +115,9 @@ class PullLoop(NodePart):
                 need=None if need is None else need - num_pulled,
                 max_bytes=MAX_BATCH_BYTES,
                 may_ask=self._slots.may_ask,
-                is_meant=lambda item: portion.in_domain is None or portion.in_domain is self._is_in_domain(item),
             )
             if batch is None:
-                return num_pulled
+                return
             num_pulled += sum(not item.is_assigned for item in batch.items)
             self._slots.take(batch.source.peer_id)
             await self._keep_to_budget(batch)
@@ -137,26 +127,6 @@ class PullLoop(NodePart):
         """Return how many groups to request from a peer, so that its answer takes half of the time limit."""
         group_s = self._group_s.get(peer_id)
         return max(1, int(PULL_TIMEOUT_S / 2 / group_s)) if group_s else PULL_BATCH
-
-    def _portions(self, need: int | None) -> Sequence[DomainPortion]:
-        """Return the portions to pull, in order: missing groups inside and outside the preferred domain, then any."""
-        domain = self.context.own_domain
-        if domain is None:
-            return (ANY,)
-        ready = self.store.reader.ready_foreign_tasks()
-        num_inside = sum(num for task, num in ready.items() if task in domain.tasks)
-        inside_in_flight = self._queue.num_in_flight_of(self._is_in_domain)
-        return portions(
-            domain.share,
-            stock=STEPS_IN_STOCK * self.step_shares.of_next_step()[1],
-            need=need,
-            num_inside=num_inside + inside_in_flight,
-            num_outside=sum(ready.values()) - num_inside + self._queue.num_in_flight - inside_in_flight,
-        )
-
-    def _is_in_domain(self, item: PullItem) -> bool:
-        domain, record = self.context.own_domain, self.peers.registry.record_of(item.sender)
-        return domain is not None and record is not None and domain.is_claimed(part_names(record.domain))
 
     async def _pull_and_release(self, batch: PullRequest) -> None:
         source = batch.source.peer_id

@@ -33,15 +33,15 @@ async def take_groups(
 
 
 def _rule(context: NodeContext, peers: PeerManager, step: int) -> ChoiceRule:
-    section, domain = context.manifest.step, context.own_domain
+    section = context.manifest.step
     if section.group_selection == "sapo":
-        return partial(choose_sapo, seed=step, domain=domain)
+        return partial(choose_sapo, seed=step)
     if section.group_selection not in CHOICES:
         return partial(load_choice(section.group_selection), step=step)
     neighbor = peers.share_cap().neighbor
     if section.prompt_sharing == "horizontal":
         return partial(choose_same_prompts, neighbor=neighbor)
-    return partial(choose_newest, neighbor=neighbor, domain=domain, turn=step)
+    return partial(choose_newest, neighbor=neighbor)
 
 
 def write_taken(events: EventLog, groups: Sequence[StoredGroup], *, step: int) -> None:

@@ -93,11 +93,9 @@ def test_a_manifest_names_the_method_and_its_package():
     method, step = {"filter": "window", "advantage_scale": "learner"}, {"group_selection": "need"}
     run = RunManifest(name="a", task="arithmetic", method=method, step=step)
     assert parse_canonical(run.canonical(), source="a peer") == run
-    faulty = {"advantage_shift = 0.1": "method", "own_domain_fraction = 0.5": "step"}
-    for line, table in faulty.items():
-        text = run.to_toml().replace(f"[{table}]", f"[{table}]\n{line}")
-        with pytest.raises(ConfigError, match=f"{line.split()[0]} has no effect with the plug-in"):
-            parse_manifest(text, source="run.toml")
+    text = run.to_toml().replace("[method]", "[method]\nadvantage_shift = 0.1")
+    with pytest.raises(ConfigError, match="advantage_shift has no effect with the plug-in"):
+        parse_manifest(text, source="run.toml")
 
 
 def test_a_run_whose_package_is_missing_is_refused_in_one_line():

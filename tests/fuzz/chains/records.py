@@ -1,4 +1,4 @@
-"""Directory records -> peer table, domains, missing numbers -> questions, shares of pulls, status, dashboard."""
+"""Directory records -> peer table, domains, missing numbers -> questions, status, dashboard."""
 
 import asyncio
 import time
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.pull_queue import PullItem
 from tests.conftest import TOKENIZER
 from tests.fuzz.fuzzed_node import FAR, HOSTILE, MADE_AT, MIXED_RUN, NEAR, OWN, fuzzed_node
 from tests.fuzz.mutator import Item, join, parsed
@@ -39,9 +38,7 @@ async def chain(items: Sequence[Item]) -> None:
         async with asyncio.TaskGroup() as tasks:
             fuzzed.wiring.backfill._fill_gaps(tasks, [one.peer_id for one in HOSTILE])
         for one in HOSTILE:
-            fuzzed.pull._is_in_domain(PullItem(bytes(32), one.peer_id, 1, 100, MADE_AT))
             fuzzed.wiring.announcements._pulls(one.peer_id)
-        fuzzed.pull._portions(4)
         open_peer_record(seal_peer_record(loop.own_record.make(), OWN))
 
 
