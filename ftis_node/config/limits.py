@@ -55,13 +55,6 @@ class LimitsSection(Section):
         le=19,
         description="CPU niceness of the node and all its processes. At 10 other programs stay responsive.",
     )
-    gpu_watts: int = Field(
-        default=0,
-        ge=0,
-        le=10_000,
-        description="Power limit of each GPU of the node while it runs, in watts. Only root may set it; else a warning "
-        "has the command. 0: unchanged.",
-    )
 
 
 class BufferSection(Section):

@@ -43,7 +43,6 @@ from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.receipts import step_limits
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.events import EVENT_SCHEMA, EventLog
-from ftis_node.telemetry.gpu_power import limited_power
 from ftis_node.telemetry.history import last_logged_step
 from ftis_node.telemetry.log import OnProgress, log_block, unwatched
 from ftis_node.telemetry.status import EndWord
@@ -86,8 +85,6 @@ async def running_components(
         begun_at = checkpoint_step(home) if settings.learns else 0
         log_block(log, start_lines(inputs, num_parameters=parameter_count(inputs.source), step=begun_at))
         mark_start(home)
-        watts = 0 if settings.device == "cpu" else settings.limits.gpu_watts
-        stack.enter_context(limited_power(watts, inputs.arrangement.gpus))
         parts = _assemble(stack, inputs, factory)
         parts.gossip.guard.on_fault = parts.peers.charge_fault
         wiring = Wiring(parts)
