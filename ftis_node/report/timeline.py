@@ -1,6 +1,6 @@
 """Notable events of a run as sentences. Consecutive events of one kind become one sentence.
 
-Memory is bounded for a run of any length: the first and the last entries are kept, and those between are only counted.
+Memory is bounded for a run of any length: the last entries are kept, and the earlier ones are only counted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ftis_node.report.templates import clean, without_paths
 
 MERGE_GAP_S = 90.0
 BURST = 10  # fewer consecutive refusals give no entry
-MAX_FIRST, MAX_LAST = 40, 160
+MAX_ENTRIES = 200
 MAX_SUBJECTS = 4
 
 
@@ -36,41 +36,32 @@ class TimelineBuilder:
     """Accumulator that turns events, in their order, into timeline entries."""
 
     def __init__(self) -> None:
-        self._first: list[TimelineEntry] = []
-        self._last: deque[TimelineEntry] = deque(maxlen=MAX_LAST)
-        self._num_kept = 0
+        self._entries = deque[TimelineEntry](maxlen=MAX_ENTRIES)
+        self._num_entries = self._num_starts = 0
         self._open: dict[str, TimelineEntry] = {}
         self._is_up = False
-        self._num_starts = 0
 
     def add(self, event: dict[str, Any]) -> None:
         """Add an event of any kind; events that are not notable are ignored."""
         kind = self._kind_of(event)
         if kind is None:
             return
-        at, open_one = float(event["time"]), self._open.get(kind)
-        if open_one is None or at - open_one.ended_at > MERGE_GAP_S or kind in NEVER_MERGED:
-            self._close(kind)
-            open_one = self._open[kind] = TimelineEntry(kind, KINDS[kind].tone, at, at, event, event)
-        open_one.ended_at, open_one.last = max(at, open_one.began_at), event
-        open_one.count += 1
+        at, entry = float(event["time"]), self._open.get(kind)
+        if entry is None or at - entry.ended_at > MERGE_GAP_S or kind in NEVER_MERGED:
+            entry = self._open[kind] = TimelineEntry(kind, KINDS[kind].tone, at, at, event, event)
+        entry.ended_at, entry.last = max(at, entry.began_at), event
+        entry.count += 1
+        if entry.count == (BURST if kind == "refused" else 1):
+            self._entries.append(entry)
+            self._num_entries += 1
         subject = str(event.get(KINDS[kind].subject, ""))
-        if subject in open_one.counts or len(open_one.counts) < 64:
-            open_one.counts[subject] += 1
+        if subject in entry.counts or len(entry.counts) < 64:
+            entry.counts[subject] += 1
 
     def finish(self) -> tuple[list[TimelineEntry], int]:
-        """Return the kept entries, oldest first, and the number of omitted ones."""
-        for kind in list(self._open):
-            self._close(kind)
-        kept = sorted([*self._first, *self._last], key=lambda entry: entry.began_at)
-        return kept, self._num_kept - len(kept)
-
-    def _close(self, kind: str) -> None:
-        entry = self._open.pop(kind, None)
-        if entry is None or (kind == "refused" and entry.count < BURST):
-            return
-        self._num_kept += 1
-        (self._first if len(self._first) < MAX_FIRST else self._last).append(entry)
+        """Return the last entries, oldest first, and the number of omitted ones."""
+        kept = sorted(self._entries, key=lambda entry: entry.began_at)
+        return kept, self._num_entries - len(kept)
 
     def _kind_of(self, event: dict[str, Any]) -> str | None:
         name = str(event["event"])
@@ -81,20 +72,15 @@ class TimelineBuilder:
         if name == "stop":
             self._is_up = False
         if name == "step":
-            return self._kind_of_step(event)
+            if event.get("refused") or event.get("skipped"):
+                return "step_refused" if event.get("refused") else "step_skipped"
+            for kind in ("step_skipped", "step_refused"):  # a step with an effect ends their sequence
+                self._open.pop(kind, None)
         if name == "mismatch":
             return f"mismatch_{'rose' if event.get('change') == 'rose' else 'fell'}"
         if name == "reputation_changed":
             name = f"trust_{event.get('trust_level')}"
         return name if name in KINDS else None
-
-    def _kind_of_step(self, event: dict[str, Any]) -> str | None:
-        """Return the kind of a step without effect; for a step with an effect, end their sequence and return None."""
-        if event.get("refused") or event.get("skipped"):
-            return "step_refused" if event.get("refused") else "step_skipped"
-        self._close("step_skipped")
-        self._close("step_refused")
-        return None
 
 
 class Kind(NamedTuple):

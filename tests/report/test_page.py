@@ -14,7 +14,7 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.report import html_page
-from ftis_node.report.timeline import MAX_FIRST, MAX_LAST, TimelineBuilder
+from ftis_node.report.timeline import MAX_ENTRIES, TimelineBuilder
 from ftis_node.swarm.reasons import REFUSALS, full_sentence
 from tests.report.support import ATTACK, NUM_STEPS, PEER_ID, step_events, write_home
 from tests.validation.test_reasons import ROWS
@@ -209,7 +209,7 @@ def test_the_page_of_a_long_run_is_bounded(tmp_path: Path) -> None:
     assert out.stat().st_size < 200_000
     source = Page(out).source
     assert "4 damaged lines were skipped" in source
-    assert f"{4_000 - MAX_FIRST - MAX_LAST:,} events in the middle are left out" in source
+    assert f"{4_000 - MAX_ENTRIES:,} earlier events are left out" in source
 
 
 def test_few_refusals_are_left_out_and_an_effective_step_ends_an_entry_of_skipped_ones() -> None:
