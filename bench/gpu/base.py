@@ -127,7 +127,7 @@ class Workers:
                 raise RuntimeError(f"{' and '.join(names)} did not start again within {RESTART_LIMIT_S:.0f} s")
             await asyncio.sleep(POLL_S)
         for client in clients:
-            await client.wait_ready()
+            await client.supervisor.wait_ready()
         return round(time.monotonic() - began, 1)
 
 

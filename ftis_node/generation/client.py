@@ -181,18 +181,18 @@ class GenerationClient(WorkerClient):
         `on_phase` is called with each phase of this start and of all restarts.
         """
         self._on_phase = on_phase
-        await self._supervisor.start()
+        await self.supervisor.start()
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
         """Generate one unscored group. Raises WorkerDiedError, WorkerTaskError and NonFiniteError."""
-        return await self._supervisor.call(request, GenerationResult)
+        return await self.supervisor.call(request, GenerationResult)
 
     async def share_base(self) -> SharedWeights:
         """Return the handles of an adapter's base, valid until this worker's process ends; waits until it serves.
 
         Raises SharingError if the engine cannot share it, WorkerDiedError and the errors of `start`.
         """
-        return await self._supervisor.call(messages.ShareBase(), SharedWeights)
+        return await self.supervisor.call(messages.ShareBase(), SharedWeights)
 
     def begin_with(self, weights: PublishedWeights | None, proof: WeightProof) -> None:
         """Let the next process serve these weights; None: the starting model. Call it during a pause."""
@@ -220,7 +220,7 @@ class GenerationClient(WorkerClient):
             self._awake.set()  # loading wakes the worker
             previous, self._loader.newest = self._loader.newest, (weights, to_come)
             try:
-                problem = await self._serve_newest(self._supervisor.call)
+                problem = await self._serve_newest(self.supervisor.call)
             except (ModelError, SharingError):
                 self._loader.newest = previous
                 await self._serve_again()
@@ -228,7 +228,7 @@ class GenerationClient(WorkerClient):
             except WorkerDiedError:
                 if is_trial:
                     self._loader.newest = previous
-                    await self._supervisor.wait_ready()
+                    await self.supervisor.wait_ready()
                 raise
             except WorkerTaskError as error:  # it may now serve a mix of old and new weights, or none
                 problem = f"failed over weights {weights.version}: {error}"
@@ -246,7 +246,7 @@ class GenerationClient(WorkerClient):
 
         An engine may implement an architecture in another way, or wrongly.
         """
-        probe = partial(self._supervisor.call, messages.Probe(token_ids=proof.probe_ids), messages.Probed)
+        probe = partial(self.supervisor.call, messages.Probe(token_ids=proof.probe_ids), messages.Probed)
         if (problem := await self._loader.find_difference(probe, proof)) is not None:
             raise EngineError(f"the engine {self.engine} {problem}: use another one with --engine")
 
@@ -262,7 +262,7 @@ class GenerationClient(WorkerClient):
                 return
             discard = discard and self._may_discard and self._loader.newest is not None
             try:
-                await self._supervisor.call(messages.Sleep(discard=discard), Done)
+                await self.supervisor.call(messages.Sleep(discard=discard), Done)
                 self._has_discarded = discard
             except WorkerDiedError as error:
                 if not self.is_alive:
@@ -306,11 +306,11 @@ class GenerationClient(WorkerClient):
         problem: str | None = None
         try:
             if self._has_discarded:
-                problem = await self._serve_newest(self._supervisor.call)
+                problem = await self._serve_newest(self.supervisor.call)
             else:
-                await self._supervisor.call(messages.Wake(), Done)
+                await self.supervisor.call(messages.Wake(), Done)
         except WorkerDiedError:
-            await self._supervisor.wait_ready()  # the new process has loaded them and is awake
+            await self.supervisor.wait_ready()  # the new process has loaded them and is awake
         except FtisError as error:
             problem = f"cannot take its former weights again: {error}"
         if problem is not None:
@@ -319,8 +319,8 @@ class GenerationClient(WorkerClient):
     async def _begin_again(self, problem: str) -> None:
         """Restart the worker. If it failed to load discarded weights, it never discards weights again."""
         self._may_discard = self._may_discard and not self._has_discarded
-        self._supervisor.restart(problem)
-        await self._supervisor.wait_ready()
+        self.supervisor.restart(problem)
+        await self.supervisor.wait_ready()
 
     async def _serve_newest(self, call: CallWorker[Any], *, is_new_life: bool = False) -> str | None:
         problem = await self._loader.serve_newest(call, is_new_life=is_new_life)
@@ -338,4 +338,4 @@ class GenerationClient(WorkerClient):
             case messages.EngineBroken():
                 problem = f"is started again, because its engine {event.reason}"
                 self._loader.report(problem)
-                self._supervisor.restart(problem)
+                self.supervisor.restart(problem)

@@ -81,23 +81,18 @@ class LearnerClient(WorkerClient):
         )
         self.share_base: Callable[[], Awaitable[SharedWeights]] | None = None
         self._has_base = False  # of the generator's present process, in the learner's
-        self._state: LearnerState | None = None
+        self.state: LearnerState | None = None  # at the start of its present process
         self._known_restarts = 0  # when the caller last requested the learner's state
-
-    @property
-    def state(self) -> LearnerState | None:
-        """Return the learner's state at the start of its present process; None before the first."""
-        return self._state
 
     async def start(self) -> LearnerState:
         """Return the learner's state as soon as it takes requests, at the first start or after a restart.
 
         Raises ModelError, ConfigError, MachineError or NetworkError, and WorkerDiedError if it died too often.
         """
-        await self._supervisor.start()
-        assert self._state is not None  # `_ask_state` ran before the supervisor called the worker ready
+        await self.supervisor.start()
+        assert self.state is not None  # `_ask_state` ran before the supervisor called the worker ready
         self._known_restarts = self.restarts
-        return self._state
+        return self.state
 
     async def train(
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
@@ -109,7 +104,7 @@ class LearnerClient(WorkerClient):
         """
         request = messages.TrainRequest(step=step, groups=tuple(groups))
         try:
-            return await self._supervisor.call(request, messages.TrainReply, on_event=on_published)
+            return await self.supervisor.call(request, messages.TrainReply, on_event=on_published)
         except FtisError as error:
             if self.restarts == self._known_restarts:
                 raise
@@ -117,15 +112,15 @@ class LearnerClient(WorkerClient):
 
     async def check(self, group: TrainGroup) -> None:
         """Measure the mismatch on an own group, for the next step's report. Raises WorkerDiedError."""
-        await self._supervisor.call(messages.CheckRequest(group=group), Done)
+        await self.supervisor.call(messages.CheckRequest(group=group), Done)
 
     async def audit(self, group: TrainGroup) -> AuditReply:
         """Compare a peer's log-probs as `AuditRequest` says. Raises WorkerDiedError or WorkerTaskError."""
-        return await self._supervisor.call(messages.AuditRequest(group=group), messages.AuditReply)
+        return await self.supervisor.call(messages.AuditRequest(group=group), messages.AuditReply)
 
     async def give_memory_back(self) -> None:
         """Return when no step is in progress and the learner's cached memory is free. Raises WorkerDiedError."""
-        await self._supervisor.call(messages.GiveMemoryBack(), Done)
+        await self.supervisor.call(messages.GiveMemoryBack(), Done)
 
     async def write_weights(self, refused: str = "") -> PublishedWeights | None:
         """Write the weights after the step in progress, as `WriteWeights` says; None for the starting model.
@@ -133,18 +128,18 @@ class LearnerClient(WorkerClient):
         Raises MachineError if the disk refuses, or WorkerDiedError.
         """
         request = messages.WriteWeights(refused=refused)
-        return (await self._supervisor.call(request, messages.WeightsWritten)).weights
+        return (await self.supervisor.call(request, messages.WeightsWritten)).weights
 
     async def save(self) -> int:
         """Write the newest step to the disk and return its number. Raises MachineError or WorkerDiedError."""
-        return (await self._supervisor.call(messages.SaveRequest(), messages.Saved)).step
+        return (await self.supervisor.call(messages.SaveRequest(), messages.Saved)).step
 
     async def renew(self) -> None:
         """Save the newest step and start another process: the generator's process, which had the base, has ended."""
         if not self._has_base:
             return
         try:  # a process that does not run yet waits for the generator
-            await self._supervisor.call_present(messages.SaveRequest(), messages.Saved)
+            await self.supervisor.call_present(messages.SaveRequest(), messages.Saved)
         except FtisError as error:
             log.warning("the learner goes back to its last checkpoint: %s", error)
         self.restart("is started again, because the generator's process has ended, which had its base")
@@ -161,7 +156,7 @@ class LearnerClient(WorkerClient):
         return boot
 
     async def _ask_state(self, life: WorkerProcess) -> None:
-        self._state = await life.call(messages.StateRequest(), messages.LearnerState)
+        self.state = await life.call(messages.StateRequest(), messages.LearnerState)
 
 
 def worker_environment(boot: LearnerBoot) -> dict[str, str]:

@@ -261,7 +261,7 @@ class Wiring:
     @cached_property
     def pause_loop(self) -> PauseLoop:
         node = self.node
-        workers = tuple(each for each in (node.generation, node.learner) if isinstance(each, WorkerClient))
+        workers = tuple(each.supervisor for each in (node.generation, node.learner) if isinstance(each, WorkerClient))
         observer = MachineObserver(self.context.settings.schedule, gpus=node.arrangement.gpus)
         published = node.published or node.home.weights
         parts = (self.context, node.home)

@@ -230,6 +230,6 @@ def again(message: Message, kind: type[Body]) -> Body:
 
 def kill_worker(client: GenerationClient) -> None:
     """Kill the client's worker, as by SIGKILL."""
-    life = client._supervisor._life
+    life = client.supervisor._life
     assert life is not None
     life.kill("was killed")

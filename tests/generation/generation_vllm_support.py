@@ -172,7 +172,7 @@ class RemoteEngine(GenerationClient):
         """Serve the model with these settings and its own weights, as version 0."""
         self._loader.newest, self._loader.served_version = None, 0
         self.problems.clear()
-        await self._supervisor.call(Open(model=str(model), settings=settings, is_plain=is_plain), Done)
+        await self.supervisor.call(Open(model=str(model), settings=settings, is_plain=is_plain), Done)
 
     async def serve(self, *, model: dict[str, Any] = VLLM_MODEL, **changed: Any) -> None:
         """Serve a tiny model of seed 0, with changed settings."""
@@ -185,20 +185,20 @@ class RemoteEngine(GenerationClient):
         """Load weights without a proof. Returns how the tensors differ from the checksums, or None."""
         load = LoadWeights(weights.path, weights.version, weights.checksums, weights.shared)
         request = msgspec.structs.replace(load, **changed)
-        return (await self._supervisor.call(request, WeightsLoaded)).difference
+        return (await self.supervisor.call(request, WeightsLoaded)).difference
 
     async def load_weights(self, path: Path, version: int) -> None:
         """Load weights as an engine does."""
         await self.load(PublishedWeights(version, str(path), 0))
 
     async def probe(self, token_ids: Sequence[int]) -> Sequence[float]:
-        return (await self._supervisor.call(Probe(token_ids=tuple(token_ids)), Probed)).logprobs
+        return (await self.supervisor.call(Probe(token_ids=tuple(token_ids)), Probed)).logprobs
 
     async def break_driver(self) -> str:
-        return (await self._supervisor.call(Break(), EngineState)).broken
+        return (await self.supervisor.call(Break(), EngineState)).broken
 
     async def inspect(self) -> EngineState:
-        return await self._supervisor.call(Inspect(), EngineState)
+        return await self.supervisor.call(Inspect(), EngineState)
 
     async def wait_for_tokens(self, tokens_made: int, *, num_running: int = 0) -> EngineState:
         """Return when the engine has sampled `tokens_made` tokens in total and has `num_running` completions."""

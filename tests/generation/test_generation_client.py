@@ -88,7 +88,7 @@ async def test_foreign_weights_that_fail_leave_the_previous_ones(client, tmp_pat
     assert client.restarts == (0 if content == "damaged" else 1), "a restart removes weights that were loaded"
     kill_worker(client)
     await eventually(lambda: client.restarts == (1 if content == "damaged" else 2))
-    await client.wait_ready()
+    await client.supervisor.wait_ready()
     assert client.policy_version == (before or 0), "also after a restart"
     await client.try_weights(publish(tmp_path, 3, "-4.5"), proof(3, -4.5))
     assert client.policy_version == 3
@@ -103,7 +103,7 @@ async def test_a_worker_that_dies_during_a_transfer_restarts(client, tmp_path, m
     kill_worker(client)
     with pytest.raises(WorkerDiedError):
         await replacing
-    await client.wait_ready()
+    await client.supervisor.wait_ready()
     assert (await generate_group(client)).policy_version == client.policy_version == then
 
 
@@ -115,7 +115,7 @@ async def test_two_failed_proofs_restart_the_worker_with_the_newest_weights(clie
     assert len(problems) == 2 and client.pid != pid
     assert (client.restarts, client.policy_version) == (1, 1)
     assert (await generate_group(client)).policy_version == 1
-    assert "given version 1" in str(client._supervisor._last_error)
+    assert "given version 1" in str(client.supervisor._last_error)
 
 
 async def test_a_worker_that_fails_every_proof_is_given_up(client, tmp_path):
@@ -126,7 +126,7 @@ async def test_a_worker_that_fails_every_proof_is_given_up(client, tmp_path):
 
 
 async def test_a_worker_that_computes_the_starting_model_otherwise_is_refused(client):
-    probed = (await client._supervisor.call(Probe(token_ids=(1, 2, 3)), Probed)).logprobs
+    probed = (await client.supervisor.call(Probe(token_ids=(1, 2, 3)), Probed)).logprobs
     await client.check_start(proof(0, probed[0]))
     with pytest.raises(EngineError, match=r"^the engine .* differs from the learner by 2 nats .*: use another one"):
         await client.check_start(proof(0, probed[0] - 2))

@@ -110,7 +110,7 @@ async def test_requests_wait_for_the_wake_and_do_not_count_as_a_hang(client):
     await client.sleep()  # no-op
     assert client.is_asleep
     waiting = asyncio.create_task(generate_group(client))
-    life = client._supervisor._life
+    life = client.supervisor._life
     num_reports = life.num_reports
     await eventually(lambda: life.num_reports > num_reports)
     assert not waiting.done()

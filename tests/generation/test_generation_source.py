@@ -92,11 +92,11 @@ async def test_shared_weights_are_served_without_a_file(learner, client):
 async def test_after_a_pause_the_memory_of_the_former_learner_is_not_read(learner, client, tmp_path, has_weights):
     """The next learner may also be at an earlier version."""
     await client.update_weights(share(7, "-7"), proof(7, -7.0))
-    await client.pause()
+    await client.supervisor.pause()
     (tmp_path / "shared").unlink()
     client.begin_with(share(5, "-5") if has_weights else None, proof(5, -5.0))
-    client.resume()
-    await client.wait_ready()
+    client.supervisor.resume()
+    await client.supervisor.wait_ready()
     assert client.policy_version == 5 * has_weights
     assert lines(tmp_path, "shared") == ["5 -5"] * has_weights
     assert (learner.requests, learner.fallbacks, client.restarts) == ([], [], 0)
@@ -170,7 +170,7 @@ async def test_the_old_weights_stay_if_the_learner_writes_no_file(learner, clien
 async def kill(client: GenerationClient) -> None:
     kill_worker(client)
     await eventually(lambda: client.restarts == 1)
-    await client.wait_ready()
+    await client.supervisor.wait_ready()
 
 
 # The tests below discard the weights while the worker sleeps.

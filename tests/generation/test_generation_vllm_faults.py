@@ -119,7 +119,7 @@ async def test_a_separate_core_serves_new_weights_and_its_death_is_reported(tmp_
         await eventually(lambda: len(problems) == 1)
         assert problems[0].startswith("is started again, because its engine ")
         await assert_ended(processes)
-        await client.wait_ready()
+        await client.supervisor.wait_ready()
         assert phases == [*START_PHASES, ""]
         assert inspected.stat().st_mtime_ns == written_ns, "the architecture was inspected again"
     finally:

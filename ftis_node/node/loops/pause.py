@@ -32,8 +32,8 @@ from ftis_node.node.supervision.background import in_background, wait_at_most
 from ftis_node.node.training.token_budget import GenerateBudget
 from ftis_node.telemetry.health_summary import pause_words
 from ftis_node.telemetry.nvml import opened_nvml
+from ftis_node.workers.supervisor import Supervisor
 from ftis_node.workers.weight_store import discard_published
-from ftis_node.workers.worker_client import WorkerClient
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class PauseLoop:
 
     context: NodeContext
     home: Home
-    workers: tuple[WorkerClient, ...]  # in the order in which they end, the reverse of the one in which they start
+    workers: tuple[Supervisor, ...]  # in the order in which they end, the reverse of the one in which they start
     sync_weights: Callable[[], None]  # gives the weights of the learner's new process to the generator's
     published: Path | None  # the folder of the learner's weights, usually in memory; None: it stays
     budget: GenerateBudget
@@ -147,7 +147,7 @@ class PauseLoop:
                 return False
         return True
 
-    async def _is_started(self, worker: WorkerClient) -> bool:
+    async def _is_started(self, worker: Supervisor) -> bool:
         """Start a worker and wait until it is ready. Return False as soon as the decision is a pause again."""
         worker.resume()
         ready = asyncio.ensure_future(worker.wait_ready())

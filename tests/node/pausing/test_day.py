@@ -39,7 +39,6 @@ from ftis_node.telemetry.health_summary import summarize_health
 from ftis_node.telemetry.status import NodeStatus, Status
 from ftis_node.workers.process import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor, WorkerState
-from ftis_node.workers.worker_client import WorkerClient
 from tests.node.nodes import components
 from tests.waiting import eventually
 
@@ -80,7 +79,7 @@ class Day:
             context, self.home, (self.worker,), lambda: None, self.home.weights, GenerateBudget(), self.facts
         )
 
-    def new_worker(self, name: str, fault: str = "") -> WorkerClient:
+    def new_worker(self, name: str, fault: str = "") -> Supervisor:
         spec = WorkerSpec(
             name=name,
             module="echo_worker",
@@ -89,7 +88,7 @@ class Day:
             log_path=self.home.logs / f"{name}.log",
             environment={"PYTHONPATH": f"{WORKERS}:{WORKERS.parents[1]}"},
         )
-        return WorkerClient(Supervisor(spec))
+        return Supervisor(spec)
 
     async def at(self, clock: str, *, battery: bool = False, steam: bool = False) -> str:
         """Set the clock, look once, and return the first two lines of the status: paused or not, and the worker."""
@@ -159,7 +158,7 @@ async def test_a_pause_waits_for_the_step_and_stops_at_a_resume_meanwhile(day):
         day.loop.change("pause", {})
         pausing = asyncio.create_task(day.loop.check())
         await asyncio.sleep(0.05)
-        assert (day.gate.is_paused, day.gate.is_in_effect, day.worker.worker_state) == (True, False, WorkerState.READY)
+        assert (day.gate.is_paused, day.gate.is_in_effect, day.worker.state) == (True, False, WorkerState.READY)
         first = day.worker.pid
         day.loop.change("resume", {})
     await pausing
@@ -177,13 +176,13 @@ async def test_a_pause_while_the_models_load_after_a_pause_is_not_delayed(day):
     assert await day.at("04T22:01") == "paused: by command"
     day.loop.change("resume", {})
     ending = asyncio.create_task(day.loop.check())
-    await eventually(lambda: day.worker.worker_state is WorkerState.STARTING)
+    await eventually(lambda: day.worker.state is WorkerState.STARTING)
     await asyncio.sleep(0.2)
     shown = day.gate.status()
     assert (shown.reason, shown.in_effect, day.gate.is_paused) == ("", False, True)
     assert day.loop.change("pause", {})["in_effect"] is False, "the memory is not free"
     await asyncio.wait_for(ending, 30)
-    assert (day.worker.worker_state, day.worker.pid) == (WorkerState.PAUSED, None), "it waited for the model"
+    assert (day.worker.state, day.worker.pid) == (WorkerState.PAUSED, None), "it waited for the model"
     assert (day.gate.status().reason, day.gate.is_in_effect) == ("by command", True)
     day.loop.change("resume", {})
     assert await day.at("04T22:05") == "runs"
@@ -196,7 +195,7 @@ async def test_the_generator_starts_after_the_learner_has_handed_over_its_weight
     day.start()
     generator, states = day.new_worker("generation"), []
     day.loop.workers = (generator, day.worker)
-    day.loop.sync_weights = lambda: states.append((day.worker.worker_state, generator.worker_state))
+    day.loop.sync_weights = lambda: states.append((day.worker.state, generator.state))
     running = asyncio.gather(day.worker.run(), generator.run(), return_exceptions=True)
     await day.at("04T22:00")
     await generator.wait_ready()
@@ -205,12 +204,12 @@ async def test_the_generator_starts_after_the_learner_has_handed_over_its_weight
         (day.home.weights / name / "file").write_text("weights")
     day.loop.change("pause", {"for_s": 60})
     await day.at("04T22:00")
-    assert (generator.worker_state, generator.pid) == (WorkerState.PAUSED, None)
+    assert (generator.state, generator.pid) == (WorkerState.PAUSED, None)
     left = {path.name for path in day.home.weights.iterdir()}
     assert left == {"offered", "followed"}, "published weights still use memory"
     assert await day.at("04T22:02") == "runs"
     assert states == [(WorkerState.READY, WorkerState.PAUSED)]
-    assert generator.worker_state is WorkerState.READY, "the node runs before its generator"
+    assert generator.state is WorkerState.READY, "the node runs before its generator"
     await day.stop()
     await generator.stop()
     await running
