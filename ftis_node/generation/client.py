@@ -143,10 +143,6 @@ class GenerationClient(WorkerClient):
         self.engine: str = boot.engine
 
     @property
-    def state(self) -> WorkerState:
-        return self.worker_state
-
-    @property
     def policy_version(self) -> int:
         """Return the version that the worker serves; 0 for the starting model."""
         return self._loader.served_version
@@ -158,7 +154,7 @@ class GenerationClient(WorkerClient):
     @property
     def is_alive(self) -> bool:
         """Return whether the worker serves or will serve again."""
-        return self.state not in (WorkerState.STOPPED, WorkerState.FAILED)
+        return self.worker_state not in (WorkerState.STOPPED, WorkerState.FAILED)
 
     @property
     def is_asleep(self) -> bool:

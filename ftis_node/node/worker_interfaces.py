@@ -24,7 +24,7 @@ class NullGeneration:
     """Null object for the generation worker of a learner node. Implements `Generation`."""
 
     engine = OFF
-    state = OFF
+    worker_state = OFF
     weight_transfer = ""
     is_alive = False
     restarts = 0
@@ -93,7 +93,7 @@ class NullLearner:
 class Generation(Generator, Protocol):
     """Generation worker: `generation.client.GenerationClient`, an engine in this process, or a null object.
 
-    `state` is a `WorkerState`, or "off" if the node has no such worker.
+    `worker_state` is a `WorkerState`, or "off" if the node has no such worker.
     """
 
     @property
@@ -101,7 +101,7 @@ class Generation(Generator, Protocol):
     @property
     def policy_version(self) -> int: ...
     @property
-    def state(self) -> str: ...
+    def worker_state(self) -> str: ...
     @property
     def is_alive(self) -> bool: ...
     @property

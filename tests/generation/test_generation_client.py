@@ -25,7 +25,7 @@ async def test_a_client_returns_the_completions_of_a_group(make_client):
     client = make_client()
     assert not client.is_alive
     await client.start()
-    assert client.engine == "fake" and client.state is WorkerState.READY
+    assert client.engine == "fake" and client.worker_state is WorkerState.READY
     result = await generate_group(client)
     assert [completion.token_ids.tolist() for completion in completions_of(result)] == [[4, 5, EOS_ID]] * 3
     assert completions_of(result)[0].token_ids.dtype == np.int32
@@ -122,7 +122,7 @@ async def test_a_worker_that_fails_every_proof_is_given_up(client, tmp_path):
     (tmp_path / "stale-weights").write_text("1000")
     with pytest.raises(EngineError, match=r"3 times in a row.*differs from the learner by 3.5 nats.*: use another one"):
         await client.update_weights(publish(tmp_path, 1, "-3.5"), proof(1, -3.5))
-    assert client.state is WorkerState.FAILED and not client.is_alive
+    assert client.worker_state is WorkerState.FAILED and not client.is_alive
 
 
 async def test_a_worker_that_computes_the_starting_model_otherwise_is_refused(client):

@@ -132,14 +132,14 @@ async def test_new_weights_wake_the_client_even_if_they_are_damaged(client, tmp_
 async def test_a_worker_that_dies_asleep_is_restarted_on_waking(client, tmp_path, by):
     await client.sleep()
     kill_worker(client)
-    await eventually(lambda: client.state is WorkerState.BACKING_OFF)
+    await eventually(lambda: client.worker_state is WorkerState.BACKING_OFF)
     waiting = asyncio.create_task(generate_group(client))
     await asyncio.sleep(0.2)  # four times the delay before a restart
-    assert (client.state, client.restarts) == (WorkerState.BACKING_OFF, 0)
+    assert (client.worker_state, client.restarts) == (WorkerState.BACKING_OFF, 0)
     await client.sleep()  # no-op
     if by == "wake":
         await client.wake()
     else:
         await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
     assert len((await waiting).tokens) == 3
-    assert (client.state, client.restarts, client.is_asleep) == (WorkerState.READY, 1, False)
+    assert (client.worker_state, client.restarts, client.is_asleep) == (WorkerState.READY, 1, False)

@@ -233,7 +233,7 @@ async def test_a_worker_that_dies_with_discarded_weights_restarts_with_the_newes
     await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
     await client.sleep(discard=True)
     kill_worker(client)
-    await eventually(lambda: client.state == "backing-off")
+    await eventually(lambda: client.worker_state == "backing-off")
     await client.wake()
     assert await served(client) == (1, 1, 1)
     await client.sleep(discard=True)

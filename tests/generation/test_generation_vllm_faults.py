@@ -134,6 +134,6 @@ async def test_a_core_that_cannot_start_reports_its_own_error(tmp_path):
     try:
         with pytest.raises(OutOfMemoryError, match=r"for generation \(ValueError: No available memory for the cache b"):
             await client.start()
-        assert (client.state, client.restarts) == (WorkerState.FAILED, 0)
+        assert (client.worker_state, client.restarts) == (WorkerState.FAILED, 0)
     finally:
         await client.stop()

@@ -128,7 +128,7 @@ async def test_an_error_of_the_user_keeps_its_class(tmp_path):
     client = make_client(tmp_path, model="no/such/folder")
     with pytest.raises(ModelError, match="no such folder"):
         await client.start()
-    assert (client.state, client.restarts) == (WorkerState.FAILED, 0)
+    assert (client.worker_state, client.restarts) == (WorkerState.FAILED, 0)
     await client.stop()
 
 

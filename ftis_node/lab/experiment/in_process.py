@@ -73,7 +73,7 @@ class InProcessGeneration:
         self._times_asked: Counter[str] = Counter()
 
     @property
-    def state(self) -> WorkerState:
+    def worker_state(self) -> WorkerState:
         return WorkerState.READY if self._engines else WorkerState.STOPPED
 
     @property

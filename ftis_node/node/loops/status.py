@@ -170,7 +170,7 @@ class StatusLoop(NodePart):
             ),
             generation=GenerationStatus(
                 engine=client.engine,
-                state=str(client.state),
+                state=str(client.worker_state),
                 tokens_per_s=round(client.tokens_per_s, 1),
                 groups_made=counts.groups_own,
                 tokens_made=counts.tokens_own,
@@ -226,7 +226,7 @@ class StatusLoop(NodePart):
         )
 
     def _health(self) -> HealthStatus:
-        states = {"generation": str(self.generation.state), "learner": str(self.learner.worker_state)}
+        states = {"generation": str(self.generation.worker_state), "learner": str(self.learner.worker_state)}
         failing = self.context.failures.failing
         return health_of(states, swarm=self.gossip.state, failing=failing, watchdog=self.watchdog)
 

@@ -58,7 +58,9 @@ class _Factory(InProcessNodeFactory):
         async def kill_and_train(groups: Sequence[TrainGroup], *, step: int, **options: Any) -> TrainReply:
             if step == 2:
                 os.kill(self._client.pid, signal.SIGKILL)
-                await eventually(lambda: (self._client.restarts, self._client.state) == (1, "ready"), within_s=120)
+                await eventually(
+                    lambda: (self._client.restarts, self._client.worker_state) == (1, "ready"), within_s=120
+                )
             if step == 3 and not self._placement.shares_base:
                 self._refusal.touch()
             return await train([half_correct(group) for group in groups], step=step, **options)
