@@ -61,7 +61,7 @@ TABLES: Final = {
     "unlike": Table(
         "And in a swarm of four different models without a barrier?",
         f"--pair unlike --speeds 4,2,1,2 --run {RUNS}/unlike.toml --prompts 8 --steps 40 --eval-every 10"
-        " --methods alone:own,alone,ftis,f-nois,accepted,gepo",
+        " --methods alone:own,alone:own:updates=4,alone:own:updates=8,alone,ftis,f-nois,accepted,gepo",
         model_seeds=3,
         quick="--methods alone:own,alone,ftis",
     ),
