@@ -12,6 +12,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 import typer
 
@@ -132,13 +133,21 @@ def test_the_node_of_the_example_trains_a_step(tmp_path, example_plugin, monkeyp
     assert (status["run"]["task"], status["learner"]["step"]) == ("sorting", 1)
 
 
-def test_python_code_on_the_pages_runs(example_plugin):
-    """All blocks run in one process, each with its own names."""
+def test_python_code_on_the_pages_runs(example_plugin, small_swarm, tmp_path):
+    """All blocks run in one process, each with its own names, beside the rollouts that a page exports."""
+    rollouts = tmp_path / "rollouts.parquet"
+    export = ["replay", "export", "--text", "--flat", "--format", "parquet", "--out", str(rollouts)]
+    assert run([*export, "--home", str(small_swarm.bob.home)]) == 0
     shown = ["\n".join(one.lines) for page in PAGES for one in blocks(page) if one.language == "python"]
     assert shown
     path = os.pathsep.join([str(example_plugin), str(ROOT)])
     program = f"for block in {shown!r}: exec(block, {{'__name__': '__main__'}})"
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr.decode()
+    assert not {"sender", "sender_name"} & set(pyarrow.parquet.read_schema(rollouts).names)
