@@ -37,27 +37,16 @@ MAX_PUBLISHED_VERSIONS = 4  # kept by a learner: the two newest, and older ones 
 class RolesSection(Section):
     """Transfer of weights between nodes, from the role `learner` to the role `generator`."""
 
-    follow: str = Field(
-        default="",
-        max_length=64,
-        description="Generator: peer id of the one learner whose weights it fetches (`ftis-node status` on the "
-        "learner shows it).",
-    )
-    weights_delay: str = Field(
-        default="none",
-        max_length=64,
-        description="Generator: age in seconds at which it starts to use a version: `none`, `fixed:S`, or "
-        "`lognormal:MIN-MAX`, drawn again for each version; up to 1800.",
-    )
-    evaluate: bool = Field(
-        default=False,
-        description="Generator: evaluate each version that it serves, at the run's `eval.every_steps`.",
-    )
-    weights_for: Literal["members", "trusted"] = Field(
-        default="members",
-        description="Learner: peers that may fetch its weights: all members of the run, or only trusted peers "
-        "(`access.trust`, `ftis-node peers trust`).",
-    )
+    follow: str = Field(default="", max_length=64)
+    """Generator: peer id of the one learner whose weights it fetches (`ftis-node status` on the learner shows it)."""
+    weights_delay: str = Field(default="none", max_length=64)
+    """Generator: age in seconds at which it starts to use a version: `none`, `fixed:S`, or `lognormal:MIN-MAX`, drawn
+    again for each version; up to 1800."""
+    evaluate: bool = False
+    """Generator: evaluate each version that it serves, at the run's `eval.every_steps`."""
+    weights_for: Literal["members", "trusted"] = "members"
+    """Learner: peers that may fetch its weights: all members of the run, or only trusted peers (`access.trust`,
+    `ftis-node peers trust`)."""
 
     @field_validator("weights_delay")
     @classmethod

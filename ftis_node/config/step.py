@@ -34,46 +34,28 @@ FINAL_SHARE = 0.1  # of the peak, which remains at last; not 0: a swarm's run ha
 class OptimizerSection(Section):
     """The optimizer. Defaults are the F-TIS paper's."""
 
-    learning_rate: float = Field(default=1e-6, gt=0, le=1, description="Adam's learning rate for full fine-tuning.")
-    lora_learning_rate: float = Field(default=1e-4, gt=0, le=1, description="Adam's learning rate for LoRA adapters.")
-    schedule: ScheduleName = Field(
-        default="constant",
-        description="Schedule of the learning rate after the warm-up. `constant`; `linear` and `cosine`: it falls "
-        "within `decay_steps` to a tenth and stays there. Steps are those of each node.",
-    )
-    warmup_steps: int = Field(
-        default=0,
-        ge=0,
-        le=1000000,
-        description="Steps over which the rate rises; at step s it is s / warmup_steps of the full rate.",
-    )
-    decay_steps: int | None = Field(
-        default=None,
-        ge=1,
-        le=10000000,
-        description="Steps over which the rate falls, counted from the first step at the full rate. `linear` and "
-        "`cosine` need it.",
-    )
-    max_grad_norm: float = Field(
-        default=1.0,
-        ge=0,
-        le=MOST,
-        description="Gradients are scaled down to this L2 norm; 0: no scaling, the norm is only reported.",
-    )
-    kl_coef: float = Field(
-        default=0.0,
-        ge=0,
-        le=100,
-        description="Weight of the KL to the initial model in the loss (GRPO's k3 with its gradient, arXiv "
-        "2402.03300 eq. 4). Above 0 a step has one more forward pass, and full fine-tuning holds a second model. "
-        "With LoRA the reference is the same model with the adapter off. 0: none.",
-    )
-    kl_weighted: bool = Field(
-        default=False,
-        description="Weights the KL of each token by min(rho, `cap`) (DeepSeek-V3.2, arXiv 2512.02556; TRL's "
-        "`use_bias_correction_kl`). Without it, tokens of peers count as if the learner had sampled them.",
-    )
-    updates_per_batch: int = Field(default=1, ge=1, le=64, description="Optimizer updates on one batch.")
+    learning_rate: float = Field(default=1e-6, gt=0, le=1)
+    """Adam's learning rate for full fine-tuning."""
+    lora_learning_rate: float = Field(default=1e-4, gt=0, le=1)
+    """Adam's learning rate for LoRA adapters."""
+    schedule: ScheduleName = "constant"
+    """Schedule of the learning rate after the warm-up. `constant`; `linear` and `cosine`: it falls within `decay_steps`
+    to a tenth and stays there. Steps are those of each node."""
+    warmup_steps: int = Field(default=0, ge=0, le=1000000)
+    """Steps over which the rate rises; at step s it is s / warmup_steps of the full rate."""
+    decay_steps: int | None = Field(default=None, ge=1, le=10000000)
+    """Steps over which the rate falls, counted from the first step at the full rate. `linear` and `cosine` need it."""
+    max_grad_norm: float = Field(default=1.0, ge=0, le=MOST)
+    """Gradients are scaled down to this L2 norm; 0: no scaling, the norm is only reported."""
+    kl_coef: float = Field(default=0.0, ge=0, le=100)
+    """Weight of the KL to the initial model in the loss (GRPO's k3 with its gradient, arXiv 2402.03300 eq. 4). Above 0
+    a step has one more forward pass, and full fine-tuning holds a second model. With LoRA the reference is the same
+    model with the adapter off. 0: none."""
+    kl_weighted: bool = False
+    """Weights the KL of each token by min(rho, `cap`) (DeepSeek-V3.2, arXiv 2512.02556; TRL's
+    `use_bias_correction_kl`). Without it, tokens of peers count as if the learner had sampled them."""
+    updates_per_batch: int = Field(default=1, ge=1, le=64)
+    """Optimizer updates on one batch."""
 
     @model_validator(mode="after")
     def _weights_belong_to_a_penalty(self) -> OptimizerSection:
@@ -106,58 +88,36 @@ class OptimizerSection(Section):
 class StepSection(Section):
     """Groups of one optimizer step."""
 
-    own_groups: int = Field(default=12, ge=0, le=4096, description="Groups of this node that a step takes (I).")
-    foreign_groups: int = Field(default=12, ge=0, le=4096, description="Groups of peers that a step takes (J).")
-    prompt_sharing: Share = Field(
-        default="vertical",
-        description="`vertical`: each node answers its own prompts, one advantage group per node. `horizontal`: all "
-        "answer the same prompts, one advantage group per prompt over all nodes' completions.",
-    )
-    group_selection: str = Field(
-        default="newest",
-        max_length=64,
-        description="`newest`: ready own groups and the newest of each peer. `sapo`: groups with equal rewards are "
-        "discarded, then a uniform draw (Swarm sAmpling, arXiv 2509.08721). Or an installed plug-in.",
-    )
-    foreign_wait_s: float = Field(
-        default=120.0, ge=0, le=86400,
-        description="How long a step that has all its own groups waits for foreign ones at most. After it the step "
-        "starts with those it has. It waits only for senders whose groups come (ftis-node docs "
-        "get-started/concepts).",
-    )  # fmt: skip
-    max_age_s: float = Field(
-        default=1800.0, gt=0, le=86400, description="Age at which an unused group is dropped (stale)."
-    )
-    max_async_level: int = Field(
-        default=1, ge=0, le=64,
-        description="Steps that generation may run ahead of training. The node generates at most "
-        "own_groups x (1 + max_async_level) groups before a step uses them.",
-    )  # fmt: skip
-    max_version_lag: int = Field(
-        default=8,
-        ge=0,
-        le=100000,
-        description="Weight updates after which an unused own group is dropped.",
-    )
-    other_tokenizers: Literal["ignore", "text"] = Field(
-        default="ignore",
-        description="Groups of peers with another tokenizer. `ignore`: not pulled. `text`: the node pulls their "
-        "text and learns from the positive ones, by the ratio of the mean log-probs (meant for `nois`, `tis` and "
-        "`ftis`).",
-    )
+    own_groups: int = Field(default=12, ge=0, le=4096)
+    """Groups of this node that a step takes (I)."""
+    foreign_groups: int = Field(default=12, ge=0, le=4096)
+    """Groups of peers that a step takes (J)."""
+    prompt_sharing: Share = "vertical"
+    """`vertical`: each node answers its own prompts, one advantage group per node. `horizontal`: all answer the same
+    prompts, one advantage group per prompt over all nodes' completions."""
+    group_selection: str = Field(default="newest", max_length=64)
+    """`newest`: ready own groups and the newest of each peer. `sapo`: groups with equal rewards are discarded, then a
+    uniform draw (Swarm sAmpling, arXiv 2509.08721). Or an installed plug-in."""
+    foreign_wait_s: float = Field(default=120.0, ge=0, le=86400)
+    """How long a step that has all its own groups waits for foreign ones at most. After it the step starts with those
+    it has. It waits only for senders whose groups come (ftis-node docs get-started/concepts)."""
+    max_age_s: float = Field(default=1800.0, gt=0, le=86400)
+    """Age at which an unused group is dropped (stale)."""
+    max_async_level: int = Field(default=1, ge=0, le=64)
+    """Steps that generation may run ahead of training. The node generates at most own_groups x (1 + max_async_level)
+    groups before a step uses them."""
+    max_version_lag: int = Field(default=8, ge=0, le=100000)
+    """Weight updates after which an unused own group is dropped."""
+    other_tokenizers: Literal["ignore", "text"] = "ignore"
+    """Groups of peers with another tokenizer. `ignore`: not pulled. `text`: the node pulls their text and learns from
+    the positive ones, by the ratio of the mean log-probs (meant for `nois`, `tis` and `ftis`)."""
 
-    backfill_with_own: bool = Field(
-        default=False,
-        description="Whether own groups replace foreign ones that are missing or refused, so that a step keeps its "
-        "size. The node generates in the next step what one step lacked.",
-    )
-    generated_groups: int | None = Field(
-        default=None,
-        ge=1,
-        le=4096,
-        description="Groups that this node generates for a step, of which `own_groups` are drawn; the others are "
-        'discarded. Needs `group_selection = "sapo"` and at least `own_groups`. Unset: `own_groups`.',
-    )
+    backfill_with_own: bool = False
+    """Whether own groups replace foreign ones that are missing or refused, so that a step keeps its size. The node
+    generates in the next step what one step lacked."""
+    generated_groups: int | None = Field(default=None, ge=1, le=4096)
+    """Groups that this node generates for a step, of which `own_groups` are drawn; the others are discarded. Needs
+    `group_selection = "sapo"` and at least `own_groups`. Unset: `own_groups`."""
 
     @field_validator("group_selection")
     @classmethod
