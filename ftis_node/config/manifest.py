@@ -30,7 +30,7 @@ from ftis_node.config.section import Section, first_problem, is_unknown_name
 from ftis_node.config.step import OptimizerSection, StepSection
 from ftis_node.errors import ConfigError
 from ftis_node.files import parse_toml, read_text
-from ftis_node.records.kinds import Codec
+from ftis_node.records.names import Codec
 
 PRESETS = (
     "arithmetic-ftis",

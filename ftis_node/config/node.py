@@ -47,7 +47,7 @@ from ftis_node.config.workers import (
 )
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_toml
-from ftis_node.records.kinds import Codec, Role
+from ftis_node.records.names import Codec, Role
 
 PullRule = Literal["auto", "all", "needed"]
 

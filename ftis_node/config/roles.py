@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from ftis_node.config.delay import Delay, parse_delay
 from ftis_node.config.section import Section
 from ftis_node.errors import ConfigError
-from ftis_node.records.kinds import Role
+from ftis_node.records.names import Role
 
 
 @dataclass(frozen=True, slots=True)

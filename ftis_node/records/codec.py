@@ -39,7 +39,7 @@ from ftis_node.records.bounds import (
     PROMPT_HASH_BYTES,
 )
 from ftis_node.records.group import CompletionStatus, Group, TextCompletion, TextGroup
-from ftis_node.records.kinds import Codec
+from ftis_node.records.names import Codec
 from ftis_node.records.parsing import FINISH_FROM_WIRE, make_body, read_body, read_header, settle
 from ftis_node.records.token_batch import TokenBatch
 

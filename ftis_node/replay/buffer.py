@@ -15,8 +15,7 @@ from ftis_node.errors import FtisError
 from ftis_node.records.envelope import Accepted
 from ftis_node.replay import database
 from ftis_node.replay.database import transaction
-from ftis_node.replay.eviction import Freshness, choose_evicted
-from ftis_node.replay.group_choice import Candidate, ChoiceRule, choose_newest
+from ftis_node.replay.group_choice import Candidate, ChoiceRule, Freshness, choose_evicted, choose_newest
 from ftis_node.replay.lifecycle import ReleaseReason, State
 from ftis_node.replay.reset import limit_reset_at
 from ftis_node.replay.stored_rows import StoredGroup, candidate_of, new_row, sound_envelope

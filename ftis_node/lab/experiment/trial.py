@@ -42,7 +42,7 @@ from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.state import NodeState
 from ftis_node.node.supervision.background import first_of_ours
 from ftis_node.node.worker_interfaces import Generation, Learning
-from ftis_node.records.kinds import Codec
+from ftis_node.records.names import Codec
 
 if TYPE_CHECKING:
     from ftis_node.lab.experiment.pairs import TrialMember
