@@ -151,7 +151,6 @@ async def open_session(parts: SessionParts, *, listen: Sequence[Address]) -> Asy
         client = P2pdClient(
             control_path, timeout_s=settings.control_timeout_s, counters=parts.counters, guard=parts.guard
         )
-        stack.callback(client.close)
         if parts.handlers:
             await client.handle_streams(tuple(parts.handlers), streams_path)
         yield Session(process, client, directory, parts, await client.identify())
