@@ -25,9 +25,8 @@ from pydantic import (
     model_validator,
 )
 
-from ftis_node.config.method_section import MethodSection
 from ftis_node.config.section import Section, first_problem, is_unknown_name
-from ftis_node.config.step import OptimizerSection, StepSection
+from ftis_node.config.step import MethodSection, OptimizerSection, StepSection
 from ftis_node.errors import ConfigError
 from ftis_node.files import parse_toml, read_text
 from ftis_node.records.names import Codec

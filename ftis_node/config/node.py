@@ -7,7 +7,7 @@ unknown key is an error.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -31,7 +31,6 @@ from ftis_node.config.limits import (
     ValidationSection,
 )
 from ftis_node.config.observe import ObserveSection, TrackingSection
-from ftis_node.config.peer_list import read_peers
 from ftis_node.config.roles import ROLES, RolesSection
 from ftis_node.config.schedule import ScheduleSection
 from ftis_node.config.section import Section, first_problem
@@ -45,11 +44,38 @@ from ftis_node.config.workers import (
     PromptsSection,
     Quantize,
 )
-from ftis_node.errors import ConfigError
-from ftis_node.files import read_toml
+from ftis_node.errors import ConfigError, FileError
+from ftis_node.files import read_text, read_toml
 from ftis_node.records.names import Codec, Role
 
 PullRule = Literal["auto", "all", "needed"]
+MAX_FILE_BYTES = 1 << 16
+
+
+def read_peers(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the multiaddrs in order, each once. Raises ValueError for a file that cannot be used."""
+    parts = given.split(",") if isinstance(given, str) else given
+    named = [address for part in parts if part.strip() for address in _named_by(part.strip())]
+    return tuple(dict.fromkeys(named))
+
+
+def _named_by(part: str) -> list[str]:
+    """Return the address, or those of the file behind `@`; `#` begins a comment in the file."""
+    if not part.startswith("@"):
+        return [part]
+    path = Path(part[1:])
+    try:
+        text = read_text(path, max_bytes=MAX_FILE_BYTES)
+    except OSError as error:
+        raise ValueError(f"the file of peers {path} cannot be read ({error.strerror})") from None
+    except FileError as error:
+        raise ValueError(f"the file of peers cannot be read: {error}") from None
+    if "\x00" in text:
+        raise ValueError(f"the file of peers {path} is not a text file of at most {MAX_FILE_BYTES >> 10} KiB")
+    lines = [line.split("#", 1)[0].strip() for line in text.splitlines()]
+    if not any(lines):
+        raise ValueError(f"the file of peers {path} is empty: write one multiaddr on each line")
+    return [line for line in lines if line]
 
 
 class SwarmSection(Section):

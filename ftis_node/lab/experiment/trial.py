@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from ftis_node.config.delay import Delay
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings, SwarmSection
+from ftis_node.config.roles import Delay
 from ftis_node.config.workers import GenerationSection, LearnerSection, LoraSection
 from ftis_node.errors import MachineError
 from ftis_node.evaluation.ensemble import MIXTURES, MODES, evaluate_ensemble
