@@ -29,8 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ftis_node.config.method_section import MethodSection
-from ftis_node.config.step import OptimizerSection
+from ftis_node.config.step import MethodSection, OptimizerSection
 from ftis_node.config.workers import LearnerSection
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings

@@ -134,6 +134,8 @@ OUT_OF_MEMORY_TEXTS: Final = (
     "larger than the available kv cache memory",
     "error in memory profiling",  # vLLM: another process gave memory back while it measured
 )
+# No package index has ftis-node: a message that names it to pip would install the package of anyone who takes the name.
+INSTALL_VLLM: Final = "run `make setup-vllm` in the clone of ftis-node"
 
 
 def says_out_of_memory(text: str) -> bool:
@@ -145,3 +147,8 @@ def says_out_of_memory(text: str) -> bool:
 def first_line(error: Exception) -> str:
     """Return the first line of an error's text, or its class if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def how_to_install(extra: str) -> str:
+    """Return the instruction that installs an extra of pyproject.toml."""
+    return f"""run `pip install -e ".[{extra}]"` in the clone of ftis-node"""

@@ -1,4 +1,4 @@
-"""Reading of untrusted files, such as a home from an archive or a model from the hub, and durable writes.
+"""Reading of untrusted files, such as a home from an archive or a model from the hub; durable writes; full disks.
 
 One reader for all small files gives each the same bounds: regular file, size, UTF-8, depth of nesting. A pipe or device
 would block or never end. TOML is bounded before it is parsed. Each error is one line with the file's name.
@@ -13,13 +13,14 @@ import errno
 import json
 import os
 import re
+import shutil
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ftis_node.errors import FileError
+from ftis_node.errors import DiskFullError, FileError, MachineError
 
 MAX_SMALL_BYTES = 16 << 20
 MAX_DEPTH = 64
@@ -30,6 +31,7 @@ _LONG_KEY = re.compile(
 )  # `tomllib` needs a time that is quadratic in the parts of a key
 _LONG_NUMBER = re.compile(rf"[\da-fA-F_]{{{MAX_DIGITS}}}")
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # errors of a full disk
+LITTLE_BYTES = 1 << 20  # for some writes to a full disk SQLite reports only an I/O error
 NO_DEVICE_WAITS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
@@ -223,3 +225,46 @@ def _check_mode(mode: int, path: Path) -> None:
         raise FileError(f"{path} is a folder, but must be a file: move it away")
     if not stat.S_ISREG(mode):
         raise FileError(f"{path} is a pipe, socket or device, not a regular file: move it away")
+
+
+def is_disk_full(error: BaseException, root: Path) -> bool:
+    """Return whether the disk is full: by the error's code, or for SQLite's I/O errors by the free space at `root`."""
+    if isinstance(error, DiskFullError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno in NO_ROOM
+    import sqlite3  # every command reads this file, and most touch no database
+
+    if not isinstance(error, sqlite3.OperationalError):
+        return False
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and free_bytes(root) < LITTLE_BYTES)
+
+
+def disk_full(root: Path) -> DiskFullError:
+    return DiskFullError(
+        f"the disk is full: {free_bytes(root) / 1e6:.1f} MB are free at {root}; free disk space and start "
+        "again; the node resumes"
+    )
+
+
+def write_error(message: str, error: OSError) -> MachineError:
+    """Return the error of a disk that refuses a write, with its own class if the disk is full."""
+    return (DiskFullError if error.errno in NO_ROOM else MachineError)(message)
+
+
+@contextmanager
+def reporting_full_disk(root: Path) -> Iterator[None]:
+    """Turn an error of a full disk into a MachineError of one line."""
+    try:
+        yield
+    except Exception as error:
+        if is_disk_full(error, root) and not isinstance(error, DiskFullError):
+            raise disk_full(root) from error
+        raise
+
+
+def free_bytes(path: Path) -> int:
+    """Return the free bytes of the disk that holds `path`, or will hold it."""
+    folder = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+    return shutil.disk_usage(folder).free

@@ -8,7 +8,7 @@
 | `ftis_node.methods` | a loss method | a `Method` (`algorithms/methods.py`) |
 | `ftis_node.filters` | a filter of completions | called with a `Batch` and `Settings`, returns bool `[N]` |
 | `ftis_node.advantages` | advantages | called with a `ScoredBatch` (`algorithms/scored_batch.py`), returns `[N]` |
-| `ftis_node.choices` | a choice of a step's groups | `replay/plugin_choice.py` has its arguments |
+| `ftis_node.choices` | a choice of a step's groups | `replay/group_choice.py` has its arguments |
 
 A plug-in is third-party code. ftis-node never fetches one. Listing plug-ins imports none of them, so a broken one
 affects only its users. Each of its exceptions becomes one line that names its package.

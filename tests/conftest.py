@@ -220,7 +220,7 @@ def fresh_plugins():
     from ftis_node.algorithms.methods import load_method
     from ftis_node.algorithms.scored_batch import load_advantage
     from ftis_node.algorithms.settings import load_filter
-    from ftis_node.replay.plugin_choice import load_choice
+    from ftis_node.replay.group_choice import load_choice
 
     loaders = (load_method, load_filter, load_advantage, load_choice)
     for load in loaders:

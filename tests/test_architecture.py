@@ -17,12 +17,12 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "ftis_node"
 BENCH = PACKAGE.parent / "bench"
 LAYERS = {
-    "errors": 0, "files": 0, "install_hint": 0, "backoff": 0, "documentation": 0, "plugins": 0, "config": 1,
+    "errors": 0, "files": 0, "backoff": 0, "documentation": 0, "plugins": 0, "config": 1,
     "records": 0, "telemetry": 0, "algorithms": 2, "tasks": 2, "models": 2, "swarm": 2, "validation": 3, "replay": 3,
     "workers": 3, "generation": 4, "learner": 4, "gossip": 4, "memory": 5, "node": 6, "doctor": 7, "export": 7,
     "integrations": 7, "view": 7, "evaluation": 8, "report": 8, "dashboard": 8, "lab": 9, "bootstrap": 9, "cli": 10,
 }  # fmt: skip
-BASE = {"backoff", "documentation", "errors", "install_hint", "files", "plugins"}  # every package may import these
+BASE = {"backoff", "documentation", "errors", "files", "plugins"}  # every package may import these
 TOP_FILES = {"__init__", "__main__"}
 IMPORTERS = {  # by heavy library: the packages that may import it
     "torch": {"algorithms", "models", "workers", "generation", "learner", "lab", "integrations"},

@@ -13,11 +13,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ftis_node.bootstrap.survey import view_of
@@ -27,7 +26,7 @@ from ftis_node.node.http_api.local_api import serve_status
 from ftis_node.report.swarm_history import SwarmHistory
 from ftis_node.swarm.overview import SwarmView
 from ftis_node.swarm.peer_guard import UNPROVEN, Place
-from ftis_node.telemetry.metrics import CONTENT_TYPE
+from ftis_node.telemetry.metrics import CONTENT_TYPE, render_families
 
 MAX_REQUEST_BYTES = 1024  # no route takes a body
 SURVEY_PERIOD_S = 10.0
@@ -119,18 +118,15 @@ class BootstrapApi:
 
 def render_bootstrap_metrics(*, num_connected: int, members: Mapping[str, int], num_refused: int) -> bytes:
     """Return the text that a Prometheus server scrapes. `members` counts by run id."""
-
-    class FromSurvey:
-        def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-            connected, runs, of_run, refused = HELP.items()
-            yield GaugeMetricFamily(*connected, value=num_connected)
-            yield GaugeMetricFamily(*runs, value=len(members))
-            family = GaugeMetricFamily(*of_run, labels=["run_id"])
-            for run_id, count in members.items():
-                family.add_metric([run_id], count)
-            yield family
-            yield CounterMetricFamily(*refused, value=num_refused)
-
-    registry = CollectorRegistry()
-    registry.register(FromSurvey())
-    return generate_latest(registry)
+    connected, runs, of_run, refused = HELP.items()
+    members_of_run = GaugeMetricFamily(*of_run, labels=["run_id"])
+    for run_id, count in members.items():
+        members_of_run.add_metric([run_id], count)
+    return render_families(
+        [
+            GaugeMetricFamily(*connected, value=num_connected),
+            GaugeMetricFamily(*runs, value=len(members)),
+            members_of_run,
+            CounterMetricFamily(*refused, value=num_refused),
+        ]
+    )

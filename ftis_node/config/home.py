@@ -16,9 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftis_node.config.disk_room import disk_full, is_disk_full
 from ftis_node.errors import ConfigError, FtisError, HomeInUseError, MachineError
-from ftis_node.files import make_folder, open_to_write
+from ftis_node.files import disk_full, is_disk_full, make_folder, open_to_write
 
 MAX_NAME_BYTES = 255  # of a file or folder
 LOCK_TRIES = 3

@@ -24,76 +24,50 @@ MAX_LISTED = 4096
 class BudgetSection(Section):
     """The node's total work over all restarts of its home. An unset limit is none (ftis-node docs train/domains)."""
 
-    generate_tokens: Amount | None = Field(
-        default=None,
-        description="Completion tokens that the node generates. At the limit it begins no further group, and trains "
-        "on those of peers only. Evaluations do not count.",
-    )
-    learn_steps: Amount | None = Field(default=None, description="Steps after which the node ends, as `--steps`.")
-    learn_tokens: Amount | None = Field(
-        default=None,
-        description="Completion tokens, own and foreign, on which the node trains before it ends. It completes the "
-        "step that reaches the limit.",
-    )
+    generate_tokens: Amount | None = None
+    """Completion tokens that the node generates. At the limit it begins no further group, and trains on those of peers
+    only. Evaluations do not count."""
+    learn_steps: Amount | None = None
+    """Steps after which the node ends, as `--steps`."""
+    learn_tokens: Amount | None = None
+    """Completion tokens, own and foreign, on which the node trains before it ends. It completes the step that reaches
+    the limit."""
 
 
 class LimitsSection(Section):
     """Limits on the node's use of its machine. `status` reports what they delay (ftis-node docs operate/resources)."""
 
-    home_bytes: int = Field(
-        default=0,
-        ge=0,
-        le=1 << 60,
-        description="Disk space of the whole home: groups, checkpoints, weights, events, logs. Near the limit the "
-        "node deletes used groups first, then old logs and events, then older checkpoints. After that it stops "
-        "generating and pulling until there is space. 0: derived from the other limits and the size of the model's "
-        "checkpoints.",
-    )
-    nice: int = Field(
-        default=0,
-        ge=0,
-        le=19,
-        description="CPU niceness of the node and all its processes. At 10 other programs stay responsive.",
-    )
+    home_bytes: int = Field(default=0, ge=0, le=1 << 60)
+    """Disk space of the whole home: groups, checkpoints, weights, events, logs. Near the limit the node deletes used
+    groups first, then old logs and events, then older checkpoints. After that it stops generating and pulling until
+    there is space. 0: derived from the other limits and the size of the model's checkpoints."""
+    nice: int = Field(default=0, ge=0, le=19)
+    """CPU niceness of the node and all its processes. At 10 other programs stay responsive."""
 
 
 class BufferSection(Section):
     """The replay buffer."""
 
-    max_disk_bytes: int = Field(
-        default=4 << 30,
-        ge=1 << 18,
-        le=1 << 50,
-        description="Total size of the stored envelopes. At the limit, or above a million groups, the node deletes "
-        "used groups first.",
-    )
+    max_disk_bytes: int = Field(default=4 << 30, ge=1 << 18, le=1 << 50)
+    """Total size of the stored envelopes. At the limit, or above a million groups, the node deletes used groups
+    first."""
 
 
 class AccessSection(Section):
     """Allow-list and trusted peers."""
 
-    allow: tuple[PeerId, ...] = Field(
-        default=(),
-        max_length=MAX_LISTED,
-        description="Peer ids of a private swarm. The node pulls from, serves and admits only these. Empty: all peers.",
-    )
-    trust: tuple[PeerId, ...] = Field(
-        default=(),
-        max_length=MAX_LISTED,
-        description="Peer ids that the node never bans by itself. Each may hold half of the buffer.",
-    )
+    allow: tuple[PeerId, ...] = Field(default=(), max_length=MAX_LISTED)
+    """Peer ids of a private swarm. The node pulls from, serves and admits only these. Empty: all peers."""
+    trust: tuple[PeerId, ...] = Field(default=(), max_length=MAX_LISTED)
+    """Peer ids that the node never bans by itself. Each may hold half of the buffer."""
 
 
 class ValidationSection(Section):
     """The audit of incoming groups: the learner recomputes their log-probs (ftis-node docs reference/refusals)."""
 
-    audit_fraction: float = Field(
-        default=0.1, ge=0, le=1,
-        description="Fraction of the groups that claim this node's present weights whose log-probs the learner "
-        "recomputes. For a peer on probation it recomputes all. 0: none.",
-    )  # fmt: skip
-    audit_folders: bool = Field(
-        default=False,
-        description="Whether to audit groups of a model given as a folder, by its name. Set it only if all peers with "
-        "this name have the same weights. The node always audits models named by hub id.",
-    )
+    audit_fraction: float = Field(default=0.1, ge=0, le=1)
+    """Fraction of the groups that claim this node's present weights whose log-probs the learner recomputes. For a peer
+    on probation it recomputes all. 0: none."""
+    audit_folders: bool = False
+    """Whether to audit groups of a model given as a folder, by its name. Set it only if all peers with this name have
+    the same weights. The node always audits models named by hub id."""

@@ -25,12 +25,11 @@ from pydantic import (
     model_validator,
 )
 
-from ftis_node.config.method_section import MethodSection
 from ftis_node.config.section import Section, first_problem, is_unknown_name
-from ftis_node.config.step import OptimizerSection, StepSection
+from ftis_node.config.step import MethodSection, OptimizerSection, StepSection
 from ftis_node.errors import ConfigError
 from ftis_node.files import parse_toml, read_text
-from ftis_node.records.kinds import Codec
+from ftis_node.records.names import Codec
 
 PRESETS = (
     "arithmetic-ftis",
@@ -52,38 +51,24 @@ MAX_LOGPROB_GAP_NATS = 16.0  # honest log-probs exceed t nats with probability e
 class SamplingSection(Section):
     """How completions are sampled."""
 
-    group_size: int = Field(default=12, ge=2, le=256, description="Completions for one prompt by one node (G).")
-    temperature: float = Field(
-        default=1.0, ge=0.01, le=5, description="Softmax temperature."
-    )  # vLLM samples at no lower one
-    top_p: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="Nucleus mass; 1 is off. Below 1 sampling never draws the tokens that were cut, which is a bias. "
-        "The log-probs are those of the full softmax, so equal weights have a ratio of 1.",
-    )
-    top_k: int = Field(
-        default=0,
-        ge=0,
-        le=1 << 24,
-        description="Tokens kept before sampling; 0 is off. See `sampling.top_p`.",
-    )
-    max_prompt_tokens: int = Field(
-        default=512, ge=1, le=131072, description="Longer prompts are skipped (event `prompt_skipped`)."
-    )
-    max_completion_tokens: int = Field(default=760, ge=1, le=131072, description="Longest completion.")
-    max_total_tokens: int = Field(
-        default=760,
-        ge=2,
-        le=262144,
-        description="Longest prompt and completion together; it may shorten the completion.",
-    )
-    mask_truncated: bool = Field(
-        default=False,
-        description="Whether completions without an end, mostly cut at the token limit, get no gradient, own and "
-        "foreign ones alike (TRL's `mask_truncated_completions`). Their rewards still count in the mean of the group.",
-    )
+    group_size: int = Field(default=12, ge=2, le=256)
+    """Completions for one prompt by one node (G)."""
+    temperature: float = Field(default=1.0, ge=0.01, le=5)  # vLLM samples at no lower one
+    """Softmax temperature."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus mass; 1 is off. Below 1 sampling never draws the tokens that were cut, which is a bias. The log-probs are
+    those of the full softmax, so equal weights have a ratio of 1."""
+    top_k: int = Field(default=0, ge=0, le=1 << 24)
+    """Tokens kept before sampling; 0 is off. See `sampling.top_p`."""
+    max_prompt_tokens: int = Field(default=512, ge=1, le=131072)
+    """Longer prompts are skipped (event `prompt_skipped`)."""
+    max_completion_tokens: int = Field(default=760, ge=1, le=131072)
+    """Longest completion."""
+    max_total_tokens: int = Field(default=760, ge=2, le=262144)
+    """Longest prompt and completion together; it may shorten the completion."""
+    mask_truncated: bool = False
+    """Whether completions without an end, mostly cut at the token limit, get no gradient, own and foreign ones alike
+    (TRL's `mask_truncated_completions`). Their rewards still count in the mean of the group."""
 
     @model_validator(mode="after")
     def _settings_agree(self) -> SamplingSection:
@@ -124,40 +109,34 @@ class EpisodeSection(Section):
     `sampling.max_completion_tokens` bounds each turn, and `max_total_tokens` the prompt, all turns and observations.
     """
 
-    max_turns: int = Field(default=8, ge=1, le=256, description="Turns that a model takes at most in one episode.")
-    max_observation_tokens: int = Field(
-        default=256, ge=1, le=65536, description="Tokens of an observation that models read; the rest is left out."
-    )
-    stop: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field(
-        default=(), max_length=8, description="Texts that end a turn, such as `</tool>`; they stay part of it."
-    )
+    max_turns: int = Field(default=8, ge=1, le=256)
+    """Turns that a model takes at most in one episode."""
+    max_observation_tokens: int = Field(default=256, ge=1, le=65536)
+    """Tokens of an observation that models read; the rest is left out."""
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field(default=(), max_length=8)
+    """Texts that end a turn, such as `</tool>`; they stay part of it."""
 
 
 class EvalSection(Section):
     """Greedy pass@1 on held-out problems while training."""
 
-    every_steps: int = Field(default=5, ge=0, le=100000, description="Steps between evaluations; 0: never.")
-    limit: int = Field(default=512, ge=1, le=100000, description="Test problems of one evaluation.")
+    every_steps: int = Field(default=5, ge=0, le=100000)
+    """Steps between evaluations; 0: never."""
+    limit: int = Field(default=512, ge=1, le=100000)
+    """Test problems of one evaluation."""
 
 
 class WireSection(Section):
     """Bounds on messages between nodes."""
 
-    max_envelope_bytes: int = Field(
-        default=1 << 20, ge=4096, le=4 << 20, description="Largest envelope that a node sends or accepts."
-    )
-    codecs: tuple[Codec, ...] = Field(
-        default=("exact", "lossless"),
-        min_length=1,
-        max_length=len(get_args(Codec)),
-        description="Allowed codecs of groups: `exact` (8 bytes a token), `lossless` (about 5.7, the same values), "
-        "`lossy` (about 3.5, log-probs off by up to 1/512 nat). Nodes refuse a group in another codec.",
-    )
-    announcement_shards: Literal[1, 2, 4, 8, 16, 32, 64] = Field(
-        default=8,
-        description="Topics over which announcements are spread, by sender. A node reads about 50 "
-        "announcements a second, so large swarms need more.",
-    )
+    max_envelope_bytes: int = Field(default=1 << 20, ge=4096, le=4 << 20)
+    """Largest envelope that a node sends or accepts."""
+    codecs: tuple[Codec, ...] = Field(default=("exact", "lossless"), min_length=1, max_length=len(get_args(Codec)))
+    """Allowed codecs of groups: `exact` (8 bytes a token), `lossless` (about 5.7, the same values), `lossy` (about 3.5,
+    log-probs off by up to 1/512 nat). Nodes refuse a group in another codec."""
+    announcement_shards: Literal[1, 2, 4, 8, 16, 32, 64] = 8
+    """Topics over which announcements are spread, by sender. A node reads about 50 announcements a second, so large
+    swarms need more."""
 
     @field_validator("codecs")
     @classmethod
@@ -169,18 +148,15 @@ class WireSection(Section):
 class RunManifest(Section):
     """Settings on which all nodes of one swarm agree."""
 
-    schema_version: Literal[1] = Field(default=1, description="Schema version of the manifest.")
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="Name of the run, for people.")
-    task: str = Field(
-        min_length=1,
-        max_length=MAX_TASK_CHARS,
-        description="Task SPEC without paths, such as `gsm8k` or `rg:chain_sum`.",
-    )
+    schema_version: Literal[1] = 1
+    """Schema version of the manifest."""
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")
+    """Name of the run, for people."""
+    task: str = Field(min_length=1, max_length=MAX_TASK_CHARS)
+    """Task SPEC without paths, such as `gsm8k` or `rg:chain_sum`."""
     sampling: SamplingSection = Field(default_factory=SamplingSection)
-    episode: EpisodeSection | None = Field(
-        default=None,
-        description="Limits of a task with several turns. Only a run of such a task has this table.",
-    )
+    episode: EpisodeSection | None = None
+    """Limits of a task with several turns. Only a run of such a task has this table."""
     method: MethodSection = Field(default_factory=MethodSection)
     step: StepSection = Field(default_factory=StepSection)
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection)

@@ -7,7 +7,7 @@ unknown key is an error.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -31,7 +31,6 @@ from ftis_node.config.limits import (
     ValidationSection,
 )
 from ftis_node.config.observe import ObserveSection, TrackingSection
-from ftis_node.config.peer_list import read_peers
 from ftis_node.config.roles import ROLES, RolesSection
 from ftis_node.config.schedule import ScheduleSection
 from ftis_node.config.section import Section, first_problem
@@ -45,52 +44,61 @@ from ftis_node.config.workers import (
     PromptsSection,
     Quantize,
 )
-from ftis_node.errors import ConfigError
-from ftis_node.files import read_toml
-from ftis_node.records.kinds import Codec, Role
+from ftis_node.errors import ConfigError, FileError
+from ftis_node.files import read_text, read_toml
+from ftis_node.records.names import Codec, Role
 
 PullRule = Literal["auto", "all", "needed"]
+MAX_FILE_BYTES = 1 << 16
+
+
+def read_peers(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the multiaddrs in order, each once. Raises ValueError for a file that cannot be used."""
+    parts = given.split(",") if isinstance(given, str) else given
+    named = [address for part in parts if part.strip() for address in _named_by(part.strip())]
+    return tuple(dict.fromkeys(named))
+
+
+def _named_by(part: str) -> list[str]:
+    """Return the address, or those of the file behind `@`; `#` begins a comment in the file."""
+    if not part.startswith("@"):
+        return [part]
+    path = Path(part[1:])
+    try:
+        text = read_text(path, max_bytes=MAX_FILE_BYTES)
+    except OSError as error:
+        raise ValueError(f"the file of peers {path} cannot be read ({error.strerror})") from None
+    except FileError as error:
+        raise ValueError(f"the file of peers cannot be read: {error}") from None
+    if "\x00" in text:
+        raise ValueError(f"the file of peers {path} is not a text file of at most {MAX_FILE_BYTES >> 10} KiB")
+    lines = [line.split("#", 1)[0].strip() for line in text.splitlines()]
+    if not any(lines):
+        raise ValueError(f"the file of peers {path} is empty: write one multiaddr on each line")
+    return [line for line in lines if line]
 
 
 class SwarmSection(Section):
     """Traffic with peers."""
 
-    max_upload_bytes_per_s: int = Field(
-        default=64 << 20,
-        ge=1 << 16,
-        le=1 << 36,
-        description="Bytes of groups served per second to all peers together. Above it requests wait briefly or get "
-        "the answer BUSY, first those of peers that received more than their share.",
-    )
-    secret_file: str = Field(
-        default="",
-        max_length=4096,
-        description="File of 32 bytes or more that all members share (`openssl rand -hex 32`, mode 0600). Only its "
-        "holders can read and send messages of this run. Empty: anyone may join.",
-    )
-    pull_policy: PullRule = Field(
-        default="auto",
-        description="`all`: every announced group. `needed`: what the learner will use, and the groups that this "
-        "node is assigned to fetch for others. `auto`: all while there are at most 16 other members.",
-    )
-    max_download_bytes_per_s: int = Field(
-        default=0, ge=0, le=1 << 40, description="Bytes of groups pulled per second; 0: no limit."
-    )
-    shutdown_serve_s: float = Field(
-        default=15.0,
-        ge=0,
-        le=600,
-        description="How long the node serves its announced groups after the last step.",
-    )
-    codec: Codec = Field(
-        default="exact",
-        description="Codec of this node's groups, one of the run's `wire.codecs`: `exact`, `lossless` or `lossy`.",
-    )
-    publish_stats: bool = Field(
-        default=True,
-        description="Put measurements into the node's directory record: step, groups a minute, refusals, pass@1, "
-        "senders of trained groups, refused senders.",
-    )
+    max_upload_bytes_per_s: int = Field(default=64 << 20, ge=1 << 16, le=1 << 36)
+    """Bytes of groups served per second to all peers together. Above it requests wait briefly or get the answer BUSY,
+    first those of peers that received more than their share."""
+    secret_file: str = Field(default="", max_length=4096)
+    """File of 32 bytes or more that all members share (`openssl rand -hex 32`, mode 0600). Only its holders can read
+    and send messages of this run. Empty: anyone may join."""
+    pull_policy: PullRule = "auto"
+    """`all`: every announced group. `needed`: what the learner will use, and the groups that this node is assigned to
+    fetch for others. `auto`: all while there are at most 16 other members."""
+    max_download_bytes_per_s: int = Field(default=0, ge=0, le=1 << 40)
+    """Bytes of groups pulled per second; 0: no limit."""
+    shutdown_serve_s: float = Field(default=15.0, ge=0, le=600)
+    """How long the node serves its announced groups after the last step."""
+    codec: Codec = "exact"
+    """Codec of this node's groups, one of the run's `wire.codecs`: `exact`, `lossless` or `lossy`."""
+    publish_stats: bool = True
+    """Put measurements into the node's directory record: step, groups a minute, refusals, pass@1, senders of trained
+    groups, refused senders."""
 
 
 class NodeSettings(BaseSettings):
@@ -98,59 +106,42 @@ class NodeSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="FTIS_", env_nested_delimiter="__", extra="forbid", frozen=True)
 
-    model: str = Field(min_length=1, description="Hub id, folder or GGUF file of the model this node trains.")
-    name: str = Field(default="", max_length=64, description="Name shown to people; empty: derived from the peer id.")
-    role: Role = Field(
-        default="full", description="What the node does: generate, learn, both or neither (ftis-node docs train/roles)."
-    )
-    engine: Literal["auto", "vllm", "torch"] = Field(default="auto", description="Generation engine.")
-    task: str = Field(
-        default="",
-        max_length=4096,
-        description="As `--task`: a task SPEC with this node's paths. A SPEC of some parts of the run's mixture is the "
-        "node's domain (ftis-node docs train/domains). Empty: the run's task, or the domain of the last start.",
-    )
-    lora: bool | None = Field(
-        default=None,
-        description="Train a LoRA adapter (true) or all weights (false) and nothing else. Unset: what the home "
-        "began with, else the best choice that fits on the GPU (ftis-node docs operate/resources). Without a GPU: all "
-        "weights.",
-    )
-    quantize: Quantize = Field(
-        default="none",
-        description="`4bit`: both workers hold the frozen base of a LoRA adapter in 4 bits (NF4), for a small card. "
-        "Implies an adapter. Requires the extra `quantize`.",
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device of the models.")
-    gpus: int = Field(
-        default=0,
-        ge=0,
-        le=1024,
-        description="Number of GPUs that this node may use, the first ones that it sees. The generator gets "
-        "`tensor_parallel_size` of them, the learner all others. 0: one each, or one for both, unless other "
-        "settings require more.",
-    )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="Number format of the weights; auto: float32 on a CPU, bfloat16 on a GPU."
-    )
-    listen: tuple[str, ...] = Field(
-        default=("/ip4/0.0.0.0/tcp/0",), min_length=1, description="Multiaddrs to listen on; port 0: any free port."
-    )
-    announce: tuple[str, ...] = Field(
-        default=(),
-        description="Multiaddrs announced to peers instead of those found automatically, such as "
-        "`/dns4/NAME/tcp/4001`: for a node behind a forwarded port.",
-    )
-    peers: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=(),
-        description="Multiaddrs of peers to dial first, each with /p2p/ID. `@FILE`: those in a file, one on each "
-        "line. The environment variable separates them by commas.",
-    )
-    seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of prompts, sampling and adapters.")
-    data_paths: dict[str, str] = Field(
-        default_factory=dict,
-        description="Local data file of a task, by task name, for parts of the run's task that `task` does not name.",
-    )
+    model: str = Field(min_length=1)
+    """Hub id, folder or GGUF file of the model this node trains."""
+    name: str = Field(default="", max_length=64)
+    """Name shown to people; empty: derived from the peer id."""
+    role: Role = "full"
+    """What the node does: generate, learn, both or neither (ftis-node docs train/roles)."""
+    engine: Literal["auto", "vllm", "torch"] = "auto"
+    """Generation engine."""
+    task: str = Field(default="", max_length=4096)
+    """As `--task`: a task SPEC with this node's paths. A SPEC of some parts of the run's mixture is the node's domain
+    (ftis-node docs train/domains). Empty: the run's task, or the domain of the last start."""
+    lora: bool | None = None
+    """Train a LoRA adapter (true) or all weights (false) and nothing else. Unset: what the home began with, else the
+    best choice that fits on the GPU (ftis-node docs operate/resources). Without a GPU: all weights."""
+    quantize: Quantize = "none"
+    """`4bit`: both workers hold the frozen base of a LoRA adapter in 4 bits (NF4), for a small card. Implies an
+    adapter. Requires the extra `quantize`."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the models."""
+    gpus: int = Field(default=0, ge=0, le=1024)
+    """Number of GPUs that this node may use, the first ones that it sees. The generator gets `tensor_parallel_size` of
+    them, the learner all others. 0: one each, or one for both, unless other settings require more."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the weights; auto: float32 on a CPU, bfloat16 on a GPU."""
+    listen: tuple[str, ...] = Field(default=("/ip4/0.0.0.0/tcp/0",), min_length=1)
+    """Multiaddrs to listen on; port 0: any free port."""
+    announce: tuple[str, ...] = ()
+    """Multiaddrs announced to peers instead of those found automatically, such as `/dns4/NAME/tcp/4001`: for a node
+    behind a forwarded port."""
+    peers: Annotated[tuple[str, ...], NoDecode] = ()
+    """Multiaddrs of peers to dial first, each with /p2p/ID. `@FILE`: those in a file, one on each line. The environment
+    variable separates them by commas."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Seed of prompts, sampling and adapters."""
+    data_paths: dict[str, str] = Field(default_factory=dict)
+    """Local data file of a task, by task name, for parts of the run's task that `task` does not name."""
     prompts: PromptsSection = Field(default_factory=PromptsSection)
     generation: GenerationSection = Field(default_factory=GenerationSection)
     learner: LearnerSection = Field(default_factory=LearnerSection)

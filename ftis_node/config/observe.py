@@ -25,20 +25,14 @@ def is_loopback(host: str) -> bool:
 class ObserveSection(Section):
     """A fixed HTTP port for Prometheus and probes: `/metrics`, `/healthz` and `/readyz` only."""
 
-    listen: str = Field(
-        default="",
-        max_length=128,
-        description="HOST:PORT of the monitoring port, such as `127.0.0.1:9464`; port 0: any free one; empty: "
-        "none. Beyond this machine (`0.0.0.0:9464`) `/metrics` requires a token, and probes do not. The port is "
-        "read-only and shows no rollouts, addresses or keys.",
-    )
-    token_file: str = Field(
-        default="",
-        max_length=4096,
-        description="File with the token that `/metrics` of that port requires, as `Authorization: Bearer TOKEN`: "
-        "one word of at least 32 characters, not readable by all. Unset: `observe.token` in the home, made at the "
-        "first start if other machines can reach `listen`. On 127.0.0.1 no token is required.",
-    )
+    listen: str = Field(default="", max_length=128)
+    """HOST:PORT of the monitoring port, such as `127.0.0.1:9464`; port 0: any free one; empty: none. Beyond this
+    machine (`0.0.0.0:9464`) `/metrics` requires a token, and probes do not. The port is read-only and shows no
+    rollouts, addresses or keys."""
+    token_file: str = Field(default="", max_length=4096)
+    """File with the token that `/metrics` of that port requires, as `Authorization: Bearer TOKEN`: one word of at least
+    32 characters, not readable by all. Unset: `observe.token` in the home, made at the first start if other machines
+    can reach `listen`. On 127.0.0.1 no token is required."""
 
     @field_validator("listen")
     @classmethod
@@ -61,12 +55,9 @@ class ObserveSection(Section):
 class TrackingSection(Section):
     """Experiment trackers that get the metrics as well as `events.jsonl`."""
 
-    to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
-        default=(),
-        max_length=3,
-        description="Trackers: `tensorboard` (files in the home), `wandb` (files in the home, uploaded if a key is "
-        "configured), `trackio`. Each needs the package of its name.",
-    )
+    to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(default=(), max_length=3)
+    """Trackers: `tensorboard` (files in the home), `wandb` (files in the home, uploaded if a key is configured),
+    `trackio`. Each needs the package of its name."""
 
     @field_validator("to")
     @classmethod

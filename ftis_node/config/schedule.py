@@ -63,22 +63,15 @@ def next_start(ranges: Sequence[HourRange], after: float) -> float:
 class ScheduleSection(Section):
     """When the node generates and trains. Otherwise it pauses: memory is free, and peers are served."""
 
-    hours: str = Field(
-        default="",
-        max_length=256,
-        description="Hours of the day, in local time, such as `22-07` or `22:30-07, 12-13`. Empty: all.",
-    )
-    when_on_battery: AtConflict = Field(default="run", description="`pause`: while the machine runs on its battery.")
-    while_running: tuple[ProgramName, ...] = Field(
-        default=(),
-        max_length=64,
-        description="Names of programs, such as `steam`: the node pauses while one of them runs, and a minute longer.",
-    )
-    when_gpu_is_used: AtConflict = Field(
-        default="run",
-        description="`pause`: while another program computes on a GPU of the node, or uses 1 GiB of it, and a minute "
-        "longer. Requires the extra `gpu-figures`, or vLLM.",
-    )
+    hours: str = Field(default="", max_length=256)
+    """Hours of the day, in local time, such as `22-07` or `22:30-07, 12-13`. Empty: all."""
+    when_on_battery: AtConflict = "run"
+    """`pause`: while the machine runs on its battery."""
+    while_running: tuple[ProgramName, ...] = Field(default=(), max_length=64)
+    """Names of programs, such as `steam`: the node pauses while one of them runs, and a minute longer."""
+    when_gpu_is_used: AtConflict = "run"
+    """`pause`: while another program computes on a GPU of the node, or uses 1 GiB of it, and a minute longer. Requires
+    the extra `gpu-figures`, or vLLM."""
 
     @field_validator("hours")
     @classmethod

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ftis_node.doctor.check_result import CheckResult
 from ftis_node.doctor.machine import MIN_DRIVER
-from ftis_node.install_hint import INSTALL_VLLM
+from ftis_node.errors import INSTALL_VLLM
 from ftis_node.models.accelerators import Accelerator, unusable_gpu
 
 TORCH_LIMIT_S = 45.0

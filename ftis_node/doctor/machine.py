@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 
-from ftis_node.config.disk_room import free_bytes
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.doctor.check_result import CheckResult, Level
+from ftis_node.files import free_bytes
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models.accelerators import Accelerator, unusable_gpu, unusable_system, unused_gpu
 from ftis_node.node.storage.disk_space import measure_usage, usual_home_bytes

@@ -12,7 +12,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ftis_node.config.disk_room import write_error
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import last_settings, start_command
 from ftis_node.config.manifest import load_manifest
@@ -20,7 +19,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.config.section import first_problem
 from ftis_node.errors import ConfigError, DamagedError
 from ftis_node.export.model_card import read_run_record, write_model_card
-from ftis_node.files import read_object
+from ftis_node.files import read_object, write_error
 from ftis_node.generation.engines.vllm_options import served_rank
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import PromptSettings, load_tokenizer, resolve_model

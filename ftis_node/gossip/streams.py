@@ -14,8 +14,8 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip.frames import Frame, read_frame, write_frame
 from ftis_node.gossip.names import service_of
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
-from ftis_node.gossip.p2pd.session_parts import SessionParts
 from ftis_node.gossip.services import OverBudget
+from ftis_node.gossip.settings import SessionParts
 from ftis_node.gossip.types import ID_BYTES
 from ftis_node.records.identity import ed25519_peer_id
 from ftis_node.swarm.peer_guard import Place
@@ -29,13 +29,9 @@ FLOOD_FACTOR = 4  # streams up to this many times the limits get BUSY; those bey
 
 class StreamServer:
     def __init__(self, parts: SessionParts) -> None:
-        self._handlers = parts.handlers
-        self._peer_id = parts.identity.peer_id
+        self._parts = parts
         self._limits = parts.limits
         self._counters = parts.counters
-        self._admission = parts.admission
-        self._cipher = parts.cipher
-        self._guard = parts.guard
         self._open = PeerSlots()
         self._max_open = FLOOD_FACTOR * parts.limits.max_streams
         self._max_of_peer = FLOOD_FACTOR * parts.limits.max_streams_per_peer
@@ -86,13 +82,13 @@ class StreamServer:
         peer_id = ed25519_peer_id(info.peer)
         if peer_id is None:
             self._counters.non_ed25519["stream"] += 1
-        elif self._admission.is_refused(peer_id):
+        elif self._parts.admission.is_refused(peer_id):
             self._counters.serve_errors["refused"] += 1
-        elif not self._admission.take_slot(self._open, peer_id, most=self._max_open, per_peer=self._max_of_peer):
+        elif not self._parts.admission.take_slot(self._open, peer_id, most=self._max_open, per_peer=self._max_of_peer):
             self._counters.serve_errors["flood"] += 1
         else:
             try:
-                with self._guard.work_for(peer_id, Place.SERVE, passes=(OSError, EOFError, RecordError)) as work:
+                with self._parts.guard.work_for(peer_id, Place.SERVE, passes=(OSError, EOFError, RecordError)) as work:
                     await self._serve_peer(peer_id, info.proto, reader, writer)
                 if work.failed:
                     self._counters.serve_errors["fault"] += 1
@@ -104,7 +100,7 @@ class StreamServer:
     ) -> None:
         has_read = False
         try:
-            with self._admission.admitted(peer_id, service_of(protocol)):
+            with self._parts.admission.admitted(peer_id, service_of(protocol)):
                 ciphertext = await self._read_request(reader)
                 has_read = True
                 await self._answer(peer_id, protocol, ciphertext, reader, writer)
@@ -134,17 +130,18 @@ class StreamServer:
             await asyncio.gather(sending, gone, return_exceptions=True)
 
     async def _send_items(self, peer_id: str, protocol: str, ciphertext: bytes, writer: asyncio.StreamWriter) -> None:
-        request = self._cipher.decrypt(ciphertext, "request", peer_id, self._peer_id, protocol)
-        async with aclosing(self._handlers[protocol](peer_id, request)) as items:
+        own_id, cipher = self._parts.identity.peer_id, self._parts.cipher
+        request = cipher.decrypt(ciphertext, "request", peer_id, own_id, protocol)
+        async with aclosing(self._parts.handlers[protocol](peer_id, request)) as items:
             async for item in items:
-                await self._admission.before_item(peer_id, len(item))
-                encrypted = self._cipher.encrypt(item, "item", self._peer_id, peer_id, protocol, ciphertext)
+                await self._parts.admission.before_item(peer_id, len(item))
+                encrypted = cipher.encrypt(item, "item", own_id, peer_id, protocol, ciphertext)
                 await write_frame(writer, Frame.ITEM, encrypted, idle_s=self._limits.idle_timeout_s)
         await write_frame(writer, Frame.END, idle_s=self._limits.idle_timeout_s)
 
     async def _read_request(self, reader: asyncio.StreamReader) -> bytes:
         max_bytes = max(self._limits.max_ids_per_request * ID_BYTES, self._limits.max_announcement_bytes)
-        max_bytes += self._cipher.overhead_bytes
+        max_bytes += self._parts.cipher.overhead_bytes
         kind, request = await read_frame(reader, max_bytes=max_bytes, idle_s=self._limits.idle_timeout_s)
         if kind is not Frame.REQUEST:
             raise RecordError("frame_kind", f"a stream that starts with {kind.name}")

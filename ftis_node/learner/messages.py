@@ -12,8 +12,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from ftis_node.config.manifest import SamplingSection
-from ftis_node.config.method_section import MethodSection
-from ftis_node.config.step import OptimizerSection
+from ftis_node.config.step import MethodSection, OptimizerSection
 from ftis_node.config.workers import LearnerSection, LoraSection, Quantize
 from ftis_node.learner.senders import SenderStats
 from ftis_node.telemetry.status import StepFigures

@@ -23,10 +23,9 @@ from typing import Any
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.errors import FileError, MachineError, ModelError
+from ftis_node.errors import FileError, MachineError, ModelError, how_to_install
 from ftis_node.files import read_object
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
-from ftis_node.install_hint import how_to_install
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX, STATE_FILE
 from ftis_node.memory.learner_memory import GPU_MICRO_BATCH_TOKENS
 from ftis_node.memory.machine import USABLE_SHARE, Machine

@@ -16,8 +16,7 @@ from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.errors import MachineError, ModelError
-from ftis_node.install_hint import how_to_install
+from ftis_node.errors import MachineError, ModelError, how_to_install
 from ftis_node.models.shape import has_experts
 from ftis_node.models.source import ModelSource
 

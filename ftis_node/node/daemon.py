@@ -44,7 +44,7 @@ from ftis_node.node.http_api.monitoring_api import MonitoringApi
 from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.supervision.watchdog import Watchdog
-from ftis_node.records.kinds import Role
+from ftis_node.records.names import Role
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.telemetry.status import EndWord
 

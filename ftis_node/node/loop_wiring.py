@@ -57,7 +57,7 @@ from ftis_node.records.group import Group
 from ftis_node.swarm.arrivals import AwaitedSenders
 from ftis_node.tasks.base import Task
 from ftis_node.tasks.scorer import IsolatedScorer
-from ftis_node.telemetry.gpu_energy import EnergyMeter
+from ftis_node.telemetry.nvml import EnergyMeter
 from ftis_node.telemetry.tracking import Tracking
 from ftis_node.workers.worker_client import WorkerClient
 

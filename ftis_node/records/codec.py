@@ -39,7 +39,7 @@ from ftis_node.records.bounds import (
     PROMPT_HASH_BYTES,
 )
 from ftis_node.records.group import CompletionStatus, Group, TextCompletion, TextGroup
-from ftis_node.records.kinds import Codec
+from ftis_node.records.names import Codec
 from ftis_node.records.parsing import FINISH_FROM_WIRE, make_body, read_body, read_header, settle
 from ftis_node.records.token_batch import TokenBatch
 
@@ -193,7 +193,12 @@ def read_group(body: pb.Body) -> Group:
         if not len(tokens.logprobs):
             raise RecordError("malformed", "the exact form has no log-probs")
     else:
-        tokens = _read_compact(body)
+        num_tokens = _count_tokens(body)
+        tokens = TokenBatch(
+            unpack_ids(body.id_planes, num_tokens),
+            unpack_logprobs(body.logprob_planes, num_tokens, lossy=body.codec == pb.CODEC_LOSSY),
+            np.array(body.lengths[:], dtype=np.int32),
+        )
     return Group(
         **header,
         tokens=tokens,
@@ -204,15 +209,6 @@ def read_group(body: pb.Body) -> Group:
         policy_versions_newest=last_versions,
         turn_lengths=_read_turns(body),
         observation_hash=body.observation_hash,
-    )
-
-
-def _read_compact(body: pb.Body) -> TokenBatch:
-    num_tokens = _count_tokens(body)
-    return TokenBatch(
-        unpack_ids(body.id_planes, num_tokens),
-        unpack_logprobs(body.logprob_planes, num_tokens, lossy=body.codec == pb.CODEC_LOSSY),
-        np.array(body.lengths[:], dtype=np.int32),
     )
 
 

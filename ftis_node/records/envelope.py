@@ -27,8 +27,7 @@ from ftis_node.records.bounds import (
 from ftis_node.records.codec import pack_group, pack_text_group, unpack_any
 from ftis_node.records.group import Group, TextGroup
 from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, Identity, peer_id_from_text, peer_id_text, verify
-from ftis_node.records.kinds import Codec, Role
-from ftis_node.records.names import visible_name
+from ftis_node.records.names import Codec, Role, visible_name
 from ftis_node.records.parsing import SCHEMA, fields_of, read_message
 from ftis_node.records.peer_messages import PeerStats, Releases, pack_stats, unpack_stats
 

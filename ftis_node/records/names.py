@@ -1,10 +1,13 @@
-"""Names that peers choose: what a reader sees of them, and when two look alike."""
+"""Names that peers choose: what a reader sees of them, and when two look alike. The names of roles and codecs."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Final
+from typing import Final, Literal
+
+Role = Literal["full", "generator", "learner", "exchange"]
+Codec = Literal["exact", "lossless", "lossy"]
 
 INVISIBLE: Final = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"

@@ -27,7 +27,7 @@ from ftis_node.records.bounds import (
 )
 from ftis_node.records.group import FinishReason, Group, PromptRef, SamplingSettings, TextGroup
 from ftis_node.records.identity import peer_id_from_text, peer_id_text
-from ftis_node.records.kinds import Codec
+from ftis_node.records.names import Codec
 
 SCHEMA = 1
 CODEC_NAMES = {pb.Codec.Value(f"CODEC_{name.upper()}"): name for name in (*get_args(Codec), "text")}

@@ -15,11 +15,10 @@ from ftis_node.errors import FtisError
 from ftis_node.records.envelope import Accepted
 from ftis_node.replay import database
 from ftis_node.replay.database import transaction
-from ftis_node.replay.eviction import Freshness, choose_evicted
-from ftis_node.replay.group_choice import Candidate, ChoiceRule, choose_newest
+from ftis_node.replay.group_choice import Candidate, ChoiceRule, Freshness, choose_evicted, choose_newest
 from ftis_node.replay.lifecycle import ReleaseReason, State
 from ftis_node.replay.reset import limit_reset_at
-from ftis_node.replay.stored_rows import StoredGroup, candidate_of, new_row, sound_envelope
+from ftis_node.replay.stored_rows import CANDIDATE_COLUMNS, StoredGroup, candidate_of, new_row, sound_envelope
 from ftis_node.swarm.rate_limits import ShareCap
 
 MAX_FAILED_STEPS = 3
@@ -63,7 +62,7 @@ class ReplayBuffer:
         if done.rowcount:
             self._add_kept(1, len(accepted.envelope_bytes))
         if own and done.rowcount:
-            self._raise_last_number(group.number)
+            self.raise_last_number(group.number)
             self._add(database.PROMPT_POSITION, 1)
         return bool(done.rowcount)
 
@@ -242,10 +241,6 @@ class ReplayBuffer:
         return database.read_total(self._db, database.PROMPT_POSITION)
 
     def raise_last_number(self, number: int) -> None:
-        with transaction(self._db):
-            self._raise_last_number(number)
-
-    def _raise_last_number(self, number: int) -> None:
         self._add(database.LAST_NUMBER, max(0, number - self.last_number()))
 
     def _forget(self, row: sqlite3.Row) -> None:
@@ -270,11 +265,7 @@ class ReplayBuffer:
         self._db.executemany("UPDATE groups SET state = ?, reason = ? WHERE id = ?", changes)
 
     def _candidates(self) -> list[Candidate]:
-        rows = self._db.execute(
-            "SELECT id, sender, own, arrival, created_at, policy_version, problem, task, prompt_index, rewards,"
-            " weights_of, num_bytes, number FROM groups WHERE state = ?",
-            (State.READY,),
-        )
+        rows = self._db.execute(f"SELECT {CANDIDATE_COLUMNS} FROM groups WHERE state = ?", (State.READY,))
         return [candidate_of(row) for row in rows]
 
     def _load(self, group_id: bytes) -> StoredGroup:

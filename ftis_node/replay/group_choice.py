@@ -1,16 +1,26 @@
-"""The rules that choose a step's groups among the READY ones. Pure functions without a database.
+"""The rules that choose a step's groups among the READY ones, and those to evict. Pure functions without a database.
 
-`plugin_choice.py` loads the rule of a plug-in, which may use the parts of these rules.
+A plug-in's rule may use the parts of these rules:
+
+    rule(candidates, own, foreign, step) -> the groups of the step, at most `own` and `foreign` of each
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import zip_longest
 from typing import TypeAlias
+
+from ftis_node.errors import ConfigError
+from ftis_node.plugins import CHOICE_GROUP, call_plugin, load_function
+from ftis_node.swarm.rate_limits import ShareCap
+
+MAX_PER_PROBLEM = 2  # READY groups of one sender about one problem; a step uses one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +166,98 @@ def newest_by(candidates: Sequence[Candidate], name: Callable[[str], str]) -> di
         if not candidate.own:
             by_name[name(candidate.sender)].append(candidate)
     return by_name
+
+
+@lru_cache(maxsize=16)
+def load_choice(name: str) -> Callable[..., Selection]:
+    """Return the choice of the plug-in `name`, which takes the arguments of a rule and `step`.
+
+    It checks the result: a group that is not READY, or twice in a step, would corrupt both. Raises ConfigError if there
+    is no such plug-in, or for a faulty one.
+    """
+    plugin, rule = load_function(CHOICE_GROUP, name, error=ConfigError)
+    if plugin is None or rule is None:
+        raise ConfigError(f"no choice {name!r} is installed")
+
+    def choose(candidates: Sequence[Candidate], own: int, foreign: int, *, step: int) -> Selection:
+        chosen = call_plugin(plugin, lambda: tuple(rule(candidates, own, foreign, step)), error=ConfigError)
+        known = set(candidates)
+        if not all(isinstance(each, Candidate) and each in known for each in chosen):
+            raise ConfigError(f"{plugin} gave something that is not one of the ready groups")
+        num_own = sum(each.own for each in chosen)
+        if len(set(chosen)) < len(chosen) or num_own > own or len(chosen) - num_own > foreign:
+            raise ConfigError(
+                f"{plugin} gave {num_own} own and {len(chosen) - num_own} foreign groups, {len(set(chosen))} of them "
+                f"different: at most {own} and {foreign} may be taken, each once"
+            )
+        return Selection(chosen)
+
+    return choose
+
+
+def choose_evicted(
+    candidates: Sequence[Candidate], *, keep: int, cap: ShareCap, keep_bytes: int | None = None
+) -> list[Candidate]:
+    """Return the foreign groups to evict, so that at most `keep` groups and `keep_bytes` of envelopes stay.
+
+    A sender keeps `MAX_PER_PROBLEM` groups about one problem. No neighbor may hold more groups than `cap` allows.
+    Beyond the total, the neighbor with the most groups or bytes loses its oldest group first. So a peer that sends more
+    than others evicts its own groups.
+    """
+    by_neighbor = newest_by(candidates, cap.neighbor)
+    evicted: list[Candidate] = []
+    for held in by_neighbor.values():
+        evicted += _beyond_problems(held)
+    for name, held in by_neighbor.items():
+        places = cap.places(name, num_neighbors=len(by_neighbor), capacity=keep)
+        evicted += held[places:]
+        del held[places:]
+    excess = sum(map(len, by_neighbor.values())) - keep
+    evicted += [max(by_neighbor.values(), key=len).pop() for _ in range(excess)]
+    return evicted + _beyond_bytes(by_neighbor, keep_bytes)
+
+
+def _beyond_bytes(by_neighbor: dict[str, list[Candidate]], keep_bytes: int | None) -> list[Candidate]:
+    sizes = {name: sum(candidate.num_bytes for candidate in held) for name, held in by_neighbor.items()}
+    total, evicted = sum(sizes.values()), []
+    while keep_bytes is not None and total > keep_bytes:
+        name = max(sizes, key=sizes.__getitem__)
+        evicted.append(by_neighbor[name].pop())
+        sizes[name] -= evicted[-1].num_bytes
+        total -= evicted[-1].num_bytes
+    return evicted
+
+
+def _beyond_problems(held: list[Candidate]) -> list[Candidate]:
+    counts, removed = Counter[tuple[str, bytes]](), []
+    for candidate in list(held):
+        key = candidate.sender, candidate.problem
+        counts[key] += 1
+        if counts[key] > MAX_PER_PROBLEM:
+            held.remove(candidate)
+            removed.append(candidate)
+    return removed
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """Age limits. Times are Unix seconds; versions count weight updates of this node, whose id is `peer_id`.
+
+    Own groups are also too old if their time is more than `max_ahead_s` after `now`, because the clock was set back.
+    """
+
+    now: float
+    max_age_s: float
+    policy_version: int
+    max_version_lag: int
+    peer_id: str | None = None
+    max_ahead_s: float = math.inf
+
+    def is_stale(self, candidate: Candidate) -> bool:
+        """Return whether a group is too old; only versions of this node's own weights are comparable."""
+        if self.now - candidate.created_at > self.max_age_s:
+            return True
+        if candidate.own and candidate.created_at - self.now > self.max_ahead_s:
+            return True
+        by_our_weights = candidate.own or (candidate.weights_of is not None and candidate.weights_of == self.peer_id)
+        return by_our_weights and self.policy_version - candidate.policy_version > self.max_version_lag

@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from ftis_node.config.disk_room import is_disk_full
 from ftis_node.errors import DamagedError, FtisError, MachineError
-from ftis_node.files import check_database, make_folder, sync_to_disk
+from ftis_node.files import check_database, is_disk_full, make_folder, sync_to_disk
 
 BUSY_TIMEOUT_S = 60.0
 DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -39,7 +38,7 @@ class SetAside(NamedTuple):
 def explained(error: sqlite3.Error, path: Path) -> Exception:
     """Return the exception to raise for an SQLite error on `path`: one line with the remedy.
 
-    A full disk returns the error itself, because `config/disk_room.py` reports it.
+    A full disk returns the error itself, because `files.reporting_full_disk` reports it.
     """
     if is_disk_full(error, path.parent):
         return error

@@ -31,6 +31,7 @@ NOTED = (
     *("id", "own", "sender", "number", "task", "prompt_index", "model", "policy_version", "created_at", "admitted_at"),
     *("num_tokens", "rewards", "prompt_ids", "text_token_ids", "observation_ids", "weights_of", "problem"),
 )  # the columns that never change
+CANDIDATE_COLUMNS = ", ".join(Candidate.__slots__)
 REASONS = frozenset(ReleaseReason)
 STATES = frozenset(State)
 
@@ -70,20 +71,8 @@ def checksum_of(row: Row) -> int:
 
 
 def candidate_of(row: sqlite3.Row) -> Candidate:
-    return Candidate(
-        id=row["id"],
-        sender=row["sender"],
-        own=bool(row["own"]),
-        arrival=row["arrival"],
-        created_at=row["created_at"],
-        policy_version=row["policy_version"],
-        problem=row["problem"],
-        task=row["task"],
-        rewards=tuple(np.frombuffer(row["rewards"], "<f4").tolist()),
-        weights_of=row["weights_of"],
-        num_bytes=row["num_bytes"],
-        number=row["number"],
-    )
+    rewards = tuple(np.frombuffer(row["rewards"], "<f4").tolist())
+    return Candidate(**{**dict(row), "own": bool(row["own"]), "rewards": rewards})
 
 
 def rewards_of(row: Row) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ftis_node.config.delay import Delay
+from ftis_node.config.roles import Delay
 
 NUM_NEWEST, LEASE_S = 2, 60.0  # of the versions that a learner keeps for generators
 

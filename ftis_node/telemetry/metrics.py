@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib import resources
 from typing import Any, Literal, NamedTuple
@@ -68,15 +68,19 @@ def help_of(name: str) -> str:
 
 
 class _Collector(NamedTuple):
-    status: Status
+    families: Iterable[Family]
 
-    def collect(self) -> Iterator[Family]:
-        return metric_families(self.status)
+    def collect(self) -> Iterable[Family]:
+        return self.families
+
+
+def render_families(families: Iterable[Family]) -> bytes:
+    """Return the text that a Prometheus server scrapes."""
+    return generate_latest(_Collector(families))
 
 
 def render_metrics(status: Status) -> bytes:
-    """Return the text that a Prometheus server scrapes."""
-    return generate_latest(_Collector(status))
+    return render_families(metric_families(status))
 
 
 def metric_families(status: Status) -> Iterator[Family]:

@@ -68,41 +68,27 @@ async def validate(
     except RecordError as error:
         return Refused(Refusal(error.reason, str(error)), sender=None, group_id=envelope.id if envelope else None)
     num_tokens = min(unpacked.num_tokens, len(envelope.body))  # empty texts may claim any number
-    if first := _first_refusal(envelope, unpacked, context):
-        refusal, signed = first
-        return Refused(refusal, unpacked.sender, envelope.id, signed=signed, num_tokens=num_tokens)
-    verdict = await _judge_content(data, envelope, unpacked, context, made)
+    rules: Sequence[Rule] = RULES if isinstance(unpacked, Group) else TEXT_RULES
+    is_signed = False
+    for rule in rules:
+        if refusal := rule(envelope, unpacked, context):
+            return Refused(refusal, unpacked.sender, envelope.id, signed=is_signed, num_tokens=num_tokens)
+        is_signed |= rule is signature_holds
+    verdict: Accepted | Refusal
+    if context.may_score(unpacked.sender):
+        cost = ScoringCost()
+        try:
+            verdict = await _judge_content(data, envelope, unpacked, context, cost, made)
+        finally:
+            context.charge(unpacked.sender, cost.seconds)
+    else:
+        verdict = Refusal("scoring_quota", "scoring its sender's groups exceeded the time limit")
     if isinstance(verdict, Refusal):
         return Refused(verdict, unpacked.sender, envelope.id, signed=True, num_tokens=num_tokens)
     return verdict
 
 
-def _first_refusal(
-    envelope: Envelope, unpacked: Group | TextGroup, context: ValidationContext
-) -> tuple[Refusal, bool] | None:
-    """Apply the cheap rules; return the first refusal and whether the signature was verified. None if all pass."""
-    rules: Sequence[Rule] = RULES if isinstance(unpacked, Group) else TEXT_RULES
-    signed = False
-    for rule in rules:
-        if refusal := rule(envelope, unpacked, context):
-            return refusal, signed
-        signed |= rule is signature_holds
-    return None
-
-
 async def _judge_content(
-    data: bytes, envelope: Envelope, unpacked: Group | TextGroup, context: ValidationContext, made: Group | None
-) -> Accepted | Refusal:
-    if not context.may_score(unpacked.sender):
-        return Refusal("scoring_quota", "scoring its sender's groups exceeded the time limit")
-    cost = ScoringCost()
-    try:
-        return await _judge_costly(data, envelope, unpacked, context, cost, made)
-    finally:
-        context.charge(unpacked.sender, cost.seconds)
-
-
-async def _judge_costly(
     data: bytes,
     envelope: Envelope,
     unpacked: Group | TextGroup,

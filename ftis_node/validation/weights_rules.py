@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftis_node.records.weights import WeightsOffer
+from ftis_node.records.peer_messages import WeightsOffer
 from ftis_node.validation.rules import Refusal
 
 LARGEST_PARAMETER_BYTES = 4

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from ftis_node.config.disk_room import is_disk_full, reporting_full_disk
 from ftis_node.config.home import Home
 from ftis_node.errors import MachineError
-from ftis_node.files import replace_file
+from ftis_node.files import is_disk_full, replace_file, reporting_full_disk
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import EventLog, read_events
 

@@ -3,9 +3,11 @@
 python -m tests.documented.configuration      print the page
 """
 
+import ast
 import sys
 from collections.abc import Iterator
-from inspect import cleandoc
+from inspect import cleandoc, getsource
+from itertools import pairwise
 from types import NoneType
 from typing import Any, get_args
 
@@ -43,17 +45,29 @@ def render_reference() -> str:
 
 
 def _tables(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    rows, sections = [], []
+    rows, sections, meanings = [], [], _meanings(settings)
     for name, field in settings.model_fields.items():
         nested = next((kind for kind in get_args(field.annotation) if kind is not NoneType), field.annotation)
         if isinstance(nested, type) and hasattr(nested, "model_fields"):
             sections.append((name, nested))
         else:
-            rows.append(f"| `{prefix}{name}` | {_default(field)} | {_bounds(field)} | {field.description} |")
+            rows.append(f"| `{prefix}{name}` | {_default(field)} | {_bounds(field)} | {meanings[name]} |")
     yield "\n".join(["| key | default | bounds | meaning |", "|---|---|---|---|", *rows, ""])
     for name, nested in sections:
         yield f"### `[{prefix}{name}]`\n\n{cleandoc(nested.__doc__ or '')}\n"
         yield from _tables(nested, f"{prefix}{name}.")
+
+
+def _meanings(settings: type[BaseModel]) -> dict[str, str]:
+    """Return the string below each field, on one line."""
+    (table,) = ast.parse(getsource(settings)).body
+    assert isinstance(table, ast.ClassDef)
+    return {
+        field.target.id: " ".join(below.value.value.split())
+        for field, below in pairwise(table.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }
 
 
 def _default(field: FieldInfo) -> str:

@@ -54,10 +54,10 @@ ELSEWHERE = {
 
 GENERATORS = (
     "node.loops.weight_download:VersionStore.put",
-    "records.weights:open_offer",
+    "records.peer_messages:open_offer",
     "validation.weights_rules:refuse_offer",
 )
-LEARNERS = ("node.loops.weight_offer:OfferLoop.give", "records.weights:open_weights_request")
+LEARNERS = ("node.loops.weight_offer:OfferLoop.give", "records.peer_messages:open_weights_request")
 
 KINDS: dict[type[Exception], Callable[[str], Exception]] = {
     Unexpected: Unexpected, ValueError: ValueError, OverflowError: OverflowError, RecursionError: RecursionError,

@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from bench.stubs.random_models import pack_train_group
-from ftis_node.config.method_section import MethodSection
-from ftis_node.config.step import OptimizerSection
+from ftis_node.config.step import MethodSection, OptimizerSection
 from ftis_node.config.workers import LearnerSection, LoraSection
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.learner.batch import make_micro_batches

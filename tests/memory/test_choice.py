@@ -9,8 +9,7 @@ import pytest
 
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
-from ftis_node.errors import MachineError, ModelError
-from ftis_node.install_hint import how_to_install
+from ftis_node.errors import MachineError, ModelError, how_to_install
 from ftis_node.memory import choice as memory_choice
 from ftis_node.memory import placement
 from ftis_node.memory.choice import (

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.errors import RecordError
+from ftis_node.records import peer_messages
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records import weights
 from ftis_node.records.bounds import (
     BODIES,
     GROUP_SOURCE,
@@ -109,9 +109,9 @@ def changed(kind: Any, data: bytes) -> st.SearchStrategy[bytes]:
 
 
 RECORD_BODY = pb.PeerRecord.FromString(seal_peer_record(RECORD, ME)).body
-OFFER_BODY = pb.WeightsOffer.FromString(weights.seal_offer(make_offer(ME), ME)).body
+OFFER_BODY = pb.WeightsOffer.FromString(peer_messages.seal_offer(make_offer(ME), ME)).body
 BACKFILL_REQUEST = BackfillRequest(ME.peer_id, 2, 9, since=1767225600.0).to_bytes()
-WEIGHTS_REQUEST = weights.WeightsRequest(weights.WeightsPart.CHUNKS, bytes(32), 1, 2).to_bytes()
+WEIGHTS_REQUEST = peer_messages.WeightsRequest(peer_messages.WeightsPart.CHUNKS, bytes(32), 1, 2).to_bytes()
 READERS: dict[str, tuple[st.SearchStrategy[bytes], Callable[[bytes], Any], Callable[[Any], bytes]]] = {
     "announcement": (changed(pb.Announcement, ANNOUNCEMENT.to_bytes()), open_announcement, Announcement.to_bytes),
     "question": (changed(pb.Question, BACKFILL_REQUEST), open_backfill_request, BackfillRequest.to_bytes),
@@ -122,13 +122,13 @@ READERS: dict[str, tuple[st.SearchStrategy[bytes], Callable[[bytes], Any], Calla
     ),
     "offer": (
         changed(pb.WeightsInfo, OFFER_BODY).map(sign_weights_info),
-        weights.open_offer,
-        lambda offer: weights.seal_offer(offer, ME),
+        peer_messages.open_offer,
+        lambda offer: peer_messages.seal_offer(offer, ME),
     ),
     "weights question": (
         changed(pb.WeightsQuestion, WEIGHTS_REQUEST),
-        weights.open_weights_request,
-        weights.WeightsRequest.to_bytes,
+        peer_messages.open_weights_request,
+        peer_messages.WeightsRequest.to_bytes,
     ),
 }
 

@@ -10,7 +10,7 @@ from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import pack_group, unpack_group
 from ftis_node.records.identity import Identity
-from ftis_node.records.weights import (
+from ftis_node.records.peer_messages import (
     WeightsOffer,
     WeightsPart,
     WeightsRequest,

@@ -18,7 +18,7 @@ from ftis_node.gossip.frames import HEADER, Frame, pack_ids
 from ftis_node.gossip.names import RpcService, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
 from ftis_node.node.peers.group_requests import MAX_ANSWERS
-from ftis_node.records import bounds, codec, peer_messages, weights
+from ftis_node.records import bounds, codec, peer_messages
 from ftis_node.records import envelope as envelope_file
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import pack_logprobs
@@ -98,8 +98,8 @@ def test_the_bounds_of_the_page_agree_with_the_code():
         "At most 524,288 tokens": codec.MAX_TOKENS == 524_288,
         "a window of 1 MiB": codec.MAX_WINDOW_BYTES == 1 << 20,
         "a `Question`, at most 256 bytes": peer_messages.MAX_BACKFILL_REQUEST_BYTES == 256,
-        "a `WeightsQuestion`, at most 256 bytes": weights.MAX_WEIGHTS_REQUEST_BYTES == 256,
-        "an offer (at most 32 KiB)": weights.MAX_OFFER_BYTES == 32 << 10,
+        "a `WeightsQuestion`, at most 256 bytes": peer_messages.MAX_WEIGHTS_REQUEST_BYTES == 256,
+        "an offer (at most 32 KiB)": peer_messages.MAX_OFFER_BYTES == 32 << 10,
         "`count` of them (1 to 64)": bounds.MAX_CHUNKS_PER_QUESTION == 64,
         "chunks, at most 1 MiB each": bounds.MAX_CHUNK_BYTES == limits.max_weights_item_bytes == 1 << 20,
         "32 bytes each, 1 to 64": limits.max_ids_per_request == 64,

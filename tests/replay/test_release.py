@@ -10,7 +10,7 @@ import pytest
 
 from ftis_node.replay import database
 from ftis_node.replay.buffer import ReplayBuffer
-from ftis_node.replay.eviction import Freshness
+from ftis_node.replay.group_choice import Freshness
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from tests.replay.test_buffer import ANN, BOB, ME, accepted, fill

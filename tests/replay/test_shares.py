@@ -12,9 +12,10 @@ from ftis_node.node.training.train_group import train_group
 from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
-from ftis_node.replay.eviction import MAX_PER_PROBLEM, choose_evicted
 from ftis_node.replay.group_choice import (
+    MAX_PER_PROBLEM,
     Candidate,
+    choose_evicted,
     choose_foreign,
     choose_newest,
     choose_own,

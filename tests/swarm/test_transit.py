@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ftis_node.config.delay import parse_delay
+from ftis_node.config.roles import parse_delay
 from ftis_node.errors import ConfigError
 from ftis_node.swarm.transit import VersionsInTransit, outdated_offers, should_fetch
 

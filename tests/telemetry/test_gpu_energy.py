@@ -9,9 +9,8 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node.daemon import run_node
-from ftis_node.telemetry import gpu_energy
 from ftis_node.telemetry.events import read_events
-from ftis_node.telemetry.gpu_energy import MILLIJOULES_PER_WH, EnergyMeter
+from ftis_node.telemetry.nvml import MILLIJOULES_PER_WH, EnergyMeter
 from tests.node.nodes import whole_node
 
 
@@ -43,7 +42,7 @@ class FakeNvml:
 @pytest.fixture
 def nvml(monkeypatch):
     fake = FakeNvml()
-    monkeypatch.setattr(gpu_energy, "opened_nvml", lambda: fake)
+    monkeypatch.setattr("ftis_node.telemetry.nvml.opened_nvml", lambda: fake)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return fake
 

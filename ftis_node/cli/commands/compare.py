@@ -260,8 +260,8 @@ def _base(
     from pydantic import ValidationError
 
     from ftis_node.config.manifest import load_manifest, preset_for_task
-    from ftis_node.config.method_section import MethodSection
     from ftis_node.config.section import first_problem
+    from ftis_node.config.step import MethodSection
     from ftis_node.lab.experiment.pairs import TINY_PAIRS
     from ftis_node.tasks import parse_spec
 

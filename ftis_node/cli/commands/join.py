@@ -27,7 +27,7 @@ from ftis_node.cli.progress import show_fraction
 from ftis_node.config.home_files import remembered_settings
 from ftis_node.errors import ConfigError, UsageError
 from ftis_node.files import make_folder, replace_file
-from ftis_node.records.kinds import Role
+from ftis_node.records.names import Role
 from ftis_node.telemetry.log import log_as_json, unwatched
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from functools import partial
 from importlib import import_module, metadata, util
 from typing import Literal, TypeAlias
 
-from ftis_node.errors import ConfigError, EngineError, UnknownArchitectureError
+from ftis_node.errors import INSTALL_VLLM, ConfigError, EngineError, UnknownArchitectureError
 from ftis_node.generation.engines.base import Engine, EngineSettings
-from ftis_node.install_hint import INSTALL_VLLM
 from ftis_node.models import ModelSource, pick_device
 from ftis_node.models.accelerators import has_gpu
 from ftis_node.workers.quick_imports import import_quickly

@@ -1,4 +1,4 @@
-"""Client for p2pd's control socket: one request at a time on each connection.
+"""Client for p2pd's control socket: one request on each connection.
 
 hivemind's client lacks gossipsub, leaves connections open after a canceled call, and reads frames of any length. A
 broken or silent control socket raises OSError or EOFError (TimeoutError is an OSError): p2pd has ended or hangs. An
@@ -31,7 +31,6 @@ from ftis_node.swarm.peer_guard import UNPROVEN, PeerGuard, Place
 
 Request = p2pd_pb2.Request
 PSRequest = p2pd_pb2.PSRequest
-MAX_IDLE = 16  # idle connections kept
 T = TypeVar("T")
 CANCEL_AGAIN_S = 1.0  # wait before a task that has not ended is canceled again
 
@@ -90,7 +89,6 @@ class P2pdClient:
         self._timeout_s = timeout_s
         self._counters = counters or GossipCounters()
         self._ignored: set[bytes] = set()  # connected peers whose key is not Ed25519
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def identify(self) -> tuple[str, ...]:
         """Return the addresses that p2pd listens on or announces, without `/p2p/ID`."""
@@ -148,27 +146,13 @@ class P2pdClient:
         request = p2pd_pb2.StreamHandlerRequest(addr=socket_bytes(socket_path), proto=list(protocols), balanced=False)
         await self._call(Request(type=Request.STREAM_HANDLER, streamHandler=request))
 
-    def close(self) -> None:
-        for _, writer in self._idle:
-            writer.transport.abort()
-        self._idle.clear()
-
     async def _call(self, request: Any, *, extra_s: float = 0.0) -> Any:
         async with asyncio.timeout(self._timeout_s + extra_s):
-            reader, writer = self._idle.pop() if self._idle else await asyncio.open_unix_connection(self._path)
-            is_usable = False
+            reader, writer = await asyncio.open_unix_connection(self._path)
             try:
-                response = await self._exchange(reader, writer, request)
-                is_usable = True
-            except P2pdError:
-                is_usable = True
-                raise
+                return await self._exchange(reader, writer, request)
             finally:
-                if is_usable and len(self._idle) < MAX_IDLE:
-                    self._idle.append((reader, writer))
-                else:
-                    writer.transport.abort()  # a late response would answer the next request
-        return response
+                writer.transport.abort()
 
     @staticmethod
     async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Any) -> Any:

@@ -20,7 +20,7 @@ from ftis_node.errors import MachineError
 from ftis_node.gossip.p2pd import circuit_pb2
 from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
 from ftis_node.gossip.p2pd.process import P2pdProcess
-from ftis_node.gossip.p2pd.session_parts import SessionParts
+from ftis_node.gossip.settings import SessionParts
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +66,11 @@ async def fetch_own_limit(parts: SessionParts, *, control_path: Path, probe_path
     arguments = [f"-listen=/unix{probe_path}", "-noListenAddrs=1", "-b=0", f"-idleTimeout={timeout_s:.0f}s"]
     async with AsyncExitStack() as stack:
         client = P2pdClient(control_path, timeout_s=parts.settings.control_timeout_s)
-        stack.callback(client.close)
         stack.callback(probe_path.unlink, missing_ok=True)
         try:
             process = await P2pdProcess.start(arguments, timeout_s=timeout_s)
             stack.push_async_callback(process.stop, timeout_s=0)
             probe = P2pdClient(probe_path, timeout_s=timeout_s)
-            stack.callback(probe.close)
             peer_id = parts.identity.peer_id
             await probe.connect(peer_id, await client.identify(), timeout_s=timeout_s)
             return await fetch_limit(probe, peer_id, timeout_s=timeout_s)

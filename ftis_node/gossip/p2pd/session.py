@@ -23,7 +23,7 @@ from ftis_node.gossip.names import RpcService, protocol
 from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
 from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, libp2p_private_key, p2pd_arguments
 from ftis_node.gossip.p2pd.relay_limit import fetch_own_limit
-from ftis_node.gossip.p2pd.session_parts import SessionParts
+from ftis_node.gossip.settings import SessionParts
 from ftis_node.gossip.streams import StreamServer
 from ftis_node.gossip.types import Fetched, FetchOutcome
 from ftis_node.records.addresses import Address
@@ -151,7 +151,6 @@ async def open_session(parts: SessionParts, *, listen: Sequence[Address]) -> Asy
         client = P2pdClient(
             control_path, timeout_s=settings.control_timeout_s, counters=parts.counters, guard=parts.guard
         )
-        stack.callback(client.close)
         if parts.handlers:
             await client.handle_streams(tuple(parts.handlers), streams_path)
         yield Session(process, client, directory, parts, await client.identify())

@@ -9,8 +9,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
-from ftis_node.errors import UsageError
-from ftis_node.install_hint import how_to_install
+from ftis_node.errors import UsageError, how_to_install
 
 if TYPE_CHECKING:
     from ftis_node.integrations.trl.episodes import swarm_rollout

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ftis_node.config.delay import Delay
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
+from ftis_node.config.roles import Delay
 from ftis_node.errors import EngineError, FtisError
 from ftis_node.generation.client import OnPhase
 from ftis_node.generation.engines import choose_engine

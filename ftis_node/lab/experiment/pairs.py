@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from ftis_node.config.delay import Delay
+from ftis_node.config.roles import Delay
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.byzantine import Lie
 from ftis_node.lab.experiment.pool import call_in_processes, report

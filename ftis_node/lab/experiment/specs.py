@@ -1,6 +1,6 @@
 """Specs of an experiment: the delay of new weights, and the baseline of a node without peers.
 
-A delay counts in optimizer steps; `config/delay.py` has its forms. It may apply to the last node only: `fixed:8@peer`.
+A delay counts in optimizer steps; `config/roles.py` has its forms. It may apply to the last node only: `fixed:8@peer`.
 Then its peers, whose own groups are fresh, receive stale ones.
 
 The baseline is a method, by default `grpo`:
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftis_node.config.delay import Delay, parse_delay
+from ftis_node.config.roles import Delay, parse_delay
 from ftis_node.errors import UsageError
 
 NONE = "none"

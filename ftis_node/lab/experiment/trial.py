@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from ftis_node.config.delay import Delay
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings, SwarmSection
+from ftis_node.config.roles import Delay
 from ftis_node.config.workers import GenerationSection, LearnerSection, LoraSection
 from ftis_node.errors import MachineError
 from ftis_node.evaluation.ensemble import MIXTURES, MODES, evaluate_ensemble
@@ -42,7 +42,7 @@ from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.state import NodeState
 from ftis_node.node.supervision.background import first_of_ours
 from ftis_node.node.worker_interfaces import Generation, Learning
-from ftis_node.records.kinds import Codec
+from ftis_node.records.names import Codec
 
 if TYPE_CHECKING:
     from ftis_node.lab.experiment.pairs import TrialMember

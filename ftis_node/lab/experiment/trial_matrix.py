@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from ftis_node.algorithms.methods import find_method, method_parameters
 from ftis_node.config.manifest import RunManifest
-from ftis_node.config.method_section import FILTERS_OF, NOT_OF_THE_LOSS, MethodSection
 from ftis_node.config.section import first_problem
+from ftis_node.config.step import FILTERS_OF, NOT_OF_THE_LOSS, MethodSection
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.byzantine import LIES

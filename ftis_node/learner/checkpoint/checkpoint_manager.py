@@ -11,9 +11,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ftis_node.config.disk_room import write_error
 from ftis_node.config.limits import KEPT_CHECKPOINTS
 from ftis_node.errors import MachineError
+from ftis_node.files import write_error
 from ftis_node.learner.checkpoint.checkpoint import (
     Checkpoint,
     CheckpointOwner,

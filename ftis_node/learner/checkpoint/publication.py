@@ -18,8 +18,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from ftis_node.config.disk_room import write_error
 from ftis_node.errors import SharingError
+from ftis_node.files import write_error
 from ftis_node.learner.checkpoint.checkpoint_manager import FREE_SPACE
 from ftis_node.learner.distributed.ranks import ALONE, Ranks, RankTask
 from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, is_sharded

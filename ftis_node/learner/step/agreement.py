@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftis_node.config.method_section import PeerWeighting
+from ftis_node.config.step import PeerWeighting
 from ftis_node.errors import ConfigError
 from ftis_node.learner.batch import MicroBatch, TrainBatch
 from ftis_node.learner.step.train_step import Forward

@@ -31,8 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ftis_node.errors import ConfigError, MachineError
-from ftis_node.install_hint import how_to_install
+from ftis_node.errors import ConfigError, MachineError, how_to_install
 from ftis_node.learner.distributed.sharded_tensors import part_like
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import pick_device

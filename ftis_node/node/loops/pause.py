@@ -22,9 +22,8 @@ import msgspec
 
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
-from ftis_node.errors import FileError, UsageError
+from ftis_node.errors import FileError, UsageError, how_to_install
 from ftis_node.files import read_object, replace_file
-from ftis_node.install_hint import how_to_install
 from ftis_node.node.context import NodeContext
 from ftis_node.node.pausing.machine_observer import MachineObserver
 from ftis_node.node.pausing.policy import Command, Decision, MachineFacts, decide

@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 
 from ftis_node import __version__
-from ftis_node.config.disk_room import is_disk_full
 from ftis_node.config.limits import MAX_READY_BYTES
-from ftis_node.files import replace_file
+from ftis_node.files import is_disk_full, replace_file
 from ftis_node.node.health import hang_problems, health_of
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.swarm_reporter import SwarmReporter

@@ -26,7 +26,7 @@ from ftis_node.gossip import Fetched, FetchOutcome, Gossip
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES
-from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, open_offer
+from ftis_node.records.peer_messages import WeightsOffer, WeightsPart, WeightsRequest, open_offer
 from ftis_node.workers.durable import complete_folder, remove_leftovers
 from ftis_node.workers.weight_store import WEIGHTS_FILE, PublishedWeights, WeightProof
 

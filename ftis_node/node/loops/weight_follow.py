@@ -28,7 +28,7 @@ from ftis_node.node.supervision.background import in_background, wait_at_most
 from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.worker_interfaces import Generation
 from ftis_node.node.worker_settings import serves_adapters
-from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, open_offer
+from ftis_node.records.peer_messages import WeightsOffer, WeightsPart, WeightsRequest, open_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch
 from ftis_node.validation.rules import Refusal

@@ -24,7 +24,7 @@ from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.storage.offered_files import digests_of, keep_file
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES
-from ftis_node.records.weights import WeightsOffer, WeightsPart, open_weights_request, seal_offer
+from ftis_node.records.peer_messages import WeightsOffer, WeightsPart, open_weights_request, seal_offer
 from ftis_node.swarm.transit import outdated_offers
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 

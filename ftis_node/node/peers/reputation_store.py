@@ -17,9 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from ftis_node.config.disk_room import is_disk_full
 from ftis_node.errors import ConfigError
-from ftis_node.files import check_database
+from ftis_node.files import check_database, is_disk_full
 from ftis_node.replay.integrity import BUSY_TIMEOUT_S, explained, is_busy
 from ftis_node.swarm.receipts import MAX_SENDERS, ReceiptBook, Signer, Used
 from ftis_node.swarm.reputation import PeerReputation, Reputation, ReputationTable

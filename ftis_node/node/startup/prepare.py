@@ -13,13 +13,12 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from ftis_node.config.disk_room import free_bytes
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import last_settings, make_node_toml
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError, MachineError, ModelError
-from ftis_node.files import replace_file
+from ftis_node.files import free_bytes, replace_file
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.memory.choice import TrainingChoice, checkpoint_owner, choose_training
 from ftis_node.models import ModelSource, PromptTokenizer, load_tokenizer, model_fingerprint, resolve_model

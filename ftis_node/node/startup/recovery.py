@@ -17,10 +17,10 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
-from ftis_node.config.disk_room import disk_full, is_disk_full
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import check_schema, mark, marked_epoch
 from ftis_node.errors import DamagedError, MachineError
+from ftis_node.files import disk_full, is_disk_full
 from ftis_node.replay import database
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.integrity import set_aside_damaged

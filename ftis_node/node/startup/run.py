@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from ftis_node.config.disk_room import reporting_full_disk
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import start_command
 from ftis_node.config.node import NodeSettings
+from ftis_node.files import reporting_full_disk
 from ftis_node.node.daemon import run_node
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 from ftis_node.node.http_api.monitoring_token import observe_token

@@ -24,8 +24,8 @@ import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
-from ftis_node.config.disk_room import is_disk_full
 from ftis_node.config.home import Home
+from ftis_node.files import is_disk_full
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX, DAMAGED_PREFIX
 from ftis_node.node.storage.disk_space import HomeUse, checkpoint_step
 from ftis_node.node.storage.node_store import Store

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.config.disk_room import free_bytes, is_disk_full
 from ftis_node.config.home import Home
 from ftis_node.config.limits import (
     EVENT_FILE_BYTES,
@@ -34,6 +33,7 @@ from ftis_node.config.limits import (
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.roles import MAX_PENDING_VERSIONS, MAX_PUBLISHED_VERSIONS
 from ftis_node.errors import ConfigError, DiskFullError, ModelError
+from ftis_node.files import free_bytes, is_disk_full
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import ModelSource, parameter_count, read_shape
 from ftis_node.node.worker_settings import dtype_of, serves_adapters

@@ -16,8 +16,7 @@ from ftis_node.config.limits import MAX_KEPT_GROUPS, MAX_READY_BYTES, MAX_READY_
 from ftis_node.node.context import NodeContext
 from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.replay.buffer import ReplayBuffer
-from ftis_node.replay.eviction import Freshness
-from ftis_node.replay.group_choice import Candidate
+from ftis_node.replay.group_choice import Candidate, Freshness
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.rate_limits import ShareCap

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ftis_node.config.method_section import PeerWeighting
+from ftis_node.config.step import PeerWeighting
 from ftis_node.swarm.lru import LruDict
 
 DECAY = 0.8  # of an exponential mean, per step

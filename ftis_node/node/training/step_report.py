@@ -25,7 +25,7 @@ from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.node.worker_interfaces import Generation
 from ftis_node.node.worker_settings import dtype_of
-from ftis_node.telemetry.gpu_energy import EnergyMeter
+from ftis_node.telemetry.nvml import EnergyMeter
 from ftis_node.telemetry.tracking import Tracking, numbers_of
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,8 @@ from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.replay.buffer import Taken
-from ftis_node.replay.group_choice import ChoiceRule, choose_newest, choose_same_prompts, choose_sapo
+from ftis_node.replay.group_choice import ChoiceRule, choose_newest, choose_same_prompts, choose_sapo, load_choice
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.replay.plugin_choice import load_choice
 from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.telemetry.events import EventLog
 

@@ -9,8 +9,7 @@ import torch
 from ftis_node.algorithms import policy_loss
 from ftis_node.algorithms.methods import is_separable
 from ftis_node.algorithms.scored_batch import ScoredBatch, load_advantage
-from ftis_node.replay.group_choice import Candidate
-from ftis_node.replay.plugin_choice import load_choice
+from ftis_node.replay.group_choice import Candidate, load_choice
 
 from ..reference_advantages import learner_advantages
 

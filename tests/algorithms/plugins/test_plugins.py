@@ -13,8 +13,7 @@ from ftis_node.algorithms.scored_batch import ScoredBatch, load_advantage
 from ftis_node.cli.app import run
 from ftis_node.config.manifest import RunManifest, load_manifest, parse_canonical, parse_manifest
 from ftis_node.errors import ConfigError
-from ftis_node.replay.group_choice import Candidate
-from ftis_node.replay.plugin_choice import load_choice
+from ftis_node.replay.group_choice import Candidate, load_choice
 from tests.conftest import write_distribution
 
 pytestmark = pytest.mark.usefixtures("fresh_plugins")

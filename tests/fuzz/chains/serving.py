@@ -9,8 +9,7 @@ from ftis_node.gossip.names import RpcService
 from ftis_node.node.loops.weight_offer import OfferedVersion
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Accepted, open_announcement, seal_group
-from ftis_node.records.peer_messages import BackfillRequest
-from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, seal_offer
+from ftis_node.records.peer_messages import BackfillRequest, WeightsOffer, WeightsPart, WeightsRequest, seal_offer
 from tests.conftest import TOKENIZER, make_group
 from tests.fuzz.fuzzed_node import HOSTILE, MADE_AT, OWN, RUN, FuzzedNode, fuzzed_node
 from tests.fuzz.mutator import Item, join

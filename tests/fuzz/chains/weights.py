@@ -12,7 +12,7 @@ from ftis_node.node.loops import weight_follow
 from ftis_node.node.loops.weight_follow import FollowLoop
 from ftis_node.node.worker_interfaces import NullGeneration
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.weights import WeightsPart, open_weights_request, seal_offer
+from ftis_node.records.peer_messages import WeightsPart, open_weights_request, seal_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.validation.weights_rules import Follower
 from tests.conftest import TOKENIZER

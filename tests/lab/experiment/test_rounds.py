@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from ftis_node.config.delay import Delay, parse_delay
+from ftis_node.config.roles import Delay, parse_delay
 from ftis_node.config.step import StepSection
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.rounds import Rate, RoundBarrier, RoundGate, RoundMember, RoundQuota, Rounds, Validator

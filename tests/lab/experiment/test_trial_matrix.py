@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from ftis_node.config.delay import Delay
 from ftis_node.config.manifest import load_manifest
+from ftis_node.config.roles import Delay
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment import trial_key

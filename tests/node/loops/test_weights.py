@@ -31,7 +31,7 @@ from ftis_node.node.training.version_bound import newest_offered
 from ftis_node.node.worker_interfaces import NullGeneration, NullLearner
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
-from ftis_node.records.weights import (
+from ftis_node.records.peer_messages import (
     WeightsOffer,
     WeightsPart,
     WeightsRequest,
