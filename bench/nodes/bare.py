@@ -48,7 +48,6 @@ class BareNode:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._control.close()
         await self._p2p.shutdown()
 
     async def call(self, peer_id: str, number: int) -> bytes:

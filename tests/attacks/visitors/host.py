@@ -121,7 +121,6 @@ async def host(folder: Path, kind: KeyKind = KeyKind.ED25519) -> AsyncIterator[H
         peer_id = base58.b58encode(itself.id).decode()
         yield Host(control, peer_id)
     finally:
-        control.close()
         await process.stop(timeout_s=0)
         clear_sockets(folder)
 
