@@ -18,12 +18,13 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import util
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from ftis_node.errors import ConfigError
 
@@ -33,11 +34,11 @@ DEFAULT_CLOSE_LIMIT_S = 5.0
 log = logging.getLogger(__name__)
 
 
-class Tracker(Protocol):
-    """An open tracker. `log` writes the metrics of one step; curves continue those of the node's earlier processes."""
+LogFigures: TypeAlias = Callable[[int, Mapping[str, float]], None]
+"""Writes the figures of one step."""
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None: ...
-    def close(self) -> None: ...
+OpenTracker: TypeAlias = Callable[[], AbstractContextManager[LogFigures]]
+"""Opens a tracker. Its curves continue those of the node's earlier processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,86 +51,72 @@ class TrackedRun:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class TensorBoardTracker:
+@contextmanager
+def open_tensorboard(run: TrackedRun) -> Iterator[LogFigures]:
     """TensorBoard: one event file in `<folder>/tensorboard` per start, which TensorBoard joins to one curve."""
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+    from tensorboard.summary.writer.record_writer import RecordWriter
 
-    def __init__(self, run: TrackedRun) -> None:
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.record_writer import RecordWriter
+    folder = run.folder / "tensorboard"
+    folder.mkdir(parents=True, exist_ok=True)
+    # TensorBoard reads the files of a folder in the order of their names, so the name begins with the time.
+    now_s = time.time()
+    name = f"events.out.tfevents.{int(now_s):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
+    with closing(RecordWriter((folder / name).open("xb"))) as records:
+        records.write(event_pb2.Event(wall_time=now_s, file_version="brain.Event:2").SerializeToString())
 
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        folder = run.folder / "tensorboard"
-        folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads the files of a folder in the order of their names, so the name begins with the time.
-        now_s = time.time()
-        name = f"events.out.tfevents.{int(now_s):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
-        self._records = RecordWriter((folder / name).open("xb"))
-        self._records.write(self._event(wall_time=now_s, file_version="brain.Event:2").SerializeToString())
+        def log_figures(step: int, figures: Mapping[str, float]) -> None:
+            values = [summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
+            event = event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=values))
+            records.write(event.SerializeToString())
+            records.flush()
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        values = [self._summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
-        event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))
-        self._records.write(event.SerializeToString())
-        self._records.flush()
-
-    def close(self) -> None:
-        self._records.close()
+        yield log_figures
 
 
-class WandbTracker:
+@contextmanager
+def open_wandb(run: TrackedRun) -> Iterator[LogFigures]:
     """Weights & Biases. Without an API key the run stays on disk, because a daemon cannot prompt for a login."""
+    import wandb
 
-    def __init__(self, run: TrackedRun) -> None:
-        import wandb
-
-        can_log_in = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
-        self._run = wandb.init(
-            project=PROJECT,
-            name=run.name,
-            id=run.id,
-            resume="allow",
-            dir=run.folder,
-            config=dict(run.settings),
-            mode=None if can_log_in else "offline",
-            settings=wandb.Settings(console="off", silent=True, disable_git=True),
-        )
-        # Steps on a separate axis: W&B's counter starts again at 0 in an offline run and refuses to go back.
-        self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step")
-        if can_log_in:
-            log.info("wandb: figures go to %s", self._run.url or self._run.dir)
-        else:
-            log.info("wandb: no key is configured, so figures stay in %s; `wandb sync` uploads them", run.folder)
-
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        self._run.log({"step": step, **figures})
-
-    def close(self) -> None:
-        self._run.finish()
+    can_log_in = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
+    opened = wandb.init(
+        project=PROJECT,
+        name=run.name,
+        id=run.id,
+        resume="allow",
+        dir=run.folder,
+        config=dict(run.settings),
+        mode=None if can_log_in else "offline",
+        settings=wandb.Settings(console="off", silent=True, disable_git=True),
+    )
+    # Steps on a separate axis: W&B's counter starts again at 0 in an offline run and refuses to go back.
+    opened.define_metric("step")
+    opened.define_metric("*", step_metric="step")
+    if can_log_in:
+        log.info("wandb: figures go to %s", opened.url or opened.dir)
+    else:
+        log.info("wandb: no key is configured, so figures stay in %s; `wandb sync` uploads them", run.folder)
+    try:
+        yield lambda step, figures: opened.log({"step": step, **figures})
+    finally:
+        opened.finish()
 
 
-class TrackioTracker:
-    """trackio, in its default folder or the one in its environment variables."""
+@contextmanager
+def open_trackio(run: TrackedRun) -> Iterator[LogFigures]:
+    """trackio, in its default folder or the one in its environment variables. It resumes a run by its name."""
+    import trackio
 
-    def __init__(self, run: TrackedRun) -> None:
-        import trackio
-
-        # trackio resumes a run by its name.
-        name = f"{run.name}-{run.id}"
-        self._run = trackio.init(PROJECT, name=name, resume="allow", config=dict(run.settings), embed=False)
-
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        self._run.log(dict(figures), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+    name = f"{run.name}-{run.id}"
+    opened = trackio.init(PROJECT, name=name, resume="allow", config=dict(run.settings), embed=False)
+    try:
+        yield lambda step, figures: opened.log(dict(figures), step=step)
+    finally:
+        opened.finish()
 
 
-TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
-    "tensorboard": TensorBoardTracker,
-    "wandb": WandbTracker,
-    "trackio": TrackioTracker,
-}
+TRACKERS = {"tensorboard": open_tensorboard, "wandb": open_wandb, "trackio": open_trackio}
 
 
 def check_installed(names: Iterable[str]) -> None:
@@ -145,14 +132,15 @@ def check_installed(names: Iterable[str]) -> None:
 class TrackerThread:
     """Thread that owns one tracker: opens it, writes to it, closes it. The event loop calls `offer` and `end`."""
 
-    def __init__(self, name: str, open_tracker: Callable[[], Tracker], *, capacity: int = DEFAULT_CAPACITY) -> None:
+    def __init__(self, name: str, open_tracker: OpenTracker, *, capacity: int = DEFAULT_CAPACITY) -> None:
         self.name = name
         self.num_written = self.num_failed = self.num_dropped = 0
         self._open_tracker = open_tracker
         self._has_warned = False
         self._capacity = capacity
         self._entries: queue.SimpleQueue[tuple[int, Mapping[str, float]] | None] = queue.SimpleQueue()
-        self._tracker: Tracker | None = None
+        self._log_figures: LogFigures | None = None  # of the open tracker
+        self._opened = ExitStack()
         self._thread = threading.Thread(target=self._run, name=f"tracker-{name}", daemon=True)
         self._thread.start()
 
@@ -186,10 +174,10 @@ class TrackerThread:
     def _attempt(self, entry: tuple[int, Mapping[str, float]] | None) -> bool:
         """Open the tracker if it is closed, and write the entry. Return whether both succeeded."""
         try:
-            if self._tracker is None:
-                self._tracker = self._open_tracker()
+            if self._log_figures is None:
+                self._log_figures = self._opened.enter_context(self._open_tracker())
             if entry is not None:
-                self._tracker.log(*entry)
+                self._log_figures(*entry)
         except Exception as error:
             self._warn_once("takes no figures", error)
             self._close()
@@ -197,10 +185,9 @@ class TrackerThread:
         return True
 
     def _close(self) -> None:
-        tracker, self._tracker = self._tracker, None
+        self._log_figures = None
         try:
-            if tracker is not None:
-                tracker.close()
+            self._opened.close()
         except Exception as error:
             self._warn_once("could not be closed", error)
 

@@ -7,15 +7,15 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 import ftis_node
 from ftis_node.errors import ConfigError
-from ftis_node.telemetry.tracking import TrackedRun, TrackerThread, Tracking, check_installed, numbers_of
+from ftis_node.telemetry.tracking import LogFigures, TrackedRun, TrackerThread, Tracking, check_installed, numbers_of
 from tests.waiting import wait_until
 
 LIMIT_S = 20.0
@@ -75,13 +75,15 @@ class StuckTracker:
         assert self.may_continue.wait(LIMIT_S)
         self.logged.append(step)
 
-    def close(self) -> None:
+    @contextmanager
+    def opened(self) -> Iterator[LogFigures]:
+        yield self.log
         self.logged.append(-1)
 
 
 async def test_a_tracker_that_does_not_answer_delays_no_step(caplog):
     stuck = StuckTracker()
-    thread = TrackerThread("slow", lambda: stuck, capacity=2)
+    thread = TrackerThread("slow", stuck.opened, capacity=2)
     tracking = Tracking([thread])
     tracking.log(1, {})
     assert stuck.is_busy.wait(LIMIT_S)
