@@ -83,11 +83,7 @@ class ReplayBuffer:
 
     def release_step(self, step: int, reason: ReleaseReason) -> int:
         """Release all groups of a step: TAKEN -> RELEASED(`reason`). Return their number."""
-        done = self._db.execute(
-            "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND step = ?",
-            (State.RELEASED, reason, State.TAKEN, step),
-        )
-        return done.rowcount
+        return self._release_where(reason, "state = ? AND step = ?", State.TAKEN, step).rowcount
 
     def release_stale(self, freshness: Freshness) -> list[Candidate]:
         """Release and return the groups that are too old: READY -> RELEASED(stale)."""
@@ -111,11 +107,7 @@ class ReplayBuffer:
 
     def release_ready(self, group_id: bytes, reason: ReleaseReason) -> bool:
         """Release one group: READY -> RELEASED(`reason`). Return False if it is no longer READY."""
-        done = self._db.execute(
-            "UPDATE groups SET state = ?, reason = ? WHERE id = ? AND state = ?",
-            (State.RELEASED, reason, group_id, State.READY),
-        )
-        return done.rowcount == 1
+        return self._release_where(reason, "id = ? AND state = ?", group_id, State.READY).rowcount == 1
 
     def reconcile(self, step: int, last_groups: Sequence[bytes] | None = None) -> int:
         """Reconcile the groups with the learner's checkpoint at `step`; return how many are READY again.
@@ -126,10 +118,7 @@ class ReplayBuffer:
         """
         with transaction(self._db):
             num_restored = 0 if last_groups is None else self._apply_checkpoint(step, last_groups)
-            self._db.execute(
-                "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND step <= ?",
-                (State.RELEASED, ReleaseReason.TRAINED, State.TAKEN, step),
-            )
+            self._release_where(ReleaseReason.TRAINED, "state = ? AND step <= ?", State.TAKEN, step)
             undone = self._db.execute(
                 "UPDATE groups SET state = ?, reason = NULL, step = NULL WHERE step > ? AND (state = ? OR reason = ?)",
                 (State.READY, step, State.TAKEN, ReleaseReason.TRAINED),
@@ -171,20 +160,17 @@ class ReplayBuffer:
 
         Otherwise every later step would take them and fail too.
         """
-        rows = self._db.execute(
-            "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND failed_steps >= ? RETURNING id",
-            (State.RELEASED, ReleaseReason.POISONED, State.READY, MAX_FAILED_STEPS),
-        )
+        failed = "state = ? AND failed_steps >= ? RETURNING id"
+        rows = self._release_where(ReleaseReason.POISONED, failed, State.READY, MAX_FAILED_STEPS)
         return [row["id"] for row in rows.fetchall()]
 
     def release_damaged(self) -> list[bytes]:
         """Release the groups whose rows have changed on disk: READY, TAKEN -> RELEASED(damaged). Return their ids."""
-        query = "UPDATE groups SET state = ?, reason = ? WHERE arrival = ? RETURNING id"
         with transaction(self._db):
             rows = self._db.execute("SELECT * FROM groups WHERE state != ? ORDER BY arrival", (State.RELEASED,))
             damaged = [row["arrival"] for row in rows if sound_envelope(row) is None]
             found = [
-                self._db.execute(query, (State.RELEASED, ReleaseReason.DAMAGED, arrival)).fetchone()["id"]
+                self._release_where(ReleaseReason.DAMAGED, "arrival = ? RETURNING id", arrival).fetchone()["id"]
                 for arrival in damaged
             ]
         return [bytes(group_id) for group_id in found]
@@ -263,6 +249,10 @@ class ReplayBuffer:
     def _set_released(self, groups: Sequence[Candidate], reason: ReleaseReason) -> None:
         changes = [(State.RELEASED, reason, group.id) for group in groups]
         self._db.executemany("UPDATE groups SET state = ?, reason = ? WHERE id = ?", changes)
+
+    def _release_where(self, reason: ReleaseReason, condition: str, *arguments: object) -> sqlite3.Cursor:
+        query = f"UPDATE groups SET state = ?, reason = ? WHERE {condition}"
+        return self._db.execute(query, (State.RELEASED, reason, *arguments))
 
     def _candidates(self) -> list[Candidate]:
         rows = self._db.execute(f"SELECT {CANDIDATE_COLUMNS} FROM groups WHERE state = ?", (State.READY,))
