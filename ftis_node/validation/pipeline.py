@@ -121,7 +121,9 @@ async def _judge_content(
     elif made is not None and made.tokens.has_same_ids(group.tokens):
         scored = replace(group, rewards=made.rewards, statuses=made.statuses)
     else:
-        scored = await _rescore(group, item, context, cost)
+        texts = context.tokenizer.answer_texts(group.tokens, group.finish_reasons, opening=group.opening)
+        rewards, statuses = zip(*await score_answers(context.scorer, item, texts, cost=cost), strict=True)
+        scored = replace(group, rewards=rewards, statuses=statuses)
     if cost.num_lost:
         return Refusal("scoring_failed", "this machine did not finish scoring it: it is busy, or its process was ended")
     if cost.num_stopped:
@@ -179,10 +181,3 @@ def _rewards_agree(scored: Group, group: Group) -> Refusal | None:
                 return Refusal("scoring_failed", "scoring it here failed or took too long")
             return Refusal("reward_mismatch", f"a claimed reward of {claimed:g}, ours is {reward:g}")
     return None
-
-
-async def _rescore(group: Group, item: TaskItem, context: ValidationContext, cost: ScoringCost) -> Group:
-    texts = context.tokenizer.answer_texts(group.tokens, group.finish_reasons, opening=group.opening)
-    scores = await score_answers(context.scorer, item, texts, cost=cost)
-    rewards, statuses = zip(*scores, strict=True)
-    return replace(group, rewards=rewards, statuses=statuses)
