@@ -224,16 +224,7 @@ class PeerRecord:
 
 def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
     """Sign a record. Leave out receipts, then refused senders, that exceed the size of a record."""
-    info = _peer_info(record, identity)
-    for parts in (info.stats.receipts, info.stats.refused_senders):
-        while info.ByteSize() > MAX_PEER_INFO_BYTES and parts:
-            del parts[-1]
-    body = info.SerializeToString()
-    return pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
-
-
-def _peer_info(record: PeerRecord, identity: Identity) -> pb.PeerInfo:
-    return pb.PeerInfo(
+    info = pb.PeerInfo(
         **fields_of(record, CLAIMED),
         schema=SCHEMA,
         run=bytes.fromhex(record.run_id),
@@ -249,6 +240,11 @@ def _peer_info(record: PeerRecord, identity: Identity) -> pb.PeerInfo:
         transformers=record.releases.transformers,
         template=bytes.fromhex(record.releases.template),
     )
+    for parts in (info.stats.receipts, info.stats.refused_senders):
+        while info.ByteSize() > MAX_PEER_INFO_BYTES and parts:
+            del parts[-1]
+    body = info.SerializeToString()
+    return pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
 
 
 def open_peer_record(data: bytes) -> PeerRecord:

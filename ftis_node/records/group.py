@@ -107,6 +107,9 @@ class GroupHeader:
     end_ids: tuple[int, ...] = ()
     opening: str = ""
 
+    def header(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(GroupHeader)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group(GroupHeader):
@@ -304,10 +307,9 @@ class TextGroup(GroupHeader):
 
     def in_tokens(self, token_ids: Sequence[Sequence[int]]) -> Group:
         """Return the group with our token ids for each text, without log-probs."""
-        header = {field.name: getattr(self, field.name) for field in fields(GroupHeader)}
         num_completions = len(self.completions)
         return Group(
-            **header,
+            **self.header(),
             tokens=TokenBatch.from_parts(token_ids),
             finish_reasons=self.finish_reasons,
             rewards=self.rewards,
@@ -323,7 +325,6 @@ def reencode_as_text(group: Group, group_id: bytes, *, texts: Sequence[str | Non
 
     A completion with a special token before its end has none (`PromptTokenizer.answer_texts`).
     """
-    header = {field.name: getattr(group, field.name) for field in fields(GroupHeader)}
     if None in texts:
         return None
     completions = tuple(
@@ -337,7 +338,7 @@ def reencode_as_text(group: Group, group_id: bytes, *, texts: Sequence[str | Non
         for completion, text in zip(group.completions, texts, strict=True)
     )
     return TextGroup(
-        **header,
+        **group.header(),
         policy_version=group.policy_version,
         policy_version_newest=group.policy_version_newest,
         exact_group=group_id,
