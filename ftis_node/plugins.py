@@ -30,15 +30,8 @@ METHOD_GROUP: Final = "ftis_node.methods"
 FILTER_GROUP: Final = "ftis_node.filters"
 ADVANTAGE_GROUP: Final = "ftis_node.advantages"
 CHOICE_GROUP: Final = "ftis_node.choices"
-KINDS: Final = {
-    TASK_GROUP: "task",
-    EPISODE_GROUP: "episode",
-    REWARD_GROUP: "reward",
-    METHOD_GROUP: "method",
-    FILTER_GROUP: "filter",
-    ADVANTAGE_GROUP: "advantage",
-    CHOICE_GROUP: "choice",
-}
+_KINDS = ("task", "episode", "reward", "method", "filter", "advantage", "choice")
+KINDS: Final = {f"ftis_node.{kind}s": kind for kind in _KINDS}  # by group
 
 
 @dataclass(frozen=True, slots=True)
