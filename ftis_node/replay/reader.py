@@ -9,7 +9,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.records.envelope import open_envelope
+from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.replay.database import KEPT_BYTES, KEPT_GROUPS, RESET_AT, is_forgotten, open_reader, read_total
 from ftis_node.replay.lifecycle import ReleaseReason, State
 from ftis_node.replay.stored_rows import rewards_of
@@ -132,18 +133,16 @@ class ReplayReader:
         found = ((group_id, self._value("SELECT envelope FROM groups WHERE id = ?", group_id)) for group_id in ids)
         return [envelope for group_id, envelope in found if envelope is not None and _is_of(envelope, group_id)]
 
-    def find_held(
-        self, *, sender: str | None, first_number: int, last_number: int | None, since: float, limit: int
-    ) -> list[HeldGroup]:
-        """Return stored groups by sender (None: any), sequence number and time of creation (Unix s), oldest first.
+    def find_held(self, request: BackfillRequest, *, limit: int) -> list[HeldGroup]:
+        """Return the stored groups that a peer requests, oldest first.
 
         Groups that arrived as text are omitted, because only their senders can serve them.
         """
         rows = self._db.execute(
-            f"SELECT {HELD_COLUMNS} FROM groups WHERE created_at > ? AND text_token_ids IS NULL"
-            " AND (? IS NULL OR sender = ?) AND number >= ? AND (? IS NULL OR number <= ?)"
-            " ORDER BY created_at LIMIT ?",
-            (since, sender, sender, first_number, last_number, last_number, limit),
+            f"SELECT {HELD_COLUMNS} FROM groups WHERE created_at > :since AND text_token_ids IS NULL"
+            " AND (:sender IS NULL OR sender = :sender) AND number >= :first_number"
+            " AND (:last_number IS NULL OR number <= :last_number) ORDER BY created_at LIMIT :limit",
+            asdict(request) | {"limit": limit},
         )
         return [HeldGroup(**dict(row)) for row in rows]
 

@@ -101,13 +101,7 @@ class PeerRequestHandler(NodePart):
     def _find(self, request: BackfillRequest) -> list[bytes]:
         """Return the announcements of the requested groups. Runs in the disk thread, on a separate connection."""
         with closing(ReplayReader(self.store.home.replay)) as reader:
-            found = reader.find_held(
-                sender=request.sender,
-                first_number=request.first_number,
-                last_number=request.last_number,
-                since=request.since,
-                limit=MAX_ANSWERS,
-            )
+            found = reader.find_held(request, limit=MAX_ANSWERS)
             return [announcement_of(held, self.context.about).to_bytes() for held in found]
 
     def sent(self, peer_id: str, group_id: bytes) -> None:
