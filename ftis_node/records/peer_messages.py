@@ -7,7 +7,7 @@ the bytes. It holds only a hash of the chunk hashes, which are sent separately a
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ MAX_BACKFILL_REQUEST_BYTES = 256
 KEY_BYTES = 32  # of Ed25519
 MAX_OFFER_BYTES = 32 << 10
 MAX_WEIGHTS_REQUEST_BYTES = 256
+COUNTED = ("step", "refused_groups", "trained_groups")  # of a record of stats, as the message has them
 OFFERED = ("version", "num_bytes", "sha256", "chunk_bytes", "chunks_sha256", "adapter_config")  # also in the message
 
 
@@ -86,15 +87,13 @@ class Releases:
 def pack_stats(stats: PeerStats) -> pb.PeerStats:
     """Return the message, within the bounds that readers require."""
     return pb.PeerStats(
-        step=stats.step,
+        **fields_of(stats, COUNTED),
         groups_per_minute=min(max(stats.groups_per_minute, 0.0), MAX_GROUPS_PER_MINUTE),
-        refused_groups=stats.refused_groups,
         pass_rates=[pb.PassRate(step=step, pass_at_1=rate) for step, rate in stats.pass_rates[-MAX_PASS_RATES:]],
         sources=[
             pb.GroupSource(peer=peer_id_from_text(peer_id), groups=groups)
             for peer_id, groups in stats.sources[:MAX_GROUP_SOURCES]
         ],
-        trained_groups=stats.trained_groups,
         refused_senders=[
             pb.RefusedSender(peer=peer_id_from_text(peer_id), reason=reason, groups=groups)
             for peer_id, reason, groups in stats.refused_senders[:MAX_REFUSED_SENDERS]
@@ -105,12 +104,10 @@ def pack_stats(stats: PeerStats) -> pb.PeerStats:
 
 def unpack_stats(message: pb.PeerStats) -> PeerStats:
     return PeerStats(
-        step=message.step,
+        **fields_of(message, COUNTED),
         groups_per_minute=message.groups_per_minute,
-        refused_groups=message.refused_groups,
         pass_rates=tuple((one.step, one.pass_at_1) for one in message.pass_rates),
         sources=tuple((peer_id_text(one.peer), one.groups) for one in message.sources),
-        trained_groups=message.trained_groups,
         refused_senders=tuple((peer_id_text(one.peer), one.reason, one.groups) for one in message.refused_senders),
         receipts=tuple(Receipt(one.key, one.groups, one.tokens) for one in message.receipts),
     )
@@ -246,9 +243,7 @@ class WeightsRequest:
 
     def to_bytes(self) -> bytes:
         """Return the request as sent, fewer than 64 bytes."""
-        return pb.WeightsQuestion(
-            schema=SCHEMA, part=self.part.value, file=self.file, first=self.first, count=self.count
-        ).SerializeToString()
+        return pb.WeightsQuestion(schema=SCHEMA, **asdict(self)).SerializeToString()
 
 
 def open_weights_request(data: bytes) -> WeightsRequest:
