@@ -13,6 +13,7 @@ from pathlib import Path
 from ftis_node.errors import RecordError
 from ftis_node.gossip.frames import Frame, read_frame, write_frame
 from ftis_node.gossip.names import service_of
+from ftis_node.gossip.p2pd.client import first_done
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
 from ftis_node.gossip.services import OverBudget
 from ftis_node.gossip.settings import SessionParts
@@ -117,17 +118,11 @@ class StreamServer:
 
         A caller that only ended its writing half cannot get an answer: p2pd closes this socket whole in both cases.
         """
-        sending = asyncio.create_task(self._send_items(peer_id, protocol, ciphertext, writer))
-        gone = asyncio.create_task(reader.read(1))
-        try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        sending_items = self._send_items(peer_id, protocol, ciphertext, writer)
+        async with first_done(sending_items, reader.read(1)) as (sending, _):
             if not sending.done():
                 raise EOFError("the peer disconnected")
             sending.result()  # raises the error of a failed send
-        finally:
-            sending.cancel()
-            gone.cancel()
-            await asyncio.gather(sending, gone, return_exceptions=True)
 
     async def _send_items(self, peer_id: str, protocol: str, ciphertext: bytes, writer: asyncio.StreamWriter) -> None:
         own_id, cipher = self._parts.identity.peer_id, self._parts.cipher

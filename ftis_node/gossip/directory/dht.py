@@ -168,16 +168,14 @@ class Directory:
 
     async def publish_record(self, run_id: str, value: bytes, *, ttl_s: float) -> bool:
         """Store this node's record under its own key; return whether a node accepted it."""
-        key = record_key(run_id, self._peer_id)
-        return await self._store(EntryKind.RECORD, run_id, key, None, value, ttl_s=ttl_s)
+        return await self._store(EntryKind.RECORD, run_id, value, ttl_s=ttl_s)
 
     async def get_record(self, run_id: str, peer_id: str) -> bytes | None:
         entry = await self._get(record_key(run_id, peer_id))
         return None if entry is None else self._decrypted(entry)
 
     async def publish_manifest(self, run_id: str, canonical: bytes, *, ttl_s: float) -> bool:
-        key = manifest_key(run_id)
-        return await self._store(EntryKind.MANIFEST, run_id, key, None, pack_manifest(canonical), ttl_s=ttl_s)
+        return await self._store(EntryKind.MANIFEST, run_id, pack_manifest(canonical), ttl_s=ttl_s)
 
     async def get_manifest(self, run_id: str) -> bytes | None:
         """Return the canonical text of a run's manifest, None if it is not found."""
@@ -185,11 +183,10 @@ class Directory:
         return None if entry is None else unpack_manifest(entry.payload, run_id=run_id)
 
     async def register(self, run_id: str, payload: bytes, *, ttl_s: float) -> bool:
-        key = bucket_key(run_id, bucket_of(self._peer_id))
         if self._own_expiries:
             with suppress(TimeoutError):
-                await self._look_for_duplicate(key)  # before our next entry replaces the other node's
-        return await self._store(EntryKind.MEMBER, run_id, key, self._peer_id, payload, ttl_s=ttl_s)
+                await self._look_for_duplicate(run_id)  # before our next entry replaces the other node's
+        return await self._store(EntryKind.MEMBER, run_id, payload, ttl_s=ttl_s)
 
     async def members(self, run_id: str, buckets: Iterable[int]) -> dict[str, list[str]]:
         """Return other members registered in these buckets of a run, with the usable addresses of each.
@@ -208,7 +205,8 @@ class Directory:
                             members[entry.peer_id] = usable_addresses(entry.peer_id, unpack_addresses(claimed))
         return members
 
-    async def _look_for_duplicate(self, key: str) -> None:
+    async def _look_for_duplicate(self, run_id: str) -> None:
+        key = bucket_key(run_id, bucket_of(self._peer_id))
         raw = (await self._find([key]))[key].get(self._peer_id, b"")
         entry = verify_entry(raw, max_record_bytes=self._parts.limits.max_record_bytes)
         if entry is not None and is_of_another(entry.expires_at, own=self._own_expiries):
@@ -314,17 +312,17 @@ class Directory:
             logger.debug("cannot decrypt the directory entry of %s with this run's secret", entry.peer_id)
             return None
 
-    async def _store(
-        self, kind: EntryKind, run_id: str, key: str, subkey: str | None, payload: bytes, *, ttl_s: float
-    ) -> bool:
+    async def _store(self, kind: EntryKind, run_id: str, payload: bytes, *, ttl_s: float) -> bool:
         expires_at = time.time() + ttl_s
         if kind is EntryKind.MEMBER:
             self._own_expiries[expires_at] = None
         first, private = split_private(kind, payload)
         ciphertext = self._parts.cipher.encrypt(private, kind.name, self._peer_id)
-        entry = sign_entry(self._parts.identity, kind, run_id, first + ciphertext, expires_at=expires_at)
-        storing = partial(self._node.store, key, entry, expires_at, subkey=subkey, exclude_self=not self.is_serving)
-        given = [partial(self._store_at, peer, key, subkey, entry, expires_at=expires_at) for peer in self._answering]
+        entry = DirectoryEntry(kind, run_id, self._peer_id, expires_at, first + ciphertext)
+        signed = sign_entry(self._parts.identity, kind, run_id, entry.payload, expires_at=expires_at)
+        key, subkey = entry.key, entry.subkey
+        storing = partial(self._node.store, key, signed, expires_at, subkey=subkey, exclude_self=not self.is_serving)
+        given = [partial(self._store_at, peer, key, subkey, signed, expires_at=expires_at) for peer in self._answering]
         return any(await self._call_all(storing, *given))
 
     async def _store_at(self, peer: PeerID, key: str, subkey: str | None, entry: bytes, *, expires_at: float) -> bool:

@@ -69,7 +69,7 @@ class EntryKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class DirectoryEntry:
-    """A verified entry. `expires_at` is Unix time in seconds."""
+    """An entry, verified or this node's own. `expires_at` is Unix time in seconds."""
 
     kind: EntryKind
     run_id: str

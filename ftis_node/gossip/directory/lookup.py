@@ -51,8 +51,14 @@ async def read_survey(directory: Directory, run_id: str, *, guard: PeerGuard) ->
 
     async def read(peer_id: str) -> PeerRecord | None:
         async with in_flight:
-            with guard.work_for(peer_id, Place.RECORD, passes=(OSError, EOFError)):
-                return await _open_record(directory, run_id, peer_id)
+            with (
+                guard.work_for(peer_id, Place.RECORD, passes=(OSError, EOFError)),
+                suppress(TimeoutError, RecordError),  # no answer, or an invalid or encrypted record
+            ):
+                data = await directory.get_record(run_id, peer_id)
+                record = None if data is None else open_peer_record(data)
+                if record is not None and (record.peer_id, record.run_id) == (peer_id, run_id):
+                    return record
         return None
 
     reading = [asyncio.create_task(read(member)) for member in members[:MAX_RECORDS_READ]]
@@ -62,15 +68,6 @@ async def read_survey(directory: Directory, run_id: str, *, guard: PeerGuard) ->
         await cancel_and_wait(*reading)
     records = tuple(record for task in done if (record := task.result()) is not None)
     return RunSurvey(run_id, manifest, records, len(members) - len(records))
-
-
-async def _open_record(directory: Directory, run_id: str, peer_id: str) -> PeerRecord | None:
-    try:
-        data = await directory.get_record(run_id, peer_id)
-        record = None if data is None else open_peer_record(data)
-    except (TimeoutError, RecordError):  # no answer, or an invalid or encrypted record: the view omits this member
-        return None
-    return record if record is not None and (record.peer_id, record.run_id) == (peer_id, run_id) else None
 
 
 async def find_manifest(settings: NetworkSettings, *, run_id: str, timeout_s: float) -> bytes:

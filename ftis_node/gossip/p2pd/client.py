@@ -10,7 +10,7 @@ Messages: https://github.com/learning-at-home/go-libp2p-daemon/blob/master/pb/p2
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,7 +52,7 @@ async def shielded_call(work: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
         task.cancel()
 
 
-async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
+async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks repeatedly until they have ended; ignore their results."""
     pending = set(tasks)
     while pending:
@@ -63,7 +63,18 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
         _consume_error(task)
 
 
-def _consume_error(task: asyncio.Task[Any]) -> None:
+@asynccontextmanager
+async def first_done(*work: Awaitable[Any]) -> AsyncIterator[Sequence[asyncio.Future[Any]]]:
+    """Run `work` in tasks, and the block as soon as one has ended. Cancel all at the end of the block."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        yield tasks
+    finally:
+        await cancel_and_wait(*tasks)
+
+
+def _consume_error(task: asyncio.Future[Any]) -> None:
     """Retrieve the task's error, so that asyncio does not report it as never retrieved."""
     if not task.cancelled():
         task.exception()

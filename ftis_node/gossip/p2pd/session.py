@@ -20,7 +20,7 @@ from ftis_node.files import replace_file
 from ftis_node.gossip.directory.dht import Directory
 from ftis_node.gossip.frames import Frame, ItemCollector, outcome_of, read_frame, write_frame
 from ftis_node.gossip.names import RpcService, protocol
-from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
+from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError, first_done
 from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, libp2p_private_key, p2pd_arguments
 from ftis_node.gossip.p2pd.relay_limit import fetch_own_limit
 from ftis_node.gossip.settings import SessionParts
@@ -119,15 +119,9 @@ class Session:
 
     async def lost(self) -> str:
         """Wait until the session is over; return the cause of its end."""
-        ended = asyncio.create_task(self.process.ended())
-        cut = asyncio.create_task(self.directory.lost())
-        try:
-            await asyncio.wait({ended, cut}, return_when=asyncio.FIRST_COMPLETED)
+        async with first_done(self.process.ended(), self.directory.lost()) as (ended, _):
             await asyncio.wait({ended}, timeout=EXIT_GRACE_S)
-            return ended.result() if ended.done() else "its control connection broke"
-        finally:
-            ended.cancel()
-            cut.cancel()
+            return str(ended.result()) if ended.done() else "its control connection broke"
 
 
 @asynccontextmanager

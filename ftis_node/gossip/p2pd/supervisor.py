@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 from ftis_node.errors import FtisError, MachineError, UsageError
-from ftis_node.gossip.p2pd.client import cancel_and_wait
+from ftis_node.gossip.p2pd.client import first_done
 from ftis_node.gossip.p2pd.process import pin_ports
 from ftis_node.gossip.p2pd.session import Session, open_session
 from ftis_node.gossip.settings import SessionParts
@@ -114,17 +114,13 @@ class P2pdSupervisor:
             self.session = session
             self._is_up.set()
 
-        work = asyncio.ensure_future(self._work(session, on_ready))
-        lost = asyncio.create_task(session.lost())
-        try:
-            await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
+        # At the end of the block errors of both are dropped: those that p2pd's end causes are expected.
+        async with first_done(self._work(session, on_ready), session.lost()) as (work, lost):
             if work.done():
                 if not is_loss(work.exception()):
                     work.result()  # raises the internal error
                 await asyncio.wait({lost}, timeout=self._parts.settings.poll_s)
-            return lost.result() if lost.done() else "it no longer answers"
-        finally:
-            await cancel_and_wait(work, lost)  # errors caused by p2pd's end are expected
+            return str(lost.result()) if lost.done() else "it no longer answers"
 
     def _report_end(self, runner: asyncio.Task[None]) -> None:
         error = None if runner.cancelled() else runner.exception()
