@@ -21,13 +21,12 @@ from ftis_node.models import ModelSource, PromptTokenizer
 from ftis_node.node.context import NodeContext
 from ftis_node.node.exchange.trainer_exchange import GroupExchange
 from ftis_node.node.loops.announcement_shards import ShardsLoop
-from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.loops.deliver import DeliverLoop
 from ftis_node.node.loops.directory import DirectoryLoop
-from ftis_node.node.loops.engine_mismatch import MismatchLoop
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.loops.intake import IntakeLoop
+from ftis_node.node.loops.logprob_checks import AuditLoop, MismatchLoop
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.loops.publish import PublishLoop
 from ftis_node.node.loops.pull import PullLoop
@@ -48,6 +47,7 @@ from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.node.training.step_gate import StepGate, TimedStepGate
+from ftis_node.node.training.step_groups import StepPeers, TrainForm
 from ftis_node.node.training.step_report import StepReporter
 from ftis_node.node.training.step_shares import StepShares
 from ftis_node.node.training.token_budget import GenerateBudget
@@ -188,17 +188,17 @@ class Wiring:
 
     @cached_property
     def mismatch_loop(self) -> MismatchLoop:
-        return MismatchLoop(*self._parts, self.node.learner, *self._form, next_own=self.intake.next_own)
+        return MismatchLoop(*self._parts, self.node.learner, self._form, next_own=self.intake.next_own)
 
     @cached_property
     def audit_loop(self) -> AuditLoop:
-        return AuditLoop(*self._parts, self.node.learner, *self._form)
+        return AuditLoop(*self._parts, self.node.learner, self._form)
 
     @property
-    def _form(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The end ids of this node's model, and in a run of episodes the ids around an observation."""
-        tokenizer = self.node.tokenizer
-        return tokenizer.end_ids, tokenizer.observation_form if self.context.manifest.episode else ()
+    def _form(self) -> TrainForm:
+        tokenizer, manifest = self.node.tokenizer, self.context.manifest
+        observation_form = tokenizer.observation_form if manifest.episode else ()
+        return TrainForm(manifest.step.prompt_sharing, tokenizer.end_ids, observation_form)
 
     @cached_property
     def evaluator(self) -> Evaluator:
@@ -221,9 +221,9 @@ class Wiring:
         return TrainLoop(
             *self._parts,
             node.learner,
-            *self._form,
             node.generation,
             node.slots,
+            StepPeers(self.context, self.peers, self._form),
             self.reporter,
             self.evaluator,
             gate=gate,

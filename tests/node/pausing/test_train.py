@@ -16,7 +16,7 @@ from ftis_node.node.pausing.gate import PauseGate
 from ftis_node.node.pausing.policy import Decision
 from ftis_node.node.startup.recovery import replace_files
 from ftis_node.node.state import NodeState
-from ftis_node.node.training.step_selection import take_groups
+from ftis_node.node.training.step_groups import take_groups
 from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof

@@ -1,24 +1,29 @@
-"""StepPeers: the groups of a step in the learner's form; credits and charges to their senders after it."""
+"""The groups of a step: taken from the buffer, in the learner's form; credits and charges to their senders after it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
+from ftis_node.config.method_table import CHOICES
+from ftis_node.config.step import Share
 from ftis_node.errors import WorkerCrashedError, WorkerError, WorkerTaskError, says_out_of_memory
 from ftis_node.learner.messages import StepReport, TrainGroup
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.training.peer_coefficients import PeerCoefficients
-from ftis_node.node.training.train_group import train_group
-from ftis_node.replay.buffer import MAX_FAILED_STEPS
+from ftis_node.replay.buffer import MAX_FAILED_STEPS, Taken
+from ftis_node.replay.group_choice import ChoiceRule, choose_newest, choose_same_prompts, choose_sapo, load_choice
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import HeldGroup
 from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.reasons import sentence
 from ftis_node.swarm.reputation import Behaviour
+from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
 UNDERSTATED = "understated_logprobs"
@@ -26,21 +31,78 @@ UNREADABLE = "malformed"
 MAX_GROUPS = 16_384  # whose ids are kept, those of a hundred steps of usual size
 
 
+async def take_groups(
+    node: NodePart, step: int, *, own: int, foreign: int, disk: Callable[..., Awaitable[Taken]]
+) -> list[StoredGroup]:
+    """Take up to `own` and `foreign` groups, by signer: READY -> TAKEN, or RELEASED if the rule discards them.
+
+    `disk` runs the write: the store's disk thread, or its `once` for a caller that does not wait for a full disk.
+    """
+    events, rule = node.context.events, _rule(node.context, node.peers, step)
+    groups, discarded = await disk(node.store.buffer.take, step, own=own, foreign=foreign, rule=rule)
+    write_taken(events, groups, step=step)
+    for unused in discarded:
+        events.write("released", group=unused.id, reason=ReleaseReason.DISCARDED)
+    return groups
+
+
+def _rule(context: NodeContext, peers: PeerManager, step: int) -> ChoiceRule:
+    section = context.manifest.step
+    if section.group_selection == "sapo":
+        return partial(choose_sapo, seed=step)
+    if section.group_selection not in CHOICES:
+        return partial(load_choice(section.group_selection), step=step)
+    neighbor = peers.share_cap().neighbor
+    if section.prompt_sharing == "horizontal":
+        return partial(choose_same_prompts, neighbor=neighbor)
+    return partial(choose_newest, neighbor=neighbor)
+
+
+def write_taken(events: EventLog, groups: Sequence[StoredGroup], *, step: int) -> None:
+    """Write one event per group, with its origin, in case the buffer or the event of its admission gets damaged."""
+    for group in groups:
+        events.write("taken", group=group.id, step=step, sender=group.sender, number=group.number)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainForm:
+    """The learner's form of stored groups. `end_ids` and `observation_form` are those of this node's model.
+
+    With `share` "vertical", advantages compare the completions of one group. With "horizontal", they compare all
+    completions of a prompt, over all generators.
+    """
+
+    share: Share
+    end_ids: tuple[int, ...] = ()
+    observation_form: tuple[int, ...] = ()
+
+    def of(self, group: StoredGroup, *, of_own_weights: bool = False, weight: float = 1.0) -> TrainGroup:
+        """Return a stored group in this form. For `of_own_weights` see `PeerManager.is_of_own_weights`."""
+        return TrainGroup(
+            group_id=group.id.hex(),
+            advantage_key=group.id.hex() if self.share == "vertical" else group.problem.hex(),
+            own=group.own,
+            body=group.body,
+            prompt_ids=group.prompt_ids,
+            rewards=group.rewards,
+            text_token_ids=group.text_token_ids,
+            observation_ids=group.observation_ids,
+            of_own_weights=of_own_weights,
+            sender=group.sender,
+            weight=weight,
+            end_ids=self.end_ids,
+            observation_form=self.observation_form,
+            task=group.prompt_ref.task,
+        )
+
+
 @dataclass(eq=False, repr=False)
 class StepPeers:
-    """Weights the groups of peers before a step, then credits or charges their senders.
-
-    `end_ids` and `observation_form` are those of this node's model (`PromptTokenizer`).
-    """
+    """Weights the groups of peers before a step, then credits or charges their senders."""
 
     context: NodeContext
     peers: PeerManager
-    end_ids: tuple[int, ...]
-    observation_form: tuple[int, ...] = ()
-    _suspected: LruDict[bytes, int] = field(init=False)
-    _used: LruDict[bytes, None] = field(init=False)
-    _charged: LruDict[bytes, None] = field(init=False)
-    _coefficients: PeerCoefficients = field(init=False)
+    form: TrainForm
 
     def __post_init__(self) -> None:
         self._suspected = LruDict[bytes, int](MAX_GROUPS)
@@ -50,11 +112,8 @@ class StepPeers:
     def batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
         """Return the groups in the learner's form. The learner reports those whose bodies it cannot unpack."""
         return [
-            train_group(
+            self.form.of(
                 group,
-                share=self.context.manifest.step.prompt_sharing,
-                end_ids=self.end_ids,
-                observation_form=self.observation_form,
                 of_own_weights=self.peers.is_of_own_weights(group),
                 weight=1.0 if group.own else self._coefficients.weight(group.sender),
             )
@@ -74,32 +133,23 @@ class StepPeers:
 
         A group counts once, also if the learner lost the step and repeats it.
         """
-        if is_trained and not report.skipped:
-            left_out = {*report.understated, *report.unreadable}
-            for group in groups:
-                if group.id.hex() not in left_out and group.id not in self._used:
-                    self._used[group.id] = None
-                    self.peers.note_used(group)
-        new = [group for group in groups if group.id not in self._charged]
-        self._note_understated(report, new)
-        self._note_unreadable(report, new)
         refused = {*report.understated, *report.unreadable}
-        self._charged.update({group.id: None for group in new if group.id.hex() in refused})
-
-    def _note_understated(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
-        if report.repeated:
-            return
+        for group in groups if is_trained and not report.skipped else ():
+            if group.id.hex() not in refused and group.id not in self._used:
+                self._used[group.id] = None
+                self.peers.note_used(group)
         for group in groups:
-            if group.id.hex() not in report.understated:
-                continue
+            if group.id.hex() in refused and group.id not in self._charged:
+                self._charged[group.id] = None
+                if not report.repeated:
+                    self._charge(group, report)
+
+    def _charge(self, group: StoredGroup, report: StepReport) -> None:
+        if group.id.hex() in report.understated:
             sender, detail = group.sender, f"{UNDERSTATED}: {sentence(UNDERSTATED)}"
             self.peers.refuse(sender, UNDERSTATED, Behaviour.FALSE_CLAIM, detail=detail)
             self.context.events.write("understated", group=group.id, sender=sender, step=report.step)
-
-    def _note_unreadable(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
-        """Charge the senders of bodies that the learner could not unpack; log own ones as an error."""
-        unreadable = [group for group in groups if group.id.hex() in report.unreadable]
-        for group in unreadable if not report.repeated else ():
+        if group.id.hex() in report.unreadable:
             log.error("step %d skipped group %s: its body cannot be unpacked", report.step, group.id.hex()[:12])
             if not group.own:
                 self.peers.note(group.sender, Behaviour.FAULT, reason=UNREADABLE)
