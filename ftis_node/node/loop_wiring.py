@@ -22,7 +22,6 @@ from ftis_node.node.context import NodeContext
 from ftis_node.node.exchange.trainer_exchange import GroupExchange
 from ftis_node.node.loops.announcement_shards import ShardsLoop
 from ftis_node.node.loops.backfill import BackfillLoop
-from ftis_node.node.loops.deliver import DeliverLoop
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.loops.intake import IntakeLoop
@@ -30,12 +29,12 @@ from ftis_node.node.loops.logprob_checks import AuditLoop, MismatchLoop
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.loops.publish import PublishLoop
 from ftis_node.node.loops.pull import PullLoop
-from ftis_node.node.loops.reannounce import ReannounceLoop
+from ftis_node.node.loops.reannounce import DeliverLoop, ReannounceLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import DeliverWeights, TrainLoop, update_engine
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
-from ftis_node.node.loops.weight_offer import OfferLoop
+from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
 from ftis_node.node.pausing.machine_observer import MachineObserver
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.group_requests import PeerRequestHandler
@@ -45,13 +44,10 @@ from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.evaluator import Evaluator
-from ftis_node.node.training.generation_slots import SlotPool
-from ftis_node.node.training.step_gate import StepGate, TimedStepGate
+from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
+from ftis_node.node.training.step_gate import StepGate, StepShares, TimedStepGate
 from ftis_node.node.training.step_groups import StepPeers, TrainForm
 from ftis_node.node.training.step_report import StepReporter
-from ftis_node.node.training.step_shares import StepShares
-from ftis_node.node.training.token_budget import GenerateBudget
-from ftis_node.node.training.version_bound import newest_offered
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.records.group import Group
 from ftis_node.swarm.arrivals import AwaitedSenders

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from ftis_node.errors import FtisError
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.storage.number_epochs import begin_epoch
+from ftis_node.node.storage.node_store import begin_epoch
 from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.records.bounds import MAX_MORE_GROUPS
 from ftis_node.records.envelope import Announcement, announce_group, join_announcements, seal_group

@@ -1,7 +1,11 @@
-"""Announces unconfirmed groups again, with growing pauses, while they are fresh.
+"""Delivery of own groups: repeated announcements of unconfirmed ones, and the slots of confirmed ones.
 
-A restart loses the confirmations. After it, each READY group counts as announced once and not confirmed. A peer that
-holds a group confirms each repeated announcement (`announcements.py`). So a lost confirmation does not block a slot.
+Unconfirmed groups are announced again, with growing pauses, while they are fresh. A restart loses the confirmations.
+After it, each READY group counts as announced once and not confirmed. A peer that holds a group confirms each repeated
+announcement (`announcements.py`). So a lost confirmation does not block a slot.
+
+Learners pull only groups that they will use. So a generator makes as many groups as learners pull, plus one for each
+slot. If no learner pulls a group, it becomes stale and its slot is free again.
 """
 
 from __future__ import annotations
@@ -14,13 +18,16 @@ from dataclasses import dataclass, field, replace
 from ftis_node.errors import RecordError
 from ftis_node.node.peers.group_requests import announcement_of
 from ftis_node.node.peers.node_part import NodePart
+from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.records.envelope import open_envelope
+from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import Place
 
 REANNOUNCE_PERIOD_S = 1.0
 MAX_ANNOUNCED_AGAIN = 4  # times, if no peer confirms the group
 MAX_CHECKED = 8  # unverified confirmations of different peers, checked concurrently
 REANNOUNCE_CHECK_S = 3.0
+DELIVERY_PERIOD_S = 0.2
 
 
 @dataclass(eq=False, repr=False)
@@ -70,6 +77,28 @@ class ReannounceLoop(NodePart):
                 self.peers.counters.groups_sent += group_id in self._former
                 self._former.discard(group_id)
                 self.context.events.write("reannounced", group=group_id, attempt=attempt)
+
+
+@dataclass(eq=False, repr=False)
+class DeliverLoop(NodePart):
+    """Loop that frees the slots of confirmed groups, in a node that does not learn."""
+
+    slots: SlotPool
+
+    async def run(self) -> None:
+        while True:
+            await self._release()
+            await asyncio.sleep(DELIVERY_PERIOD_S)
+
+    async def _release(self) -> None:
+        delivered = await self.store.disk(
+            self.store.buffer.release_delivered, self.peers.confirmations.confirmed_ids.keys()
+        )
+        for group in delivered:
+            self.context.events.write("released", group=group.id, reason=ReleaseReason.DELIVERED)
+        if await self.store.release_stale() or delivered:
+            await self.store.disk(self.store.buffer.prune, max_disk_bytes=self.context.settings.buffer.max_disk_bytes)
+            self.slots.set_held(self.store.reader.own_held())
 
 
 def _is_envelope_of(data: bytes, group_id: bytes) -> bool:

@@ -73,7 +73,7 @@ async def to_the_end(work: Coroutine[None, None, R]) -> R:
 
 async def wait_at_most(limit_s: float | None, event: asyncio.Event) -> None:
     """Wait until `event` is set, for `limit_s` at most; None: without a limit."""
-    with suppress(TimeoutError):
+    with suppress(TimeoutError):  # Python 3.11's `wait_for` loses a cancellation that coincides with the event
         async with asyncio.timeout(limit_s):
             await event.wait()
 

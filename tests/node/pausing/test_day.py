@@ -30,9 +30,8 @@ from ftis_node.node.pausing.gate import PauseGate
 from ftis_node.node.pausing.machine_observer import GRAPHICS_BYTES, SETTLE_S, MachineObserver
 from ftis_node.node.pausing.policy import Decision, MachineFacts
 from ftis_node.node.state import NodeState
-from ftis_node.node.training.generation_slots import SlotPool
-from ftis_node.node.training.step_shares import StepQuota
-from ftis_node.node.training.token_budget import GenerateBudget
+from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
+from ftis_node.node.training.step_gate import StepQuota
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import EventLog, read_events
 from ftis_node.telemetry.health_summary import summarize_health
