@@ -4,23 +4,31 @@
                                name resolves to 127.0.0.1 sends that name as `Host`, and is refused
     port for other machines    `Authorization: Bearer TOKEN`; probes need none
 
-The bearer token is that of `monitoring_token.py`. The local port has a separate token, which requests for changes and
-groups must carry. `local_api.py` and `exchange_api.py` check it.
+The bearer token is from `observe.token_file`, or from a file in the home (0600), which is created once. It survives
+restarts, so that a scraper can keep it. The local port has a separate token, which each POST request must carry.
 """
 
 from __future__ import annotations
 
 import hmac
+import secrets
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from ftis_node.config.observe import is_loopback
+from ftis_node.config.home import TOKEN_HEADER, Home
+from ftis_node.config.observe import ObserveSection, is_loopback
+from ftis_node.errors import ConfigError
+from ftis_node.files import replace_file
+from ftis_node.telemetry.secrets import keep_secret, read_private
 from ftis_node.telemetry.terminal_text import one_line
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # a service manager probes these and has no token
 BEARER = "Bearer "
+TOKEN_BYTES = 32
+MIN_TOKEN_CHARACTERS = 32
 
 
 @web.middleware
@@ -75,3 +83,43 @@ def bearers_only(token: str) -> Middleware:
         )
 
     return checked
+
+
+def token_for_changes(token: str) -> Middleware:
+    """Return a middleware that refuses a POST request without the token of the home."""
+
+    @web.middleware
+    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method != "POST" or is_same_secret(request.headers.get(TOKEN_HEADER, ""), token):
+            return await handler(request)
+        line = f"this request needs the header {TOKEN_HEADER} with the token in the node's home"
+        return web.json_response({"error": line, "reason": "token"}, status=403)
+
+    return checked
+
+
+def observe_token(settings: ObserveSection, home: Home) -> str | None:
+    """Return the token of the port `observe.listen`; None if it needs none. Raise ConfigError for an invalid file.
+
+    Without `observe.token_file`, the token is in the home and is created at first use.
+    """
+    if not settings.needs_token:
+        return None
+    if settings.token_file:
+        return read_token(Path(settings.token_file).expanduser())
+    if not home.observe_token.exists():
+        replace_file(home.observe_token, f"{secrets.token_hex(TOKEN_BYTES)}\n".encode(), mode=0o600)
+    return read_token(home.observe_token)
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file. The file's group may read it, as for a mounted secret; other users may not."""
+    content = read_private(path, name="observe.token_file", is_group_trusted=True)
+    token = content.decode("ascii", errors="replace").strip()
+    if not token.isascii() or len(token) < MIN_TOKEN_CHARACTERS or len(token.split()) != 1:
+        raise ConfigError(
+            f"observe.token_file {path} holds no token: one word of at least {MIN_TOKEN_CHARACTERS} characters is "
+            "needed: openssl rand -hex 32"
+        )
+    keep_secret(token)
+    return token
