@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.node.pausing.gate import PauseGate
+from ftis_node.node.pausing.policy import PauseGate
 from ftis_node.node.state import EvaluationHistory, NodeState
 from ftis_node.node.supervision.failure_streaks import FailureStreaks
 from ftis_node.records.identity import Identity

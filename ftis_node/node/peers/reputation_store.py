@@ -13,6 +13,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import msgspec
@@ -85,10 +86,12 @@ class ReputationStore:
 
     def load(self, reputations: ReputationTable, *, now: float) -> None:
         """Load all saved peers into `reputations`, as of `now` (Unix seconds)."""
-        for peer_id, *fields, reasons, noted_at in self._db.execute("SELECT * FROM peers"):
-            score, updated_at, banned_until, ban_reason, num_bans, trusted = fields
-            reputation = Reputation(score, updated_at, banned_until, ban_reason, num_bans, bool(trusted)).by_clock(now)
-            reputations.put(peer_id, PeerReputation(reputation, Counter(_counts(reasons)), noted_at))
+        for peer_id, *fields, trusted, reasons, noted_at in self._db.execute("SELECT * FROM peers"):
+            reputation = replace(Reputation(*fields), trusted=bool(trusted)).by_clock(now)
+            counts = Counter[str]()
+            with suppress(msgspec.MsgspecError):  # damaged: none
+                counts.update(msgspec.json.decode(reasons, type=dict[str, int]))
+            reputations.put(peer_id, PeerReputation(reputation, counts, noted_at))
 
     def load_receipts(self, book: ReceiptBook) -> None:
         """Load all saved receipts. A damaged row is left out, and the peer's next record replaces it."""
@@ -145,16 +148,4 @@ class ReputationStore:
     def _rows(self, reputations: ReputationTable, peer_ids: Iterable[str]) -> Iterable[tuple[object, ...]]:
         for peer_id in sorted(peer_ids):
             record_of = reputations.record_of(peer_id)
-            known, reasons = record_of.reputation, json.dumps(record_of.reasons)
-            yield (
-                *(peer_id, known.score, known.updated_at, known.banned_until, known.ban_reason, known.num_bans),
-                *(int(known.trusted), reasons, record_of.noted_at),
-            )
-
-
-def _counts(reasons: str) -> dict[str, int]:
-    """Return the saved reasons by name; none if the saved text is damaged."""
-    try:
-        return {str(name): int(count) for name, count in json.loads(reasons).items()}
-    except (ValueError, TypeError, AttributeError, OverflowError):
-        return {}
+            yield peer_id, *astuple(record_of.reputation), json.dumps(record_of.reasons), record_of.noted_at
