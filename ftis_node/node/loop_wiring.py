@@ -240,7 +240,7 @@ class Wiring:
     @cached_property
     def exchange(self) -> GroupExchange:
         node = self.node
-        workers, checks = (node.tokenizer, node.scorer, node.slots), self.intake.own_checks
+        workers, checks = (node.tokenizer, node.scorer, node.slots), self.intake.own.context
         return GroupExchange(*self._parts, node.task, *workers, checks, publish_scored=self.publish_loop.publish)
 
     @cached_property

@@ -58,8 +58,6 @@ class Arrival:
 
 @dataclass(slots=True)
 class _Lane:
-    """A bounded queue of envelopes, with the context of their validation."""
-
     context: ValidationContext
     arrivals: asyncio.Queue[Arrival] = field(default_factory=lambda: asyncio.Queue(QUEUE_CAPACITY))
 
@@ -85,7 +83,7 @@ class IntakeLoop(NodePart):
         self._judged: asyncio.Queue[tuple[Arrival, Accepted]] = asyncio.Queue(COMMIT_CAPACITY)
         self.stored = asyncio.Event()  # set whenever a group became READY; the train loop clears it
         self._newest_own: asyncio.Queue[Accepted] = asyncio.Queue(1)
-        self._own = _Lane(self._checks(self.scorer))
+        self.own = _Lane(self._checks(self.scorer))
         self._known = _Lane(self._checks(self.scorer, share=known_peers_scoring_s()))
         self._new_peers = _Lane(self._checks(self.new_peers_scorer))
 
@@ -120,11 +118,6 @@ class IntakeLoop(NodePart):
             newest_offered=self.newest_offered,
         )
 
-    @property
-    def own_checks(self) -> ValidationContext:
-        """The context in which own groups are validated."""
-        return self._own.context
-
     async def submit(
         self, data: bytes, *, origin: str, made: Group | None = None, requested: Container[bytes] | None = None
     ) -> ValidationResult:
@@ -135,7 +128,7 @@ class IntakeLoop(NodePart):
 
     def _lane_of(self, arrival: Arrival) -> _Lane:
         if arrival.own:
-            return self._own
+            return self.own
         return self._new_peers if self.peers.is_new_peer(arrival.origin) else self._known
 
     async def next_own(self) -> Accepted:
@@ -144,7 +137,7 @@ class IntakeLoop(NodePart):
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._judge_all(self._own), name="intake-validate-own")
+            tasks.create_task(self._judge_all(self.own), name="intake-validate-own")
             tasks.create_task(self._judge_all(self._known), name="intake-validate")
             tasks.create_task(self._judge_all(self._new_peers), name="intake-validate-new-peers")
             tasks.create_task(self._commit_all(), name="intake-commit")

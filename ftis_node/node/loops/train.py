@@ -74,7 +74,10 @@ class TrainLoop(NodePart):
             state = await self.learner.start()
             await self.resume(state)
             if state.weights is None:
-                await self._check_start(state.proof)
+                try:
+                    await self.generation.check_start(state.proof)
+                except WorkerError as error:  # its supervisor restarts it
+                    log.warning("the generator's model is not checked: %s", error)
         await self._evaluate_if_due()
         while not self._is_done():
             if not await self.gate.wait(self.step + 1):
@@ -206,12 +209,6 @@ class TrainLoop(NodePart):
         if (state.step, state.policy_version) != (self.step, self.generation.policy_version):
             await self.resume(state)
         return True
-
-    async def _check_start(self, proof: WeightProof) -> None:
-        try:
-            await self.generation.check_start(proof)
-        except WorkerError as error:  # its supervisor restarts it
-            log.warning("the generator's model is not checked: %s", error)
 
     async def _evaluate_if_due(self, *, is_last: bool = False) -> None:
         """Evaluate pass@1 by greedy decoding on held-out problems at step 0, at each interval and at the last step."""

@@ -64,11 +64,7 @@ class AnnouncementHandler(NodePart):
 
     async def listen(self) -> None:
         """Handle incoming announcements until canceled."""
-        messages = self.gossip.announcements()
-        while True:
-            message = await anext(messages, None)
-            if message is None:
-                return
+        async for message in self.gossip.announcements():
             self.announcements_by_shard[message.shard] += 1
             with self.gossip.guard.work_for(message.sender, Place.ANNOUNCEMENT):
                 self._take(message)
@@ -92,7 +88,6 @@ class AnnouncementHandler(NodePart):
                     self.has_to_confirm.set()
 
     def _is_rate_allowed(self, peer_id: str) -> bool:
-        """Return whether a peer is within its rate limit of announced groups."""
         if self.peers.is_trusted(peer_id) or self._limiter.of(peer_id).take(1.0, now=time.monotonic()):
             return True
         self.peers.refuse(peer_id, "announcement_flood", unused="announcement_flood")

@@ -45,7 +45,9 @@ class SwarmReporter(NodePart):
         self._refused = self.peers.refused_senders()
         since = {peer.peer_id: peer.since for peer in self._refusing}
         self._refusing = [
-            RefusedSender(peer_id, *claim, since.get(peer_id, now)) for peer_id, claim in self._claims_of(known).items()
+            RefusedSender(peer_id, *claim, since.get(peer_id, now))
+            for peer_id in known
+            if (claim := self._claim_of(peer_id)) is not None
         ]
         begun, ended = self._log_refused.news(self._refused, now=now)
         for sender in begun:
@@ -136,10 +138,6 @@ class SwarmReporter(NodePart):
         groups = "1 group" if one.num_groups == 1 else f"{one.num_groups} groups"
         why = f"{one.reason} ({sentence(one.reason)}; {groups}): {advice_for(one.reason)}"
         log.warning(line, self.peers.registry.label(one.peer_id), why)
-
-    def _claims_of(self, peer_ids: Collection[str]) -> dict[str, tuple[str, int]]:
-        claims = {peer_id: self._claim_of(peer_id) for peer_id in peer_ids}
-        return {peer_id: claim for peer_id, claim in claims.items() if claim is not None}
 
     def _claim_of(self, peer_id: str) -> tuple[str, int] | None:
         """Return why a peer refuses this node's groups, and how many; None if its record does not say so."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ftis_node.config.method_table import CHOICES
-from ftis_node.config.step import Share
+from ftis_node.config.step import PeerWeighting, Share
 from ftis_node.errors import WorkerCrashedError, WorkerError, WorkerTaskError, says_out_of_memory
 from ftis_node.learner.messages import StepReport, TrainGroup
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.training.peer_coefficients import PeerCoefficients
 from ftis_node.replay.buffer import MAX_FAILED_STEPS, Taken
 from ftis_node.replay.group_choice import ChoiceRule, choose_newest, choose_same_prompts, choose_sapo, load_choice
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -29,6 +28,11 @@ log = logging.getLogger(__name__)
 UNDERSTATED = "understated_logprobs"
 UNREADABLE = "malformed"
 MAX_GROUPS = 16_384  # whose ids are kept, those of a hundred steps of usual size
+DECAY = 0.8  # of an exponential mean, per step
+MIN_STEPS = 2  # measurements of a peer before its weight may fall below 1
+MIN_WEIGHT = 0.02
+MIN_OWN_AGREEMENT = 0.05
+MAX_PEERS = 4096
 
 
 async def take_groups(
@@ -94,6 +98,69 @@ class TrainForm:
             observation_form=self.observation_form,
             task=group.prompt_ref.task,
         )
+
+
+@dataclass(slots=True)
+class RunningMean:
+    """Exponential mean with bias correction for the start at 0."""
+
+    total: float = 0.0
+    norm: float = 0.0
+    steps: int = 0
+
+    def add(self, value: float) -> None:
+        self.total = DECAY * self.total + (1 - DECAY) * value
+        self.norm = DECAY * self.norm + (1 - DECAY)
+        self.steps += 1
+
+    @property
+    def value(self) -> float:
+        """Return the mean; 0 without a value."""
+        return self.total / self.norm if self.norm else 0.0
+
+
+class PeerCoefficients:
+    """Table of the coefficients of peers' groups in the loss of a step: `method.peer_weights`.
+
+    A peer's completions weigh as much as their gradients agree with the node's own:
+
+        agreement   its agreement / the own halves' agreement
+        shrinkage   v_o / max(v_o, its distance), v_o the variance of the own gradient
+
+    limited to [MIN_WEIGHT, 1]. All are exponential means over the steps with a measurement
+    (`learner/step/agreement.py`). The weight of a peer is 1 before its second measurement, and while the halves of the
+    own groups do not agree with each other. The minimum is above 0, since a peer of weight 0 could not be measured
+    again. A restart resets all weights to 1.
+
+    Shrinkage minimizes the squared error of the mix (1 - x) g_o + x g_s of the own gradient and that of a peer with
+    bias b. The best x is v_o / (v_o + v_s + |b|^2). A weight w in the sum over all completions gives
+    x / (1 - x) = w n_s / n_o, so w = v_s / (v_s + |b|^2). The expected distance is v_o + |b|^2 n_s / n_o, which turns
+    w into the formula above.
+
+    Above `MAX_PEERS` the table drops the peers that were measured longest ago.
+    """
+
+    def __init__(self, weighting: PeerWeighting | None = "agreement") -> None:
+        self._weighting = weighting
+        self._own = RunningMean()
+        self._peers = LruDict[str, RunningMean](MAX_PEERS)
+
+    def note(self, agreement: Mapping[str, float], among_own: float | None) -> None:
+        """Add the measurements of a step: agreement by peer id, and the agreement between the own halves."""
+        if among_own is not None:
+            self._own.add(among_own)
+        for peer_id, value in agreement.items():
+            mean = self._peers[peer_id] = self._peers.get(peer_id) or RunningMean()
+            mean.add(value)
+
+    def weight(self, peer_id: str) -> float:
+        """Return the weight of a peer, in [MIN_WEIGHT, 1]."""
+        mean, own = self._peers.get(peer_id), self._own.value
+        if mean is None or mean.steps < MIN_STEPS:
+            return 1.0
+        if self._weighting == "shrinkage":
+            return max(MIN_WEIGHT, own / max(own, mean.value)) if own > 0 else 1.0
+        return max(MIN_WEIGHT, min(1.0, mean.value / own)) if own >= MIN_OWN_AGREEMENT else 1.0
 
 
 @dataclass(eq=False, repr=False)
