@@ -22,6 +22,7 @@ from ftis_node.node.context import NodeContext
 from ftis_node.node.exchange.trainer_exchange import GroupExchange
 from ftis_node.node.loops.announcement_shards import ShardsLoop
 from ftis_node.node.loops.backfill import BackfillLoop
+from ftis_node.node.loops.confirmations import DeliverLoop, ReannounceLoop
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.loops.intake import IntakeLoop
@@ -29,7 +30,6 @@ from ftis_node.node.loops.logprob_checks import AuditLoop, MismatchLoop
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.loops.publish import PublishLoop
 from ftis_node.node.loops.pull import PullLoop
-from ftis_node.node.loops.reannounce import DeliverLoop, ReannounceLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import DeliverWeights, TrainLoop, update_engine
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop

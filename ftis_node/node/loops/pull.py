@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import FetchOutcome, GossipLimits
 from ftis_node.node.loops.backfill import BackfillLoop
+from ftis_node.node.loops.confirmations import ConfirmationLoop
 from ftis_node.node.loops.intake import IntakeLoop
-from ftis_node.node.loops.send_confirmations import ConfirmationLoop
 from ftis_node.node.peers.announcements import AnnouncementHandler, AssignmentMembers
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.outgoing_slots import MAX_PEERS, PullSlots

@@ -21,7 +21,7 @@ from ftis_node.config.step import StepSection
 from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count
-from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import own_releases
@@ -30,7 +30,6 @@ from ftis_node.node.startup.prepare import prepare
 from ftis_node.node.startup.recovery import release_damaged
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.startup_summary import mark_end, mark_start, read_last_status, start_lines
-from ftis_node.node.state import NodeState
 from ftis_node.node.storage.disk_space import DiskSpace, checkpoint_step, num_versions, version_bytes
 from ftis_node.node.storage.node_store import DiskThread, Store, begin_epoch
 from ftis_node.node.supervision.background import first_of_ours

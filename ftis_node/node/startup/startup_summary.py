@@ -18,8 +18,8 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.config.roles import ROLES
 from ftis_node.errors import FileError
 from ftis_node.files import read_file, read_object, replace_file
+from ftis_node.node.context import NodeCounters
 from ftis_node.node.startup.factories import NodeInputs
-from ftis_node.node.state import NodeCounters
 from ftis_node.node.storage.disk_space import checkpoint_step
 from ftis_node.telemetry.health_summary import BUDGET_UNITS, duration, plural
 from ftis_node.telemetry.status import EndWord, Status

@@ -29,30 +29,12 @@ ALIVE = b"WATCHDOG=1"
 STDERR = 2  # `sys.stderr` may be an object without a file descriptor
 
 
-class ServiceManager:
-    """Connection of a service to systemd."""
-
-    def __init__(self, address: str, *, every_s: float) -> None:
-        """`address` is a path, or an abstract name that begins with `@`."""
-        self._address = f"\0{address[1:]}" if address.startswith("@") else address
-        self._every_s = every_s
-        self._notified_at: float | None = None
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ServiceManager | None:
-        """Return the manager if systemd started this process and expects notifications; else None."""
-        address, limit_us = environment.get("NOTIFY_SOCKET", ""), environment.get("WATCHDOG_USEC", "")
-        if not address or not limit_us.isdecimal() or environment.get("WATCHDOG_PID") not in (None, str(os.getpid())):
-            return None
-        return cls(address, every_s=int(limit_us) / 1e6 / 4)
-
-    def notify_alive(self, *, now: float) -> None:
-        """Send a notification if one is due, four times per `WatchdogSec`. `now` is in seconds of a steady clock."""
-        if self._notified_at is None or now - self._notified_at >= self._every_s:
-            self._notified_at = now
-            with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
-                line.setblocking(False)  # if systemd is busy, drop this notification: the next one follows soon
-                line.sendto(ALIVE, self._address)
+def service_manager(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the socket of systemd if it started this process and expects notifications; else None."""
+    address, limit_us = environment.get("NOTIFY_SOCKET", ""), environment.get("WATCHDOG_USEC", "")
+    if not address or not limit_us.isdecimal() or environment.get("WATCHDOG_PID") not in (None, str(os.getpid())):
+        return None
+    return f"\0{address[1:]}" if address.startswith("@") else address  # a path, or an abstract name
 
 
 class Watchdog:
@@ -62,9 +44,8 @@ class Watchdog:
     while the node runs. Before that, imports of large libraries block the loop, and no event is written.
     """
 
-    def __init__(
-        self, *, warn_s: float = 10.0, blocked_s: float = 600.0, manager: ServiceManager | None = None
-    ) -> None:
+    def __init__(self, *, warn_s: float = 10.0, blocked_s: float = 600.0, manager: str | None = None) -> None:
+        """`manager` is the socket of systemd, None without one."""
         self.lag_s = deque[float](maxlen=round(LAG_WINDOW_S / BEAT_S))  # delays of the beats of the last minute
         self.events: EventLog | None = None
         self.has_fault = False
@@ -109,7 +90,9 @@ class Watchdog:
             log.warning("the event loop was blocked, or this process stopped, for %.0f s", late_s)
             self._write("loop_blocked", for_s=round(late_s, 1))
         if self._manager is not None:
-            self._manager.notify_alive(now=now)
+            with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+                line.setblocking(False)  # if systemd is busy, drop this notification: the next one follows soon
+                line.sendto(ALIVE, self._manager)
 
     def _write(self, event: str, **fields: str | float) -> None:
         if self.events is not None:

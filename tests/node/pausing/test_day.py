@@ -21,14 +21,13 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.schedule import ScheduleSection
 from ftis_node.errors import UsageError
-from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.loop_wiring import Wiring
 from ftis_node.node.loops import pause
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.pausing import machine_observer
 from ftis_node.node.pausing.machine_observer import GRAPHICS_BYTES, SETTLE_S, MachineObserver
 from ftis_node.node.pausing.policy import Decision, MachineFacts, PauseGate
-from ftis_node.node.state import NodeState
 from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
 from ftis_node.node.training.step_gate import StepQuota
 from ftis_node.records.identity import Identity

@@ -9,7 +9,7 @@ import sys
 import time
 from contextlib import suppress
 
-from ftis_node.node.supervision.watchdog import ALIVE, BEAT_S, ServiceManager, Watchdog
+from ftis_node.node.supervision.watchdog import ALIVE, BEAT_S, Watchdog, service_manager
 from ftis_node.telemetry.events import EventLog, read_events
 from tests.node.support import ANY_PORT, started
 from tests.waiting import eventually
@@ -87,7 +87,7 @@ async def test_systemd_gets_signs_of_life_only_while_the_loop_runs(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(path)
         systemd.setblocking(False)
-        manager = ServiceManager.from_environment({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "1"})
+        manager = service_manager({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "1"})
         assert manager is not None
         loop = asyncio.get_running_loop()
         with Watchdog(warn_s=WARN_S, blocked_s=1e6, manager=manager).watching():
@@ -123,4 +123,4 @@ def _drain(receiver: socket.socket) -> int:
 def test_without_a_watchdog_nothing_is_sent():
     of_another_process = {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": str(os.getpid() + 1)}
     for environment in ({}, {"NOTIFY_SOCKET": "/nowhere"}, {"NOTIFY_SOCKET": "/nowhere", **of_another_process}):
-        assert ServiceManager.from_environment(environment) is None
+        assert service_manager(environment) is None
