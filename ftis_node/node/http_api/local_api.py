@@ -15,7 +15,6 @@ server that did not allow it.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -27,21 +26,19 @@ from typing import Any, TypeAlias
 from aiohttp import web
 
 from ftis_node.errors import UsageError
-from ftis_node.files import parse_json, replace_file
-from ftis_node.node.http_api.auth import own_names_only, token_for_changes
-from ftis_node.node.http_api.http_port import open_port
+from ftis_node.files import parse_json
+from ftis_node.node.http_api.http_port import open_port, own_names_only, token_for_changes, write_token
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, add_probes
 from ftis_node.node.loops.pause import ACTIONS as PAUSE_ACTIONS
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.loops.status import StatusLoop
+from ftis_node.node.pausing.policy import length_of
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.swarm.peer_rows import find_peer
-from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.terminal_text import one_line
 
 HOST = "127.0.0.1"
-TOKEN_BYTES = 16
 MAX_REQUEST_BYTES = 4096
 BODY_S = 10.0
 ACTIONS = ("ban", "unban", "trust")
@@ -102,14 +99,6 @@ async def serve_status(app: web.Application, *, port: int, refused: Counter[str]
         yield f"http://{HOST}:{bound_port}"
 
 
-def write_token(token_file: Path) -> str:
-    """Return a new token, written to `token_file`."""
-    token = secrets.token_hex(TOKEN_BYTES)
-    keep_secret(token)
-    replace_file(token_file, token.encode(), mode=0o600)
-    return token
-
-
 def add_control(app: web.Application, change: Callable[..., dict[str, Any]]) -> None:
     """Add a route for each action on peers; `change` takes the action and the arguments."""
     for action in ACTIONS:
@@ -127,7 +116,7 @@ def change_peer(
     peer_id = find_peer(str(arguments.get("peer", "")), rows())
     match action:
         case "ban":
-            peers.ban(peer_id, _ban_length_s(arguments.get("for_s")))
+            peers.ban(peer_id, length_of(arguments, most_s=MAX_BAN_S))
         case "unban":
             peers.unban(peer_id)
         case "trust":
@@ -135,14 +124,6 @@ def change_peer(
         case _:
             raise UsageError(f"{action!r} is none of {', '.join(ACTIONS)}")
     return {"peer_id": peer_id, **peers.row(peer_id)}
-
-
-def _ban_length_s(duration_s: object) -> float | None:
-    if duration_s is None:
-        return None
-    if isinstance(duration_s, bool) or not isinstance(duration_s, int | float) or not 0 < duration_s <= MAX_BAN_S:
-        raise UsageError(f"a ban lasts more than 0 and at most {MAX_BAN_S:.0f} s, not {duration_s!r:.40}")
-    return float(duration_s)
 
 
 async def _handle(change: Change, request: web.Request) -> web.Response:

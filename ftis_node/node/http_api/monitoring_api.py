@@ -5,7 +5,7 @@
 
 The local port serves them. If `observe.listen` is set, a second port for other machines serves only them. The second
 port opens before the models load, so that no probe restarts a node during a long load. Its `/metrics` requires a token
-(auth.py).
+(`http_port.py`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from ftis_node.node.http_api.auth import bearers_only, own_names_only
-from ftis_node.node.http_api.http_port import open_port
+from ftis_node.node.http_api.http_port import bearers_only, open_port, own_names_only
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.telemetry.metrics import CONTENT_TYPE, render_metrics
 from ftis_node.telemetry.status import Status

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ftis_node.config.schedule import ScheduleSection, is_within, next_start, parse_hours
+from ftis_node.errors import UsageError
 from ftis_node.telemetry.status import PauseStatus
 
 
@@ -52,6 +53,16 @@ class Decision:
 
 
 RUN = Decision()
+
+
+def length_of(arguments: Mapping[str, Any], *, most_s: float) -> float | None:
+    """Return the seconds in the argument `for_s` of an operator's command, None without it. Raise UsageError."""
+    length_s = arguments.get("for_s")
+    if length_s is None:
+        return None
+    if isinstance(length_s, bool) or not isinstance(length_s, int | float) or not 0 < length_s <= most_s:
+        raise UsageError(f"for_s is more than 0 and at most {most_s:.0f} seconds, not {length_s!r:.40}")
+    return float(length_s)
 
 
 def decide(schedule: ScheduleSection, command: Command, facts: MachineFacts, *, now: float) -> Decision:
