@@ -97,7 +97,6 @@ class SequenceTracker:
 
 
 def _without(gap: SequenceGap, number: int) -> list[SequenceGap]:
-    """Return the parts of a gap that remain after one of its numbers arrived."""
     if not gap.first <= number <= gap.last:
         return [gap]
     parts = [gap._replace(last=number - 1), gap._replace(first=number + 1)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -31,22 +32,19 @@ Message = TypeVar("Message", OwnGroup, TakeRequest)
 
 
 class _Refused(Exception):
-    """Refusal of a request or of its group, with the HTTP status and the reason in one word."""
-
     def __init__(self, status: int, refusal: Refusal) -> None:
         super().__init__(refusal.detail)
         self.status = status
         self.reason = refusal.reason
 
 
+@dataclass(eq=False, repr=False)
 class ExchangeApi:
-    """Handlers of the two routes."""
+    """Handlers of the two routes. `max_group_bytes` bounds a group's tokens, as it bounds the envelope of the run."""
 
-    def __init__(self, exchange: GroupExchange, *, max_group_bytes: int) -> None:
-        """`max_group_bytes` bounds the tokens of a group, as it bounds the envelope of the run."""
-        self._exchange = exchange
-        self._max_group_bytes = max_group_bytes
-        self._num_pending = 0
+    exchange: GroupExchange
+    max_group_bytes: int
+    _num_pending: int = field(default=0, init=False)
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_post("/exchange/publish", partial(_answered, self._publish))
@@ -57,8 +55,8 @@ class ExchangeApi:
             raise _Refused(503, Refusal("busy", f"{MAX_PENDING} groups wait to be scored"))
         self._num_pending += 1
         try:
-            offered = await _read(request, OwnGroup, max_bytes=self._max_group_bytes + PROMPT_BYTES)
-            answer = await self._exchange.publish(offered)
+            offered = await _read(request, OwnGroup, max_bytes=self.max_group_bytes + PROMPT_BYTES)
+            answer = await self.exchange.publish(offered)
         finally:
             self._num_pending -= 1
         if isinstance(answer, Refusal):
@@ -67,7 +65,7 @@ class ExchangeApi:
 
     async def _take(self, request: web.Request) -> TakeAnswer:
         requested = await _read(request, TakeRequest, max_bytes=MAX_TAKE_BYTES)
-        groups = await self._exchange.take(requested.count)
+        groups = await self.exchange.take(requested.count)
         taken = [
             TakenGroup(one.id, one.prompt_ids, one.body, list(one.rewards), list(map(list, one.observation_ids)))
             for one in groups

@@ -146,7 +146,6 @@ class BackfillLoop(NodePart):
                 tasks.create_task(filling, name=f"backfill-gaps-{sender[-6:]}")
 
     def _holder_of(self, sender: str, gap: SequenceGap, members: Sequence[str]) -> str | None:
-        """Return the sender first if it is a member; after a try without result, any member."""
         able = [peer for peer in members if self._may_ask(peer)]  # without those in a pause after a failure
         if sender in able and not gap.tries:
             return sender
@@ -204,7 +203,6 @@ class BackfillLoop(NodePart):
         return newest, len(fetched.items), fetched.outcome
 
     def _may_ask(self, peer_id: str) -> bool:
-        """Return whether to query a member: not banned, and not in a pause after a failed request."""
         may_work = self.gossip.guard.may_work(peer_id) and not self.peers.is_banned(peer_id)
         return may_work and self._pauses.is_due(peer_id, now=time.monotonic())
 

@@ -82,7 +82,6 @@ class DirectoryLoop(NodePart):
             await asyncio.sleep(MEMBER_LOOKUP_INTERVAL_S)
 
     def _say_who_used(self) -> None:
-        """Log what peers have trained on."""
         used = self.peers.receipts.figures(now=time.time())
         if used.recent_groups:
             log.info("%s", used_by_peers(used))

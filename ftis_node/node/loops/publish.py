@@ -102,7 +102,6 @@ class PublishLoop(NodePart):
             await self._announce()
 
     async def _announce(self) -> None:
-        """Announce the gathered groups in as few messages as possible."""
         gathered, self._gathered = self._gathered, []
         self._window.spend(1.0, now=time.monotonic())
         for announcement in join_announcements(gathered):

@@ -209,7 +209,6 @@ class FollowLoop(NodePart):
         return is_served
 
     async def _serve(self, offer: WeightsOffer) -> bool:
-        """Load the version into the engine, and return whether it reproduces the proof."""
         version, began_at = offer.version, time.monotonic()
         weights, proof = self._held.for_engine(offer)
         try:

@@ -61,8 +61,6 @@ class MachineObserver:
 
 
 class _Recent:
-    """Names that were seen in the last `SETTLE_S` seconds."""
-
     def __init__(self) -> None:
         self._seen_at: dict[str, float] = {}
 

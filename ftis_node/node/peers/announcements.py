@@ -176,7 +176,6 @@ class AnnouncementHandler(NodePart):
         return announcement
 
     def _refuse_announcement(self, announcer: str, payload: bytes, error: RecordError) -> None:
-        """Count a malformed announcement. Charge a peer once for the same bytes."""
         key = announcer, hashlib.sha256(payload).digest()
         is_repeated = key in self._malformed
         self._malformed[key] = None

@@ -45,7 +45,6 @@ class OtherVersions(NamedTuple):
 
 
 def _version_words(theirs: int | None) -> str:
-    """Return a clause about a peer whose messages have schema `theirs`; empty if it is ours or unknown."""
     if theirs is None or theirs == SCHEMA:
         return ""
     if theirs > SCHEMA:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from dataclasses import dataclass, field
 from functools import partial
 
 from ftis_node.config.home import Home
@@ -195,44 +196,46 @@ def _num_slots(settings: NodeSettings, step: StepSection) -> int:
     return max(num_slots, EXCHANGE_SLOTS) if settings.role == "exchange" else num_slots
 
 
+@dataclass(eq=False, repr=False)
 class StartProgress:
     """Observer of a start. It shows a line such as `generator: compiling; loading m (3.2 MB) into learner; connecting`.
 
     `parts` are the components that the node waits for. Restarts of the engine after the start give events only.
     """
 
-    def __init__(self, parts: list[str], model: str, events: EventLog, show: OnProgress) -> None:
-        self._parts = [*parts]
-        self._model = model
-        self._events = events
-        self._show = show
-        self._phase = ""
-        self._began_s = 0.0
+    parts: list[str]
+    model: str
+    events: EventLog
+    show: OnProgress
+    _phase: str = field(default="", init=False)
+    _began_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
         self._show_line()
 
     def __str__(self) -> str:
-        workers = [name for name in self._parts if name != "network"]
+        workers = [name for name in self.parts if name != "network"]
         phase = f"generator: {self._phase}" if self._phase and "generator" in workers else ""
         loading = " and ".join(name for name in workers if not (phase and name == "generator"))
-        lines = (phase, loading and f"loading {self._model} into {loading}", "connecting" * ("network" in self._parts))
+        lines = (phase, loading and f"loading {self.model} into {loading}", "connecting" * ("network" in self.parts))
         return "; ".join(filter(None, lines))
 
     def end(self, part: str) -> None:
         """Stop waiting for that component."""
-        self._parts.remove(part)
+        self.parts.remove(part)
         self._show_line()
 
     def begin_phase(self, phase: str) -> None:
         """Note that a phase of the engine's start begins, which ends the one before; "" after the last one."""
         now_s = time.monotonic()
         if self._phase:
-            self._events.write("engine_start", phase=self._phase, duration_s=round(now_s - self._began_s, 1))
+            self.events.write("engine_start", phase=self._phase, duration_s=round(now_s - self._began_s, 1))
         self._phase, self._began_s = phase, now_s
-        if "generator" in self._parts:
+        if "generator" in self.parts:
             self._show_line()
 
     def _show_line(self) -> None:
-        self._show(None, str(self))
+        self.show(None, str(self))
 
 
 async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
@@ -241,7 +244,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     model = f"{parts.source.name} ({size(sum(path.stat().st_size for path in parts.source.weights_files))})"
     has_workers = (settings.generates or settings.learns) and not context.pause.is_paused
     names = ["generator", "learner", "network"] if has_workers else ["network"]
-    progress = StartProgress(names, model, context.events, on_progress)
+    progress = StartProgress([*names], model, context.events, on_progress)
     starts: dict[str, Callable[[], Awaitable[object]]] = {
         "generator": partial(parts.generation.start, progress.begin_phase),
         "learner": parts.learner.start,

@@ -69,7 +69,6 @@ def _replace_peers(home: Home) -> None:
 
 
 def _replace_buffer(home: Home) -> None:
-    """Replace the buffer by an empty one if its file is damaged, incomplete or missing."""
     epoch = marked_epoch(home)
 
     def look(buffer: sqlite3.Connection) -> str:

@@ -167,7 +167,6 @@ def kept_domain(home: Home, manifest: RunManifest) -> TaskSpec | None:
 
 
 def _checked_domain(domain: TaskSpec, manifest: RunManifest) -> TaskSpec:
-    """Return `domain`. Raise ConfigError if this run allows no domains."""
     if manifest.step.prompt_sharing == "horizontal":
         raise ConfigError(
             f'run {manifest.name} has no domains (step.prompt_sharing = "horizontal"): '

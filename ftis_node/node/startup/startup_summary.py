@@ -185,7 +185,6 @@ def _heading(before: Status, after: Status, *, saved: int) -> str:
 
 
 def _accuracy(status: Status) -> str:
-    """Return the first and the last pass@1 of the most recently evaluated task, as text."""
     if not status.eval:
         return ""
     same = [entry for entry in status.eval if entry.task == status.eval[-1].task]
