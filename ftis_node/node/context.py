@@ -143,8 +143,6 @@ class EvaluationHistory:
 
 @dataclass(slots=True)
 class FailureStreak:
-    """Failures in a row of one kind of work."""
-
     num_failing: int = NUM_FAILING
     num_in_row: int = 0
     has_succeeded: bool = False  # since the start of the node
@@ -190,7 +188,6 @@ class FailureStreaks:
 
     @property
     def failing(self) -> list[str]:
-        """Return a sentence for each kind of work that fails now."""
         return [_sentence(work, streak) for work, streak in self._streaks.items() if streak.is_failing]
 
 

@@ -131,7 +131,6 @@ class Wiring:
 
     @cached_property
     def scored(self) -> asyncio.Queue[Group]:
-        """Return the queue from the generate loop to the publish loop."""
         return asyncio.Queue(self.node.slots.capacity)
 
     @cached_property

@@ -68,7 +68,6 @@ class LocalApi:
         return web.json_response(self.swarm.rows())
 
     async def show_swarm(self, request: web.Request) -> web.Response:
-        """Return the view of the swarm, in a list."""
         return web.json_response([self.swarm.view().as_dict()])
 
     @asynccontextmanager

@@ -41,12 +41,10 @@ class MonitoringApi:
         return web.Response(body=render_metrics(self.newest()), headers={"Content-Type": CONTENT_TYPE})
 
     async def show_health(self, request: web.Request) -> web.Response:
-        """Return 200, or 503 with the problems that only a restart fixes."""
         problems = self.status.problems if self.status else []
         return _answer("\n".join(problems), well="ok" if self.status else "starting")
 
     async def show_readiness(self, request: web.Request) -> web.Response:
-        """Return 200, or 503 with the missing components."""
         if self.status is None:
             return _answer("the models are loading, or the network is starting", well="")
         return _answer("\n".join(self.status.problems) or self.status.latest.health.waits_for, well="ready")

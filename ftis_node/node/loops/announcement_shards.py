@@ -40,7 +40,6 @@ class ShardsLoop(NodePart):
         self._read: frozenset[int] = frozenset()
 
     async def run(self) -> None:
-        """Run until canceled."""
         await self._choose(count=min(FIRST_SHARDS, self._num_shards))
         while True:
             before, counted_at = self.announcements.announcements_by_shard.total(), time.monotonic()

@@ -50,7 +50,6 @@ class PublishLoop(NodePart):
 
     @property
     def num_unannounced(self) -> int:
-        """Return the number of scored groups that are not announced yet."""
         return self.scored.qsize() + self._num_begun
 
     async def run(self) -> None:

@@ -87,11 +87,9 @@ class VersionStore:
         self._offers[folder] = offer
 
     def offer(self, version: int) -> WeightsOffer:
-        """Return the last stored offer of this version."""
         return next(offer for offer in reversed(self._offers.values()) if offer.version == version)
 
     def for_engine(self, offer: WeightsOffer) -> tuple[PublishedWeights, WeightProof]:
-        """Return a version in the generation worker's form."""
         path = self._path(offer) / _file_name(offer)
         weights = PublishedWeights(version=offer.version, path=str(path), num_bytes=offer.num_bytes)
         return weights, WeightProof(version=offer.version, probe_ids=offer.probe_ids, logprobs=offer.probe_logprobs)

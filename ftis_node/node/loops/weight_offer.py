@@ -39,8 +39,6 @@ OFFERED = "offered"  # folder beside the published versions: hard links need one
 
 @dataclass(frozen=True, slots=True)
 class PendingVersion:
-    """A version that is not offered yet."""
-
     weights: PublishedWeights
     path: Path
     proof: ProofToCome | WeightProof | None
@@ -49,8 +47,6 @@ class PendingVersion:
 
 @dataclass(frozen=True, slots=True)
 class OfferedVersion:
-    """A version that is offered."""
-
     offer: WeightsOffer
     signed: bytes
     path: Path

@@ -131,7 +131,6 @@ class PauseGate:
         await self._work.acquire()
 
     def take_effect(self) -> None:
-        """Note that the workers have ended."""
         self.is_in_effect = True
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()

@@ -63,7 +63,6 @@ class AnnouncementHandler(NodePart):
         self.members: AssignmentMembers | None = None  # None: no groups are assigned, since the node pulls all or none
 
     async def listen(self) -> None:
-        """Handle incoming announcements until canceled."""
         async for message in self.gossip.announcements():
             self.announcements_by_shard[message.shard] += 1
             with self.gossip.guard.work_for(message.sender, Place.ANNOUNCEMENT):

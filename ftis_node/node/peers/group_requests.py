@@ -111,7 +111,6 @@ class PeerRequestHandler(NodePart):
             return [announcement_of(held, self.context.about).to_bytes() for held in found]
 
     def sent(self, peer_id: str, group_id: bytes) -> None:
-        """Note that this node sent the group to a peer."""
         if self.store.reader.is_own(group_id):
             self._deliveries.add(peer_id, group_id)
 

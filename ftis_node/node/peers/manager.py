@@ -81,7 +81,6 @@ class PeerManager:
         self.copies = CopyCatalog(own_id, clock=clock, is_new=self.is_new_peer, charge=self.charge_scoring)
 
     def close(self) -> None:
-        """Save and close the file."""
         self.save()
         self._store.close()
 
@@ -123,7 +122,6 @@ class PeerManager:
         return self._reputations.reputation(peer_id).trust_level(now=self._clock())
 
     def save(self) -> None:
-        """Write unsaved changes to disk."""
         self._store.save(self._reputations, self.receipts)
         self._saved_at = self._clock()
 

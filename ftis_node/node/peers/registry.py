@@ -75,8 +75,6 @@ def _parsed(version: str | None) -> Version | None:
 
 @dataclass(slots=True)
 class PeerActivity:
-    """Record of one peer's activity."""
-
     record: PeerRecord | None = None
     accepted: int = 0
     refused: Counter[str] = field(default_factory=Counter)

@@ -221,7 +221,6 @@ class StartProgress:
         return "; ".join(filter(None, lines))
 
     def end(self, part: str) -> None:
-        """Stop waiting for that component."""
         self.parts.remove(part)
         self._show_line()
 

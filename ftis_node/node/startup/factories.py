@@ -196,7 +196,6 @@ def _place(
 
 
 def gossip_limits(settings: NodeSettings, manifest: RunManifest) -> GossipLimits:
-    """Return the limits of the traffic with peers, in both directions."""
     return GossipLimits(
         max_announcement_bytes=MAX_ANNOUNCEMENT_BYTES,
         max_envelope_bytes=manifest.wire.max_envelope_bytes,

@@ -70,7 +70,6 @@ def _change_node(home: Home, **changes: str) -> None:
 
 
 def start_lines(inputs: NodeInputs, *, num_parameters: int, step: int) -> list[str]:
-    """Return the lines for a start from `step`."""
     settings, manifest, home = inputs.settings, inputs.manifest, inputs.home
     what = f"{inputs.source.name} ({num_parameters:,} parameters)"
     lines = [f"ftis-node {__version__} {ROLES[settings.role].does} {what} on {inputs.task.name}"]

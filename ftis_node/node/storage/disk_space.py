@@ -79,7 +79,6 @@ class DiskSpace:
         return self._measured or next(iter(self._refused.values()), "")
 
     async def wait_available(self) -> None:
-        """Wait until there is space for another group."""
         await self._has_space.wait()
 
     def note(self, use: HomeUse) -> None:
@@ -256,7 +255,6 @@ def num_versions(settings: NodeSettings, transfer: Transfer = "file") -> int:
 
 
 def version_bytes(settings: NodeSettings, source: ModelSource) -> int:
-    """Return the size of the weights in one weight sync, in bytes."""
     if serves_adapters(settings):
         num_values = read_shape(source).adapter_parameters(settings.lora_adapter.rank)
     else:

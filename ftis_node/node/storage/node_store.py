@@ -54,7 +54,6 @@ class DiskThread:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args, **kwargs))
 
     def close(self) -> None:
-        """Wait for the calls in progress, and stop the thread."""
         self._thread.shutdown(wait=True)
 
 
@@ -73,7 +72,6 @@ class Store:
     space: DiskSpace = field(default_factory=DiskSpace)
 
     async def enforce_bounds(self, cap: ShareCap) -> None:
-        """Evict and prune if a bound of the buffer is exceeded."""
         _, foreign_ready = self.reader.ready_counts()
         if foreign_ready > MAX_READY_GROUPS or self.reader.ready_foreign_bytes() > MAX_READY_BYTES:
             await self.evict_foreign(cap)

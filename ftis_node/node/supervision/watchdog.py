@@ -55,7 +55,6 @@ class Watchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the running loop."""
         loop = asyncio.get_running_loop()
         self._next_beat: asyncio.Handle = loop.call_soon(self._beat, loop, loop.time())
         ended = threading.Event()

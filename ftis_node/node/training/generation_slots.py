@@ -120,7 +120,6 @@ class GenerateBudget:
         self.num_under_way += 1
 
     def end(self, num_tokens: int) -> None:
-        """Note the end of a group of `num_tokens` tokens."""
         self.num_under_way -= 1
         self.num_tokens += num_tokens
         self.num_groups += 1

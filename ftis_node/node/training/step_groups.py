@@ -154,7 +154,6 @@ class PeerCoefficients:
             mean.add(value)
 
     def weight(self, peer_id: str) -> float:
-        """Return the weight of a peer, in [MIN_WEIGHT, 1]."""
         mean, own = self._peers.get(peer_id), self._own.value
         if mean is None or mean.steps < MIN_STEPS:
             return 1.0
