@@ -18,7 +18,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import first_line
 from ftis_node.learner.messages import StepReport
-from ftis_node.node.pausing.policy import PauseGate
+from ftis_node.node.pausing import PauseGate
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import Releases
 from ftis_node.swarm.topology import shard_of

@@ -35,11 +35,12 @@ from ftis_node.node.loops.train import DeliverWeights, TrainLoop, update_engine
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
 from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
-from ftis_node.node.pausing.machine_observer import MachineObserver
+from ftis_node.node.pausing import MachineObserver
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.group_requests import PeerRequestHandler
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import OwnRecord
+from ftis_node.node.peers.swarm_log_lines import RefusalTracker
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.watchdog import Watchdog
@@ -119,7 +120,11 @@ class Wiring:
 
     @cached_property
     def swarm(self) -> SwarmReporter:
-        return SwarmReporter(*self._parts)
+        return SwarmReporter(*self._parts, self.refusals)
+
+    @cached_property
+    def refusals(self) -> RefusalTracker:
+        return RefusalTracker(*self._parts)
 
     @cached_property
     def step_shares(self) -> StepShares:
@@ -247,7 +252,7 @@ class Wiring:
         """Return the loop. A generator pulls no groups, so it needs none of an earlier time either."""
         record = OwnRecord(*self._parts, self.node.generation, self.node.learner)
         backfill = None if self.context.settings.role == "generator" else self.backfill
-        return DirectoryLoop(*self._parts, record, backfill, self.swarm)
+        return DirectoryLoop(*self._parts, record, backfill, self.refusals)
 
     @cached_property
     def peers_loop(self) -> PeersLoop:

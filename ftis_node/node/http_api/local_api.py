@@ -32,7 +32,7 @@ from ftis_node.node.http_api.monitoring_api import MonitoringApi, add_probes
 from ftis_node.node.loops.pause import ACTIONS as PAUSE_ACTIONS
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.loops.status import StatusLoop
-from ftis_node.node.pausing.policy import length_of
+from ftis_node.node.pausing import length_of
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.swarm.peer_rows import find_peer

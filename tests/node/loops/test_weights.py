@@ -27,7 +27,7 @@ from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops import weight_follow, weight_offer
 from ftis_node.node.loops.weight_download import OFFER_FILE, Download, OfferWithdrawnError
 from ftis_node.node.loops.weight_offer import newest_offered
-from ftis_node.node.pausing.policy import Decision
+from ftis_node.node.pausing import Decision
 from ftis_node.node.worker_interfaces import NullGeneration, NullLearner
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
