@@ -72,7 +72,7 @@ class ShardsLoop(NodePart):
         await self.gossip.read_shards(chosen)
         news, self._read = chosen - self._read, chosen
         self.context.state.read_shards = chosen
-        self.backfill.read_shards(chosen)
+        self.backfill.shards = chosen
         self.context.events.write("shards", read=sorted(chosen))
         log.debug("reading announcements of %d of %d shards", len(chosen), self._num_shards)
         for peer_id in await self.gossip.members():

@@ -123,13 +123,9 @@ class IntakeLoop(NodePart):
     ) -> ValidationResult:
         """Submit an envelope (`Arrival`) and wait for its verdict. If it is Accepted, the group is on disk."""
         arrival = Arrival(data, origin, made, requested, asyncio.get_running_loop().create_future())
-        await self._lane_of(arrival).arrivals.put(arrival)
+        lane = self.own if arrival.own else self._new_peers if self.peers.is_new_peer(origin) else self._known
+        await lane.arrivals.put(arrival)
         return await arrival.verdict
-
-    def _lane_of(self, arrival: Arrival) -> _Lane:
-        if arrival.own:
-            return self.own
-        return self._new_peers if self.peers.is_new_peer(arrival.origin) else self._known
 
     async def next_own(self) -> Accepted:
         """Return the newest stored group that this node's weights sampled, once; wait until there is one."""
@@ -177,7 +173,7 @@ class IntakeLoop(NodePart):
             refusal = Refusal(reason, "too many of its completions are duplicates")
         else:
             return None
-        return Refused(refusal, group.sender, group_id, signed=True, num_tokens=group.num_tokens)
+        return _refused(accepted, refusal)
 
     def _work_for(self, arrival: Arrival, place: Place) -> PeerWork:
         """Return the guard. It raises the errors of an own group, and charges a peer for those of its group."""
@@ -231,9 +227,7 @@ class IntakeLoop(NodePart):
         if not is_new:
             is_same = self.store.reader.is_known(accepted.envelope.id)
             late = Refusal("duplicate" if is_same else "sequence_reused", "admitted a moment ago")
-            self._answer(
-                arrival, Refused(late, group.sender, accepted.envelope.id, signed=True, num_tokens=group.num_tokens)
-            )
+            self._answer(arrival, _refused(accepted, late))
             return
         self.stored.set()
         if not arrival.own:
@@ -251,3 +245,8 @@ class IntakeLoop(NodePart):
         self.peers.settle(verdict, origin=arrival.origin, num_bytes=len(arrival.data))
         if not arrival.verdict.done():
             arrival.verdict.set_result(verdict)
+
+
+def _refused(accepted: Accepted, refusal: Refusal) -> Refused:
+    group = accepted.group
+    return Refused(refusal, group.sender, accepted.envelope.id, signed=True, num_tokens=group.num_tokens)

@@ -184,7 +184,7 @@ class Download:
                     raise RecordError("hash", "the list of chunk hashes differs from the offer")
                 self._list.write_bytes(hashes)
                 return hashes
-            await self._pause(fetched)
+            await asyncio.sleep(0 if fetched.items else self.pause_s)
 
     def _read_part(self) -> int:
         """Return the number of valid chunks at the start of the partial file; truncate the file after them."""
@@ -212,7 +212,7 @@ class Download:
         self.num_fetched += len(fetched.items)
         self.num_bytes += sum(map(len, fetched.items))
         if fetched.outcome is not FetchOutcome.COMPLETE:
-            await self._pause(fetched)
+            await asyncio.sleep(0 if fetched.items else self.pause_s)
         return fetched.items
 
     async def _ask(self, question: WeightsRequest, *, max_items: int) -> Fetched:
@@ -222,9 +222,6 @@ class Download:
         if fetched.outcome is FetchOutcome.COMPLETE and not fetched.items:
             raise OfferWithdrawnError(f"version {self.offer.version} is no longer offered")
         return fetched
-
-    async def _pause(self, fetched: Fetched) -> None:
-        await asyncio.sleep(0 if fetched.items else self.pause_s)
 
     def _is_right(self, index: int, chunk: bytes) -> bool:
         expected = self._hashes[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]

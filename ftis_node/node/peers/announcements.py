@@ -94,17 +94,14 @@ class AnnouncementHandler(NodePart):
 
     def refuse(self, ids: Iterable[bytes | None]) -> None:
         """Note groups that validation refused permanently: the node does not pull them again."""
-        for group_id in ids:
-            if group_id is not None:
-                self._refused[group_id] = None
+        self._refused.update((group_id, None) for group_id in ids if group_id is not None)
 
     def refuse_of(self, peer_id: str, ids: Iterable[bytes]) -> None:
         """Note groups for which this peer sent a wrong envelope: request them only from other peers.
 
         So the peer is charged once per group, even if it announces the group again.
         """
-        for group_id in ids:
-            self._refused_of[peer_id, group_id] = None
+        self._refused_of.update(((peer_id, group_id), None) for group_id in ids)
 
     def can_serve(self, peer_id: str, group_id: bytes) -> bool:
         """Return whether to request a group from a peer: False if it sent a wrong envelope for that group."""

@@ -72,12 +72,6 @@ def clock_words(skew_s: float) -> str:
     return f"this machine's clock is {abs(skew_s):.1f} s {which} the peers', {so}: {SYNCHRONISE}"
 
 
-def how_to_be_found(addresses: Sequence[str]) -> str:
-    """Return a clause with the address by which others can join: a public one if there is one."""
-    ranked = sorted(addresses, key=lambda address: (not is_public(address), "/127.0.0.1/" in address, address))
-    return f"others join it with --peers {ranked[0]}" if ranked else "it has no address yet that others could dial"
-
-
 def _gist(state: SwarmState) -> str:
     """Return the reason without its numbers and without the clause about the next try."""
     return "" if state.state is SwarmPhase.CONNECTED else re.sub(r"\d+ peers?|\d+", "#", state.reason.split(",")[0])
@@ -88,7 +82,9 @@ def _connection_line(state: SwarmState, addresses: Sequence[str]) -> tuple[int, 
     if state.state is SwarmPhase.CONNECTED:
         return logging.INFO, f"in the swarm: {reason}"
     if state.reason.startswith(NO_PEERS_GIVEN):
-        return logging.INFO, f"working alone: {NO_PEERS_GIVEN}; {how_to_be_found(addresses)}"
+        ranked = sorted(addresses, key=lambda address: (not is_public(address), "/127.0.0.1/" in address, address))
+        how = f"others join it with --peers {ranked[0]}" if ranked else "it has no address yet that others could dial"
+        return logging.INFO, f"working alone: {NO_PEERS_GIVEN}; {how}"
     if state.reason.startswith(NOBODY_ANSWERS):
         return logging.WARNING, f"working alone: {reason}; `ftis-node doctor --peers ADDRESS` looks closer"
     return logging.INFO, f"working alone so far: {reason}"

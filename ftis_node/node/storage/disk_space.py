@@ -102,7 +102,10 @@ class DiskSpace:
                         raise
                     if self._has_ended:
                         raise asyncio.CancelledError("the node stops while the disk is full") from error
-                    self._refused[token] = self._reason_of(error)
+                    why = f"the disk is full: {size(free_bytes(self._root))} are free"
+                    if isinstance(error, DiskFullError):  # of the learner, perhaps on another disk
+                        why = str(error).split(";", 1)[0]
+                    self._refused[token] = why
                 num_tries += 1
                 self._move_gate()
                 await asyncio.sleep(RETRY_PAUSE.delay_s(num_tries))
@@ -113,11 +116,6 @@ class DiskSpace:
     async def end(self) -> None:
         """Let no write wait for space any longer, because the node stops."""
         self._has_ended = True
-
-    def _reason_of(self, error: Exception) -> str:
-        if isinstance(error, DiskFullError):  # of the learner, perhaps on another disk
-            return str(error).split(";", 1)[0]
-        return f"the disk is full: {size(free_bytes(self._root))} are free"
 
     def _move_gate(self) -> None:
         if self.why_full:

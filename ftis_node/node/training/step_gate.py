@@ -219,12 +219,16 @@ class TimedStepGate(NodePart):
             last_s = self.context.pause.clock() - self._step_at
             self._train_s = (self._train_s + last_s) / 2 if self._train_s else last_s
         while True:
-            await self._wait_for_pause()
+            if self.context.pause.is_paused:  # a pause counts as no time without groups
+                await self.context.pause.wait_running()
+                self._own_ready_since, self._with_sender_at = None, time.monotonic()
             if self.context.pause.num_pauses != num_pauses:
                 self._step = 0
                 return True
             self.stored.clear()
-            await self._release_unusable()
+            if await self.store.release_stale():
+                self.slots.set_held(self.store.reader.own_held())
+            await self.store.evict_foreign(self.peers.share_cap())
             self._needs = self._current_quota()
             outlook = await self._outlook()
             if may_start(self._needs, outlook) and not self.context.pause.is_paused:
@@ -236,12 +240,6 @@ class TimedStepGate(NodePart):
                 log.info("no more groups are generated, and none will come for step %d: the node ends", step)
                 return False
             await wait_at_most(RECHECK_INTERVAL_S, self.stored)
-
-    async def _wait_for_pause(self) -> None:
-        """Wait for the end of a pause, which counts as no time without groups."""
-        if self.context.pause.is_paused:
-            await self.context.pause.wait_running()
-            self._own_ready_since, self._with_sender_at = None, time.monotonic()
 
     def shares(self, step: int) -> tuple[int, int]:
         """Return the run's own and foreign shares, adjusted if the node generates no more groups."""
@@ -276,7 +274,9 @@ class TimedStepGate(NodePart):
         members, now = await self.gossip.members(), time.monotonic()
         self.arrivals.waited(self._awaited, min(now - self._looked_at, MAX_LOOK_S))
         is_idle = own_ready < self._needs.own_waited_for and not self.step_shares.makes_more
-        work_s = self._work_s if self.step_shares.makes_more else math.inf
+        work_s = math.inf  # of a step without a wait: its training, or its generation if that takes longer
+        if self.step_shares.makes_more:
+            work_s = max(self._train_s, self._needs.own_waited_for * self.slots.seconds_per_group)
         awaited = self.arrivals.awaited(
             members, now=now, work_s=work_s, quota=self._needs.foreign, may_send=self._may_send
         )
@@ -297,11 +297,6 @@ class TimedStepGate(NodePart):
             alone_s=now - self._with_sender_at,
         )
 
-    @property
-    def _work_s(self) -> float:
-        """Return the time of a step without a wait: of its training, or of its generation if that takes longer."""
-        return max(self._train_s, self._needs.own_waited_for * self.slots.seconds_per_group)
-
     def _may_send(self, peer_id: str) -> bool:
         """Return whether this node would accept groups of a peer: not banned, with a usable tokenizer and role."""
         record = self.peers.registry.record_of(peer_id)
@@ -309,8 +304,3 @@ class TimedStepGate(NodePart):
         is_fit = record is None or takes_text or record.tokenizer == self.context.about.tokenizer
         is_sender = record is None or record.role != "learner"
         return is_fit and is_sender and not self.peers.is_banned(peer_id)
-
-    async def _release_unusable(self) -> None:
-        if await self.store.release_stale():
-            self.slots.set_held(self.store.reader.own_held())
-        await self.store.evict_foreign(self.peers.share_cap())
