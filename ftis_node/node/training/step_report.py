@@ -58,15 +58,9 @@ class StepReporter:
         if problem := report.refused or report.skipped:
             log.warning("step %d changed nothing: %s", report.step, IN_WORDS.get(problem, problem))
         else:
-            log.info(
-                "step %d: reward %.3f, %d own and %d foreign groups, %.1f s",
-                report.step,
-                report.reward_mean or 0.0,
-                report.own_groups,
-                report.foreign_groups,
-                report.duration_s,
-                extra={"fields": fields},
-            )
+            groups = f"{report.own_groups} own and {report.foreign_groups} foreign groups"
+            line = f"step {report.step}: reward {report.reward_mean or 0.0:.3f}, {groups}, {report.duration_s:.1f} s"
+            log.info("%s", line, extra={"fields": fields})
             if report.unfinished:
                 log.info("step %d ended after update %d: %s", report.step, report.num_updates, report.unfinished)
         self._note_mismatch(report)
