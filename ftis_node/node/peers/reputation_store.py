@@ -11,20 +11,18 @@ import json
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import astuple, replace
 from pathlib import Path
 
 import msgspec
 
-from ftis_node.errors import ConfigError
 from ftis_node.files import check_database, is_disk_full
-from ftis_node.replay.integrity import BUSY_TIMEOUT_S, explained, is_busy
+from ftis_node.replay.database import SCHEMA_VERSION, check_version, closed_on_error, transaction
+from ftis_node.replay.integrity import BUSY_TIMEOUT_S, is_busy
 from ftis_node.swarm.receipts import MAX_SENDERS, ReceiptBook, Signer, Used
 from ftis_node.swarm.reputation import PeerReputation, Reputation, ReputationTable
 
-SCHEMA_VERSION = 1
 SAVE_BUSY_TIMEOUT_MS = 200  # short, since the event loop waits; the next save follows soon
 JOURNAL_PAGES = 64  # of 4 KiB: few rows change per commit, and SQLite's default of 1000 pages is larger than the file
 SCHEMA = """
@@ -65,20 +63,12 @@ class ReputationStore:
         self._is_held = False  # whether another program locked the file at the last save
         check_database(path)
         self._db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-        try:
+        with closed_on_error(self._db, path):
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute(f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}")
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, SCHEMA_VERSION):
-                raise ConfigError(f"{path} has schema {version}; this version of ftis-node reads {SCHEMA_VERSION}")
+            check_version(self._db, path)
             self._db.executescript(MAKE)
-        except sqlite3.DatabaseError as error:
-            self._db.close()
-            raise explained(error, path) from None
-        except ConfigError:
-            self._db.close()
-            raise
         self._db.execute(f"PRAGMA busy_timeout = {SAVE_BUSY_TIMEOUT_MS}")
 
     def close(self) -> None:
@@ -107,45 +97,30 @@ class ReputationStore:
 
         If another program locks the file, or the disk is full, leave all changes for the next call.
         """
-        if not self._begun():
-            return
-        forgotten = [(peer_id,) for peer_id in reputations.forgotten]
         try:
-            self._db.executemany("DELETE FROM peers WHERE peer_id = ?", forgotten)
-            self._db.executemany(
-                "INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                self._rows(reputations, reputations.changed),
-            )
-            self._db.executemany("INSERT OR REPLACE INTO used VALUES (?, ?, ?)", book.changed_used())
-            self._db.executemany("INSERT OR REPLACE INTO signers VALUES (?, ?)", book.changed_signers())
-            self._db.execute(FORGET_OLD_USED, (MAX_SENDERS,))
-            self._db.executemany("DELETE FROM signers WHERE peer_id = ?", [(signer,) for signer in book.forgotten])
-            self._db.execute("COMMIT")
+            with transaction(self._db):
+                self._write(reputations, book)
         except sqlite3.OperationalError as error:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            if not is_disk_full(error, self._path):
+            if is_busy(error):
+                if not self._is_held:
+                    log.warning("%s is held by another program: bans and trust are saved when it is free", self._path)
+                self._is_held = True
+            elif is_disk_full(error, self._path):
+                log.debug("%s is saved when the disk has space: %s", self._path, error)
+            else:
                 raise
-            log.debug("%s is saved when the disk has space: %s", self._path, error)
             return
+        self._is_held = False
         reputations.forgotten.clear()
         reputations.changed.clear()
         book.saved()
 
-    def _begun(self) -> bool:
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
-            if not is_busy(error):
-                raise
-            if not self._is_held:
-                log.warning("%s is held by another program: bans and trust are saved when it is free", self._path)
-            self._is_held = True
-            return False
-        self._is_held = False
-        return True
-
-    def _rows(self, reputations: ReputationTable, peer_ids: Iterable[str]) -> Iterable[tuple[object, ...]]:
-        for peer_id in sorted(peer_ids):
-            record_of = reputations.record_of(peer_id)
-            yield peer_id, *astuple(record_of.reputation), json.dumps(record_of.reasons), record_of.noted_at
+    def _write(self, reputations: ReputationTable, book: ReceiptBook) -> None:
+        changed = ((peer_id, reputations.record_of(peer_id)) for peer_id in sorted(reputations.changed))
+        rows = ((one, *astuple(it.reputation), json.dumps(it.reasons), it.noted_at) for one, it in changed)
+        self._db.executemany("DELETE FROM peers WHERE peer_id = ?", [(peer_id,) for peer_id in reputations.forgotten])
+        self._db.executemany("INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self._db.executemany("INSERT OR REPLACE INTO used VALUES (?, ?, ?)", book.changed_used())
+        self._db.executemany("INSERT OR REPLACE INTO signers VALUES (?, ?)", book.changed_signers())
+        self._db.execute(FORGET_OLD_USED, (MAX_SENDERS,))
+        self._db.executemany("DELETE FROM signers WHERE peer_id = ?", [(signer,) for signer in book.forgotten])
