@@ -166,24 +166,24 @@ class PauseGate:
         return PauseStatus(self.decision.reason, self.decision.until, self.is_in_effect, self._resumed_at)
 
 
+@dataclass(eq=False, repr=False)
 class MachineObserver:
     """Observer of the facts that a schedule asks for; it reads no others. A program counts until `SETTLE_S` later.
 
     `gpus` are the indices of the node's GPUs; empty: all that this process sees.
     """
 
-    def __init__(
-        self, schedule: ScheduleSection, clock: Callable[[], float] = time.monotonic, *, gpus: Sequence[int] = ()
-    ) -> None:
-        self._schedule = schedule
-        self._clock = clock
-        self._gpus = gpus
+    schedule: ScheduleSection
+    clock: Callable[[], float] = time.monotonic
+    gpus: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
         self._programs, self._gpu_users = (_Recent() for _ in range(2))
         self._has_warned = False
 
     def facts(self) -> MachineFacts:
         """Return the facts of this moment. It takes some milliseconds."""
-        schedule, now = self._schedule, self._clock()
+        schedule, now = self.schedule, self.clock()
         battery = psutil.sensors_battery() if schedule.when_on_battery == "pause" else None
         programs = running_programs() if schedule.while_running else set()
         users = self._users_of(opened_nvml()) if schedule.when_gpu_is_used == "pause" else []
@@ -199,7 +199,7 @@ class MachineObserver:
         if nvml is None:
             return []
         try:
-            return list(other_gpu_users(nvml, self._gpus))
+            return list(other_gpu_users(nvml, self.gpus))
         except (nvml.NVMLError, IndexError) as error:
             if not self._has_warned:
                 log.warning("schedule.when_gpu_is_used has no effect while the GPU's driver fails: %s", error)
