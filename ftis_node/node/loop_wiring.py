@@ -93,12 +93,28 @@ class NodeComponents:
 
 
 class Wiring:
-    """Maker of the loops and components of one node. It makes each of its attributes once, at the first use."""
+    """Maker of the loops and components of one node, each once. It makes those that read the home at the first use."""
 
     def __init__(self, node: NodeComponents) -> None:
-        self.node = node
+        self.node, manifest = node, node.context.manifest
         self.context, self.store, self.gossip, self.peers = node.context, node.store, node.gossip, node.peers
-        self._parts = (node.context, node.store, node.gossip, node.peers)  # as `NodePart` has them
+        self._parts = parts = (node.context, node.store, node.gossip, node.peers)  # as `NodePart` has them
+        self.served = PeerRequestHandler(*parts, node.tokenizer)
+        self.refusals = RefusalTracker(*parts)
+        self.swarm = SwarmReporter(*parts, self.refusals)
+        self.step_shares = StepShares(node.context, node.budget, node.slots, node.store.reader)
+        self.arrivals = AwaitedSenders(longest_wait_s=manifest.step.foreign_wait_s, now=time.monotonic())
+        self.scored = asyncio.Queue[Group](node.slots.capacity)  # from the generate loop to the publish loop
+        self.reannounce_loop = ReannounceLoop(*parts)
+        self.deliver_loop = DeliverLoop(*parts, node.slots)
+        self.offer_loop = OfferLoop(*parts, node.source)
+        self.disk_space_loop = DiskSpaceLoop(node.context, node.store)
+        workers = node.generation, node.eval_tasks, node.tokenizer, node.scorer
+        self.evaluator = Evaluator(node.context, *workers, node.tracking)
+        self.follow_loop = FollowLoop(*parts, node.source, node.tokenizer, node.generation, self.evaluator)
+        observation_form = node.tokenizer.observation_form if manifest.episode else ()
+        self._form = TrainForm(manifest.step.prompt_sharing, node.tokenizer.end_ids, observation_form)
+        self.audit_loop = AuditLoop(*parts, node.learner, self._form)
 
     def serve_peers(self) -> None:
         """Answer the requests of peers from now on."""
@@ -115,30 +131,6 @@ class Wiring:
         )
 
     @cached_property
-    def served(self) -> PeerRequestHandler:
-        return PeerRequestHandler(*self._parts, self.node.tokenizer)
-
-    @cached_property
-    def swarm(self) -> SwarmReporter:
-        return SwarmReporter(*self._parts, self.refusals)
-
-    @cached_property
-    def refusals(self) -> RefusalTracker:
-        return RefusalTracker(*self._parts)
-
-    @cached_property
-    def step_shares(self) -> StepShares:
-        return StepShares(self.context, self.node.budget, self.node.slots, self.store.reader)
-
-    @cached_property
-    def arrivals(self) -> AwaitedSenders:
-        return AwaitedSenders(longest_wait_s=self.context.manifest.step.foreign_wait_s, now=time.monotonic())
-
-    @cached_property
-    def scored(self) -> asyncio.Queue[Group]:
-        return asyncio.Queue(self.node.slots.capacity)
-
-    @cached_property
     def generate_loop(self) -> GenerateLoop:
         node = self.node
         workers = node.scorer, node.generation
@@ -147,14 +139,6 @@ class Wiring:
     @cached_property
     def publish_loop(self) -> PublishLoop:
         return PublishLoop(*self._parts, self.scored, self.intake, self.node.slots)
-
-    @cached_property
-    def reannounce_loop(self) -> ReannounceLoop:
-        return ReannounceLoop(*self._parts)
-
-    @cached_property
-    def deliver_loop(self) -> DeliverLoop:
-        return DeliverLoop(*self._parts, self.node.slots)
 
     @cached_property
     def announcements(self) -> AnnouncementHandler:
@@ -191,21 +175,6 @@ class Wiring:
         return MismatchLoop(*self._parts, self.node.learner, self._form, next_own=self.intake.next_own)
 
     @cached_property
-    def audit_loop(self) -> AuditLoop:
-        return AuditLoop(*self._parts, self.node.learner, self._form)
-
-    @property
-    def _form(self) -> TrainForm:
-        tokenizer, manifest = self.node.tokenizer, self.context.manifest
-        observation_form = tokenizer.observation_form if manifest.episode else ()
-        return TrainForm(manifest.step.prompt_sharing, tokenizer.end_ids, observation_form)
-
-    @cached_property
-    def evaluator(self) -> Evaluator:
-        node = self.node
-        return Evaluator(self.context, node.generation, node.eval_tasks, node.tokenizer, node.scorer, node.tracking)
-
-    @cached_property
     def reporter(self) -> StepReporter:
         node = self.node
         meter = EnergyMeter(node.arrangement.gpus, is_used=self.context.settings.device != "cpu")
@@ -231,15 +200,6 @@ class Wiring:
             takes_turns=node.arrangement.takes_turns,
             last_step=last_step,
         )
-
-    @cached_property
-    def offer_loop(self) -> OfferLoop:
-        return OfferLoop(*self._parts, self.node.source)
-
-    @cached_property
-    def follow_loop(self) -> FollowLoop:
-        node = self.node
-        return FollowLoop(*self._parts, node.source, node.tokenizer, node.generation, self.evaluator)
 
     @cached_property
     def exchange(self) -> GroupExchange:
@@ -274,10 +234,6 @@ class Wiring:
         generation, state = self.node.generation, self.node.learner.state
         if isinstance(generation, GenerationClient) and state is not None:
             generation.begin_with(state.weights, state.proof)
-
-    @cached_property
-    def disk_space_loop(self) -> DiskSpaceLoop:
-        return DiskSpaceLoop(self.context, self.store)
 
     def status_loop(self, *, watchdog: Watchdog | None = None, http_refused: Counter[str] | None = None) -> StatusLoop:
         node = self.node
