@@ -111,16 +111,19 @@ class ReputationStore:
                 raise
             return
         self._is_held = False
-        reputations.forgotten.clear()
-        reputations.changed.clear()
-        book.saved()
+        for pending in (reputations.forgotten, reputations.changed, book.forgotten, book.changed):
+            pending.clear()
 
     def _write(self, reputations: ReputationTable, book: ReceiptBook) -> None:
         changed = ((peer_id, reputations.record_of(peer_id)) for peer_id in sorted(reputations.changed))
         rows = ((one, *astuple(it.reputation), json.dumps(it.reasons), it.noted_at) for one, it in changed)
         self._db.executemany("DELETE FROM peers WHERE peer_id = ?", [(peer_id,) for peer_id in reputations.forgotten])
         self._db.executemany("INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
-        self._db.executemany("INSERT OR REPLACE INTO used VALUES (?, ?, ?)", book.changed_used())
-        self._db.executemany("INSERT OR REPLACE INTO signers VALUES (?, ?)", book.changed_signers())
+        used = ((peer_id, *book.given[peer_id]) for peer_id in book.changed & book.given.keys())
+        signers = (
+            (one, msgspec.json.encode(book.signers[one].days).decode()) for one in book.changed & book.signers.keys()
+        )
+        self._db.executemany("INSERT OR REPLACE INTO used VALUES (?, ?, ?)", used)
+        self._db.executemany("INSERT OR REPLACE INTO signers VALUES (?, ?)", signers)
         self._db.execute(FORGET_OLD_USED, (MAX_SENDERS,))
         self._db.executemany("DELETE FROM signers WHERE peer_id = ?", [(signer,) for signer in book.forgotten])
