@@ -127,7 +127,7 @@ class Wiring:
             is_refused=self.peers.is_banned,
             is_new=self.peers.is_new_peer,
             on_sent=served.sent,
-            on_refusal=served.announcement_refused,
+            on_refusal=lambda peer_id, error: self.peers.refuse_message(peer_id, "announcement", error),
         )
 
     @cached_property

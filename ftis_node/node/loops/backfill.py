@@ -163,7 +163,8 @@ class BackfillLoop(NodePart):
 
     async def _silent_members(self) -> list[str]:
         """Return the members to query, the longest silent first; none if the next step lacks no foreign groups."""
-        if not self.step_shares.lacks_foreign:
+        _, foreign_ready = self.store.reader.ready_counts()
+        if foreign_ready >= self.step_shares.of_next_step()[1]:
             return []
         able = [
             peer_id

@@ -89,7 +89,7 @@ class PeersLoop(NodePart):
             return
         log.info("this machine or process was suspended for %s: the node continues", duration(slept_s))
         self.context.events.write("woke", slept_s=round(slept_s, 1))
-        self.peers.forget_refusals()
+        self.peers.refusals.forget()
         self.on_wake()
 
 

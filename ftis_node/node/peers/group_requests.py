@@ -129,7 +129,3 @@ class PeerRequestHandler(NodePart):
                 self.peers.confirmations.unverified.add(peer_id, group_id)
             elif self.peers.confirmations.confirm(peer_id, group_id):
                 self.context.events.write("confirmed", group=group_id, peer=peer_id)
-
-    def announcement_refused(self, peer_id: str, error: RecordError) -> None:
-        """Charge the sender of an announcement that was too large to read."""
-        self.peers.refuse_message(peer_id, "announcement", error)

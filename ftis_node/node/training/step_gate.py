@@ -128,12 +128,6 @@ class StepShares:
         """Return whether more own groups will be stored: budget is left, or a group is still in generation."""
         return self.context.settings.generates and not (self.budget.is_used_up and not self.slots.in_generation)
 
-    @property
-    def lacks_foreign(self) -> bool:
-        """Return whether fewer foreign groups are READY than the next step takes."""
-        _, foreign_ready = self.reader.ready_counts()
-        return foreign_ready < self.of_next_step()[1]
-
     def of_next_step(self, needs: StepQuota | None = None) -> tuple[int, int]:
         """Return the own and foreign groups of the next step, by signer. `needs` defaults to the manifest's quota."""
         needs = needs or StepQuota.of(self.context.manifest)
