@@ -213,7 +213,7 @@ def test_status_loads_no_heavy_library(tmp_path):
 
 
 NODE_PARTS = (
-    *("supervision", "health", "worker_interfaces", "worker_settings", "pausing", "state", "context", "storage"),
+    *("supervision", "worker_interfaces", "worker_settings", "pausing", "context", "storage"),
     *("peers", "training", "loops", "exchange", "http_api", "loop_wiring", "daemon", "startup"),
 )
 """Folders and files of the node, lowest first: each imports only those below it."""

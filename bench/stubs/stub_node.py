@@ -21,10 +21,9 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip import Gossip
-from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.state import NodeState
 from ftis_node.node.storage.node_store import DiskThread, Store
 from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.node.worker_interfaces import NullGeneration, NullLearner

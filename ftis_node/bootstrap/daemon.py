@@ -17,7 +17,7 @@ from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.node.startup.recovery import opened
 from ftis_node.node.supervision.background import until_signalled
 from ftis_node.node.supervision.process_limits import allow_open_files
-from ftis_node.node.supervision.watchdog import ServiceManager, Watchdog
+from ftis_node.node.supervision.watchdog import Watchdog, service_manager
 from ftis_node.records.identity import Identity
 from ftis_node.report.swarm_history import SwarmHistory
 from ftis_node.telemetry.secrets import keep_secret
@@ -58,7 +58,7 @@ def run_bootstrap_node(
 async def _serve(
     node: BootstrapNode, show: Callable[[list[str]], None], api: BootstrapApi, *, home: Home, status_port: int
 ) -> None:
-    with Watchdog(manager=ServiceManager.from_environment()).watching():
+    with Watchdog(manager=service_manager()).watching():
         try:
             await node.start()
             async with api.serve(port=status_port) as url:

@@ -1,7 +1,7 @@
 """Files of a home: the marker, `node.toml` of its operator, and the settings of its last start with their command.
 
 The marker `home.json` has the number of the schema. A home with another number is refused, because no version but the
-present one has been released. It also has the epoch of the last start (`node/storage/number_epochs.py`).
+present one has been released. It also has the epoch of the last start (`node/storage/node_store.py`).
 """
 
 from __future__ import annotations

@@ -21,37 +21,34 @@ from ftis_node.models import ModelSource, PromptTokenizer
 from ftis_node.node.context import NodeContext
 from ftis_node.node.exchange.trainer_exchange import GroupExchange
 from ftis_node.node.loops.announcement_shards import ShardsLoop
-from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.loops.backfill import BackfillLoop
-from ftis_node.node.loops.deliver import DeliverLoop
+from ftis_node.node.loops.confirmations import DeliverLoop, ReannounceLoop
 from ftis_node.node.loops.directory import DirectoryLoop
-from ftis_node.node.loops.engine_mismatch import MismatchLoop
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.loops.intake import IntakeLoop
+from ftis_node.node.loops.logprob_checks import AuditLoop, MismatchLoop
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.loops.publish import PublishLoop
 from ftis_node.node.loops.pull import PullLoop
-from ftis_node.node.loops.reannounce import ReannounceLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import DeliverWeights, TrainLoop, update_engine
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
-from ftis_node.node.loops.weight_offer import OfferLoop
-from ftis_node.node.pausing.machine_observer import MachineObserver
+from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
+from ftis_node.node.pausing import MachineObserver
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.group_requests import PeerRequestHandler
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import OwnRecord
+from ftis_node.node.peers.swarm_log_lines import RefusalTracker
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.evaluator import Evaluator
-from ftis_node.node.training.generation_slots import SlotPool
-from ftis_node.node.training.step_gate import StepGate, TimedStepGate
+from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
+from ftis_node.node.training.step_gate import StepGate, StepShares, TimedStepGate
+from ftis_node.node.training.step_groups import StepPeers, TrainForm
 from ftis_node.node.training.step_report import StepReporter
-from ftis_node.node.training.step_shares import StepShares
-from ftis_node.node.training.token_budget import GenerateBudget
-from ftis_node.node.training.version_bound import newest_offered
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.records.group import Group
 from ftis_node.swarm.arrivals import AwaitedSenders
@@ -96,12 +93,28 @@ class NodeComponents:
 
 
 class Wiring:
-    """Maker of the loops and components of one node. It makes each of its attributes once, at the first use."""
+    """Maker of the loops and components of one node, each once. It makes those that read the home at the first use."""
 
     def __init__(self, node: NodeComponents) -> None:
-        self.node = node
+        self.node, manifest = node, node.context.manifest
         self.context, self.store, self.gossip, self.peers = node.context, node.store, node.gossip, node.peers
-        self._parts = (node.context, node.store, node.gossip, node.peers)  # as `NodePart` has them
+        self._parts = parts = (node.context, node.store, node.gossip, node.peers)  # as `NodePart` has them
+        self.served = PeerRequestHandler(*parts, node.tokenizer)
+        self.refusals = RefusalTracker(*parts)
+        self.swarm = SwarmReporter(*parts, self.refusals)
+        self.step_shares = StepShares(node.context, node.budget, node.slots, node.store.reader)
+        self.arrivals = AwaitedSenders(longest_wait_s=manifest.step.foreign_wait_s, now=time.monotonic())
+        self.scored = asyncio.Queue[Group](node.slots.capacity)  # from the generate loop to the publish loop
+        self.reannounce_loop = ReannounceLoop(*parts)
+        self.deliver_loop = DeliverLoop(*parts, node.slots)
+        self.offer_loop = OfferLoop(*parts, node.source)
+        self.disk_space_loop = DiskSpaceLoop(node.context, node.store)
+        workers = node.generation, node.eval_tasks, node.tokenizer, node.scorer
+        self.evaluator = Evaluator(node.context, *workers, node.tracking)
+        self.follow_loop = FollowLoop(*parts, node.source, node.tokenizer, node.generation, self.evaluator)
+        observation_form = node.tokenizer.observation_form if manifest.episode else ()
+        self._form = TrainForm(manifest.step.prompt_sharing, node.tokenizer.end_ids, observation_form)
+        self.audit_loop = AuditLoop(*parts, node.learner, self._form)
 
     def serve_peers(self) -> None:
         """Answer the requests of peers from now on."""
@@ -114,29 +127,8 @@ class Wiring:
             is_refused=self.peers.is_banned,
             is_new=self.peers.is_new_peer,
             on_sent=served.sent,
-            on_refusal=served.announcement_refused,
+            on_refusal=lambda peer_id, error: self.peers.refuse_message(peer_id, "announcement", error),
         )
-
-    @cached_property
-    def served(self) -> PeerRequestHandler:
-        return PeerRequestHandler(*self._parts, self.node.tokenizer)
-
-    @cached_property
-    def swarm(self) -> SwarmReporter:
-        return SwarmReporter(*self._parts)
-
-    @cached_property
-    def step_shares(self) -> StepShares:
-        return StepShares(self.context, self.node.budget, self.node.slots, self.store.reader)
-
-    @cached_property
-    def arrivals(self) -> AwaitedSenders:
-        return AwaitedSenders(longest_wait_s=self.context.manifest.step.foreign_wait_s, now=time.monotonic())
-
-    @cached_property
-    def scored(self) -> asyncio.Queue[Group]:
-        """Return the queue from the generate loop to the publish loop."""
-        return asyncio.Queue(self.node.slots.capacity)
 
     @cached_property
     def generate_loop(self) -> GenerateLoop:
@@ -147,14 +139,6 @@ class Wiring:
     @cached_property
     def publish_loop(self) -> PublishLoop:
         return PublishLoop(*self._parts, self.scored, self.intake, self.node.slots)
-
-    @cached_property
-    def reannounce_loop(self) -> ReannounceLoop:
-        return ReannounceLoop(*self._parts)
-
-    @cached_property
-    def deliver_loop(self) -> DeliverLoop:
-        return DeliverLoop(*self._parts, self.node.slots)
 
     @cached_property
     def announcements(self) -> AnnouncementHandler:
@@ -188,22 +172,7 @@ class Wiring:
 
     @cached_property
     def mismatch_loop(self) -> MismatchLoop:
-        return MismatchLoop(*self._parts, self.node.learner, *self._form, next_own=self.intake.next_own)
-
-    @cached_property
-    def audit_loop(self) -> AuditLoop:
-        return AuditLoop(*self._parts, self.node.learner, *self._form)
-
-    @property
-    def _form(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The end ids of this node's model, and in a run of episodes the ids around an observation."""
-        tokenizer = self.node.tokenizer
-        return tokenizer.end_ids, tokenizer.observation_form if self.context.manifest.episode else ()
-
-    @cached_property
-    def evaluator(self) -> Evaluator:
-        node = self.node
-        return Evaluator(self.context, node.generation, node.eval_tasks, node.tokenizer, node.scorer, node.tracking)
+        return MismatchLoop(*self._parts, self.node.learner, self._form, next_own=self.intake.next_own)
 
     @cached_property
     def reporter(self) -> StepReporter:
@@ -221,9 +190,9 @@ class Wiring:
         return TrainLoop(
             *self._parts,
             node.learner,
-            *self._form,
             node.generation,
             node.slots,
+            StepPeers(self.context, self.peers, self._form),
             self.reporter,
             self.evaluator,
             gate=gate,
@@ -233,18 +202,9 @@ class Wiring:
         )
 
     @cached_property
-    def offer_loop(self) -> OfferLoop:
-        return OfferLoop(*self._parts, self.node.source)
-
-    @cached_property
-    def follow_loop(self) -> FollowLoop:
-        node = self.node
-        return FollowLoop(*self._parts, node.source, node.tokenizer, node.generation, self.evaluator)
-
-    @cached_property
     def exchange(self) -> GroupExchange:
         node = self.node
-        workers, checks = (node.tokenizer, node.scorer, node.slots), self.intake.own_checks
+        workers, checks = (node.tokenizer, node.scorer, node.slots), self.intake.own.context
         return GroupExchange(*self._parts, node.task, *workers, checks, publish_scored=self.publish_loop.publish)
 
     @cached_property
@@ -252,7 +212,7 @@ class Wiring:
         """Return the loop. A generator pulls no groups, so it needs none of an earlier time either."""
         record = OwnRecord(*self._parts, self.node.generation, self.node.learner)
         backfill = None if self.context.settings.role == "generator" else self.backfill
-        return DirectoryLoop(*self._parts, record, backfill, self.swarm)
+        return DirectoryLoop(*self._parts, record, backfill, self.refusals)
 
     @cached_property
     def peers_loop(self) -> PeersLoop:
@@ -274,10 +234,6 @@ class Wiring:
         generation, state = self.node.generation, self.node.learner.state
         if isinstance(generation, GenerationClient) and state is not None:
             generation.begin_with(state.weights, state.proof)
-
-    @cached_property
-    def disk_space_loop(self) -> DiskSpaceLoop:
-        return DiskSpaceLoop(self.context, self.store)
 
     def status_loop(self, *, watchdog: Watchdog | None = None, http_refused: Counter[str] | None = None) -> StatusLoop:
         node = self.node

@@ -80,12 +80,12 @@ def open_writer(path: Path) -> sqlite3.Connection:
     check_database(path)
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
-    with _closed_on_error(connection, path):
+    with closed_on_error(connection, path):
         connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")  # has an effect only on an empty file
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA journal_size_limit = {MAX_JOURNAL_BYTES}")
-        _check_version(connection, path)
+        check_version(connection, path)
         connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
     return connection
 
@@ -106,13 +106,14 @@ def open_reader(path: Path) -> sqlite3.Connection:
         raise ConfigError(f"no replay buffer at {path}: has a node run with this home?")
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)
     connection.row_factory = sqlite3.Row
-    with _closed_on_error(connection, path):
-        _check_version(connection, path)
+    with closed_on_error(connection, path):
+        check_version(connection, path)
     return connection
 
 
 @contextmanager
-def _closed_on_error(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
+def closed_on_error(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """Close the connection if the block raises, and explain the error."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -128,7 +129,8 @@ def check_schema(path: Path) -> None:
     open_reader(path).close()
 
 
-def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+def check_version(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise DamagedError for an impossible schema number, ConfigError for that of another version of ftis-node."""
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if not 0 <= version <= MAX_VERSION:
         raise DamagedError(f"{path} is damaged (schema {version}): the next start of the node replaces it")

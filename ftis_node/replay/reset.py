@@ -4,7 +4,7 @@ Rollouts expire within `step.max_age_s`, so the rows of a damaged file are worth
 is used twice and no sequence number is assigned twice:
 
     peers' groups from before the reset are refused      `reset_at` in `totals`
-    the next start begins a new epoch of numbers          `node/storage/number_epochs.py`
+    the next start begins a new epoch of numbers          `node/storage/node_store.py`
 """
 
 from __future__ import annotations

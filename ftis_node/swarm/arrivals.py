@@ -69,7 +69,6 @@ class AwaitedSenders:
         self._are_slow = False  # the senders of the last answer
 
     def arrived(self, sender: str, *, now: float) -> None:
-        """Note a usable group of a sender."""
         record = self._record_of(sender)
         if record.last_at is None:
             record.first_at = now

@@ -123,8 +123,11 @@ def make_view(
     """
     signed = [(row.peer_id, row.step or 0, row.receipts) for row in rows]
     totals = totals_by_key(signed, run.limits)
-    rows = [_with_used(row, totals.get(receipt_key(row.peer_id), Used())) for row in rows]
-    newest = sorted(rows, key=lambda row: (row.peer_id != own_id, -min(row.seen_at, now), row.peer_id))
+    ranked = []
+    for row in rows:
+        used = totals.get(receipt_key(row.peer_id), Used())
+        ranked.append(msgspec.structs.replace(row, used_groups=used.groups, used_tokens=used.tokens, receipts=()))
+    newest = sorted(ranked, key=lambda row: (row.peer_id != own_id, -min(row.seen_at, now), row.peer_id))
     return SwarmView(
         run=run,
         taken_at=now,
@@ -133,7 +136,3 @@ def make_view(
         num_unreadable=num_unreadable,
         num_omitted=max(0, len(newest) - MAX_ROWS),
     )
-
-
-def _with_used(row: SwarmRow, used: Used) -> SwarmRow:
-    return msgspec.structs.replace(row, used_groups=used.groups, used_tokens=used.tokens, receipts=())

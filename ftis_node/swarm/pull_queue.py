@@ -297,5 +297,4 @@ def _rank(known: _Known) -> tuple[bool, bool, float]:
 
 
 def _num_others(waiting: dict[bytes, _Known]) -> int:
-    """Return the number of items that are not assigned."""
     return sum(not known.item.is_assigned for known in waiting.values())

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple, TypeVar
 
-import msgspec
-
 from ftis_node.config.manifest import RunManifest
 from ftis_node.records.bounds import MAX_INTEGER, MAX_RECEIPTS
 from ftis_node.records.envelope import PeerRecord
@@ -97,13 +95,13 @@ class ReceiptBook:
     limits: StepLimits = NO_LIMITS
     given: LruDict[str, Used] = field(default_factory=lambda: LruDict(MAX_SENDERS))
     signers: LruDict[str, Signer] = field(default_factory=lambda: LruDict(MAX_SIGNERS))
-    forgotten: set[str] = field(default_factory=set)  # signers whose row is to delete
-    _changed: set[str] = field(default_factory=set)  # rows of both tables to save
+    forgotten: set[str] = field(default_factory=set)  # signers to delete; the owner clears both sets
+    changed: set[str] = field(default_factory=set)  # rows of both tables to save
 
     def note_used(self, sender: str, num_tokens: int) -> None:
         """Add a group of a sender on which this node has trained, or an own one that it has published."""
         self.given[sender] = self.given.get(sender, Used()).with_group(num_tokens)
-        self._changed.add(sender)
+        self.changed.add(sender)
 
     def receipts(self, turn: int) -> tuple[Receipt, ...]:
         """Return the receipts for this node's record: all, or as many as a record holds, others in each turn."""
@@ -143,7 +141,7 @@ class ReceiptBook:
             del self.signers[least]
             self.forgotten.add(least)
         self.signers[record.peer_id] = Signer({day: days[day] for day in newest})
-        self._changed.add(record.peer_id)
+        self.changed.add(record.peer_id)
         self.forgotten.discard(record.peer_id)
         return ""
 
@@ -162,17 +160,6 @@ class ReceiptBook:
             recent_peers=sum(groups > 0 for groups in recent),
             recent_groups=sum(recent),
         )
-
-    def changed_used(self) -> Iterator[tuple[str, int, int]]:
-        yield from ((peer_id, *self.given[peer_id]) for peer_id in self._changed & self.given.keys())
-
-    def changed_signers(self) -> Iterator[tuple[str, str]]:
-        for peer_id in self._changed & self.signers.keys():
-            yield peer_id, msgspec.json.encode(self.signers[peer_id].days).decode()
-
-    def saved(self) -> None:
-        self._changed.clear()
-        self.forgotten.clear()
 
 
 def in_turn(items: Sequence[T], turn: int, *, most: int) -> list[T]:

@@ -151,16 +151,9 @@ class Reputation:
         return replace(self.unbanned(now=now) if trusted else self, trusted=trusted)
 
     def _after_forgiving(self, now: float) -> Reputation:
-        """Return the record with one past ban fewer for each day without a ban."""
-        if not self.num_bans:
-            return self
-        expired = int(max(0.0, now - self.banned_until) // FORGIVE_BAN_S)
-        if not expired:
-            return self
+        days = int(max(0.0, now - self.banned_until) // FORGIVE_BAN_S) if self.num_bans else 0
         return replace(
-            self,
-            num_bans=max(0, self.num_bans - expired),
-            banned_until=self.banned_until + expired * FORGIVE_BAN_S,
+            self, num_bans=max(0, self.num_bans - days), banned_until=self.banned_until + days * FORGIVE_BAN_S
         )
 
 
@@ -207,8 +200,7 @@ class ReputationTable:
         return self._peers.get(peer_id) or PeerReputation()
 
     def is_banned(self, peer_id: str, *, now: float) -> bool:
-        record = self._peers.get(peer_id)
-        return record is not None and record.reputation.is_banned(now=now)
+        return self.reputation(peer_id).is_banned(now=now)
 
     def note(
         self, peer_id: str, behaviour: Behaviour, *, now: float, reason: str = "", credit: float = 1.0

@@ -70,7 +70,6 @@ class SequenceTracker:
             self._gaps = [part for gap in self._gaps for part in _without(gap, number)]
 
     def note_tail(self, last_number: int) -> None:
-        """Add the last number in the sender's directory record."""
         if last_number > self.highest:
             self._add_missing(last_number)
             self.highest = last_number
@@ -97,7 +96,6 @@ class SequenceTracker:
 
 
 def _without(gap: SequenceGap, number: int) -> list[SequenceGap]:
-    """Return the parts of a gap that remain after one of its numbers arrived."""
     if not gap.first <= number <= gap.last:
         return [gap]
     parts = [gap._replace(last=number - 1), gap._replace(first=number + 1)]

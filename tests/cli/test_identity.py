@@ -9,7 +9,7 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
-from ftis_node.node.storage.number_epochs import begin_epoch
+from ftis_node.node.storage.node_store import begin_epoch
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.swarm.sequence import epoch_of

@@ -10,7 +10,7 @@ import pytest
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.schedule import ScheduleSection, is_within, next_start, parse_hours
-from ftis_node.node.pausing.policy import RUN, Command, Decision, MachineFacts, decide
+from ftis_node.node.pausing import RUN, Command, Decision, MachineFacts, decide
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node.peers.copied_groups:CopyCatalog.note_announced",
         "records.envelope:open_announcement",
     ),
-    Place.AUDIT: ("node.loops.engine_mismatch:sampled_by", "replay.stored_rows:StoredGroup.from_accepted"),
+    Place.AUDIT: ("node.loops.logprob_checks:sampled_by", "replay.stored_rows:StoredGroup.from_accepted"),
     Place.CATCH_UP: ("gossip.frames:ItemCollector.add",),
-    Place.COUNT: ("node.loops.audit:AuditLoop.offer",),
+    Place.COUNT: ("node.loops.logprob_checks:AuditLoop.offer",),
     Place.DIAL: (CONNECT,),
     Place.DIRECTORY: (
         "gossip.directory.entries:has_valid_expiry",

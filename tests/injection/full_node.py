@@ -24,8 +24,8 @@ from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node import daemon
 from ftis_node.node.daemon import run_node
 from ftis_node.node.loop_wiring import NodeComponents, Wiring
-from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.loops.directory import DirectoryLoop
+from ftis_node.node.loops.logprob_checks import AuditLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import gossip_limits

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 from ftis_node.gossip.types import GossipLimits
-from ftis_node.node.loops.send_confirmations import MAX_IDS
+from ftis_node.node.loops.confirmations import MAX_IDS
 from ftis_node.swarm.delivery import IdsByPeer
 
 

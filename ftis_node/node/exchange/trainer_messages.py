@@ -80,6 +80,4 @@ class TakenGroup(msgspec.Struct, frozen=True):
 
 
 class TakeAnswer(msgspec.Struct, frozen=True):
-    """Answer to a `TakeRequest`."""
-
     groups: list[TakenGroup]

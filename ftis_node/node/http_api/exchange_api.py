@@ -3,22 +3,22 @@
     POST /exchange/publish   OwnGroup     ->  200 PublishedGroup | 422 refused for good | 503 refused for now
     POST /exchange/take      TakeRequest  ->  200 TakeAnswer
 
-A refusal is JSON, {"error": "one line", "reason": "word"}. Both routes need the token of the home (`local_api.py`).
+A refusal is JSON, {"error": "one line", "reason": "word"}. Both routes need the token of the home (`http_port.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
-from ftis_node.config.home import TOKEN_HEADER
 from ftis_node.node.exchange.trainer_exchange import PASSING, GroupExchange
 from ftis_node.node.exchange.trainer_messages import OwnGroup, PublishedGroup, TakeAnswer, TakenGroup, TakeRequest
-from ftis_node.node.http_api.auth import is_same_secret
 from ftis_node.telemetry.terminal_text import one_line
 from ftis_node.validation import Refusal
 
@@ -32,44 +32,31 @@ Message = TypeVar("Message", OwnGroup, TakeRequest)
 
 
 class _Refused(Exception):
-    """Refusal of a request or of its group, with the HTTP status and the reason in one word."""
-
     def __init__(self, status: int, refusal: Refusal) -> None:
         super().__init__(refusal.detail)
         self.status = status
         self.reason = refusal.reason
 
 
+@dataclass(eq=False, repr=False)
 class ExchangeApi:
-    """Handlers of the two routes."""
+    """Handlers of the two routes. `max_group_bytes` bounds a group's tokens, as it bounds the envelope of the run."""
 
-    def __init__(self, exchange: GroupExchange, *, max_group_bytes: int) -> None:
-        """`max_group_bytes` bounds the tokens of a group, as it bounds the envelope of the run."""
-        self._exchange = exchange
-        self._max_group_bytes = max_group_bytes
-        self._token = ""
-        self._num_pending = 0
+    exchange: GroupExchange
+    max_group_bytes: int
+    _num_pending: int = field(default=0, init=False)
 
-    def add_routes(self, app: web.Application, token: str) -> None:
-        """Add the routes. Each request needs `token`."""
-        self._token = token
-        app.router.add_post("/exchange/publish", self.publish)
-        app.router.add_post("/exchange/take", self.take)
-
-    async def publish(self, request: web.Request) -> web.Response:
-        return await _answered(self._publish(request))
-
-    async def take(self, request: web.Request) -> web.Response:
-        return await _answered(self._take(request))
+    def add_routes(self, app: web.Application) -> None:
+        app.router.add_post("/exchange/publish", partial(_answered, self._publish))
+        app.router.add_post("/exchange/take", partial(_answered, self._take))
 
     async def _publish(self, request: web.Request) -> PublishedGroup:
-        self._require_token(request)
         if self._num_pending >= MAX_PENDING:
             raise _Refused(503, Refusal("busy", f"{MAX_PENDING} groups wait to be scored"))
         self._num_pending += 1
         try:
-            offered = await _read(request, OwnGroup, max_bytes=self._max_group_bytes + PROMPT_BYTES)
-            answer = await self._exchange.publish(offered)
+            offered = await _read(request, OwnGroup, max_bytes=self.max_group_bytes + PROMPT_BYTES)
+            answer = await self.exchange.publish(offered)
         finally:
             self._num_pending -= 1
         if isinstance(answer, Refusal):
@@ -77,20 +64,13 @@ class ExchangeApi:
         return answer
 
     async def _take(self, request: web.Request) -> TakeAnswer:
-        self._require_token(request)
         requested = await _read(request, TakeRequest, max_bytes=MAX_TAKE_BYTES)
-        groups = await self._exchange.take(requested.count)
+        groups = await self.exchange.take(requested.count)
         taken = [
             TakenGroup(one.id, one.prompt_ids, one.body, list(one.rewards), list(map(list, one.observation_ids)))
             for one in groups
         ]
         return TakeAnswer(taken)
-
-    def _require_token(self, request: web.Request) -> None:
-        if not self._token or not is_same_secret(request.headers.get(TOKEN_HEADER, ""), self._token):
-            raise _Refused(
-                403, Refusal("token", f"this request needs the header {TOKEN_HEADER} with the token in the home")
-            )
 
 
 async def _read(request: web.Request, kind: type[Message], *, max_bytes: int) -> Message:
@@ -107,8 +87,8 @@ async def _read(request: web.Request, kind: type[Message], *, max_bytes: int) ->
         raise _Refused(400, Refusal("malformed", f"no {kind.__name__}: {one_line(str(error))}")) from None
 
 
-async def _answered(work: Awaitable[PublishedGroup | TakeAnswer]) -> web.Response:
+async def _answered(answer: Callable[[web.Request], Awaitable[object]], request: web.Request) -> web.Response:
     try:
-        return web.Response(body=msgspec.msgpack.encode(await work), content_type=CONTENT_TYPE)
+        return web.Response(body=msgspec.msgpack.encode(await answer(request)), content_type=CONTENT_TYPE)
     except _Refused as refused:
         return web.json_response({"error": one_line(str(refused)), "reason": refused.reason}, status=refused.status)

@@ -15,9 +15,8 @@ server that did not allow it.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -26,24 +25,24 @@ from typing import Any, TypeAlias
 
 from aiohttp import web
 
-from ftis_node.config.home import TOKEN_HEADER
 from ftis_node.errors import UsageError
-from ftis_node.files import parse_json, replace_file
-from ftis_node.node.http_api.auth import is_same_secret, own_names_only
-from ftis_node.node.http_api.http_port import open_port
+from ftis_node.files import parse_json
+from ftis_node.node.http_api.http_port import open_port, own_names_only, token_for_changes, write_token
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, add_probes
 from ftis_node.node.loops.pause import ACTIONS as PAUSE_ACTIONS
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.loops.status import StatusLoop
-from ftis_node.node.peers.peer_control import ACTIONS, change_peer
+from ftis_node.node.pausing import length_of
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
-from ftis_node.telemetry.secrets import keep_secret
+from ftis_node.swarm.peer_rows import find_peer
 from ftis_node.telemetry.terminal_text import one_line
 
 HOST = "127.0.0.1"
-TOKEN_BYTES = 16
 MAX_REQUEST_BYTES = 4096
 BODY_S = 10.0
+ACTIONS = ("ban", "unban", "trust")
+MAX_BAN_S = 10 * 365 * 86400.0
 Change: TypeAlias = "Callable[[dict[str, Any]], dict[str, Any]]"
 
 
@@ -52,14 +51,14 @@ class LocalApi:
     """Handlers over the status loop's latest snapshot, the reporter of the swarm and the operator's actions.
 
     `token_file` gets a new token when the port opens. Requests for changes must contain it. `add_exchange` adds the
-    routes for a trainer, with this token. `pauses` is None for a node without workers.
+    routes for a trainer. `pauses` is None for a node without workers.
     """
 
     status: StatusLoop
     swarm: SwarmReporter
     _: KW_ONLY
     token_file: Path
-    add_exchange: Callable[[web.Application, str], None] | None = None
+    add_exchange: Callable[[web.Application], None] | None = None
     pauses: PauseLoop | None = None
 
     async def show_status(self, request: web.Request) -> web.Response:
@@ -69,24 +68,23 @@ class LocalApi:
         return web.json_response(self.swarm.rows())
 
     async def show_swarm(self, request: web.Request) -> web.Response:
-        """Return the view of the swarm, in a list."""
         return web.json_response([self.swarm.view().as_dict()])
 
     @asynccontextmanager
     async def serve(self, *, port: int) -> AsyncIterator[str]:
         """Serve while the block runs; yield the base URL. Raise UsageError if the port is taken."""
-        app = web.Application(middlewares=[own_names_only], client_max_size=MAX_REQUEST_BYTES)
+        checks = [own_names_only, token_for_changes(write_token(self.token_file))]
+        app = web.Application(middlewares=checks, client_max_size=MAX_REQUEST_BYTES)
         app.router.add_get("/status", self.show_status)
         app.router.add_get("/peers", self.show_peers)
         app.router.add_get("/swarm", self.show_swarm)
         add_probes(app, MonitoringApi(self.status))
-        token = write_token(self.token_file)
-        add_control(app, partial(change_peer, self.swarm.peers, self.swarm.rows), token)
+        add_control(app, partial(change_peer, self.swarm.peers, self.swarm.rows))
         for action in PAUSE_ACTIONS:
             change = _refuse_pause if self.pauses is None else partial(self.pauses.change, action)
-            app.router.add_post(f"/{action}", partial(_handle, change, token))
+            app.router.add_post(f"/{action}", partial(_handle, change))
         if self.add_exchange is not None:
-            self.add_exchange(app, token)
+            self.add_exchange(app)
         async with serve_status(app, port=port, refused=self.status.http_refused) as url:
             yield url
 
@@ -100,23 +98,34 @@ async def serve_status(app: web.Application, *, port: int, refused: Counter[str]
         yield f"http://{HOST}:{bound_port}"
 
 
-def write_token(token_file: Path) -> str:
-    """Return a new token, written to `token_file`."""
-    token = secrets.token_hex(TOKEN_BYTES)
-    keep_secret(token)
-    replace_file(token_file, token.encode(), mode=0o600)
-    return token
-
-
-def add_control(app: web.Application, change: Callable[..., dict[str, Any]], token: str) -> None:
+def add_control(app: web.Application, change: Callable[..., dict[str, Any]]) -> None:
     """Add a route for each action on peers; `change` takes the action and the arguments."""
     for action in ACTIONS:
-        app.router.add_post(f"/peers/{action}", partial(_handle, partial(change, action), token))
+        app.router.add_post(f"/peers/{action}", partial(_handle, partial(change, action)))
 
 
-async def _handle(change: Change, token: str, request: web.Request) -> web.Response:
-    if not is_same_secret(request.headers.get(TOKEN_HEADER, ""), token):
-        return _refused(f"this request needs the header {TOKEN_HEADER} with the token in the node's home", 403)
+def change_peer(
+    peers: PeerManager, rows: Callable[[], list[dict[str, Any]]], action: str, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Do one of ACTIONS for the peer that `arguments["peer"]` names, and return its new row.
+
+    `rows` are those of `peers --json`, to resolve names and shortened ids. `ban` takes `for_s` (seconds, by default the
+    settings' longest time), `trust` takes `trusted`. Raise UsageError.
+    """
+    peer_id = find_peer(str(arguments.get("peer", "")), rows())
+    match action:
+        case "ban":
+            peers.ban(peer_id, length_of(arguments, most_s=MAX_BAN_S))
+        case "unban":
+            peers.unban(peer_id)
+        case "trust":
+            peers.trust(peer_id, arguments.get("trusted", True) is True)
+        case _:
+            raise UsageError(f"{action!r} is none of {', '.join(ACTIONS)}")
+    return {"peer_id": peer_id, **peers.row(peer_id)}
+
+
+async def _handle(change: Change, request: web.Request) -> web.Response:
     try:
         async with asyncio.timeout(BODY_S):
             arguments = parse_json(await request.read(), source="the request")

@@ -5,7 +5,7 @@
 
 The local port serves them. If `observe.listen` is set, a second port for other machines serves only them. The second
 port opens before the models load, so that no probe restarts a node during a long load. Its `/metrics` requires a token
-(auth.py).
+(`http_port.py`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from ftis_node.node.http_api.auth import bearers_only, own_names_only
-from ftis_node.node.http_api.http_port import open_port
+from ftis_node.node.http_api.http_port import bearers_only, open_port, own_names_only
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.telemetry.metrics import CONTENT_TYPE, render_metrics
 from ftis_node.telemetry.status import Status
@@ -42,12 +41,10 @@ class MonitoringApi:
         return web.Response(body=render_metrics(self.newest()), headers={"Content-Type": CONTENT_TYPE})
 
     async def show_health(self, request: web.Request) -> web.Response:
-        """Return 200, or 503 with the problems that only a restart fixes."""
         problems = self.status.problems if self.status else []
         return _answer("\n".join(problems), well="ok" if self.status else "starting")
 
     async def show_readiness(self, request: web.Request) -> web.Response:
-        """Return 200, or 503 with the missing components."""
         if self.status is None:
             return _answer("the models are loading, or the network is starting", well="")
         return _answer("\n".join(self.status.problems) or self.status.latest.health.waits_for, well="ready")

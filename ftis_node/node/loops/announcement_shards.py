@@ -40,7 +40,6 @@ class ShardsLoop(NodePart):
         self._read: frozenset[int] = frozenset()
 
     async def run(self) -> None:
-        """Run until canceled."""
         await self._choose(count=min(FIRST_SHARDS, self._num_shards))
         while True:
             before, counted_at = self.announcements.announcements_by_shard.total(), time.monotonic()
@@ -73,7 +72,7 @@ class ShardsLoop(NodePart):
         await self.gossip.read_shards(chosen)
         news, self._read = chosen - self._read, chosen
         self.context.state.read_shards = chosen
-        self.backfill.read_shards(chosen)
+        self.backfill.shards = chosen
         self.context.events.write("shards", read=sorted(chosen))
         log.debug("reading announcements of %d of %d shards", len(chosen), self._num_shards)
         for peer_id in await self.gossip.members():

@@ -23,7 +23,7 @@ from ftis_node.gossip import FetchOutcome
 from ftis_node.node.peers.announcements import MAX_SENDERS, AnnouncementHandler
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.outgoing_slots import ANSWERED, Pace, QuerySlots
-from ftis_node.node.training.step_shares import StepShares
+from ftis_node.node.training.step_gate import StepShares
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.peer_messages import BackfillRequest
@@ -59,7 +59,7 @@ class BackfillLoop(NodePart):
         self._due: dict[str, bool] = {}  # members to query for missed groups, and whether for those of all senders
         self._has_due = asyncio.Event()
         self._filling: set[str] = set()  # senders whose gaps are queried
-        self._shards: frozenset[int] | None = None  # the shards that this node reads; None: all
+        self.shards: frozenset[int] | None = None  # gossip shards whose senders it tracks and queries; None: all
 
     async def run(self) -> None:
         """Run until canceled. A slow peer delays no request to a quick one."""
@@ -70,10 +70,6 @@ class BackfillLoop(NodePart):
                 self._fill_gaps(tasks, await self.gossip.members())
                 for peer_id in await self._silent_members():
                     self.catch_up(peer_id)
-
-    def read_shards(self, shards: frozenset[int]) -> None:
-        """Track and query only the senders in these gossip shards from now on."""
-        self._shards = shards
 
     def catch_up(self, peer_id: str) -> None:
         """Query a member for its missed groups soon; query the first few new members for the groups of all senders."""
@@ -101,11 +97,8 @@ class BackfillLoop(NodePart):
         finally:
             if self._slots.turned_slow(peer_id):
                 self._due[peer_id] = is_for_all
-            self._release(peer_id)
-
-    def _release(self, peer_id: str) -> None:
-        self._slots.release(peer_id)
-        self._has_due.set()
+            self._slots.release(peer_id)
+            self._has_due.set()
 
     async def _catch_up(self, peer_id: str, *, is_for_all: bool) -> None:
         tracker, is_known = self.announcements.tracker_of(peer_id), peer_id in self._caught_up
@@ -146,7 +139,6 @@ class BackfillLoop(NodePart):
                 tasks.create_task(filling, name=f"backfill-gaps-{sender[-6:]}")
 
     def _holder_of(self, sender: str, gap: SequenceGap, members: Sequence[str]) -> str | None:
-        """Return the sender first if it is a member; after a try without result, any member."""
         able = [peer for peer in members if self._may_ask(peer)]  # without those in a pause after a failure
         if sender in able and not gap.tries:
             return sender
@@ -166,11 +158,13 @@ class BackfillLoop(NodePart):
                     return  # one gap in a turn of a slow peer, or of one that failed
         finally:
             self._filling.remove(sender)
-            self._release(peer_id)
+            self._slots.release(peer_id)
+            self._has_due.set()
 
     async def _silent_members(self) -> list[str]:
         """Return the members to query, the longest silent first; none if the next step lacks no foreign groups."""
-        if not self.step_shares.lacks_foreign:
+        _, foreign_ready = self.store.reader.ready_counts()
+        if foreign_ready >= self.step_shares.of_next_step()[1]:
             return []
         able = [
             peer_id
@@ -204,11 +198,10 @@ class BackfillLoop(NodePart):
         return newest, len(fetched.items), fetched.outcome
 
     def _may_ask(self, peer_id: str) -> bool:
-        """Return whether to query a member: not banned, and not in a pause after a failed request."""
         may_work = self.gossip.guard.may_work(peer_id) and not self.peers.is_banned(peer_id)
         return may_work and self._pauses.is_due(peer_id, now=time.monotonic())
 
     def _follows(self, peer_id: str) -> bool:
         num_shards = self.context.manifest.wire.announcement_shards
-        is_read = self._shards is None or shard_of(peer_id, num_shards) in self._shards
+        is_read = self.shards is None or shard_of(peer_id, num_shards) in self.shards
         return is_read and not self.peers.is_banned(peer_id)

@@ -15,8 +15,7 @@ from ftis_node.errors import RecordError
 from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.own_record import OwnRecord, release_differences
-from ftis_node.node.peers.swarm_log_lines import SwarmLogMessages
-from ftis_node.node.peers.swarm_reporter import SwarmReporter
+from ftis_node.node.peers.swarm_log_lines import RefusalTracker, SwarmLogMessages
 from ftis_node.node.supervision.background import wait_at_most
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.swarm.peer_guard import Place
@@ -42,7 +41,7 @@ class DirectoryLoop(NodePart):
 
     own_record: OwnRecord
     backfill: BackfillLoop | None
-    swarm: SwarmReporter
+    refusals: RefusalTracker
 
     def __post_init__(self) -> None:
         self._members: set[str] = set()
@@ -74,7 +73,7 @@ class DirectoryLoop(NodePart):
                 self.context.events.write("peer_left", peer=peer_id)
             self._members = present
             self._report_changes(present)
-            await self.swarm.update()
+            await self.refusals.update()
             self.peers.registry.own_record = self.own_record.make()
             if self._says_who_used_at <= time.monotonic():
                 self._says_who_used_at = math.inf
@@ -82,7 +81,6 @@ class DirectoryLoop(NodePart):
             await asyncio.sleep(MEMBER_LOOKUP_INTERVAL_S)
 
     def _say_who_used(self) -> None:
-        """Log what peers have trained on."""
         used = self.peers.receipts.figures(now=time.time())
         if used.recent_groups:
             log.info("%s", used_by_peers(used))

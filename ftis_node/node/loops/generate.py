@@ -9,7 +9,6 @@ continues at its position.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import time
 from collections.abc import Sequence
@@ -24,12 +23,12 @@ from ftis_node.generation.rollouts import Sampler
 from ftis_node.models import PromptTokenizer
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.training.generation_slots import SlotPool
-from ftis_node.node.training.token_budget import GenerateBudget
+from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
 from ftis_node.node.worker_interfaces import Generation
 from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import FinishReason, Group, SamplingSettings
 from ftis_node.tasks.base import Task, TaskItem
+from ftis_node.tasks.problems import stable_hash
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.tasks.scoring_worker import ScoringCost
 
@@ -56,7 +55,9 @@ class GenerateLoop(NodePart):
 
     def __post_init__(self) -> None:
         self.position = self.store.buffer.prompt_position()  # prompts in the order that this node has used
-        self._order = prompt_order(self.context, num_items=len(self.domain))
+        self._order = PromptOrder(len(self.domain), self.context.settings.seed, self.context.peer_id)
+        if self.context.manifest.step.prompt_sharing == "horizontal":  # the same order for all nodes
+            self._order = PromptOrder(len(self.domain), seed=0, peer_id=self.context.manifest.run_id)
         self._num_skipped = 0
         self._shortest: int | None = None  # prompt that is too long, in tokens
         self._unreadable: ModelError | None = None
@@ -245,8 +246,7 @@ class PromptOrder:
         return _shuffled(self.num_items, self._number("epoch", epoch))[position]
 
     def _number(self, kind: str, k: int) -> int:
-        text = f"{kind}/{self.seed}/{self.peer_id}/{k}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+        return stable_hash(f"{kind}/{self.seed}/{self.peer_id}/{k}")
 
 
 @lru_cache(maxsize=2)
@@ -254,10 +254,3 @@ def _shuffled(num_items: int, seed: int) -> tuple[int, ...]:
     order = list(range(num_items))
     random.Random(seed).shuffle(order)
     return tuple(order)
-
-
-def prompt_order(context: NodeContext, *, num_items: int) -> PromptOrder:
-    """Return the order of prompts: this node's own ("vertical"), or the same for all nodes ("horizontal")."""
-    if context.manifest.step.prompt_sharing == "horizontal":
-        return PromptOrder(num_items, seed=0, peer_id=context.manifest.run_id)
-    return PromptOrder(num_items, context.settings.seed, context.peer_id)

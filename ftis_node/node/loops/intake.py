@@ -58,8 +58,6 @@ class Arrival:
 
 @dataclass(slots=True)
 class _Lane:
-    """A bounded queue of envelopes, with the context of their validation."""
-
     context: ValidationContext
     arrivals: asyncio.Queue[Arrival] = field(default_factory=lambda: asyncio.Queue(QUEUE_CAPACITY))
 
@@ -85,7 +83,7 @@ class IntakeLoop(NodePart):
         self._judged: asyncio.Queue[tuple[Arrival, Accepted]] = asyncio.Queue(COMMIT_CAPACITY)
         self.stored = asyncio.Event()  # set whenever a group became READY; the train loop clears it
         self._newest_own: asyncio.Queue[Accepted] = asyncio.Queue(1)
-        self._own = _Lane(self._checks(self.scorer))
+        self.own = _Lane(self._checks(self.scorer))
         self._known = _Lane(self._checks(self.scorer, share=known_peers_scoring_s()))
         self._new_peers = _Lane(self._checks(self.new_peers_scorer))
 
@@ -120,23 +118,14 @@ class IntakeLoop(NodePart):
             newest_offered=self.newest_offered,
         )
 
-    @property
-    def own_checks(self) -> ValidationContext:
-        """The context in which own groups are validated."""
-        return self._own.context
-
     async def submit(
         self, data: bytes, *, origin: str, made: Group | None = None, requested: Container[bytes] | None = None
     ) -> ValidationResult:
         """Submit an envelope (`Arrival`) and wait for its verdict. If it is Accepted, the group is on disk."""
         arrival = Arrival(data, origin, made, requested, asyncio.get_running_loop().create_future())
-        await self._lane_of(arrival).arrivals.put(arrival)
+        lane = self.own if arrival.own else self._new_peers if self.peers.is_new_peer(origin) else self._known
+        await lane.arrivals.put(arrival)
         return await arrival.verdict
-
-    def _lane_of(self, arrival: Arrival) -> _Lane:
-        if arrival.own:
-            return self._own
-        return self._new_peers if self.peers.is_new_peer(arrival.origin) else self._known
 
     async def next_own(self) -> Accepted:
         """Return the newest stored group that this node's weights sampled, once; wait until there is one."""
@@ -144,7 +133,7 @@ class IntakeLoop(NodePart):
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._judge_all(self._own), name="intake-validate-own")
+            tasks.create_task(self._judge_all(self.own), name="intake-validate-own")
             tasks.create_task(self._judge_all(self._known), name="intake-validate")
             tasks.create_task(self._judge_all(self._new_peers), name="intake-validate-new-peers")
             tasks.create_task(self._commit_all(), name="intake-commit")
@@ -184,7 +173,7 @@ class IntakeLoop(NodePart):
             refusal = Refusal(reason, "too many of its completions are duplicates")
         else:
             return None
-        return Refused(refusal, group.sender, group_id, signed=True, num_tokens=group.num_tokens)
+        return _refused(accepted, refusal)
 
     def _work_for(self, arrival: Arrival, place: Place) -> PeerWork:
         """Return the guard. It raises the errors of an own group, and charges a peer for those of its group."""
@@ -238,9 +227,7 @@ class IntakeLoop(NodePart):
         if not is_new:
             is_same = self.store.reader.is_known(accepted.envelope.id)
             late = Refusal("duplicate" if is_same else "sequence_reused", "admitted a moment ago")
-            self._answer(
-                arrival, Refused(late, group.sender, accepted.envelope.id, signed=True, num_tokens=group.num_tokens)
-            )
+            self._answer(arrival, _refused(accepted, late))
             return
         self.stored.set()
         if not arrival.own:
@@ -258,3 +245,8 @@ class IntakeLoop(NodePart):
         self.peers.settle(verdict, origin=arrival.origin, num_bytes=len(arrival.data))
         if not arrival.verdict.done():
             arrival.verdict.set_result(verdict)
+
+
+def _refused(accepted: Accepted, refusal: Refusal) -> Refused:
+    group = accepted.group
+    return Refused(refusal, group.sender, accepted.envelope.id, signed=True, num_tokens=group.num_tokens)

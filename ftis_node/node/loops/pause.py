@@ -22,13 +22,12 @@ import msgspec
 
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
-from ftis_node.errors import FileError, UsageError, how_to_install
+from ftis_node.errors import FileError, how_to_install
 from ftis_node.files import read_object, replace_file
 from ftis_node.node.context import NodeContext
-from ftis_node.node.pausing.machine_observer import MachineObserver
-from ftis_node.node.pausing.policy import Command, Decision, MachineFacts, decide
+from ftis_node.node.pausing import Command, Decision, MachineFacts, MachineObserver, decide, length_of
 from ftis_node.node.supervision.background import in_background, wait_at_most
-from ftis_node.node.training.token_budget import GenerateBudget
+from ftis_node.node.training.generation_slots import GenerateBudget
 from ftis_node.telemetry.health_summary import pause_words
 from ftis_node.telemetry.nvml import opened_nvml
 from ftis_node.workers.supervisor import Supervisor
@@ -83,11 +82,7 @@ class PauseLoop:
 
         `resume` with a time overrides the schedule until then. If `pause.json` cannot be written, only the log says so.
         """
-        length_s = arguments.get("for_s")
-        if length_s is not None and (isinstance(length_s, bool) or not isinstance(length_s, int | float)):
-            raise UsageError("for_s is a number of seconds")
-        if length_s is not None and not 0 < length_s <= MAX_LENGTH_S:
-            raise UsageError(f"--for is more than 0 s and at most {MAX_LENGTH_S / 86400:.0f} d")
+        length_s = length_of(arguments, most_s=MAX_LENGTH_S)
         until = None if length_s is None else time.time() + length_s
         command = Command("pause", until) if action == "pause" else Command("run", until) if until else Command()
         self._command = command

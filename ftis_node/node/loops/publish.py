@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from ftis_node.errors import FtisError
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.storage.number_epochs import begin_epoch
+from ftis_node.node.storage.node_store import begin_epoch
 from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.records.bounds import MAX_MORE_GROUPS
 from ftis_node.records.envelope import Announcement, announce_group, join_announcements, seal_group
@@ -50,7 +50,6 @@ class PublishLoop(NodePart):
 
     @property
     def num_unannounced(self) -> int:
-        """Return the number of scored groups that are not announced yet."""
         return self.scored.qsize() + self._num_begun
 
     async def run(self) -> None:
@@ -102,7 +101,6 @@ class PublishLoop(NodePart):
             await self._announce()
 
     async def _announce(self) -> None:
-        """Announce the gathered groups in as few messages as possible."""
         gathered, self._gathered = self._gathered, []
         self._window.spend(1.0, now=time.monotonic())
         for announcement in join_announcements(gathered):

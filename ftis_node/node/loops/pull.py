@@ -23,13 +23,13 @@ from dataclasses import dataclass, replace
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import FetchOutcome, GossipLimits
 from ftis_node.node.loops.backfill import BackfillLoop
+from ftis_node.node.loops.confirmations import ConfirmationLoop
 from ftis_node.node.loops.intake import IntakeLoop
-from ftis_node.node.loops.send_confirmations import ConfirmationLoop
 from ftis_node.node.peers.announcements import AnnouncementHandler, AssignmentMembers
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.outgoing_slots import MAX_PEERS, PullSlots
 from ftis_node.node.supervision.background import wait_at_most
-from ftis_node.node.training.step_shares import StepShares
+from ftis_node.node.training.step_gate import StepShares
 from ftis_node.swarm.demand import PullDemand, pull_demand
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
@@ -120,7 +120,8 @@ class PullLoop(NodePart):
                 return
             num_pulled += sum(not item.is_assigned for item in batch.items)
             self._slots.take(batch.source.peer_id)
-            await self._keep_to_budget(batch)
+            if self._allowance is not None:
+                await asyncio.sleep(self._allowance.spend(_announced_bytes(batch), now=time.monotonic()))
             tasks.create_task(self._pull_and_release(batch), name=f"pull-{batch.source.peer_id[-6:]}")
 
     def _most_of(self, peer_id: str) -> int:
@@ -157,18 +158,6 @@ class PullLoop(NodePart):
         )
         return demand
 
-    async def _keep_to_budget(self, batch: PullRequest) -> None:
-        if self._allowance is None:
-            return
-        wait_s = self._allowance.spend(_announced_bytes(batch), now=time.monotonic())
-        await asyncio.sleep(wait_s)
-
-    def _spend_the_rest(self, batch: PullRequest, envelopes: Sequence[bytes]) -> None:
-        """Charge received bytes beyond the announced size to the download budget, so the next pulls wait longer."""
-        if self._allowance is not None:
-            more_bytes = sum(map(len, envelopes)) - _announced_bytes(batch)
-            self._allowance.spend(max(0, more_bytes), now=time.monotonic())
-
     async def _pull(self, batch: PullRequest) -> list[ValidationResult]:
         peer_id, as_text = batch.source
         ids = [item.id for item in batch.items]
@@ -176,7 +165,9 @@ class PullLoop(NodePart):
         fetched = await self.gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=PULL_TIMEOUT_S)
         if fetched.items:
             self._group_s[peer_id] = (time.monotonic() - began_at) / len(fetched.items)
-        self._spend_the_rest(batch, fetched.items)
+        if self._allowance is not None:  # bytes beyond the announced size let the next pulls wait longer
+            more_bytes = sum(map(len, fetched.items)) - _announced_bytes(batch)
+            self._allowance.spend(max(0, more_bytes), now=time.monotonic())
         requested = None if as_text else frozenset(ids)  # a group as text has a different id
         judged = [self.intake.submit(data, origin=peer_id, requested=requested) for data in fetched.items]
         verdicts = await asyncio.gather(*judged)

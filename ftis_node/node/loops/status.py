@@ -1,4 +1,9 @@
-"""The status loop: takes a snapshot of all gauges once a second, for the local HTTP port and `status.json`."""
+"""The status loop: takes a snapshot of all gauges once a second, for the local HTTP port and `status.json`.
+
+`/healthz` reports only faults that a restart fixes: a worker that stays down and a status loop that hangs. It does not
+report an engine that hangs, because the supervisor restarts it, nor peers that do not answer, nor a long step. If the
+event loop is blocked, the daemon does not answer and the probe times out.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +21,6 @@ import msgspec
 from ftis_node import __version__
 from ftis_node.config.limits import MAX_READY_BYTES
 from ftis_node.files import is_disk_full, replace_file
-from ftis_node.node.health import hang_problems, health_of
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.node.supervision.background import stop_waits_for
@@ -43,6 +47,7 @@ from ftis_node.telemetry.status import (
 
 PERIOD_S = 1.0
 PERIODS_PER_SAVE = 5
+STILL_S = 300.0  # pruning a full disk takes a while
 DRIFT_FIGURES = ("kl_to_start", "kl_from_start")
 SHARES = ("cut_fraction", "no_signal_fraction")
 MISMATCH_FIGURES = ("mismatch_kl", "mismatch_share", "mismatch_version")
@@ -119,7 +124,9 @@ class StatusLoop(NodePart):
     @property
     def problems(self) -> list[str]:
         """Return a sentence for each problem that only a restart fixes, from the latest snapshot unless too old."""
-        return hang_problems(time.monotonic() - self._refreshed_at) + self.latest.health.problems
+        still_s = time.monotonic() - self._refreshed_at
+        hangs = [f"the status loop hangs: no snapshot for {still_s:.0f} s"] if still_s >= STILL_S else []
+        return hangs + self.latest.health.problems
 
     async def save_if_space(self) -> None:
         """Call `save` in the disk thread, except on a full disk."""
@@ -226,8 +233,18 @@ class StatusLoop(NodePart):
 
     def _health(self) -> HealthStatus:
         states = {"generation": str(self.generation.worker_state), "learner": str(self.learner.worker_state)}
-        failing = self.context.failures.failing
-        return health_of(states, swarm=self.gossip.state, failing=failing, watchdog=self.watchdog)
+        swarm, lag_s, problems = self.gossip.state, self.watchdog.lag_s, worker_problems(states)
+        waits_for = not_ready(states, swarm_state=str(swarm.state), swarm_reason=swarm.reason)
+        return HealthStatus(
+            healthy=not problems,
+            ready=not waits_for,
+            problems=problems,
+            failing=self.context.failures.failing,
+            waits_for=waits_for,
+            taken_at=time.time(),
+            event_loop_lag_s=round(sum(lag_s) / len(lag_s), 4) if lag_s else None,
+            event_loop_lag_longest_s=round(max(lag_s), 4) if lag_s else None,
+        )
 
     def _limits(self, counts: BufferFigures) -> LimitsStatus:
         space, buffer = self.store.space, self.context.settings.buffer
@@ -245,3 +262,19 @@ class StatusLoop(NodePart):
             out_of_files=self._shortage.count,
             http_refused=dict(self.http_refused),
         )
+
+
+def worker_problems(states: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each worker that its supervisor no longer restarts."""
+    given_up = [name for name, state in states.items() if state == "failed"]
+    return [f"the {name} worker was given up: look into logs/{name}.log" for name in given_up]
+
+
+def not_ready(states: Mapping[str, str], *, swarm_state: str, swarm_reason: str) -> str:
+    """Return why the node cannot contribute yet; "" if it can. The first node of a swarm is ready without peers."""
+    for name, state in states.items():
+        if state == "paused":
+            return "the node is paused"
+        if state not in ("ready", "off"):
+            return f"the {name} worker is {state}"
+    return f"the network is starting: {swarm_reason}" if swarm_state == "starting" else ""

@@ -25,9 +25,8 @@ from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.node.training.step_gate import StepGate
-from ftis_node.node.training.step_peers import StepPeers
+from ftis_node.node.training.step_groups import StepPeers, take_groups
 from ftis_node.node.training.step_report import StepReporter
-from ftis_node.node.training.step_selection import take_groups
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.replay.buffer import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -51,10 +50,9 @@ class TrainLoop(NodePart):
     """
 
     learner: Learning
-    end_ids: tuple[int, ...]
-    observation_form: tuple[int, ...]
     generation: Generation
     slots: SlotPool
+    step_peers: StepPeers
     reporter: StepReporter
     evaluator: Evaluator
     gate: StepGate
@@ -63,7 +61,6 @@ class TrainLoop(NodePart):
     last_step: int | None
 
     def __post_init__(self) -> None:
-        self._step_peers = StepPeers(self.context, self.peers, self.end_ids, self.observation_form)
         self._num_pauses = 0  # after which the learner's state is known
 
     @property
@@ -77,7 +74,10 @@ class TrainLoop(NodePart):
             state = await self.learner.start()
             await self.resume(state)
             if state.weights is None:
-                await self._check_start(state.proof)
+                try:
+                    await self.generation.check_start(state.proof)
+                except WorkerError as error:  # its supervisor restarts it
+                    log.warning("the generator's model is not checked: %s", error)
         await self._evaluate_if_due()
         while not self._is_done():
             if not await self.gate.wait(self.step + 1):
@@ -113,7 +113,7 @@ class TrainLoop(NodePart):
     async def _train(self, groups: Sequence[StoredGroup]) -> None:
         """Train one step on TAKEN groups, deliver the new version to the generator, and release the groups."""
         step = self.step + 1
-        batch = self._step_peers.batch(groups)
+        batch = self.step_peers.batch(groups)
         if groups and not batch:
             await self.store.disk(self.store.buffer.release_step, step, ReleaseReason.REFUSED)
             return
@@ -121,9 +121,9 @@ class TrainLoop(NodePart):
         try:
             reply = await self._train_with_space(batch, step=step, on_published=under_way.take)
             await self.reporter.note(reply.report)
-            self._step_peers.weigh(reply.report, batch)
+            self.step_peers.weigh(reply.report, batch)
             reason = ReleaseReason.REFUSED if reply.report.refused else ReleaseReason.TRAINED
-            self._step_peers.settle(reply.report, groups, is_trained=reason is ReleaseReason.TRAINED)
+            self.step_peers.settle(reply.report, groups, is_trained=reason is ReleaseReason.TRAINED)
             await under_way.finish(reply)
         except (WorkerDiedError, WorkerTaskError) as error:
             is_own_fault = all(group.own for group in groups)  # else a peer could end the node
@@ -138,7 +138,7 @@ class TrainLoop(NodePart):
             if is_own_fault and not streak.has_succeeded and streak.num_in_row >= MAX_LOST_STEPS:
                 times = streak.num_in_row
                 raise type(error)(f"training failed on every step since the start, {times} times: {error}") from error
-            self._step_peers.note_lost(groups, error)
+            self.step_peers.note_lost(groups, error)
             await self.store.disk(self.store.buffer.note_failed, step)
             await under_way.abandon()
             state = await self.learner.start()
@@ -181,7 +181,7 @@ class TrainLoop(NodePart):
             num_failed, num_groups = MAX_FAILED_STEPS, len(poisoned)
             log.warning("the learner failed %d times on the same %d groups: they are released", num_failed, num_groups)
         for group_id in poisoned:
-            self._step_peers.note_poisoned(group_id, self.store.reader.held(group_id))
+            self.step_peers.note_poisoned(group_id, self.store.reader.held(group_id))
         self.slots.set_held(self.store.reader.own_held())
         self.context.state.last_reused_version = self.step + 1  # weights are offered before their step is recorded
         if state.last_report is not None and state.step > self.step:
@@ -209,12 +209,6 @@ class TrainLoop(NodePart):
         if (state.step, state.policy_version) != (self.step, self.generation.policy_version):
             await self.resume(state)
         return True
-
-    async def _check_start(self, proof: WeightProof) -> None:
-        try:
-            await self.generation.check_start(proof)
-        except WorkerError as error:  # its supervisor restarts it
-            log.warning("the generator's model is not checked: %s", error)
 
     async def _evaluate_if_due(self, *, is_last: bool = False) -> None:
         """Evaluate pass@1 by greedy decoding on held-out problems at step 0, at each interval and at the last step."""

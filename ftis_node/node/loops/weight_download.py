@@ -18,6 +18,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ftis_node.errors import FileError, RecordError
@@ -86,11 +87,9 @@ class VersionStore:
         self._offers[folder] = offer
 
     def offer(self, version: int) -> WeightsOffer:
-        """Return the last stored offer of this version."""
         return next(offer for offer in reversed(self._offers.values()) if offer.version == version)
 
     def for_engine(self, offer: WeightsOffer) -> tuple[PublishedWeights, WeightProof]:
-        """Return a version in the generation worker's form."""
         path = self._path(offer) / _file_name(offer)
         weights = PublishedWeights(version=offer.version, path=str(path), num_bytes=offer.num_bytes)
         return weights, WeightProof(version=offer.version, probe_ids=offer.probe_ids, logprobs=offer.probe_logprobs)
@@ -127,6 +126,7 @@ class OfferWithdrawnError(Exception):
     """The learner no longer offers this version."""
 
 
+@dataclass(eq=False, repr=False)
 class Download:
     """Fetches the file of one offer into `folder`; retries every `pause_s` seconds while the peer does not answer.
 
@@ -134,21 +134,15 @@ class Download:
     outcome of each request.
     """
 
-    def __init__(
-        self,
-        gossip: Gossip,
-        offer: WeightsOffer,
-        folder: Path,
-        *,
-        pause_s: float,
-        on_outcome: Callable[[FetchOutcome], None] = lambda outcome: None,
-    ) -> None:
-        self._gossip = gossip
-        self._offer = offer
-        self._pause_s = pause_s
-        self._on_outcome = on_outcome
-        self._part = folder / f"{offer.sha256.hex()}.part"
-        self._list = folder / f"{offer.sha256.hex()}.hashes"
+    gossip: Gossip
+    offer: WeightsOffer
+    folder: Path
+    pause_s: float
+    on_outcome: Callable[[FetchOutcome], None]
+
+    def __post_init__(self) -> None:
+        self._part = self.folder / f"{self.offer.sha256.hex()}.part"
+        self._list = self.folder / f"{self.offer.sha256.hex()}.hashes"
         self._whole = hashlib.sha256()
         self._hashes = b""
         self._num_here = 0
@@ -164,11 +158,11 @@ class Download:
         self._hashes = await self._chunk_hashes()
         self._num_here = self.num_resumed = await in_background(self._read_part)
         with self._part.open("ab") as file:
-            while self._num_here < self._offer.num_chunks:
+            while self._num_here < self.offer.num_chunks:
                 for chunk in await self._next_chunks():
                     await in_background(file.write, chunk)
                 file.flush()
-        if self._whole.digest() != self._offer.sha256:
+        if self._whole.digest() != self.offer.sha256:
             raise RecordError("hash", "the chunks match the offer, but their file does not")
         self._list.unlink()
         return self._part
@@ -178,39 +172,37 @@ class Download:
         self._list.unlink(missing_ok=True)
 
     async def _chunk_hashes(self) -> bytes:
-        """Return the chunk hashes, from disk or from the peer."""
-        if self._list.exists() and self._offer.lists(hashes := self._list.read_bytes()):
+        if self._list.exists() and self.offer.lists(hashes := self._list.read_bytes()):
             return hashes
-        question = WeightsRequest(WeightsPart.HASHES, file=self._offer.sha256)
-        max_items = -(-self._offer.num_chunks // HASHES_PER_ITEM)
+        question = WeightsRequest(WeightsPart.HASHES, file=self.offer.sha256)
+        max_items = -(-self.offer.num_chunks // HASHES_PER_ITEM)
         while True:
             fetched = await self._ask(question, max_items=max_items)
             if fetched.outcome is FetchOutcome.COMPLETE:
                 hashes = b"".join(fetched.items)
-                if not self._offer.lists(hashes):
+                if not self.offer.lists(hashes):
                     raise RecordError("hash", "the list of chunk hashes differs from the offer")
                 self._list.write_bytes(hashes)
                 return hashes
-            await self._pause(fetched)
+            await asyncio.sleep(0 if fetched.items else self.pause_s)
 
     def _read_part(self) -> int:
         """Return the number of valid chunks at the start of the partial file; truncate the file after them."""
         num_right = 0
         with self._part.open("a+b") as file:
             file.seek(0)
-            while num_right < self._offer.num_chunks:
-                chunk = file.read(self._offer.size_of(num_right))
+            while num_right < self.offer.num_chunks:
+                chunk = file.read(self.offer.size_of(num_right))
                 if not self._is_right(num_right, chunk):
                     break
                 self._whole.update(chunk)
                 num_right += 1
-            file.truncate(num_right * self._offer.chunk_bytes if num_right < self._offer.num_chunks else None)
+            file.truncate(num_right * self.offer.chunk_bytes if num_right < self.offer.num_chunks else None)
         return num_right
 
     async def _next_chunks(self) -> Sequence[bytes]:
-        """Return the next verified chunks, none if the request fails."""
-        count = min(CHUNKS_AT_ONCE, self._offer.num_chunks - self._num_here)
-        question = WeightsRequest(WeightsPart.CHUNKS, file=self._offer.sha256, first=self._num_here, count=count)
+        count = min(CHUNKS_AT_ONCE, self.offer.num_chunks - self._num_here)
+        question = WeightsRequest(WeightsPart.CHUNKS, file=self.offer.sha256, first=self._num_here, count=count)
         fetched = await self._ask(question, max_items=count)
         for chunk in fetched.items:
             if not self._is_right(self._num_here, chunk):
@@ -220,20 +212,17 @@ class Download:
         self.num_fetched += len(fetched.items)
         self.num_bytes += sum(map(len, fetched.items))
         if fetched.outcome is not FetchOutcome.COMPLETE:
-            await self._pause(fetched)
+            await asyncio.sleep(0 if fetched.items else self.pause_s)
         return fetched.items
 
     async def _ask(self, question: WeightsRequest, *, max_items: int) -> Fetched:
         """Send a request to the learner. Raise OfferWithdrawnError for a complete but empty answer."""
-        fetched = await self._gossip.request_weights(self._offer.peer_id, question.to_bytes(), max_items=max_items)
-        self._on_outcome(fetched.outcome)
+        fetched = await self.gossip.request_weights(self.offer.peer_id, question.to_bytes(), max_items=max_items)
+        self.on_outcome(fetched.outcome)
         if fetched.outcome is FetchOutcome.COMPLETE and not fetched.items:
-            raise OfferWithdrawnError(f"version {self._offer.version} is no longer offered")
+            raise OfferWithdrawnError(f"version {self.offer.version} is no longer offered")
         return fetched
-
-    async def _pause(self, fetched: Fetched) -> None:
-        await asyncio.sleep(0 if fetched.items else self._pause_s)
 
     def _is_right(self, index: int, chunk: bytes) -> bool:
         expected = self._hashes[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
-        return len(chunk) == self._offer.size_of(index) and hashlib.sha256(chunk).digest() == expected
+        return len(chunk) == self.offer.size_of(index) and hashlib.sha256(chunk).digest() == expected

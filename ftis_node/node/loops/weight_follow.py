@@ -136,8 +136,7 @@ class FollowLoop(NodePart):
     async def _fetch(self, offer: WeightsOffer, signed: bytes) -> None:
         began_at, age_s = time.monotonic(), max(0.0, time.time() - offer.created_at)
         self._held.clear_partial(but=offer.sha256)
-        folder, on_outcome = self._held.partial, self._note_outcome
-        download = Download(self.gossip, offer, folder, pause_s=POLL_INTERVAL_S, on_outcome=on_outcome)
+        download = Download(self.gossip, offer, self._held.partial, POLL_INTERVAL_S, self._note_outcome)
         try:
             file = await download.run()
             async with self._trial:  # a repeated version replaces the lost one
@@ -210,7 +209,6 @@ class FollowLoop(NodePart):
         return is_served
 
     async def _serve(self, offer: WeightsOffer) -> bool:
-        """Load the version into the engine, and return whether it reproduces the proof."""
         version, began_at = offer.version, time.monotonic()
         weights, proof = self._held.for_engine(offer)
         try:

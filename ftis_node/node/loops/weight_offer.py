@@ -9,32 +9,36 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
+import shutil
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ftis_node.config.limits import KEPT_CHECKPOINTS
 from ftis_node.config.roles import MAX_PUBLISHED_VERSIONS
 from ftis_node.generation.weight_loader import ProofToCome
+from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.models import ModelSource, model_fingerprint
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
+from ftis_node.node.context import NodeContext
 from ftis_node.node.loops.weight_download import HASHES_PER_ITEM
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.storage.offered_files import digests_of, keep_file
 from ftis_node.node.supervision.background import in_background
-from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES
+from ftis_node.node.worker_interfaces import Learning
+from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES, MAX_INTEGER
 from ftis_node.records.peer_messages import WeightsOffer, WeightsPart, open_weights_request, seal_offer
 from ftis_node.swarm.transit import outdated_offers
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
+log = logging.getLogger(__name__)
 OFFERED = "offered"  # folder beside the published versions: hard links need one file system
 
 
 @dataclass(frozen=True, slots=True)
 class PendingVersion:
-    """A version that is not offered yet."""
-
     weights: PublishedWeights
     path: Path
     proof: ProofToCome | WeightProof | None
@@ -43,8 +47,6 @@ class PendingVersion:
 
 @dataclass(frozen=True, slots=True)
 class OfferedVersion:
-    """A version that is offered."""
-
     offer: WeightsOffer
     signed: bytes
     path: Path
@@ -160,3 +162,44 @@ class OfferLoop(NodePart):
             self.context.events.write(
                 "weights_served", peer=peer_id, version=offer.version, num_bytes=offer.num_bytes, age_s=age_s
             )
+
+
+def digests_of(path: Path) -> tuple[int, bytes, bytes]:
+    """Return the size of a file in bytes, its SHA-256, and the concatenated ones of its chunks, in one pass over it."""
+    whole, chunks, num_bytes = hashlib.sha256(), [], 0
+    with path.open("rb") as file:
+        while chunk := file.read(MAX_CHUNK_BYTES):
+            whole.update(chunk)
+            chunks.append(hashlib.sha256(chunk).digest())
+            num_bytes += len(chunk)
+    return num_bytes, whole.digest(), b"".join(chunks)
+
+
+def keep_file(file: Path, path: Path, *, afresh: bool) -> None:
+    """Hard-link `file` to `path`, or copy it. With `afresh`, first remove the files of an earlier start."""
+    if afresh:
+        shutil.rmtree(path.parent, ignore_errors=True)
+    path.parent.mkdir(exist_ok=True)
+    try:
+        os.link(file, path)
+    except OSError as error:  # for example a file system without hard links
+        log.debug("%s is copied: %s", file, error)
+        shutil.copyfile(file, path)
+
+
+def newest_offered(context: NodeContext, learner: Learning) -> int | None:
+    """Return the newest version of this node's weights that an honest follower may name; None if it offers none.
+
+    Until the learner reports its version, and until its first step, a follower may name any version. It may have those
+    of a learner that has begun again. The bound includes one version more, since the loop offers a version before its
+    step is complete. It also includes the steps that the kept checkpoints span. A learner that dies may go back by that
+    many steps, while groups of its followers are on their way. A version has the number of its step, so it counts the
+    steps without an update.
+    """
+    if context.settings.role != "learner":
+        return None
+    state = learner.state
+    if state is None or not (state.policy_version or context.state.policy_version):
+        return MAX_INTEGER
+    unsaved = context.settings.learner.checkpoint_every_steps or MAX_UNSAVED_STEPS
+    return max(state.step, context.state.step) + 1 + unsaved * KEPT_CHECKPOINTS

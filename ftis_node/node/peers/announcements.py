@@ -63,12 +63,7 @@ class AnnouncementHandler(NodePart):
         self.members: AssignmentMembers | None = None  # None: no groups are assigned, since the node pulls all or none
 
     async def listen(self) -> None:
-        """Handle incoming announcements until canceled."""
-        messages = self.gossip.announcements()
-        while True:
-            message = await anext(messages, None)
-            if message is None:
-                return
+        async for message in self.gossip.announcements():
             self.announcements_by_shard[message.shard] += 1
             with self.gossip.guard.work_for(message.sender, Place.ANNOUNCEMENT):
                 self._take(message)
@@ -92,7 +87,6 @@ class AnnouncementHandler(NodePart):
                     self.has_to_confirm.set()
 
     def _is_rate_allowed(self, peer_id: str) -> bool:
-        """Return whether a peer is within its rate limit of announced groups."""
         if self.peers.is_trusted(peer_id) or self._limiter.of(peer_id).take(1.0, now=time.monotonic()):
             return True
         self.peers.refuse(peer_id, "announcement_flood", unused="announcement_flood")
@@ -100,17 +94,14 @@ class AnnouncementHandler(NodePart):
 
     def refuse(self, ids: Iterable[bytes | None]) -> None:
         """Note groups that validation refused permanently: the node does not pull them again."""
-        for group_id in ids:
-            if group_id is not None:
-                self._refused[group_id] = None
+        self._refused.update((group_id, None) for group_id in ids if group_id is not None)
 
     def refuse_of(self, peer_id: str, ids: Iterable[bytes]) -> None:
         """Note groups for which this peer sent a wrong envelope: request them only from other peers.
 
         So the peer is charged once per group, even if it announces the group again.
         """
-        for group_id in ids:
-            self._refused_of[peer_id, group_id] = None
+        self._refused_of.update(((peer_id, group_id), None) for group_id in ids)
 
     def can_serve(self, peer_id: str, group_id: bytes) -> bool:
         """Return whether to request a group from a peer: False if it sent a wrong envelope for that group."""
@@ -181,7 +172,6 @@ class AnnouncementHandler(NodePart):
         return announcement
 
     def _refuse_announcement(self, announcer: str, payload: bytes, error: RecordError) -> None:
-        """Count a malformed announcement. Charge a peer once for the same bytes."""
         key = announcer, hashlib.sha256(payload).digest()
         is_repeated = key in self._malformed
         self._malformed[key] = None

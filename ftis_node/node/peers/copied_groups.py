@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from ftis_node.records.group import Group
 from ftis_node.records.token_batch import TokenBatch
@@ -27,6 +28,7 @@ FULL_CREDIT_NATS = 20.0
 MAX_CREDITED = 1 << 14  # groups
 
 
+@dataclass(eq=False, repr=False)
 class CopyCatalog:
     """Catalog of the completions of accepted groups, and of the credit that their senders earn for new ones.
 
@@ -34,19 +36,13 @@ class CopyCatalog:
     for seconds of CPU time, because the search blocks the event loop.
     """
 
-    def __init__(
-        self,
-        own_id: str,
-        *,
-        clock: Callable[[], float],
-        is_new: Callable[[str], bool],
-        charge: Callable[[str, float], None],
-    ) -> None:
-        self._own_id = own_id
-        self._clock = clock
-        self._is_new = is_new
-        self._charge = charge
-        self._duplicates = DuplicateDetector(own_id)
+    own_id: str
+    clock: Callable[[], float]
+    is_new: Callable[[str], bool]
+    charge: Callable[[str, float], None]
+
+    def __post_init__(self) -> None:
+        self._duplicates = DuplicateDetector(self.own_id)
         self._described: deque[tuple[TokenBatch, list[SeenCompletion]]] = deque(maxlen=NUM_LANES)
         self._announced = FirstAnnouncements()
         self._displaced = LruDict[bytes, Origin](MAX_DISPLACED)  # by original: the copy that arrived before it
@@ -55,7 +51,7 @@ class CopyCatalog:
 
     def note_announced(self, group_id: bytes, *, announcer: str) -> None:
         """Note a first announcement, which shows that its group existed then."""
-        self._announced.note(group_id, announcer=announcer, at=self._clock())
+        self._announced.note(group_id, announcer=announcer, at=self.clock())
 
     def credit_of(self, group_id: bytes) -> float:
         """Return the credit of a group; 0 for an unknown one, as after a restart."""
@@ -87,7 +83,7 @@ class CopyCatalog:
         if copy is None:
             return None
         again = self._origin(group, group_id)
-        kind = decide(copy, again, own_id=self._own_id, is_known=lambda peer_id: not self._is_new(peer_id))
+        kind = decide(copy, again, own_id=self.own_id, is_known=lambda peer_id: not self.is_new(peer_id))
         if kind is None:
             self._displaced[group_id] = copy.first
         return kind
@@ -98,7 +94,7 @@ class CopyCatalog:
         try:
             yield
         finally:
-            self._charge(sender, time.thread_time() - began)
+            self.charge(sender, time.thread_time() - began)
 
     def _origin(self, group: Group, group_id: bytes) -> Origin:
         return Origin(group.sender, group_id, self._announced.at(group_id))

@@ -105,7 +105,6 @@ class PeerRequestHandler(NodePart):
             return [announcement_of(held, self.context.about).to_bytes() for held in found]
 
     def sent(self, peer_id: str, group_id: bytes) -> None:
-        """Note that this node sent the group to a peer."""
         if self.store.reader.is_own(group_id):
             self._deliveries.add(peer_id, group_id)
 
@@ -124,7 +123,3 @@ class PeerRequestHandler(NodePart):
                 self.peers.confirmations.unverified.add(peer_id, group_id)
             elif self.peers.confirmations.confirm(peer_id, group_id):
                 self.context.events.write("confirmed", group=group_id, peer=peer_id)
-
-    def announcement_refused(self, peer_id: str, error: RecordError) -> None:
-        """Charge the sender of an announcement that was too large to read."""
-        self.peers.refuse_message(peer_id, "announcement", error)

@@ -15,10 +15,10 @@ from typing import Any
 
 from ftis_node.config.limits import AccessSection
 from ftis_node.errors import RecordError, UsageError
+from ftis_node.node.context import NodeCounters
 from ftis_node.node.peers.copied_groups import CopyCatalog
 from ftis_node.node.peers.registry import OwnGroupConfirmations, PeerRegistry
 from ftis_node.node.peers.reputation_store import ReputationStore
-from ftis_node.node.state import NodeCounters
 from ftis_node.records.group import GroupHeader
 from ftis_node.records.identity import peer_id_from_text
 from ftis_node.records.peer_messages import Releases
@@ -77,11 +77,10 @@ class PeerManager:
         self._networks = LruDict[str, str](MAX_NETWORKS)
         self._met = LruDict[str, None](MAX_NETWORKS)  # peers that have connected
         self._quotas = Quotas()
-        self._refused = RefusedSenders()
+        self.refusals = RefusedSenders()
         self.copies = CopyCatalog(own_id, clock=clock, is_new=self.is_new_peer, charge=self.charge_scoring)
 
     def close(self) -> None:
-        """Save and close the file."""
         self.save()
         self._store.close()
 
@@ -123,7 +122,6 @@ class PeerManager:
         return self._reputations.reputation(peer_id).trust_level(now=self._clock())
 
     def save(self) -> None:
-        """Write unsaved changes to disk."""
         self._store.save(self._reputations, self.receipts)
         self._saved_at = self._clock()
 
@@ -166,7 +164,7 @@ class PeerManager:
         self._charge(group.sender, group.num_tokens)
         self._share_subnet(group.sender, origin)
         self.note(group.sender, Behaviour.ACCEPTED, credit=self.copies.credit_of(accepted.envelope.id))
-        self._refused.accepted(group.sender)
+        self.refusals.accepted(group.sender)
         if is_own:
             self.receipts.note_used(self._own_id, group.num_tokens)
         else:
@@ -257,15 +255,11 @@ class PeerManager:
             return
         if reason == "banned":  # its cause
             reason = self._reputations.reputation(sender).ban_reason or reason
-        self._refused.refused(sender, reason, now=self._clock())
+        self.refusals.refused(sender, reason, now=self._clock())
 
     def refused_senders(self) -> list[RefusedSender]:
         """Return the senders most of whose last groups were refused, those with most refused groups first."""
-        return self._refused.present(now=self._clock())
-
-    def forget_refusals(self) -> None:
-        """Forget the last refusals: groups were too old because the machine was suspended."""
-        self._refused.forget()
+        return self.refusals.present(now=self._clock())
 
     def within_quota(self, peer_id: str) -> bool:
         """Return whether the sender's quota allows validation of a group now; the query spends no quota."""

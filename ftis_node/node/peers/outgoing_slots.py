@@ -39,7 +39,6 @@ class PullSlots:
         return self._slots.num_held()
 
     async def wait(self) -> None:
-        """Wait until a slot is free."""
         while self.num_in_use >= self.num_slots:  # each pull has a time limit
             self._changed.clear()
             await self._changed.wait()
@@ -99,7 +98,6 @@ class QuerySlots:
         return peer_id in self._slots
 
     def pace_of(self, peer_id: str) -> Pace:
-        """Return the peer's pace at its last query."""
         return self._paces.get(peer_id, Pace.UNKNOWN)
 
     def take(self, peer_id: str) -> bool:
@@ -107,11 +105,9 @@ class QuerySlots:
         return self._slots.take(peer_id, self.pace_of(peer_id), self._num_slots)
 
     def limit_s(self, peer_id: str) -> float:
-        """Return the time limit in seconds of a query in the peer's slot."""
         return SLOW_S if self._is_in_slow_slot(peer_id) else QUICK_S
 
     def note(self, peer_id: str, *, took_s: float, is_answered: bool) -> None:
-        """Note the duration of a query."""
         self._paces.pop(peer_id, None)
         if took_s >= QUICK_S or is_answered:  # a request that fails at once does not show the pace
             self._paces[peer_id] = Pace.SLOW if took_s >= QUICK_S else Pace.QUICK

@@ -44,24 +44,12 @@ class OtherVersions(NamedTuple):
     advice: str
 
 
-def describe_peer_version(theirs: int | None, *, ours: int) -> str:
-    """Return a clause about a peer whose messages have schema `theirs`; empty if it is ours or unknown."""
-    if theirs is None or theirs == ours:
+def _version_words(theirs: int | None) -> str:
+    if theirs is None or theirs == SCHEMA:
         return ""
-    if theirs > ours:
-        return f"speaks wire {theirs}, newer than this node's {ours}: {UPDATE} here to receive its groups"
-    return f"speaks wire {theirs}, older than this node's {ours}: its operator must {UPDATE}"
-
-
-def count_other_versions(schemas: Iterable[int | None], *, ours: int) -> OtherVersions:
-    """Count the connected members' schemas (None: unknown). Advise an update if most members are newer."""
-    members = list(schemas)
-    newer = [schema for schema in members if schema is not None and schema > ours]
-    num_older = sum(schema is not None and schema < ours for schema in members)
-    if 2 * len(newer) <= len(members):
-        return OtherVersions(len(newer), num_older, "")
-    advice = f"{len(newer)} of {len(members)} members speak wire {max(newer)}, this node {ours}: {UPDATE}"
-    return OtherVersions(len(newer), num_older, advice)
+    if theirs > SCHEMA:
+        return f"speaks wire {theirs}, newer than this node's {SCHEMA}: {UPDATE} here to receive its groups"
+    return f"speaks wire {theirs}, older than this node's {SCHEMA}: its operator must {UPDATE}"
 
 
 def newer_release(versions: Iterable[str | None], *, ours: str) -> str:
@@ -87,8 +75,6 @@ def _parsed(version: str | None) -> Version | None:
 
 @dataclass(slots=True)
 class PeerActivity:
-    """Record of one peer's activity."""
-
     record: PeerRecord | None = None
     accepted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -137,7 +123,7 @@ class PeerActivity:
             "groups_confirmed": self.confirmed,
             "last_seen": self.last_seen,
             "wire_schema": self.wire_schema,
-            "wire_words": describe_peer_version(self.wire_schema, ours=SCHEMA),
+            "wire_words": _version_words(self.wire_schema),
             "training": self.training,
         }
 
@@ -192,9 +178,14 @@ class PeerRegistry:
             activity.wire_schema = error.schema
 
     def other_versions(self, members: Iterable[str]) -> OtherVersions:
-        """Return how many connected members use another wire version than this node."""
-        known = (self.peers.get(peer_id) for peer_id in members)
-        return count_other_versions((peer.wire_schema if peer else None for peer in known), ours=SCHEMA)
+        """Count the connected members with another wire version. Advise an update if most members are newer."""
+        known = [self.peers.get(peer_id) for peer_id in members]
+        schemas = [peer.wire_schema for peer in known if peer is not None and peer.wire_schema is not None]
+        newer, num_older = [one for one in schemas if one > SCHEMA], sum(one < SCHEMA for one in schemas)
+        advice = (
+            f"{len(newer)} of {len(known)} members speak wire {max(newer, default=0)}, this node {SCHEMA}: {UPDATE}"
+        )
+        return OtherVersions(len(newer), num_older, advice if 2 * len(newer) > len(known) else "")
 
     def newer_release(self, members: Iterable[str]) -> str:
         """Return a clause if most connected members run a newer release than this node."""

@@ -11,19 +11,18 @@ import json
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import msgspec
 
-from ftis_node.errors import ConfigError
 from ftis_node.files import check_database, is_disk_full
-from ftis_node.replay.integrity import BUSY_TIMEOUT_S, explained, is_busy
+from ftis_node.replay.database import SCHEMA_VERSION, check_version, closed_on_error, transaction
+from ftis_node.replay.integrity import BUSY_TIMEOUT_S, is_busy
 from ftis_node.swarm.receipts import MAX_SENDERS, ReceiptBook, Signer, Used
 from ftis_node.swarm.reputation import PeerReputation, Reputation, ReputationTable
 
-SCHEMA_VERSION = 1
 SAVE_BUSY_TIMEOUT_MS = 200  # short, since the event loop waits; the next save follows soon
 JOURNAL_PAGES = 64  # of 4 KiB: few rows change per commit, and SQLite's default of 1000 pages is larger than the file
 SCHEMA = """
@@ -64,20 +63,12 @@ class ReputationStore:
         self._is_held = False  # whether another program locked the file at the last save
         check_database(path)
         self._db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-        try:
+        with closed_on_error(self._db, path):
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute(f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}")
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, SCHEMA_VERSION):
-                raise ConfigError(f"{path} has schema {version}; this version of ftis-node reads {SCHEMA_VERSION}")
+            check_version(self._db, path)
             self._db.executescript(MAKE)
-        except sqlite3.DatabaseError as error:
-            self._db.close()
-            raise explained(error, path) from None
-        except ConfigError:
-            self._db.close()
-            raise
         self._db.execute(f"PRAGMA busy_timeout = {SAVE_BUSY_TIMEOUT_MS}")
 
     def close(self) -> None:
@@ -85,10 +76,12 @@ class ReputationStore:
 
     def load(self, reputations: ReputationTable, *, now: float) -> None:
         """Load all saved peers into `reputations`, as of `now` (Unix seconds)."""
-        for peer_id, *fields, reasons, noted_at in self._db.execute("SELECT * FROM peers"):
-            score, updated_at, banned_until, ban_reason, num_bans, trusted = fields
-            reputation = Reputation(score, updated_at, banned_until, ban_reason, num_bans, bool(trusted)).by_clock(now)
-            reputations.put(peer_id, PeerReputation(reputation, Counter(_counts(reasons)), noted_at))
+        for peer_id, *fields, trusted, reasons, noted_at in self._db.execute("SELECT * FROM peers"):
+            reputation = replace(Reputation(*fields), trusted=bool(trusted)).by_clock(now)
+            counts = Counter[str]()
+            with suppress(msgspec.MsgspecError):  # damaged: none
+                counts.update(msgspec.json.decode(reasons, type=dict[str, int]))
+            reputations.put(peer_id, PeerReputation(reputation, counts, noted_at))
 
     def load_receipts(self, book: ReceiptBook) -> None:
         """Load all saved receipts. A damaged row is left out, and the peer's next record replaces it."""
@@ -104,57 +97,33 @@ class ReputationStore:
 
         If another program locks the file, or the disk is full, leave all changes for the next call.
         """
-        if not self._begun():
-            return
-        forgotten = [(peer_id,) for peer_id in reputations.forgotten]
         try:
-            self._db.executemany("DELETE FROM peers WHERE peer_id = ?", forgotten)
-            self._db.executemany(
-                "INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                self._rows(reputations, reputations.changed),
-            )
-            self._db.executemany("INSERT OR REPLACE INTO used VALUES (?, ?, ?)", book.changed_used())
-            self._db.executemany("INSERT OR REPLACE INTO signers VALUES (?, ?)", book.changed_signers())
-            self._db.execute(FORGET_OLD_USED, (MAX_SENDERS,))
-            self._db.executemany("DELETE FROM signers WHERE peer_id = ?", [(signer,) for signer in book.forgotten])
-            self._db.execute("COMMIT")
+            with transaction(self._db):
+                self._write(reputations, book)
         except sqlite3.OperationalError as error:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            if not is_disk_full(error, self._path):
+            if is_busy(error):
+                if not self._is_held:
+                    log.warning("%s is held by another program: bans and trust are saved when it is free", self._path)
+                self._is_held = True
+            elif is_disk_full(error, self._path):
+                log.debug("%s is saved when the disk has space: %s", self._path, error)
+            else:
                 raise
-            log.debug("%s is saved when the disk has space: %s", self._path, error)
             return
-        reputations.forgotten.clear()
-        reputations.changed.clear()
-        book.saved()
-
-    def _begun(self) -> bool:
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
-            if not is_busy(error):
-                raise
-            if not self._is_held:
-                log.warning("%s is held by another program: bans and trust are saved when it is free", self._path)
-            self._is_held = True
-            return False
         self._is_held = False
-        return True
+        for pending in (reputations.forgotten, reputations.changed, book.forgotten, book.changed):
+            pending.clear()
 
-    def _rows(self, reputations: ReputationTable, peer_ids: Iterable[str]) -> Iterable[tuple[object, ...]]:
-        for peer_id in sorted(peer_ids):
-            record_of = reputations.record_of(peer_id)
-            known, reasons = record_of.reputation, json.dumps(record_of.reasons)
-            yield (
-                *(peer_id, known.score, known.updated_at, known.banned_until, known.ban_reason, known.num_bans),
-                *(int(known.trusted), reasons, record_of.noted_at),
-            )
-
-
-def _counts(reasons: str) -> dict[str, int]:
-    """Return the saved reasons by name; none if the saved text is damaged."""
-    try:
-        return {str(name): int(count) for name, count in json.loads(reasons).items()}
-    except (ValueError, TypeError, AttributeError, OverflowError):
-        return {}
+    def _write(self, reputations: ReputationTable, book: ReceiptBook) -> None:
+        changed = ((peer_id, reputations.record_of(peer_id)) for peer_id in sorted(reputations.changed))
+        rows = ((one, *astuple(it.reputation), json.dumps(it.reasons), it.noted_at) for one, it in changed)
+        self._db.executemany("DELETE FROM peers WHERE peer_id = ?", [(peer_id,) for peer_id in reputations.forgotten])
+        self._db.executemany("INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        used = ((peer_id, *book.given[peer_id]) for peer_id in book.changed & book.given.keys())
+        signers = (
+            (one, msgspec.json.encode(book.signers[one].days).decode()) for one in book.changed & book.signers.keys()
+        )
+        self._db.executemany("INSERT OR REPLACE INTO used VALUES (?, ?, ?)", used)
+        self._db.executemany("INSERT OR REPLACE INTO signers VALUES (?, ?)", signers)
+        self._db.execute(FORGET_OLD_USED, (MAX_SENDERS,))
+        self._db.executemany("DELETE FROM signers WHERE peer_id = ?", [(signer,) for signer in book.forgotten])

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from dataclasses import dataclass, field
 from functools import partial
 
 from ftis_node.config.home import Home
@@ -21,7 +22,7 @@ from ftis_node.config.step import StepSection
 from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count
-from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import own_releases
@@ -30,13 +31,10 @@ from ftis_node.node.startup.prepare import prepare
 from ftis_node.node.startup.recovery import release_damaged
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.startup_summary import mark_end, mark_start, read_last_status, start_lines
-from ftis_node.node.state import NodeState
 from ftis_node.node.storage.disk_space import DiskSpace, checkpoint_step, num_versions, version_bytes
-from ftis_node.node.storage.node_store import DiskThread, Store
-from ftis_node.node.storage.number_epochs import begin_epoch
+from ftis_node.node.storage.node_store import DiskThread, Store, begin_epoch
 from ftis_node.node.supervision.background import first_of_ours
-from ftis_node.node.training.generation_slots import SlotPool
-from ftis_node.node.training.token_budget import GenerateBudget
+from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
 from ftis_node.node.worker_interfaces import Generation, Learning, NullGeneration, NullLearner
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
@@ -198,44 +196,45 @@ def _num_slots(settings: NodeSettings, step: StepSection) -> int:
     return max(num_slots, EXCHANGE_SLOTS) if settings.role == "exchange" else num_slots
 
 
+@dataclass(eq=False, repr=False)
 class StartProgress:
     """Observer of a start. It shows a line such as `generator: compiling; loading m (3.2 MB) into learner; connecting`.
 
     `parts` are the components that the node waits for. Restarts of the engine after the start give events only.
     """
 
-    def __init__(self, parts: list[str], model: str, events: EventLog, show: OnProgress) -> None:
-        self._parts = [*parts]
-        self._model = model
-        self._events = events
-        self._show = show
-        self._phase = ""
-        self._began_s = 0.0
+    parts: list[str]
+    model: str
+    events: EventLog
+    show: OnProgress
+    _phase: str = field(default="", init=False)
+    _began_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
         self._show_line()
 
     def __str__(self) -> str:
-        workers = [name for name in self._parts if name != "network"]
+        workers = [name for name in self.parts if name != "network"]
         phase = f"generator: {self._phase}" if self._phase and "generator" in workers else ""
         loading = " and ".join(name for name in workers if not (phase and name == "generator"))
-        lines = (phase, loading and f"loading {self._model} into {loading}", "connecting" * ("network" in self._parts))
+        lines = (phase, loading and f"loading {self.model} into {loading}", "connecting" * ("network" in self.parts))
         return "; ".join(filter(None, lines))
 
     def end(self, part: str) -> None:
-        """Stop waiting for that component."""
-        self._parts.remove(part)
+        self.parts.remove(part)
         self._show_line()
 
     def begin_phase(self, phase: str) -> None:
         """Note that a phase of the engine's start begins, which ends the one before; "" after the last one."""
         now_s = time.monotonic()
         if self._phase:
-            self._events.write("engine_start", phase=self._phase, duration_s=round(now_s - self._began_s, 1))
+            self.events.write("engine_start", phase=self._phase, duration_s=round(now_s - self._began_s, 1))
         self._phase, self._began_s = phase, now_s
-        if "generator" in self._parts:
+        if "generator" in self.parts:
             self._show_line()
 
     def _show_line(self) -> None:
-        self._show(None, str(self))
+        self.show(None, str(self))
 
 
 async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
@@ -244,7 +243,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     model = f"{parts.source.name} ({size(sum(path.stat().st_size for path in parts.source.weights_files))})"
     has_workers = (settings.generates or settings.learns) and not context.pause.is_paused
     names = ["generator", "learner", "network"] if has_workers else ["network"]
-    progress = StartProgress(names, model, context.events, on_progress)
+    progress = StartProgress([*names], model, context.events, on_progress)
     starts: dict[str, Callable[[], Awaitable[object]]] = {
         "generator": partial(parts.generation.start, progress.begin_phase),
         "learner": parts.learner.start,

@@ -114,6 +114,7 @@ class ProcessNodeFactory:
 
     def generation(self, of: NodeInputs, *, events: EventLog, learner: Learning) -> GenerationClient:
         borrower = learner if of.arrangement.shares_base and isinstance(learner, LearnerClient) else None
+        is_on_cpu = pick_device(of.settings.device) == "cpu"
         client = GenerationClient(
             generation_boot(
                 of.settings, of.manifest, of.source, of.tokenizer, of.arrangement, adapters=serves_adapters(of.settings)
@@ -122,7 +123,7 @@ class ProcessNodeFactory:
             log_path=of.home.logs / "generation.log",
             num_threads=threads_of(of.settings.generation.threads),
             proof_tolerance=PROOF_TOLERANCES[dtype_of(of.settings)],
-            timing=generation_timing(of.settings),
+            timing=replace(GENERATION_TIMING, stall_timeout_s=CPU_STALL_TIMEOUT_S) if is_on_cpu else GENERATION_TIMING,
             environment=visible_gpus(of.arrangement.generator_gpus),
             on_problem=lambda problem: events.write("weight_check_failed", problem=problem),
             free_memory=learner.give_memory_back if borrower is None else None,  # it starts after the generator
@@ -179,12 +180,6 @@ def preload_of(settings: NodeSettings, home: Home) -> Preload | None:
     return Preload({"OMP_NUM_THREADS": str(num_threads)}, home.logs / "preload.log")
 
 
-def generation_timing(settings: NodeSettings) -> Timing:
-    """Return the time limits of the generation worker on the device of `settings`."""
-    is_on_cpu = pick_device(settings.device) == "cpu"
-    return replace(GENERATION_TIMING, stall_timeout_s=CPU_STALL_TIMEOUT_S) if is_on_cpu else GENERATION_TIMING
-
-
 def _place(
     settings: NodeSettings, manifest: RunManifest, source: ModelSource, *, others_count: bool
 ) -> WorkerPlacement:
@@ -196,7 +191,6 @@ def _place(
 
 
 def gossip_limits(settings: NodeSettings, manifest: RunManifest) -> GossipLimits:
-    """Return the limits of the traffic with peers, in both directions."""
     return GossipLimits(
         max_announcement_bytes=MAX_ANNOUNCEMENT_BYTES,
         max_envelope_bytes=manifest.wire.max_envelope_bytes,

@@ -20,7 +20,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.files import free_bytes, replace_file
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
-from ftis_node.memory.choice import TrainingChoice, checkpoint_owner, choose_training
+from ftis_node.memory.choice import checkpoint_owner, choose_training
 from ftis_node.models import ModelSource, PromptTokenizer, load_tokenizer, model_fingerprint, resolve_model
 from ftis_node.models.accelerators import unusable_system
 from ftis_node.models.adapter_folder import continued
@@ -75,7 +75,9 @@ async def prepare(
     starts_paused = (await in_background(first_decision, settings, home)).is_pause
     choose = partial(choose_training, others_count=not starts_paused)  # by the start of the workers they have ended
     choice = await in_background(choose, settings, plan.manifest, home, source)
-    settings = choice.settings
+    settings, training = choice.settings, choice.training
+    if source.adapter is not None and settings.lora:
+        training = f"the LoRA adapter of rank {settings.lora_adapter.rank} in {source.adapter}"
     await in_background(check_disk_space, home, source, settings)
     limit = await in_background(limit_of, settings, source)
     arrangement = await factory.arrange(settings, plan.manifest, source, others_count=not starts_paused)
@@ -95,7 +97,7 @@ async def prepare(
         identity=identity,
         source=source,
         arrangement=arrangement,
-        training=_continued_label(choice, source),
+        training=training,
         tokenizer=tokenizer,
         task=task,
         domain=domain,
@@ -118,12 +120,6 @@ def check_texts(tokenizer: PromptTokenizer, item: TaskItem, manifest: RunManifes
         raise ModelError(f"run {manifest.name} has several turns, and this model reads one: {error}") from error
     if special := [string for string in manifest.episode.stop if tokenizer.has_hidden(string)]:
         raise ModelError(f"the stop string {special[0]!r} of run {manifest.name} is a special token here: omit it")
-
-
-def _continued_label(choice: TrainingChoice, source: ModelSource) -> str:
-    if source.adapter is None or not choice.settings.lora:
-        return choice.training
-    return f"the LoRA adapter of rank {choice.settings.lora_adapter.rank} in {source.adapter}"
 
 
 def load_tasks(plan: RunPlan) -> tuple[Task, Task, tuple[Task, ...]]:

@@ -58,18 +58,9 @@ def replace_files(home: Home) -> None:
 
     Raise OSError and sqlite3.Error for disk errors, MachineError if another program holds one of the files.
     """
-    _replace_peers(home)
-    _replace_buffer(home)
-
-
-def _replace_peers(home: Home) -> None:
     if damage := set_aside_damaged(home.peers, home.damaged):
         log.warning("%s was damaged (%s): all peers are new; it is in %s", home.peers.name, *damage)
         _write(home, file=home.peers.name, why=damage.why, folder=str(damage.folder))
-
-
-def _replace_buffer(home: Home) -> None:
-    """Replace the buffer by an empty one if its file is damaged, incomplete or missing."""
     epoch = marked_epoch(home)
 
     def look(buffer: sqlite3.Connection) -> str:

@@ -10,8 +10,8 @@ from ftis_node.config.home_files import start_command
 from ftis_node.config.node import NodeSettings
 from ftis_node.files import reporting_full_disk
 from ftis_node.node.daemon import run_node
+from ftis_node.node.http_api.http_port import observe_token
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
-from ftis_node.node.http_api.monitoring_token import observe_token
 from ftis_node.node.loop_wiring import NodeComponents
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.prepare import check_finished, check_saved
@@ -20,7 +20,7 @@ from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.startup_summary import end_lines, finished_lines, read_saved_status
 from ftis_node.node.supervision.background import until_signalled
 from ftis_node.node.supervision.process_limits import apply_limits
-from ftis_node.node.supervision.watchdog import ServiceManager, Watchdog
+from ftis_node.node.supervision.watchdog import Watchdog, service_manager
 from ftis_node.replay.integrity import reporting_damage
 from ftis_node.telemetry.log import OnProgress, log_block, unwatched
 
@@ -37,7 +37,7 @@ def run_until_stopped(
     Raise FtisError: HomeInUseError, ConfigError, ModelError, NetworkError, MachineError, WorkerError.
     """
     apply_limits(settings.limits)
-    watchdog = Watchdog(manager=ServiceManager.from_environment())
+    watchdog = Watchdog(manager=service_manager())
     with reporting_full_disk(home.root), reporting_damage(home.root), opened(home):
         if lines := finished_lines(read_saved_status(home), home, settings=settings):
             check_finished(home, settings)

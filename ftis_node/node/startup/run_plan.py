@@ -120,7 +120,8 @@ def plan_run(
     domain = None
     is_run_meant = run is not None or own is not None  # else the preset is only a template for a run of this task
     if requested is not None and is_run_meant and is_domain(requested, mixture):
-        domain = _checked_domain(requested, manifest)
+        _check_domain(requested, manifest)
+        domain = requested
         manifest = manifest.model_copy(update={"task": mixture.canonical})
     _check_same_run(manifest, own, home)
     if len(manifest.task) > MAX_TASK_CHARS:
@@ -166,8 +167,7 @@ def kept_domain(home: Home, manifest: RunManifest) -> TaskSpec | None:
     return spec if is_domain(spec, parse_spec(manifest.task)) else None
 
 
-def _checked_domain(domain: TaskSpec, manifest: RunManifest) -> TaskSpec:
-    """Return `domain`. Raise ConfigError if this run allows no domains."""
+def _check_domain(domain: TaskSpec, manifest: RunManifest) -> None:
     if manifest.step.prompt_sharing == "horizontal":
         raise ConfigError(
             f'run {manifest.name} has no domains (step.prompt_sharing = "horizontal"): '
@@ -175,7 +175,6 @@ def _checked_domain(domain: TaskSpec, manifest: RunManifest) -> TaskSpec:
         )
     if len(domain.canonical.encode()) > MAX_DOMAIN_BYTES:
         raise ConfigError(f"the domain has more than {MAX_DOMAIN_BYTES} bytes: name fewer parts, or simpler weights")
-    return domain
 
 
 def from_anywhere(paths: Mapping[str, str]) -> dict[str, str]:

@@ -18,8 +18,8 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.config.roles import ROLES
 from ftis_node.errors import FileError
 from ftis_node.files import read_file, read_object, replace_file
+from ftis_node.node.context import NodeCounters
 from ftis_node.node.startup.factories import NodeInputs
-from ftis_node.node.state import NodeCounters
 from ftis_node.node.storage.disk_space import checkpoint_step
 from ftis_node.telemetry.health_summary import BUDGET_UNITS, duration, plural
 from ftis_node.telemetry.status import EndWord, Status
@@ -70,7 +70,6 @@ def _change_node(home: Home, **changes: str) -> None:
 
 
 def start_lines(inputs: NodeInputs, *, num_parameters: int, step: int) -> list[str]:
-    """Return the lines for a start from `step`."""
     settings, manifest, home = inputs.settings, inputs.manifest, inputs.home
     what = f"{inputs.source.name} ({num_parameters:,} parameters)"
     lines = [f"ftis-node {__version__} {ROLES[settings.role].does} {what} on {inputs.task.name}"]
@@ -185,7 +184,6 @@ def _heading(before: Status, after: Status, *, saved: int) -> str:
 
 
 def _accuracy(status: Status) -> str:
-    """Return the first and the last pass@1 of the most recently evaluated task, as text."""
     if not status.eval:
         return ""
     same = [entry for entry in status.eval if entry.task == status.eval[-1].task]

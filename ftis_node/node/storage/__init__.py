@@ -1,1 +1,1 @@
-"""The home of a node: its buffer, files of offered weights, disk use, cleanup and log rotation."""
+"""The home of a node: its buffer and its disk space."""

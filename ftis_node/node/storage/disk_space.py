@@ -79,7 +79,6 @@ class DiskSpace:
         return self._measured or next(iter(self._refused.values()), "")
 
     async def wait_available(self) -> None:
-        """Wait until there is space for another group."""
         await self._has_space.wait()
 
     def note(self, use: HomeUse) -> None:
@@ -103,7 +102,10 @@ class DiskSpace:
                         raise
                     if self._has_ended:
                         raise asyncio.CancelledError("the node stops while the disk is full") from error
-                    self._refused[token] = self._reason_of(error)
+                    why = f"the disk is full: {size(free_bytes(self._root))} are free"
+                    if isinstance(error, DiskFullError):  # of the learner, perhaps on another disk
+                        why = str(error).split(";", 1)[0]
+                    self._refused[token] = why
                 num_tries += 1
                 self._move_gate()
                 await asyncio.sleep(RETRY_PAUSE.delay_s(num_tries))
@@ -114,11 +116,6 @@ class DiskSpace:
     async def end(self) -> None:
         """Let no write wait for space any longer, because the node stops."""
         self._has_ended = True
-
-    def _reason_of(self, error: Exception) -> str:
-        if isinstance(error, DiskFullError):  # of the learner, perhaps on another disk
-            return str(error).split(";", 1)[0]
-        return f"the disk is full: {size(free_bytes(self._root))} are free"
 
     def _move_gate(self) -> None:
         if self.why_full:
@@ -256,7 +253,6 @@ def num_versions(settings: NodeSettings, transfer: Transfer = "file") -> int:
 
 
 def version_bytes(settings: NodeSettings, source: ModelSource) -> int:
-    """Return the size of the weights in one weight sync, in bytes."""
     if serves_adapters(settings):
         num_values = read_shape(source).adapter_parameters(settings.lora_adapter.rank)
     else:

@@ -1,4 +1,10 @@
-"""The store of a node: its home with the replay buffer, the thread that writes there, and the bounds of the buffer."""
+"""The store of a node: its home with the replay buffer, the thread that writes there, and the bounds of the buffer.
+
+Each start of a node begins an epoch of its sequence numbers, so that no number is used twice. The epoch is the Unix
+time in seconds, or the last epoch plus one if that is larger. The last epoch is in the buffer and in the marker of the
+home, and the larger one counts. So numbers stay unique if the buffer is deleted, damaged or restored from an old copy,
+or if the clock is set back. A home from a backup has a later time.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +18,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from ftis_node.config.home import Home
+from ftis_node.config.home_files import mark, marked_epoch
 from ftis_node.config.limits import MAX_KEPT_GROUPS, MAX_READY_BYTES, MAX_READY_GROUPS
 from ftis_node.node.context import NodeContext
 from ftis_node.node.storage.disk_space import DiskSpace
@@ -20,6 +27,7 @@ from ftis_node.replay.group_choice import Candidate, Freshness
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.rate_limits import ShareCap
+from ftis_node.swarm.sequence import epoch_base, epoch_of
 from ftis_node.validation.rules import MAX_CLOCK_SKEW_S
 
 P = ParamSpec("P")
@@ -46,7 +54,6 @@ class DiskThread:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args, **kwargs))
 
     def close(self) -> None:
-        """Wait for the calls in progress, and stop the thread."""
         self._thread.shutdown(wait=True)
 
 
@@ -65,7 +72,6 @@ class Store:
     space: DiskSpace = field(default_factory=DiskSpace)
 
     async def enforce_bounds(self, cap: ShareCap) -> None:
-        """Evict and prune if a bound of the buffer is exceeded."""
         _, foreign_ready = self.reader.ready_counts()
         if foreign_ready > MAX_READY_GROUPS or self.reader.ready_foreign_bytes() > MAX_READY_BYTES:
             await self.evict_foreign(cap)
@@ -107,3 +113,15 @@ class Store:
 
     def _write_released(self, group_id: bytes, reason: ReleaseReason) -> None:
         self.context.events.write("released", group=group_id, reason=reason)
+
+
+def begin_epoch(home: Home, buffer: ReplayBuffer) -> int:
+    """Begin an epoch, which is on the disk when this returns. Return the number before that of its first group.
+
+    The buffer has it first: a buffer with an older epoch than the marker is a copy from before the last start.
+    Raises OSError and sqlite3.Error.
+    """
+    epoch = max(int(time.time()), marked_epoch(home) + 1, epoch_of(buffer.last_number()) + 1)
+    buffer.raise_last_number(epoch_base(epoch))
+    mark(home, epoch=epoch)
+    return epoch_base(epoch)

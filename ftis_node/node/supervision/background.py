@@ -73,7 +73,7 @@ async def to_the_end(work: Coroutine[None, None, R]) -> R:
 
 async def wait_at_most(limit_s: float | None, event: asyncio.Event) -> None:
     """Wait until `event` is set, for `limit_s` at most; None: without a limit."""
-    with suppress(TimeoutError):
+    with suppress(TimeoutError):  # Python 3.11's `wait_for` loses a cancellation that coincides with the event
         async with asyncio.timeout(limit_s):
             await event.wait()
 
@@ -125,8 +125,6 @@ def stop_waits_for() -> str:
 
 
 class _Ending:
-    """Cancellation of a task, once and with a deadline."""
-
     task: asyncio.Task[None]
 
     def __init__(self, *, stop_limit_s: float) -> None:
@@ -207,7 +205,6 @@ def stack_of(task: asyncio.Task[Any]) -> list[str]:
 
 
 def _short(filename: str) -> str:
-    """Return the path of a file relative to the package; for a file outside it, the last two parts."""
     path = Path(filename)
     return str(path.relative_to(PACKAGE)) if path.is_relative_to(PACKAGE) else "/".join(path.parts[-2:])
 

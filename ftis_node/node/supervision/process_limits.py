@@ -30,12 +30,10 @@ class OpenFiles(NamedTuple):
 
     @property
     def reachable(self) -> int:
-        """Return the soft limit that a node sets."""
         return max(self.soft, min(self.hard, MANY_OPEN_FILES))
 
 
 def open_files() -> OpenFiles:
-    """Return the present limits of this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MANY_OPEN_FILES
     return OpenFiles(*(most if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard)))

@@ -1,7 +1,7 @@
 """Watchdog of the event loop: a beat in the loop, every half second.
 
 The beat measures its delay and notifies systemd.
-A thread counts its own waits since the last beat. If they add up to `HangLimits.blocked_s`, the loop is blocked:
+A thread counts its own waits since the last beat. If they add up to `blocked_s`, the loop is blocked:
 faulthandler writes the stacks to stderr, and the process ends with exit code 1. The thread counts nothing
 while the machine sleeps or the process is stopped (SIGSTOP, Ctrl-Z), so a resumed node continues.
 
@@ -19,7 +19,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 from ftis_node.telemetry.events import EventLog
 
@@ -30,58 +29,32 @@ ALIVE = b"WATCHDOG=1"
 STDERR = 2  # `sys.stderr` may be an object without a file descriptor
 
 
-@dataclass(frozen=True, slots=True)
-class HangLimits:
-    """Times in seconds. A blocked event loop is logged after `warn_s`, and ends the process after `blocked_s`."""
-
-    warn_s: float = 10.0
-    blocked_s: float = 600.0
-
-
-class ServiceManager:
-    """Connection of a service to systemd."""
-
-    def __init__(self, address: str, *, every_s: float) -> None:
-        """`address` is a path, or an abstract name that begins with `@`."""
-        self._address = f"\0{address[1:]}" if address.startswith("@") else address
-        self._every_s = every_s
-        self._notified_at: float | None = None
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ServiceManager | None:
-        """Return the manager if systemd started this process and expects notifications; else None."""
-        address, limit_us = environment.get("NOTIFY_SOCKET", ""), environment.get("WATCHDOG_USEC", "")
-        if not address or not limit_us.isdecimal() or environment.get("WATCHDOG_PID") not in (None, str(os.getpid())):
-            return None
-        return cls(address, every_s=int(limit_us) / 1e6 / 4)
-
-    def notify_alive(self, *, now: float) -> None:
-        """Send a notification if one is due, four times per `WatchdogSec`. `now` is in seconds of a steady clock."""
-        if self._notified_at is None or now - self._notified_at >= self._every_s:
-            self._notified_at = now
-            with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
-                line.setblocking(False)  # if systemd is busy, drop this notification: the next one follows soon
-                line.sendto(ALIVE, self._address)
+def service_manager(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the socket of systemd if it started this process and expects notifications; else None."""
+    address, limit_us = environment.get("NOTIFY_SOCKET", ""), environment.get("WATCHDOG_USEC", "")
+    if not address or not limit_us.isdecimal() or environment.get("WATCHDOG_PID") not in (None, str(os.getpid())):
+        return None
+    return f"\0{address[1:]}" if address.startswith("@") else address  # a path, or an abstract name
 
 
 class Watchdog:
     """Watchdog of one event loop: use `with watchdog.watching():` in that loop.
 
-    `events` is set while the node runs. Before that, imports of large libraries block the loop, and no event is
-    written.
+    A blocked loop is logged after `warn_s`, and ends the process after `blocked_s`, both in seconds. `events` is set
+    while the node runs. Before that, imports of large libraries block the loop, and no event is written.
     """
 
-    def __init__(self, limits: HangLimits = HangLimits(), *, manager: ServiceManager | None = None) -> None:
+    def __init__(self, *, warn_s: float = 10.0, blocked_s: float = 600.0, manager: str | None = None) -> None:
+        """`manager` is the socket of systemd, None without one."""
         self.lag_s = deque[float](maxlen=round(LAG_WINDOW_S / BEAT_S))  # delays of the beats of the last minute
         self.events: EventLog | None = None
         self.has_fault = False
-        self._limits = limits
+        self._warn_s, self._blocked_s = warn_s, blocked_s
         self._manager = manager
         self._num_beats = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the running loop."""
         loop = asyncio.get_running_loop()
         self._next_beat: asyncio.Handle = loop.call_soon(self._beat, loop, loop.time())
         ended = threading.Event()
@@ -97,7 +70,7 @@ class Watchdog:
         while not ended.wait(BEAT_S):
             silent_s = 0.0 if seen != self._num_beats else silent_s + BEAT_S
             seen = self._num_beats
-            if silent_s >= self._limits.blocked_s:
+            if silent_s >= self._blocked_s:
                 faulthandler.dump_traceback(STDERR)
                 os._exit(1)
 
@@ -112,11 +85,13 @@ class Watchdog:
         self._num_beats += 1
         self._next_beat = loop.call_at(now + BEAT_S, self._beat, loop, now + BEAT_S)
         self.lag_s.append(max(0.0, late_s))
-        if late_s >= self._limits.warn_s and self.events is not None:
+        if late_s >= self._warn_s and self.events is not None:
             log.warning("the event loop was blocked, or this process stopped, for %.0f s", late_s)
             self._write("loop_blocked", for_s=round(late_s, 1))
         if self._manager is not None:
-            self._manager.notify_alive(now=now)
+            with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+                line.setblocking(False)  # if systemd is busy, drop this notification: the next one follows soon
+                line.sendto(ALIVE, self._manager)
 
     def _write(self, event: str, **fields: str | float) -> None:
         if self.events is not None:

@@ -74,15 +74,9 @@ class Evaluator:
             cut_fraction=result.truncated / result.n,
         )
         self.context.evaluations.add(entry)
-        duration_s = round(time.monotonic() - began_at, 3)
-        self.context.events.write("eval", **msgspec.structs.asdict(entry), duration_s=duration_s)
+        fields, duration_s = msgspec.structs.asdict(entry), round(time.monotonic() - began_at, 3)
+        self.context.events.write("eval", **fields, duration_s=duration_s)
         self.tracking.log(entry.step, {f"eval/{entry.task}/pass_at_1": entry.pass_at_1})
-        log.info(
-            "step %d: pass@1 %.3f on %d problems of %s, %.0f tokens an answer",
-            entry.step,
-            entry.pass_at_1,
-            entry.n,
-            entry.task,
-            entry.completion_tokens,
-            extra={"fields": msgspec.structs.asdict(entry)},
-        )
+        accuracy = f"pass@1 {entry.pass_at_1:.3f} on {entry.n} problems of {entry.task}"
+        line = f"step {step}: {accuracy}, {entry.completion_tokens:.0f} tokens an answer"
+        log.info("%s", line, extra={"fields": fields})

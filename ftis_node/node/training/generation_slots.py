@@ -1,16 +1,21 @@
-"""The slots of a node's own groups.
+"""What bounds generation: the slots of a node's own groups, and the budget of tokens.
 
 The generate loop takes a slot before generation. It becomes free when the generator serves the weights of the step that
 used the group. So generation runs ahead of training by a bounded number of steps.
+
+The buffer stores the token counts of all own groups, also of deleted ones. So a restart neither loses tokens of the
+budget nor counts them twice. A group that a crash interrupted does not count.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+log = logging.getLogger(__name__)
 MEASURED_GROUPS = 64  # the time per group follows about as many
 
 
@@ -82,3 +87,54 @@ class SlotPool:
         self.in_generation -= 1
         if not self.in_generation:
             self._busy_s += self.clock() - self._busy_since
+
+
+@dataclass(eq=False)
+class GenerateBudget:
+    """Budget of tokens to generate. A group in generation counts with the mean group size, to limit the excess.
+
+    `num_tokens` in `num_groups` are generated, also in earlier starts of the home.
+    """
+
+    limit: int | None = None
+    num_tokens: int = 0
+    num_groups: int = 0
+    num_under_way: int = field(default=0, init=False)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    @property
+    def may_begin(self) -> bool:
+        if self.limit is None:
+            return True
+        if not self.num_groups:  # the mean group size is unknown before the first group
+            return not self.num_under_way
+        usual = self.num_tokens / self.num_groups
+        return self.num_tokens + usual * self.num_under_way < self.limit
+
+    @property
+    def is_used_up(self) -> bool:
+        """Return whether no further group may start, and none is in generation."""
+        return self.limit is not None and not self.num_under_way and self.num_tokens >= self.limit
+
+    def begin(self) -> None:
+        self.num_under_way += 1
+
+    def end(self, num_tokens: int) -> None:
+        self.num_under_way -= 1
+        self.num_tokens += num_tokens
+        self.num_groups += 1
+        self._changed.set()
+
+    def abandon(self) -> None:
+        """Note that a group ended without tokens: the node gave up its prompt."""
+        self.num_under_way -= 1
+        self._changed.set()
+
+    async def until_more(self) -> None:
+        """Wait until another group may start; forever if the budget is used up."""
+        while not self.may_begin:
+            self._changed.clear()
+            if self.is_used_up:
+                done, limit = self.num_tokens, self.limit
+                log.info("%d tokens are generated, the budget of %d is used up: generation ends", done, limit)
+            await self._changed.wait()

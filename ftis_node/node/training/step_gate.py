@@ -1,7 +1,19 @@
-"""The gate before a step.
+"""The gate before a step, and the shares of own and foreign groups in it.
 
-The gate opens when the groups of the step are in the buffer, no awaited sender is left, or the time limit has passed.
-`TimedStepGate` waits for foreign groups up to `step.foreign_wait_s` of the run (`step_shares.py`).
+A step takes I own and J foreign groups; I + J is constant. It waits for own groups without a limit, and for foreign
+ones up to the run's longest wait (`step.foreign_wait_s`). It waits only for senders whose groups come
+(`swarm/arrivals.py`), and in the first `foreign_wait_s` after the start of the node for any. A step is smaller if
+foreign groups do not arrive or are refused.
+
+If the run has `step.backfill_with_own`, the node shares the shortfall evenly with the senders of the present foreign
+groups. Each of them gets the groups of all others. If there is a surplus of foreign groups, the node generates fewer
+extra groups. It divides the surplus by the same number of nodes and keeps the remainder for the next steps. So peers
+that send less than one group per step also count.
+
+A learner that generates nothing takes I + J groups of any peers: the first I replace its own ones. A node that has
+stopped generating first uses its remaining own groups, and then does the same. It may end in two cases: the run takes
+no foreign groups, or no sender was awaited for the whole wait.
+
 An experiment uses another gate, which keeps all nodes at the same step and needs no clock.
 """
 
@@ -11,30 +23,149 @@ import asyncio
 import logging
 import math
 import time
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ftis_node.gossip import Gossip
+from ftis_node.config.manifest import RunManifest
 from ftis_node.node.context import NodeContext
-from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.storage.node_store import Store
-from ftis_node.node.training.generation_slots import SlotPool
-from ftis_node.node.training.step_shares import (
-    ForeignShortfall,
-    StepInputs,
-    StepQuota,
-    StepShares,
-    may_start,
-    never_starts,
-    substitute_foreign,
-)
+from ftis_node.node.peers.node_part import NodePart
+from ftis_node.node.supervision.background import wait_at_most
+from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
+from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.arrivals import AwaitedSenders
 
 log = logging.getLogger(__name__)
 
 MAX_LOOK_S = 2.0  # most time charged at once: a suspended process does not wait
 RECHECK_INTERVAL_S = 0.5  # no event reports that the wait has ended or a group is stale
+
+
+@dataclass(frozen=True, slots=True)
+class StepQuota:
+    """I and J of the manifest, and the longest wait in seconds.
+
+    If the node generates more groups per step (`generated`) than a step takes, the step waits for all of them.
+    """
+
+    own: int
+    foreign: int
+    foreign_wait_s: float
+    generated: int = 0
+
+    @property
+    def own_waited_for(self) -> int:
+        """Return the number of own groups that must be READY before the step starts."""
+        return max(self.own, self.generated)
+
+    @classmethod
+    def of(cls, manifest: RunManifest) -> StepQuota:
+        step = manifest.step
+        return cls(step.own_groups, step.foreign_groups, step.foreign_wait_s, step.generated_groups or 0)
+
+
+def shares_of_step(needs: StepQuota, *, generates: bool, own_left: int = 0) -> tuple[int, int]:
+    """Return how many own and foreign groups a step takes, by signer.
+
+    `own_left` is the number of READY own groups of a node that has stopped generating.
+    """
+    if generates:
+        return needs.own, needs.foreign
+    own = min(own_left, needs.own)
+    return own, needs.own + needs.foreign - own
+
+
+def substitute_foreign(ready: int, *, needs: StepQuota) -> tuple[int, int]:
+    """Return the READY groups as (own, foreign) for a node that does not generate: the first I count as own."""
+    for_own = min(ready, needs.own)
+    return for_own, ready - for_own
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Inputs of the policy. `waited_s` is the time since all own groups were READY, `uptime_s` since the node started.
+
+    `alone_s` is the time since a sender was last awaited, or since the start.
+    """
+
+    own_ready: int
+    foreign_ready: int
+    waited_s: float
+    uptime_s: float
+    awaits_sender: bool
+    alone_s: float = 0.0
+
+
+def may_start(needs: StepQuota, outlook: StepInputs) -> bool:
+    if outlook.own_ready < needs.own_waited_for:
+        return False
+    if outlook.foreign_ready >= needs.foreign:
+        return True
+    if outlook.own_ready + outlook.foreign_ready == 0:
+        return False
+    somebody_may_come = outlook.awaits_sender or outlook.uptime_s < needs.foreign_wait_s
+    return not somebody_may_come or outlook.waited_s >= needs.foreign_wait_s
+
+
+def never_starts(needs: StepQuota, outlook: StepInputs) -> bool:
+    """Return whether the next step of a node that has stopped generating can never start: no peer will complete it."""
+    if outlook.own_ready >= needs.own and outlook.own_ready + outlook.foreign_ready > 0:
+        return False
+    return not needs.foreign or (not outlook.awaits_sender and outlook.alone_s >= needs.foreign_wait_s)
+
+
+@dataclass(eq=False, repr=False)
+class StepShares:
+    """Computes the shares of a step from the manifest, adjusted if the node generates nothing or its budget is used."""
+
+    context: NodeContext
+    budget: GenerateBudget
+    slots: SlotPool
+    reader: ReplayReader
+
+    @property
+    def makes_more(self) -> bool:
+        """Return whether more own groups will be stored: budget is left, or a group is still in generation."""
+        return self.context.settings.generates and not (self.budget.is_used_up and not self.slots.in_generation)
+
+    def of_next_step(self, needs: StepQuota | None = None) -> tuple[int, int]:
+        """Return the own and foreign groups of the next step, by signer. `needs` defaults to the manifest's quota."""
+        needs = needs or StepQuota.of(self.context.manifest)
+        settings = self.context.settings
+        if settings.role == "exchange" or self.makes_more:  # a trainer makes the own groups of an exchange node
+            return shares_of_step(needs, generates=True)
+        if not settings.generates or not needs.foreign:
+            return shares_of_step(needs, generates=settings.generates)
+        own_left, _ = self.reader.ready_counts()
+        return shares_of_step(needs, generates=False, own_left=own_left)
+
+
+@dataclass(slots=True)
+class ForeignShortfall:
+    """Controller of `extra`: the own groups beyond I in the next step, which replace foreign ones; 0 at the start."""
+
+    extra: int = 0
+    _left: int = 0
+    _plenty: int = 0  # surplus of earlier steps that has not reduced `extra` yet
+
+    def shares(self, own: int, foreign: int) -> tuple[int, int]:
+        extra = min(self.extra, foreign)
+        return own + extra, foreign - extra
+
+    def note(self, num_foreign: int, senders: Sequence[str]) -> None:
+        """Note the start of a step of up to `num_foreign` foreign groups. `senders` has an entry per READY group.
+
+        Groups left from the last step are no surplus, because the buffer's stock shrinks: only new arrivals count.
+        """
+        ready, sharers = len(senders), 1 + len(set(senders))
+        missing, plenty = num_foreign - ready, ready - self._left - num_foreign
+        self._left = max(0, -missing)
+        if missing > 0:
+            self.extra += -(-missing // sharers)
+            self._plenty = 0
+        elif plenty > 0:
+            less, self._plenty = divmod(self._plenty + plenty, sharers)
+            self.extra = max(0, self.extra - less)
 
 
 class StepGate(Protocol):
@@ -53,16 +184,12 @@ class StepGate(Protocol):
 
 
 @dataclass(eq=False, repr=False)
-class TimedStepGate:
+class TimedStepGate(NodePart):
     """Gate that waits for all own groups, and for foreign ones of awaited senders up to the run's longest wait.
 
     The intake loop sets `stored` when a group becomes READY.
     """
 
-    context: NodeContext
-    store: Store
-    gossip: Gossip
-    peers: PeerManager
     slots: SlotPool
     step_shares: StepShares
     arrivals: AwaitedSenders
@@ -86,12 +213,16 @@ class TimedStepGate:
             last_s = self.context.pause.clock() - self._step_at
             self._train_s = (self._train_s + last_s) / 2 if self._train_s else last_s
         while True:
-            await self._wait_for_pause()
+            if self.context.pause.is_paused:  # a pause counts as no time without groups
+                await self.context.pause.wait_running()
+                self._own_ready_since, self._with_sender_at = None, time.monotonic()
             if self.context.pause.num_pauses != num_pauses:
                 self._step = 0
                 return True
             self.stored.clear()
-            await self._release_unusable()
+            if await self.store.release_stale():
+                self.slots.set_held(self.store.reader.own_held())
+            await self.store.evict_foreign(self.peers.share_cap())
             self._needs = self._current_quota()
             outlook = await self._outlook()
             if may_start(self._needs, outlook) and not self.context.pause.is_paused:
@@ -102,15 +233,7 @@ class TimedStepGate:
             if has_stopped and never_starts(self._needs, outlook):
                 log.info("no more groups are generated, and none will come for step %d: the node ends", step)
                 return False
-            with suppress(TimeoutError):  # Python 3.11's `wait_for` loses a cancellation that coincides with the event
-                async with asyncio.timeout(RECHECK_INTERVAL_S):
-                    await self.stored.wait()
-
-    async def _wait_for_pause(self) -> None:
-        """Wait for the end of a pause, which counts as no time without groups."""
-        if self.context.pause.is_paused:
-            await self.context.pause.wait_running()
-            self._own_ready_since, self._with_sender_at = None, time.monotonic()
+            await wait_at_most(RECHECK_INTERVAL_S, self.stored)
 
     def shares(self, step: int) -> tuple[int, int]:
         """Return the run's own and foreign shares, adjusted if the node generates no more groups."""
@@ -145,7 +268,9 @@ class TimedStepGate:
         members, now = await self.gossip.members(), time.monotonic()
         self.arrivals.waited(self._awaited, min(now - self._looked_at, MAX_LOOK_S))
         is_idle = own_ready < self._needs.own_waited_for and not self.step_shares.makes_more
-        work_s = self._work_s if self.step_shares.makes_more else math.inf
+        work_s = math.inf  # of a step without a wait: its training, or its generation if that takes longer
+        if self.step_shares.makes_more:
+            work_s = max(self._train_s, self._needs.own_waited_for * self.slots.seconds_per_group)
         awaited = self.arrivals.awaited(
             members, now=now, work_s=work_s, quota=self._needs.foreign, may_send=self._may_send
         )
@@ -166,11 +291,6 @@ class TimedStepGate:
             alone_s=now - self._with_sender_at,
         )
 
-    @property
-    def _work_s(self) -> float:
-        """Return the time of a step without a wait: of its training, or of its generation if that takes longer."""
-        return max(self._train_s, self._needs.own_waited_for * self.slots.seconds_per_group)
-
     def _may_send(self, peer_id: str) -> bool:
         """Return whether this node would accept groups of a peer: not banned, with a usable tokenizer and role."""
         record = self.peers.registry.record_of(peer_id)
@@ -178,8 +298,3 @@ class TimedStepGate:
         is_fit = record is None or takes_text or record.tokenizer == self.context.about.tokenizer
         is_sender = record is None or record.role != "learner"
         return is_fit and is_sender and not self.peers.is_banned(peer_id)
-
-    async def _release_unusable(self) -> None:
-        if await self.store.release_stale():
-            self.slots.set_held(self.store.reader.own_held())
-        await self.store.evict_foreign(self.peers.share_cap())

@@ -49,7 +49,7 @@ async def chain(items: Sequence[Item]) -> None:
         await _serve(fuzzed)
         groups = fuzzed.parts.store.buffer.take(1, own=0, foreign=len(items), **rule)[0]
         loop = fuzzed.wiring.train_loop(fuzzed.wiring.step_gate(), last_step=None)
-        batch = loop._step_peers.batch(groups)
+        batch = loop.step_peers.batch(groups)
         assert len(batch) == len(groups)
         assert not any(group.own for group in batch), "a group of a peer is marked as own"
         if batch:

@@ -11,8 +11,9 @@ import pytest
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.learner.messages import AuditReply, TrainGroup
+from ftis_node.node.context import NodeState
 from ftis_node.node.loop_wiring import NodeComponents, Wiring
-from ftis_node.node.state import NodeState
+from ftis_node.node.training.step_groups import TrainForm
 from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Completion
@@ -57,7 +58,7 @@ async def audited(
     with components(folder, settings=settings, model=model, learner=learner, state=state) as node:
         prepare(node)
         loop: Any = Wiring(node).audit_loop
-        loop.end_ids, loop.observation_form, loop.dice = (), observation_form, SimpleNamespace(random=dice)
+        loop.form, loop.dice = TrainForm("vertical", (), observation_form), SimpleNamespace(random=dice)
         num_noted = len(notes_of(node))
         for group in offered:
             loop.offer(group)

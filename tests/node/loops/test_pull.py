@@ -13,8 +13,8 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.node.daemon import serve_last_groups
 from ftis_node.node.loop_wiring import Wiring
-from ftis_node.node.loops import announcement_shards, backfill, pull, reannounce
-from ftis_node.node.loops.send_confirmations import BURST
+from ftis_node.node.loops import announcement_shards, backfill, confirmations, pull
+from ftis_node.node.loops.confirmations import BURST
 from ftis_node.node.peers import outgoing_slots
 from ftis_node.records.envelope import Announcement
 from ftis_node.swarm.pull_queue import PullItem, PullRequest, PullSource
@@ -39,12 +39,12 @@ WINDOW_S = 2.0  # so that messages gather although a busy machine pauses between
 def quick(monkeypatch):
     """Make periods short enough for tests."""
     monkeypatch.setattr(backfill, "PERIOD_S", 0.1)
-    monkeypatch.setattr(reannounce, "REANNOUNCE_PERIOD_S", 0.05)
+    monkeypatch.setattr(confirmations, "REANNOUNCE_PERIOD_S", 0.05)
     monkeypatch.setattr(announcement_shards, "SHARDS_INTERVAL_S", 0.3)
 
 
 async def test_simultaneous_confirmations_are_sent_together(tmp_path, monkeypatch):
-    monkeypatch.setattr("ftis_node.node.loops.send_confirmations.WINDOW_S", WINDOW_S)
+    monkeypatch.setattr("ftis_node.node.loops.confirmations.WINDOW_S", WINDOW_S)
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         sent: list[int] = []

@@ -12,7 +12,7 @@ from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackGossip
 from ftis_node.node.loop_wiring import Wiring
-from ftis_node.node.loops import reannounce
+from ftis_node.node.loops import confirmations
 from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.records.envelope import open_announcement
 from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
@@ -26,8 +26,8 @@ INVALID = b"\x0a\x01x"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(reannounce, "REANNOUNCE_PERIOD_S", 0.05)
-    monkeypatch.setattr(reannounce, "REANNOUNCE_CHECK_S", 0.5)
+    monkeypatch.setattr(confirmations, "REANNOUNCE_PERIOD_S", 0.05)
+    monkeypatch.setattr(confirmations, "REANNOUNCE_CHECK_S", 0.5)
 
 
 @asynccontextmanager

@@ -15,11 +15,11 @@ from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.errors import WorkerCrashedError, WorkerDiedError, WorkerError, WorkerTaskError
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.senders import SenderStats
+from ftis_node.node.context import NodeState
 from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.peers.registry import RECENT_STEPS
-from ftis_node.node.state import NodeState
-from ftis_node.node.training.step_selection import take_groups
+from ftis_node.node.training.step_groups import take_groups
 from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.records.identity import Identity
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -85,7 +85,7 @@ async def test_the_sender_of_a_body_that_the_learner_cannot_unpack_is_charged_on
     with loop_with(tmp_path / "a", report) as (loop, node):
         await loop._train(groups)
         assert behavior_of(node) == [(HONEST.peer_id, Behaviour.CONTRIBUTED), (MALLORY.peer_id, Behaviour.FAULT)]
-        loop._step_peers.settle(report, groups, is_trained=True)  # as of a step that the learner lost and repeats
+        loop.step_peers.settle(report, groups, is_trained=True)  # as of a step that the learner lost and repeats
         assert behavior_of(node).count((MALLORY.peer_id, Behaviour.FAULT)) == 1
     with loop_with(tmp_path / "b", msgspec.structs.replace(report, repeated=True)) as (loop, node):
         await loop._train(groups)
@@ -233,7 +233,7 @@ async def test_groups_of_a_peer_that_disagrees_weigh_less_from_the_next_step_on(
         groups = [foreign(HONEST, 1), foreign(MALLORY, 2)]
         weights = []
         for _ in range(4):
-            weights.append([each.weight for each in loop._step_peers.batch(groups)])
+            weights.append([each.weight for each in loop.step_peers.batch(groups)])
             await loop._train(groups)
         assert weights == [[1.0, 1.0], [1.0, 1.0], [1.0, 0.02], [1.0, 0.02]]
         assert len(events_of(node, "peer_weights")) == 4

@@ -22,12 +22,12 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.learner.messages import LearnerState
+from ftis_node.node.context import NodeState
 from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops import weight_follow, weight_offer
 from ftis_node.node.loops.weight_download import OFFER_FILE, Download, OfferWithdrawnError
-from ftis_node.node.pausing.policy import Decision
-from ftis_node.node.state import NodeState
-from ftis_node.node.training.version_bound import newest_offered
+from ftis_node.node.loops.weight_offer import newest_offered
+from ftis_node.node.pausing import Decision
 from ftis_node.node.worker_interfaces import NullGeneration, NullLearner
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
@@ -452,7 +452,7 @@ async def test_the_number_of_offered_files_is_bounded_and_an_old_offer_is_withdr
             await pair.offer(version, b"%d" % version)
         assert len(list(folder.iterdir())) == 4, "more than `MAX_PUBLISHED_VERSIONS`"
         with pytest.raises(OfferWithdrawnError):
-            await Download(pair.generator.gossip, first, tmp_path / "partial", pause_s=0.01).run()
+            await Download(pair.generator.gossip, first, tmp_path / "partial", 0.01, lambda _: None).run()
 
 
 @pytest.mark.timeout(120)
@@ -490,7 +490,7 @@ async def test_a_download_over_p2pd_resumes_after_a_broken_stream(tmp_path):
             await eventually(lambda: offers._newest)
             await eventually(lambda: generator.state.state is SwarmPhase.CONNECTED)
             offer = open_offer(offers._newest.signed)
-            download = Download(generator, offer, tmp_path / "partial", pause_s=0.2)
+            download = Download(generator, offer, tmp_path / "partial", 0.2, lambda _: None)
             assert (await download.run()).read_bytes() == content
             assert download.num_fetched == offer.num_chunks == 9
             assert first_chunks[0] == 0 < first_chunks[1], "received chunks were requested again"

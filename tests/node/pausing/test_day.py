@@ -21,18 +21,14 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.schedule import ScheduleSection
 from ftis_node.errors import UsageError
-from ftis_node.node.context import NodeContext, NodeDescription
+from ftis_node.node import pausing
+from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.loop_wiring import Wiring
 from ftis_node.node.loops import pause
 from ftis_node.node.loops.pause import PauseLoop
-from ftis_node.node.pausing import machine_observer
-from ftis_node.node.pausing.gate import PauseGate
-from ftis_node.node.pausing.machine_observer import GRAPHICS_BYTES, SETTLE_S, MachineObserver
-from ftis_node.node.pausing.policy import Decision, MachineFacts
-from ftis_node.node.state import NodeState
-from ftis_node.node.training.generation_slots import SlotPool
-from ftis_node.node.training.step_shares import StepQuota
-from ftis_node.node.training.token_budget import GenerateBudget
+from ftis_node.node.pausing import GRAPHICS_BYTES, SETTLE_S, Decision, MachineFacts, MachineObserver, PauseGate
+from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
+from ftis_node.node.training.step_gate import StepQuota
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import EventLog, read_events
 from ftis_node.telemetry.health_summary import summarize_health
@@ -276,7 +272,7 @@ class FakeNvml:
 def test_a_node_that_cannot_see_the_users_of_gpus_warns_at_its_start(
     tmp_path, monkeypatch, caplog, wanted, nvml, num_warnings
 ):
-    for module in (machine_observer, pause):
+    for module in (pausing, pause):
         monkeypatch.setattr(module, "opened_nvml", lambda: nvml)
     settings = NodeSettings(model="m", schedule=ScheduleSection(when_gpu_is_used=wanted))
     with caplog.at_level(logging.WARNING):
@@ -289,9 +285,9 @@ def test_a_node_that_cannot_see_the_users_of_gpus_warns_at_its_start(
 def test_a_driver_that_fails_has_no_users_and_gives_one_warning(monkeypatch, caplog):
     now = 0.0
     with subprocess.Popen(["/bin/sleep", "60"], start_new_session=True) as other:
-        monkeypatch.setattr(machine_observer.psutil.Process, "children", lambda *a, **k: [])  # else one of this process
+        monkeypatch.setattr(pausing.psutil.Process, "children", lambda *a, **k: [])  # else one of this process
         nvml = FakeNvml(computing=(other.pid,))
-        monkeypatch.setattr(machine_observer, "opened_nvml", lambda: nvml)
+        monkeypatch.setattr(pausing, "opened_nvml", lambda: nvml)
         observer = MachineObserver(ScheduleSection(when_gpu_is_used="pause"), clock=lambda: now)
         assert observer.facts().gpu_users == ("sleep",)
         of_second = MachineObserver(ScheduleSection(when_gpu_is_used="pause"), gpus=(1,))

@@ -15,9 +15,10 @@ import pytest
 from ftis_node.config.limits import AccessSection
 from ftis_node.errors import ConfigError
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.reputation_store import SCHEMA, SCHEMA_VERSION, ReputationStore
+from ftis_node.node.peers.reputation_store import SCHEMA, ReputationStore
 from ftis_node.records.group import SamplingSettings
 from ftis_node.records.identity import Identity
+from ftis_node.replay.database import SCHEMA_VERSION
 from ftis_node.swarm import rate_limits
 from ftis_node.swarm.reputation import Behaviour, ReputationTable
 from ftis_node.telemetry.events import EventLog, read_events

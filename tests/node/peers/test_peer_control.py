@@ -17,10 +17,10 @@ from ftis_node.cli.app import run
 from ftis_node.config.home import TOKEN_HEADER, Home
 from ftis_node.config.limits import AccessSection
 from ftis_node.config.node import NodeSettings, SwarmSection
-from ftis_node.node.http_api.local_api import LocalApi, add_control, write_token
+from ftis_node.node.http_api.http_port import token_for_changes, write_token
+from ftis_node.node.http_api.local_api import LocalApi, add_control, change_peer
 from ftis_node.node.loop_wiring import Wiring
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.peer_control import change_peer
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import PeerStats
@@ -47,8 +47,8 @@ def manager(tmp_path):
 @asynccontextmanager
 async def serving(manager: PeerManager, token_file: Path) -> AsyncIterator[str]:
     """Serve the operator's actions; yield the URL."""
-    app = web.Application()
-    add_control(app, partial(change_peer, manager, lambda: ROWS), write_token(token_file))
+    app = web.Application(middlewares=[token_for_changes(write_token(token_file))])
+    add_control(app, partial(change_peer, manager, lambda: ROWS))
     async with TestServer(app) as server:
         yield str(server.make_url("")).rstrip("/")
 

@@ -6,6 +6,7 @@ import pytest
 
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
+from ftis_node.node.context import NodeCounters
 from ftis_node.node.http_api.node_client import read_document
 from ftis_node.node.startup.startup_summary import (
     end_lines,
@@ -15,7 +16,6 @@ from ftis_node.node.startup.startup_summary import (
     read_last_status,
     read_saved_status,
 )
-from ftis_node.node.state import NodeCounters
 from ftis_node.telemetry.status import EndWord, LearnerStatus, NodeStatus, Status
 from ftis_node.workers.durable import complete_folder
 

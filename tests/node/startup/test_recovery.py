@@ -20,8 +20,8 @@ from ftis_node.node.peers.reputation_store import ReputationStore
 from ftis_node.node.startup import recovery
 from ftis_node.node.startup.recovery import opened, release_damaged, replace_files
 from ftis_node.node.startup.run_plan import plan_run
-from ftis_node.node.storage.number_epochs import begin_epoch
-from ftis_node.node.training.step_selection import write_taken
+from ftis_node.node.storage.node_store import begin_epoch
+from ftis_node.node.training.step_groups import write_taken
 from ftis_node.replay import integrity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader

@@ -13,7 +13,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.home_files import MAX_EPOCH, marked_epoch
 from ftis_node.errors import ConfigError
 from ftis_node.node.startup.recovery import opened, replace_files
-from ftis_node.node.storage.number_epochs import begin_epoch
+from ftis_node.node.storage.node_store import begin_epoch
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.swarm.sequence import MAX_COUNTER, epoch_base, epoch_of
 from tests.node.light_swarm import LightSwarm, manifest_of
@@ -41,7 +41,7 @@ class NodeHome:
                 case "start":
                     self.start(num_groups=amount)
                 case "crash in begin_epoch":
-                    with patch("ftis_node.node.storage.number_epochs.mark", side_effect=OSError), suppress(OSError):
+                    with patch("ftis_node.node.storage.node_store.mark", side_effect=OSError), suppress(OSError):
                         self.start(num_groups=0)
                 case "move the clock":
                     self.now += amount

@@ -9,23 +9,23 @@ import sys
 import time
 from contextlib import suppress
 
-from ftis_node.node.supervision.watchdog import ALIVE, BEAT_S, HangLimits, ServiceManager, Watchdog
+from ftis_node.node.supervision.watchdog import ALIVE, BEAT_S, Watchdog, service_manager
 from ftis_node.telemetry.events import EventLog, read_events
 from tests.node.support import ANY_PORT, started
 from tests.waiting import eventually
 
 WAIT_S = 30.0
 START_S = 120.0  # of a process on a busy machine
-QUICK = HangLimits(warn_s=1.0, blocked_s=1e6)
+WARN_S = 1.0
 BLOCKED = """
 import asyncio, time
-from ftis_node.node.supervision.watchdog import HangLimits, Watchdog
+from ftis_node.node.supervision.watchdog import Watchdog
 
 def read_a_slow_disk():
     time.sleep(600)
 
 async def main():
-    with Watchdog(HangLimits(warn_s=1, blocked_s=1)).watching():
+    with Watchdog(warn_s=1, blocked_s=1).watching():
         await asyncio.sleep(1.5)  # longer than the limit: the loop beats
         print("blocked", flush=True)
         read_a_slow_disk()
@@ -34,10 +34,10 @@ asyncio.run(main())
 """
 STOPPED = """
 import asyncio
-from ftis_node.node.supervision.watchdog import HangLimits, Watchdog
+from ftis_node.node.supervision.watchdog import Watchdog
 
 async def main():
-    with Watchdog(HangLimits(warn_s=1, blocked_s=1)).watching():
+    with Watchdog(warn_s=1, blocked_s=1).watching():
         await asyncio.sleep(0.6)
         print("beats", flush=True)
         await asyncio.sleep(1.6)
@@ -54,15 +54,15 @@ def block(seconds: float) -> None:
 
 async def test_a_block_of_the_loop_is_reported_with_its_duration(tmp_path):
     path = tmp_path / "events.jsonl"
-    watchdog = Watchdog(QUICK)
+    watchdog = Watchdog(warn_s=WARN_S, blocked_s=1e6)
     watchdog.events = EventLog(path)
     with watchdog.watching():
         await eventually(lambda: watchdog.lag_s)
-        block(QUICK.warn_s + 2 * BEAT_S)
+        block(WARN_S + 2 * BEAT_S)
         await eventually(lambda: read_events(path, name="loop_blocked"))
     watchdog.events.close()
-    assert read_events(path, name="loop_blocked")[-1]["for_s"] >= QUICK.warn_s
-    assert max(watchdog.lag_s) >= QUICK.warn_s, "the lag does not have it"
+    assert read_events(path, name="loop_blocked")[-1]["for_s"] >= WARN_S
+    assert max(watchdog.lag_s) >= WARN_S, "the lag does not have it"
 
 
 def test_a_loop_that_stays_blocked_ends_the_process_with_its_stack():
@@ -87,10 +87,10 @@ async def test_systemd_gets_signs_of_life_only_while_the_loop_runs(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(path)
         systemd.setblocking(False)
-        manager = ServiceManager.from_environment({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "1"})
+        manager = service_manager({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "1"})
         assert manager is not None
         loop = asyncio.get_running_loop()
-        with Watchdog(QUICK, manager=manager).watching():
+        with Watchdog(warn_s=WARN_S, blocked_s=1e6, manager=manager).watching():
             async with asyncio.timeout(WAIT_S):
                 assert await loop.sock_recv(systemd, 64) == ALIVE
             _drain(systemd)
@@ -123,4 +123,4 @@ def _drain(receiver: socket.socket) -> int:
 def test_without_a_watchdog_nothing_is_sent():
     of_another_process = {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": str(os.getpid() + 1)}
     for environment in ({}, {"NOTIFY_SOCKET": "/nowhere"}, {"NOTIFY_SOCKET": "/nowhere", **of_another_process}):
-        assert ServiceManager.from_environment(environment) is None
+        assert service_manager(environment) is None

@@ -15,8 +15,8 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops.generate import PromptOrder
 from ftis_node.node.training.generation_slots import SlotPool
-from ftis_node.node.training.step_gate import RECHECK_INTERVAL_S
-from ftis_node.node.training.step_shares import (
+from ftis_node.node.training.step_gate import (
+    RECHECK_INTERVAL_S,
     ForeignShortfall,
     StepInputs,
     StepQuota,

@@ -18,10 +18,11 @@ from ftis_node.errors import ConfigError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
+from ftis_node.node.context import EvaluationHistory
 from ftis_node.node.daemon import run_node
 from ftis_node.node.loop_wiring import Wiring
-from ftis_node.node.state import EvaluationHistory
-from ftis_node.node.training.step_shares import (
+from ftis_node.node.training.generation_slots import GenerateBudget
+from ftis_node.node.training.step_gate import (
     StepInputs,
     StepQuota,
     may_start,
@@ -29,7 +30,6 @@ from ftis_node.node.training.step_shares import (
     shares_of_step,
     substitute_foreign,
 )
-from ftis_node.node.training.token_budget import GenerateBudget
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.events import read_events
@@ -193,7 +193,7 @@ def test_a_step_that_draws_groups_waits_for_all_generated_ones(own_ready, starts
 
 
 def test_the_status_keeps_the_first_and_the_newest_evaluations(monkeypatch):
-    monkeypatch.setattr("ftis_node.node.state.MAX_EVALUATIONS", 4)
+    monkeypatch.setattr("ftis_node.node.context.MAX_EVALUATIONS", 4)
     history = EvaluationHistory()
     for step in range(0, 50, 5):
         for task in ("a", "b"):

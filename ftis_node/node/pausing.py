@@ -1,0 +1,248 @@
+"""Pauses of a node: the decision, the facts that it needs about the machine, and the gate of the loops that compute.
+
+The decision is a pure function of the settings, the last command, time and facts. The facts are the machine's power
+supply, its programs, and the users of its GPUs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import psutil
+
+from ftis_node.config.schedule import ScheduleSection, is_within, next_start, parse_hours
+from ftis_node.errors import UsageError
+from ftis_node.telemetry.nvml import gpu_handle, opened_nvml, visible_names
+from ftis_node.telemetry.status import PauseStatus
+
+log = logging.getLogger(__name__)
+SETTLE_S = 60.0  # a program that ended starts again, or a launcher starts another
+GRAPHICS_BYTES = 1 << 30  # of GPU memory: a game uses more, a desktop less
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The operator's last command. `run` overrides the schedule; "" leaves the decision to it.
+
+    It ends at the Unix time `until`; None: never.
+    """
+
+    action: Literal["", "pause", "run"] = ""
+    until: float | None = None
+
+    def at(self, now: float) -> Literal["", "pause", "run"]:
+        return self.action if self.until is None or now < self.until else ""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """What else the machine does. `programs` are those of `schedule.while_running`, `gpu_users` other programs."""
+
+    on_battery: bool = False
+    programs: tuple[str, ...] = ()
+    gpu_users: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Run, or pause for a `reason` until a Unix time; None: the end is unknown."""
+
+    reason: str = ""
+    until: float | None = None
+
+    @property
+    def is_pause(self) -> bool:
+        return bool(self.reason)
+
+
+RUN = Decision()
+
+
+def length_of(arguments: Mapping[str, Any], *, most_s: float) -> float | None:
+    """Return the seconds in the argument `for_s` of an operator's command, None without it. Raise UsageError."""
+    length_s = arguments.get("for_s")
+    if length_s is None:
+        return None
+    if isinstance(length_s, bool) or not isinstance(length_s, int | float) or not 0 < length_s <= most_s:
+        raise UsageError(f"the length for_s is more than 0 and at most {most_s:.0f} s, not {length_s!r:.40}")
+    return float(length_s)
+
+
+def decide(schedule: ScheduleSection, command: Command, facts: MachineFacts, *, now: float) -> Decision:
+    """Return the decision at the Unix time `now`. A command comes before the schedule."""
+    ranges = parse_hours(schedule.hours)
+    match command.at(now):
+        case "run":
+            return RUN
+        case "pause":
+            until = command.until
+            if until is not None and ranges and not is_within(ranges, until):
+                until = next_start(ranges, until)
+            return Decision("by command", until)
+    if ranges and not is_within(ranges, now):
+        return Decision(f"outside schedule.hours {schedule.hours}", next_start(ranges, now))
+    if facts.on_battery and schedule.when_on_battery == "pause":
+        return Decision("the machine runs on its battery")
+    if facts.programs:
+        return Decision(f"{', '.join(facts.programs)} is running")
+    if facts.gpu_users and schedule.when_gpu_is_used == "pause":
+        return Decision(f"{', '.join(facts.gpu_users)} uses the GPU")
+    return RUN
+
+
+class PauseGate:
+    """A gate for new work, and a lock that a step or an evaluation holds. For one event loop.
+
+    `decision` is the present one. `num_pauses` counts those after which the workers are new processes.
+    """
+
+    def __init__(self) -> None:
+        self.decision = RUN
+        self.num_pauses = 0
+        self.is_in_effect = False  # the workers have ended
+        self._since: float | None = None  # Unix time
+        self._resumed_at: float | None = None  # Unix time
+        self._stopped_at: float | None = None  # monotonic
+        self._stopped_s = 0.0
+        self._running = asyncio.Event()
+        self._running.set()
+        self._work = asyncio.Lock()
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether a pause has begun. A step in progress still ends."""
+        return not self._running.is_set()
+
+    def clock(self) -> float:
+        """Return the seconds of a monotonic clock that does not run while the workers have ended or load the model."""
+        now = time.monotonic() if self._stopped_at is None else self._stopped_at
+        return now - self._stopped_s
+
+    async def wait_running(self) -> None:
+        await self._running.wait()
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """Delay the effect of a pause while the block runs. During a pause, wait for its end first."""
+        async with self._work:
+            yield
+
+    async def begin(self, decision: Decision) -> None:
+        """Admit no new work. Return when the work in progress has ended."""
+        self.decision, self._since = decision, time.time()
+        self._running.clear()
+        await self._work.acquire()
+
+    def take_effect(self) -> None:
+        self.is_in_effect = True
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+        self.num_pauses += 1
+
+    def lose_effect(self) -> None:
+        """Note that the pause ends and the workers start. `end` follows when they are ready."""
+        self.decision, self.is_in_effect = RUN, False
+
+    def end(self) -> float:
+        """Admit work again. Return the length of the pause in seconds."""
+        assert self._since is not None, "a pause has begun"
+        self._resumed_at = time.time()
+        length_s = self._resumed_at - self._since
+        self.decision, self._since, self.is_in_effect = RUN, None, False
+        if self._stopped_at is not None:
+            self._stopped_s += time.monotonic() - self._stopped_at
+            self._stopped_at = None
+        self._work.release()
+        self._running.set()
+        return length_s
+
+    def status(self) -> PauseStatus:
+        return PauseStatus(self.decision.reason, self.decision.until, self.is_in_effect, self._resumed_at)
+
+
+@dataclass(eq=False, repr=False)
+class MachineObserver:
+    """Observer of the facts that a schedule asks for; it reads no others. A program counts until `SETTLE_S` later.
+
+    `gpus` are the indices of the node's GPUs; empty: all that this process sees.
+    """
+
+    schedule: ScheduleSection
+    clock: Callable[[], float] = time.monotonic
+    gpus: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self._programs, self._gpu_users = (_Recent() for _ in range(2))
+        self._has_warned = False
+
+    def facts(self) -> MachineFacts:
+        """Return the facts of this moment. It takes some milliseconds."""
+        schedule, now = self.schedule, self.clock()
+        battery = psutil.sensors_battery() if schedule.when_on_battery == "pause" else None
+        programs = running_programs() if schedule.while_running else set()
+        users = self._users_of(opened_nvml()) if schedule.when_gpu_is_used == "pause" else []
+        named = (name for name in schedule.while_running if name.lower() in programs)
+        return MachineFacts(
+            on_battery=battery is not None and battery.power_plugged is False,
+            programs=self._programs.note(named, now),
+            gpu_users=self._gpu_users.note(users, now),
+        )
+
+    def _users_of(self, nvml: Any) -> list[str]:
+        """Return the other users of the GPUs; none if the driver does not say, for example after it was replaced."""
+        if nvml is None:
+            return []
+        try:
+            return list(other_gpu_users(nvml, self.gpus))
+        except (nvml.NVMLError, IndexError) as error:
+            if not self._has_warned:
+                log.warning("schedule.when_gpu_is_used has no effect while the GPU's driver fails: %s", error)
+            self._has_warned = True
+            return []
+
+
+class _Recent:
+    def __init__(self) -> None:
+        self._seen_at: dict[str, float] = {}
+
+    def note(self, names: Iterable[str], now: float) -> tuple[str, ...]:
+        self._seen_at |= dict.fromkeys(names, now)
+        self._seen_at = {name: at for name, at in self._seen_at.items() if now - at < SETTLE_S}
+        return tuple(self._seen_at)
+
+
+def running_programs() -> set[str]:
+    """Return the names of all processes in lower case, also without `.exe`."""
+    names = {str(process.info["name"] or "").lower() for process in psutil.process_iter(["name"])}
+    return names | {name.removesuffix(".exe") for name in names}
+
+
+def other_gpu_users(nvml: Any, gpus: Sequence[int] = ()) -> Iterator[str]:
+    """Yield the names of programs that compute on one of these GPUs, or hold much of its memory, but this node's.
+
+    In a container NVML reports the host's process ids. A process that this machine does not show is left out. Raises
+    `nvml.NVMLError`.
+    """
+    node = psutil.Process()
+    own = {node.pid, *(child.pid for child in node.children(recursive=True))}
+    for pid, num_bytes, computes in _gpu_processes(nvml, gpus):
+        if pid in own or not (computes or (num_bytes or 0) >= GRAPHICS_BYTES):
+            continue
+        with suppress(psutil.Error):
+            yield psutil.Process(pid).name()
+
+
+def _gpu_processes(nvml: Any, gpus: Sequence[int]) -> Iterator[tuple[int, int | None, bool]]:
+    """Yield process id, bytes of GPU memory (None: unknown) and whether it computes, for each process of each GPU."""
+    kinds = ((nvml.nvmlDeviceGetComputeRunningProcesses, True), (nvml.nvmlDeviceGetGraphicsRunningProcesses, False))
+    for name in visible_names(nvml, gpus):
+        for list_processes, computes in kinds:
+            with suppress(nvml.NVMLError_NotSupported):  # a part of a GPU (MIG)
+                for process in list_processes(gpu_handle(nvml, name)):
+                    yield process.pid, process.usedGpuMemory, computes

@@ -1,1 +1,0 @@
-"""Pauses of a node: by command, and by the schedule of its settings."""
