@@ -138,10 +138,10 @@ class ReplayReader:
 
         Groups that arrived as text are omitted, because only their senders can serve them.
         """
+        asked = "sender = coalesce(:sender, sender) AND number BETWEEN :first_number AND coalesce(:last_number, number)"
         rows = self._db.execute(
-            f"SELECT {HELD_COLUMNS} FROM groups WHERE created_at > :since AND text_token_ids IS NULL"
-            " AND (:sender IS NULL OR sender = :sender) AND number >= :first_number"
-            " AND (:last_number IS NULL OR number <= :last_number) ORDER BY created_at LIMIT :limit",
+            f"SELECT {HELD_COLUMNS} FROM groups WHERE created_at > :since AND text_token_ids IS NULL AND {asked}"
+            " ORDER BY created_at LIMIT :limit",
             asdict(request) | {"limit": limit},
         )
         return [HeldGroup(**dict(row)) for row in rows]
