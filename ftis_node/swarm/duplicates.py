@@ -27,7 +27,7 @@ import numpy as np
 
 from ftis_node.records.group import Group
 from ftis_node.swarm.delivery import IdsByPeer
-from ftis_node.swarm.similarity import SeenCompletion, Similarity, Text, first_copied, new_nats
+from ftis_node.swarm.similarity import SeenCompletion, first_copied, new_nats, seen_completions, similar
 
 MIN_LONG_TOKENS = 32  # of a completion that is compared: shorter ones may be equal by chance
 MAX_COPIED_FRACTION = 0.25  # of a group's long completions
@@ -73,16 +73,10 @@ def describe(group: Group) -> list[SeenCompletion]:
 
     Their surprise is a lower bound of the one under the distribution that `top_p` leaves; with `top_k` there is none.
     """
-    ids = [one[:MAX_KEPT_TOKENS] for one in group.tokens.ids_of_each()]
-    if group.mean_logprobs:  # sent as text
-        nats = [np.full(len(one), -mean, dtype=np.float32) for one, mean in zip(ids, group.mean_logprobs, strict=True)]
-    else:
-        nats = [-one[:MAX_KEPT_TOKENS] for one in group.tokens.logprobs_of_each()]
-    certain = math.log(group.sampling.top_p)
-    is_text = bool(group.mean_logprobs)
-    return [
-        SeenCompletion(one, np.maximum(surprise + certain, 0), is_text) for one, surprise in zip(ids, nats, strict=True)
-    ]
+    tokens, is_text = group.tokens, bool(group.mean_logprobs)
+    logprobs = np.repeat(group.mean_logprobs, tokens.lengths) if is_text else tokens.logprobs
+    nats = np.maximum(math.log(group.sampling.top_p) - logprobs, 0).astype(np.float32)
+    return seen_completions(tokens.token_ids, nats, tokens.lengths.tolist(), most=MAX_KEPT_TOKENS, is_text=is_text)
 
 
 def decide(copy: Copy, again: Origin, *, own_id: str, is_known: Callable[[str], bool]) -> DuplicateKind | None:
@@ -109,20 +103,24 @@ def decide(copy: Copy, again: Origin, *, own_id: str, is_known: Callable[[str], 
     return DuplicateKind.COPY if is_newcomers_word and is_certain else DuplicateKind.UNDECIDED
 
 
-class _Kept(NamedTuple):
-    text: Text
-    origin: Origin
+def _has_surprise(completion: SeenCompletion) -> bool:
+    """Return whether a copy of the completion is unlikely to occur by chance."""
+    return bool(completion.nats.sum() >= MIN_EVIDENCE_NATS)
 
-    @property
-    def has_surprise(self) -> bool:
-        """Return whether a copy of the text is unlikely to occur by chance."""
-        return bool(self.text.completion.nats.sum() >= MIN_EVIDENCE_NATS)
+
+class _Kept(NamedTuple):
+    """A kept completion, and the hash of its ids."""
+
+    completion: SeenCompletion
+    origin: Origin
+    ids_hash: int
+    has_surprise: bool
 
     @property
     def num_bytes(self) -> int:
         """Return the memory that the completion takes, in bytes."""
-        one = self.text.completion
-        return KEPT_BYTES + sum(array.nbytes for array in (one.ids, one.nats, self.text.anchors, self.text.places))
+        one = self.completion
+        return KEPT_BYTES + sum(array.nbytes for array in (one.ids, one.nats, one.windows, one.places))
 
 
 class _Search(NamedTuple):
@@ -168,15 +166,15 @@ class DuplicateDetector:
 
     def __init__(self, own_id: str) -> None:
         self._own_id = own_id
-        self._similarity = Similarity()
         self._kept: OrderedDict[bytes, list[_Kept]] = OrderedDict()  # another list after each change
         self._searches: deque[_Search] = deque(maxlen=MAX_SEARCHES)
         self.num_bytes = 0
 
     def new_nats(self, problem: bytes, completions: Sequence[SeenCompletion]) -> float:
         """Return the surprise of a group outside the runs that it shares with kept texts or within itself."""
-        kept = [one.text for one in self._kept.get(problem, ())]
-        return new_nats(completions, *self._similarity.similar(completions, kept))
+        kept = self._kept.get(problem, ())
+        texts = [*(one.completion for one in kept), *completions]
+        return new_nats(texts, similar(texts, num_before=len(kept)), num_before=len(kept))
 
     def find(self, sender: str, problem: bytes, completions: Sequence[SeenCompletion]) -> Copy | None:
         """Return the group from which too many long completions are copied; None if the group is not a copy.
@@ -199,17 +197,17 @@ class DuplicateDetector:
             return None
         most = MAX_COPIED_FRACTION * len(long)
         kept = [one for one in known if one.has_surprise]
-        texts, pairings = self._similarity.similar(long, [one.text for one in kept])
+        texts = [*(one.completion for one in kept), *long]
+        copied = first_copied(texts, similar(texts, num_before=len(kept)), nats=MIN_EVIDENCE_NATS)
+        if len(copied) <= most:
+            return None
         origins = [*(one.origin for one in kept), *(Origin(sender) for _ in long)]
-        copied = first_copied(long, texts, pairings, nats=MIN_EVIDENCE_NATS)
-        exact = {place: text for place, text in copied.items() if not texts[text].completion.is_text}
+        exact = {place: text for place, text in copied.items() if not texts[text].is_text}
         is_text = long[0].is_text or len(exact) <= most
         firsts, num_twice = Counter[Origin](), 0
         for place, text in (copied if is_text else exact).items():
             firsts[origins[text]] += 1
-            num_twice += bool(long[place].nats.sum() >= MIN_EVIDENCE_NATS)
-        if firsts.total() <= most:
-            return None
+            num_twice += _has_surprise(texts[place])
         own = [first for first in firsts if first.sender == self._own_id]
         is_of_own = sum(firsts[first] for first in own) > most
         return Copy(own[0] if is_of_own else max(firsts, key=firsts.__getitem__), num_twice > most, is_text)
@@ -217,9 +215,12 @@ class DuplicateDetector:
     def remember(self, origin: Origin, problem: bytes, completions: Sequence[SeenCompletion]) -> None:
         """Keep the completions of an accepted group. Equal ones keep their first origin."""
         kept = self._kept.pop(problem, [])
-        equal = {one.text.completion.ids.tobytes() for one in kept}
-        new = [one._replace(ids=one.ids.copy()) for one in completions if one.ids.tobytes() not in equal]
-        added = [_Kept(text, origin) for text in self._similarity.texts_of(new)]
+        known = {one.ids_hash for one in kept}
+        added = [
+            _Kept(one.to_keep(), origin, ids_hash, _has_surprise(one))
+            for one in completions
+            if (ids_hash := hash(one.ids.tobytes())) not in known
+        ]
         self.num_bytes += sum(one.num_bytes for one in added)
         self._kept[problem] = kept = [*kept, *added]
         self._drop(kept, len(kept) - MAX_PER_PROBLEM)

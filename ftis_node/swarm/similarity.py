@@ -1,258 +1,264 @@
 """Finds equal runs of tokens in completions of one problem: which texts to compare, at which shifts.
 
 Two texts are compared at shift 0 if most of their tokens at equal positions are equal. At other shifts they are
-compared if they share anchors: the windows with the smallest hash among `SPAN` successive ones ("winnowing"). So each
-equal run of `SPAN + WINDOW - 1` tokens has an anchor, and a run of `WINDOW` tokens often has one. The hash has a secret
-of this node. A sender that changes tokens does not know which windows are anchors.
+compared if they share windows of `WINDOW` tokens, at the shifts of most of these. Of a kept text only anchors are
+searched: a secret hash selects one of `SPAN` successive windows. So each equal run of `2 * SPAN + WINDOW - 2` tokens
+has an anchor, and a run of `WINDOW` tokens often has one. A sender that changes tokens does not know the anchors.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
-from itertools import groupby
-from typing import NamedTuple
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Hashes = NDArray[np.uint64]
+Hashes = NDArray[np.uint32]
 Places = NDArray[np.int64]
-
 
 RUN_NATS = 3.0  # for the end of a run
 GAP_NATS = RUN_NATS + math.log(2.0)  # the least price of a run after other tokens
 WINDOW = 3  # tokens
-SPAN = 8  # successive windows, of which one is an anchor; a power of 2
-MIN_SHIFTS, MAX_SHIFTS = 3, 16  # between two texts, besides 0; beyond the first ones, those with several anchors
+SPAN = 4  # successive windows of a kept text, of which one is an anchor
+MIN_SHIFTS, MAX_SHIFTS = 3, 16  # between two texts, besides 0; beyond the first ones, those with several windows
 MAX_LINKS = 8  # runs before a run to which a chain may lead from it
 MAX_RUNS = 128  # of two texts, at all shifts: those with most surprise
-MAX_COMPARED = 4  # known texts for a completion: the most similar at shift 0, and as many by anchors
-MAX_PAIRS = 1 << 16  # of a window and an equal anchor, in one search; of more, evenly spaced ones
+MAX_COMPARED = 4  # known texts for a completion: the most similar at shift 0, and as many by windows
+MAX_PAIRS = 1 << 16  # of equal windows, in one search; of more, evenly spaced ones
+MAX_AT_ONCE = 1 << 16  # tokens compared at once at shift 0
+MAX_PAIRINGS_AT_ONCE = 256  # about
 MIN_COMMON = 0.9  # fraction of the tokens of a copy sent as text: its likely part may be equal by chance
 MAX_TOKEN_NATS = 2.0  # of one token, in `new_nats`
-NO_HASH = np.uint64(2**64 - 1)
-TABLE_SHIFT = np.uint64(48)
-MAX_SHIFT = 1 << 19
+MULTIPLIERS = np.array([secrets.randbits(64) | 1 for _ in range(2)], dtype=np.uint64)  # of the hash of a window
+FIELD_BITS = 20
+MAX_SHIFT = 1 << (FIELD_BITS - 1)
 
 
 class SeenCompletion(NamedTuple):
     """The first token ids int32 `[T]` of a completion, and their surprise float32 `[T]` in nats.
 
+    `windows` are hashes of `WINDOW` successive ids, uint32 `[W]`, and `places` where these begin, int32 `[W]`.
     `is_text`: it arrived as text, and only the mean of the surprise is known.
     """
 
     ids: NDArray[np.int32]
     nats: NDArray[np.float32]
+    windows: Hashes
+    places: NDArray[np.int32]
     is_text: bool = False
 
-
-class Text(NamedTuple):
-    """A completion that others are compared with, and the hashes of its anchors at `places`."""
-
-    completion: SeenCompletion
-    anchors: Hashes
-    places: Places
-
-
-class Pairing(NamedTuple):
-    """A completion and a text by their places, and how far the text's tokens are moved in the completion."""
-
-    completion: int
-    text: int
-    shift: int
+    def to_keep(self) -> SeenCompletion:
+        """Return a copy of a completion with all windows that has only its anchors."""
+        firsts = np.arange(0, len(self.windows), SPAN)
+        anchors = np.minimum(firsts + self.windows[firsts] % SPAN, len(self.windows) - 1)
+        return SeenCompletion(
+            self.ids.copy(), self.nats.copy(), self.windows[anchors], self.places[anchors], self.is_text
+        )
 
 
-class Similarity:
-    """Search for similar texts. The hash has a random secret."""
+class Runs(NamedTuple):
+    """Equal tokens `begin` to `end` of a text, moved by `shift` in a later one, and their surprise in nats.
 
-    def __init__(self) -> None:
-        self._multipliers = [np.uint64(secrets.randbits(64) | 1) for _ in range(2)]
+    `pair` has the places of both, as in a pairing; it does not decrease.
+    """
 
-    def texts_of(self, completions: Sequence[SeenCompletion]) -> list[Text]:
-        """Return completions with their anchors."""
-        margin = SPAN - 1  # before and after each one, so that a span has windows of one completion only
-        windows = self._windows_of(completions)
-        begins = np.cumsum([margin, *(len(one) + margin for one in windows)])
-        hashes = np.full(begins[-1], NO_HASH)
-        for begin, one in zip(begins, windows, strict=False):
-            hashes[begin : begin + len(one)] = one
-        lowest = _slide(np.maximum, _slide(np.minimum, hashes))  # the largest minimum of the spans with a window
-        at = margin + np.flatnonzero((lowest == hashes[margin : len(hashes) - margin]) & (lowest != NO_HASH))
-        found = np.split(at, np.searchsorted(at, begins[1:-1]))
-        return [
-            Text(one, hashes[places], places - begin)
-            for one, places, begin in zip(completions, found, begins, strict=False)
-        ]
-
-    def similar(
-        self, completions: Sequence[SeenCompletion], before: Sequence[Text]
-    ) -> tuple[list[Text], list[Pairing]]:
-        """Return the texts, and the pairings of a completion with an earlier text that are worth a comparison.
-
-        The completions themselves follow the texts `before` them.
-        """
-        texts = [*before, *self.texts_of(completions)]
-        found = {*self._by_anchors(completions, texts, num_before=len(before))}
-        found |= {*_by_position([one.completion for one in texts], num_before=len(before))}
-        return texts, sorted(found)
-
-    def _windows_of(self, completions: Sequence[SeenCompletion]) -> list[Hashes]:
-        """Return the hashes of all `WINDOW` successive ids by completion; a collision costs only a comparison."""
-        ids = np.concatenate([np.zeros(0, dtype=np.int32), *(one.ids for one in completions)]).astype(np.uint64)
-        count = max(0, len(ids) - WINDOW + 1)
-        hashes = np.zeros(count, dtype=np.uint64)
-        for at in range(WINDOW):
-            hashes *= self._multipliers[0]
-            hashes += ids[at : at + count]
-        hashes ^= hashes >> np.uint64(32)
-        hashes *= self._multipliers[1]
-        ends = np.cumsum([len(one.ids) for one in completions]).tolist()
-        return [
-            hashes[end - len(one.ids) : max(end - len(one.ids), end - WINDOW + 1)]
-            for one, end in zip(completions, ends, strict=True)
-        ]
-
-    def _by_anchors(
-        self, completions: Sequence[SeenCompletion], texts: Sequence[Text], *, num_before: int
-    ) -> list[Pairing]:
-        """Return the pairings of each completion with the texts and at the shifts of most equal anchors."""
-        windows_of, firsts = self._windows_of(completions), texts[:-1]
-        windows = np.concatenate(windows_of)
-        ends = np.cumsum([len(one) for one in windows_of])
-        begins = ends - [len(one) for one in windows_of]
-        anchors = np.concatenate([windows[:0], *(text.anchors for text in firsts)])
-        is_present = np.zeros(1 << (64 - int(TABLE_SHIFT)), dtype=bool)
-        is_present[windows >> TABLE_SHIFT] = True
-        likely = np.flatnonzero(is_present[anchors >> TABLE_SHIFT])  # to search for few of the anchors only
-        if not len(likely):
-            return []
-        owners = np.repeat(np.arange(len(firsts)), [len(text.anchors) for text in firsts])[likely]
-        places = np.concatenate([text.places for text in firsts])[likely]
-        order = np.argsort(windows, kind="stable")
-        holder = np.searchsorted(ends, order, side="right")
-        is_first = np.ones(len(order), dtype=bool)  # of equal windows of one completion
-        is_first[1:] = (windows[order[1:]] != windows[order[:-1]]) | (holder[1:] != holder[:-1])
-        order, holder = order[is_first], holder[is_first]
-        anchor, window = _pairs(anchors[likely], windows[order])
-        is_before = owners[anchor] < num_before + holder[window]
-        anchor, window = anchor[is_before], window[is_before]
-        place = holder[window]
-        return _most_common(place, owners[anchor], order[window] - begins[place] - places[anchor])
+    pair: Places
+    begin: Places
+    end: Places
+    shift: Places
+    nats: NDArray[np.float64]
 
 
-def _slide(pick: np.ufunc, values: Hashes) -> Hashes:
-    width = 1
-    while width < SPAN:
-        values = pick(values[:-width], values[width:])
-        width *= 2
-    return values
-
-
-def _pairs(anchors: Hashes, windows: Hashes) -> tuple[Places, Places]:
-    """Return the indices of pairs of an anchor and an equal window, at most `MAX_PAIRS`; `windows` are sorted."""
-    begins = np.searchsorted(windows, anchors)
-    stops = np.searchsorted(windows, anchors, side="right")
-    ends = np.cumsum(stops - begins)
-    pairs = np.arange(0, ends[-1], 1 + ends[-1] // MAX_PAIRS)
-    anchor = np.searchsorted(ends, pairs, side="right")
-    return anchor, stops[anchor] - ends[anchor] + pairs
-
-
-def _most_common(places: Places, texts: Places, shifts: Places) -> list[Pairing]:
-    """Return pairings of each place with the `MAX_COMPARED` texts of most votes, and their most common shifts."""
-    keys, votes = np.unique((places << 40) + (texts << 20) + (shifts + MAX_SHIFT), return_counts=True)
-    if not len(keys):
-        return []
-    starts = np.flatnonzero(np.diff(keys >> 20, prepend=-1))  # of the keys of a place and text
-    most, place = np.add.reduceat(votes * votes, starts), keys[starts] >> 40
-    order = np.lexsort((-most, place))
-    rank = np.arange(len(order)) - np.searchsorted(place[order], place[order])
-    stops = np.append(starts[1:], len(keys))
-    found = []
-    for at in order[rank < MAX_COMPARED].tolist():
-        of_text = slice(starts[at], stops[at])
-        best = np.argsort(-votes[of_text], kind="stable")[:MAX_SHIFTS]
-        best = best[: max(MIN_SHIFTS, np.count_nonzero(votes[of_text][best] > 1))]
-        found += [
-            Pairing(key >> 40, (key >> 20) % (1 << 20), key % (1 << 20) - MAX_SHIFT)
-            for key in keys[of_text][best].tolist()
-        ]
+def seen_completions(
+    ids: NDArray[np.int32], nats: NDArray[np.float32], lengths: Sequence[int], *, most: int, is_text: bool = False
+) -> list[SeenCompletion]:
+    """Return the first `most` tokens of each completion with all windows; the completions are one after the other."""
+    hashes = np.zeros(max(0, len(ids) - WINDOW + 1), dtype=np.uint64)
+    for at in range(WINDOW):
+        hashes *= MULTIPLIERS[0]
+        hashes += ids[at : at + len(hashes)].astype(np.uint64)
+    hashes ^= hashes >> np.uint64(32)
+    hashes *= MULTIPLIERS[1]
+    windows = (hashes >> np.uint64(32)).astype(np.uint32)  # a collision costs only a comparison
+    places, found, begin = np.arange(most, dtype=np.int32), [], 0
+    for length in lengths:
+        size = min(length, most)
+        num_windows = max(0, size - WINDOW + 1)
+        tokens, starts = slice(begin, begin + size), slice(begin, begin + num_windows)
+        found.append(SeenCompletion(ids[tokens], nats[tokens], windows[starts], places[:num_windows], is_text))
+        begin += length
     return found
 
 
-def _by_position(completions: Sequence[SeenCompletion], *, num_before: int) -> list[Pairing]:
-    """Return pairings of each completion with the texts that have most equal tokens at equal positions."""
-    table = np.full((len(completions), max((len(one.ids) for one in completions), default=0)), -1, dtype=np.int32)
-    for row, one in zip(table, completions, strict=True):
+def pairings_of(completions: Any, texts: Any, shifts: Any) -> Places:
+    """Return one integer for each completion, earlier text, and shift of the text's tokens in the completion."""
+    return (np.asarray(completions, dtype=np.int64) << 2 * FIELD_BITS) + (texts << FIELD_BITS) + shifts + MAX_SHIFT
+
+
+def _fields(pairings: Places) -> tuple[Places, Places, Places]:
+    mask = (1 << FIELD_BITS) - 1
+    return pairings >> 2 * FIELD_BITS, (pairings >> FIELD_BITS) & mask, (pairings & mask) - MAX_SHIFT
+
+
+def similar(texts: Sequence[SeenCompletion], *, num_before: int) -> Places:
+    """Return the pairings worth a comparison, in order, of each text after the first `num_before` with earlier ones.
+
+    Those before have anchors, and the others all windows.
+    """
+    found = [_by_windows(texts, num_before=num_before), *_by_position(texts, num_before=num_before)]
+    return np.unique(np.concatenate(found))
+
+
+def _by_windows(texts: Sequence[SeenCompletion], *, num_before: int) -> Places:
+    """Return the pairings of each completion with the texts and at the shifts of most equal windows."""
+    hashes = np.concatenate([one.windows for one in texts])
+    ends = np.cumsum([len(one.windows) for one in texts])
+    found = _shared(hashes, first_new=int(ends[num_before]) - len(texts[num_before].windows))
+    if not len(found):
+        return found
+    keys = (hashes[found].astype(np.uint64) << np.uint64(32)) | found.astype(np.uint64)
+    keys.sort()  # by hash, text and place
+    found = (keys & np.uint64((1 << 32) - 1)).astype(np.int64)
+    owners = np.searchsorted(ends, found, side="right")
+    is_start = np.append(True, np.diff(keys >> np.uint64(32)) != 0)
+    is_again = (is_start | (np.diff(owners, prepend=-1) != 0)) & (owners >= num_before)  # the first in its text
+    ranks = np.arange(len(keys))
+    again, first = _pairs(ranks[is_again], np.maximum.accumulate(np.where(is_start, ranks, 0))[is_again])
+    places = np.concatenate([one.places for one in texts])[found]
+    return _most_common(pairings_of(owners[again], owners[first], places[again] - places[first]))
+
+
+def _shared(hashes: Hashes, *, first_new: int) -> Places:
+    """Return the places of hashes that occur several times, and from `first_new` on, and of a few other ones."""
+    slots = hashes >> np.uint32(16)
+    is_new, is_shared = np.zeros(1 << 16, dtype=bool), np.zeros(1 << 16, dtype=bool)
+    is_new[slots[first_new:]] = True
+    likely = np.sort(hashes[is_new[slots]])
+    is_shared[likely[1:][likely[1:] == likely[:-1]] >> np.uint32(16)] = True
+    return np.flatnonzero(is_shared[slots])
+
+
+def _pairs(lasts: Places, firsts: Places) -> tuple[Places, Places]:
+    """Return pairs of each of `lasts` with all integers from its one of `firsts` to it, at most `MAX_PAIRS`."""
+    ends = np.cumsum(lasts - firsts)
+    count = int(ends[-1]) if len(ends) else 0
+    pairs = np.arange(0, count, 1 + count // MAX_PAIRS)
+    at = np.searchsorted(ends, pairs, side="right")
+    return lasts[at], lasts[at] - ends[at] + pairs
+
+
+def _most_common(pairings: Places) -> Places:
+    """Return pairings of each completion with the `MAX_COMPARED` texts of most votes, and their most common shifts."""
+    found, votes = np.unique(pairings, return_counts=True)
+    if not len(found):
+        return found
+    starts = np.flatnonzero(np.diff(found >> FIELD_BITS, prepend=-1))  # of the pairings of a completion and a text
+    is_compared = _ranks(found[starts] >> 2 * FIELD_BITS, np.add.reduceat(votes * votes, starts)) < MAX_COMPARED
+    is_common = _ranks(found >> FIELD_BITS, votes) < np.where(votes > 1, MAX_SHIFTS, MIN_SHIFTS)
+    return found[is_common & np.repeat(is_compared, np.diff(starts, append=len(found)))]
+
+
+def _ranks(groups: Places, values: Places) -> Places:
+    """Return the rank of each value in its group, 0 for the largest one. Equal groups follow one another."""
+    ranks = np.empty(len(groups), dtype=np.int64)
+    ranks[np.lexsort((-values, groups))] = np.arange(len(groups)) - np.searchsorted(groups, groups)
+    return ranks
+
+
+def _by_position(texts: Sequence[SeenCompletion], *, num_before: int) -> Iterator[Places]:
+    """Yield pairings of each completion with the texts that have most equal tokens at equal positions."""
+    table = np.full((len(texts), max(len(one.ids) for one in texts)), -1, dtype=np.int32)
+    for row, one in zip(table, texts, strict=True):
         row[: len(one.ids)] = one.ids
-    found = []
-    for place, one in enumerate(completions[num_before:]):
-        counts = np.count_nonzero(table[: num_before + place, : len(one.ids)] == one.ids, axis=1)
-        best = np.argsort(-counts, kind="stable")[:MAX_COMPARED].tolist()
-        found += [Pairing(place, text, 0) for text in best if counts[text]]
-    return found
+    new = table[num_before:, np.newaxis]
+    new = np.where(new < 0, -2, new)
+    step = max(1, MAX_AT_ONCE // table.size)
+    for begin in range(0, len(new), step):
+        counts = (new[begin : begin + step] == table).sum(axis=2, dtype=np.uint16)
+        counts = np.tril(counts, num_before + begin - 1)  # with earlier texts only
+        if counts.any():
+            rows, earlier = np.nonzero(counts)
+            is_best = _ranks(rows, counts[rows, earlier].astype(np.int64)) < MAX_COMPARED
+            yield pairings_of(num_before + begin + rows[is_best], earlier[is_best], 0)
 
 
-def first_copied(
-    completions: Sequence[SeenCompletion], texts: Sequence[Text], pairings: Sequence[Pairing], *, nats: float
-) -> dict[int, int]:
+def first_copied(texts: Sequence[SeenCompletion], pairings: Places, *, nats: float) -> dict[int, int]:
     """Return, by place of each completion that is a copy with an evidence of `nats`, the place of its first text."""
     found: dict[int, int] = {}
-    for (place, text), group in groupby(_likely(completions, texts, pairings, nats=nats), key=lambda one: one[:2]):
-        shifts, first, again = [one.shift for one in group], texts[text].completion, completions[place]
-        if place in found or ((first.is_text or again.is_text) and _common_fraction(first.ids, again.ids) < MIN_COMMON):
-            continue
-        if evidence(first, again.ids, shifts) >= nats:
-            found[place] = text
+    for at_once in _split(pairings):
+        runs = runs_of(texts, at_once)
+        pairs, starts = np.unique(runs.pair, return_index=True)
+        limits = np.add.reduceat(runs.nats - np.where(_is_free(runs), 0.0, GAP_NATS), starts) if len(pairs) else starts
+        ends = np.append(starts[1:], len(runs.pair))
+        for at in np.flatnonzero(limits >= nats).tolist():
+            place, text = divmod(int(pairs[at]), 1 << FIELD_BITS)
+            first, again = texts[text], texts[place]
+            if place in found or ((first.is_text or again.is_text) and _common_fraction(first, again) < MIN_COMMON):
+                continue
+            of_pair = Runs(*(column[starts[at] : ends[at]] for column in runs))
+            if evidence(first, len(again.ids), of_pair) >= nats:
+                found[place] = text
     return found
 
 
-def _common_fraction(first: NDArray[np.int32], again: NDArray[np.int32]) -> float:
-    """Return the fraction of the tokens of the longer text that the other one has, too, in any order."""
-    common = Counter(first.tolist()) & Counter(again.tolist())
-    return common.total() / max(len(first), len(again))
-
-
-def _likely(
-    completions: Sequence[SeenCompletion], texts: Sequence[Text], pairings: Sequence[Pairing], *, nats: float
-) -> list[Pairing]:
-    """Return the pairings whose evidence may reach `nats`, by an upper bound."""
-    of_each = groupby(pairings, key=lambda one: one.completion)
-    return [one for _, group in of_each for one in _likely_of_one(completions, texts, [*group], nats=nats)]
-
-
-def _likely_of_one(
-    completions: Sequence[SeenCompletion], texts: Sequence[Text], pairings: Sequence[Pairing], *, nats: float
-) -> list[Pairing]:
-    """Do the work of `_likely` for the pairings of one completion, all at once."""
-    in_first, in_again, surprises, from_start = [], [], [], []
-    for place, text, shift in pairings:
-        first, again = texts[text].completion, completions[place].ids
-        begin, end = _common_part(len(first.ids), len(again), shift)
-        in_first.append(first.ids[begin:end])
-        in_again.append(again[begin + shift : end + shift])
-        surprises.append(first.nats[begin:end])
-        from_start.append(begin == 0)
-    is_equal = np.concatenate(in_first) == np.concatenate(in_again)
-    ends = np.cumsum([len(part) for part in in_first])
-    begins = np.append(0, ends[:-1])
-    is_start = is_equal.copy()
-    is_start[1:] &= ~is_equal[:-1]
-    is_start[begins[begins < len(is_equal)]] = is_equal[begins[begins < len(is_equal)]]
-    starts = np.flatnonzero(is_start)
-    if not len(starts):
+def _split(pairings: Places) -> list[Places]:
+    """Return parts of the pairings, each with all of its completions."""
+    if not len(pairings):
         return []
-    owner = np.searchsorted(ends, starts, side="right")
-    is_first_run = (starts == begins[owner]) & np.array(from_start)[owner]
-    sums = np.add.reduceat(np.where(is_equal, np.concatenate(surprises), 0.0), starts)
-    gains = np.maximum(0.0, sums - np.where(is_first_run, 0.0, GAP_NATS))
-    bounds: defaultdict[tuple[int, int], float] = defaultdict(float)
-    for one, gain in zip(pairings, np.bincount(owner, gains, len(pairings)).tolist(), strict=True):
-        bounds[one.completion, one.text] += gain
-    return [one for one in pairings if bounds[one.completion, one.text] >= nats]
+    starts = np.flatnonzero(np.diff(pairings >> 2 * FIELD_BITS)) + 1
+    return np.split(pairings, starts[np.diff(starts // MAX_PAIRINGS_AT_ONCE, prepend=0) > 0])
+
+
+def _common_fraction(first: SeenCompletion, again: SeenCompletion) -> float:
+    """Return the fraction of the tokens of the longer text that the other one has, too, in any order."""
+    common = Counter(first.ids.tolist()) & Counter(again.ids.tolist())
+    return common.total() / max(len(first.ids), len(again.ids))
+
+
+def _equal_tokens(texts: Sequence[SeenCompletion], pairings: Places) -> tuple[Places, Places, Places]:
+    """Return the equal tokens of the texts of each pairing: its index, and their places in all tokens of the texts."""
+    ids, lengths = np.concatenate([one.ids for one in texts]), np.array([len(one.ids) for one in texts])
+    begins = np.cumsum(lengths) - lengths
+    again, first, shift = _fields(pairings)
+    skipped = np.maximum(0, -shift)
+    sizes = np.maximum(0, np.minimum(lengths[first], lengths[again] - shift) - skipped)
+    ends = np.cumsum(sizes)
+    in_first = np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins[first] + skipped - ends + sizes, sizes)
+    distance = begins[again] - begins[first] + shift
+    equal = np.flatnonzero(ids[in_first] == ids[in_first + np.repeat(distance, sizes)])
+    index, in_first = np.searchsorted(ends, equal, side="right"), in_first[equal]
+    return index, in_first, in_first + distance[index]
+
+
+def _run_starts(index: Places, places: Places) -> Places:
+    return np.flatnonzero((np.diff(places, prepend=-2) != 1) | (np.diff(index, prepend=-1) != 0))
+
+
+def runs_of(texts: Sequence[SeenCompletion], pairings: Places) -> Runs:
+    """Return the runs of equal tokens whose surprise exceeds the least price."""
+    index, places, _ = _equal_tokens(texts, pairings)
+    starts = _run_starts(index, places)
+    nats = np.concatenate([one.nats for one in texts])[places].astype(np.float64)
+    _, first, shift = _fields(pairings[index[starts]])
+    lengths = np.array([len(one.ids) for one in texts])
+    begins = places[starts] - (np.cumsum(lengths) - lengths)[first]
+    runs = Runs(
+        pairings[index[starts]] >> FIELD_BITS,
+        begins,
+        begins + np.diff(starts, append=len(places)),
+        shift,
+        np.add.reduceat(nats, starts) if len(starts) else nats,
+    )
+    is_enough = runs.nats > np.where(_is_free(runs), 0.0, GAP_NATS)
+    return Runs(*(column[is_enough] for column in runs))
+
+
+def _is_free(runs: Runs) -> NDArray[np.bool_]:
+    return (runs.begin == 0) & (runs.shift == 0)
 
 
 class _Run(NamedTuple):
@@ -263,15 +269,17 @@ class _Run(NamedTuple):
     shift: int
 
 
-def evidence(first: SeenCompletion, again: NDArray[np.int32], shifts: Iterable[int]) -> float:
-    """Return the evidence, in nats, that the token ids `again` are a copy of `first`, with tokens moved by `shifts`.
+def evidence(first: SeenCompletion, num_again: int, runs: Runs) -> float:
+    """Return the evidence, in nats, that a text of `num_again` tokens that shares `runs` with `first` is its copy.
 
-    That is the best chain of runs that are in the same order in both texts.
+    That is the best chain of runs that are in the same order in both texts, of the `MAX_RUNS` with most surprise. Of
+    equal runs the least moved ones come first.
     """
-    sums_array = np.append(0.0, np.cumsum(first.nats, dtype=np.float64))
-    sums, best = sums_array.tolist(), 0.0
+    sums, best = np.append(0.0, np.cumsum(first.nats, dtype=np.float64)).tolist(), 0.0
+    most = np.lexsort((np.abs(runs.shift), -runs.nats))[:MAX_RUNS]
+    columns = (runs.begin[most].tolist(), runs.end[most].tolist(), runs.shift[most].tolist())
     last = deque[tuple[_Run, float]](maxlen=MAX_LINKS)  # the chains that end with the last runs
-    for run in _runs(first, again, shifts, sums_array):
+    for run in sorted(map(_Run, *columns)):
         found = -math.inf
         for before, nats in (*last, (_Run(0, 0, 0), 0.0)):
             moved = run.shift - before.shift
@@ -280,7 +288,7 @@ def evidence(first: SeenCompletion, again: NDArray[np.int32], shifts: Iterable[i
                 continue
             gap = begin - before.end
             if gap or moved or before.end:
-                nats -= RUN_NATS + (_price_of_move(abs(moved), len(again)) if moved else 0.0)
+                nats -= RUN_NATS + (_price_of_move(abs(moved), num_again) if moved else 0.0)
                 nats -= math.log((gap + bool(moved)) * (gap + bool(moved) + 1) or 1)
             found = max(found, nats + sums[run.end] - sums[begin])
         last.appendleft((run, found))
@@ -288,59 +296,24 @@ def evidence(first: SeenCompletion, again: NDArray[np.int32], shifts: Iterable[i
     return best
 
 
-def _runs(
-    first: SeenCompletion, again: NDArray[np.int32], shifts: Iterable[int], sums: NDArray[np.float64]
-) -> list[_Run]:
-    """Return the `MAX_RUNS` runs with most surprise, if it exceeds the least price of a run, in order.
-
-    `sums` are the sums of the surprise of the tokens before each one. Of equal runs the least moved ones come first.
-    """
-    begins, ends, moved = [], [], []
-    for shift in sorted(shifts, key=abs):
-        begin, end = _common_part(len(first.ids), len(again), shift)
-        is_equal = np.zeros(end - begin + 2, dtype=np.int8)  # with an unequal token before and after
-        is_equal[1:-1] = first.ids[begin:end] == again[begin + shift : end + shift]
-        edges = begin + np.flatnonzero(np.diff(is_equal))
-        begins.append(edges[::2])
-        ends.append(edges[1::2])
-        moved.append(np.full(len(edges) // 2, shift))
-    runs = np.stack([np.concatenate(begins), np.concatenate(ends), np.concatenate(moved)], axis=1)
-    surprise = sums[runs[:, 1]] - sums[runs[:, 0]]
-    is_free = (runs[:, 0] == 0) & (runs[:, 2] == 0)
-    is_enough = surprise > np.where(is_free, 0.0, GAP_NATS)
-    most = np.argsort(-surprise[is_enough], kind="stable")[:MAX_RUNS]
-    return sorted(_Run(*run) for run in runs[is_enough][most].tolist())
-
-
 def _price_of_move(distance: int, num_tokens: int) -> float:
     return math.log(min(2 * distance * (distance + 1), 4 * num_tokens))
 
 
-def _common_part(num_first: int, num_again: int, shift: int) -> tuple[int, int]:
-    """Return begin and end of the tokens of the first text that have one in the other at this shift."""
-    begin = max(0, -shift)
-    return begin, max(begin, min(num_first, num_again - shift))
-
-
-def new_nats(completions: Sequence[SeenCompletion], texts: Sequence[Text], pairings: Sequence[Pairing]) -> float:
-    """Return the surprise of the tokens outside the runs shared with `texts`, with a limit for each token.
+def new_nats(texts: Sequence[SeenCompletion], pairings: Places, *, num_before: int) -> float:
+    """Return the surprise of the later texts outside the runs shared with earlier ones, with a limit for each token.
 
     Each part of a completion outside the runs counts without its first token, which any change of a copy makes.
     """
-    is_shared = [np.zeros(len(one.ids) + 1, dtype=bool) for one in completions]
-    for place, text, shift in pairings:
-        first, again = texts[text].completion.ids, completions[place].ids
-        begin, end = _common_part(len(first), len(again), shift)
-        is_equal = np.zeros(end - begin + 2, dtype=bool)
-        is_equal[1:-1] = first[begin:end] == again[begin + shift : end + shift]
-        is_run = is_equal[1:-1] & (is_equal[:-2] | is_equal[2:]) if shift else is_equal[1:-1]
-        is_shared[place][begin + shift : end + shift] |= is_run
-    return sum(map(_new_nats_of, completions, is_shared))
-
-
-def _new_nats_of(completion: SeenCompletion, is_shared: NDArray[np.bool_]) -> float:
-    """Return the surprise of the tokens that are not shared and do not follow a shared one."""
-    is_new = ~is_shared[:-1]
-    if not is_new.all():
-        is_new &= ~np.append(True, is_shared[:-2])
-    return float(np.minimum(completion.nats[is_new], MAX_TOKEN_NATS).sum())
+    lengths = np.array([len(one.ids) for one in texts])
+    begins = np.cumsum(lengths) - lengths
+    is_shared = np.zeros(lengths.sum(), dtype=bool)
+    for at_once in _split(pairings):
+        index, in_first, in_again = _equal_tokens(texts, at_once)
+        starts = _run_starts(index, in_first)
+        is_run = np.repeat(np.diff(starts, append=len(index)) > 1, np.diff(starts, append=len(index)))
+        is_shared[in_again[is_run | (_fields(at_once[index])[2] == 0)]] = True
+    follows = np.append(False, is_shared[:-1])
+    follows[begins] = np.logical_or.reduceat(is_shared, begins)
+    nats = np.minimum(np.concatenate([one.nats for one in texts[num_before:]]), MAX_TOKEN_NATS)
+    return float(nats[~(is_shared | follows)[begins[num_before] :]].sum())

@@ -3,6 +3,7 @@
 import math
 import tracemalloc
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,8 +28,6 @@ from ftis_node.swarm.similarity import (
     SPAN,
     WINDOW,
     SeenCompletion,
-    Similarity,
-    evidence,
 )
 from tests.conftest import make_completion, make_group
 
@@ -42,21 +41,23 @@ def short_texts_count(monkeypatch):
     monkeypatch.setattr(duplicates, "MAX_HISTORY_BYTES", 1 << 20)
 
 
+def seen(ids: Any, nats: Any, **form: bool) -> SeenCompletion:
+    return similarity.seen_completions(ids, nats, [len(ids)], most=1024, **form)[0]
+
+
 def text(num_tokens: int = 44, *, nats: float = 1.0) -> SeenCompletion:
     """Return a completion of random tokens with this surprise of each."""
-    return SeenCompletion(
-        RNG.integers(0, 1000, num_tokens, dtype=np.int32), np.full(num_tokens, nats, dtype=np.float32)
-    )
+    return seen(RNG.integers(0, 1000, num_tokens, dtype=np.int32), np.full(num_tokens, nats, dtype=np.float32))
 
 
 def with_ids(ids: list[int]) -> SeenCompletion:
-    return SeenCompletion(np.array(ids, dtype=np.int32), np.ones(len(ids), dtype=np.float32))
+    return seen(np.array(ids, dtype=np.int32), np.ones(len(ids), dtype=np.float32))
 
 
 def changed(completion: SeenCompletion, *places: int) -> SeenCompletion:
     ids = completion.ids.copy()
     ids[list(places)] += 1000
-    return completion._replace(ids=ids)
+    return seen(ids, completion.nats, is_text=completion.is_text)
 
 
 def inserted(completion: SeenCompletion, *places: int) -> SeenCompletion:
@@ -64,7 +65,7 @@ def inserted(completion: SeenCompletion, *places: int) -> SeenCompletion:
 
 
 def cut(completion: SeenCompletion, begin: int, end: int) -> SeenCompletion:
-    return SeenCompletion(completion.ids[begin:end], completion.nats[begin:end])
+    return seen(completion.ids[begin:end], completion.nats[begin:end])
 
 
 def periodic(edit: str, one: SeenCompletion, every: int, *, front: int = 0) -> SeenCompletion:
@@ -123,13 +124,17 @@ def test_no_place_hides_a_copy(num_tokens):
     assert found([changed(one, *(min(num_tokens - 1, begin + 3) for begin in windows))], one)
 
 
-def test_each_run_has_an_anchor_and_its_text_few():
-    similarity, one = Similarity(), text(1024)
-    (whole,) = similarity.texts_of([one])
-    assert len(whole.anchors) < 1024 / 3
-    for begin in range(0, 1000, 50):
-        (part,) = similarity.texts_of([cut(one, begin, begin + SPAN + WINDOW - 1)])
-        assert set(part.anchors.tolist()) & set(whole.anchors.tolist())
+def test_each_run_of_a_kept_text_has_an_anchor_and_the_text_few():
+    one = text(1024)
+    anchors = one.to_keep().windows.tolist()
+    assert len(anchors) == 1024 / SPAN
+    for begin in range(1000):
+        assert set(anchors) & set(cut(one, begin, begin + 2 * SPAN + WINDOW - 2).windows.tolist())
+
+
+def evidence(first: SeenCompletion, again: SeenCompletion, shifts: range) -> float:
+    runs = similarity.runs_of([first, again], similarity.pairings_of(1, 0, np.array(shifts)))
+    return similarity.evidence(first, len(again.ids), runs)
 
 
 def test_the_work_for_texts_of_many_runs_is_bounded(monkeypatch):
@@ -138,18 +143,17 @@ def test_the_work_for_texts_of_many_runs_is_bounded(monkeypatch):
     first.ids[::2] = again.ids[::2] = 5000
     links, price = [], similarity._price_of_move
     monkeypatch.setattr(similarity, "_price_of_move", lambda *move: links.append(move) or price(*move))
-    assert evidence(first, again.ids, range(2, 34, 2)) < 20.0
+    assert evidence(first, again, range(2, 34, 2)) < 20.0
     assert MAX_RUNS / 2 < len(links) <= MAX_RUNS * (MAX_LINKS + 1)
 
 
-def test_the_pairs_of_anchors_are_bounded_before_they_are_made():
-    anchors, windows = np.repeat(np.arange(3000, dtype=np.uint64), [1000, *[1] * 2999]), np.zeros(1000, dtype=np.uint64)
-    anchor, window = similarity._pairs(anchors, windows)
-    assert MAX_PAIRS / 2 < len(anchor) == len(window) <= MAX_PAIRS
-    assert anchor.max() == 999, "no pair of unequal values"
-    anchor, window = similarity._pairs(np.array([3, 1, 4]), np.array([1, 1, 2, 3, 5]))
-    assert [*zip(anchor.tolist(), window.tolist(), strict=True)] == [(0, 3), (1, 0), (1, 1)]
-    assert not len(similarity._pairs(np.array([7]), np.array([1]))[0])
+def test_the_pairs_of_windows_are_bounded_before_they_are_made():
+    lasts, firsts = similarity._pairs(np.arange(3000), np.zeros(3000, dtype=np.int64))
+    assert MAX_PAIRS / 2 < len(lasts) <= MAX_PAIRS
+    assert (firsts < lasts).all() and lasts.max() > 2900
+    lasts, firsts = similarity._pairs(np.array([2, 5, 7]), np.array([0, 5, 6]))
+    assert [*zip(lasts.tolist(), firsts.tolist(), strict=True)] == [(2, 0), (2, 1), (7, 6)]
+    assert not len(similarity._pairs(np.array([7]), np.array([7]))[0])
 
 
 def test_a_copy_is_found_for_each_first_sender():
@@ -198,7 +202,6 @@ def test_the_history_counts_at_least_the_memory_that_it_takes(num_tokens):
     before, _ = tracemalloc.get_traced_memory()
     for at in range(1000):
         group = [text(num_tokens) for _ in range(2)]
-        group[0].ids[:] = 5  # each of its windows is an anchor
         detector.remember(Origin(f"ann {at}", at.to_bytes(32), float(at)), at.to_bytes(16), group)
     taken = tracemalloc.get_traced_memory()[0] - before
     if begun:
@@ -241,10 +244,10 @@ def test_independent_samples_have_an_evidence_of_e_nats_in_at_most_e_to_the_minu
         ids = [0]
         for _ in range(40):
             ids.append(int(np.argmax(logprobs[ids[-1]] + rng.gumbel(size=num_words))))
-        return SeenCompletion(np.array(ids[1:], dtype=np.int32), -logprobs[ids[:-1], ids[1:]].astype(np.float32))
+        return seen(np.array(ids[1:], dtype=np.int32), -logprobs[ids[:-1], ids[1:]].astype(np.float32))
 
     firsts, seconds = [sample(1.0) for _ in range(50)], [sample(0.7) for _ in range(50)]
-    found = [evidence(one, other.ids, (-2, -1, 0, 1, 2)) for one in firsts for other in seconds]
+    found = [evidence(one, other, range(-2, 3)) for one in firsts for other in seconds]
     for nats in (2.0, 4.0, 6.0):
         assert np.mean(np.array(found) >= nats) <= math.exp(-nats)
     assert max(found) < 20.0
@@ -332,11 +335,11 @@ def test_a_group_is_described_by_the_surprise_of_its_tokens_or_texts():
 def restated(rng: np.random.Generator) -> SeenCompletion:
     """Return a completion that restates its problem, which is certain, and then reasons by itself."""
     ids = np.concatenate([np.arange(60), rng.integers(100, 40_000, 180)]).astype(np.int32)
-    return SeenCompletion(ids, np.repeat(np.array([0.01, 0.5], dtype=np.float32), [60, 180]))
+    return seen(ids, np.repeat(np.array([0.01, 0.5], dtype=np.float32), [60, 180]))
 
 
 def as_text(one: SeenCompletion) -> SeenCompletion:
-    return SeenCompletion(one.ids, np.full(len(one.ids), one.nats.mean(), dtype=np.float32), is_text=True)
+    return seen(one.ids, np.full(len(one.ids), one.nats.mean(), dtype=np.float32), is_text=True)
 
 
 def test_a_restated_problem_is_no_copy_in_a_group_sent_as_text():
