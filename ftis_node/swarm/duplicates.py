@@ -24,6 +24,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ftis_node.records.group import Group
 from ftis_node.swarm.delivery import IdsByPeer
@@ -124,11 +125,13 @@ class _Kept(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """A search for `completions` of `sender` among those `kept`, and its result."""
+    """A search for `completions` of `sender` among those `kept`, and its result; it compared `texts`."""
 
     sender: str
     completions: Sequence[SeenCompletion]
     kept: Sequence[_Kept]
+    texts: Sequence[SeenCompletion]
+    pairings: NDArray[np.int64]
     copy: Copy | None
 
 
@@ -174,7 +177,11 @@ class DuplicateDetector:
         """Return the surprise of a group outside the runs that it shares with kept texts or within itself."""
         kept = self._kept.get(problem, ())
         texts = [*(one.completion for one in kept), *completions]
-        return new_nats(texts, similar(texts, num_before=len(kept)), num_before=len(kept))
+        same = (one for one in self._searches if one.completions is completions and one.kept is kept)
+        pairings = next((one.pairings for one in same if len(one.texts) == len(texts)), None)
+        if pairings is None:
+            pairings = similar(texts, num_before=len(kept))
+        return new_nats(texts, pairings, num_before=len(kept))
 
     def find(self, sender: str, problem: bytes, completions: Sequence[SeenCompletion]) -> Copy | None:
         """Return the group from which too many long completions are copied; None if the group is not a copy.
@@ -187,23 +194,26 @@ class DuplicateDetector:
         for one in self._searches:
             if one.completions is completions and one.kept is kept and one.sender == sender:
                 return one.copy
-        copy = self._search(sender, kept, completions)
-        self._searches.append(_Search(sender, completions, kept, copy))
-        return copy
-
-    def _search(self, sender: str, known: Sequence[_Kept], completions: Sequence[SeenCompletion]) -> Copy | None:
         long = [one for one in completions if len(one.ids) >= MIN_LONG_TOKENS]
         if sender == self._own_id or not long:
             return None
-        most = MAX_COPIED_FRACTION * len(long)
-        kept = [one for one in known if one.has_surprise]
-        texts = [*(one.completion for one in kept), *long]
-        copied = first_copied(texts, similar(texts, num_before=len(kept)), nats=MIN_EVIDENCE_NATS)
+        known = [one for one in kept if one.has_surprise]
+        texts = [*(one.completion for one in known), *long]
+        pairings = similar(texts, num_before=len(known))
+        origins = [*(one.origin for one in known), *(Origin(sender) for _ in long)]
+        copy = self._copy_of(texts, origins, first_copied(texts, pairings, nats=MIN_EVIDENCE_NATS), num_new=len(long))
+        self._searches.append(_Search(sender, completions, kept, texts, pairings, copy))
+        return copy
+
+    def _copy_of(
+        self, texts: Sequence[SeenCompletion], origins: Sequence[Origin], copied: dict[int, int], *, num_new: int
+    ) -> Copy | None:
+        """Return the group of most of the texts that were `copied`; None if these are few of the `num_new` ones."""
+        most = MAX_COPIED_FRACTION * num_new
         if len(copied) <= most:
             return None
-        origins = [*(one.origin for one in kept), *(Origin(sender) for _ in long)]
         exact = {place: text for place, text in copied.items() if not texts[text].is_text}
-        is_text = long[0].is_text or len(exact) <= most
+        is_text = texts[-1].is_text or len(exact) <= most
         firsts, num_twice = Counter[Origin](), 0
         for place, text in (copied if is_text else exact).items():
             firsts[origins[text]] += 1

@@ -12,12 +12,11 @@ import math
 import secrets
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Hashes = NDArray[np.uint32]
 Places = NDArray[np.int64]
 
 RUN_NATS = 3.0  # for the end of a run
@@ -29,11 +28,13 @@ MAX_LINKS = 8  # runs before a run to which a chain may lead from it
 MAX_RUNS = 128  # of two texts, at all shifts: those with most surprise
 MAX_COMPARED = 4  # known texts for a completion: the most similar at shift 0, and as many by windows
 MAX_PAIRS = 1 << 16  # of equal windows, in one search; of more, evenly spaced ones
-MAX_AT_ONCE = 1 << 16  # tokens compared at once at shift 0
-MAX_PAIRINGS_AT_ONCE = 256  # about
+MAX_AT_ONCE = 1 << 17  # tokens compared at once at shift 0
+MIN_EQUAL = 16  # one of so many tokens is equal at shift 0
+MAX_PAIRINGS_AT_ONCE = 128  # about
 MIN_COMMON = 0.9  # fraction of the tokens of a copy sent as text: its likely part may be equal by chance
 MAX_TOKEN_NATS = 2.0  # of one token, in `new_nats`
 MULTIPLIERS = np.array([secrets.randbits(64) | 1 for _ in range(2)], dtype=np.uint64)  # of the hash of a window
+HASH_BITS, SLOT_BITS = 31, 16  # slots are the first bits of hashes
 FIELD_BITS = 20
 MAX_SHIFT = 1 << (FIELD_BITS - 1)
 
@@ -41,13 +42,13 @@ MAX_SHIFT = 1 << (FIELD_BITS - 1)
 class SeenCompletion(NamedTuple):
     """The first token ids int32 `[T]` of a completion, and their surprise float32 `[T]` in nats.
 
-    `windows` are hashes of `WINDOW` successive ids, uint32 `[W]`, and `places` where these begin, int32 `[W]`.
+    `windows` are hashes of `WINDOW` successive ids, int64 `[W]`, and `places` where these begin, int32 `[W]`.
     `is_text`: it arrived as text, and only the mean of the surprise is known.
     """
 
     ids: NDArray[np.int32]
     nats: NDArray[np.float32]
-    windows: Hashes
+    windows: NDArray[np.int64]
     places: NDArray[np.int32]
     is_text: bool = False
 
@@ -60,19 +61,6 @@ class SeenCompletion(NamedTuple):
         )
 
 
-class Runs(NamedTuple):
-    """Equal tokens `begin` to `end` of a text, moved by `shift` in a later one, and their surprise in nats.
-
-    `pair` has the places of both, as in a pairing; it does not decrease.
-    """
-
-    pair: Places
-    begin: Places
-    end: Places
-    shift: Places
-    nats: NDArray[np.float64]
-
-
 def seen_completions(
     ids: NDArray[np.int32], nats: NDArray[np.float32], lengths: Sequence[int], *, most: int, is_text: bool = False
 ) -> list[SeenCompletion]:
@@ -83,7 +71,7 @@ def seen_completions(
         hashes += ids[at : at + len(hashes)].astype(np.uint64)
     hashes ^= hashes >> np.uint64(32)
     hashes *= MULTIPLIERS[1]
-    windows = (hashes >> np.uint64(32)).astype(np.uint32)  # a collision costs only a comparison
+    windows = (hashes >> np.uint64(64 - HASH_BITS)).astype(np.int64)  # a collision costs only a comparison
     places, found, begin = np.arange(most, dtype=np.int32), [], 0
     for length in lengths:
         size = min(length, most)
@@ -94,9 +82,9 @@ def seen_completions(
     return found
 
 
-def pairings_of(completions: Any, texts: Any, shifts: Any) -> Places:
+def pairings_of(completions: Places, texts: Places, shifts: Places) -> Places:
     """Return one integer for each completion, earlier text, and shift of the text's tokens in the completion."""
-    return (np.asarray(completions, dtype=np.int64) << 2 * FIELD_BITS) + (texts << FIELD_BITS) + shifts + MAX_SHIFT
+    return (completions << 2 * FIELD_BITS) + (texts << FIELD_BITS) + shifts + MAX_SHIFT
 
 
 def _fields(pairings: Places) -> tuple[Places, Places, Places]:
@@ -118,13 +106,12 @@ def _by_windows(texts: Sequence[SeenCompletion], *, num_before: int) -> Places:
     hashes = np.concatenate([one.windows for one in texts])
     ends = np.cumsum([len(one.windows) for one in texts])
     found = _shared(hashes, first_new=int(ends[num_before]) - len(texts[num_before].windows))
-    if not len(found):
-        return found
-    keys = (hashes[found].astype(np.uint64) << np.uint64(32)) | found.astype(np.uint64)
-    keys.sort()  # by hash, text and place
-    found = (keys & np.uint64((1 << 32) - 1)).astype(np.int64)
+    keys = np.sort((hashes[found] << 32) + found)  # by hash, text and place
+    is_start = np.diff(keys >> 32, prepend=-1) != 0
+    if is_start.all():
+        return found[:0]
+    found = keys & ((1 << 32) - 1)
     owners = np.searchsorted(ends, found, side="right")
-    is_start = np.append(True, np.diff(keys >> np.uint64(32)) != 0)
     is_again = (is_start | (np.diff(owners, prepend=-1) != 0)) & (owners >= num_before)  # the first in its text
     ranks = np.arange(len(keys))
     again, first = _pairs(ranks[is_again], np.maximum.accumulate(np.where(is_start, ranks, 0))[is_again])
@@ -132,14 +119,16 @@ def _by_windows(texts: Sequence[SeenCompletion], *, num_before: int) -> Places:
     return _most_common(pairings_of(owners[again], owners[first], places[again] - places[first]))
 
 
-def _shared(hashes: Hashes, *, first_new: int) -> Places:
+def _shared(hashes: Places, *, first_new: int) -> Places:
     """Return the places of hashes that occur several times, and from `first_new` on, and of a few other ones."""
-    slots = hashes >> np.uint32(16)
-    is_new, is_shared = np.zeros(1 << 16, dtype=bool), np.zeros(1 << 16, dtype=bool)
+    slots = hashes >> (HASH_BITS - SLOT_BITS)
+    is_new, is_shared = np.zeros(1 << SLOT_BITS, dtype=bool), np.zeros(1 << SLOT_BITS, dtype=bool)
     is_new[slots[first_new:]] = True
-    likely = np.sort(hashes[is_new[slots]])
-    is_shared[likely[1:][likely[1:] == likely[:-1]] >> np.uint32(16)] = True
-    return np.flatnonzero(is_shared[slots])
+    places = np.flatnonzero(is_new[slots])
+    slots = slots[places]
+    ordered = np.sort(slots.astype(np.uint16), kind="stable")  # the radix sort, the fastest one
+    is_shared[ordered[1:][ordered[1:] == ordered[:-1]]] = True
+    return places[is_shared[slots]]
 
 
 def _pairs(lasts: Places, firsts: Places) -> tuple[Places, Places]:
@@ -170,7 +159,11 @@ def _ranks(groups: Places, values: Places) -> Places:
 
 
 def _by_position(texts: Sequence[SeenCompletion], *, num_before: int) -> Iterator[Places]:
-    """Yield pairings of each completion with the texts that have most equal tokens at equal positions."""
+    """Yield pairings of each completion with the texts that have most equal tokens at equal positions.
+
+    These are at least one of `MIN_EQUAL`: fewer, in runs too short for windows, have gaps that cost more than they add.
+    """
+    sizes = np.array([len(one.ids) for one in texts[num_before:]])
     table = np.full((len(texts), max(len(one.ids) for one in texts)), -1, dtype=np.int32)
     for row, one in zip(table, texts, strict=True):
         row[: len(one.ids)] = one.ids
@@ -178,29 +171,28 @@ def _by_position(texts: Sequence[SeenCompletion], *, num_before: int) -> Iterato
     new = np.where(new < 0, -2, new)
     step = max(1, MAX_AT_ONCE // table.size)
     for begin in range(0, len(new), step):
-        counts = (new[begin : begin + step] == table).sum(axis=2, dtype=np.uint16)
+        counts = (new[begin : begin + step] == table).sum(axis=2, dtype=np.int32)
         counts = np.tril(counts, num_before + begin - 1)  # with earlier texts only
-        if counts.any():
-            rows, earlier = np.nonzero(counts)
-            is_best = _ranks(rows, counts[rows, earlier].astype(np.int64)) < MAX_COMPARED
-            yield pairings_of(num_before + begin + rows[is_best], earlier[is_best], 0)
+        rows, earlier = np.nonzero(counts * MIN_EQUAL >= sizes[begin : begin + step, np.newaxis])
+        if len(rows):
+            is_best = _ranks(rows, counts[rows, earlier]) < MAX_COMPARED
+            yield pairings_of(num_before + begin + rows[is_best], earlier[is_best], np.zeros_like(rows[is_best]))
 
 
 def first_copied(texts: Sequence[SeenCompletion], pairings: Places, *, nats: float) -> dict[int, int]:
     """Return, by place of each completion that is a copy with an evidence of `nats`, the place of its first text."""
     found: dict[int, int] = {}
     for at_once in _split(pairings):
-        runs = runs_of(texts, at_once)
-        pairs, starts = np.unique(runs.pair, return_index=True)
-        limits = np.add.reduceat(runs.nats - np.where(_is_free(runs), 0.0, GAP_NATS), starts) if len(pairs) else starts
-        ends = np.append(starts[1:], len(runs.pair))
+        runs, gains = runs_of(texts, at_once)
+        pairs, starts = np.unique(runs[:, 0], return_index=True)
+        limits = np.add.reduceat(gains, starts)
         for at in np.flatnonzero(limits >= nats).tolist():
             place, text = divmod(int(pairs[at]), 1 << FIELD_BITS)
             first, again = texts[text], texts[place]
             if place in found or ((first.is_text or again.is_text) and _common_fraction(first, again) < MIN_COMMON):
                 continue
-            of_pair = Runs(*(column[starts[at] : ends[at]] for column in runs))
-            if evidence(first, len(again.ids), of_pair) >= nats:
+            of_pair = runs[:, 0] == pairs[at]
+            if evidence(first, len(again.ids), runs[of_pair], gains[of_pair]) >= nats:
                 found[place] = text
     return found
 
@@ -238,27 +230,21 @@ def _run_starts(index: Places, places: Places) -> Places:
     return np.flatnonzero((np.diff(places, prepend=-2) != 1) | (np.diff(index, prepend=-1) != 0))
 
 
-def runs_of(texts: Sequence[SeenCompletion], pairings: Places) -> Runs:
-    """Return the runs of equal tokens whose surprise exceeds the least price."""
+def runs_of(texts: Sequence[SeenCompletion], pairings: Places) -> tuple[Places, NDArray[np.float64]]:
+    """Return the runs of equal tokens with more surprise than their least price, and the gain in nats of each one.
+
+    A row `[4]` has the two texts as in a pairing, begin and end in the first one, and the shift.
+    """
     index, places, _ = _equal_tokens(texts, pairings)
     starts = _run_starts(index, places)
-    nats = np.concatenate([one.nats for one in texts])[places].astype(np.float64)
     _, first, shift = _fields(pairings[index[starts]])
     lengths = np.array([len(one.ids) for one in texts])
-    begins = places[starts] - (np.cumsum(lengths) - lengths)[first]
-    runs = Runs(
-        pairings[index[starts]] >> FIELD_BITS,
-        begins,
-        begins + np.diff(starts, append=len(places)),
-        shift,
-        np.add.reduceat(nats, starts) if len(starts) else nats,
-    )
-    is_enough = runs.nats > np.where(_is_free(runs), 0.0, GAP_NATS)
-    return Runs(*(column[is_enough] for column in runs))
-
-
-def _is_free(runs: Runs) -> NDArray[np.bool_]:
-    return (runs.begin == 0) & (runs.shift == 0)
+    begin = places[starts] - (np.cumsum(lengths) - lengths)[first]
+    nats = np.concatenate([one.nats for one in texts])[places].astype(np.float64)
+    gains = np.add.reduceat(nats, starts) - np.where((begin == 0) & (shift == 0), 0.0, GAP_NATS)
+    end = begin + np.diff(starts, append=len(places))
+    runs = np.stack([pairings[index[starts]] >> FIELD_BITS, begin, end, shift], axis=1)
+    return runs[gains > 0], gains[gains > 0]
 
 
 class _Run(NamedTuple):
@@ -269,17 +255,16 @@ class _Run(NamedTuple):
     shift: int
 
 
-def evidence(first: SeenCompletion, num_again: int, runs: Runs) -> float:
+def evidence(first: SeenCompletion, num_again: int, runs: Places, gains: NDArray[np.float64]) -> float:
     """Return the evidence, in nats, that a text of `num_again` tokens that shares `runs` with `first` is its copy.
 
-    That is the best chain of runs that are in the same order in both texts, of the `MAX_RUNS` with most surprise. Of
-    equal runs the least moved ones come first.
+    That is the best chain of runs that are in the same order in both texts, of the `MAX_RUNS` with most gain. Of equal
+    runs the least moved ones come first.
     """
     sums, best = np.append(0.0, np.cumsum(first.nats, dtype=np.float64)).tolist(), 0.0
-    most = np.lexsort((np.abs(runs.shift), -runs.nats))[:MAX_RUNS]
-    columns = (runs.begin[most].tolist(), runs.end[most].tolist(), runs.shift[most].tolist())
+    most = runs[np.lexsort((np.abs(runs[:, 3]), -gains))[:MAX_RUNS], 1:]
     last = deque[tuple[_Run, float]](maxlen=MAX_LINKS)  # the chains that end with the last runs
-    for run in sorted(map(_Run, *columns)):
+    for run in sorted(_Run(*each) for each in most.tolist()):
         found = -math.inf
         for before, nats in (*last, (_Run(0, 0, 0), 0.0)):
             moved = run.shift - before.shift

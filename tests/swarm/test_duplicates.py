@@ -133,8 +133,10 @@ def test_each_run_of_a_kept_text_has_an_anchor_and_the_text_few():
 
 
 def evidence(first: SeenCompletion, again: SeenCompletion, shifts: range) -> float:
-    runs = similarity.runs_of([first, again], similarity.pairings_of(1, 0, np.array(shifts)))
-    return similarity.evidence(first, len(again.ids), runs)
+    pairings = similarity.pairings_of(
+        np.ones(len(shifts), dtype=np.int64), np.zeros(len(shifts), dtype=np.int64), np.array(shifts)
+    )
+    return similarity.evidence(first, len(again.ids), *similarity.runs_of([first, again], pairings))
 
 
 def test_the_work_for_texts_of_many_runs_is_bounded(monkeypatch):
