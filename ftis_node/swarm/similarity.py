@@ -23,7 +23,7 @@ RUN_NATS = 3.0  # for the end of a run
 GAP_NATS = RUN_NATS + math.log(2.0)  # the least price of a run after other tokens
 WINDOW = 3  # tokens
 SPAN = 4  # successive windows of a kept text, of which one is an anchor
-MIN_SHIFTS, MAX_SHIFTS = 3, 16  # between two texts, besides 0; beyond the first ones, those with several windows
+MAX_SHIFTS = 16  # between two texts, besides 0; beyond the first one, those with several windows
 MAX_LINKS = 8  # runs before a run to which a chain may lead from it
 MAX_RUNS = 128  # of two texts, at all shifts: those with most surprise
 MAX_COMPARED = 4  # known texts for a completion: the most similar at shift 0, and as many by windows
@@ -42,23 +42,21 @@ MAX_SHIFT = 1 << (FIELD_BITS - 1)
 class SeenCompletion(NamedTuple):
     """The first token ids int32 `[T]` of a completion, and their surprise float32 `[T]` in nats.
 
-    `windows` are hashes of `WINDOW` successive ids, int64 `[W]`, and `places` where these begin, int32 `[W]`.
+    `windows` are hashes of `WINDOW` successive ids, int64 `[W]`, and `places` where these begin, int64 `[W]`.
     `is_text`: it arrived as text, and only the mean of the surprise is known.
     """
 
     ids: NDArray[np.int32]
     nats: NDArray[np.float32]
-    windows: NDArray[np.int64]
-    places: NDArray[np.int32]
+    windows: Places
+    places: Places
     is_text: bool = False
 
     def to_keep(self) -> SeenCompletion:
         """Return a copy of a completion with all windows that has only its anchors."""
-        firsts = np.arange(0, len(self.windows), SPAN)
-        anchors = np.minimum(firsts + self.windows[firsts] % SPAN, len(self.windows) - 1)
-        return SeenCompletion(
-            self.ids.copy(), self.nats.copy(), self.windows[anchors], self.places[anchors], self.is_text
-        )
+        offsets = self.windows[::SPAN] % SPAN
+        anchors = np.minimum(self.places[::SPAN] + offsets, len(self.windows) - 1)
+        return SeenCompletion(self.ids.copy(), self.nats.copy(), self.windows[anchors], anchors, self.is_text)
 
 
 def seen_completions(
@@ -72,7 +70,7 @@ def seen_completions(
     hashes ^= hashes >> np.uint64(32)
     hashes *= MULTIPLIERS[1]
     windows = (hashes >> np.uint64(64 - HASH_BITS)).astype(np.int64)  # a collision costs only a comparison
-    places, found, begin = np.arange(most, dtype=np.int32), [], 0
+    places, found, begin = np.arange(most), [], 0
     for length in lengths:
         size = min(length, most)
         num_windows = max(0, size - WINDOW + 1)
@@ -98,7 +96,7 @@ def similar(texts: Sequence[SeenCompletion], *, num_before: int) -> Places:
     Those before have anchors, and the others all windows.
     """
     found = [_by_windows(texts, num_before=num_before), *_by_position(texts, num_before=num_before)]
-    return np.unique(np.concatenate(found))
+    return np.unique(np.concatenate(found)) if any(map(len, found)) else found[0]
 
 
 def _by_windows(texts: Sequence[SeenCompletion], *, num_before: int) -> Places:
@@ -107,13 +105,13 @@ def _by_windows(texts: Sequence[SeenCompletion], *, num_before: int) -> Places:
     ends = np.cumsum([len(one.windows) for one in texts])
     found = _shared(hashes, first_new=int(ends[num_before]) - len(texts[num_before].windows))
     keys = np.sort((hashes[found] << 32) + found)  # by hash, text and place
-    is_start = np.diff(keys >> 32, prepend=-1) != 0
-    if is_start.all():
+    is_same = keys[1:] >> 32 == keys[:-1] >> 32
+    if not is_same.any():
         return found[:0]
+    is_start, ranks = np.append(True, ~is_same), np.arange(len(keys))
     found = keys & ((1 << 32) - 1)
     owners = np.searchsorted(ends, found, side="right")
     is_again = (is_start | (np.diff(owners, prepend=-1) != 0)) & (owners >= num_before)  # the first in its text
-    ranks = np.arange(len(keys))
     again, first = _pairs(ranks[is_again], np.maximum.accumulate(np.where(is_start, ranks, 0))[is_again])
     places = np.concatenate([one.places for one in texts])[found]
     return _most_common(pairings_of(owners[again], owners[first], places[again] - places[first]))
@@ -124,11 +122,12 @@ def _shared(hashes: Places, *, first_new: int) -> Places:
     slots = hashes >> (HASH_BITS - SLOT_BITS)
     is_new, is_shared = np.zeros(1 << SLOT_BITS, dtype=bool), np.zeros(1 << SLOT_BITS, dtype=bool)
     is_new[slots[first_new:]] = True
-    places = np.flatnonzero(is_new[slots])
-    slots = slots[places]
+    likely = np.flatnonzero(is_new[slots])
+    slots = slots[likely]
     ordered = np.sort(slots.astype(np.uint16), kind="stable")  # the radix sort, the fastest one
     is_shared[ordered[1:][ordered[1:] == ordered[:-1]]] = True
-    return places[is_shared[slots]]
+    places: Places = likely[is_shared[slots]]
+    return places
 
 
 def _pairs(lasts: Places, firsts: Places) -> tuple[Places, Places]:
@@ -147,7 +146,7 @@ def _most_common(pairings: Places) -> Places:
         return found
     starts = np.flatnonzero(np.diff(found >> FIELD_BITS, prepend=-1))  # of the pairings of a completion and a text
     is_compared = _ranks(found[starts] >> 2 * FIELD_BITS, np.add.reduceat(votes * votes, starts)) < MAX_COMPARED
-    is_common = _ranks(found >> FIELD_BITS, votes) < np.where(votes > 1, MAX_SHIFTS, MIN_SHIFTS)
+    is_common = _ranks(found >> FIELD_BITS, votes) < np.where(votes > 1, MAX_SHIFTS, 1)
     return found[is_common & np.repeat(is_compared, np.diff(starts, append=len(found)))]
 
 
@@ -163,17 +162,17 @@ def _by_position(texts: Sequence[SeenCompletion], *, num_before: int) -> Iterato
 
     These are at least one of `MIN_EQUAL`: fewer, in runs too short for windows, have gaps that cost more than they add.
     """
-    sizes = np.array([len(one.ids) for one in texts[num_before:]])
-    table = np.full((len(texts), max(len(one.ids) for one in texts)), -1, dtype=np.int32)
+    lengths = np.array([len(one.ids) for one in texts])
+    table = np.full((len(texts), lengths.max()), -1, dtype=np.int32)
     for row, one in zip(table, texts, strict=True):
         row[: len(one.ids)] = one.ids
     new = table[num_before:, np.newaxis]
     new = np.where(new < 0, -2, new)
-    step = max(1, MAX_AT_ONCE // table.size)
+    places, step = np.arange(len(texts)), max(1, MAX_AT_ONCE // table.size)
     for begin in range(0, len(new), step):
         counts = (new[begin : begin + step] == table).sum(axis=2, dtype=np.int32)
-        counts = np.tril(counts, num_before + begin - 1)  # with earlier texts only
-        rows, earlier = np.nonzero(counts * MIN_EQUAL >= sizes[begin : begin + step, np.newaxis])
+        again = places[num_before + begin :][: len(counts), np.newaxis]
+        rows, earlier = np.nonzero((counts * MIN_EQUAL >= lengths[again]) & (places < again))
         if len(rows):
             is_best = _ranks(rows, counts[rows, earlier]) < MAX_COMPARED
             yield pairings_of(num_before + begin + rows[is_best], earlier[is_best], np.zeros_like(rows[is_best]))

@@ -287,7 +287,10 @@ def test_only_certain_copies_are_charged(first, again, verdict):
 def new_nats(completions: list[SeenCompletion], known: list[SeenCompletion]) -> float:
     detector = DuplicateDetector("me")
     detector.remember(ANN, b"sum/1", known)
-    return detector.new_nats(b"sum/1", completions)
+    nats = detector.new_nats(b"sum/1", completions)
+    detector.find("bob", b"sum/1", completions)
+    assert detector.new_nats(b"sum/1", completions) == nats, "also with the pairings of the search"
+    return nats
 
 
 def test_new_nats_counts_equal_completions_once_and_bounds_the_claim():
