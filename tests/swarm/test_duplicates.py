@@ -118,10 +118,14 @@ def test_a_long_text_with_changes_in_every_kth_token_is_a_copy(edit, every, fron
 
 @pytest.mark.parametrize("num_tokens", [1024, 760])
 def test_no_place_hides_a_copy(num_tokens):
-    """One token of each evenly spaced window of six differs."""
+    """One token of each evenly spaced window of six differs, or a fixed one of each four in a shifted text."""
     one = text(num_tokens)
     windows = range(0, num_tokens - 5, (num_tokens - 5) // 16)
     assert found([changed(one, *(min(num_tokens - 1, begin + 3) for begin in windows))], one)
+    one = text(num_tokens, nats=2.0)
+    for phase in range(SPAN):
+        ids = changed(one, *range(phase, num_tokens, SPAN)).ids.tolist()
+        assert found([with_ids([5000, 5000, 5000, *ids[:-3]])], one)
 
 
 def test_each_run_of_a_kept_text_has_an_anchor_and_the_text_few():
