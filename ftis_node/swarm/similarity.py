@@ -30,7 +30,7 @@ MAX_COMPARED = 4  # known texts for a completion: the most similar at shift 0, a
 MAX_PAIRS = 1 << 16  # of equal windows, in one search; of more, evenly spaced ones
 MAX_AT_ONCE = 1 << 17  # tokens compared at once at shift 0
 MIN_EQUAL = 16  # one of so many tokens is equal at shift 0
-MAX_PAIRINGS_AT_ONCE = 128  # about
+MAX_PAIRINGS_AT_ONCE = 256  # about
 MIN_COMMON = 0.9  # fraction of the tokens of a copy sent as text: its likely part may be equal by chance
 MAX_TOKEN_NATS = 2.0  # of one token, in `new_nats`
 MULTIPLIERS = np.array([secrets.randbits(64) | 1 for _ in range(2)], dtype=np.uint64)  # of the hash of a window
