@@ -25,7 +25,7 @@ WINDOW = 3  # tokens
 SPAN = 4  # successive windows of a kept text, of which one is an anchor
 MAX_SHIFTS = 16  # between two texts, besides 0; beyond the first one, those with several windows
 MAX_LINKS = 8  # runs before a run to which a chain may lead from it
-MAX_RUNS = 128  # of two texts, at all shifts: those with most surprise
+MAX_RUNS = 128  # of two texts, at all shifts: those with most gain
 MAX_COMPARED = 4  # known texts for a completion: the most similar at shift 0, and as many by windows
 MAX_PAIRS = 1 << 16  # of equal windows, in one search; of more, evenly spaced ones
 MAX_AT_ONCE = 1 << 17  # tokens compared at once at shift 0
@@ -191,6 +191,8 @@ def first_copied(texts: Sequence[SeenCompletion], pairings: Places, *, nats: flo
             if place in found or ((first.is_text or again.is_text) and _common_fraction(first, again) < MIN_COMMON):
                 continue
             of_pair = runs[:, 0] == pairs[at]
+            if np.sort(gains[of_pair])[-MAX_RUNS:].sum() < nats:
+                continue
             if evidence(first, len(again.ids), runs[of_pair], gains[of_pair]) >= nats:
                 found[place] = text
     return found
