@@ -39,8 +39,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.exchange_api import ExchangeApi
-from ftis_node.node.http_api.local_api import LocalApi
-from ftis_node.node.http_api.monitoring_api import MonitoringApi
+from ftis_node.node.http_api.routes import LocalApi, MonitoringApi
 from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.supervision.watchdog import Watchdog

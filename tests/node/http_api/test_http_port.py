@@ -13,10 +13,9 @@ from aiohttp import web
 
 from ftis_node.config.home import TOKEN_HEADER
 from ftis_node.node.http_api import http_port
-from ftis_node.node.http_api import local_api as http
+from ftis_node.node.http_api import routes as http
 from ftis_node.node.http_api.http_port import is_same_secret
-from ftis_node.node.http_api.local_api import LocalApi
-from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
+from ftis_node.node.http_api.routes import LocalApi, MonitoringApi, serve_observed
 from ftis_node.node.loop_wiring import Wiring
 from ftis_node.node.peers.manager import PeerManager
 from tests.node.http_api.requests import get, send

@@ -1,8 +1,9 @@
-"""The local HTTP port: `/status`, `/peers` and `/swarm`.
+"""The routes of a node's HTTP ports.
 
-`monitoring_api.py` adds metrics and health, and `exchange_api.py` two routes of an exchange node. The port listens on
-127.0.0.1, and answers only requests that name this machine as their host. Any user of this machine may read. Five
-routes change the node: `POST /peers/ban`, `/peers/unban`, `/peers/trust`, `/pause` and `/resume`.
+The local port has `/status`, `/peers`, `/swarm` and those for monitoring, and in an exchange node two more
+(`exchange_api.py`). It listens on 127.0.0.1, and answers only requests that name this machine as their host. Any user
+of this machine may read. Five routes change the node: `POST /peers/ban`, `/peers/unban`, `/peers/trust`, `/pause` and
+`/resume`.
 
     {"peer": "12D3Koo...", "for_s": 7200}  ->  200 {"peer_id": ..., "trust_level": ..., ...} | {"error": "one line"}
     {"for_s": 7200}  ->  200 {"reason": ..., "until": ..., "in_effect": ...} | {"error": "one line"}
@@ -10,6 +11,14 @@ routes change the node: `POST /peers/ban`, `/peers/unban`, `/peers/trust`, `/pau
 A web page that the operator visits can reach this port too. So each of these requests must carry the token of the home
 (0600, new at every start) in a custom header. A page cannot read the token, and the browser sends no custom header to a
 server that did not allow it.
+
+The routes for monitoring are `/metrics` for Prometheus, `/healthz` and `/readyz` for probes of a container or service.
+
+    /healthz  200, also while models load; 503 with a line for each problem that only a restart fixes
+    /readyz   200 once the role's workers and the network are up; 503 with the missing components
+
+If `observe.listen` is set, a second port for other machines serves only them. It opens before the models load, so that
+no probe restarts a node during a long load. Its `/metrics` requires a token (`http_port.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +27,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,8 +36,7 @@ from aiohttp import web
 
 from ftis_node.errors import UsageError
 from ftis_node.files import parse_json
-from ftis_node.node.http_api.http_port import open_port, own_names_only, token_for_changes, write_token
-from ftis_node.node.http_api.monitoring_api import MonitoringApi, add_probes
+from ftis_node.node.http_api.http_port import bearers_only, open_port, own_names_only, token_for_changes, write_token
 from ftis_node.node.loops.pause import ACTIONS as PAUSE_ACTIONS
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.loops.status import StatusLoop
@@ -36,14 +44,72 @@ from ftis_node.node.pausing import length_of
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.swarm.peer_rows import find_peer
+from ftis_node.telemetry.metrics import CONTENT_TYPE, render_metrics
+from ftis_node.telemetry.status import Status
+from ftis_node.telemetry.status_at_rest import at_rest
 from ftis_node.telemetry.terminal_text import one_line
 
 HOST = "127.0.0.1"
 MAX_REQUEST_BYTES = 4096
 BODY_S = 10.0
+STARTING = at_rest(Status(), "starting")
 ACTIONS = ("ban", "unban", "trust")
 MAX_BAN_S = 10 * 365 * 86400.0
 Change: TypeAlias = "Callable[[dict[str, Any]], dict[str, Any]]"
+
+
+@dataclass(slots=True)
+class MonitoringApi:
+    """Handlers for monitoring. `status` is None until the components run. `refused` counts requests by reason."""
+
+    status: StatusLoop | None = None
+    refused: Counter[str] = field(default_factory=Counter)
+
+    def newest(self) -> Status:
+        return self.status.latest if self.status else STARTING
+
+    async def show_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=render_metrics(self.newest()), headers={"Content-Type": CONTENT_TYPE})
+
+    async def show_health(self, request: web.Request) -> web.Response:
+        problems = self.status.problems if self.status else []
+        return _answer("\n".join(problems), well="ok" if self.status else "starting")
+
+    async def show_readiness(self, request: web.Request) -> web.Response:
+        if self.status is None:
+            return _answer("the models are loading, or the network is starting", well="")
+        return _answer("\n".join(self.status.problems) or self.status.latest.health.waits_for, well="ready")
+
+
+def add_probes(app: web.Application, observed: MonitoringApi) -> None:
+    app.router.add_get("/metrics", observed.show_metrics)
+    app.router.add_get("/healthz", observed.show_health)
+    app.router.add_get("/readyz", observed.show_readiness)
+
+
+@asynccontextmanager
+async def serve_observed(
+    observed: MonitoringApi, address: tuple[str, int] | None, *, token: str | None
+) -> AsyncIterator[int | None]:
+    """Serve the three routes at host and port while the block runs, and yield the port. Without `address` yield None.
+
+    `/metrics` requires `token`. If it is None, the port answers only requests that name this machine as their host.
+
+    Raise UsageError if the address cannot be opened.
+    """
+    if address is None:
+        yield None
+        return
+    checked = own_names_only if token is None else bearers_only(token)
+    app = web.Application(middlewares=[checked], client_max_size=MAX_REQUEST_BYTES)
+    add_probes(app, observed)
+    name, remedy = "observe.listen {}:{}".format(*address), "choose another address in node.toml"
+    async with open_port(app, *address, name=name, remedy=remedy, refused=observed.refused) as port:
+        yield port
+
+
+def _answer(trouble: str, *, well: str) -> web.Response:
+    return web.Response(text=f"{trouble or well}\n", status=503 if trouble else 200)
 
 
 @dataclass(eq=False, repr=False)
