@@ -29,12 +29,13 @@ ALIVE = b"WATCHDOG=1"
 STDERR = 2  # `sys.stderr` may be an object without a file descriptor
 
 
-def service_manager(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the socket of systemd if it started this process and expects notifications; else None."""
+def service_manager(environment: Mapping[str, str] = os.environ) -> tuple[str, float] | None:
+    """Return the socket of systemd and the seconds between notifications; None if it expects none of this process."""
     address, limit_us = environment.get("NOTIFY_SOCKET", ""), environment.get("WATCHDOG_USEC", "")
     if not address or not limit_us.isdecimal() or environment.get("WATCHDOG_PID") not in (None, str(os.getpid())):
         return None
-    return f"\0{address[1:]}" if address.startswith("@") else address  # a path, or an abstract name
+    socket_name = f"\0{address[1:]}" if address.startswith("@") else address  # an abstract name, or a path
+    return socket_name, int(limit_us) / 1e6 / 4
 
 
 class Watchdog:
@@ -44,14 +45,16 @@ class Watchdog:
     while the node runs. Before that, imports of large libraries block the loop, and no event is written.
     """
 
-    def __init__(self, *, warn_s: float = 10.0, blocked_s: float = 600.0, manager: str | None = None) -> None:
-        """`manager` is the socket of systemd, None without one."""
+    def __init__(
+        self, *, warn_s: float = 10.0, blocked_s: float = 600.0, manager: tuple[str, float] | None = None
+    ) -> None:
+        """`manager` is the result of `service_manager`."""
         self.lag_s = deque[float](maxlen=round(LAG_WINDOW_S / BEAT_S))  # delays of the beats of the last minute
         self.events: EventLog | None = None
         self.has_fault = False
         self._warn_s, self._blocked_s = warn_s, blocked_s
         self._manager = manager
-        self._num_beats = 0
+        self._num_beats, self._notifies_at = 0, 0.0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -88,10 +91,12 @@ class Watchdog:
         if late_s >= self._warn_s and self.events is not None:
             log.warning("the event loop was blocked, or this process stopped, for %.0f s", late_s)
             self._write("loop_blocked", for_s=round(late_s, 1))
-        if self._manager is not None:
+        if self._manager is not None and now >= self._notifies_at:
+            address, every_s = self._manager
+            self._notifies_at = now + every_s
             with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
                 line.setblocking(False)  # if systemd is busy, drop this notification: the next one follows soon
-                line.sendto(ALIVE, self._manager)
+                line.sendto(ALIVE, address)
 
     def _write(self, event: str, **fields: str | float) -> None:
         if self.events is not None:
