@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftis_node.records.group import Group
-from ftis_node.swarm.delivery import IdsByPeer
+from ftis_node.swarm.lru import IdsByPeer
 from ftis_node.swarm.similarity import SeenCompletion, first_copied, new_nats, seen_completions, similar
 
 MIN_LONG_TOKENS = 32  # of a completion that is compared: shorter ones may be equal by chance

@@ -5,7 +5,7 @@ from collections import Counter
 
 from ftis_node.gossip.types import GossipLimits
 from ftis_node.node.loops.confirmations import MAX_IDS
-from ftis_node.swarm.delivery import IdsByPeer
+from ftis_node.swarm.lru import IdsByPeer
 
 
 def test_a_full_set_first_drops_ids_of_the_peer_with_most():

@@ -22,9 +22,8 @@ from ftis_node.gossip import GossipMessage as Message
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.records.envelope import Announcement, open_announcement
 from ftis_node.records.parsing import SCHEMA
-from ftis_node.swarm.delivery import MAX_TO_CONFIRM, IdsByPeer
 from ftis_node.swarm.demand import eligible_members, is_assigned
-from ftis_node.swarm.lru import LruDict
+from ftis_node.swarm.lru import IdsByPeer, LruDict
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pull_queue import PullItem, PullQueue
 from ftis_node.swarm.rate_limits import GROUPS_PER_MINUTE, minute_buckets
@@ -33,6 +32,7 @@ from ftis_node.validation.rules import MAX_CLOCK_SKEW_S
 
 MAX_SENDERS = 4096  # senders with a tracker; beyond that, drop the least recently used
 MAX_REFUSED = 4096
+MAX_TO_CONFIRM = 1 << 14  # groups of peers to confirm to them
 MAX_TAKEN = 16_384  # announcements; 4 MiB
 
 

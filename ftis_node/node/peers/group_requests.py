@@ -22,9 +22,9 @@ from ftis_node.records.envelope import Announcement, open_envelope, seal_group
 from ftis_node.records.group import reencode_as_text
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
 from ftis_node.replay.reader import HeldGroup, ReplayReader
-from ftis_node.swarm.delivery import MAX_SENT_GROUPS, IdsByPeer
-from ftis_node.swarm.lru import LruBytes
+from ftis_node.swarm.lru import IdsByPeer, LruBytes
 
+MAX_SENT_GROUPS = 1 << 14  # envelopes sent to a peer completely
 MAX_TEXT_BYTES = 32 << 20  # own groups as text, in memory
 
 

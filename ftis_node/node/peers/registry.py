@@ -21,8 +21,7 @@ from ftis_node.learner.senders import SenderStats, add_up
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.parsing import SCHEMA
 from ftis_node.records.peer_messages import Receipt, Releases
-from ftis_node.swarm.delivery import MAX_UNVERIFIED, IdsByPeer
-from ftis_node.swarm.lru import LruDict
+from ftis_node.swarm.lru import IdsByPeer, LruDict
 from ftis_node.telemetry.terminal_text import clipped, printable
 
 MAX_PEERS = 4096
@@ -30,6 +29,7 @@ MAX_KEPT_RECEIPTS = 256  # of one peer
 RECENT_STEPS = 20  # number of steps with groups of a peer over which `training` averages
 MAX_CONFIRMED = 1 << 16
 MAX_PENDING = 1024
+MAX_UNVERIFIED = 256  # claims of peers to hold a group: all peers see the id in its announcement
 MAX_PAIRS = 1 << 14  # peers and groups; a group that is announced again is confirmed again, soon after
 REANNOUNCE_S = 10.0  # a group without a confirmation is announced again after this time
 NAME_WIDTH, ID_TAIL = 24, 8  # characters
