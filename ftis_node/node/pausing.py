@@ -70,7 +70,8 @@ def length_of(arguments: Mapping[str, Any], *, most_s: float) -> float | None:
     if length_s is None:
         return None
     if isinstance(length_s, bool) or not isinstance(length_s, int | float) or not 0 < length_s <= most_s:
-        raise UsageError(f"the length for_s is more than 0 and at most {most_s:.0f} s, not {length_s!r:.40}")
+        most = f"{most_s:.0f} ({most_s / 86400:.0f} d)"
+        raise UsageError(f"--for (for_s) is a number of seconds above 0, at most {most}, not {length_s!r:.40}")
     return float(length_s)
 
 

@@ -230,7 +230,7 @@ async def test_a_command_on_a_full_disk_is_done_and_the_log_says_what_it_lacks(d
 @pytest.mark.parametrize("length_s", [0, -1, 1e12, True, "2h"])
 async def test_a_length_that_is_none_changes_nothing(day, length_s):
     day.start()
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=r"--for .*\(366 d\)"):
         day.loop.change("pause", {"for_s": length_s})
     assert not day.home.pause.exists()
 
