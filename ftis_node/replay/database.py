@@ -129,14 +129,14 @@ def check_schema(path: Path) -> None:
     open_reader(path).close()
 
 
-def check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise DamagedError for an impossible schema number, ConfigError for that of another version of ftis-node."""
+def check_version(connection: sqlite3.Connection, path: Path, *, reads: int = SCHEMA_VERSION) -> None:
+    """Raise DamagedError for an impossible schema number, ConfigError for another than `reads`. A new file has 0."""
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if not 0 <= version <= MAX_VERSION:
         raise DamagedError(f"{path} is damaged (schema {version}): the next start of the node replaces it")
-    if version not in (0, SCHEMA_VERSION):
+    if version not in (0, reads):
         raise ConfigError(
-            f"{path} was written by another version of ftis-node (schema {version}, this one reads {SCHEMA_VERSION}): "
+            f"{path} was written by another version of ftis-node (schema {version}, this one reads {reads}): "
             "use that version, or give another --home"
         )
 

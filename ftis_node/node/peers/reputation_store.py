@@ -18,11 +18,12 @@ from pathlib import Path
 import msgspec
 
 from ftis_node.files import check_database, is_disk_full
-from ftis_node.replay.database import SCHEMA_VERSION, check_version, closed_on_error, transaction
+from ftis_node.replay.database import check_version, closed_on_error, transaction
 from ftis_node.replay.integrity import BUSY_TIMEOUT_S, is_busy
 from ftis_node.swarm.receipts import MAX_SENDERS, ReceiptBook, Signer, Used
 from ftis_node.swarm.reputation import PeerReputation, Reputation, ReputationTable
 
+SCHEMA_VERSION = 1
 SAVE_BUSY_TIMEOUT_MS = 200  # short, since the event loop waits; the next save follows soon
 JOURNAL_PAGES = 64  # of 4 KiB: few rows change per commit, and SQLite's default of 1000 pages is larger than the file
 SCHEMA = """
@@ -67,7 +68,7 @@ class ReputationStore:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute(f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}")
-            check_version(self._db, path)
+            check_version(self._db, path, reads=SCHEMA_VERSION)
             self._db.executescript(MAKE)
         self._db.execute(f"PRAGMA busy_timeout = {SAVE_BUSY_TIMEOUT_MS}")
 

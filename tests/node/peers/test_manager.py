@@ -15,10 +15,9 @@ import pytest
 from ftis_node.config.limits import AccessSection
 from ftis_node.errors import ConfigError
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.node.peers.reputation_store import SCHEMA, ReputationStore
+from ftis_node.node.peers.reputation_store import SCHEMA, SCHEMA_VERSION, ReputationStore
 from ftis_node.records.group import SamplingSettings
 from ftis_node.records.identity import Identity
-from ftis_node.replay.database import SCHEMA_VERSION
 from ftis_node.swarm import rate_limits
 from ftis_node.swarm.reputation import Behaviour, ReputationTable
 from ftis_node.telemetry.events import EventLog, read_events
@@ -248,7 +247,10 @@ def test_a_row_with_a_damaged_text_is_loaded(path):
     assert bob.reputation.trusted and not bob.reasons
 
 
-def test_another_schema_is_refused(path):
+def test_another_schema_is_refused_but_not_that_of_the_buffer(path, monkeypatch):
+    with monkeypatch.context() as later:
+        later.setattr("ftis_node.replay.database.SCHEMA_VERSION", SCHEMA_VERSION + 1)
+        assert loaded(path).record_of("ann").reputation.num_bans == 2
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     with pytest.raises(ConfigError, match=f"schema {SCHEMA_VERSION + 1}"):
