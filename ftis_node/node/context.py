@@ -143,6 +143,8 @@ class EvaluationHistory:
 
 @dataclass(slots=True)
 class FailureStreak:
+    """Failures in a row of one kind of work."""
+
     num_failing: int = NUM_FAILING
     num_in_row: int = 0
     has_succeeded: bool = False  # since the start of the node

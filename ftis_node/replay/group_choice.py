@@ -1,8 +1,10 @@
-"""The rules that choose a step's groups among the READY ones, and those to evict. Pure functions without a database.
+"""The choice of a step's groups among the READY ones, the eviction of foreign ones, and the age limits of groups.
 
-A plug-in's rule may use the parts of these rules:
+Pure functions without a database. A plug-in's rule may use the parts of these rules:
 
     rule(candidates, own, foreign, step) -> the groups of the step, at most `own` and `foreign` of each
+
+`candidates` are `Candidate`s; all that the rule does not return stay READY.
 """
 
 from __future__ import annotations

@@ -69,6 +69,7 @@ class AwaitedSenders:
         self._are_slow = False  # the senders of the last answer
 
     def arrived(self, sender: str, *, now: float) -> None:
+        """Note a usable group of a sender."""
         record = self._record_of(sender)
         if record.last_at is None:
             record.first_at = now

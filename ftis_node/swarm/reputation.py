@@ -151,6 +151,7 @@ class Reputation:
         return replace(self.unbanned(now=now) if trusted else self, trusted=trusted)
 
     def _after_forgiving(self, now: float) -> Reputation:
+        """Return the record with one past ban fewer for each day without a ban."""
         days = int(max(0.0, now - self.banned_until) // FORGIVE_BAN_S) if self.num_bans else 0
         return replace(
             self, num_bans=max(0, self.num_bans - days), banned_until=self.banned_until + days * FORGIVE_BAN_S

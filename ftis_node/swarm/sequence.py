@@ -70,6 +70,7 @@ class SequenceTracker:
             self._gaps = [part for gap in self._gaps for part in _without(gap, number)]
 
     def note_tail(self, last_number: int) -> None:
+        """Add the last number in the sender's directory record."""
         if last_number > self.highest:
             self._add_missing(last_number)
             self.highest = last_number

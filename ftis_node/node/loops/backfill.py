@@ -139,6 +139,7 @@ class BackfillLoop(NodePart):
                 tasks.create_task(filling, name=f"backfill-gaps-{sender[-6:]}")
 
     def _holder_of(self, sender: str, gap: SequenceGap, members: Sequence[str]) -> str | None:
+        """Return the sender first if it is a member; after a try without result, any member."""
         able = [peer for peer in members if self._may_ask(peer)]  # without those in a pause after a failure
         if sender in able and not gap.tries:
             return sender

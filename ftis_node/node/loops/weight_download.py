@@ -87,6 +87,7 @@ class VersionStore:
         self._offers[folder] = offer
 
     def offer(self, version: int) -> WeightsOffer:
+        """Return the last stored offer of this version."""
         return next(offer for offer in reversed(self._offers.values()) if offer.version == version)
 
     def for_engine(self, offer: WeightsOffer) -> tuple[PublishedWeights, WeightProof]:

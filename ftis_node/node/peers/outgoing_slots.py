@@ -98,6 +98,7 @@ class QuerySlots:
         return peer_id in self._slots
 
     def pace_of(self, peer_id: str) -> Pace:
+        """Return the peer's pace at its last query."""
         return self._paces.get(peer_id, Pace.UNKNOWN)
 
     def take(self, peer_id: str) -> bool:

@@ -253,6 +253,7 @@ def num_versions(settings: NodeSettings, transfer: Transfer = "file") -> int:
 
 
 def version_bytes(settings: NodeSettings, source: ModelSource) -> int:
+    """Return the size of the weights in one weight sync, in bytes."""
     if serves_adapters(settings):
         num_values = read_shape(source).adapter_parameters(settings.lora_adapter.rank)
     else:

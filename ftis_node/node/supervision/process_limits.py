@@ -30,6 +30,7 @@ class OpenFiles(NamedTuple):
 
     @property
     def reachable(self) -> int:
+        """Return the soft limit that a node sets."""
         return max(self.soft, min(self.hard, MANY_OPEN_FILES))
 
 

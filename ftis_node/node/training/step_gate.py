@@ -149,6 +149,7 @@ class ForeignShortfall:
     _plenty: int = 0  # surplus of earlier steps that has not reduced `extra` yet
 
     def shares(self, own: int, foreign: int) -> tuple[int, int]:
+        """Return I and J for the next step."""
         extra = min(self.extra, foreign)
         return own + extra, foreign - extra
 

@@ -1,4 +1,4 @@
-"""The groups of a step: taken from the buffer, in the learner's form; credits and charges to their senders after it."""
+"""The groups of a step: taken from the buffer, weighted, in the learner's form; then credits and charges to senders."""
 
 from __future__ import annotations
 
