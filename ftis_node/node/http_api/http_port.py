@@ -155,11 +155,11 @@ def bearers_only(token: str) -> Middleware:
 
 
 def token_for_changes(token: str) -> Middleware:
-    """Return a middleware that refuses a POST request without the token of the home."""
+    """Return a middleware that refuses all but GET and HEAD requests without the token of the home."""
 
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method != "POST" or is_same_secret(request.headers.get(TOKEN_HEADER, ""), token):
+        if request.method in ("GET", "HEAD") or is_same_secret(request.headers.get(TOKEN_HEADER, ""), token):
             return await handler(request)
         line = f"this request needs the header {TOKEN_HEADER} with the token in the node's home"
         return web.json_response({"error": line, "reason": "token"}, status=403)
