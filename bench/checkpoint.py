@@ -21,7 +21,7 @@ import torch
 
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
-from ftis_node.learner.checkpoint import saving
+from ftis_node.learner.checkpoint import checkpoint_manager
 from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import LearnerBoot
 from learner_sides.batch import even_groups, with_flat_logprobs
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _train(model: Path, home: Path, every_steps: int | None, steps: int, threads: int) -> dict[str, float]:
-    saving.SHARE = 1.0  # no pause between two checkpoints
+    checkpoint_manager.SHARE = 1.0  # no pause between two checkpoints
     learner = Learner(
         LearnerBoot(
             model=str(model),

@@ -5,8 +5,9 @@ execute their part of each command (`take_part`, `ranks.py`).
 
 Steps are numbered and each is done once: a repeated request for the newest one returns the stored report. Weights are
 published before the checkpoint is written, so that the generator loads them during the write. Not every step has a
-checkpoint (`saving.py`). After a crash, training resumes from the newest checkpoint. The next process repeats the later
-steps from the same groups and publishes their versions again. Groups that a lost version sampled stay valid.
+checkpoint (`checkpoint_manager.py`). After a crash, training resumes from the newest checkpoint. The next process
+repeats the later steps from the same groups and publishes their versions again. Groups that a lost version sampled stay
+valid.
 """
 
 from __future__ import annotations

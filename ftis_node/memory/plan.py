@@ -25,8 +25,7 @@ from typing import Literal, TypeAlias
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.learner.messages import HEAD_CHUNK_TOKENS
-from ftis_node.memory.generator import GeneratorMemory, generator_memory
-from ftis_node.memory.host import host_memory
+from ftis_node.memory.generator import GeneratorMemory, generator_memory, host_memory
 from ftis_node.memory.learner_memory import (
     GPU_HEAD_CHUNK_TOKENS,
     HOST_PROCESS_BYTES,

@@ -56,7 +56,7 @@ from ftis_node.tasks.base import Task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.nvml import EnergyMeter
 from ftis_node.telemetry.tracking import Tracking
-from ftis_node.workers.worker_client import WorkerClient
+from ftis_node.workers.supervisor import WorkerClient
 
 
 @dataclass(frozen=True, slots=True)

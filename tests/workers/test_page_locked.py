@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ftis_node.workers import host_copies, tensor_file
+from ftis_node.workers import tensor_file
 from ftis_node.workers.tensor_file import LockedFiles, read_tensors, write_tensors
 from ftis_node.workers.weight_store import WeightStore
 from tests.published import published_tensors
@@ -159,9 +159,9 @@ def late_copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = F
 def test_a_file_of_late_copies_equals_the_tensors(tmp_path, monkeypatch, on_gpu):
     tensors = {f"t{number}": torch.randn(number, 3) for number in (40, 1, 90, 7, 0, 300)}
     places = {each.data_ptr() for number, each in enumerate(tensors.values()) if on_gpu == "all" or number % 2}
-    monkeypatch.setattr(host_copies, "BUFFER_BYTES", 500)
-    monkeypatch.setattr(host_copies, "is_on_gpu", lambda tensor: tensor.data_ptr() in places)
-    monkeypatch.setattr(host_copies, "page_locked", lambda size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(tensor_file, "BUFFER_BYTES", 500)
+    monkeypatch.setattr(tensor_file, "is_on_gpu", lambda tensor: tensor.data_ptr() in places)
+    monkeypatch.setattr(tensor_file, "page_locked", lambda size: torch.empty(size, dtype=torch.uint8))
     monkeypatch.setattr(torch.cuda, "Event", LateEvent)
     monkeypatch.setattr(torch.Tensor, "copy_", late_copy)
     write_tensors(tmp_path / "t", tensors)
@@ -178,5 +178,5 @@ def test_memory_that_cannot_be_locked_is_used_unlocked(monkeypatch, caplog):
         return empty(size, dtype=dtype)
 
     monkeypatch.setattr(torch, "empty", refusing)
-    assert len(host_copies.page_locked(8)) == 8
+    assert len(tensor_file.page_locked(8)) == 8
     assert "the system locks no 0 MB of memory: CUDA error: out of memory" in caplog.text

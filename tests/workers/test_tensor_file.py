@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftis_node.errors import ModelError
-from ftis_node.workers.checksummed_buffer import BLOCK_BYTES, ChecksummedBuffer
+from ftis_node.learner.checkpoint.publication import BLOCK_BYTES, ChecksummedBuffer
 from ftis_node.workers.tensor_file import DTYPES, checksum, checksums_of, read_tensors, write_tensors
 from ftis_node.workers.weight_store import file_checksums, find_difference
 

@@ -23,6 +23,7 @@ STATE_FILE = "state.json"
 WEIGHTS_FILE = "weights.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 FORMAT = 1
+MAX_UNSAVED_STEPS = 100  # even if writes are slow: the buffer keeps the groups of unsaved steps
 
 
 def checksum_of(path: Path) -> str:

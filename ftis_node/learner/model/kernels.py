@@ -32,10 +32,16 @@ from ftis_node.learner.batch import MicroBatch, batch_of
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model import attention, varlen
 from ftis_node.learner.model.activations import decoder_layers
-from ftis_node.learner.model.kept_choices import choices_path, keep_choice, kept_choice
 from ftis_node.learner.model.logprobs import decode
 from ftis_node.learner.model.policy import Policy
-from ftis_node.learner.model.policy_loading import difference_from, probe_group, probe_values
+from ftis_node.learner.model.policy_loading import (
+    choices_path,
+    difference_from,
+    keep_choice,
+    kept_choices,
+    probe_group,
+    probe_values,
+)
 from ftis_node.learner.step.oom_retry import one_out_of_memory_error
 
 log = logging.getLogger(__name__)
@@ -83,7 +89,7 @@ def choose_kernels(policy: Policy, boot: LearnerBoot) -> Policy:
     is_set = boot.settings.kernels == "compile"
     if not is_set and policy.causal_lm.device.type == "cpu":
         return policy
-    kept = "compile" if is_set else kept_choice(boot, _case(policy, boot))
+    kept = "compile" if is_set else kept_choices(boot).get(_case(policy, boot))
     reason = "as set" if is_set else f"as measured: {choices_path(boot)}"
     if kept not in ("plain", "compile"):
         if not _is_faster(policy, boot):

@@ -12,13 +12,17 @@ part of one loss.
 The KL term needs the frozen starting model. Under a LoRA adapter it is the same weights with the adapter off, or with
 its first weights if training began with an adapter. In full training it is a copy in the compute dtype from the model's
 folder, never from a checkpoint.
+
+The home keeps what the learner's first start measured, its kernels and its layout, so that later starts do not measure
+again. A choice belongs to a case: a text that names all that it depends on.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -34,7 +38,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ftis_node.config.manifest import SamplingSection
-from ftis_node.errors import first_line
+from ftis_node.errors import FileError, first_line
+from ftis_node.files import read_object, replace_file
 from ftis_node.learner.batch import MicroBatch, batch_of
 from ftis_node.learner.distributed.ranks import ALONE, RankGroup, Ranks
 from ftis_node.learner.distributed.sharded_tensors import copy_from_rank_0, gradient_of
@@ -42,7 +47,6 @@ from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.activations import decoder_layers
-from ftis_node.learner.model.kept_choices import keep_choice, kept_choice
 from ftis_node.learner.model.lora import first_adapter
 from ftis_node.learner.model.policy import Policy, build_policy, check_logits, find_source, load_unchecked, own_tensors
 from ftis_node.learner.step.train_step import Forward
@@ -54,6 +58,7 @@ from ftis_node.workers.weight_store import probe_token_ids
 log = logging.getLogger(__name__)
 
 MAX_PROBE_TOKENS = 1000
+CHOICES_FILE = "learner-choices.json"
 PACKED = "packed rows"
 # Root mean square of differences between two layouts, in nats, and relative for gradients. In bfloat16 a trainer
 # differs from itself at another chunk size by 0.055 (standard deviation) and by up to 0.656 among 3,916 tokens
@@ -62,6 +67,27 @@ PACKED_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 WINDOWS = ("sliding_window", "attention_chunk_size")  # as transformers' configurations and layers name them
 PROBE_WINDOW = 16  # tokens; most of the probe's texts are longer
 LARGEST = 6  # largest single difference, in multiples of the tolerance: 1.5 nats in bfloat16
+
+
+def choices_path(boot: LearnerBoot) -> Path:
+    return Path(boot.checkpoints_dir).parent / CHOICES_FILE
+
+
+def kept_choices(boot: LearnerBoot) -> Mapping[str, Any]:
+    """Return the choices that earlier starts kept, by case."""
+    try:
+        return read_object(choices_path(boot))
+    except (OSError, FileError):  # missing, or damaged: it is measured again
+        return {}
+
+
+def keep_choice(boot: LearnerBoot, case: str, chosen: str) -> None:
+    """Keep a choice. A home that cannot be written gives a warning, and the next start measures again."""
+    try:
+        data = json.dumps({**kept_choices(boot), case: chosen}, indent=1).encode()
+        replace_file(choices_path(boot), data, mode=0o600)
+    except OSError as error:
+        log.warning("what the learner measured is not kept: %s", error)
 
 
 def load_reference(policy: Policy, boot: LearnerBoot, ranks: Ranks = ALONE) -> Forward:
@@ -102,7 +128,7 @@ def load_policy(boot: LearnerBoot, ranks: Ranks = ALONE) -> Policy:
     with ranks.agreed():
         check_logits(policy)
     case = _layout_case(policy, boot)
-    if spread is None and kept_choice(boot, case) == PACKED:
+    if spread is None and kept_choices(boot).get(case) == PACKED:
         _use_packed_attention(policy)
         return replace(policy, packs=True)
     policy = choose_layout(policy, boot.sampling, ranks=ranks, open_again=spread)

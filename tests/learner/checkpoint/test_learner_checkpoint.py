@@ -19,8 +19,8 @@ from ftis_node.learner.checkpoint.checkpoint import (
     state_of,
     write_checkpoint,
 )
-from ftis_node.learner.checkpoint.checkpoint_files import write_checksums
-from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS, SHARE, CheckpointSaver
+from ftis_node.learner.checkpoint.checkpoint_files import MAX_UNSAVED_STEPS, write_checksums
+from ftis_node.learner.checkpoint.checkpoint_manager import SHARE, CheckpointSaver
 from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.learner import Learner
 from ftis_node.learner.model.policy_loading import load_policy

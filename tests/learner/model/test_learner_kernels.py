@@ -16,9 +16,8 @@ from learner_rig import make_boot, random_groups
 from ftis_node.errors import ConfigError
 from ftis_node.learner.learner import Learner
 from ftis_node.learner.model import kernels
-from ftis_node.learner.model.kept_choices import kept_choice
 from ftis_node.learner.model.kernels import KernelMeasurement, choose_kernels, measure
-from ftis_node.learner.model.policy_loading import load_policy
+from ftis_node.learner.model.policy_loading import kept_choices, load_policy
 
 
 @pytest.mark.timeout(300)
@@ -115,7 +114,7 @@ def test_on_a_gpu_the_faster_correct_kernels_are_used_and_measured_once(
     assert choose_kernels(policy, boot).kernels == chosen
     assert line in caplog.text
     if "skipped" in line:
-        assert kept_choice(boot, kernels._case(policy, boot)) is None
+        assert kept_choices(boot).get(kernels._case(policy, boot)) is None
         return
     assert choose_kernels(policy, boot).kernels == chosen
     with pytest.raises(StopIteration):  # another case is measured

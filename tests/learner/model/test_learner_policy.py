@@ -17,11 +17,10 @@ from ftis_node.learner.model import attention, policy_loading
 from ftis_node.learner.model import policy as policies
 from ftis_node.learner.model.activations import recompute_activations, replace_gated_blocks
 from ftis_node.learner.model.attention import ATTENTION
-from ftis_node.learner.model.kept_choices import choices_path
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.model.lora import lora_layers
 from ftis_node.learner.model.policy import check_logits
-from ftis_node.learner.model.policy_loading import difference_from, load_policy
+from ftis_node.learner.model.policy_loading import choices_path, difference_from, load_policy
 
 
 def randomized_adapter(policy):
