@@ -101,15 +101,9 @@ class TrainBatch:
         """Return the completions `rows` `[K]` alone. Senders and the counts of groups stay those of the whole batch."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         chosen: dict[str, Any] = {name: value[rows] for name, value in values.items() if isinstance(value, Tensor)}
-        numbers = rows.tolist()
-        return replace(
-            self,
-            prompts=tuple(self.prompts[number] for number in numbers),
-            completions=tuple(self.completions[number] for number in numbers),
-            texts=tuple(self.texts[number] for number in numbers),
-            sampled_at=tuple(self.sampled_at[number] for number in numbers),
-            **chosen,
-        )
+        arrays = ("prompts", "completions", "texts", "sampled_at")
+        chosen |= {name: tuple(values[name][number] for number in rows.tolist()) for name in arrays}
+        return replace(self, **chosen)
 
     def sampled_by(self, version: int) -> Tensor:
         """Return `[N, T]` bool: tokens that `version` of this node's weights sampled, here or on a trusted peer."""

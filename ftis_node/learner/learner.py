@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -48,14 +49,7 @@ from ftis_node.learner.step.objective import Objective
 from ftis_node.learner.step.oom_retry import OomRetry
 from ftis_node.learner.step.optimizer import check_optimizer_states, make_masters, make_optimizer
 from ftis_node.learner.step.train_step import Forward, Passes, StepOutcome, take_step
-from ftis_node.learner.train_report import (
-    CheckGroup,
-    Mismatch,
-    groups_of_start,
-    is_drift_due,
-    measure_mismatch,
-    report_of,
-)
+from ftis_node.learner.train_report import Mismatch, groups_of_start, is_drift_due, measure_mismatch, report_of
 from ftis_node.workers.shared_tensors import grow_segments
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
@@ -110,7 +104,8 @@ class Learner:
         self.checkpoints = CheckpointManager(
             boot, owner_of(self.policy, boot), self._masters, self._optimizer, ranks=ranks, on_event=on_event
         )
-        self._check_group = CheckGroup()
+        self._check_groups: deque[TrainGroup] = deque(maxlen=1)  # the newest that waits
+        self._checked: tuple[int, Mismatch | None] = -1, None  # the last measurement, with its version
         self.checkpoints.resume()
         self._progress = self.checkpoints.progress
         if ranks.rank == 0:  # the other ranks now wait for its commands
@@ -200,8 +195,12 @@ class Learner:
         return self._publication.write(self._progress.policy_version, refused=refused)
 
     def offer_check(self, group: TrainGroup) -> None:
-        """Queue `group` for the mismatch measurement by the next `check` or the step in progress. Thread-safe."""
-        self._check_group.offer(group)
+        """Queue `group`, in place of one that waits, for the next `check` or the step in progress. Thread-safe.
+
+        Raises as `unpack_train_group`.
+        """
+        unpack_train_group(group)  # here, because an error in `_check` would end the step
+        self._check_groups.append(group)
 
     def check(self, *, between: StepCallback = lambda: None) -> None:
         """Measure the queued group under the present weights, for the next report, unless other weights sampled it."""
@@ -237,7 +236,7 @@ class Learner:
         if outcome.ran_out:  # in a later update
             self._oom_retry.note_out_of_memory(step=step, whole=whole, longest=longest)
         version = self._progress.policy_version
-        checked = self._check_group.found(version=version)
+        checked = self._checked[1] if self._checked[0] == version else None
         report = report_of(outcome, batch, self._objective, step=step, version_before=version, checked=checked)
         if version == 0 and self._start is None:
             self._progress.start_groups = self._progress.start_groups or groups_of_start(groups)
@@ -292,12 +291,17 @@ class Learner:
         self._check(between)
 
     def _check(self, between: StepCallback) -> None:
-        group = self._check_group.take(version=self._progress.policy_version)  # None on all other ranks
-        message = self._ranks.broadcast(b"" if group is None else msgspec.msgpack.encode(group))
+        """Measure the check group, unless other weights sampled a part of it. Rank 0 alone has one."""
+        version = self._progress.policy_version
+        taken = [self._check_groups.pop()] if self._check_groups else []
+        is_present = bool(taken) and bool(make_batch(taken).sampled_by(version).any())
+        message = self._ranks.broadcast(msgspec.msgpack.encode(taken[0]) if is_present else b"")
         if not message:
             return
         batch = make_batch([msgspec.msgpack.decode(message, type=TrainGroup)])
-        self._check_group.note(batch, self._logprobs(batch, between), version=self._progress.policy_version)
+        tokens = batch.sampled_by(version)
+        logprobs = self._logprobs(batch, between)
+        self._checked = version, measure_mismatch(logprobs[tokens], batch.behaviour_logprobs[tokens])
 
     def _compare(self, groups: Sequence[TrainGroup], between: StepCallback) -> Mismatch | None:
         """Return how the log-probs in these groups differ from those of the policy."""

@@ -16,7 +16,6 @@ run with `optimizer.kl_coef` has KL(policy || start) over the whole batch instea
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -24,11 +23,12 @@ from typing import Any
 
 import msgspec
 import torch
+from msgspec import json
 from torch import Tensor
 
 from ftis_node.algorithms.importance_weights import TOKEN_LOG_RATIO_LIMIT
-from ftis_node.learner.batch import TrainBatch, make_batch
-from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
+from ftis_node.learner.batch import TrainBatch
+from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.messages import StepReport, TrainGroup
 from ftis_node.learner.senders import SenderStats, largest_senders
 from ftis_node.learner.step.objective import Objective
@@ -63,46 +63,11 @@ def measure_mismatch(learner_logprobs: Tensor, engine_logprobs: Tensor) -> Misma
     )
 
 
-class CheckGroup:
-    """A queue of at most one group, the newest, and the last measurement with its version."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[TrainGroup] = deque(maxlen=1)
-        self._version: int | None = None
-        self._found: Mismatch | None = None
-
-    def offer(self, group: TrainGroup) -> None:
-        """Queue `group`, in place of one that waits. Safe from any thread. Raises as `unpack_train_group`."""
-        unpack_train_group(group)  # here, because an error in `take` would end the step
-        self._waiting.append(group)
-
-    def take(self, *, version: int) -> TrainGroup | None:
-        """Remove and return the queued group, None unless `version`, the learner's present one, sampled all of it."""
-        try:
-            group = self._waiting.pop()
-        except IndexError:
-            return None
-        return group if make_batch([group]).sampled_by(version).any() else None
-
-    def note(self, batch: TrainBatch, learner_logprobs: Tensor, *, version: int) -> None:
-        """Measure the taken group: `batch` holds it alone, and `learner_logprobs` `[N, T]` are under `version`."""
-        tokens = batch.sampled_by(version)
-        self._found = measure_mismatch(learner_logprobs[tokens], batch.behaviour_logprobs[tokens])
-        self._version = version
-
-    def found(self, *, version: int) -> Mismatch | None:
-        """Return the measurement under `version`; None without one."""
-        return self._found if self._version == version else None
-
-
 def groups_of_start(groups: Sequence[UnpackedGroup]) -> tuple[TrainGroup, ...]:
     """Return the groups to keep of a step whose policy is the starting model: each small enough for checkpoints."""
     sampled_here = (group.sent for group in groups if group.sent.own or group.sent.of_own_weights)
-    return tuple(islice(filter(_is_small, sampled_here), NUM_DRIFT_GROUPS))
-
-
-def _is_small(group: TrainGroup) -> bool:
-    return len(msgspec.json.format(msgspec.json.encode(group))) <= MAX_DRIFT_GROUP_BYTES
+    small = (each for each in sampled_here if len(json.format(json.encode(each))) <= MAX_DRIFT_GROUP_BYTES)
+    return tuple(islice(small, NUM_DRIFT_GROUPS))
 
 
 def is_drift_due(step: int) -> bool:

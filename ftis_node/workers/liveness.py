@@ -106,18 +106,10 @@ class ActivityCounter:
         self._num_in_flight = 0
         self._progress = 0
 
-    def begin(self) -> None:
+    def progress(self, change: int = 0) -> None:
+        """Count progress. `change` is 1 at the beginning of a request, -1 at its end."""
         with self._lock:
-            self._num_in_flight += 1
-            self._progress += 1
-
-    def end(self) -> None:
-        with self._lock:
-            self._num_in_flight -= 1
-            self._progress += 1
-
-    def progress(self) -> None:
-        with self._lock:
+            self._num_in_flight += change
             self._progress += 1
 
     def read(self) -> Heartbeat:
@@ -206,10 +198,11 @@ class Timing:
     terminate_grace_s: float = 1.0
 
     def liveness(self) -> Liveness:
-        stall_ticks = (
-            None if self.stall_timeout_s is None else max(1, round(self.stall_timeout_s / self.heartbeat_every_s))
-        )
-        return Liveness(max(1, round(self.heartbeat_timeout_s / self.heartbeat_every_s)), stall_ticks)
+        def ticks(timeout_s: float) -> int:
+            return max(1, round(timeout_s / self.heartbeat_every_s))
+
+        stalled = None if self.stall_timeout_s is None else ticks(self.stall_timeout_s)
+        return Liveness(ticks(self.heartbeat_timeout_s), stalled)
 
 
 def describe_exit(return_code: int) -> str:

@@ -151,10 +151,7 @@ _control_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Con
 
 
 def pack(control: Control, body: msgspec.Struct | None = None) -> list[bytes]:
-    frames = [_encoder.encode(control)]
-    if body is not None:
-        frames.append(_encoder.encode(body))
-    return frames
+    return [_encoder.encode(each) for each in (control, body) if each is not None]
 
 
 def unpack(frames: Sequence[bytes]) -> tuple[Control, bytes]:

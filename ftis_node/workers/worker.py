@@ -131,18 +131,15 @@ class Server:
                 case wire.Call(call_id=call_id):
                     task = tasks.create_task(self._answer(call_id, body), name=f"call-{call_id}")
                     self._calls[call_id] = task
-                    task.add_done_callback(partial(self._forget, call_id))
+                    task.add_done_callback(partial(self._calls.pop, call_id))
                 case wire.Cancel(call_id=call_id) if call_id in self._calls:
                     self._calls[call_id].cancel()
                 case wire.Stop():
                     return
 
-    def _forget(self, call_id: int, _: asyncio.Task[None]) -> None:
-        del self._calls[call_id]
-
     async def _answer(self, call_id: int, body: bytes) -> None:
         emit = Emitter(self._channel, self._activity, call_id)
-        self._activity.begin()
+        self._activity.progress(1)
         try:
             request: wire.Message = wire.unpack_body(body, self._request_types)
             reply = await self._handlers[type(request)](request, emit)
@@ -155,7 +152,7 @@ class Server:
             logger.exception("call %d failed", call_id)
             self._channel.post(wire.failure_of(error, call_id=call_id))
         finally:
-            self._activity.end()
+            self._activity.progress(-1)
 
 
 async def _wait_for_stop(channel: Channel) -> None:

@@ -30,7 +30,7 @@ def train(learner, first, last):
     learner.offer_check(group)
     learner.check()
     return {
-        "checked": learner._check_group.found(version=version).kl,
+        "checked": learner._checked[1].kl,
         "audited": learner.audit(group).kl,
         "loss": [reply.report.loss for reply in replies],
         "grad_norm": [reply.report.grad_norm for reply in replies],
