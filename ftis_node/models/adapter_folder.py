@@ -13,8 +13,7 @@ from typing import Any, TypeGuard
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import UntrainableModelError
-from ftis_node.models.json_file import read_json
-from ftis_node.models.safetensors_file import check_tensors, read_header
+from ftis_node.models.model_files import check_tensors, read_header, read_json
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"  # this and the next are peft's names
 ADAPTER_FILE = "adapter_model.safetensors"

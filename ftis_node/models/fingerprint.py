@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.models.adapter_folder import ADAPTER_FILE, read_adapter
-from ftis_node.models.json_file import CONFIG_FILE, read_json
-from ftis_node.models.safetensors_file import read_header
+from ftis_node.models.model_files import CONFIG_FILE, read_header, read_json
 from ftis_node.models.source import ModelSource
 
 FINGERPRINT_BYTES = 16

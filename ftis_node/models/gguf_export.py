@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from ftis_node.errors import ModelError
-from ftis_node.models.json_file import CONFIG_FILE, read_json
+from ftis_node.models.model_files import CONFIG_FILE, read_json
 from ftis_node.models.source import ModelSource
 from ftis_node.models.tokenizer import PromptTokenizer
 

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ftis_node.errors import ModelError
-from ftis_node.models.json_file import CONFIG_FILE, read_json
+from ftis_node.models.model_files import CONFIG_FILE, read_json
 from ftis_node.models.source import ModelSource
 
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")

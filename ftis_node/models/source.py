@@ -20,8 +20,7 @@ from ftis_node.files import check_regular
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, check_fits, read_adapter
 from ftis_node.models.gguf import SUFFIX, gguf_folder, is_gguf
 from ftis_node.models.hub import cached_snapshot, fetch_snapshot
-from ftis_node.models.json_file import CONFIG_FILE, read_json
-from ftis_node.models.safetensors_file import read_header
+from ftis_node.models.model_files import CONFIG_FILE, read_header, read_json
 from ftis_node.telemetry.log import OnProgress, unwatched
 
 logger = logging.getLogger(__name__)

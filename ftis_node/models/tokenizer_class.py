@@ -11,7 +11,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from ftis_node.models.json_file import CONFIG_FILE, read_json
+from ftis_node.models.model_files import CONFIG_FILE, read_json
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 KNOWN_RELEASE = "5.19."

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ftis_node.errors import ModelError, first_line
-from ftis_node.models.safetensors_file import read_header
+from ftis_node.models.model_files import LENGTH_BYTES, read_header
 
 DTYPES = {
     "F64": torch.float64,
@@ -50,7 +50,6 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-LENGTH_BYTES = 8
 WORD_BYTES = 8  # of a checksum
 ALIGNMENT = 64  # of the first tensor
 logger = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.config.home import Home
 from ftis_node.errors import ModelError
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
-from ftis_node.models.safetensors_file import read_header
+from ftis_node.models.model_files import read_header
 from ftis_node.workers.durable import complete_folder, keep_newest, remove_leftovers, take_oldest
 from ftis_node.workers.shared_weights import TRANSFERS, SharedWeights, Transfer
 from ftis_node.workers.wire import Message

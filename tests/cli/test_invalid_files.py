@@ -17,7 +17,7 @@ from ftis_node.files import check_database, open_to_write, parse_toml, read_file
 from ftis_node.learner.checkpoint.checkpoint import read_checkpoint
 from ftis_node.learner.checkpoint.checkpoint_files import STATE_FILE
 from ftis_node.models import resolve_model
-from ftis_node.models.safetensors_file import read_header
+from ftis_node.models.model_files import read_header
 from ftis_node.replay.database import open_writer
 from ftis_node.report.facts import EventTotals
 from ftis_node.telemetry.history import HistoryReader

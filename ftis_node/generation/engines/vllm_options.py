@@ -13,7 +13,7 @@ from ftis_node.config.no_network_env import NO_TELEMETRY
 from ftis_node.errors import ConfigError
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
 from ftis_node.models import ModelSource
-from ftis_node.models.safetensors_file import read_header
+from ftis_node.models.model_files import read_header
 
 WORKER_EXTENSION = "ftis_node.generation.engines.vllm_worker.WorkerExtension"
 CPU_BLOCK_TOKENS = 32  # the smallest block of vLLM's CPU attention; prompts are shared by whole blocks only

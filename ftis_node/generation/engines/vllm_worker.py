@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from ftis_node.errors import SharingError
-from ftis_node.models.safetensors_file import read_header
+from ftis_node.models.model_files import read_header
 from ftis_node.workers.shared_tensors import Exporter, OpenedWeights
 from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.tensor_file import NAMES, LockedFiles, checksums_of, read_tensors

@@ -23,7 +23,7 @@ from ftis_node.errors import MachineError, ModelError, SharingError, WorkerTaskE
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import ModelSource, load_causal_lm, pick_device
 from ftis_node.models.loading import check_finite, empty_causal_lm, tied_names
-from ftis_node.models.safetensors_file import check_tensors
+from ftis_node.models.model_files import check_tensors
 from ftis_node.workers.shared_tensors import OpenedWeights
 from ftis_node.workers.tensor_file import read_tensors
 

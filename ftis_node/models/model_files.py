@@ -1,7 +1,8 @@
-"""The header of a safetensors file: the cheapest proof that a weight file is whole.
+"""Files of a model's folder: its small JSON files, and the headers of its weights.
 
-A file is eight bytes of header length (little-endian), a JSON header and the tensors' bytes (safetensors README,
-section "Format"). So an incomplete file is found without torch and without reading gigabytes.
+The header of a safetensors file is the cheapest proof that a weight file is whole. A file is eight bytes of header
+length (little-endian), a JSON header and the tensors' bytes (safetensors README, section "Format"). So an incomplete
+file is found without torch and without reading gigabytes.
 """
 
 from __future__ import annotations
@@ -13,11 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.errors import FileError, ModelError
-from ftis_node.files import check_regular
+from ftis_node.files import check_regular, read_object
 
+CONFIG_FILE = "config.json"
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the reference implementation's own limit
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E5M2", "F8_E4M3")  # the format's names
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Return the JSON object in `path`. Raises ModelError if it is missing or no object."""
+    try:
+        return read_object(path)
+    except FileNotFoundError:
+        raise ModelError(f"folder {path.parent} has no {path.name}: it is not a transformers model") from None
+    except (OSError, FileError) as error:
+        raise ModelError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
