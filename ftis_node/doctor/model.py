@@ -45,7 +45,6 @@ from ftis_node.models.adapter_folder import continued
 from ftis_node.models.chat_template import EXAMPLES
 from ftis_node.models.gguf import gguf_config, gguf_here, is_gguf
 from ftis_node.models.hub import HubModel, ask_about, cached_snapshot
-from ftis_node.models.prompt_settings import prompts_of
 from ftis_node.models.quantized import missing_package
 from ftis_node.models.source import check_name
 from ftis_node.telemetry.host_memory import free_host_bytes
@@ -183,7 +182,7 @@ def check_model(question: MemoryQuestion) -> Iterator[CheckResult]:
         return
     if source is not None:
         question = replace(question, settings=continued(question.settings, source.adapter))
-        yield from _files(source, prompts_of(question.settings))
+        yield from _files(source, PromptSettings(question.settings.prompts.template_arguments))
         yield from _planned(question, partial(read_shape, source))
         return
     if is_gguf(model):

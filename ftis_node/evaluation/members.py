@@ -14,8 +14,9 @@ from itertools import chain, count
 from pathlib import Path
 
 from ftis_node.config.home import Home
-from ftis_node.config.home_files import check_schema, last_settings, remembered_paths
+from ftis_node.config.home_files import check_schema, last_settings, remembered_paths, remembered_settings
 from ftis_node.config.manifest import load_manifest
+from ftis_node.config.node import load_node_settings
 from ftis_node.errors import ConfigError, DamagedError, FileError
 from ftis_node.export.model_export import export_model_of
 from ftis_node.files import read_object
@@ -156,3 +157,14 @@ def limits_of_run(home: Home) -> dict[str, int]:
 def _short_name(model: str) -> str:
     path = Path(model).expanduser()
     return path.resolve().name if path.is_dir() else model
+
+
+def prompts_for_command(home: Home) -> PromptSettings:
+    """Return how a command without a node renders prompts: by the environment, `node.toml` and last start of `home`.
+
+    The home need not exist. Raises ConfigError for a file that cannot be read.
+    """
+    remembered = remembered_settings(home)  # roles.follow may be there, and role in node.toml
+    remembered |= {name: value for name, value in last_settings(home).items() if name == "prompts"}
+    settings = load_node_settings(home.node_toml, remembered=remembered, model="any")
+    return PromptSettings(settings.prompts.template_arguments)

@@ -26,7 +26,6 @@ from ftis_node.models import PromptSettings, load_tokenizer, resolve_model
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, read_adapter_config
 from ftis_node.models.gguf import SUFFIX
 from ftis_node.models.gguf_export import GgufKind, architecture_of, modelfile, write_gguf
-from ftis_node.models.prompt_settings import prompts_of
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.tasks.registry import system_message
 from ftis_node.telemetry.log import OnProgress, unwatched
@@ -82,7 +81,7 @@ def export_model_of(
     source, nothing_planned = resolve_model(settings.model, on_progress=on_progress), WorkerPlacement()
     settings = settings.model_copy(update={"quantize": "none"})  # an adapter is merged into the base as it is published
     boot = learner_boot(settings, manifest, source, home, nothing_planned, weights=home.weights)
-    tokenizer = load_tokenizer(source, prompts=prompts_of(settings))
+    tokenizer = load_tokenizer(source, prompts=PromptSettings(settings.prompts.template_arguments))
     step = export_newest(boot, out, merge=merge, tokenizer=tokenizer, on_progress=on_progress)
     folder = out.expanduser()
     adapter = read_adapter_config(folder)

@@ -11,11 +11,10 @@ from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.evaluation import model_answers
-from ftis_node.evaluation.members import swarm_members
+from ftis_node.evaluation.members import prompts_for_command, swarm_members
 from ftis_node.evaluation.model_answers import Asking, Expert, Study
 from ftis_node.generation.evaluate import answer_problems
 from ftis_node.models import PromptSettings, PromptTokenizer
-from ftis_node.models.prompt_settings import prompts_for_command
 from ftis_node.tasks import load_task
 from tests.cli.test_export import RUN, trained_home
 from tests.models.tiny_models import save_tiny

@@ -97,7 +97,7 @@ def ask_once(
 
 def _opened(home: Path | None, **options: Any) -> list[ChatModel]:
     from ftis_node.evaluation.chat import open_models
-    from ftis_node.models.prompt_settings import prompts_for_command
+    from ftis_node.evaluation.members import prompts_for_command
 
     where = home_at(home)
     with show_fraction("chat") as progress:

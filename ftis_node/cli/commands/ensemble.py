@@ -57,7 +57,7 @@ def ensemble(
     domain}]}.
     """
     from ftis_node.evaluation.ensemble import MODES, run_ensemble
-    from ftis_node.models.prompt_settings import prompts_for_command
+    from ftis_node.evaluation.members import prompts_for_command
 
     prompts = prompts_for_command(home_at(home))
     with show_fraction("ensemble") as progress:

@@ -62,10 +62,9 @@ def evaluate(
     gained, lost}, where gained counts problems that only the model itself solves; with --show also problems:
     [{problem, right_answer, after: {text, is_right}, before: the same of the compared model}].
     """
-    from ftis_node.evaluation.members import Member, before_and_after, held_out_task, limits_of_run
+    from ftis_node.evaluation.members import Member, before_and_after, held_out_task, limits_of_run, prompts_for_command
     from ftis_node.evaluation.model_answers import answers_of, difference, shown_problems
     from ftis_node.generation.evaluate import summarize
-    from ftis_node.models.prompt_settings import prompts_for_command
 
     if task is None and model:
         raise UsageError("eval --model needs problems: add --task SPEC, such as --task gsm8k")

@@ -21,13 +21,13 @@ from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.files import free_bytes, replace_file
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.memory.choice import checkpoint_owner, choose_training
-from ftis_node.models import ModelSource, PromptTokenizer, load_tokenizer, model_fingerprint, resolve_model
+from ftis_node.models import PromptSettings, PromptTokenizer, load_tokenizer, model_fingerprint, resolve_model
 from ftis_node.models.accelerators import unusable_system
 from ftis_node.models.adapter_folder import continued
 from ftis_node.models.fingerprint import other_model
-from ftis_node.models.prompt_settings import prompts_of
 from ftis_node.models.quantized import check_dense
 from ftis_node.models.quantized import check_installed as check_bitsandbytes
+from ftis_node.models.source import ModelSource
 from ftis_node.node.loops.pause import first_decision
 from ftis_node.node.startup.factories import NodeFactory, NodeInputs
 from ftis_node.node.startup.run_plan import RunPlan, from_anywhere
@@ -82,7 +82,7 @@ async def prepare(
     limit = await in_background(limit_of, settings, source)
     arrangement = await factory.arrange(settings, plan.manifest, source, others_count=not starts_paused)
     on_progress(None, "loading the tokenizer")
-    prompts = prompts_of(settings)
+    prompts = PromptSettings(settings.prompts.template_arguments)
     tokenizer = await in_background(partial(load_tokenizer, source, prompts=prompts))
     on_progress(None, "loading the task's problems")
     task, domain, eval_tasks = await in_background(load_tasks, plan)
