@@ -154,13 +154,15 @@ def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
     stop = FinishReason.STOP
     reasons = [one for group in groups for one in group.finish_reasons or (stop,) * len(group.tokens)]
     logprobs = [values for group in groups for values in group.tokens.logprobs_of_each()]
+    lengths = torch.tensor(list(map(len, completions)), dtype=torch.int64)
+    num_columns = max(map(len, completions), default=0)
     return TrainBatch(
         prompts=tuple(group.prompt_ids for _, group in rows),
         completions=tuple(completions),
         texts=tuple(ids for ids, _ in texts),
         sampled_at=tuple(places for _, places in texts),
-        behaviour_logprobs=_padded(logprobs, num_columns=max(map(len, completions), default=0)),
-        mask=_mask([len(ids) for ids in completions]),
+        behaviour_logprobs=_padded(logprobs, num_columns=num_columns),
+        mask=torch.arange(num_columns) < lengths[:, None],
         rewards=torch.tensor([reward for group in groups for reward in group.sent.rewards], dtype=torch.float64),
         group_ids=torch.tensor([number for number, _ in rows], dtype=torch.int64),
         advantage_ids=torch.tensor([keys[group.sent.advantage_key] for _, group in rows], dtype=torch.int64),
@@ -213,10 +215,6 @@ def _lay_out(batch: TrainBatch, rows: Sequence[int], *, num_columns: int) -> Mic
         target_ids=torch.from_numpy(np.concatenate(targets)),
         cell_index=torch.from_numpy(np.concatenate(cells)),
     )
-
-
-def _mask(lengths: Sequence[int]) -> Tensor:
-    return torch.arange(max(lengths, default=0))[None, :] < torch.tensor(lengths, dtype=torch.int64)[:, None]
 
 
 def _padded(rows: Sequence[NDArray[np.float32]], *, num_columns: int) -> Tensor:

@@ -51,22 +51,17 @@ class SenderStats(msgspec.Struct, frozen=True):
         """Return the share of trained completions times their ESS."""
         return self.trained * (self.ess or 0.0) / self.completions if self.completions else None
 
-    @property
-    def weight_variance(self) -> float | None:
-        if not self.trained:
-            return None
-        return max(0.0, self.weight_square_sum / self.trained - (self.weight_sum / self.trained) ** 2)
-
     def shares(self) -> dict[str, float | None]:
         """Return all shares and means by name, each None without values."""
+        mean, mean_square = _share(self.weight_sum, self.trained), _share(self.weight_square_sum, self.trained)
         return {
             "kept": _share(self.kept, self.completions),
             "kept_negatives": _share(self.kept_negatives, self.negatives),
             "signal": _share(self.groups_with_signal, self.groups),
             "ess": self.ess,
             "effective": self.ess_share,
-            "weight_mean": _share(self.weight_sum, self.trained),
-            "weight_variance": self.weight_variance,
+            "weight_mean": mean,
+            "weight_variance": None if mean is None or mean_square is None else max(0.0, mean_square - mean**2),
             "clipped": _share(self.clipped, self.trained),
             "truncated": _share(self.truncated_tokens, self.measured_tokens),
             "mean_log_ratio": _share(self.log_ratio_sum, self.measured_tokens),

@@ -11,8 +11,8 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftis_node.errors import MachineError, OutOfMemoryError, WorkerTaskError, first_line
@@ -35,31 +35,22 @@ IDLE_POLL_INTERVAL_S = 1.0
 RETRY_S = 60.0  # after a disk refused a checkpoint
 
 
-class ModelThread:
-    """The thread in which the learner works, one task at a time."""
+async def work(thread: Executor, piece: Callable[[StepCallback], Result], emit: Emitter) -> Result:
+    """Run `piece(between)` in the model's thread. If canceled, make `between` raise, and wait until `piece` ends."""
+    stop = threading.Event()
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
+    def between() -> None:
+        emit.progress()
+        if stop.is_set():
+            raise WorkerTaskError("the learner has to stop")
 
-    async def work(self, piece: Callable[[StepCallback], Result], emit: Emitter) -> Result:
-        """Run `piece(between)` in the thread. If canceled, make `between` raise, and wait until `piece` ends."""
-        stop = threading.Event()
-
-        def between() -> None:
-            emit.progress()
-            if stop.is_set():
-                raise WorkerTaskError("the learner has to stop")
-
-        running = asyncio.get_running_loop().run_in_executor(self._thread, piece, between)
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            stop.set()
-            await asyncio.gather(running, return_exceptions=True)
-            raise
-
-    def close(self) -> None:
-        self._thread.shutdown()
+    running = asyncio.get_running_loop().run_in_executor(thread, piece, between)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.gather(running, return_exceptions=True)
+        raise
 
 
 @asynccontextmanager
@@ -67,8 +58,8 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
     """Build a learner from `boot`, with its handlers. On exit, save its newest step if it is not on disk."""
     async with AsyncExitStack() as stack:
         address = stack.enter_context(start_ranks(boot))
-        thread = stack.enter_context(closing(ModelThread()))
-        learner = await thread.work(lambda between: _open(boot, address, emit), emit)
+        thread = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner"))
+        learner = await work(thread, lambda between: _open(boot, address, emit), emit)
         saving = asyncio.create_task(_save_while_idle(boot, thread, learner, emit))
         try:
             yield _handlers(boot, thread, learner)
@@ -76,18 +67,18 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
             saving.cancel()
             await asyncio.wait([saving])
         try:
-            await thread.work(lambda between: learner.save(), emit)
+            await work(thread, lambda between: learner.save(), emit)
         except MachineError as error:  # no caller is left: the daemon reads the state from the disk
             logger.error("%s", error)
-        await thread.work(lambda between: learner.close(), emit)
+        await work(thread, lambda between: learner.close(), emit)
 
 
-async def _save_while_idle(boot: LearnerBoot, thread: ModelThread, learner: Learner, emit: Emitter) -> None:
+async def _save_while_idle(boot: LearnerBoot, thread: Executor, learner: Learner, emit: Emitter) -> None:
     """Begin the checkpoint of the newest step when it is due, even without a next step."""
     while boot.settings.checkpoint_every_steps is None:
         await asyncio.sleep(IDLE_POLL_INTERVAL_S)
         try:
-            await thread.work(lambda between: learner.checkpoints.save_if_due(), emit)
+            await work(thread, lambda between: learner.checkpoints.save_if_due(), emit)
         except MachineError as error:  # the next step reports it to the daemon if it still fails
             logger.error("%s", error)
             await asyncio.sleep(RETRY_S)
@@ -113,12 +104,12 @@ def _open(boot: LearnerBoot, address: RankAddress | None, emit: Emitter) -> Lear
     return learner
 
 
-def _handlers(boot: LearnerBoot, thread: ModelThread, learner: Learner) -> Handlers:
+def _handlers(boot: LearnerBoot, thread: Executor, learner: Learner) -> Handlers:
     """Return the handler of each request. All but one work in the model's thread, after a step in progress."""
 
     def in_thread(answer: Callable[[Any, StepCallback, Emitter], Message]) -> Handler:
         async def handle(request: Message, emit: Emitter) -> Message:
-            return await thread.work(lambda between: answer(request, between, emit), emit)
+            return await work(thread, lambda between: answer(request, between, emit), emit)
 
         return handle
 
@@ -136,7 +127,7 @@ def _handlers(boot: LearnerBoot, thread: ModelThread, learner: Learner) -> Handl
         # Offer first: a step in progress then measures it before its update, and the thread has nothing to do.
         learner.offer_check(request.group)
         if not boot.takes_turns:  # otherwise the next step measures it: between steps the generator has the memory
-            await thread.work(lambda between: learner.check(between=between), emit)
+            await work(thread, lambda between: learner.check(between=between), emit)
         return Done()
 
     return {

@@ -31,10 +31,7 @@ from ftis_node.files import read_file
 from ftis_node.learner.checkpoint.checkpoint_files import (
     CHECKPOINT_PREFIX,
     DAMAGED_PREFIX,
-    FORMAT,
-    OPTIMIZER_FILE,
     STATE_FILE,
-    WEIGHTS_FILE,
     check_file,
     read_checksums,
     write_checksums,
@@ -49,6 +46,9 @@ from ftis_node.models import model_fingerprint
 from ftis_node.models.fingerprint import other_model
 from ftis_node.workers.durable import complete_folder, is_complete, keep_newest, remove_leftovers
 from ftis_node.workers.tensor_file import read_tensors, write_tensors
+
+WEIGHTS_FILE, OPTIMIZER_FILE = "weights.safetensors", "optimizer.safetensors"
+FORMAT = 1
 
 
 class CheckpointOwner(msgspec.Struct, frozen=True):

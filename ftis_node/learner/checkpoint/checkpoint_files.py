@@ -20,9 +20,6 @@ CHECKSUMS_FILE = "checksums.json"
 CHUNK_BYTES = 16 << 20
 CHECKPOINT_PREFIX, DAMAGED_PREFIX = "step-", "damaged-"
 STATE_FILE = "state.json"
-WEIGHTS_FILE = "weights.safetensors"
-OPTIMIZER_FILE = "optimizer.safetensors"
-FORMAT = 1
 MAX_UNSAVED_STEPS = 100  # even if writes are slow: the buffer keeps the groups of unsaved steps
 
 

@@ -93,7 +93,8 @@ class WeightPublication:
         self._store = WeightStore(folder)
         self._exporter = Exporter()
         self._locked = None if transfer == "file" else LockedFiles()
-        self._is_shareable = _is_shareable(policy, transfer)
+        is_alone = policy.adapted is None and not any(map(is_sharded, policy.trainable().values()))
+        self._is_shareable = transfer == "ipc" and is_alone  # neither a merged adapter, nor on several GPUs
         self._buffer = _in_one_buffer(policy) if self._is_shareable else None
 
     def begin(self, version: int) -> None:
@@ -184,11 +185,6 @@ class WeightPublication:
         return PublishedWeights(
             version=version, path="", num_bytes=shared.num_bytes, checksums=checksums, transfer="ipc", shared=shared
         )
-
-
-def _is_shareable(policy: Policy, transfer: Transfer) -> bool:
-    """Return whether an engine may read the policy's own weights: neither a merged adapter, nor on several GPUs."""
-    return transfer == "ipc" and policy.adapted is None and not any(map(is_sharded, policy.trainable().values()))
 
 
 def _in_one_buffer(policy: Policy) -> ChecksummedBuffer | None:

@@ -5,7 +5,7 @@
     auto      on a GPU the faster of these, measured once; on a CPU plain, because compilation takes half a minute
 
 With attention by one kernel (`varlen.py`) a layer is one graph. Attention in buckets is excluded from compilation, and
-divides the layer. `auto` keeps its choice in the home, for each model shape, card and version of torch. A start that
+divides the layer. `auto` keeps its choice in the home, for each model, card and version of code and torch. A start that
 measures takes a minute more, and needs memory while the engine reserves its own.
 
 Compiled layers must give the log-probs and the gradient of plain ones, up to rounding (`policy_loading.py`). If they do
@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import transformers
 
 from ftis_node.errors import ConfigError, first_line
 from ftis_node.learner.batch import MicroBatch, batch_of
@@ -35,6 +34,7 @@ from ftis_node.learner.model.activations import decoder_layers
 from ftis_node.learner.model.logprobs import decode
 from ftis_node.learner.model.policy import Policy
 from ftis_node.learner.model.policy_loading import (
+    case_of,
     choices_path,
     difference_from,
     keep_choice,
@@ -46,15 +46,6 @@ from ftis_node.learner.step.oom_retry import one_out_of_memory_error
 
 log = logging.getLogger(__name__)
 
-SHAPE_KEYS = (
-    "model_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-)
 REPETITIONS = 5
 LIMIT_S = 10.0  # after this time no pass is repeated
 GAIN = 1.03  # minimum speed-up over plain: less is noise
@@ -110,14 +101,9 @@ def choose_kernels(policy: Policy, boot: LearnerBoot) -> Policy:
 
 
 def _case(policy: Policy, boot: LearnerBoot) -> str:
-    """Return a name of all that a layer's speed depends on: its shape, what is trained, the card and torch."""
-    config = policy.causal_lm.config.get_text_config(decoder=True)
-    shape = [f"{name} {getattr(config, name, None)}" for name in SHAPE_KEYS]
-    trains = "full" if boot.lora is None else f"LoRA {boot.lora.rank}"
-    how = f"{trains}, {boot.dtype}, {boot.micro_batch_tokens} tokens"
+    """Return a name of all that a layer's speed depends on: the case, the card and the size of a micro-batch."""
     card = torch.cuda.get_device_name(policy.causal_lm.device)
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return ", ".join([*shape, how, card, versions])
+    return f"kernels, {case_of(policy, boot)}, {card}, {boot.micro_batch_tokens} positions"
 
 
 def _is_faster(policy: Policy, boot: LearnerBoot) -> bool:

@@ -127,7 +127,7 @@ def load_policy(boot: LearnerBoot, ranks: Ranks = ALONE) -> Policy:
     policy = load_unchecked(boot) if spread is None else spread()
     with ranks.agreed():
         check_logits(policy)
-    case = _layout_case(policy, boot)
+    case = f"layout, {case_of(policy, boot)}"
     if spread is None and kept_choices(boot).get(case) == PACKED:
         _use_packed_attention(policy)
         return replace(policy, packs=True)
@@ -137,15 +137,13 @@ def load_policy(boot: LearnerBoot, ranks: Ranks = ALONE) -> Policy:
     return policy
 
 
-def _layout_case(policy: Policy, boot: LearnerBoot) -> str:
+def case_of(policy: Policy, boot: LearnerBoot) -> str:
     """Return a name of all that packed rows depend on: the model's configuration, what is trained, and the code."""
     code = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
     config = policy.causal_lm.config.to_json_string(use_diff=False).encode()
     digests = [hashlib.sha256(data).hexdigest()[:16] for data in (config, code, str(boot.lora).encode())]
     how = f"{boot.dtype}, {boot.quantize}, {boot.sampling.max_total_tokens} tokens, {policy.causal_lm.device.type}"
-    return ", ".join(
-        ["layout", *digests, how, f"torch {torch.__version__}", f"transformers {transformers.__version__}"]
-    )
+    return ", ".join([*digests, how, f"torch {torch.__version__}", f"transformers {transformers.__version__}"])
 
 
 def _use_packed_attention(policy: Policy) -> None:
