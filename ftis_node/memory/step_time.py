@@ -126,10 +126,8 @@ def generator_seconds(
     A card of several counts as one of their speed together.
     """
     speed = speed_of(card)
-    flops, bandwidth = (
-        card.number * PRODUCT_SHARE * speed.tflops * 1e12,
-        card.number * BANDWIDTH_SHARE * speed.gb_s * 1e9,
-    )
+    flops = card.number * PRODUCT_SHARE * speed.tflops * 1e12
+    bandwidth = card.number * BANDWIDTH_SHARE * speed.gb_s * 1e9
     completions, tokens = workload.own_groups * workload.group_size, _completion(workload)
     of_token = cache_bytes_per_token(shape, workload.dtype_bytes)
     held = of_token * (_prompt(workload) + tokens / 2)

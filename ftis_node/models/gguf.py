@@ -34,6 +34,8 @@ PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*(?:==[\w.]+)?")
 HUB_FILE = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/(?P<file>[\w.-]+\.gguf)")
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 QUANTIZATION = re.compile(r"[.-](?:I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
+# Of llama.cpp, those that are converted.
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "starcoder2", "stablelm", "gpt2")
 LEFT_AFTER_S: Final = 86_400  # no conversion takes a day
 DOWNLOAD_TIMEOUT_S: Final = 3600.0
 POLL_S: Final = 0.3
@@ -205,15 +207,10 @@ def check_trainable(path: Path) -> None:
         raise UntrainableModelError(f"{path.name} holds a {kind}, but must hold a whole language model")
     if not reader.tensors:
         raise UntrainableModelError(f"{path.name} has a vocabulary and no weights")
-    if architecture not in architectures():
+    if architecture not in ARCHITECTURES:
         raise UntrainableModelError(
-            f"{path.name} has the architecture {architecture!r}; GGUF files are read for {', '.join(architectures())}"
+            f"{path.name} has the architecture {architecture!r}; GGUF files are read for {', '.join(ARCHITECTURES)}"
         )
-
-
-def architectures() -> tuple[str, ...]:
-    """Return the architectures of llama.cpp that are converted."""
-    return ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "starcoder2", "stablelm", "gpt2")
 
 
 def _ready(cache: Path) -> Path | None:

@@ -20,8 +20,7 @@ from ftis_node.errors import (
     UnknownArchitectureError,
     WorkerTaskError,
 )
-from ftis_node.generation.engines.sleep_trial import try_sleep
-from ftis_node.generation.engines.vllm_core import VllmCore
+from ftis_node.generation.engines.vllm_core import VllmCore, try_sleep
 from ftis_node.generation.engines.vllm_engine import explained, with_known_options
 from ftis_node.generation.engines.vllm_log import LOST_CORE, WorkerLog
 from ftis_node.models import ModelSource

@@ -194,14 +194,13 @@ class TorchEngine:
         return bool(at_once or (self._waiting and not self.is_asleep))
 
     async def _fall_asleep(self) -> None:
-        error: Exception | None = None
         try:
             await self._compute(torch.cuda.empty_cache)  # no-op without a GPU
-        except Exception as caught:
-            error = caught
-        if error is None and not all(asleep.done() for asleep in self._sleepers):
-            self.is_asleep = True
-        self._end_sleepers(error)
+        except Exception as error:
+            self._end_sleepers(error)
+            return
+        self.is_asleep = self.is_asleep or not all(asleep.done() for asleep in self._sleepers)
+        self._end_sleepers(None)
 
     def _be_awake(self) -> None:
         self.is_asleep = False
@@ -234,14 +233,12 @@ class TorchEngine:
             too_long = longest * (len(newcomers) + 1) > self._settings.max_prefill_tokens
             if too_many and (newcomers or self._decoding) or too_long and newcomers:
                 break
-            newcomers.append(self._activate(self._waiting.popleft()))
+            job = self._waiting.popleft()
+            seed = self._seeds.getrandbits(SEED_BITS) if request.seed is None else request.seed
+            job.active = ActiveRequest(request, seed=seed, policy_version=self.policy_version)
+            self._decoding.append(job)
+            newcomers.append(job.active)
         return newcomers
-
-    def _activate(self, job: _Job) -> ActiveRequest:
-        seed = self._seeds.getrandbits(SEED_BITS) if job.request.seed is None else job.request.seed
-        job.active = ActiveRequest(job.request, seed=seed, policy_version=self.policy_version)
-        self._decoding.append(job)
-        return job.active
 
     async def _hop(self, newcomers: Sequence[ActiveRequest]) -> None:
         if newcomers or self._decoding:

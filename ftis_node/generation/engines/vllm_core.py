@@ -10,14 +10,20 @@ allocates the parameters again, uninitialized: nothing may be computed before ne
 
 Weights change only while generation is paused. The core stamps the version on a step's tokens at their output, not at
 their computation. So a step in progress would be stamped with a version that it did not use.
+
+Sleep mode uses the driver's virtual memory. With some new cards and drivers it loses data or ends the process. So the
+first start on a card tries it (`try_sleep`), and a node whose workers take turns fails there, not in the middle of a
+run. A file in vLLM's cache marks a card that passed.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,14 +31,23 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ftis_node.errors import FtisError, NonFiniteError, SharingError, WorkerTaskError
-from ftis_node.generation.engines.base import GenerateRequest, GenerationResult, settle
+from ftis_node.errors import (
+    EngineError,
+    FtisError,
+    NonFiniteError,
+    SharingError,
+    WorkerTaskError,
+    first_line,
+    says_out_of_memory,
+)
+from ftis_node.generation.engines.base import Engine, GenerateRequest, GenerationResult, settle
 from ftis_node.records.group import Completion, FinishReason
 from ftis_node.workers.shared_weights import SharedWeights
 
 FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # any other reason: aborted
 KEEP_LEVEL, DISCARD_LEVEL = 1, 2
 PAUSE_LEVEL = 0
+TOLERANCE_NATS = 0.01  # of a sleep; the same computation and weights: only another order of sums may differ
 WAKE_ORDER = ("weights", "kv_cache")
 FAILED = "failed in vLLM: "
 DISCARDED = "the engine has discarded its weights: it serves nothing before it is given others"
@@ -245,3 +260,49 @@ class VllmCore:
         if due := [tag for tag in tags if tag in self._unmapped]:
             self._unmapped = tuple(tag for tag in self._unmapped if tag not in due)
             self._client.wake_up(due)
+
+
+def card_marker() -> Path:
+    """Return the file that marks this card as tested, with these versions of vLLM and torch."""
+    import torch
+    import vllm
+    from vllm import envs
+    from vllm.platforms import current_platform
+
+    name = re.sub(r"\W+", "-", f"{current_platform.get_device_name()}-{vllm.__version__}-{torch.__version__}")
+    return Path(envs.VLLM_CACHE_ROOT) / "ftis-node" / f"slept-{name}"
+
+
+async def try_sleep(engine: Engine, token_ids: Sequence[int], marker: Path) -> None:
+    """Let the engine sleep and wake, and compare the log-probs of `token_ids`. Write the marker if they are equal.
+
+    Raises EngineError with the settings that need no sleep, and the engine's own error if memory was short.
+    """
+    expected = await engine.probe(token_ids)
+    try:
+        await engine.sleep()
+        await engine.wake()
+        got = await engine.probe(token_ids)
+    except Exception as error:  # a WorkerTaskError: the engine ended, and knows the cause
+        ended = isinstance(error, WorkerTaskError)
+        reason = await engine.wait_broken() if ended else first_line(error)
+        if says_out_of_memory(reason):
+            raise
+        raise _refused(reason) from error
+    difference = float(np.abs(np.subtract(got, expected)).max())
+    if not difference <= TOLERANCE_NATS:  # it may be NaN
+        raise _refused(f"log-probs differ by {difference:.3g} afterwards")
+    _mark(marker)
+
+
+def _mark(marker: Path) -> None:
+    with suppress(OSError):  # a read-only cache: the next start tries again
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+
+
+def _refused(reason: str) -> EngineError:
+    return EngineError(
+        f"generation cannot sleep while the learner works on this card ({reason}): "
+        'set memory.placement = "shared", or give a smaller model or a second GPU'
+    )

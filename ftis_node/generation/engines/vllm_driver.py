@@ -97,10 +97,6 @@ class VllmDriver:
         return bool(self._running or self._probes or self._sleepers or is_due)
 
     @property
-    def _jobs(self) -> set[VllmJob]:
-        return {partial.job for partial in (*self._running.values(), *self._paused)} | set(self._waiting)
-
-    @property
     def is_asleep(self) -> bool:
         return self._state.is_asleep
 
@@ -188,7 +184,8 @@ class VllmDriver:
         if self._is_closed:
             return
         self._is_closed = True
-        answers: list[Future[Any]] = [job.result for job in self._jobs]
+        begun = {partial.job for partial in (*self._running.values(), *self._paused)}
+        answers: list[Future[Any]] = [job.result for job in (*begun, *self._waiting)]
         answers += [answer for answer, _ in self._probes.values()] + self._sleepers
         for answer in answers:
             settle(answer, WorkerTaskError(ENDED))

@@ -34,8 +34,7 @@ from ftis_node.errors import (
 from ftis_node.generation.engines import USE_TORCH, core_process
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
 from ftis_node.generation.engines.published import check_adapter, check_published, check_shared, shapes_in
-from ftis_node.generation.engines.sleep_trial import card_marker, try_sleep
-from ftis_node.generation.engines.vllm_core import FAILED, VllmCore, VllmJob
+from ftis_node.generation.engines.vllm_core import FAILED, VllmCore, VllmJob, card_marker, try_sleep
 from ftis_node.generation.engines.vllm_log import LOST_CORE, MAX_REASON_LENGTH, WorkerLog
 from ftis_node.generation.engines.vllm_options import (
     CPU_BLOCK_TOKENS,
