@@ -29,7 +29,7 @@ from ftis_node.memory.choice import (
     smaller_model,
     training_label,
 )
-from ftis_node.memory.machine import Machine, cards_of
+from ftis_node.memory.machine import Card, Machine
 from ftis_node.memory.placement import inspect_machine
 from ftis_node.memory.plan import MemoryPlan, plan
 from ftis_node.models import (
@@ -107,7 +107,7 @@ def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[Chec
         if question.gpus_bytes is None:
             settings, machine = inspect_machine(settings)
         else:
-            machine = Machine(cards_of(*question.gpus_bytes), free_host_bytes())
+            machine = Machine(tuple(map(Card, question.gpus_bytes)), free_host_bytes())
         choice = choose(settings, manifest, shape, machine, question.begun)
         chosen = next((option for option in choice.options if option.settings is choice.settings), None)
         if chosen is None:

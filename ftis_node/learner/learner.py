@@ -49,7 +49,7 @@ from ftis_node.learner.step.objective import Objective
 from ftis_node.learner.step.oom_retry import OomRetry
 from ftis_node.learner.step.optimizer import check_optimizer_states, make_masters, make_optimizer
 from ftis_node.learner.step.train_step import Forward, Passes, StepOutcome, take_step
-from ftis_node.learner.train_report import Mismatch, groups_of_start, is_drift_due, measure_mismatch, report_of
+from ftis_node.learner.train_report import DRIFT_STEPS, Mismatch, groups_of_start, measure_mismatch, report_of
 from ftis_node.workers.shared_tensors import grow_segments
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
@@ -268,7 +268,7 @@ class Learner:
         for group in self._optimizer.param_groups:
             group["lr"] = self._boot.learning_rate_at(step)
         reference = None if self._start is None else self._logprobs(batch, between, self._start)  # for all updates
-        self._drift = self._measure_drift(between) if reference is None and is_drift_due(step) else None
+        self._drift = self._measure_drift(between) if reference is None and step in DRIFT_STEPS else None
         forward = self.policy.logprobs
         return take_step(
             self._passes(batch, between, self._agreement.watching(forward, batch) if self._agreement else forward),

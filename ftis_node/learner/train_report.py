@@ -37,7 +37,7 @@ from ftis_node.learner.step.train_step import Gradients, StepOutcome
 MAX_RATIO_ERROR = 0.01
 NUM_DRIFT_GROUPS = 2
 MAX_DRIFT_GROUP_BYTES = 4 << 20  # as JSON: all groups are in `state.json`, of which 16 MiB are read
-FIRST_DRIFT_STEP, DRIFT_PERIOD = 2, 5  # so that it takes at most a few percent of the time, also of small steps
+DRIFT_STEPS = range(2, 1 << 62, 5)  # so that it takes at most a few percent of the time, also of small steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,6 @@ def groups_of_start(groups: Sequence[UnpackedGroup]) -> tuple[TrainGroup, ...]:
     sampled_here = (group.sent for group in groups if group.sent.own or group.sent.of_own_weights)
     small = (each for each in sampled_here if len(json.format(json.encode(each))) <= MAX_DRIFT_GROUP_BYTES)
     return tuple(islice(small, NUM_DRIFT_GROUPS))
-
-
-def is_drift_due(step: int) -> bool:
-    return (step - FIRST_DRIFT_STEP) % DRIFT_PERIOD == 0
 
 
 def report_of(

@@ -122,11 +122,6 @@ class Machine:
         return replace(self, cards=tuple(replace(card, limit_bytes=int(gib * GIB)) for card in self.cards))
 
 
-def cards_of(*sizes_bytes: int) -> tuple[Card, ...]:
-    """Return cards of these sizes, whose memory is all free."""
-    return tuple(map(Card, sizes_bytes))
-
-
 def transfer_of(
     settings: NodeSettings, *, on_gpu: bool, shares_gpu: bool, serves_adapters: bool, kernel: Path = KERNEL
 ) -> Transfer:

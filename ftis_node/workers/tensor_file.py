@@ -61,7 +61,7 @@ class LockedFiles:
     """A cache of page-locked mappings of weight files in memory, by device and inode. Not thread-safe.
 
     The GPU copies to and from them directly, several times faster than from pageable memory. Locking takes longer than
-    the copy itself, so mappings stay locked as long as their file exists (`weight_store.WeightStore` keeps three). If
+    the copy itself, so mappings stay locked as long as their file exists (`publish_weights` keeps three). If
     CUDA cannot lock a mapping (no GPU, a limit, a file system that is not memory), nothing is locked from then on.
     `why_not` is the reason.
     """

@@ -150,43 +150,35 @@ class WeightProof(Message, frozen=True):
         return math.sqrt(sum(squares) / len(squares)) if all(map(math.isfinite, squares)) else math.inf
 
 
-class WeightStore:
-    """The published versions in one folder, of which the newest `keep` remain. It has one writer and any number of
-    readers.
+def publish_weights(
+    folder: Path,
+    version: int,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    adapter_config: Mapping[str, Any] | None = None,
+    **how: Any,
+) -> PublishedWeights:
+    """Write a version into `folder`, in which the newest `VERSIONS_KEPT` remain. Name tied weights once.
+
+    `how` and errors are as in `write_tensors`. With peft's `adapter_config` the tensors are an adapter's, and the files
+    have peft's names. A folder has one writer and any number of readers.
     """
+    from ftis_node.workers.tensor_file import write_tensors
 
-    def __init__(self, folder: Path, *, keep: int = VERSIONS_KEPT) -> None:
-        self._folder = Path(folder)
-        self._keep = keep
-
-    def publish(
-        self,
-        version: int,
-        tensors: Mapping[str, torch.Tensor],
-        *,
-        adapter_config: Mapping[str, Any] | None = None,
-        **how: Any,
-    ) -> PublishedWeights:
-        """Write a version and prune old ones; `how` and errors as in `write_tensors`. Name tied weights once.
-
-        With peft's `adapter_config` the tensors are an adapter's, and the files have peft's names.
-        """
-        from ftis_node.workers.tensor_file import write_tensors
-
-        target = self._folder / f"{PREFIX}{version:08d}"
-        file_name = WEIGHTS_FILE if adapter_config is None else ADAPTER_FILE
-        with complete_folder(target, sync=False) as temporary:
-            if adapter_config is not None:
-                (temporary / ADAPTER_CONFIG_FILE).write_text(json.dumps(adapter_config, indent=1, sort_keys=True))
-            elif self._keep > 1 and (spent := take_oldest(self._folder, PREFIX, beyond=self._keep - 1)) is not None:
-                old = spent / WEIGHTS_FILE
-                if old.exists() and old.stat().st_nlink == 1:  # it has no other hard link
-                    os.replace(old, temporary / WEIGHTS_FILE)
-                shutil.rmtree(spent)
-            checksums = write_tensors(temporary / file_name, tensors, **how)
-        keep_newest(self._folder, PREFIX, self._keep)
-        path = target / file_name
-        return PublishedWeights(version=version, path=str(path), num_bytes=path.stat().st_size, checksums=checksums)
+    target = folder / f"{PREFIX}{version:08d}"
+    file_name = WEIGHTS_FILE if adapter_config is None else ADAPTER_FILE
+    with complete_folder(target, sync=False) as temporary:
+        if adapter_config is not None:
+            (temporary / ADAPTER_CONFIG_FILE).write_text(json.dumps(adapter_config, indent=1, sort_keys=True))
+        elif (spent := take_oldest(folder, PREFIX, beyond=VERSIONS_KEPT - 1)) is not None:
+            old = spent / WEIGHTS_FILE
+            if old.exists() and old.stat().st_nlink == 1:  # it has no other hard link
+                os.replace(old, temporary / WEIGHTS_FILE)
+            shutil.rmtree(spent)
+        checksums = write_tensors(temporary / file_name, tensors, **how)
+    keep_newest(folder, PREFIX, VERSIONS_KEPT)
+    path = target / file_name
+    return PublishedWeights(version=version, path=str(path), num_bytes=path.stat().st_size, checksums=checksums)
 
 
 def probe_token_ids(vocab_size: int) -> tuple[int, ...]:

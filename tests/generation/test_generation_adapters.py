@@ -32,7 +32,7 @@ from ftis_node.models import resolve_model
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ftis_node.records.group import FinishReason
 from ftis_node.workers.durable import MARKER
-from ftis_node.workers.weight_store import PublishedWeights, WeightStore, find_difference
+from ftis_node.workers.weight_store import PublishedWeights, find_difference, publish_weights
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180)]
 
@@ -162,7 +162,7 @@ async def test_the_torch_engine_serves_each_adapter_as_the_learner_computes_it(v
 
         await engine.load_weights(other_adapter(tmp_path, rank=1), 10)  # of another learner: peft adds it again
         assert not np.allclose(await engine.probe(PROMPT), served, atol=1e-3)
-        whole = WeightStore(tmp_path / "whole").publish(11, load_file(versions.model / "model.safetensors"))
+        whole = publish_weights(tmp_path / "whole", 11, load_file(versions.model / "model.safetensors"))
         await engine.load_weights(Path(whole.path), 11)
         again = await engine.generate(request)
         assert np.array_equal(again.tokens.logprobs, starting.tokens.logprobs), "the base without an adapter"

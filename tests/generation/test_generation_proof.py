@@ -17,7 +17,7 @@ from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader
 from ftis_node.generation.worker import Service
 from ftis_node.workers.tensor_file import read_tensors
-from ftis_node.workers.weight_store import PublishedWeights, WeightProof, WeightStore, find_difference, prove
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof, find_difference, prove, publish_weights
 
 Tensors = dict[str, torch.Tensor]
 
@@ -69,10 +69,10 @@ async def test_faults_in_loading_are_found(tmp_path, monkeypatch, fault, dtype):
     """The torch engine loads the weights of a real optimizer step of 1e-6, correctly and with each fault."""
     kind = getattr(torch, dtype)
     engine = TorchEngine(tiny_model(tied=False).to(kind), SETTINGS)
-    learner, store = tiny_model(tied=False, seed=1), WeightStore(tmp_path)
-    before = read_tensors(Path(store.publish(1, file_tensors(learner), dtype=kind).path))
+    learner = tiny_model(tied=False, seed=1)
+    before = read_tensors(Path(publish_weights(tmp_path, 1, file_tensors(learner), dtype=kind).path))
     take_optimizer_step(learner)
-    weights = store.publish(2, file_tensors(learner), dtype=kind)
+    weights = publish_weights(tmp_path, 2, file_tensors(learner), dtype=kind)
     proof = prove(learner.to(kind), version=2, vocab_size=EMBEDDING_ROWS)
     if fault in FAULTS:
         monkeypatch.setattr(published_file, "read_tensors", lambda path, **_: FAULTS[fault](read_tensors(path), before))

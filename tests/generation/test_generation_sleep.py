@@ -22,7 +22,7 @@ from generation_support import (
 from ftis_node.errors import ModelError, WorkerTaskError
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.workers.supervisor import WorkerState
-from ftis_node.workers.weight_store import WeightStore
+from ftis_node.workers.weight_store import publish_weights
 from tests.waiting import eventually
 
 
@@ -54,7 +54,7 @@ async def begin_sleep(engine: TorchEngine) -> asyncio.Task[None]:
 
 def file_of(folder: Path, version: int, *, seed: int) -> Path:
     """Publish weights as the learner does: a tied tensor once."""
-    return Path(WeightStore(folder).publish(version, file_tensors(tiny_model(seed=seed))).path)
+    return Path(publish_weights(folder, version, file_tensors(tiny_model(seed=seed))).path)
 
 
 async def test_before_sleep_running_groups_finish_and_new_ones_wait(engine):

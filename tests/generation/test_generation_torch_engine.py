@@ -34,7 +34,7 @@ from ftis_node.errors import EngineError, ModelError, NonFiniteError, WorkerTask
 from ftis_node.generation.engines import kv_cache, torch_engine
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.records.group import FinishReason, SamplingSettings
-from ftis_node.workers.weight_store import WeightStore, probe_logprobs, probe_token_ids
+from ftis_node.workers.weight_store import probe_logprobs, probe_token_ids, publish_weights
 from tests.waiting import eventually
 
 GREEDY = SamplingSettings(temperature=0.0)
@@ -184,7 +184,7 @@ async def test_a_canceled_caller_frees_the_engine(open_tiny):
 
 async def test_nan_weights_raise_an_error_until_new_weights_come(open_tiny, tmp_path):
     model = tiny_model()
-    published = WeightStore(tmp_path).publish(1, file_tensors(tiny_model(seed=1)))
+    published = publish_weights(tmp_path, 1, file_tensors(tiny_model(seed=1)))
     with torch.no_grad():
         model.model.norm.weight.fill_(math.nan)
     engine = open_tiny(model)
@@ -197,13 +197,12 @@ async def test_nan_weights_raise_an_error_until_new_weights_come(open_tiny, tmp_
 @pytest.mark.parametrize(("tied", "with_head"), [(True, False), (True, True), (False, False)])
 async def test_new_weights_are_served(open_tiny, tmp_path, tied, with_head):
     """The log-probs prove the weights; the version alone does not."""
-    store = WeightStore(tmp_path)
     engine = open_tiny(tiny_model(tied=tied))
     probe_ids = probe_token_ids(VOCAB_SIZE)
     for version in (1, 2):
         learner = tiny_model(tied=tied, seed=version)
         before = await engine.probe(probe_ids)
-        published = store.publish(version, file_tensors(learner, with_head=with_head))
+        published = publish_weights(tmp_path, version, file_tensors(learner, with_head=with_head))
         await engine.load_weights(Path(published.path), version)
         assert engine.policy_version == version
         after = await engine.probe(probe_ids)
@@ -220,7 +219,7 @@ async def test_invalid_weights_change_nothing(open_tiny, tmp_path, how):
     engine = open_tiny(tiny_model())
     probe_ids = probe_token_ids(VOCAB_SIZE)
     before = await engine.probe(probe_ids)
-    path = Path(WeightStore(tmp_path).publish(1, file_tensors(tiny_model(seed=1))).path)
+    path = Path(publish_weights(tmp_path, 1, file_tensors(tiny_model(seed=1))).path)
     damage(path, how)
     with pytest.raises(ModelError, match=DAMAGES[how]):
         await engine.load_weights(path, 1)

@@ -38,7 +38,7 @@ from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.models import load_causal_lm, resolve_model
 from ftis_node.records.group import Completion, FinishReason, SamplingSettings
 from ftis_node.workers.hub_names import hub_tensors
-from ftis_node.workers.weight_store import PublishedWeights, WeightStore, probe_logprobs, probe_token_ids, prove
+from ftis_node.workers.weight_store import PublishedWeights, probe_logprobs, probe_token_ids, prove, publish_weights
 from tests.episodes.test_rollouts import Asks
 from tests.models.tiny_experts import save_experts
 from tests.models.tiny_models import save_adapter, save_tiny
@@ -59,7 +59,7 @@ def assert_logprobs(model: Any, prompt: list[int], completion: Completion, *, te
 
 
 def publish(folder: Path, version: int, model: Any) -> PublishedWeights:
-    return WeightStore(folder, keep=4).publish(version, file_tensors(model))
+    return publish_weights(folder, version, file_tensors(model))
 
 
 async def test_log_probs_equal_a_fresh_forward_pass_before_and_after_updates(vllm, tmp_path):
@@ -95,7 +95,7 @@ async def test_tensors_with_other_values_are_found(vllm, tmp_path):
     difference = await vllm.load(weights, checksums={name: value ^ 1 for name, value in weights.checksums.items()})
     assert difference is not None
     assert difference.startswith("holds other values than were published in 22 of 22 tensors"), difference
-    wrong = WeightStore(tmp_path / "wrong").publish(1, exchanged(file_tensors(learner)))
+    wrong = publish_weights(tmp_path / "wrong", 1, exchanged(file_tensors(learner)))
     assert await vllm.load(wrong, checksums=weights.checksums) is not None
     proof = prove(learner, version=1, vocab_size=EMBEDDING_ROWS)
     assert proof.rms_difference(await vllm.probe(PROBE_IDS)) > PROOF_TOLERANCES["bfloat16"]
@@ -128,7 +128,7 @@ async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(vllm, tmp_path
     tensors = file_tensors(tiny_model(**UNTIED))
     head = tensors["lm_head.weight"].zero_()
     head[-1], head[-2] = 1e3, -1e3  # for any hidden state, one of the two logits is far above zero
-    await vllm.load(WeightStore(tmp_path).publish(1, tensors))
+    await vllm.load(publish_weights(tmp_path, 1, tensors))
     with pytest.raises(WorkerTaskError, match="the model samples no tokens: 100 times"):
         await vllm.generate(make_request(PROMPTS[1]))
     assert not (await vllm.inspect()).is_busy
@@ -154,7 +154,7 @@ async def test_new_experts_are_served(vllm, tmp_path):
                 for parameter in model.parameters():
                     parameter.mul_(1.1)
             tensors = hub_tensors(model, file_tensors(model))
-            assert await vllm.load(WeightStore(tmp_path / "weights").publish(version, tensors)) is None
+            assert await vllm.load(publish_weights(tmp_path / "weights", version, tensors)) is None
         np.testing.assert_allclose(await vllm.probe(PROBE_IDS), probe_logprobs(model, PROBE_IDS), atol=1e-4, rtol=0)
 
 
@@ -270,7 +270,9 @@ async def test_a_turn_of_an_episode_finds_the_earlier_ones_in_the_cache(vllm, tm
 
 async def test_a_completion_that_is_too_old_is_aborted_and_keeps_its_tokens(vllm, tmp_path):
     await vllm.serve()
-    weights = [publish(tmp_path, version, tiny_model(seed=version, **VLLM_MODEL)) for version in (1, 2, 3)]
+    weights = [
+        publish(tmp_path / str(version), version, tiny_model(seed=version, **VLLM_MODEL)) for version in (1, 2, 3)
+    ]
     made = (await vllm.inspect()).tokens_made
     old = asyncio.create_task(vllm.generate(make_request(PROMPTS[0], **ENDLESS, num_completions=2)))
     await vllm.wait_for_tokens(made + 2 * 10)

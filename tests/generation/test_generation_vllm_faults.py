@@ -20,7 +20,7 @@ from generation_vllm_support import STALL_S, VLLM_MODEL, VLLM_SETTINGS, make_cli
 from ftis_node.errors import OutOfMemoryError, WorkerDiedError, WorkerError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.workers.supervisor import WorkerState
-from ftis_node.workers.weight_store import WeightStore, prove
+from ftis_node.workers.weight_store import prove, publish_weights
 from tests.waiting import eventually
 
 PROMPT = (3, 1, 4, 1, 5)
@@ -103,7 +103,7 @@ async def test_a_separate_core_serves_new_weights_and_its_death_is_reported(tmp_
         phases.clear()
         (inspected,) = (tmp_path / "cache" / "modelinfos").iterdir()
         written_ns = inspected.stat().st_mtime_ns
-        weights = WeightStore(tmp_path / "weights").publish(1, file_tensors(learner))
+        weights = publish_weights(tmp_path / "weights", 1, file_tensors(learner))
         proof = prove(learner, version=1, vocab_size=EMBEDDING_ROWS)
         begun = asyncio.create_task(make_group(client, PROMPT, max_tokens=400))
         await eventually(lambda: client.tokens_per_s > 0)

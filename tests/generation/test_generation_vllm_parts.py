@@ -26,7 +26,7 @@ from ftis_node.generation.engines.vllm_options import engine_arguments, environm
 from ftis_node.generation.engines.vllm_worker import WorkerExtension
 from ftis_node.models import ModelSource, load_causal_lm, resolve_model
 from ftis_node.records.group import FinishReason
-from ftis_node.workers.weight_store import WeightStore
+from ftis_node.workers.weight_store import publish_weights
 from tests.models.tiny_models import save_tiny
 
 SOURCE = ModelSource("tiny", Path("models/tiny"))
@@ -187,7 +187,7 @@ def test_a_gpu_has_finished_when_new_weights_are_loaded(tmp_path, monkeypatch, d
     worker = FakeVllmWorker(device)
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.accelerator, name, lambda name=name: worker.calls.append(name))
-    path = WeightStore(tmp_path).publish(1, {"a": torch.tensor([1.0, 2.0])}).path
+    path = publish_weights(tmp_path, 1, {"a": torch.tensor([1.0, 2.0])}).path
     assert worker.ftis_load(path) == {}
     assert worker.calls == [{"a": [1.0, 2.0]}, *(["synchronize", "empty_cache"] if device == "cuda" else [])]
 
@@ -273,7 +273,7 @@ def test_tensors_that_only_the_models_file_has_are_not_asked_for(tmp_path):
     save_file(load_file(file) | ignored, file, metadata={"format": "pt"})
     source = resolve_model(str(folder))
     shapes, optional = shapes_in(source)
-    published = WeightStore(tmp_path / "weights").publish(1, file_tensors(load_causal_lm(source)))
+    published = publish_weights(tmp_path / "weights", 1, file_tensors(load_causal_lm(source)))
     check_published(Path(published.path), shapes, optional=optional)
 
 
@@ -299,9 +299,9 @@ async def test_a_model_that_transformers_cannot_build_is_served(tmp_path):
         await engine.load_weights(tmp_path / "model.safetensors", 1)
     config.write_text(plain)
     engine = VllmEngine(driver, SETTINGS, expected_of(source), WorkerLog())
-    tensors, store = file_tensors(load_causal_lm(source)), WeightStore(tmp_path / "weights")
-    await engine.load_weights(Path(store.publish(1, tensors).path), 1)
+    tensors = file_tensors(load_causal_lm(source))
+    await engine.load_weights(Path(publish_weights(tmp_path / "weights", 1, tensors).path), 1)
     del tensors["model.norm.weight"]
     with pytest.raises(ModelError, match=r"lacks model\.norm\.weight$"):
-        await engine.load_weights(Path(store.publish(2, tensors).path), 2)
+        await engine.load_weights(Path(publish_weights(tmp_path / "weights", 2, tensors).path), 2)
     assert loaded == [1]

@@ -28,7 +28,7 @@ from ftis_node.errors import ModelError, WorkerTaskError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.workers.shared_tensors import Exporter
 from ftis_node.workers.tensor_file import checksum
-from ftis_node.workers.weight_store import PublishedWeights, WeightStore, prove
+from ftis_node.workers.weight_store import PublishedWeights, prove, publish_weights
 from tests import cpu_sharing
 from tests.waiting import eventually
 
@@ -54,7 +54,7 @@ async def draw(client: GenerationClient, *, max_tokens: int = 8) -> Any:
 async def test_completions_in_flight_report_the_versions_that_sampled_them(vllm, tmp_path):
     """A completion ends at each step, also at the one in flight when the weights come."""
     old, new = tiny_model(**VLLM_MODEL), tiny_model(seed=1, **VLLM_MODEL)
-    weights = WeightStore(tmp_path / "weights").publish(1, file_tensors(new))
+    weights = publish_weights(tmp_path / "weights", 1, file_tensors(new))
     proof = prove(new, version=1, vocab_size=EMBEDDING_ROWS)
     await vllm.serve()
     running = [asyncio.create_task(draw(vllm, max_tokens=length)) for length in LENGTHS]
@@ -98,7 +98,7 @@ async def test_shared_tensors_are_served_and_restored_after_a_discard(vllm, tmp_
     await vllm.wake()
     assert (await waiting).policy_version == 3
     await vllm.sleep(discard=True)
-    damaged = WeightStore(tmp_path / "weights").publish(4, {"other": torch.ones(3)})
+    damaged = publish_weights(tmp_path / "weights", 4, {"other": torch.ones(3)})
     with pytest.raises(ModelError, match="do not fit the model"):
         await vllm.update_weights(damaged, None)
     assert (await draw(vllm)).policy_version == 3
@@ -112,7 +112,7 @@ async def test_shared_tensors_are_served_and_restored_after_a_discard(vllm, tmp_
 async def test_a_sleep_interrupts_completions_which_continue_with_the_new_weights(vllm, tmp_path):
     """Tokens and log-probs from before the sleep are kept. After it the new weights compute the whole prefix again."""
     old, new = tiny_model(**VLLM_MODEL), tiny_model(seed=1, **VLLM_MODEL)
-    weights = WeightStore(tmp_path / "weights").publish(1, file_tensors(new))
+    weights = publish_weights(tmp_path / "weights", 1, file_tensors(new))
     await vllm.serve()
     await vllm.wake()  # no-op: it is awake
     before = (await vllm.inspect()).tokens_made

@@ -31,7 +31,7 @@ from ftis_node.generation.messages import GenerationBoot
 from ftis_node.models import ModelSource
 from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.supervisor import WorkerState
-from ftis_node.workers.weight_store import WeightStore, prove
+from ftis_node.workers.weight_store import prove, publish_weights
 from tests.waiting import eventually, wait_until
 
 PROMPT = (3, 1, 4, 1, 5)
@@ -57,7 +57,6 @@ def cut_short(path: Path) -> None:
 async def test_generation_survives_a_kill_and_serves_the_newest_weights(tmp_path):
     client = make_client(tmp_path, model=save_model(tmp_path / "model"))
     learner = tiny_model(seed=1)
-    store = WeightStore(tmp_path / "weights")
     try:
         await client.start()
         assert client.engine == "torch"
@@ -68,7 +67,9 @@ async def test_generation_survives_a_kill_and_serves_the_newest_weights(tmp_path
             np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
 
         tensors = {name: tensor for name, tensor in learner.state_dict().items() if name != "lm_head.weight"}
-        await client.update_weights(store.publish(1, tensors), prove(learner, version=1, vocab_size=EMBEDDING_ROWS))
+        await client.update_weights(
+            publish_weights(tmp_path / "weights", 1, tensors), prove(learner, version=1, vocab_size=EMBEDDING_ROWS)
+        )
         assert (await make_group(client, PROMPT)).policy_version == 1
 
         endless = [asyncio.create_task(make_group(client, PROMPT, max_tokens=100_000)) for _ in range(2)]
@@ -86,7 +87,7 @@ async def test_generation_survives_a_kill_and_serves_the_newest_weights(tmp_path
             expected = fresh_logprobs(learner, PROMPT, completion)
             np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
 
-        damaged = store.publish(2, tensors)
+        damaged = publish_weights(tmp_path / "weights", 2, tensors)
         cut_short(Path(damaged.path))
         with pytest.raises(ModelError, match="is damaged: .* bytes instead of"):
             await client.update_weights(damaged)

@@ -4,7 +4,7 @@ from typing import Any
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.memory.machine import Machine, cards_of
+from ftis_node.memory.machine import Card, Machine
 from ftis_node.memory.placement import WorkerPlacement, place_workers_on
 from ftis_node.memory.plan import MemoryPlan, plan
 from ftis_node.models import ModelShape, shape_of
@@ -17,7 +17,7 @@ RUN = load_manifest("gsm8k-ftis")  # 760 tokens, groups of 12
 
 def machine(*gpus_gib: float, host_gib: float = 64) -> Machine:
     """Return a machine with GPUs of these sizes and free host memory, all in GiB."""
-    return Machine(cards_of(*(int(gib * GIB) for gib in gpus_gib)), int(host_gib * GIB))
+    return Machine(tuple(Card(int(gib * GIB)) for gib in gpus_gib), int(host_gib * GIB))
 
 
 def vllm_settings(**changes: Any) -> NodeSettings:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ftis_node.workers import tensor_file
 from ftis_node.workers.tensor_file import LockedFiles, read_tensors, write_tensors
-from ftis_node.workers.weight_store import WeightStore
+from ftis_node.workers.weight_store import publish_weights
 from tests.published import published_tensors
 
 
@@ -57,7 +57,7 @@ def test_a_locked_file_has_the_bytes_of_a_plain_one(cuda, tmp_path, dtype):
 
 
 def test_locked_pages_are_read_in_place(cuda, tmp_path):
-    path = Path(WeightStore(tmp_path).publish(1, tensors(1.0)).path)
+    path = Path(publish_weights(tmp_path, 1, tensors(1.0)).path)
     locked = LockedFiles()
     first = read_tensors(path, locked=locked)
     assert first["a"].eq(1.0).all()
@@ -69,17 +69,17 @@ def test_locked_pages_are_read_in_place(cuda, tmp_path):
 
 
 def test_files_of_the_store_are_locked_once_and_unlocked_when_removed(cuda, tmp_path):
-    store, locked = WeightStore(tmp_path), LockedFiles()
+    locked = LockedFiles()
     for version in range(1, 8):
-        path = Path(store.publish(version, tensors(float(version)), locked=locked).path)
+        path = Path(publish_weights(tmp_path, version, tensors(float(version)), locked=locked).path)
         assert published_tensors(tmp_path, version)["a"].eq(version).all()
     assert (cuda.num_calls, len(cuda.locked)) == (2, 2), "files are not reused"
-    path = Path(store.publish(8, {"a": torch.ones(100)}, locked=locked).path)
+    path = Path(publish_weights(tmp_path, 8, {"a": torch.ones(100)}, locked=locked).path)
     assert path.stat().st_size in cuda.locked.values()
     assert published_tensors(tmp_path, 8)["a"].eq(1).all()
     for each in tmp_path.glob("*/*.safetensors"):
         each.unlink()
-    locked.lock(Path(store.publish(9, tensors(), locked=locked).path))
+    locked.lock(Path(publish_weights(tmp_path, 9, tensors(), locked=locked).path))
     assert len(cuda.locked) == 1, "a mapping keeps the memory of a removed file"
     locked.close()
     assert cuda.locked == {}

@@ -11,7 +11,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.config.home import Home
 from ftis_node.workers.tensor_file import read_tensors
-from ftis_node.workers.weight_store import WeightProof, WeightStore, probe_token_ids, prove, weights_folder
+from ftis_node.workers.weight_store import WeightProof, probe_token_ids, prove, publish_weights, weights_folder
 from tests.published import newest_version, published_tensors
 
 
@@ -20,30 +20,27 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
 
 
 def test_the_file_of_an_old_version_is_reused_unless_it_is_linked(tmp_path):
-    store = WeightStore(tmp_path, keep=2)
-    first, held = (Path(store.publish(version, tensors(float(version))).path) for version in (1, 2))
+    first, held = (Path(publish_weights(tmp_path, version, tensors(float(version))).path) for version in (1, 2))
     file_number = first.stat().st_ino
     os.link(held, tmp_path / "held")
-    assert Path(store.publish(3, tensors(3.0)).path).stat().st_ino == file_number
+    assert Path(publish_weights(tmp_path, 3, tensors(3.0)).path).stat().st_ino == file_number
     assert float(published_tensors(tmp_path, 3)["b"][-1]) == 3.0
-    store.publish(4, tensors(4.0))
+    publish_weights(tmp_path, 4, tensors(4.0))
     assert float(read_tensors(tmp_path / "held")["a"][0, 0]) == 2.0
 
 
 def test_a_file_of_another_size_is_created_again(tmp_path):
-    store = WeightStore(tmp_path, keep=2)
     for version, length in ((1, 3), (2, 3), (3, 9), (4, 2)):
-        store.publish(version, {"a": torch.full((length,), float(version))}, dtype=torch.bfloat16)
+        publish_weights(tmp_path, version, {"a": torch.full((length,), float(version))}, dtype=torch.bfloat16)
         assert torch.equal(
             published_tensors(tmp_path, version)["a"], torch.full((length,), float(version), dtype=torch.bfloat16)
         )
 
 
 def test_a_failed_publication_leaves_no_version(tmp_path):
-    store = WeightStore(tmp_path)
-    store.publish(1, tensors(1.0))
+    publish_weights(tmp_path, 1, tensors(1.0))
     with pytest.raises(ValueError, match="b is of torch.int64: it cannot be written as torch.float32"):
-        store.publish(2, {"a": torch.ones(3), "b": torch.ones(3, dtype=torch.int64)}, dtype=torch.float32)
+        publish_weights(tmp_path, 2, {"a": torch.ones(3), "b": torch.ones(3, dtype=torch.int64)}, dtype=torch.float32)
     assert newest_version(tmp_path) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["weights-00000001"]
 

@@ -29,7 +29,7 @@ from ftis_node.workers.hub_names import hub_parts, hub_tensors
 from ftis_node.workers.shared_tensors import Exporter
 from ftis_node.workers.shared_weights import Transfer
 from ftis_node.workers.tensor_file import LockedFiles, checksums_of
-from ftis_node.workers.weight_store import PublishedWeights, WeightProof, WeightStore, discard_published, prove
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof, discard_published, prove, publish_weights
 
 log = logging.getLogger(__name__)
 Form = Literal["model", "adapter"]
@@ -90,7 +90,6 @@ class WeightPublication:
         self._folder = folder
         self._form: Form = form
         self._ranks = ranks
-        self._store = WeightStore(folder)
         self._exporter = Exporter()
         self._locked = None if transfer == "file" else LockedFiles()
         is_alone = policy.adapted is None and not any(map(is_sharded, policy.trainable().values()))
@@ -159,7 +158,8 @@ class WeightPublication:
         is_adapter = self._form == "adapter"
         locked = None if is_adapter else self._locked
         with gathering_of(self._policy, form=self._form) as gathering:
-            weights = self._store.publish(
+            weights = publish_weights(
+                self._folder,
                 version,
                 gathering.tensors,
                 adapter_config=_adapter_of(self._policy)[1] if is_adapter else None,
