@@ -16,13 +16,12 @@ from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.doctor.check_result import CheckResult, Level
 from ftis_node.files import free_bytes
-from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models.accelerators import Accelerator, unusable_gpu, unusable_system, unused_gpu
 from ftis_node.node.storage.disk_space import measure_usage, usual_home_bytes
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.telemetry.host_memory import free_host_bytes
 from ftis_node.telemetry.terminal_text import GIB, size
-from ftis_node.workers.durable import newest_complete
+from ftis_node.workers.durable import CHECKPOINT_PREFIX, newest_complete
 from ftis_node.workers.weight_store import MEMORY_DISK
 
 PACKAGES = ("torch", "transformers", "peft", "hivemind", "pyzmq", "reasoning-gym", "math-verify", "datasets")

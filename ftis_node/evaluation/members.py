@@ -20,13 +20,12 @@ from ftis_node.config.node import load_node_settings
 from ftis_node.errors import ConfigError, DamagedError, FileError
 from ftis_node.export.model_export import export_model_of
 from ftis_node.files import read_object
-from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import PromptSettings, resolve_model
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE
 from ftis_node.models.model_files import CONFIG_FILE
 from ftis_node.tasks import held_out_spec, parse_spec
 from ftis_node.telemetry.log import OnProgress, unwatched
-from ftis_node.workers.durable import newest_complete
+from ftis_node.workers.durable import CHECKPOINT_PREFIX, newest_complete
 
 log = logging.getLogger(__name__)
 

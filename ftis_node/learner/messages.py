@@ -20,6 +20,7 @@ from ftis_node.workers.shared_weights import SharedWeights, Transfer
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from ftis_node.workers.wire import Message
 
+MAX_UNSAVED_STEPS = 100  # even if writes are slow: the buffer keeps the groups of unsaved steps
 HEAD_CHUNK_TOKENS = 512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU the memory plan sets it
 
 

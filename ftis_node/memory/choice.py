@@ -26,14 +26,13 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import FileError, MachineError, ModelError, how_to_install
 from ftis_node.files import read_object
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
-from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX, STATE_FILE
 from ftis_node.memory.learner_memory import GPU_MICRO_BATCH_TOKENS
 from ftis_node.memory.machine import USABLE_SHARE, Machine
 from ftis_node.memory.placement import inspect_machine, plan_on
 from ftis_node.memory.plan import MemoryPlan
 from ftis_node.models import ModelShape, ModelSource, published_qwen25, read_shape
 from ftis_node.telemetry.terminal_text import GIB
-from ftis_node.workers.durable import newest_complete
+from ftis_node.workers.durable import CHECKPOINT_PREFIX, STATE_FILE, newest_complete
 
 DEFAULT_RUN = "gsm8k-ftis"
 MIN_RANK = 8

@@ -17,6 +17,8 @@ from pathlib import Path
 from ftis_node.files import make_folder, sync_to_disk
 
 MARKER = "COMPLETE"
+CHECKPOINT_PREFIX, DAMAGED_PREFIX = "step-", "damaged-"
+STATE_FILE = "state.json"  # of a checkpoint
 TEMPORARY_MARK = ".incomplete-"
 
 

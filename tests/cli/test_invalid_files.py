@@ -15,12 +15,12 @@ from ftis_node.config.manifest import load_manifest, parse_canonical
 from ftis_node.errors import ConfigError, FileError, ModelError
 from ftis_node.files import check_database, open_to_write, parse_toml, read_file, read_json, read_text, replace_file
 from ftis_node.learner.checkpoint.checkpoint import read_checkpoint
-from ftis_node.learner.checkpoint.checkpoint_files import STATE_FILE
 from ftis_node.models import resolve_model
 from ftis_node.models.model_files import read_header
 from ftis_node.replay.database import open_writer
 from ftis_node.report.facts import EventTotals
 from ftis_node.telemetry.history import HistoryReader
+from ftis_node.workers.durable import STATE_FILE
 from tests.cli.test_usage_errors import error_of
 
 DEEP_JSON = b'{"a": ' * 100_000

@@ -6,6 +6,10 @@
         state.json              the rest: the step, the position in the buffer, and the owner
         checksums.json          checksums of each of these
 
+safetensors validates only its header and its length: a flipped bit in a tensor would load without an error. So
+`checksums.json` has the CRC-32 of each file. It detects disk errors, not forgery. CRC-32 takes 0.6 s of a core for a
+gigabyte, BLAKE2b 2 s; a model of 3B parameters has 36 GB of weights and moments.
+
 A disk error, or a removed file, can damage a complete folder. The learner renames it to `damaged-step-...` and uses the
 next older one. If none can be read, it refuses to start rather than begin again at the starting model. A step draws no
 random numbers, so a checkpoint has no random state.
@@ -15,7 +19,8 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,14 +33,6 @@ from torch.nn import Parameter
 from ftis_node import __version__
 from ftis_node.errors import ConfigError, FileError, ModelError
 from ftis_node.files import read_file
-from ftis_node.learner.checkpoint.checkpoint_files import (
-    CHECKPOINT_PREFIX,
-    DAMAGED_PREFIX,
-    STATE_FILE,
-    check_file,
-    read_checksums,
-    write_checksums,
-)
 from ftis_node.learner.distributed.ranks import Ranks
 from ftis_node.learner.distributed.sharded_tensors import copy_from_rank_0, from_rank_0, is_sharded, whole
 from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot, StepReport, TrainGroup
@@ -44,10 +41,20 @@ from ftis_node.learner.model.policy import Policy
 from ftis_node.learner.step.optimizer import moments_of, restore_moments
 from ftis_node.models import model_fingerprint
 from ftis_node.models.fingerprint import other_model
-from ftis_node.workers.durable import complete_folder, is_complete, keep_newest, remove_leftovers
+from ftis_node.workers.durable import (
+    CHECKPOINT_PREFIX,
+    DAMAGED_PREFIX,
+    STATE_FILE,
+    complete_folder,
+    is_complete,
+    keep_newest,
+    remove_leftovers,
+)
 from ftis_node.workers.tensor_file import read_tensors, write_tensors
 
 WEIGHTS_FILE, OPTIMIZER_FILE = "weights.safetensors", "optimizer.safetensors"
+CHECKSUMS_FILE = "checksums.json"
+CHUNK_BYTES = 16 << 20
 FORMAT = 1
 
 
@@ -89,6 +96,39 @@ class Checkpoint:
     state: CheckpointState
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
+
+
+def checksum_of(path: Path) -> str:
+    """Return the file's checksum in hex. Raises OSError."""
+    checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            checksum = zlib.crc32(chunk, checksum)
+    return f"{checksum:08x}"
+
+
+def write_checksums(folder: Path, names: Iterable[str]) -> None:
+    """Write the checksums of these files of `folder` beside them. Raises OSError."""
+    sums = {name: checksum_of(folder / name) for name in names}
+    (folder / CHECKSUMS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(sums)))
+
+
+def read_checksums(folder: Path) -> dict[str, str]:
+    """Return the checksums by file name. Raises ModelError if they cannot be read."""
+    try:
+        return msgspec.json.decode(read_file(folder / CHECKSUMS_FILE), type=dict[str, str])
+    except (OSError, FileError, msgspec.MsgspecError, RecursionError) as error:
+        raise ModelError(f"{CHECKSUMS_FILE} cannot be read: {error}") from error
+
+
+def check_file(folder: Path, name: str, sums: Mapping[str, str]) -> None:
+    """Raise ModelError if the file is missing or its checksum differs."""
+    try:
+        found = checksum_of(folder / name)
+    except OSError as error:
+        raise ModelError(f"{name} cannot be read: {error}") from error
+    if found != sums.get(name):
+        raise ModelError(f"{name} changed on disk: its checksum differs from the one in {CHECKSUMS_FILE}")
 
 
 def owner_of(policy: Policy, boot: LearnerBoot) -> CheckpointOwner:

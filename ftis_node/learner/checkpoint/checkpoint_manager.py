@@ -37,9 +37,8 @@ from ftis_node.learner.checkpoint.checkpoint import (
     tidy,
     write_checkpoint,
 )
-from ftis_node.learner.checkpoint.checkpoint_files import MAX_UNSAVED_STEPS
 from ftis_node.learner.distributed.ranks import Ranks, RankTask
-from ftis_node.learner.messages import CheckpointEvent, CheckpointInProgress, LearnerBoot
+from ftis_node.learner.messages import MAX_UNSAVED_STEPS, CheckpointEvent, CheckpointInProgress, LearnerBoot
 from ftis_node.learner.step.optimizer import MasterWeights
 
 log = logging.getLogger(__name__)

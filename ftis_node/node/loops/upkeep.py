@@ -34,7 +34,6 @@ from pathlib import Path
 from ftis_node.config.home import Home
 from ftis_node.config.limits import LOG_FILE_BYTES
 from ftis_node.files import is_disk_full
-from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX, DAMAGED_PREFIX
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.storage.disk_space import HomeUse, checkpoint_step, measure_usage
@@ -44,7 +43,7 @@ from ftis_node.telemetry.clock import SleepDetector, SteadyClock
 from ftis_node.telemetry.events import event_log_files
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import size
-from ftis_node.workers.durable import keep_newest
+from ftis_node.workers.durable import CHECKPOINT_PREFIX, DAMAGED_PREFIX, keep_newest
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from ftis_node.config.limits import KEPT_CHECKPOINTS
 from ftis_node.config.roles import MAX_PUBLISHED_VERSIONS
 from ftis_node.generation.weight_loader import ProofToCome
-from ftis_node.learner.checkpoint.checkpoint_files import MAX_UNSAVED_STEPS
+from ftis_node.learner.messages import MAX_UNSAVED_STEPS
 from ftis_node.models import ModelSource, model_fingerprint
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ftis_node.node.context import NodeContext

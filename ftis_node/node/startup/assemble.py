@@ -20,7 +20,6 @@ from ftis_node.config.limits import EVENT_FILE_BYTES, KEPT_EVENT_FILES
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.step import StepSection
 from ftis_node.gossip.p2pd.process import check_free
-from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.loop_wiring import NodeComponents, Wiring
@@ -46,7 +45,7 @@ from ftis_node.telemetry.log import OnProgress, log_block, unwatched
 from ftis_node.telemetry.status import EndWord
 from ftis_node.telemetry.terminal_text import size
 from ftis_node.telemetry.tracking import TrackedRun, Tracking
-from ftis_node.workers.durable import remove_leftovers
+from ftis_node.workers.durable import CHECKPOINT_PREFIX, remove_leftovers
 from ftis_node.workers.preload import Preload
 from ftis_node.workers.weight_store import weights_folder
 

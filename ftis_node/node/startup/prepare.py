@@ -19,7 +19,6 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.files import free_bytes, replace_file
-from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.memory.choice import checkpoint_owner, choose_training
 from ftis_node.models import PromptSettings, PromptTokenizer, load_tokenizer, model_fingerprint, resolve_model
 from ftis_node.models.accelerators import unusable_system
@@ -40,7 +39,7 @@ from ftis_node.tasks.episodes.episode import is_episode
 from ftis_node.telemetry.log import OnProgress
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.tracking import check_installed
-from ftis_node.workers.durable import newest_complete
+from ftis_node.workers.durable import CHECKPOINT_PREFIX, newest_complete
 
 RESERVE_BYTES = 32 << 20  # for the groups, events and logs of the first minutes
 

@@ -23,11 +23,11 @@ from ftis_node.config.manifest import (
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError, DamagedError, FileError, TaskError, UsageError
 from ftis_node.files import check_regular, read_object
-from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.memory.choice import checkpoint_owner
 from ftis_node.records.envelope import MAX_DOMAIN_BYTES
 from ftis_node.tasks import TaskSpec, held_out_spec, is_domain, parse_spec
 from ftis_node.tasks.dataset_task import pinned
+from ftis_node.workers.durable import CHECKPOINT_PREFIX
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 60.0

@@ -34,11 +34,10 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.config.roles import MAX_PENDING_VERSIONS, MAX_PUBLISHED_VERSIONS
 from ftis_node.errors import ConfigError, DiskFullError, ModelError
 from ftis_node.files import free_bytes, is_disk_full
-from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import ModelSource, parameter_count, read_shape
 from ftis_node.node.worker_settings import dtype_of, serves_adapters
 from ftis_node.telemetry.terminal_text import size
-from ftis_node.workers.durable import TEMPORARY_MARK, newest_complete
+from ftis_node.workers.durable import CHECKPOINT_PREFIX, TEMPORARY_MARK, newest_complete
 from ftis_node.workers.shared_weights import Transfer
 from ftis_node.workers.weight_store import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
 

@@ -18,11 +18,12 @@ from ftis_node.learner.checkpoint.checkpoint import (
     owner_of,
     state_of,
     write_checkpoint,
+    write_checksums,
 )
-from ftis_node.learner.checkpoint.checkpoint_files import MAX_UNSAVED_STEPS, write_checksums
 from ftis_node.learner.checkpoint.checkpoint_manager import SHARE, CheckpointSaver
 from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.learner import Learner
+from ftis_node.learner.messages import MAX_UNSAVED_STEPS
 from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.learner.train_report import groups_of_start
 from ftis_node.records.token_batch import TokenBatch

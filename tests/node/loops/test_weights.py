@@ -20,8 +20,7 @@ from ftis_node.errors import ModelError
 from ftis_node.gossip import Gossip, SwarmPhase
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.learner.checkpoint.checkpoint_files import MAX_UNSAVED_STEPS
-from ftis_node.learner.messages import LearnerState
+from ftis_node.learner.messages import MAX_UNSAVED_STEPS, LearnerState
 from ftis_node.node.context import NodeState
 from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops import weight_follow, weight_offer
