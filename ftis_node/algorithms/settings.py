@@ -79,15 +79,8 @@ class Settings:
 
 
 COMMON_PARAMETERS = (
-    "cap",
-    "kl_estimator",
-    "kl_threshold",
-    "eps_low",
-    "eps_high",
-    "denominator",
-    "agg",
-    "max_completion_length",
-    "first_pass_logprobs",
+    *("cap", "kl_estimator", "kl_threshold", "eps_low", "eps_high"),
+    *("denominator", "agg", "max_completion_length", "first_pass_logprobs"),
 )
 
 

@@ -21,20 +21,9 @@ PREFIX = "base_model.model."  # peft wraps a model twice
 HEAD = "lm_head"
 # Settings of peft with which an adapter is more than two matrices a layer, or of other layers. All are off by default.
 EXTRAS = (
-    "use_dora",
-    "use_rslora",
-    "use_qalora",
-    "use_bdlora",
-    "alora_invocation_tokens",
-    "lora_bias",
-    "rank_pattern",
-    "alpha_pattern",
-    "modules_to_save",
-    "target_parameters",
-    "trainable_token_indices",
-    "layers_to_transform",
-    "exclude_modules",
-    "layer_replication",
+    *("use_dora", "use_rslora", "use_qalora", "use_bdlora", "alora_invocation_tokens", "lora_bias", "rank_pattern"),
+    *("alpha_pattern", "modules_to_save", "target_parameters", "trainable_token_indices", "layers_to_transform"),
+    *("exclude_modules", "layer_replication"),
 )
 CHANGES_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")  # values of `init_lora_weights`
 

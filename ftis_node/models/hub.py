@@ -26,13 +26,8 @@ from ftis_node.telemetry.terminal_text import size
 T = TypeVar("T")
 # Weights or an adapter as safetensors, configuration and tokenizer; no code, no sub-folders.
 WANTED_FILES = (
-    "model*.safetensors",
-    "adapter_model.safetensors",
-    "*.json",
-    "tokenizer.model",
-    "merges.txt",
-    "vocab.txt",
-    "chat_template.jinja",
+    *("model*.safetensors", "adapter_model.safetensors", "*.json"),
+    *("tokenizer.model", "merges.txt", "vocab.txt", "chat_template.jinja"),
 )
 UNWANTED_FILES = ("*/*",)
 

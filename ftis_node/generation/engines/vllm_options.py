@@ -39,33 +39,18 @@ ENVIRONMENT = {
 CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 RESERVED = {  # EngineArgs field -> the setting to use instead; empty: it is fixed here
-    "model": "",
-    "tokenizer": "",
-    "skip_tokenizer_init": "",
-    "seed": "",
-    "logprobs_mode": "",
-    "worker_extension_cls": "",
+    **dict.fromkeys(("model", "tokenizer", "skip_tokenizer_init", "seed", "logprobs_mode", "worker_extension_cls"), ""),
+    **dict.fromkeys(("max_loras", "max_cpu_loras", "lora_target_modules", "enable_sleep_mode"), ""),
+    # A model is data: code in its folder never runs. Only safetensors: other formats are unpickled or downloaded.
+    **dict.fromkeys(("trust_remote_code", "code_revision", "load_format", "hf_config_path", "download_dir"), ""),
+    "hf_token": "",  # would be written to settings.json: use the variable HF_TOKEN
+    # An engine is on one host: it reads new weights from a file or the memory of this host.
+    **dict.fromkeys(("nnodes", "node_rank", "data_parallel_size", "data_parallel_backend", "worker_cls"), ""),
     "enable_lora": "generation.adapters",
     "max_lora_rank": "lora_adapter.rank",
-    "max_loras": "",
-    "max_cpu_loras": "",
-    "lora_target_modules": "",
-    "enable_sleep_mode": "",
-    "trust_remote_code": "",  # a model is data: code in its folder never runs
-    "code_revision": "",
-    "load_format": "",  # safetensors; other formats are unpickled or downloaded
-    "hf_config_path": "",
-    "download_dir": "",
-    "hf_token": "",  # would be written to settings.json: use the variable HF_TOKEN
     "dtype": "dtype",
     "max_num_seqs": "generation.max_batch",
     "gpu_memory_utilization": "memory.limit_gib",
-    # An engine is on one host: it reads new weights from a file or the memory of this host.
-    "nnodes": "",
-    "node_rank": "",
-    "data_parallel_size": "",
-    "data_parallel_backend": "",
-    "worker_cls": "",
 }
 
 
