@@ -86,7 +86,8 @@ def speed_of(card: Card) -> Speed:
 
 def positions_of(workload: Workload) -> float:
     """Return the expected positions that a step computes; each group's prompt counts once."""
-    return workload.num_groups * (_prompt(workload) + workload.group_size * _completion(workload))
+    prompt, completion = expected_lengths(workload)
+    return workload.num_groups * (prompt + workload.group_size * completion)
 
 
 def learner_seconds(shape: ModelShape, workload: Workload, card: Card) -> float:
@@ -128,9 +129,9 @@ def generator_seconds(
     speed = speed_of(card)
     flops = card.number * PRODUCT_SHARE * speed.tflops * 1e12
     bandwidth = card.number * BANDWIDTH_SHARE * speed.gb_s * 1e9
-    completions, tokens = workload.own_groups * workload.group_size, _completion(workload)
+    completions, (prompt, tokens) = workload.own_groups * workload.group_size, expected_lengths(workload)
     of_token = cache_bytes_per_token(shape, workload.dtype_bytes)
-    held = of_token * (_prompt(workload) + tokens / 2)
+    held = of_token * (prompt + tokens / 2)
     batch = max(1.0, min(workload.max_batch, completions, cache_bytes / held))
     weights = base_bytes(shape, workload)
     expanded = 2 * workload.dtype_bytes * quantized_weights(shape, workload) if batch > FUSED_ROWS else 0
@@ -139,13 +140,10 @@ def generator_seconds(
     if not takes_turns:
         return seconds
     copies = 2 if workload.lora else 0  # new weights of a full training replace the old ones, which are discarded
-    longest = workload.max_total_tokens - _prompt(workload) - tokens
+    longest = workload.max_total_tokens - prompt - tokens
     return seconds + TURN_S + copies * weights / (speed.link_gb_s * 1e9) + longest * fixed
 
 
-def _prompt(workload: Workload) -> float:
-    return PROMPT_SHARE * workload.max_prompt_tokens
-
-
-def _completion(workload: Workload) -> float:
-    return COMPLETION_SHARE * workload.max_total_tokens
+def expected_lengths(workload: Workload) -> tuple[float, float]:
+    """Return the expected tokens of a prompt and of a completion."""
+    return PROMPT_SHARE * workload.max_prompt_tokens, COMPLETION_SHARE * workload.max_total_tokens

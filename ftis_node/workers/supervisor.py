@@ -63,6 +63,8 @@ class WorkerState(StrEnum):
 class Supervisor:
     """The supervisor of one worker. Call every method in the event loop in which `start` was called.
 
+    `restarts` counts those after a death, since `start`.
+
     supervisor = Supervisor(WorkerSpec(name="learner", module="ftis_node.learner.worker", boot=boot, ...))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(supervisor.run(), name="learner")
@@ -92,29 +94,18 @@ class Supervisor:
         self._before_restart = before_restart
         self._before_stop = before_stop
         self._free_memory = free_memory
-        self._state = WorkerState.STOPPED
+        self.name = spec.name
+        self.state = WorkerState.STOPPED
+        self.restarts = 0
         self._keeper: asyncio.Task[None] | None = None
         self._gate: asyncio.Future[WorkerProcess | FtisError] | None = None
         self._life: WorkerProcess | None = None
-        self._num_lives = self._num_restarts = 0
+        self._num_lives = 0
         self._has_served = self._is_stopping = False
         self._last_error: FtisError | None = None  # the cause of the last process's end
         self._may_run = asyncio.Event()
         self._may_run.set()
         self._has_paused = asyncio.Event()
-
-    @property
-    def name(self) -> str:
-        return self._spec.name
-
-    @property
-    def state(self) -> WorkerState:
-        return self._state
-
-    @property
-    def restarts(self) -> int:
-        """Return the number of restarts after a death, since `start`."""
-        return self._num_restarts
 
     @property
     def pid(self) -> int | None:
@@ -128,7 +119,7 @@ class Supervisor:
         """
         if self._keeper is None:
             self._close_gate()
-            self._num_lives = self._num_restarts = 0
+            self._num_lives = self.restarts = 0
             self._has_served = False
             self._keeper = watched_task(self._keep(), name=f"{self.name}-keeper")
         await self.wait_ready()
@@ -141,14 +132,14 @@ class Supervisor:
                 await asyncio.wait({self._keeper})
                 if not self._keeper.cancelled():
                     self._keeper.result()  # raises the supervisor's own error
-            if self._state is WorkerState.FAILED:
+            if self.state is WorkerState.FAILED:
                 await self.wait_ready()
         finally:
             await self.stop()
 
     async def stop(self) -> None:
         """Stop the worker: by request, then by force, within the time limits. Calls in flight raise."""
-        if self._before_stop is not None and self._state is not WorkerState.FAILED:
+        if self._before_stop is not None and self.state is not WorkerState.FAILED:
             await self._before_stop()
         if (keeper := self._keeper) is not None:
             if not self._is_stopping:  # a second cancellation would interrupt the worker's clean stop
@@ -160,8 +151,8 @@ class Supervisor:
                     keeper.cancel()
             await asyncio.wait({keeper})
             self._keeper, self._is_stopping = None, False
-        if self._state is not WorkerState.FAILED:
-            self._state = WorkerState.STOPPED
+        if self.state is not WorkerState.FAILED:
+            self.state = WorkerState.STOPPED
         self._open_gate(WorkerDiedError(f"the {self.name} worker was stopped"))
         self._gate = None
 
@@ -171,8 +162,8 @@ class Supervisor:
         Calls in flight raise WorkerDiedError, later ones wait. Before `start` this only delays the first process.
         """
         self._may_run.clear()
-        if self._state is WorkerState.BACKING_OFF:  # without a process; `_keep` starts none
-            self._state = WorkerState.PAUSED
+        if self.state is WorkerState.BACKING_OFF:  # without a process; `_keep` starts none
+            self.state = WorkerState.PAUSED
             return
         if self._life is not None:
             self._life.end("is paused")
@@ -203,7 +194,7 @@ class Supervisor:
     async def call_present(self, request: Message, reply_type: type[Body]) -> Body:
         """As `call`, but raise WorkerDiedError where that would wait for a process to start."""
         life = self._life
-        if self._state is not WorkerState.READY or life is None or not life.is_alive:
+        if self.state is not WorkerState.READY or life is None or not life.is_alive:
             raise WorkerDiedError(f"the {self.name} worker takes no calls")
         return await life.call(request, reply_type)
 
@@ -230,7 +221,10 @@ class Supervisor:
         """Run one process after the other until the policy ends the restarts."""
         restarts = RestartCounter(self._restart_policy)
         while True:
-            await self._until_resumed()
+            while not self._may_run.is_set():
+                self.state = WorkerState.PAUSED
+                self._has_paused.set()
+                await self._may_run.wait()
             served_s = await self._live_once()
             restarts.note_service(served_s)
             if not self._may_run.is_set():
@@ -248,7 +242,7 @@ class Supervisor:
                 kind = type(error) if isinstance(error, MachineError) else lost
                 message = f"the {self.name} worker died {restarts.num_deaths} times in a row; the last time: "
                 return self._fail(kind(message + str(error)))
-            self._state = WorkerState.BACKING_OFF
+            self.state = WorkerState.BACKING_OFF
             logger.warning("%s; starting it again in %.1f s", error, delay_s)
             await asyncio.sleep(delay_s)
             if self._before_restart is not None:
@@ -258,17 +252,11 @@ class Supervisor:
                     await self._free_memory()
                 except FtisError as failed:  # the worker starts anyway
                     logger.warning("no memory is given back for the %s worker: %s", self.name, failed)
-            self._num_restarts += 1
-
-    async def _until_resumed(self) -> None:
-        while not self._may_run.is_set():
-            self._state = WorkerState.PAUSED
-            self._has_paused.set()
-            await self._may_run.wait()
+            self.restarts += 1
 
     async def _live_once(self) -> float:
         """Run one process until it ends. Sets `last_error` to the cause and returns its time in service, in seconds."""
-        self._state = WorkerState.STARTING
+        self.state = WorkerState.STARTING
         self._close_gate()
         ready_at = None
         try:
@@ -283,7 +271,7 @@ class Supervisor:
                 if self._on_started is not None:
                     await self._bring_up(life, self._on_started)
                 ready_at = time.monotonic()
-                self._state, self._has_served = WorkerState.READY, True
+                self.state, self._has_served = WorkerState.READY, True
                 self._open_gate(life)
                 self._last_error = await life.until_death()
                 self._close_gate()  # before the clean-up, which takes a while
@@ -306,7 +294,7 @@ class Supervisor:
             raise WorkerDiedError(f"the {self.name} worker was not made ready within {limit_s:.0f} s") from None
 
     def _fail(self, error: FtisError) -> None:
-        self._state = WorkerState.FAILED
+        self.state = WorkerState.FAILED
         self._last_error = error
         logger.error("%s", error)
         self._open_gate(error)
