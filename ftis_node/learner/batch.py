@@ -277,20 +277,13 @@ def _lay_out_packed(batch: TrainBatch, families: Sequence[Sequence[int]]) -> Mic
         return range(start, start + len(tokens))
 
     for family in families:
-        first = batch.prompts[family[0]]
-        if len(family) == 1:  # one text: there is no prompt to share
-            first = np.concatenate([first, batch.texts[family[0]][:-1]])
-        prompt = add(first, position=0)
-        last = prompt.start + len(batch.prompts[family[0]]) - 1
+        prompt = add(batch.prompts[family[0]], position=0)
         parts = []
         for number in family:
-            completion, text = batch.completions[number], batch.texts[number]
-            if len(family) == 1:
-                own = range(last + 1, prompt.stop)
-            else:
-                own = add(text[:-1], position=len(first))
-                parts += [(prompt, own)] if len(own) else []
-            predictors.append(np.array([last, *own])[batch.sampled_at[number]])
+            completion = batch.completions[number]
+            own = add(batch.texts[number][:-1], position=len(prompt))
+            parts += [(prompt, own)] if len(own) else []
+            predictors.append(np.array([prompt[-1], *own])[batch.sampled_at[number]])
             targets.append(completion.astype(np.int64))
             cells.append(number * batch.mask.shape[1] + np.arange(len(completion)))
         texts += parts or [(prompt,)]

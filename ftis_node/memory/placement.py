@@ -134,22 +134,17 @@ def place_workers_on(
         made = plan_on(machine, shape, settings, manifest)
         assignment = made.gpus
         memory = _judge(made, settings, on_gpu=bool(assignment.learner))
+    on_gpu, shares_gpu = bool(assignment.learner), assignment.are_shared
     by_vllm = bool(assignment.generator) and settings.engine != "torch"
-    takes_turns = assignment.are_shared and _takes_turns(made, settings, gives_memory_back=by_vllm)
+    takes_turns = shares_gpu and _takes_turns(made, settings, gives_memory_back=by_vllm)
+    serves_adapters = Workload.of(settings, manifest, on_gpu=on_gpu).adapter_served is not None
+    transfer = transfer_of(settings, on_gpu=on_gpu, shares_gpu=shares_gpu, serves_adapters=serves_adapters)
     arrangement = WorkerPlacement(
-        memory=memory,
-        takes_turns=takes_turns,
-        can_sleep=takes_turns and by_vllm,
-        transfer=transfer_of(
-            settings,
-            on_gpu=bool(assignment.learner),
-            shares_gpu=assignment.are_shared,
-            serves_adapters=Workload.of(settings, manifest, on_gpu=bool(assignment.learner)).adapter_served is not None,
-        ),
+        memory=memory, takes_turns=takes_turns, can_sleep=takes_turns and by_vllm, transfer=transfer
     )
     if len(machine.cards) > 1:  # even if the node may use only one of them
         arrangement = replace(arrangement, generator_gpus=assignment.generator, learner_gpus=assignment.learner)
-    if made is not None and assignment.learner and made.fits:
+    if made is not None and on_gpu and made.fits:
         arrangement = replace(
             arrangement,
             shares_base=made.shares_base,

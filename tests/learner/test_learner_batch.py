@@ -93,11 +93,11 @@ def test_the_layout_of_a_packed_row_by_hand():
         make_group([[20, 21]], [0.0], number=1, prompt=(3, 4)),
     ]
     (micro_batch,) = make_packed_micro_batches(make_batch(groups), max_tokens=100)
-    # A completion's last token predicts nothing. A prompt with one completion is one span.
+    # A completion's last token predicts nothing.
     assert micro_batch.token_ids.tolist() == [[1, 2, 7, 8, 10, 3, 4, 20]]
     assert micro_batch.positions.tolist() == [[0, 1, 2, 3, 2, 0, 1, 2]]
     prompt = range(0, 2)
-    assert micro_batch.texts == ((prompt, range(2, 4)), (prompt, range(4, 5)), (range(5, 8),))
+    assert micro_batch.texts == ((prompt, range(2, 4)), (prompt, range(4, 5)), (range(5, 7), range(7, 8)))
     assert micro_batch.predictor_index.tolist() == [1, 2, 3, 1, 4, 6, 7]
     assert micro_batch.target_ids.tolist() == [7, 8, 9, 10, 11, 20, 21]
     assert micro_batch.cell_index.tolist() == [0, 1, 2, 3, 4, 6, 7]
