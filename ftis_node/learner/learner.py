@@ -322,11 +322,9 @@ class Learner:
         publication, version = self._publication, self._progress.policy_version
         if publication.proof.version != version:
             step_done_at_s = time.monotonic()
-            with publication.disk_errors(version):
-                publication.publish(version)
+            weights = publication.publish(version)
             self.give_memory_back()  # the message may wake the generator, which needs this memory
-            assert publication.weights is not None
-            on_published(msgspec.structs.replace(publication.weights, step_done_at_s=step_done_at_s))
+            on_published(msgspec.structs.replace(weights, step_done_at_s=step_done_at_s))
             publication.prove(version)
             on_published(publication.proof)
         self.checkpoints.save_if_due()

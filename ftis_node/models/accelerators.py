@@ -51,9 +51,7 @@ def list_accelerators() -> list[Accelerator]:
     """Return the CUDA devices that torch sees, in its order. Raises MachineError if torch cannot be queried."""
     if (torch := sys.modules.get("torch")) is not None:
         listed = by_torch(torch)
-    elif metadata.version("torch").endswith("+cpu"):
-        listed = []
-    elif sys.platform == "linux" and not any(Path(path).exists() for path in DRIVER_FILES):
+    elif metadata.version("torch").endswith("+cpu") or not any(Path(path).exists() for path in DRIVER_FILES):
         listed = []
     else:
         listed = _ask_torch()

@@ -40,7 +40,10 @@ def complete_folder(target: Path, *, sync: bool = True) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _write_marker(target, sync=sync)
+    (target / MARKER).touch()
+    if sync:
+        sync_to_disk(target / MARKER)
+        sync_to_disk(target)
 
 
 def is_complete(path: Path) -> bool:
@@ -96,14 +99,6 @@ def _move_into_place(temporary: Path, target: Path, *, sync: bool) -> None:
         sync_to_disk(target.parent)
     if is_replaced:
         shutil.rmtree(aside)
-
-
-def _write_marker(target: Path, *, sync: bool) -> None:
-    with (target / MARKER).open("wb") as marker:
-        if sync:
-            os.fsync(marker.fileno())
-    if sync:
-        sync_to_disk(target)
 
 
 def _remove(path: Path) -> None:

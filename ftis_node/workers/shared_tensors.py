@@ -23,6 +23,7 @@ from math import prod
 from typing import Any
 
 import torch
+from msgspec.structs import astuple
 from torch import Tensor
 
 from ftis_node.errors import SharingError, first_line
@@ -53,16 +54,7 @@ def export_storage(storage: torch.UntypedStorage) -> SharedStorage:
 def open_storage(shared: SharedStorage, device: int) -> torch.UntypedStorage:
     """Map another process's storage until the result is freed. Raises SharingError if CUDA refuses."""
     try:
-        opened: torch.UntypedStorage = torch.UntypedStorage._new_shared_cuda(
-            device,
-            shared.handle,
-            shared.num_bytes,
-            shared.offset_bytes,
-            shared.ref_counter,
-            shared.ref_counter_offset,
-            shared.event,
-            shared.must_wait,
-        )
+        opened: torch.UntypedStorage = torch.UntypedStorage._new_shared_cuda(device, *astuple(shared))
     except (RuntimeError, AttributeError, TypeError) as error:
         raise SharingError(f"CUDA IPC cannot open a handle: {first_line(error)}") from error
     return opened

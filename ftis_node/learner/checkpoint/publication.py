@@ -103,13 +103,12 @@ class WeightPublication:
         """
         discard_published(self._folder)
         if version:  # the generator has the starting model
-            with self.disk_errors(version):
-                self.publish(version)
+            self.publish(version)
         self.prove(version)
 
     def publish(self, version: int) -> PublishedWeights:
-        """Share or write the weights of `version`. Raises OSError if the disk refuses."""
-        with self._ranks.lead(RankTask("publish")):
+        """Share or write the weights of `version`. Raises MachineError if the disk refuses."""
+        with self._ranks.lead(RankTask("publish")), self._disk_errors(version):
             try:
                 self.weights = self._share(version) if self.transfer == "ipc" else self._write(version)
             except SharingError as error:
@@ -127,7 +126,7 @@ class WeightPublication:
             self._give_up_sharing(refused)
         if version == 0:
             return None
-        with self._ranks.lead(RankTask("publish")), self.disk_errors(version):
+        with self._ranks.lead(RankTask("publish")), self._disk_errors(version):
             written = self._write(version)
         if refused:
             self.weights = written
@@ -143,7 +142,7 @@ class WeightPublication:
             self._locked.close()
 
     @contextmanager
-    def disk_errors(self, version: int) -> Iterator[None]:
+    def _disk_errors(self, version: int) -> Iterator[None]:
         try:
             yield
         except OSError as error:
