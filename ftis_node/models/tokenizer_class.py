@@ -17,17 +17,12 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 KNOWN_RELEASE = "5.19."
 QWEN2 = "transformers.models.qwen2.tokenization_qwen2", "Qwen2Tokenizer"
 GENERIC = "transformers.tokenization_utils_tokenizers", "TokenizersBackend"
+OWN_NAMES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
+GENERIC_NAMES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 CLASSES = {
-    ("qwen2", "Qwen2Tokenizer"): QWEN2,
-    ("qwen2", "Qwen2TokenizerFast"): QWEN2,
-    ("qwen2", "PreTrainedTokenizerFast"): QWEN2,
-    ("qwen2", "TokenizersBackend"): QWEN2,
-    ("qwen3", "Qwen2Tokenizer"): QWEN2,
-    ("qwen3", "Qwen2TokenizerFast"): QWEN2,
-    ("qwen3", "PreTrainedTokenizerFast"): GENERIC,
-    ("qwen3", "TokenizersBackend"): GENERIC,
-    ("llama", "PreTrainedTokenizerFast"): GENERIC,
-    ("llama", "TokenizersBackend"): GENERIC,
+    **{("qwen2", name): QWEN2 for name in OWN_NAMES + GENERIC_NAMES},
+    **{("qwen3", name): QWEN2 for name in OWN_NAMES},
+    **{(family, name): GENERIC for family in ("qwen3", "llama") for name in GENERIC_NAMES},
 }
 """Module and class by `model_type` in config.json and `tokenizer_class` in tokenizer_config.json."""
 

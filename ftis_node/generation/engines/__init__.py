@@ -67,11 +67,11 @@ async def _open_vllm_or_torch(
     except EngineError as error:
         if not isinstance(error, UnknownArchitectureError) and pick_device(settings.device) != "cpu":
             raise
-        logger.warning("the torch engine takes over, because %s", str(error).replace(USE_TORCH, ""))
+        reason = str(error).replace(USE_TORCH, "")
+        logger.warning("the torch engine takes over, because %s", reason)
         try:
             return await _open(ENGINES["torch"], source, settings, on_progress)
         except EngineError as other:
-            reason = str(error).replace(USE_TORCH, "")
             raise EngineError(f"no engine serves {source.name}: {other}; {reason}") from other
 
 

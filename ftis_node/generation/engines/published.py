@@ -98,8 +98,8 @@ def check_shared(shared: SharedWeights, own: Shapes, *, optional: Iterable[str])
     check_tensors("the weights that the learner shares", shared.entries(), own, optional=optional)
 
 
-def check_adapter(folder: Path, own: Shapes, *, max_rank: int | None) -> None:
-    """Raise ModelError if `folder` holds no complete LoRA adapter for a model of the shapes `own`.
+def check_adapter(folder: Path, own: Shapes, *, max_rank: int | None) -> AdapterSettings:
+    """Return the settings of an adapter. Raises ModelError if it is no complete one for a model of the shapes `own`.
 
     `max_rank` is the largest rank that is served; None: no adapter is.
     """
@@ -111,6 +111,7 @@ def check_adapter(folder: Path, own: Shapes, *, max_rank: int | None) -> None:
     if settings.rank > max_rank:
         raise ModelError(f"the adapter in {folder} is of rank {settings.rank}: ranks from 1 to {max_rank} are served")
     check_fits(folder, settings, own)
+    return settings
 
 
 class ServedAdapter:
@@ -134,8 +135,8 @@ class ServedAdapter:
 
         Raises ModelError, with the model unchanged, for one that is incomplete, damaged or of another base.
         """
-        check_adapter(folder, self._shapes, max_rank=self._max_rank)
-        settings, tensors = read_adapter(folder), read_tensors(folder / ADAPTER_FILE)
+        settings = check_adapter(folder, self._shapes, max_rank=self._max_rank)
+        tensors = read_tensors(folder / ADAPTER_FILE)
         with quiet_library_logging():
             from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
