@@ -1,8 +1,12 @@
 """Start the processes of a learner that trains on several GPUs or in several processes. Imports no torch.
 
     daemon --- rank 0: the learner's worker, the only one that talks to the daemon
-                 |---- rank 1: `python -m ftis_node.learner.distributed.rank_worker`
+                 |---- rank 1: `python -m ftis_node.learner.distributed.launch`
                  `---- rank 2 ...
+
+A rank above 0 reads from its standard input how to build the learner. It builds the same learner as rank 0 with its
+shard of every weight, and executes the commands of rank 0 until the end. It writes no file and connects only to the
+other ranks.
 
 torchrun is not used: it puts each rank into its own session, which the daemon's kill would miss, and listens on every
 network interface.
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,16 +27,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from ftis_node.errors import FtisError, WorkerTaskError
 from ftis_node.learner.messages import LearnerBoot
-from ftis_node.workers.liveness import describe_exit
-from ftis_node.workers.wire import enc_hook
+from ftis_node.telemetry.log import set_up_logging
+from ftis_node.workers.liveness import describe_exit, die_with_owner
+from ftis_node.workers.wire import dec_hook, enc_hook
+
+if TYPE_CHECKING:
+    from ftis_node.learner.distributed.ranks import RankGroup
+    from ftis_node.learner.learner import Learner
 
 log = logging.getLogger(__name__)
 
-MODULE = "ftis_node.learner.distributed.rank_worker"
+MODULE = "ftis_node.learner.distributed.launch"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 # Without these gloo and NCCL choose an interface by the host name, which may be unreachable.
 COMMUNICATION = {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE}
@@ -103,3 +115,45 @@ def _watch(rank: int, process: subprocess.Popen[bytes], are_ending: threading.Ev
     log.critical("rank %d of the learner %s; all other ranks end", rank, describe_exit(code))
     logging.shutdown()
     os._exit(LOST_RANK_EXIT_CODE)
+
+
+def run_commands(learner: Learner, ranks: RankGroup) -> None:
+    """Execute this rank's part of each command, until the last."""
+    from ftis_node.learner.distributed.ranks import RankTask
+
+    while True:
+        with ranks.in_step():
+            command = ranks.next_command()
+            if command == RankTask("end"):
+                return
+            try:
+                learner.take_part(command)
+            except WorkerTaskError as error:  # all ranks agreed to stop
+                log.info("rank %d: %s", ranks.rank, error)
+
+
+def main() -> None:
+    owner_pid, rank, size, store = sys.argv[1:]
+    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 handles it; the kernel ends this process with rank 0
+        signal.signal(number, signal.SIG_IGN)
+    die_with_owner(int(owner_pid))
+    set_up_logging()
+    boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=LearnerBoot, dec_hook=dec_hook)
+    from ftis_node.learner.distributed.ranks import RankGroup
+    from ftis_node.learner.learner import Learner
+
+    try:
+        ranks = RankGroup(RankAddress(int(rank), int(size), store), boot)
+        run_commands(Learner(boot, ranks=ranks), ranks)
+        ranks.close()
+    except FtisError as error:
+        # Rank 0 fails with the same error and must stay alive to report it to the daemon. Its end ends this process.
+        log.error("rank %s cannot be built: %s", rank, error)
+        while True:
+            signal.pause()
+    logging.shutdown()
+    os._exit(0)  # as the worker does: the interpreter's own clean-up takes seconds
+
+
+if __name__ == "__main__":
+    main()

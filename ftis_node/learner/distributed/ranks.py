@@ -1,6 +1,6 @@
 """The ranks that train one policy together, their messages, and the commands that rank 0 broadcasts.
 
-Rank 0 broadcasts a command for each piece of work (`rank_worker.py`), and all ranks execute it in lockstep:
+Rank 0 broadcasts a command for each piece of work (`launch.py`), and all ranks execute it in lockstep:
 
     micro-batches  --deal-->  forward on each rank  --sum-->  log-probs [N, T] on every rank  -->  loss, its gradient
     gradients      <--sum--   backward on each rank  <--------------------------------------------------'

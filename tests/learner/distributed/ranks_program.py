@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 from learner_rig import make_group, random_groups
 
-from ftis_node.learner.distributed.launch import RankAddress
-from ftis_node.learner.distributed.rank_worker import run_commands
+from ftis_node.learner.distributed.launch import RankAddress, run_commands
 from ftis_node.learner.distributed.ranks import RankGroup, RankTask
 from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import LearnerBoot
