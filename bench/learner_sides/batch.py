@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 from ftis_node.generation.engines.base import GenerationResult
 from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
 from ftis_node.learner.messages import TrainGroup
-from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.records.token_batch import TokenBatch
+from ftis_node.telemetry.log import quiet_library_logging
 from ftis_node.workers.weight_store import MEMORY_DISK
 from stubs.random_models import own_group, pack_train_group
 from stubs.random_models import with_logprobs as filled

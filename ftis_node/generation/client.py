@@ -28,9 +28,8 @@ from ftis_node.generation.weight_loader import PROOF_TOLERANCES, CallWorker, Pro
 from ftis_node.workers.liveness import RestartPolicy, Timing
 from ftis_node.workers.preload import Preload
 from ftis_node.workers.process import WorkerProcess, WorkerSpec
-from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.supervisor import Preparation, Supervisor, WorkerClient, WorkerState
-from ftis_node.workers.weight_store import PublishedWeights, WeightProof
+from ftis_node.workers.weight_store import PublishedWeights, SharedWeights, WeightProof
 from ftis_node.workers.wire import Done
 
 logger = logging.getLogger(__name__)

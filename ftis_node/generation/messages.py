@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ftis_node.generation.engines.base import EngineSettings
-from ftis_node.workers.shared_weights import SharedWeights
+from ftis_node.workers.weight_store import SharedWeights
 from ftis_node.workers.wire import Message
 
 

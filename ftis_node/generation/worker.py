@@ -23,8 +23,7 @@ from ftis_node.generation.engines.vllm_log import WorkerLog
 from ftis_node.models import resolve_model
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.liveness import die_with_owner
-from ftis_node.workers.shared_weights import SharedWeights
-from ftis_node.workers.weight_store import file_checksums, find_difference
+from ftis_node.workers.weight_store import SharedWeights, file_checksums, find_difference
 from ftis_node.workers.wire import Done
 from ftis_node.workers.worker import Emitter, Handlers, run_worker
 

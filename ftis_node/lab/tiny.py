@@ -39,9 +39,9 @@ from ftis_node.lab.tiny_curricula import (
 )
 from ftis_node.lab.tiny_guess import READS, GuessCurriculum
 from ftis_node.lab.tiny_tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, encode_prompts, make_tokenizer
-from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.tasks import Task, load_task
 from ftis_node.tasks.arithmetic import Kind
+from ftis_node.telemetry.log import quiet_library_logging
 
 Curriculum = ArithmeticCurriculum | SumsCurriculum | GuessCurriculum
 BATCH_SIZE: Final = 64

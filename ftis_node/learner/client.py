@@ -21,9 +21,8 @@ from ftis_node.learner.messages import AuditReply, CheckpointEvent, LearnerBoot,
 from ftis_node.workers.liveness import RestartPolicy, Timing
 from ftis_node.workers.preload import KEEPS_FREED_BLOCKS, Preload
 from ftis_node.workers.process import WorkerProcess, WorkerSpec
-from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.supervisor import Supervisor, WorkerClient
-from ftis_node.workers.weight_store import PublishedWeights, WeightProof
+from ftis_node.workers.weight_store import PublishedWeights, SharedWeights, WeightProof
 from ftis_node.workers.wire import Done
 
 OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"

@@ -46,9 +46,8 @@ from ftis_node.learner.model.kernels import check_kernels, choose_kernels
 from ftis_node.learner.model.policy_loading import load_policy, load_reference
 from ftis_node.learner.step.agreement import AgreementMeter
 from ftis_node.learner.step.objective import Objective
-from ftis_node.learner.step.oom_retry import OomRetry
 from ftis_node.learner.step.optimizer import check_optimizer_states, make_masters, make_optimizer
-from ftis_node.learner.step.train_step import Forward, Passes, StepOutcome, take_step
+from ftis_node.learner.step.train_step import Forward, OomRetry, Passes, StepOutcome, take_step
 from ftis_node.learner.train_report import DRIFT_STEPS, Mismatch, groups_of_start, measure_mismatch, report_of
 from ftis_node.workers.shared_tensors import grow_segments
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof

@@ -16,8 +16,7 @@ from ftis_node.config.step import MethodSection, OptimizerSection
 from ftis_node.config.workers import LearnerSection, LoraSection, Quantize
 from ftis_node.learner.senders import SenderStats
 from ftis_node.telemetry.status import StepFigures
-from ftis_node.workers.shared_weights import SharedWeights, Transfer
-from ftis_node.workers.weight_store import PublishedWeights, WeightProof
+from ftis_node.workers.weight_store import PublishedWeights, SharedWeights, Transfer, WeightProof
 from ftis_node.workers.wire import Message
 
 MAX_UNSAVED_STEPS = 100  # even if writes are slow: the buffer keeps the groups of unsaved steps

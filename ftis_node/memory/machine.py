@@ -16,7 +16,7 @@ from pathlib import Path
 from ftis_node.config.node import NodeSettings
 from ftis_node.models.accelerators import Accelerator
 from ftis_node.telemetry.terminal_text import GIB, in_gib
-from ftis_node.workers.shared_weights import Transfer
+from ftis_node.workers.weight_store import Transfer
 
 USABLE_SHARE = 0.95  # torch's allocator reserves more than is in use, and the driver keeps a part
 SPARE_BYTES = int(0.3 * GIB)  # of the free memory: a desktop's use varies

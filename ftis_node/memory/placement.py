@@ -29,8 +29,7 @@ from ftis_node.models.accelerators import unusable_gpu, unused_gpu
 from ftis_node.telemetry.host_memory import free_host_bytes
 from ftis_node.telemetry.nvml import VISIBLE_GPUS
 from ftis_node.telemetry.terminal_text import in_gib
-from ftis_node.workers.shared_weights import Transfer
-from ftis_node.workers.weight_store import free_in_memory
+from ftis_node.workers.weight_store import Transfer, free_in_memory
 
 log = logging.getLogger(__name__)
 

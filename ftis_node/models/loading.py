@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from ftis_node.config.workers import Quantize
 from ftis_node.errors import ConfigError, ModelError, first_line
 from ftis_node.models.accelerators import Device, pick_device
-from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.quantized import check_dense, loading_arguments, use_stored_codes
 from ftis_node.models.source import GENERATION_CONFIG_FILE, ModelSource
 from ftis_node.models.tokenizer import PromptTokenizer
+from ftis_node.telemetry.log import quiet_library_logging
 
 if TYPE_CHECKING:
     import torch

@@ -44,13 +44,13 @@ from ftis_node.models.chat_template import (
     plain_template,
 )
 from ftis_node.models.fingerprint import tokenizer_fingerprint
-from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.source import ModelSource
 from ftis_node.models.tokenizer_class import tokenizer_class
 from ftis_node.records.bounds import MAX_END_IDS
 from ftis_node.records.group import FinishReason
 from ftis_node.records.think_block import ANSWER_TAGS, split_opening, whole_answer
 from ftis_node.records.token_batch import TokenBatch
+from ftis_node.telemetry.log import quiet_library_logging
 
 log = logging.getLogger(__name__)
 MAX_REMEMBERED_PROMPTS = 4096

@@ -15,7 +15,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
@@ -32,6 +33,7 @@ DATE_FORMAT = "%Y-%m-%dT%H:%M:%S%z"
 BARE = {"bare": True}
 PERIOD_S = 60.0
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
+CHATTY_LOGGERS = ("transformers", "huggingface_hub", "peft", "bitsandbytes", "httpx", "httpx2")
 STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = 0, 1, 2
 
 
@@ -194,3 +196,19 @@ def is_out_of_files(error: BaseException) -> bool:
     return isinstance(error, sqlite3.OperationalError) and (
         getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CANTOPEN
     )
+
+
+@contextlib.contextmanager
+def quiet_library_logging() -> Iterator[None]:
+    """Inside the context, the model libraries log only errors and do not warn."""
+    loggers = [logging.getLogger(name) for name in CHATTY_LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -27,8 +27,8 @@ from msgspec.structs import astuple
 from torch import Tensor
 
 from ftis_node.errors import SharingError, first_line
-from ftis_node.workers.shared_weights import ELEMENT_BYTES, SharedStorage, SharedTensor, SharedWeights, check
 from ftis_node.workers.tensor_file import DTYPES, NAMES
+from ftis_node.workers.weight_store import ELEMENT_BYTES, SharedStorage, SharedTensor, SharedWeights, check_handles
 
 # The handle of a cudaMalloc allocation: a version byte, "c", and the 64 bytes of cudaIpcMemHandle_t.
 HANDLE_BYTES, HANDLE_KIND = 66, ord("c")
@@ -121,7 +121,7 @@ class OpenedWeights:
         """Map the storages that are not mapped yet. After an error no new storage stays open. Raises SharingError."""
         if self._shared is None or self._shared.export_id != shared.export_id:
             self.close()
-        check(shared)
+        check_handles(shared)
         if shared.device_uuid != device_uuid(self._device):
             raise SharingError("the weights lie on another GPU")
         storages = self._storages or [open_storage(each, self._device.index or 0) for each in shared.storages]

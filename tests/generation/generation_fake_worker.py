@@ -36,7 +36,7 @@ from ftis_node.generation.worker import Service, report_break, report_tokens
 from ftis_node.records.group import Completion, FinishReason
 from ftis_node.workers.liveness import Timing
 from ftis_node.workers.process import OnEvent, WorkerSpec
-from ftis_node.workers.shared_weights import SharedWeights
+from ftis_node.workers.weight_store import SharedWeights
 from ftis_node.workers.wire import Body, Message, Ready, error_of, failure_of, pack, unpack_body
 from ftis_node.workers.worker import Emitter, Handlers
 

@@ -15,8 +15,7 @@ from generation_support import SETTINGS, generate_group, proof, publish
 from ftis_node.errors import ModelError, SharingError, WorkerDiedError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.weight_loader import WeightLoader, known
-from ftis_node.workers.shared_weights import SharedWeights
-from ftis_node.workers.weight_store import PublishedWeights
+from ftis_node.workers.weight_store import PublishedWeights, SharedWeights
 from tests.waiting import eventually
 
 SLEEPS = msgspec.structs.replace(SETTINGS, can_sleep=True)

@@ -24,7 +24,7 @@ from ftis_node.generation.engines.vllm_core import VllmCore, try_sleep
 from ftis_node.generation.engines.vllm_engine import explained, with_known_options
 from ftis_node.generation.engines.vllm_log import LOST_CORE, WorkerLog
 from ftis_node.models import ModelSource
-from ftis_node.workers.shared_weights import SharedWeights
+from ftis_node.workers.weight_store import SharedWeights
 
 LOST = -1
 SHARED = SharedWeights(export_id="e", device_uuid="u", storages=(), tensors=())

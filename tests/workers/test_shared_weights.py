@@ -18,8 +18,8 @@ import torch
 from ftis_node.errors import SharingError
 from ftis_node.workers import shared_tensors
 from ftis_node.workers.shared_tensors import Exporter, OpenedWeights, export_storage
-from ftis_node.workers.shared_weights import SharedStorage, SharedWeights
 from ftis_node.workers.tensor_file import checksum
+from ftis_node.workers.weight_store import SharedStorage, SharedWeights
 from tests import cpu_sharing
 
 CPU = torch.device("cpu")
@@ -30,7 +30,6 @@ import msgspec
 import torch
 from ftis_node.errors import SharingError
 from ftis_node.workers.shared_tensors import OpenedWeights
-from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.tensor_file import checksum
 from tests import cpu_sharing
 

@@ -16,7 +16,7 @@ from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import FtisError, UsageError
 
 if TYPE_CHECKING:
-    from ftis_node.models.hub_push import PushTarget
+    from ftis_node.models.hub import PushTarget
 
 GgufType = Literal["f16", "q8_0", "f32"]
 LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
@@ -114,7 +114,7 @@ def _push_target(repo: str | None, *, public: bool, revision: str | None, messag
         if stray := [name for name, value in given.items() if value]:
             raise UsageError(f"{', '.join(stray)}: add --push-to OWNER/NAME, or leave it out")
         return None
-    from ftis_node.models.hub_push import PushTarget, check_target
+    from ftis_node.models.hub import PushTarget, check_target
 
     target = PushTarget(repo, public, revision)
     check_target(target)
@@ -123,7 +123,7 @@ def _push_target(repo: str | None, *, public: bool, revision: str | None, messag
 
 def _push(folder: Path, target: PushTarget, *, message: str) -> None:
     """Push the folder and print its address. A failure names the folder, which stays, and a command to push it."""
-    from ftis_node.models.hub_push import push_folder
+    from ftis_node.models.hub import push_folder
 
     try:
         url, is_private = push_folder(folder, target, message=message)

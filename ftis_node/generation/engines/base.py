@@ -27,7 +27,7 @@ from ftis_node.records.group import (
     join_completions,
 )
 from ftis_node.records.token_batch import TokenBatch
-from ftis_node.workers.shared_weights import SharedWeights
+from ftis_node.workers.weight_store import SharedWeights
 from ftis_node.workers.wire import Message
 
 DEFAULT_MAX_VERSION_SPAN = 8

@@ -20,15 +20,15 @@ from torch import Tensor
 from ftis_node.errors import ModelError
 from ftis_node.models import ModelSource
 from ftis_node.models.adapter_folder import ADAPTER_FILE, AdapterSettings, check_fits, read_adapter
-from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.loading import outlined_causal_lm, tied_names
 from ftis_node.models.model_files import check_tensors, read_header
 from ftis_node.models.quantized import quantized_shapes
+from ftis_node.telemetry.log import quiet_library_logging
 from ftis_node.workers.durable import is_complete
 from ftis_node.workers.hub_names import hub_tensors
 from ftis_node.workers.shared_tensors import OpenedWeights
-from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.tensor_file import LockedFiles, checksums_of, read_tensors
+from ftis_node.workers.weight_store import SharedWeights
 
 Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 

@@ -33,9 +33,8 @@ from ftis_node.models.loading import is_recurrent
 from ftis_node.records.group import SamplingSettings
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.shared_tensors import Exporter, OpenedWeights
-from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.tensor_file import LockedFiles
-from ftis_node.workers.weight_store import probe_logprobs, probe_token_ids
+from ftis_node.workers.weight_store import SharedWeights, probe_logprobs, probe_token_ids
 
 DEFAULT_MAX_BATCH = 128
 TOKENS_PER_HOP = 8  # more: less overhead; fewer: lower latency of new requests and cancellations

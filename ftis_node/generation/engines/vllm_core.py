@@ -42,7 +42,7 @@ from ftis_node.errors import (
 )
 from ftis_node.generation.engines.base import Engine, GenerateRequest, GenerationResult, settle
 from ftis_node.records.group import Completion, FinishReason
-from ftis_node.workers.shared_weights import SharedWeights
+from ftis_node.workers.weight_store import SharedWeights
 
 FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # any other reason: aborted
 KEEP_LEVEL, DISCARD_LEVEL = 1, 2

@@ -38,7 +38,7 @@ from ftis_node.generation.engines.vllm_core import (
 )
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, num_loras, sampling_arguments
 from ftis_node.records.group import FinishReason
-from ftis_node.workers.shared_weights import SharedWeights
+from ftis_node.workers.weight_store import SharedWeights
 
 logger = logging.getLogger(__name__)
 

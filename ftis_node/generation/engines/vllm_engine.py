@@ -50,8 +50,7 @@ from ftis_node.models.loading import merged_source
 from ftis_node.models.quantized import check_installed
 from ftis_node.telemetry.host_memory import free_host_bytes
 from ftis_node.workers.quick_imports import import_quickly
-from ftis_node.workers.shared_weights import SharedWeights
-from ftis_node.workers.weight_store import file_checksums
+from ftis_node.workers.weight_store import SharedWeights, file_checksums
 
 if TYPE_CHECKING:
     from ftis_node.generation.engines.vllm_driver import VllmDriver

@@ -17,8 +17,8 @@ import torch
 from ftis_node.errors import SharingError
 from ftis_node.models.model_files import read_header
 from ftis_node.workers.shared_tensors import Exporter, OpenedWeights
-from ftis_node.workers.shared_weights import SharedWeights
 from ftis_node.workers.tensor_file import NAMES, LockedFiles, checksums_of, read_tensors
+from ftis_node.workers.weight_store import SharedWeights
 
 RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 

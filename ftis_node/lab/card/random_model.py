@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from ftis_node.lab.tiny_tokenizer import make_tokenizer
-from ftis_node.models.library_logging import quiet_library_logging
+from ftis_node.telemetry.log import quiet_library_logging
 
 SHARD_SIZE: Final = "2GB"
 KEPT_MODELS: Final = Path(tempfile.gettempdir()) / "ftis-bench-models"  # vLLM's compiled code is for a model's path

@@ -27,9 +27,15 @@ from ftis_node.learner.model.lora import adapter_alone, adapter_merger
 from ftis_node.learner.model.policy import Policy, own_tensors
 from ftis_node.workers.hub_names import hub_parts, hub_tensors
 from ftis_node.workers.shared_tensors import Exporter
-from ftis_node.workers.shared_weights import Transfer
 from ftis_node.workers.tensor_file import LockedFiles, checksums_of
-from ftis_node.workers.weight_store import PublishedWeights, WeightProof, discard_published, prove, publish_weights
+from ftis_node.workers.weight_store import (
+    PublishedWeights,
+    Transfer,
+    WeightProof,
+    discard_published,
+    prove,
+    publish_weights,
+)
 
 log = logging.getLogger(__name__)
 Form = Literal["model", "adapter"]

@@ -42,7 +42,7 @@ from ftis_node.learner.model.policy_loading import (
     probe_group,
     probe_values,
 )
-from ftis_node.learner.step.oom_retry import one_out_of_memory_error
+from ftis_node.learner.step.train_step import one_out_of_memory_error
 
 log = logging.getLogger(__name__)
 

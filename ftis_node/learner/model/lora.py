@@ -17,8 +17,8 @@ from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, ModelError
 from ftis_node.learner.distributed.sharded_tensors import is_sharded
 from ftis_node.models.adapter_folder import ADAPTER_FILE, read_adapter
-from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.loading import check_finite
+from ftis_node.telemetry.log import quiet_library_logging
 from ftis_node.workers.tensor_file import read_tensors
 
 log = logging.getLogger(__name__)

@@ -38,8 +38,7 @@ from ftis_node.models import ModelSource, parameter_count, read_shape
 from ftis_node.node.worker_settings import dtype_of, serves_adapters
 from ftis_node.telemetry.terminal_text import size
 from ftis_node.workers.durable import CHECKPOINT_PREFIX, TEMPORARY_MARK, newest_complete
-from ftis_node.workers.shared_weights import Transfer
-from ftis_node.workers.weight_store import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
+from ftis_node.workers.weight_store import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE, Transfer
 
 CHECKPOINT = re.compile(r"step-\d+")
 CUSHION_SHARE = 16  # of the limit

@@ -8,7 +8,7 @@ from learner_rig import make_boot, random_groups
 
 from ftis_node.errors import MachineError, OutOfMemoryError
 from ftis_node.learner.learner import Learner
-from ftis_node.learner.step.oom_retry import OomRetry, one_out_of_memory_error
+from ftis_node.learner.step.train_step import OomRetry, one_out_of_memory_error
 from ftis_node.learner.worker import _open
 
 
