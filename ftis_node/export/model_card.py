@@ -18,7 +18,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, read_own_manifest
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_object
-from ftis_node.models.source import HUB_ID
+from ftis_node.models.hub import HUB_ID
 from ftis_node.tasks.registry import hub_datasets, task_licenses
 from ftis_node.telemetry.status import Status
 from ftis_node.telemetry.terminal_text import printable

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftis_node.errors import MachineError, OutOfMemoryError, WorkerTaskError, first_line
 from ftis_node.learner import messages
-from ftis_node.learner.distributed.launch import RankAddress, start_ranks
+from ftis_node.learner.distributed.launch import start_ranks
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.workers.quick_imports import import_quickly
 from ftis_node.workers.wire import Done, Message
@@ -57,9 +57,9 @@ async def work(thread: Executor, piece: Callable[[StepCallback], Result], emit: 
 async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
     """Build a learner from `boot`, with its handlers. On exit, save its newest step if it is not on disk."""
     async with AsyncExitStack() as stack:
-        address = stack.enter_context(start_ranks(boot))
+        store = stack.enter_context(start_ranks(boot))
         thread = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner"))
-        learner = await work(thread, lambda between: _open(boot, address, emit), emit)
+        learner = await work(thread, lambda between: _open(boot, store, emit), emit)
         saving = asyncio.create_task(_save_while_idle(boot, thread, learner, emit))
         try:
             yield _handlers(boot, thread, learner)
@@ -84,7 +84,7 @@ async def _save_while_idle(boot: LearnerBoot, thread: Executor, learner: Learner
             await asyncio.sleep(RETRY_S)
 
 
-def _open(boot: LearnerBoot, address: RankAddress | None, emit: Emitter) -> Learner:
+def _open(boot: LearnerBoot, store: str | None, emit: Emitter) -> Learner:
     # In the thread, so that heartbeats continue: torch and transformers take seconds to import.
     import_quickly("ftis_node.learner.learner")
     import torch
@@ -94,7 +94,7 @@ def _open(boot: LearnerBoot, address: RankAddress | None, emit: Emitter) -> Lear
 
     if boot.memory_share is not None:  # beyond it a step is repeated with less memory, and the generator does not fail
         torch.cuda.set_per_process_memory_fraction(boot.memory_share)
-    ranks = ALONE if address is None else RankGroup(address, boot)
+    ranks = ALONE if store is None else RankGroup(0, boot.settings.num_ranks, store, boot)
     try:
         learner = Learner(boot, ranks=ranks, on_event=emit)
     except torch.OutOfMemoryError as error:

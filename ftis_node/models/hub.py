@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import io
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -35,6 +36,7 @@ from ftis_node.telemetry.log import OnProgress, quiet_library_logging, unwatched
 from ftis_node.telemetry.terminal_text import size
 
 T = TypeVar("T")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Weights or an adapter as safetensors, configuration and tokenizer; no code, no sub-folders.
 WANTED_FILES = (
     *("model*.safetensors", "adapter_model.safetensors", "*.json"),
@@ -223,8 +225,6 @@ class PushTarget:
 def check_target(target: PushTarget) -> None:
     """Check the name and the login without the network. Raises UsageError in one line."""
     from huggingface_hub import get_token
-
-    from ftis_node.models.source import HUB_ID
 
     if not HUB_ID.fullmatch(target.repo):
         raise UsageError(f"--push-to {target.repo!r} names no repository of the hub: write OWNER/NAME")

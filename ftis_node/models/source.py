@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import logging
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from ftis_node.errors import FileError, FtisError, ModelError, UntrainableModelE
 from ftis_node.files import check_regular
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, check_fits, read_adapter
 from ftis_node.models.gguf import SUFFIX, gguf_folder, is_gguf
-from ftis_node.models.hub import cached_snapshot, fetch_snapshot
+from ftis_node.models.hub import HUB_ID, cached_snapshot, fetch_snapshot
 from ftis_node.models.model_files import CONFIG_FILE, read_header, read_json
 from ftis_node.telemetry.log import OnProgress, unwatched
 
@@ -38,7 +37,6 @@ NEEDED_FOLDER = "give a folder with config.json, safetensors weights and a token
 # Keys of a configuration; the last is that of MLX.
 QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 NEAR = 0.75  # similarity of 1 at most: above it one name may be a typo of the other
 
 

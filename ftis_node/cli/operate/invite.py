@@ -65,7 +65,7 @@ def invite(
 def _example_model(home: Home) -> str:
     """Return the name of the node's model if a friend can fetch it by this name, else MODEL."""
     from ftis_node.models.gguf import HUB_FILE, PACKAGE, PACKAGE_PREFIX
-    from ftis_node.models.source import HUB_ID
+    from ftis_node.models.hub import HUB_ID
 
     model = str(last_settings(home).get("model"))
     if model.startswith(PACKAGE_PREFIX):

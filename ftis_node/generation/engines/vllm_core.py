@@ -11,9 +11,9 @@ allocates the parameters again, uninitialized: nothing may be computed before ne
 Weights change only while generation is paused. The core stamps the version on a step's tokens at their output, not at
 their computation. So a step in progress would be stamped with a version that it did not use.
 
-Sleep mode uses the driver's virtual memory. With some new cards and drivers it loses data or ends the process. So the
-first start on a card tries it (`try_sleep`), and a node whose workers take turns fails there, not in the middle of a
-run. A file in vLLM's cache marks a card that passed.
+Sleep mode uses the driver's virtual memory. With some new cards and drivers it loses data or ends the process. A node
+whose workers take turns finds that at its first start on a card (`try_sleep`), not in the middle of a run. A file in
+vLLM's cache marks a card that passed.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -51,18 +50,9 @@ LOST_RANK_EXIT_CODE = 1
 END_GRACE_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class RankAddress:
-    """A rank among `size`, and the file by which all ranks find each other (`torch.distributed.FileStore`)."""
-
-    rank: int
-    size: int
-    store: str
-
-
 @contextmanager
-def start_ranks(boot: LearnerBoot) -> Iterator[RankAddress | None]:
-    """Start the other ranks and yield rank 0's address, None if there are no others.
+def start_ranks(boot: LearnerBoot) -> Iterator[str | None]:
+    """Start the other ranks and yield the file by which all find each other, None if there are no others.
 
     Call it in the main thread: on Linux a rank dies with the thread that started it. Send the other ranks the task
     "end" before the context ends. They get END_GRACE_S seconds to end, and none after an error.
@@ -74,22 +64,22 @@ def start_ranks(boot: LearnerBoot) -> Iterator[RankAddress | None]:
     are_ending = threading.Event()
     within_s = 0.0
     with TemporaryDirectory(prefix="ftis-ranks-") as folder:
-        address = RankAddress(0, num_ranks, f"{folder}/store")
-        others = [_start_rank(boot, replace(address, rank=rank), are_ending) for rank in range(1, num_ranks)]
+        store = f"{folder}/store"
+        others = [_start_rank(boot, rank, store, are_ending) for rank in range(1, num_ranks)]
         try:
-            yield address
+            yield store
             within_s = END_GRACE_S
         finally:
             are_ending.set()
             _end(others, within_s=within_s)
 
 
-def _start_rank(boot: LearnerBoot, address: RankAddress, are_ending: threading.Event) -> subprocess.Popen[bytes]:
+def _start_rank(boot: LearnerBoot, rank: int, store: str, are_ending: threading.Event) -> subprocess.Popen[bytes]:
     """Start a rank above 0, which gets `boot` on its standard input."""
-    command = [sys.executable, "-m", MODULE, str(os.getpid()), str(address.rank), str(address.size), address.store]
+    command = [sys.executable, "-m", MODULE, str(os.getpid()), str(rank), store]
     process = subprocess.Popen(command, stdin=subprocess.PIPE)
-    name = f"rank-{address.rank}-watch"
-    threading.Thread(target=_watch, args=(address.rank, process, are_ending), name=name, daemon=True).start()
+    watch = threading.Thread(target=_watch, args=(rank, process, are_ending), name=f"rank-{rank}-watch", daemon=True)
+    watch.start()
     assert process.stdin is not None
     with suppress(BrokenPipeError), process.stdin:  # the watch reports a process that has ended
         process.stdin.write(msgspec.msgpack.encode(boot, enc_hook=enc_hook))
@@ -133,7 +123,7 @@ def run_commands(learner: Learner, ranks: RankGroup) -> None:
 
 
 def main() -> None:
-    owner_pid, rank, size, store = sys.argv[1:]
+    owner_pid, rank, store = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 handles it; the kernel ends this process with rank 0
         signal.signal(number, signal.SIG_IGN)
     die_with_owner(int(owner_pid))
@@ -143,7 +133,7 @@ def main() -> None:
     from ftis_node.learner.learner import Learner
 
     try:
-        ranks = RankGroup(RankAddress(int(rank), int(size), store), boot)
+        ranks = RankGroup(int(rank), boot.settings.num_ranks, store, boot)
         run_commands(Learner(boot, ranks=ranks), ranks)
         ranks.close()
     except FtisError as error:

@@ -28,7 +28,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ftis_node.errors import FtisError, WorkerTaskError
 from ftis_node.learner.batch import MicroBatch
-from ftis_node.learner.distributed.launch import RankAddress
 from ftis_node.learner.messages import AuditRequest, LearnerBoot, TrainRequest
 from ftis_node.models import pick_device
 from ftis_node.workers.wire import Message
@@ -93,19 +92,19 @@ ALONE = Ranks()
 class RankGroup(Ranks):
     """Several processes connected by torch.distributed."""
 
-    def __init__(self, address: RankAddress, boot: LearnerBoot) -> None:
-        """Wait until all ranks are connected, which have the same `boot`."""
-        self.rank, self.size = address.rank, address.size
+    def __init__(self, rank: int, size: int, store: str, boot: LearnerBoot) -> None:
+        """Wait until all ranks are connected. They have the same `boot`, and find each other by the file `store`."""
+        self.rank, self.size = rank, size
         on_gpu = pick_device(boot.device) != "cpu"
         if on_gpu:
-            torch.cuda.set_device(address.rank)
-        store = distributed.FileStore(address.store, address.size)  # type: ignore[attr-defined]
-        store.set_timeout(COLLECTIVE_TIMEOUT)
+            torch.cuda.set_device(rank)
+        file_store = distributed.FileStore(store, size)  # type: ignore[attr-defined]
+        file_store.set_timeout(COLLECTIVE_TIMEOUT)
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            store=store,
-            rank=address.rank,
-            world_size=address.size,
+            store=file_store,
+            rank=rank,
+            world_size=size,
             timeout=COLLECTIVE_TIMEOUT,
         )
         self._device_type = "cuda" if on_gpu else "cpu"

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from ftis_node.errors import WorkerError
-from ftis_node.models.source import HUB_ID
+from ftis_node.models.hub import HUB_ID
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.training.step_groups import TrainForm
 from ftis_node.node.worker_interfaces import Learning

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from learner_rig import make_group, random_groups
 
-from ftis_node.learner.distributed.launch import RankAddress, run_commands
+from ftis_node.learner.distributed.launch import run_commands
 from ftis_node.learner.distributed.ranks import RankGroup, RankTask
 from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import LearnerBoot
@@ -42,10 +42,10 @@ def train(learner, first, last):
 
 
 def fork_rank(out):
-    """Fork, and return the address of the rank that each of the two processes is."""
+    """Fork, and return the rank that each of the two processes is, their number, and the file of both."""
     rank = 0 if os.fork() else 1
     die_with_owner(os.getppid())
-    return RankAddress(rank, 2, f"{out}.store")
+    return rank, 2, f"{out}.store"
 
 
 def main():
@@ -55,7 +55,7 @@ def main():
         for boot, first, last in json.loads(sys.argv[1])
     ]
     done = []
-    ranks = RankGroup(address, tasks[0][0])
+    ranks = RankGroup(*address, tasks[0][0])
     for boot, first, last in tasks:
         learner = Learner(boot, ranks=ranks)
         if ranks.rank:
@@ -65,7 +65,7 @@ def main():
         with ranks.lead(RankTask("end")):
             pass
     ranks.close()
-    if address.rank == 0:
+    if ranks.rank == 0:
         Path(sys.argv[2]).write_text(json.dumps(done))
         assert os.wait()[1] == 0, "the other rank failed"
 

@@ -64,10 +64,10 @@ def main():
     address = fork_rank(sys.argv[2])
     boots = [msgspec.convert(boot, LearnerBoot, dec_hook=dec_hook) for boot in json.loads(sys.argv[1])]
     torch.set_num_threads(1)
-    ranks = RankGroup(address, boots[0])
+    ranks = RankGroup(*address, boots[0])
     done = [loaded(boot, ranks) for boot in boots]
     ranks.close()
-    if address.rank == 0:
+    if ranks.rank == 0:
         Path(sys.argv[2]).write_text(json.dumps(done))
         assert os.wait()[1] == 0, "the other rank failed"
 
