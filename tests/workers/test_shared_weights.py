@@ -31,6 +31,7 @@ import torch
 from ftis_node.errors import SharingError
 from ftis_node.workers.shared_tensors import OpenedWeights
 from ftis_node.workers.tensor_file import checksum
+from ftis_node.workers.weight_store import SharedWeights
 from tests import cpu_sharing
 
 device = torch.device(sys.argv[1])
