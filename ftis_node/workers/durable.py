@@ -40,10 +40,7 @@ def complete_folder(target: Path, *, sync: bool = True) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    (target / MARKER).touch()
-    if sync:
-        sync_to_disk(target / MARKER)
-        sync_to_disk(target)
+    _write_marker(target, sync=sync)
 
 
 def is_complete(path: Path) -> bool:
@@ -99,6 +96,13 @@ def _move_into_place(temporary: Path, target: Path, *, sync: bool) -> None:
         sync_to_disk(target.parent)
     if is_replaced:
         shutil.rmtree(aside)
+
+
+def _write_marker(target: Path, *, sync: bool) -> None:
+    (target / MARKER).touch()
+    if sync:
+        sync_to_disk(target / MARKER)
+        sync_to_disk(target)
 
 
 def _remove(path: Path) -> None:
