@@ -110,7 +110,7 @@ def main() -> None:
     os.environ.pop(
         "PYTHONDONTWRITEBYTECODE", None
     )  # installed programs have compiled files, and these have them from the second run
-    completion = {"COMP_WORDS": "ftis-node join --run ", "COMP_CWORD": "3", "_FTIS_NODE_COMPLETE": "complete_bash"}
+    completion = {"COMP_WORDS": "ftis-node join --role ", "COMP_CWORD": "3", "_FTIS_NODE_COMPLETE": "complete_bash"}
     with tempfile.TemporaryDirectory() as folder:
         home = stopped_home(Path(folder))
         benches = {

@@ -16,7 +16,6 @@ import signal
 import sys
 import threading
 import traceback
-from functools import partial
 from typing import NoReturn
 
 import typer
@@ -44,7 +43,6 @@ from ftis_node.cli.commands import (
     tasks,
     tiny,
 )
-from ftis_node.cli.completion import complete_in_bash
 from ftis_node.cli.operate import invite, pause, service
 from ftis_node.config.no_network_env import NO_TELEMETRY
 from ftis_node.errors import DamagedError, FtisError
@@ -132,8 +130,6 @@ def main() -> None:
     open_closed_files()
     if _is_lasting(sys.argv[1:]):
         drop_what_cannot_be_written()
-    if os.environ.get("_FTIS_NODE_COMPLETE") == "complete_bash":
-        complete_in_bash(partial(run, []))
     code = run(sys.argv[1:])
     if _is_lasting(sys.argv[1:]):
         _end_at_once(code)

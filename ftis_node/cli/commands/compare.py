@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ftis_node.cli.completion import methods as complete_methods
-from ftis_node.cli.completion import presets, task_specs
 from ftis_node.cli.options import Device
 from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import UsageError
@@ -53,7 +51,6 @@ def compare(
             "--methods",
             help="Comma-separated; alone[:own][:updates=K][:METHOD], or METHOD, or METHOD:parameter=value. "
             f"Default: {DEFAULT_METHODS}.",
-            autocompletion=complete_methods,
         ),
     ] = None,
     share: Annotated[
@@ -109,13 +106,8 @@ def compare(
     eval_every: Annotated[
         int, typer.Option("--eval-every", min=0, help="Steps between evaluations; 0: as in --run.")
     ] = 0,
-    run: Annotated[
-        str | None,
-        typer.Option("--run", help="Preset or TOML file with all other settings.", autocompletion=presets),
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option("--task", help="Task SPEC to train on.", autocompletion=task_specs)
-    ] = None,
+    run: Annotated[str | None, typer.Option("--run", help="Preset or TOML file with all other settings.")] = None,
+    task: Annotated[str | None, typer.Option("--task", help="Task SPEC to train on.")] = None,
     ood_task: Annotated[
         str | None,
         typer.Option("--ood-task", help="Task SPEC to evaluate without training on it. With hdee: excluded domains."),

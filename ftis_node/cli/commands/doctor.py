@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.completion import presets
 from ftis_node.cli.options import (
     BaseForm,
     GpusOption,
@@ -38,10 +37,7 @@ OPTION = "memory.option"
 def doctor(
     model: Annotated[str | None, typer.Option("--model", help="Also check this model and plan its memory.")] = None,
     run: Annotated[
-        str | None,
-        typer.Option(
-            "--run", help="Preset or TOML file to plan for.", show_default="the home's", autocompletion=presets
-        ),
+        str | None, typer.Option("--run", help="Preset or TOML file to plan for.", show_default="the home's")
     ] = None,
     lora: Annotated[
         bool | None, typer.Option("--lora/--full", help="Plan for a LoRA adapter, or for all weights.")

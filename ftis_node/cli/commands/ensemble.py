@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.completion import ENSEMBLE_MODES, some_of, task_specs
 from ftis_node.cli.options import EngineOption, HomeOption, JsonOption, home_at, print_document
 from ftis_node.cli.progress import show_fraction
 from ftis_node.telemetry.terminal_text import columns
@@ -19,26 +18,19 @@ if TYPE_CHECKING:
     from ftis_node.evaluation.result import EnsembleResult, EvaluationRow
 
 
-TaskOption = Annotated[
-    str, typer.Option("--task", help="Task SPEC, such as gsm8k or math500:PATH.", autocompletion=task_specs)
-]
+ENSEMBLE_MODES = ("posterior", "mean", "answer", "vote", "confidence")  # same as in evaluation/ensemble.py
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of problems.")]
 
 
 def ensemble(
-    task: TaskOption,
+    task: Annotated[str, typer.Option("--task", help="Task SPEC, such as gsm8k or math500:PATH.")],
     models: Annotated[str, typer.Option("--models", help="Hub ids, folders or GGUF files, comma-separated.")] = "",
     swarm: Annotated[
         list[str] | None,
         typer.Option("--swarm", help="Folder of exported models or of nodes' homes; repeatable, or comma-separated."),
     ] = None,
     mode: Annotated[
-        str,
-        typer.Option(
-            "--mode",
-            help=f"{', '.join(ENSEMBLE_MODES)}, comma-separated, or all.",
-            autocompletion=some_of(*ENSEMBLE_MODES, "all"),
-        ),
+        str, typer.Option("--mode", help=f"{', '.join(ENSEMBLE_MODES)}, comma-separated, or all.")
     ] = "posterior,vote",
     limit: LimitOption = 512,
     max_tokens: Annotated[

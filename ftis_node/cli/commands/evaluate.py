@@ -12,7 +12,6 @@ import typer
 
 from ftis_node.cli.commands.chat import CompareOption, ModelOption
 from ftis_node.cli.commands.ensemble import LimitOption
-from ftis_node.cli.completion import task_specs
 from ftis_node.cli.options import EngineOption, HomeOption, JsonOption, home_at, print_document
 from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import UsageError
@@ -32,7 +31,6 @@ def evaluate(
             "--task",
             help="Task SPEC, such as gsm8k or math500:PATH.",
             show_default="with a home, its run's",
-            autocompletion=task_specs,
         ),
     ] = None,
     limit: LimitOption = 512,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.completion import peer_ids, presets, task_specs
 from ftis_node.cli.options import (
     BaseForm,
     Engine,
@@ -61,7 +60,6 @@ def join(
             help="Preset (open-swarm: for a swarm that anybody may join), manifest file, or id of a run that the peers "
             "know.",
             show_default="the preset that fits --task",
-            autocompletion=presets,
         ),
     ] = None,
     task: Annotated[
@@ -71,7 +69,6 @@ def join(
             help="Task SPEC, such as gsm8k, gsm8k:PATH, rg:chain_sum, a=3+b=1. Parts of the task of --run, or of the "
             "home's run: this node's domain.",
             show_default="the run's task",
-            autocompletion=task_specs,
         ),
     ] = None,
     eval_task: Annotated[
@@ -80,7 +77,6 @@ def join(
             "--eval-task",
             help="Task SPEC to evaluate on.",
             show_default="held-out problems",
-            autocompletion=task_specs,
         ),
     ] = None,
     peers: Annotated[
@@ -104,7 +100,6 @@ def join(
         typer.Option(
             "--follow",
             help="Peer id of the learner whose weights a generator uses.",
-            autocompletion=peer_ids,
             show_default="that of the last start",
         ),
     ] = None,

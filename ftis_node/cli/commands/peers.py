@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.completion import peer_ids
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
 from ftis_node.errors import UsageError
 from ftis_node.node.http_api.node_client import post_document, read_document
@@ -22,10 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None, help="List peers; ban, unban or trust them.", invoke_without_command=True)
 
-PeerArgument = Annotated[
-    str,
-    typer.Argument(help="A peer id, 4 or more characters of its start or end, or a name.", autocompletion=peer_ids),
-]
+PeerArgument = Annotated[str, typer.Argument(help="A peer id, 4 or more characters of its start or end, or a name.")]
 HEADER = (
     *("PEER", "NAME", "MODEL", "ROLE", "DOMAIN", "SEEN", "TRUST"),
     *("ACCEPTED", "REFUSED", "CONFIRMED", "EFFECTIVE", "NOTE"),

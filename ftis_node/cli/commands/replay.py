@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ftis_node.cli.completion import group_ids
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
 from ftis_node.errors import UsageError
 from ftis_node.telemetry.health_summary import duration
@@ -58,9 +57,7 @@ def list_groups(
 
 @app.command("show")
 def show(
-    group_id: Annotated[
-        str, typer.Argument(help="The group's id, or its first characters (4 or more).", autocompletion=group_ids)
-    ],
+    group_id: Annotated[str, typer.Argument(help="The group's id, or its first characters (4 or more).")],
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
