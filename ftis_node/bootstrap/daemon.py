@@ -19,7 +19,7 @@ from ftis_node.node.supervision.background import until_signalled
 from ftis_node.node.supervision.process_limits import allow_open_files
 from ftis_node.node.supervision.watchdog import Watchdog, service_manager
 from ftis_node.records.identity import Identity
-from ftis_node.report.swarm_history import SwarmHistory
+from ftis_node.report.swarm_page import SwarmHistory
 from ftis_node.telemetry.secrets import keep_secret
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,6 @@ from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.doctor import engines, machine, network
 from ftis_node.doctor.check_result import NETWORK_CHECKS, CheckResult
-from ftis_node.doctor.graders import check_graders
 from ftis_node.doctor.model import MemoryQuestion, check_model
 from ftis_node.errors import FtisError, NetworkError
 
@@ -108,7 +107,7 @@ def checks_of(home: Home, settings: NodeSettings, question: MemoryQuestion | Non
         DoctorCheck("disk", "the disk", QUICK_S, partial(machine.check_disk, home.root)),
         DoctorCheck("limits", "the node's limits", QUICK_S, partial(machine.check_limits, home, settings)),
         DoctorCheck("engine", "importing torch and vLLM", engines_s, check_engines),
-        DoctorCheck("grader", "the graders of tasks", engines_s, check_graders),
+        DoctorCheck("grader", "the graders of tasks", engines_s, engines.check_graders),
         DoctorCheck("port", "ports", QUICK_S, ports),
         DoctorCheck("route", "the network", QUICK_S, partial(_network, peers)),
         DoctorCheck("peer", "the peers", dials_s + GRACE_S, partial(_peers, peers, dials_s)),

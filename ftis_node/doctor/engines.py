@@ -1,4 +1,4 @@
-"""Checks of the engines: whether torch and vLLM can be imported and can use the GPU.
+"""Checks of the engines and of the libraries that grade answers, each where it runs in a node.
 
 A separate process imports torch and another one vLLM. An import can crash, hang, or leave gigabytes in memory, and an
 installed package may be the build for another machine.
@@ -6,6 +6,7 @@ installed package may be the build for another machine.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -19,8 +20,11 @@ from typing import Any, NamedTuple
 
 from ftis_node.doctor.check_result import CheckResult
 from ftis_node.doctor.machine import MIN_DRIVER
-from ftis_node.errors import INSTALL_VLLM
+from ftis_node.errors import INSTALL_VLLM, FtisError
 from ftis_node.models.accelerators import Accelerator, unusable_gpu
+from ftis_node.tasks import Task, grader_releases, parse_spec
+from ftis_node.tasks.problems import Problem
+from ftis_node.tasks.scorer import IsolatedScorer
 
 TORCH_LIMIT_S = 45.0
 VLLM_LIMIT_S = 75.0
@@ -33,6 +37,8 @@ TORCH_PROBE = (
 VLLM_PROBE = "import json, vllm; print(json.dumps({'version': vllm.__version__}))"
 NEW_DRIVER = f"install NVIDIA's driver {MIN_DRIVER} or newer: vLLM's torch is built for CUDA 13"
 INSTALL_TORCH = "install torch's build for this machine: pip install --force-reinstall torch"
+MATH_TASK = "gsm8k"  # `math500` and `dataset:` have the same grader
+GENERATED_TASK = "leg_counting"
 
 
 class ProbeAnswer(NamedTuple):
@@ -127,3 +133,32 @@ def run_probe(program: str, *, limit_s: float) -> ProbeAnswer:
     error_lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     how = f"it ended by signal {-done.returncode}" if done.returncode < 0 else f"it ended with {done.returncode}"
     return ProbeAnswer({}, error_lines[-1][:300] if error_lines else how)
+
+
+def check_graders() -> Iterator[CheckResult]:
+    """Yield a result for each library that grades a built-in task. No data set is read."""
+    for load in (_math_task, _generated_task):
+        try:
+            task = load()
+            asyncio.run(_check(task))
+        except FtisError as error:
+            yield CheckResult("grader.broken", "fail", str(error))
+        else:
+            yield CheckResult("grader.works", "ok", f"{grader_releases(task)}: known answers get the right rewards")
+
+
+async def _check(task: Task) -> None:
+    async with IsolatedScorer(task):
+        pass
+
+
+def _math_task() -> Task:
+    from ftis_node.tasks.dataset_task import DatasetTask
+
+    return DatasetTask(parse_spec(MATH_TASK).parts[0], "train", problems=(Problem("6 * 7 = ?", "42"),))
+
+
+def _generated_task() -> Task:
+    from ftis_node.tasks.rg import ReasoningGymTask
+
+    return ReasoningGymTask("train", GENERATED_TASK)

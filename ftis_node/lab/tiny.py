@@ -30,14 +30,15 @@ from transformers.utils import logging as transformers_logging
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.tiny_curricula import (
+    READS,
     RECIPES,
     SUMS_RECIPES,
     ArithmeticCurriculum,
+    GuessCurriculum,
     Recipe,
     Size,
     SumsCurriculum,
 )
-from ftis_node.lab.tiny_guess import READS, GuessCurriculum
 from ftis_node.lab.tiny_tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, encode_prompts, make_tokenizer
 from ftis_node.tasks import Task, load_task
 from ftis_node.tasks.arithmetic import Kind

@@ -16,8 +16,7 @@ from ftis_node.config.home import Home
 from ftis_node.report.facts import EventTotals
 from ftis_node.report.templates import render
 from ftis_node.telemetry.history import History, HistoryReader, thinned
-from ftis_node.view.formats import count, number, percent
-from ftis_node.view.palette import FOREIGN, MAIN, OWN, SECOND
+from ftis_node.view.formats import FOREIGN, MAIN, OWN, SECOND, count, number, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,8 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from itertools import cycle
 from statistics import median
 from typing import Any
@@ -20,10 +21,10 @@ from ftis_node.report.run_charts import Chart, ChartSeries
 from ftis_node.report.templates import clean, own_file, render
 from ftis_node.swarm.overview import SwarmView
 from ftis_node.telemetry.health_summary import plural
-from ftis_node.view.formats import ago, count, percent
-from ftis_node.view.palette import CURVES
+from ftis_node.view.formats import CURVES, MAIN, OWN, ago, count, percent
 from ftis_node.view.swarm import (
     Influence,
+    SwarmTotals,
     bounded,
     influences,
     is_active,
@@ -40,32 +41,10 @@ MAX_RUNS, MAX_LISTED, MAX_CELLS, MAX_LEGEND, MAX_ADDRESSES = 8, 100, 40, 10, 3
 NAME_WIDTH, MODEL_WIDTH = 20, 24
 FAR = 4.0  # a point of a curve may be this many times as far as half of the nodes are
 REFRESH_S = 10
+PERIOD_S = 300.0
+NUM_POINTS = 288  # a day
+Points = deque[tuple[float, SwarmTotals]]
 ADDRESS = re.compile(r"/[\w.:/-]{1,300}")
-
-
-def render_swarm(
-    views: Sequence[SwarmView],
-    *,
-    addresses: Sequence[str] = (),
-    note: str = "",
-    is_live: bool = False,
-    charts_of: Callable[[str], list[Chart]] = lambda run_id: [],
-) -> str:
-    """Return the page. `addresses` are those to join with, public ones first. A live page loads itself again.
-
-    `charts_of` returns further charts of a run.
-    """
-    now = time.time()
-    script = own_file(SCRIPT)
-    return render(
-        TEMPLATE,
-        runs=[_run(view, _join_line(view, addresses), charts_of(view.run.id), now=now) for view in views[:MAX_RUNS]],
-        note=note,
-        refresh_s=REFRESH_S if is_live else None,
-        made_at=now,
-        script=script,
-        script_hash=script_hash(script),
-    )
 
 
 def script_hash(script: str) -> str:
@@ -170,3 +149,51 @@ def _heat(view: SwarmView, names: dict[str, str]) -> dict[str, Any] | None:
         cells = [(round(share, 3), peer_id == row.peer_id) for peer_id, share in zip(senders, shares, strict=True)]
         rows.append({"id": short(row), "name": names[row.peer_id], "cells": cells, "others": max(0.0, 1 - sum(shares))})
     return {"senders": [(short(by_id[one]), names[one]) for one in senders], "rows": rows}
+
+
+class SwarmHistory:
+    """One point in five minutes for each run that was in the last views."""
+
+    def __init__(self) -> None:
+        self._points: dict[str, Points] = {}
+
+    def note(self, views: Sequence[SwarmView], *, now: float) -> None:
+        """Add a point for each run whose last one is old enough. Forget runs that are not in `views`."""
+        empty: Points = deque(maxlen=NUM_POINTS)
+        self._points = {view.run.id: self._points.get(view.run.id, empty.copy()) for view in views[:MAX_RUNS]}
+        for view in views[:MAX_RUNS]:
+            points = self._points[view.run.id]
+            if not points or now - points[-1][0] >= PERIOD_S:
+                points.append((now, totals(view, now=now)))
+
+    def charts(self, run_id: str) -> list[Chart]:
+        points = tuple(self._points.get(run_id, ()))  # another thread adds points
+        nodes = [(at, float(total.num_active)) for at, total in points]
+        tokens = [(at, total.tokens_per_minute) for at, total in points]
+        drawn = [
+            Chart("Active nodes", "In the last day.", [ChartSeries("nodes", OWN, nodes)], low=0.0, is_time=True),
+            Chart(
+                "Tokens a minute",
+                "Completion tokens of active nodes, in the last day.",
+                [ChartSeries("tokens", MAIN, tokens)],
+                low=0.0,
+                write=count,
+                is_time=True,
+            ),
+        ]
+        return [chart for chart in drawn if chart.is_drawn]
+
+    def render(
+        self, views: Sequence[SwarmView], *, addresses: Sequence[str] = (), note: str = "", is_live: bool = True
+    ) -> str:
+        """Return the page. `addresses` are those to join with, public ones first. A live page loads itself again."""
+        now, script, shown = time.time(), own_file(SCRIPT), views[:MAX_RUNS]
+        return render(
+            TEMPLATE,
+            runs=[_run(view, _join_line(view, addresses), self.charts(view.run.id), now=now) for view in shown],
+            note=note,
+            refresh_s=REFRESH_S if is_live else None,
+            made_at=now,
+            script=script,
+            script_hash=script_hash(script),
+        )

@@ -1,4 +1,4 @@
-"""Formats of numbers, times and ids."""
+"""Formats of numbers, times and ids; colors of plots and reports, readable on a light and on a dark page."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from ftis_node.telemetry.terminal_text import printable
 
 SHORT_ID = 12
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
+OWN, FOREIGN, MAIN, SECOND = "#3f83dd", "#d9771c", "#1c9c72", "#cf4f8d"
+CURVES = (MAIN, OWN, FOREIGN, SECOND, "#8a6fd1", "#9a8a1e", "#2aa3b8", "#b5543f", "#6b8f3a", "#a4779f")
 
 
 def short_id(peer_id: str) -> str:

@@ -12,8 +12,8 @@ from ftis_node.config.manifest import EpisodeSection
 from ftis_node.errors import TaskError
 from ftis_node.generation.chat_model import chat_environments
 from ftis_node.tasks import grader_releases, load_task
+from ftis_node.tasks.episodes.calculator import ExpressionError, value_of
 from ftis_node.tasks.episodes.episode import built_in_code, code_digest
-from ftis_node.tasks.episodes.expression import ExpressionError, value_of
 from ftis_node.tasks.scorer import IsolatedScorer, ScoringLimits
 from ftis_node.tasks.scoring_worker import ScoringCost
 from tests.conftest import write_distribution
@@ -202,7 +202,7 @@ def test_votes_compare_the_last_turn() -> None:
 def test_the_code_of_a_built_in_episode_is_a_release(tmp_path: Path) -> None:
     """Two checkouts of one version may have other rewards without fault."""
     assert grader_releases(load_task("guess")) == f"guess code {code_digest(built_in_code())}"
-    assert {"guess.py", "expression.py", "words.py"} <= built_in_code().keys()
+    assert {"guess.py", "calculator.py", "words.py"} <= built_in_code().keys()
     digests = set()
     for code in (b"a = 1\n", b"a = 1\r\n", b"a = 2\n"):
         (tmp_path / "guess.py").write_bytes(code)

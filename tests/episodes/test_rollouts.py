@@ -8,7 +8,7 @@ import pytest
 
 from ftis_node.config.manifest import EpisodeSection
 from ftis_node.errors import ModelError
-from ftis_node.evaluation.result import elected
+from ftis_node.evaluation.ensemble import elected
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.evaluate import Answered, ScoredAnswer
 from ftis_node.generation.rollouts import Rollouts, Sampler

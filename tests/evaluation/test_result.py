@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ftis_node.evaluation.result import confidence_row, elect, elected, evaluation_row, selection_row
+from ftis_node.evaluation.ensemble import confidence_row, elect, elected, evaluation_row, selection_row
 from ftis_node.generation.evaluate import Answered, ScoredAnswer
 from ftis_node.records.group import CompletionStatus, FinishReason
 from ftis_node.tasks import load_task

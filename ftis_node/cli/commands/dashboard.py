@@ -38,7 +38,7 @@ def dashboard(
         from ftis_node.cli.commands.swarm import swarm_page
         from ftis_node.dashboard.web import serve_dashboard
         from ftis_node.report.run_charts import CurveDrawer
-        from ftis_node.report.swarm_history import SwarmHistory
+        from ftis_node.report.swarm_page import SwarmHistory
 
         draw = partial(swarm_page, where, SwarmHistory()) if swarm else CurveDrawer(where).draw
         serve_dashboard(where, draw, host=host, port=port, is_swarm=swarm, show=partial(typer.echo, err=True))

@@ -15,7 +15,7 @@ from ftis_node.telemetry.terminal_text import columns
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ftis_node.evaluation.result import EnsembleResult, EvaluationRow
+    from ftis_node.evaluation.ensemble import EnsembleResult, EvaluationRow
 
 
 ENSEMBLE_MODES = ("posterior", "mean", "answer", "vote", "confidence")  # same as in evaluation/ensemble.py

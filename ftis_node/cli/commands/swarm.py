@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ftis_node.config.home import Home
-    from ftis_node.report.swarm_history import SwarmHistory
+    from ftis_node.report.swarm_page import SwarmHistory
     from ftis_node.swarm.overview import SwarmView
 
 
@@ -93,7 +93,7 @@ def _page_writer(
     out: Path, read: Callable[[], Any], addresses: Callable[[], tuple[str, ...]], *, is_live: bool
 ) -> Callable[[], str]:
     """Return a function that reads the swarm, writes its page to `out`, and returns this path."""
-    from ftis_node.report.swarm_history import SwarmHistory
+    from ftis_node.report.swarm_page import SwarmHistory
 
     history = SwarmHistory()
 

@@ -11,7 +11,7 @@ from typing import Any
 from ftis_node.lab.experiment.specs import ALONE
 from ftis_node.lab.experiment.summary import Estimate, MethodResult, has_no_peers, varied_axes
 from ftis_node.lab.experiment.trial_result import TrialResult
-from ftis_node.view.palette import CURVES
+from ftis_node.view.formats import CURVES
 
 CAP_SIZE, CAP_WIDTH = 2.5, 0.9  # of error bars, in points
 DASHES = (("black", "--"), ("dimgrey", "-."), ("dimgrey", ":"), ("darkgrey", "-."), ("darkgrey", ":"))  # of baselines

@@ -20,7 +20,7 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, seal_peer_record
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import PeerStats
-from ftis_node.report.swarm_history import SwarmHistory
+from ftis_node.report.swarm_page import SwarmHistory
 from ftis_node.view.swarm import swarm_text
 from tests.gossip.helpers import settings
 from tests.records.wire_example import sign_peer_info

@@ -10,7 +10,7 @@ from ftis_node.lab.experiment.plots import plot_curves, plot_methods, plot_panel
 from ftis_node.lab.experiment.report import FIGURES, STEP_COLUMNS, steps_table, write_steps_csv
 from ftis_node.lab.experiment.summary import Estimate, alone_line, estimate, markdown_table, series_of, write_csv
 from ftis_node.lab.experiment.trial_result import Evaluation, MemberResult, TrialResult
-from ftis_node.view.palette import MAIN
+from ftis_node.view.formats import MAIN
 
 
 def member(name: str, curve: list[float], *, tokens_a_step: int, received_a_step: int = 0) -> MemberResult:
