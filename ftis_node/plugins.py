@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any, Final
 
 from ftis_node.errors import FtisError
@@ -98,3 +98,11 @@ def call_plugin(plugin: Plugin, work: Callable[[], Any], *, error: type[FtisErro
     except (Exception, SystemExit) as cause:
         reason = " ".join(f"{type(cause).__name__}: {cause}".split())
         raise error(f"{plugin} failed: {reason}; report it to its authors, or uninstall it") from cause
+
+
+def installed_release(package: str) -> str | None:
+    """Return the release of an installed package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

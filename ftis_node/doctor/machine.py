@@ -7,7 +7,6 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 import psutil
@@ -19,6 +18,7 @@ from ftis_node.files import free_bytes
 from ftis_node.models.accelerators import Accelerator, unusable_gpu, unusable_system, unused_gpu
 from ftis_node.node.storage.disk_space import measure_usage, usual_home_bytes
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
+from ftis_node.plugins import installed_release
 from ftis_node.telemetry.host_memory import free_host_bytes
 from ftis_node.telemetry.terminal_text import GIB, size
 from ftis_node.workers.durable import CHECKPOINT_PREFIX, newest_complete
@@ -78,15 +78,12 @@ def check_python() -> Iterator[CheckResult]:
     yield CheckResult(
         "python.version", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     )
-    versions = []
-    for name in PACKAGES:
-        try:
-            versions.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            yield CheckResult(
-                "package.missing", "fail", f"{name} is missing", "run `make setup` in the clone of ftis-node"
-            )
-    yield CheckResult("package.installed", "ok", ", ".join(versions))
+    releases = {name: installed_release(name) for name in PACKAGES}
+    advice = "run `make setup` in the clone of ftis-node"
+    for name in [name for name, release in releases.items() if release is None]:
+        yield CheckResult("package.missing", "fail", f"{name} is missing", advice)
+    installed = ", ".join(f"{name} {release}" for name, release in releases.items() if release)
+    yield CheckResult("package.installed", "ok", installed)
 
 
 def check_gpus() -> Iterator[CheckResult]:

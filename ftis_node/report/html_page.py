@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Sequence
-from importlib import metadata
 from itertools import islice
 from typing import Any
 
+from ftis_node.plugins import installed_release
 from ftis_node.report.compared import MAX_PROBLEMS
 from ftis_node.report.facts import RunFacts
 from ftis_node.report.run_charts import run_charts
@@ -157,21 +157,12 @@ def _about(facts: RunFacts) -> list[tuple[str, str]]:
     """Return the run's settings without addresses and paths of this machine, because users share reports."""
     status, settings = facts.status, facts.settings
     found = node_facts(NodeSnapshot(taken_at=facts.made_at, status=status)) if status.node.peer_id else ()
+    releases = [f"{package} {release}" for package in PACKAGES if (release := installed_release(package))]
     rows = [(label.capitalize(), text_of(shown)) for label, shown in found if label in ABOUT] + [
         ("Peer id", status.node.peer_id),
         ("Tokenizer", status.model.tokenizer_fingerprint),
         ("Engine", status.generation.engine),
         ("Settings", ", ".join(f"{name} {settings[name]}" for name in NODE_SETTINGS if name in settings)),
-        ("On the machine of this report", ", ".join([f"Python {platform.python_version()}", *_versions()])),
+        ("On the machine of this report", ", ".join([f"Python {platform.python_version()}", *releases])),
     ]
     return [(label, clean(value, limit=200)) for label, value in rows if value]
-
-
-def _versions() -> list[str]:
-    found = []
-    for package in PACKAGES:
-        try:
-            found.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            continue
-    return found

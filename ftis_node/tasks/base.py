@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 from ftis_node.errors import MachineError
+from ftis_node.plugins import installed_release
 from ftis_node.records.group import PromptRef
 
 MAX_GRADER_BYTES: Final = 256
@@ -146,10 +146,7 @@ def leaves(task: Task) -> tuple[Task, ...]:
 
 def release_of(package: str) -> str:
     """Return the name and version of an installed package."""
-    try:
-        return f"{package} {version(package)}"
-    except PackageNotFoundError:
-        return f"{package} (not installed)"
+    return f"{package} {installed_release(package) or '(not installed)'}"
 
 
 def broken_grader(releases: str, package: str, error: Exception) -> MachineError:

@@ -218,7 +218,7 @@ def test_the_router_loss_of_a_mixture_of_experts_is_refused(tmp_path):
 
 
 def test_another_release_of_trl_is_refused_in_one_line(monkeypatch):
-    monkeypatch.setattr(trl, "version", lambda _: "1.17.0")
+    monkeypatch.setattr(trl, "installed_release", lambda _: "1.17.0")
     with pytest.raises(UsageError) as caught:
         integration.SwarmGRPOTrainer  # noqa: B018
     assert str(caught.value) == (

@@ -112,8 +112,6 @@ def compare(
         str | None,
         typer.Option("--ood-task", help="Task SPEC to evaluate without training on it. With hdee: excluded domains."),
     ] = None,
-    kl_estimator: Annotated[str | None, typer.Option("--kl-estimator", help="KL estimator of the filter.")] = None,
-    kl_threshold: Annotated[float | None, typer.Option("--kl-threshold", help="KL threshold of the filter.")] = None,
     lora_rank: Annotated[int, typer.Option("--lora-rank", min=1, help="Rank of adapters; alpha is twice that.")] = 8,
     jobs: Annotated[
         int, typer.Option("--jobs", min=0, help="Trials in parallel; 0: one per core, or one on a GPU.")
@@ -137,8 +135,7 @@ def compare(
         _check_hdee(context, pairs)
         domains = _domains(run, task, ood_task)
         run, task = run or domains.preset, str(domains.mixture)
-    given = {"kl_estimator": kl_estimator, "kl_threshold": kl_threshold}
-    base = _base(run, task, pairs, method=given, prompts=prompts, eval_every=eval_every)
+    base = _base(run, task, pairs, prompts=prompts, eval_every=eval_every)
     if base.episode is not None and _split(attack) != ("none",):
         raise UsageError(f"--attack makes completions of one turn, and run {base.name} has episodes: omit --attack")
     task_spec, eval_specs = (task or "", domains.held_out) if domains else _specs(task or base.task, ood_task)
@@ -239,21 +236,9 @@ def _check_model_seeds(model_seeds: int, pairs: tuple[str, ...]) -> None:
         raise UsageError(f"--model-seeds needs {', '.join(made_here)}, or folders with {SEED_MARK} in their path")
 
 
-def _base(
-    run: str | None,
-    task: str | None,
-    pairs: tuple[str, ...],
-    *,
-    method: dict[str, str | float | None],
-    prompts: int,
-    eval_every: int,
-) -> RunManifest:
+def _base(run: str | None, task: str | None, pairs: tuple[str, ...], *, prompts: int, eval_every: int) -> RunManifest:
     """Return the manifest from which all trials start. 0 and None keep its values."""
-    from pydantic import ValidationError
-
     from ftis_node.config.manifest import load_manifest, preset_for_task
-    from ftis_node.config.section import first_problem
-    from ftis_node.config.step import MethodSection
     from ftis_node.lab.experiment.pairs import TINY_PAIRS
     from ftis_node.tasks import parse_spec
 
@@ -268,11 +253,6 @@ def _base(
         changes["step"] = manifest.step.model_copy(update={"own_groups": prompts, "foreign_groups": 0})
     if eval_every:
         changes["eval"] = manifest.eval.model_copy(update={"every_steps": eval_every})
-    if any(value is not None for value in method.values()):
-        try:
-            changes["method"] = MethodSection.model_validate(manifest.method.model_dump() | method)
-        except ValidationError as error:
-            raise UsageError(f"--kl-estimator, --kl-threshold: {first_problem(error)}") from None
     return manifest.model_copy(update=changes)
 
 

@@ -6,10 +6,10 @@ Each name is imported at its first use, after a check of TRL's version: TRL chan
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
 from ftis_node.errors import UsageError, how_to_install
+from ftis_node.plugins import installed_release
 
 if TYPE_CHECKING:
     from ftis_node.integrations.trl.episodes import swarm_rollout
@@ -29,11 +29,8 @@ TRL_VERSION: Final = "1.16.0"  # as in the extra `trl` of pyproject.toml
 
 def require_trl() -> None:
     """Raise UsageError unless the supported release of TRL is installed."""
-    try:
-        installed = f"trl {version('trl')}"
-    except PackageNotFoundError:
-        installed = "no trl"
-    if installed != f"trl {TRL_VERSION}":
+    if (release := installed_release("trl")) != TRL_VERSION:
+        installed = f"trl {release}" if release else "no trl"
         raise UsageError(
             f"ftis_node.integrations.trl needs trl {TRL_VERSION}, and {installed} is installed: {how_to_install('trl')}"
         )

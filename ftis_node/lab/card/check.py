@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import platform
 from concurrent.futures import ProcessPoolExecutor
-from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -21,6 +20,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import MachineError
 from ftis_node.lab.card.both_workers import measure_workers, short_run
 from ftis_node.models import list_accelerators
+from ftis_node.plugins import installed_release
 from ftis_node.telemetry.log import OnProgress
 
 SHAPE, COMPLETION_TOKENS, NUM_GROUPS, ROUNDS = "0.5b", 256, 8, 3
@@ -60,7 +60,8 @@ def check_card(
     if device == "cuda" and not list_accelerators():
         raise MachineError("there is no GPU that torch can use: --gpu measures one; `ftis-node doctor` says why")
     on_gpu = device == "cuda"
-    found: dict[str, Any] = {"schema": 1, "python": platform.python_version(), "packages": _versions()}
+    packages = {name: release for name in PACKAGES if (release := installed_release(name))}
+    found: dict[str, Any] = {"schema": 1, "python": platform.python_version(), "packages": packages}
 
     def note(**figures: object) -> None:
         found.update(figures)
@@ -126,13 +127,3 @@ def _in_process(name: str, *arguments: str) -> dict[str, Any]:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         found: dict[str, Any] = pool.submit(globals()[name], *arguments).result()
         return found
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
