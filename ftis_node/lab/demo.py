@@ -94,10 +94,7 @@ def tiny_plan(out: Path, *, seed: int, on_progress: OnProgress) -> DemoPlan:
     models = {size: out / "models" / f"{size}-{seed}" for size in ("s", "m")}
     specs = {path.name: {"size": size, "seed": seed} for size, path in models.items()}
     make_models(specs, out / "models", watch=on_progress)
-    nodes = (
-        DemoNode("s", str(models["s"])),
-        DemoNode("m", str(models["m"]), min_final=0.85),
-    )
+    nodes = (DemoNode("s", str(models["s"])), DemoNode("m", str(models["m"]), min_final=0.85))
     return DemoPlan(
         "arithmetic-ftis", nodes, "Two different models learn from each other's completions (F-TIS)", steps=40
     )

@@ -26,14 +26,7 @@ from __future__ import annotations
 
 from ftis_node.tasks.base import ChatMessage, Task, TaskItem, grader_releases
 from ftis_node.tasks.registry import held_out_spec, load_task
-from ftis_node.tasks.spec import (
-    TaskPart,
-    TaskSpec,
-    is_domain,
-    parse_parts,
-    parse_spec,
-    validated_domain,
-)
+from ftis_node.tasks.spec import TaskPart, TaskSpec, is_domain, parse_parts, parse_spec, validated_domain
 
 __all__ = [
     "ChatMessage",

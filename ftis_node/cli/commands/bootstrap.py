@@ -31,8 +31,7 @@ def bootstrap(
         ),
     ] = None,
     status_port: Annotated[
-        int,
-        typer.Option("--status-port", min=0, max=65535, help="Local HTTP port of its page; 0: any free port."),
+        int, typer.Option("--status-port", min=0, max=65535, help="Local HTTP port of its page; 0: any free port.")
     ] = 0,
     runs: Annotated[
         list[str] | None,

@@ -30,8 +30,7 @@ CompareOption = Annotated[
 ]
 AloneOption = Annotated[bool, typer.Option("--alone", help="Do not ask the model that the home started from.")]
 SystemOption = Annotated[
-    str | None,
-    typer.Option("--system", help="System message.", show_default="of the home's or export's task"),
+    str | None, typer.Option("--system", help="System message.", show_default="of the home's or export's task")
 ]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="Maximum tokens of an answer.")]
 TemperatureOption = Annotated[

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 def docs(
     page: Annotated[
-        str,
-        typer.Argument(
-            help="A page, or a section: operate/troubleshooting, operate/deploy#kubernetes.",
-        ),
+        str, typer.Argument(help="A page, or a section: operate/troubleshooting, operate/deploy#kubernetes.")
     ] = documentation.INDEX,
     listed: Annotated[bool, typer.Option("--list", help="List the pages.")] = False,
 ) -> None:

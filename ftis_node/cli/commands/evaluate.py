@@ -27,11 +27,7 @@ def evaluate(
     model: ModelOption = None,
     task: Annotated[
         str | None,
-        typer.Option(
-            "--task",
-            help="Task SPEC, such as gsm8k or math500:PATH.",
-            show_default="with a home, its run's",
-        ),
+        typer.Option("--task", help="Task SPEC, such as gsm8k or math500:PATH.", show_default="with a home, its run's"),
     ] = None,
     limit: LimitOption = 512,
     k: Annotated[int, typer.Option("--k", min=1, help="Also estimate pass@k from samples.")] = 1,

@@ -72,12 +72,7 @@ def join(
         ),
     ] = None,
     eval_task: Annotated[
-        str | None,
-        typer.Option(
-            "--eval-task",
-            help="Task SPEC to evaluate on.",
-            show_default="held-out problems",
-        ),
+        str | None, typer.Option("--eval-task", help="Task SPEC to evaluate on.", show_default="held-out problems")
     ] = None,
     peers: Annotated[
         list[str] | None,
@@ -90,9 +85,7 @@ def join(
     role: Annotated[
         Role | None,
         typer.Option(
-            "--role",
-            help="full, generator, learner or exchange.",
-            show_default="that of the last start, else full",
+            "--role", help="full, generator, learner or exchange.", show_default="that of the last start, else full"
         ),
     ] = None,
     follow: Annotated[
@@ -127,8 +120,7 @@ def join(
         ),
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option("--name", help="Name of the node on screens.", show_default="that of the last start"),
+        str | None, typer.Option("--name", help="Name of the node on screens.", show_default="that of the last start")
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of prompts, sampling and adapters.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Stop after this many steps in all.")] = None,

@@ -63,11 +63,7 @@ def swarm(
     from ftis_node.cli.watch import watch as show_until_interrupt
 
     show_until_interrupt(
-        read,
-        screen=lines,
-        log_text=lambda document: "\n".join(lines(document)),
-        interval_s=interval_s,
-        as_json=as_json,
+        read, screen=lines, log_text=lambda document: "\n".join(lines(document)), interval_s=interval_s, as_json=as_json
     )
 
 

@@ -277,13 +277,7 @@ class InProcessNodeFactory:
 
     def learner(self, of: NodeInputs, *, events: EventLog, weights: Path) -> InProcessLearner:
         boot = learner_boot(
-            of.settings,
-            of.manifest,
-            of.source,
-            of.home,
-            of.arrangement,
-            weights=of.home.weights,
-            identity=of.identity,
+            of.settings, of.manifest, of.source, of.home, of.arrangement, weights=of.home.weights, identity=of.identity
         )
         return InProcessLearner(boot)
 

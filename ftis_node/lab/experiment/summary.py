@@ -166,11 +166,7 @@ def series_of(results: Sequence[TrialResult]) -> list[MethodResult]:
     labels: dict[tuple[str, str, str], dict[str, object]] = {}
     for result in results:
         for member in result.members:
-            place = (
-                str(result.labels["pair"]),
-                method_label(result.labels, axes),
-                member.name.split(COPY_MARK)[0],
-            )
+            place = (str(result.labels["pair"]), method_label(result.labels, axes), member.name.split(COPY_MARK)[0])
             labels.setdefault(place, result.labels)
             found.setdefault(place, defaultdict(list))[model_seed(result), result.seed].append(member)
     return [

@@ -199,9 +199,7 @@ async def _run(
                 parts.peers.counters,
                 trial.last_step(member),
                 RoundQuota(
-                    together.rounds,
-                    trial.rate(member),
-                    plans=trial.manifest.step.backfill_with_own and is_honest,
+                    together.rounds, trial.rate(member), plans=trial.manifest.step.backfill_with_own and is_honest
                 ),
                 Validator(parts.context.state, parts.peers.registry) if is_honest else None,
             )
