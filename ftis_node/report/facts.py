@@ -1,6 +1,7 @@
 """Facts about a run, read once from its home, with bounds on all sizes.
 
-Sample groups are those with the best and the worst rewards, as text, or as token ids without `tokenizer.json`.
+Sample groups are those with the best and the worst rewards, as text, or as token ids without `tokenizer.json`. Answers
+before and after training come from a file that `ftis-node eval --home H --show 5 --json` printed.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import last_settings
-from ftis_node.errors import ConfigError
+from ftis_node.errors import ConfigError, FileError, UsageError
 from ftis_node.files import read_text
 from ftis_node.models.decoder import Decoder
 from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.replay.group_history import CompletionDetails, read_completions
 from ftis_node.replay.reader import GroupSummary, ReplayReader
-from ftis_node.report.compared import Compared
-from ftis_node.report.templates import clean
+from ftis_node.report.templates import clean, without_paths
 from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
 from ftis_node.telemetry.history import ROUTINE, EventHead, History, HistoryReader, read_event
 from ftis_node.telemetry.log import OnProgress
@@ -34,6 +35,7 @@ from ftis_node.telemetry.status import Status
 from ftis_node.view.formats import short_id
 from ftis_node.view.groups import distinct
 
+MAX_PROBLEMS, MAX_ANSWER = 5, 600
 LINES_PER_PROGRESS = 20_000
 MAX_MANIFEST = 32_768
 NUM_CANDIDATES = 2000
@@ -168,6 +170,56 @@ def _sample(reader: ReplayReader, title: str, summary: GroupSummary, decoder: De
         completions=shown,
         left_out=len(completions) - sum(times for _, times in shown),
     )
+
+
+class GivenAnswer(msgspec.Struct, frozen=True):
+    text: str
+    is_right: bool
+
+
+class AnsweredProblem(msgspec.Struct, frozen=True):
+    problem: str
+    right_answer: str
+    before: GivenAnswer
+    after: GivenAnswer
+
+    def shown(self) -> dict[str, str]:
+        texts = {"problem": self.problem, "correct": self.right_answer}
+        texts |= {"before": self.before.text, "after": self.after.text}
+        return {name: clean(text.strip(), limit=MAX_ANSWER) for name, text in texts.items()}
+
+
+class Accuracy(msgspec.Struct, frozen=True):
+    model: str
+    pass_at_1: float
+    n: int
+
+    @property
+    def name(self) -> str:
+        return clean(without_paths(self.model), limit=60)
+
+
+class ChangedProblems(msgspec.Struct, frozen=True):
+    gained: int
+    lost: int
+
+
+class Compared(Accuracy, frozen=True, kw_only=True):
+    """An evaluation of two models: the fields of `Accuracy` are of the trained one, `compared` is the other."""
+
+    task: str
+    compared: Accuracy
+    problems: tuple[AnsweredProblem, ...]
+    difference: ChangedProblems | None = None
+
+
+def read_compared(path: Path) -> Compared:
+    """Return the evaluation in the file. Raises UsageError for another file."""
+    try:
+        return msgspec.json.decode(read_text(path), type=Compared)
+    except (OSError, FileError, msgspec.DecodeError) as error:
+        command = "ftis-node eval --model TRAINED --task SPEC --compare BASE --show 5 --json"
+        raise UsageError(f"{path} cannot be used ({error}): write it with `{command}`") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from itertools import islice
 from typing import Any
 
 from ftis_node.plugins import installed_release
-from ftis_node.report.compared import MAX_PROBLEMS
-from ftis_node.report.facts import RunFacts
+from ftis_node.report.facts import MAX_PROBLEMS, RunFacts
 from ftis_node.report.run_charts import run_charts
 from ftis_node.report.templates import clean, render
 from ftis_node.report.timeline import sentence

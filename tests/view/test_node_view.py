@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ftis_node.dashboard.curves import plot_rows
-from ftis_node.dashboard.screens.main import metric_lines
+from ftis_node.dashboard.screens.main import metric_lines, plot_rows
 from ftis_node.telemetry.history import History, thinned
 from ftis_node.telemetry.status import EvalStatus, PauseStatus, ReceiptFigures, RefusalStatus, Status
 from ftis_node.telemetry.status_at_rest import at_rest

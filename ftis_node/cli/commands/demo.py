@@ -16,7 +16,7 @@ from ftis_node.telemetry.terminal_text import columns
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.lab.demo import DemoResult
-    from ftis_node.report.compared import Compared
+    from ftis_node.report.facts import Compared
 
 
 def demo(
@@ -65,7 +65,7 @@ def _answers_of(name: str, result: DemoResult, home: Home) -> Compared:
     import msgspec
 
     from ftis_node.lab.demo import read_history
-    from ftis_node.report.compared import Compared
+    from ftis_node.report.facts import Compared
 
     points = read_history(home.root).evaluations
     before, after = ({"pass_at_1": point.pass_at_1, "n": point.n} for point in (points[0], points[-1]))

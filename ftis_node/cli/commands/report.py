@@ -16,7 +16,7 @@ from ftis_node.node.http_api.node_client import read_document, read_status
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
-    from ftis_node.report.compared import Compared
+    from ftis_node.report.facts import Compared
 
 
 def report(
@@ -32,7 +32,7 @@ def report(
     The page loads nothing from a network, and contains no address and no path of this machine. With --compared it
     has five problems with the answers before and after training.
     """
-    from ftis_node.report.compared import read_compared
+    from ftis_node.report.facts import read_compared
 
     write_report(home_at(home), out, compared=None if compared is None else read_compared(compared))
     typer.echo(str(out))

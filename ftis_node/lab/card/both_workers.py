@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -37,12 +37,7 @@ from ftis_node.node.worker_settings import dtype_of, serves_adapters
 
 PROMPT_TOKENS = 128
 NEVER = 100_000  # steps between two checkpoints: an update waits until the one before it is on disk
-
-
-class Note(Protocol):
-    """Take figures by name."""
-
-    def __call__(self, **figures: object) -> None: ...
+Note = Callable[..., None]  # takes figures by name
 
 
 def short_run(completion_tokens: int) -> RunManifest:

@@ -21,18 +21,14 @@ SHARD_SIZE: Final = "2GB"
 KEPT_MODELS: Final = Path(tempfile.gettempdir()) / "ftis-bench-models"  # vLLM's compiled code is for a model's path
 
 
-def _shape(
-    vocab_size: int, hidden_size: int, intermediate_size: int, layers: int, heads: int, kv: int, *, is_tied: bool = True
-) -> dict[str, Any]:
-    return {
-        "vocab_size": vocab_size,
-        "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "tie_word_embeddings": is_tied,
-    }
+SIZES: Final = (
+    *("vocab_size", "hidden_size", "intermediate_size"),
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+)
+
+
+def _shape(*sizes: int, is_tied: bool = True) -> dict[str, Any]:
+    return dict(zip(SIZES, sizes, strict=True)) | {"tie_word_embeddings": is_tied}
 
 
 SHAPES: Final[dict[str, dict[str, Any]]] = {

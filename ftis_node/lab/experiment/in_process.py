@@ -121,9 +121,14 @@ class InProcessGeneration:
 
     async def check_start(self, proof: WeightProof) -> None:
         """Raise EngineError if the starting model's log-probs differ from the learner's."""
+        if problem := await self._difference(proof):
+            raise EngineError(f"the engine {self.engine} {problem}")
+
+    async def _difference(self, proof: WeightProof) -> str | None:
         difference = proof.rms_difference(await self.probe(proof.probe_ids))
-        if difference > self._proof_tolerance:
-            raise EngineError(f"the engine {self.engine} differs from the learner by {difference:.2g} nats (RMS)")
+        if difference <= self._proof_tolerance:
+            return None
+        return f"differs from the learner by {difference:.2g} nats (RMS) on the probe"
 
     async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
         """Send the version into transit and serve the versions that have arrived. Raises FtisError if the weight check
@@ -135,9 +140,7 @@ class InProcessGeneration:
         if isinstance(proof, asyncio.Future):
             proof = await proof
         if proof is not None:
-            difference = proof.rms_difference(await newest.probe(proof.probe_ids))
-            if difference > self._proof_tolerance:
-                problem = f"differs from the learner by {difference:.2g} nats (RMS) on the probe"
+            problem = await self._difference(proof) or problem
         if problem is not None:
             raise FtisError(f"the generator {problem}")
         self.weight_transfer = weights.how()

@@ -22,12 +22,8 @@ DPI = 110
 def plot_curves(lines: Sequence[MethodResult], task: str, path: Path, *, by_tokens: bool = False) -> None:
     """Plot accuracy by step, or by own tokens: one panel per model of a pairing, one line per method."""
     panels = {
-        f"{pair}: {model}": {
-            line.method: line.token_curve(task) if by_tokens else line.curve(task)
-            for line in lines
-            if (line.pair, line.model) == (pair, model)
-        }
-        for pair, model in _models(lines)
+        title: {line.method: line.token_curve(task) if by_tokens else line.curve(task) for line in here}
+        for title, here in _by_model(lines).items()
     }
     dashed = {line.method for line in lines if has_no_peers(line)}
     plot_panels(panels, path, x="own tokens" if by_tokens else "step", y=_accuracy(task), dashed=dashed)
@@ -56,12 +52,11 @@ def plot_panels(
 def plot_methods(lines: Sequence[MethodResult], task: str, path: Path) -> None:
     """Plot the methods side by side: mean and final accuracy, with bars of one standard error."""
     panels = {
-        f"{pair}: {model}": {
+        title: {
             line.method.replace(":kl_", ":"): {"mean of the curve": line.along(task), "end": line.final(task)}
-            for line in lines
-            if (line.pair, line.model) == (pair, model)
+            for line in here
         }
-        for pair, model in _models(lines)
+        for title, here in _by_model(lines).items()
     }
     plot_rows(panels, path, x=_accuracy(task))
 
@@ -75,10 +70,9 @@ def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], ta
     if len(varied) != 1:
         return False
     axis = varied[0]
-    panels = _models(lines)
+    panels = _by_model(lines)
     figure, axes = new_panels(len(panels))
-    for (pair, model), panel in zip(panels, axes, strict=False):
-        here = [line for line in lines if (line.pair, line.model) == (pair, model)]
+    for (title, here), panel in zip(panels.items(), axes, strict=False):
         along = [line for line in here if f" {axis}=" in line.method]
         places = list(dict.fromkeys(str(line.labels[axis]) for line in along))
         for method in dict.fromkeys(str(line.labels["method"]) for line in along):
@@ -89,7 +83,7 @@ def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], ta
             if line.method == ALONE:
                 panel.axhline(line.final(task).mean, color="black", linestyle="--", linewidth=1, label="alone")
         panel.set_xticks(range(len(places)), places)
-        panel.set(title=f"{pair}: {model}", xlabel=axis, ylabel=_accuracy(task, "at the end"))
+        panel.set(title=title, xlabel=axis, ylabel=_accuracy(task, "at the end"))
     save_figure(figure, axes[: len(panels)], path, counts_on_x=False)
     return True
 
@@ -115,8 +109,12 @@ def _accuracy(task: str, when: str = "") -> str:
     return "\n".join((f"greedy pass@1 {when}".strip(), textwrap.shorten(task.replace("+", " + "), 40)))
 
 
-def _models(lines: Sequence[MethodResult]) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((line.pair, line.model) for line in lines))
+def _by_model(lines: Sequence[MethodResult]) -> dict[str, list[MethodResult]]:
+    """Return the lines of each panel, by its title."""
+    found: dict[str, list[MethodResult]] = {}
+    for line in lines:
+        found.setdefault(f"{line.pair}: {line.model}", []).append(line)
+    return found
 
 
 def new_panels(count: int) -> tuple[Any, list[Any]]:

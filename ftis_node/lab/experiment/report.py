@@ -33,10 +33,9 @@ from ftis_node.lab.experiment.summary import (
     markdown,
     markdown_table,
     mean_accuracy,
-    method_label,
+    members_of,
     over_seeds,
     series_of,
-    varied_axes,
     write_csv,
 )
 from ftis_node.lab.experiment.trial_matrix import Experiment
@@ -87,9 +86,7 @@ def paired_difference(
     """Return `line` minus `other` over the runs that both have; None if they have none in common."""
     ours, theirs = line.values(value), other.values(value)
     shared = {seeds: ours[seeds] - theirs[seeds] for seeds in ours if seeds in theirs}
-    if not shared:
-        return None
-    return interval(over_seeds(shared))
+    return interval(over_seeds(shared)) if shared else None
 
 
 def interval(differences: Sequence[float]) -> PairedDifference:
@@ -123,10 +120,8 @@ def at_equal_tokens(lines: Sequence[MethodResult], line: MethodResult, task: str
     """Return the end of `line` minus `alone` at the same own tokens, which are larger batches there; None without."""
     if (whole := alone_line(lines, line)) is None:
         return None
-    tokens, ends = (
-        line.values(lambda member: member.curve(task)[-1].tokens_generated),
-        line.values(final_accuracy(task)),
-    )
+    tokens = line.values(lambda member: member.curve(task)[-1].tokens_generated)
+    ends = line.values(final_accuracy(task))
     shared = {
         seeds: ends[seeds] - fmean(accuracy_at_tokens(member, task, tokens[seeds]) for member in members)
         for seeds, members in whole.runs.items()
@@ -180,17 +175,14 @@ def _method(line: MethodResult) -> str:
 
 def write_steps_csv(results: Sequence[TrialResult], path: Path) -> None:
     """Write one row for every step of every member. The cell of an unknown metric is empty."""
-    axes = varied_axes(results)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(STEP_COLUMNS)
-        for result in results:
-            for member in result.members:
-                name = (result.labels["pair"], method_label(result.labels, axes), member.name, result.seed)
-                for place in range(max(map(len, member.steps.values()), default=0)):
-                    values = (member.steps[figure][place] for figure in FIGURES)
-                    cells = ("" if value is None else f"{value:.6g}" for value in values)
-                    writer.writerow((*name, place + 1, *cells))
+        for name, _, member in members_of(results):
+            for place in range(max(map(len, member.steps.values()), default=0)):
+                values = (member.steps[figure][place] for figure in FIGURES)
+                cells = ("" if value is None else f"{value:.6g}" for value in values)
+                writer.writerow((*name, place + 1, *cells))
 
 
 def steps_table(lines: Sequence[MethodResult], task: str) -> str:

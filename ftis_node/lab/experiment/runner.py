@@ -76,8 +76,8 @@ def _file(runs: Path, trial: Trial) -> Path:
 
 
 @contextmanager
-def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
-    root = parent or (MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else Path(tempfile.gettempdir()))
+def scratch_folder() -> Iterator[Path]:
+    root = MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else Path(tempfile.gettempdir())
     for folder in root.glob(f"{SCRATCH_PREFIX}*"):
         pid = folder.name.removeprefix(SCRATCH_PREFIX)
         if not pid.isdecimal() or not psutil.pid_exists(int(pid)):

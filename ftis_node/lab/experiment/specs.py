@@ -23,10 +23,7 @@ OWN = "own"
 UPDATES = "updates"
 DEFAULT_METHOD = "grpo"
 MAX_UPDATES = 64  # same limit as in the manifest
-CONTROLS = (
-    "alone:own",
-    *(f"alone:own:{UPDATES}={number}" for number in (1, 2, 4)),
-)  # drops a repeated number of updates
+CONTROLS = ("alone:own", *(f"alone:own:{UPDATES}={number}" for number in (1, 2, 4)))  # a repeated number is dropped
 
 
 def parse_delays(spec: str) -> tuple[Delay, Delay | None]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import csv
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 
@@ -180,18 +181,24 @@ def model_seed(result: TrialResult) -> int:
     return int(result.labels.get("model_seed", 0))
 
 
+def members_of(results: Sequence[TrialResult]) -> Iterator[tuple[tuple[Any, ...], TrialResult, MemberResult]]:
+    """Yield each member with its trial, after the first cells of its rows: pair, method, model, seed."""
+    axes = varied_axes(results)
+    for result in results:
+        for member in result.members:
+            cells = (result.labels["pair"], method_label(result.labels, axes), member.name, result.seed)
+            yield cells, result, member
+
+
 def write_csv(results: Sequence[TrialResult], path: Path) -> None:
     """Write one row for every evaluation of every member. The column `model_seed` appears only if there are several."""
-    axes = varied_axes(results)
     has_model_seeds = len({model_seed(result) for result in results}) > 1
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow((*CSV_COLUMNS, *(["model_seed"] if has_model_seeds else [])))
-        for result in results:
-            for member in result.members:
-                name = (result.labels["pair"], method_label(result.labels, axes), member.name, result.seed)
-                last = [model_seed(result)] if has_model_seeds else []
-                writer.writerows((*name, *_row(point), *last) for point in member.evaluations)
+        for name, result, member in members_of(results):
+            last = [model_seed(result)] if has_model_seeds else []
+            writer.writerows((*name, *_row(point), *last) for point in member.evaluations)
 
 
 def _row(point: Evaluation) -> tuple[object, ...]:
