@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ftis_node.config.home import Home, default_home, give_user_folder
 from ftis_node.config.home_files import check_schema
 from ftis_node.errors import FtisError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
 
 # The names of other packages, which help must not import; a test compares them.
 Engine = Literal["auto", "vllm", "torch"]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterable
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -16,9 +17,6 @@ from ftis_node.cli.options import print_line
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.telemetry.health_summary import plural
 from ftis_node.telemetry.terminal_text import printable, wrapped
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 REPAINT = "\x1b[H"  # moves the cursor to the upper left corner
 REST_OF_LINE = "\x1b[K"

@@ -27,7 +27,7 @@ BY_RELAY = "behind NAT give the address of a bootstrap node, which relays; a for
 NAMES = {socket.AF_INET: "ipv4", socket.AF_INET6: "ipv6"}
 # reserved for documentation (RFC 5737, RFC 3849): nothing receives what is sent to it
 OUTSIDE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-CARRIERS_NAT = ipaddress.ip_network("100.64.0.0/10")
+CARRIERS_NAT = ipaddress.ip_network("100.64.0.0/10")  # addresses of customers behind it (RFC 6598)
 NO_CLOCK = 5  # TIME_ERROR of adjtimex(2): the clock is not synchronized
 TIMEX_BYTES = 256
 
@@ -72,14 +72,6 @@ def own_address(family: socket.AddressFamily) -> str:
             return str(probe.getsockname()[0]).split("%")[0]
     except OSError:
         return ""
-
-
-def is_carriers_nat(address: str) -> bool:
-    """Return whether this address is one that carriers give to customers behind their NAT (RFC 6598)."""
-    try:
-        return ipaddress.ip_address(address) in CARRIERS_NAT
-    except ValueError:
-        return False
 
 
 def check_kernels_clock() -> Iterator[CheckResult]:
@@ -131,7 +123,7 @@ def nat_kind(own_ipv4: str, own_ipv6: str, reachability: Reachability = Reachabi
         return CheckResult(
             "nat.kind", "ok", "this machine has a public address: peers can dial it, unless a firewall blocks them"
         )
-    if is_carriers_nat(own_ipv4):
+    if own_ipv4 and ipaddress.ip_address(own_ipv4) in CARRIERS_NAT:
         return CheckResult(
             "nat.kind", "warn", f"{own_ipv4} is behind its carrier's NAT: no port can be forwarded", BY_RELAY
         )

@@ -99,14 +99,13 @@ class DatasetQuery:
         return replace(self, hub="", config="", revision="", split="train", test="", sha256="")
 
     def __str__(self) -> str:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        shown = {name: value for name, value in values.items() if value != _DEFAULTS.get(name, "")}
+        values = {field: getattr(self, field.name) for field in fields(self)}
+        shown = {field.name: value for field, value in values.items() if value != field.default}
         if "reward" in shown:
             shown["reward"] = ",".join(name if weight == 1 else f"{name}:{weight}" for name, weight in self.reward)
         return "&".join(f"{name}={quote(value, safe=_SAFE)}" for name, value in sorted(shown.items()))
 
 
-_DEFAULTS: Final = {"reward": (("math", 1),), "style": "think", "split": "train"}
 KNOWN_DATASETS: Final = {
     # 7,473 training and 1,319 test problems whose answers are numbers (arXiv 2110.14168, MIT license)
     "gsm8k": DatasetQuery(

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 from ftis_node.errors import MachineError, TaskError
 from ftis_node.plugins import (
@@ -28,7 +29,7 @@ from ftis_node.tasks.base import Task, TaskItem, grader_releases
 from ftis_node.tasks.episodes.episode import Episode, EpisodeTask, Play, is_episode, plugin_code
 
 Reward = Callable[[TaskItem, str], float]
-
+_call = partial(call_plugin, error=TaskError)
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +182,3 @@ class RewardedTask:
 
     def _renamed(self, item: TaskItem) -> TaskItem:
         return replace(item, ref=replace(item.ref, task=self.name))
-
-
-def _call(plugin: Plugin, work: Callable[[], Any]) -> Any:
-    return call_plugin(plugin, work, error=TaskError)

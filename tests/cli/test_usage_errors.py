@@ -76,7 +76,7 @@ def test_an_unexpected_exception_is_a_one_line_error(capsys, monkeypatch):
         (["--methods", "ftis:capp=2"], "cap"), (["--delay", "later"], "lognormal"),
         (["--delay", "fixed:two@peer"], "DELAY@peer"), (["--share", "diagonal"], "horizontal"),
         (["--nodes", "1"], "alone"), (["--nodes", "two"], "2,4,8"), (["--attack", "murder"], "positives"),
-        (["--kl-estimator", "k9"], "kl_estimator"), (["--task", "math500:nowhere.jsonl"], "nowhere"),
+        (["--methods", "ftis:kl_estimator=k9"], "kl_estimator"), (["--task", "math500:nowhere.jsonl"], "nowhere"),
         (["--pair", "hdee", "--pair", "size"], "a separate experiment"),
         (["--pair", "hdee", "--attack", "rewards"], "omit --attack"),
         (["--pair", "hdee", "--prompts", "9"], "multiple of 6"), (["--pair", "hdee", "--nodes", "3"], "omit --nodes"),
@@ -171,7 +171,9 @@ def test_a_relative_path_of_a_model_is_kept_absolute(tmp_path, monkeypatch, mode
     """In another folder, the file's path would name a repository of the hub."""
     kept = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ftis_node.cli.commands.join._run", lambda settings, *_: kept.append(settings.model))
+    start = "ftis_node.node.startup"
+    monkeypatch.setattr(f"{start}.run_plan.plan_run", lambda *_, **__: None)
+    monkeypatch.setattr(f"{start}.run.run_until_stopped", lambda settings, *_, **__: kept.append(settings.model))
     path = tmp_path / model
     if path.suffix:
         path.parent.mkdir(parents=True)

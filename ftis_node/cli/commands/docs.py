@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import difflib
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from ftis_node import documentation
 from ftis_node.errors import MachineError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 
 def docs(

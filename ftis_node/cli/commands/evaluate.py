@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,9 +17,6 @@ from ftis_node.cli.options import EngineOption, HomeOption, JsonOption, home_at,
 from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import UsageError
 from ftis_node.telemetry.terminal_text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_TOKENS = 760
 

@@ -16,7 +16,6 @@ from ftis_node.cli.options import (
     Engine,
     GpusOption,
     HomeOption,
-    LogFormat,
     LogFormatOption,
     TensorParallelOption,
     generation_settings,
@@ -32,7 +31,6 @@ from ftis_node.telemetry.log import log_as_json, unwatched
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.invite import Invite
-    from ftis_node.config.node import NodeSettings
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +189,22 @@ def join(
     check_name(settings.model)
     if settings.peers and not peers and settings.peers == tuple(last.get("peers", ())):
         log.info("peers are those of the last start (%s); --no-peers forgets them", ", ".join(settings.peers))
-    _run(settings, run, eval_task, where, log_format, invite)
+    # these imports take a second, and the checks of the options do not need them
+    from ftis_node.node.startup.run import run_until_stopped
+    from ftis_node.node.startup.run_plan import find_run, plan_run
+
+    plan = plan_run(
+        run,
+        settings.task or None,
+        eval_task=eval_task,
+        home=where,
+        find=lambda run_id: find_run(run_id, settings) if invite is None else invite.manifest(),
+        data_paths=settings.data_paths,
+    )
+    if invite is not None:  # the home belongs to its run, or is new
+        _keep_secret(invite, where)
+    with show_fraction("start") if log_format == "text" else nullcontext(unwatched) as progress:
+        run_until_stopped(settings, plan, where, on_progress=progress)
 
 
 def _accepted(text: str, *, run: str | None, peers: list[str] | None, no_peers: bool) -> Invite:
@@ -215,32 +228,6 @@ def _keep_secret(invite: Invite, where: Home) -> None:
         replace_file(where.swarm_secret, invite.secret.hex().encode(), mode=0o600)
     elif where.swarm_secret.exists():
         raise ConfigError(f"the invitation has no secret, and {where.swarm_secret} has one: give another --home")
-
-
-def _run(
-    settings: NodeSettings,
-    run: str | None,
-    eval_task: str | None,
-    where: Home,
-    log_format: LogFormat,
-    invite: Invite | None,
-) -> None:
-    # these imports take a second, and the checks of the options do not need them
-    from ftis_node.node.startup.run import run_until_stopped
-    from ftis_node.node.startup.run_plan import find_run, plan_run
-
-    plan = plan_run(
-        run,
-        settings.task or None,
-        eval_task=eval_task,
-        home=where,
-        find=lambda run_id: find_run(run_id, settings) if invite is None else invite.manifest(),
-        data_paths=settings.data_paths,
-    )
-    if invite is not None:  # the home belongs to its run, or is new
-        _keep_secret(invite, where)
-    with show_fraction("start") if log_format == "text" else nullcontext(unwatched) as progress:
-        run_until_stopped(settings, plan, where, on_progress=progress)
 
 
 def _absolute(model: str) -> str:

@@ -6,18 +6,16 @@ import dataclasses
 import re
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
+from ftis_node.config.home import Home
 from ftis_node.errors import UsageError
 from ftis_node.node.http_api.node_client import post_document, read_document
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import columns, date_time
-
-if TYPE_CHECKING:
-    from ftis_node.config.home import Home
 
 app = typer.Typer(rich_markup_mode=None, help="List peers; ban, unban or trust them.", invoke_without_command=True)
 

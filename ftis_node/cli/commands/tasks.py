@@ -24,30 +24,22 @@ def tasks(
     num_problems, prompt: [{role, content}], answer, reward_of_answer}, where the answer alone is scored as a text.
     The kinds of plug-ins are task, reward, method and filter.
     """
-    document = _listing() if spec is None else _tried(spec, split)
-    lines = _lines if spec is None else _problem_lines
-    print_document(document, lambda: lines(document), as_json=as_json)
-
-
-def _listing() -> dict[str, Any]:
+    if spec is not None:
+        tried = _tried(spec, split)
+        print_document(tried, lambda: _problem_lines(tried), as_json=as_json)
+        return
     from dataclasses import asdict
 
     from ftis_node.plugins import KINDS, find_plugins
     from ftis_node.tasks.registry import BUILT_IN
 
     plugins = [asdict(plugin) for group in KINDS for plugin in find_plugins(group)]
-    return {"built_in": list(BUILT_IN), "plugins": plugins}
-
-
-def _lines(document: dict[str, Any]) -> list[str]:
-    plugins = [
+    lines = [
         printable(f"plug-in   {one['kind']} {one['name']}  ({one['package']} {one['version']}, {one['target']})")
-        for one in document["plugins"]
+        for one in plugins
     ]
-    return [
-        *(f"built in  task {spec}" for spec in document["built_in"]),
-        *(plugins or ["no plug-ins (ftis-node docs train/tasks)"]),
-    ]
+    lines = [f"built in  task {name}" for name in BUILT_IN] + (lines or ["no plug-ins (ftis-node docs train/tasks)"])
+    print_document({"built_in": list(BUILT_IN), "plugins": plugins}, lambda: lines, as_json=as_json)
 
 
 def _tried(spec: str, split: str) -> dict[str, Any]:

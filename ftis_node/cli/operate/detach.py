@@ -7,19 +7,15 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import typer
 
+from ftis_node.config.home import Home
 from ftis_node.errors import UsageError
 from ftis_node.files import make_folder, open_to_write
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from ftis_node.config.home import Home
 
 FLAG = "--detach"
 POLL_S = 0.2

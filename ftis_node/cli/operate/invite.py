@@ -6,23 +6,20 @@ import ipaddress
 import shutil
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ftis_node.cli.commands.peers import parse_length_s
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
+from ftis_node.config.home import Home
 from ftis_node.config.home_files import last_settings
 from ftis_node.errors import ConfigError
 from ftis_node.node.http_api.node_client import read_document
 from ftis_node.telemetry.terminal_text import date_time
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ftis_node.config.home import Home
 
 QR_BORDER = 2
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ftis_node.cli.commands.peers import parse_length_s
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
+from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError, FtisError, UsageError
 from ftis_node.node.http_api.node_client import post_document, read_status
 from ftis_node.telemetry.health_summary import pause_words
-
-if TYPE_CHECKING:
-    from ftis_node.config.home import Home
 
 POLL_S = 0.2
 SHOWN_AFTER_S = 3.0

@@ -6,9 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,9 +16,6 @@ from ftis_node.cli.options import HomeOption, home_at
 from ftis_node.config.home_files import last_settings
 from ftis_node.errors import ConfigError, UsageError
 from ftis_node.files import make_folder, read_text, replace_file
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run the node as a service of this user.")
 
