@@ -23,9 +23,9 @@ from ftis_node.config.manifest import RunManifest, load_manifest, preset_for_tas
 from ftis_node.errors import TaskError, UsageError
 from ftis_node.evaluation.ensemble import MIXTURES, MODES
 from ftis_node.lab.experiment.pairs import HDEE, Pair, TrialMember, resolve_pair
+from ftis_node.lab.experiment.runner import options_of
 from ftis_node.lab.experiment.specs import ALONE, is_alone
 from ftis_node.lab.experiment.trial import FinalEvaluation, Trial
-from ftis_node.lab.experiment.trial_key import options_of
 from ftis_node.lab.experiment.trial_matrix import Experiment, TrialSetting
 from ftis_node.lab.experiment.trial_result import GENERATED_COST, TRAINED_COST
 from ftis_node.lab.tiny_curricula import RECIPES, Size

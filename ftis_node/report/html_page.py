@@ -136,20 +136,13 @@ def _values(facts: RunFacts) -> dict[str, Any]:
         "refused": [(reason, count, full_sentence(reason)) for reason, count in event_totals.refused.most_common()],
         "peers": peers[:MAX_PEERS],
         "peers_left_out": max(0, len(peers) - MAX_PEERS),
-        "evaluations": _spread(evaluations, MAX_EVALUATIONS),
+        "evaluations": [*evaluations[:1], *(part[-1] for part in slices(evaluations[1:], MAX_EVALUATIONS - 1))],
         "evaluations_left_out": max(0, len(evaluations) - MAX_EVALUATIONS),
         "step_rows": [_row(steps) for steps in slices(history.steps, NUM_ROWS)],
         "timeline": [(entry, sentence(entry, facts.name_of)) for entry in facts.timeline],
         "about": _about(facts),
         "problems": facts.compared.problems[:MAX_PROBLEMS] if facts.compared else (),
     }
-
-
-def _spread(points: Sequence[EvaluationPoint], limit: int) -> list[EvaluationPoint]:
-    """Return at most `limit` points, evenly spaced, with the first and the last."""
-    if len(points) <= limit:
-        return list(points)
-    return [points[round(place * (len(points) - 1) / (limit - 1))] for place in range(limit)]
 
 
 def _about(facts: RunFacts) -> list[tuple[str, str]]:

@@ -18,8 +18,8 @@ from ftis_node.evaluation.ensemble import MODES
 from ftis_node.evaluation.model_answers import answers_of
 from ftis_node.generation.evaluate import summarize
 from ftis_node.lab.experiment import trial as trial_module
+from ftis_node.lab.experiment.runner import options_of
 from ftis_node.lab.experiment.trial import Trial, run_trial
-from ftis_node.lab.experiment.trial_key import options_of
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.experiment.trial_result import Evaluation, MemberResult, TrialResult
 from ftis_node.lab.hdee import (

@@ -86,33 +86,6 @@ def require_agreement(trainer: GRPOTrainer, node: ExchangeNode, *, tokenizer: st
         raise ConfigError("train_dataset needs the column prompt_index: make it with swarm_dataset(RUN)")
 
 
-class CircuitBreaker:
-    """Circuit breaker of the link, for several threads. It logs one warning per outage."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_failures = 0
-        self._open_until = 0.0
-
-    @property
-    def wait_s(self) -> float:
-        """Return the seconds until the next try, 0 if the link may be used."""
-        return max(0.0, self._open_until - time.monotonic())
-
-    def failed(self, error: Exception) -> None:
-        with self._lock:
-            self._num_failures += 1
-            self._open_until = time.monotonic() + BACKOFF.delay_s(self._num_failures)
-            if self._num_failures == 1:
-                logger.warning("exchange node unreachable: %s; training continues without the swarm", error)
-
-    def worked(self) -> None:
-        with self._lock:
-            if self._num_failures:
-                logger.warning("exchange node reachable again, after %d failures", self._num_failures)
-            self._num_failures, self._open_until = 0, 0.0
-
-
 class SwarmExchange:
     """Source of foreign groups and sink of own ones, for one trainer."""
 
@@ -128,8 +101,9 @@ class SwarmExchange:
         self._taking = ExchangeClient(home, timeout_s=TAKE_TIMEOUT_S)
         self.node = self._taking.connect()
         self._publishing = ExchangeClient(home, timeout_s=PUBLISH_TIMEOUT_S)
-        self._breaker = CircuitBreaker()
         self._changed = threading.Condition()
+        self._num_failures = 0  # of the link, since it last worked
+        self._closed_until = 0.0
         self._queue: deque[OwnGroup] = deque(maxlen=MAX_QUEUED)
         self._is_busy = self._is_closed = False
         self._num_shared = 0
@@ -142,7 +116,7 @@ class SwarmExchange:
     def draw(self, fit: Fit) -> list[ForeignGroup]:
         """Return new groups of peers that `fit` accepts, at most `per_batch`; none while the link is down."""
         chosen: list[ForeignGroup] = []
-        if not self.per_batch or self._breaker.wait_s:
+        if not self.per_batch or self._wait_s:
             return chosen
         try:
             for _ in range(MAX_TAKES):
@@ -152,9 +126,9 @@ class SwarmExchange:
                 if not taken or len(chosen) == self.per_batch:
                     break
         except (LinkError, RefusedGroupError, ValueError) as error:
-            self._breaker.failed(error)
+            self._link_failed(error)
         else:
-            self._breaker.worked()
+            self._link_worked()
         return chosen
 
     def share(self, group: OwnGroup) -> None:
@@ -172,8 +146,26 @@ class SwarmExchange:
     def flush(self, timeout_s: float) -> bool:
         """Wait until all queued groups are sent, and return whether they are. Do not wait while the link is down."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_idle or self._breaker.wait_s, timeout_s)
+            self._changed.wait_for(lambda: self._is_idle or self._wait_s, timeout_s)
             return self._is_idle
+
+    @property
+    def _wait_s(self) -> float:
+        """Return the seconds until the next try of the link, 0 if it may be used."""
+        return max(0.0, self._closed_until - time.monotonic())
+
+    def _link_failed(self, error: Exception) -> None:
+        with self._changed:
+            self._num_failures += 1
+            self._closed_until = time.monotonic() + BACKOFF.delay_s(self._num_failures)
+            if self._num_failures == 1:
+                logger.warning("exchange node unreachable: %s; training continues without the swarm", error)
+
+    def _link_worked(self) -> None:
+        with self._changed:
+            if self._num_failures:
+                logger.warning("exchange node reachable again, after %d failures", self._num_failures)
+            self._num_failures, self._closed_until = 0, 0.0
 
     @property
     def _is_idle(self) -> bool:
@@ -195,7 +187,7 @@ class SwarmExchange:
             self._is_busy = False
             self._changed.notify_all()
             self._changed.wait_for(lambda: bool(self._queue) or self._is_closed)
-            while not self._is_closed and (wait_s := self._breaker.wait_s):
+            while not self._is_closed and (wait_s := self._wait_s):
                 self._changed.notify_all()  # `flush` does not wait for the next try
                 self._changed.wait(wait_s)
             if self._is_closed:
@@ -213,12 +205,12 @@ class SwarmExchange:
                     "own group not shared (%s): %s; later ones of this reason are not logged", error.reason, error
                 )
         except LinkError as error:
-            self._breaker.failed(error)
+            self._link_failed(error)
             return
         else:
             with self._changed:
                 self._num_shared += 1
-        self._breaker.worked()
+        self._link_worked()
 
 
 class FlushCallback(TrainerCallback):  # type: ignore[misc]  # transformers gives its callbacks no types

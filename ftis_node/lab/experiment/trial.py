@@ -104,7 +104,7 @@ async def run_final_evaluation(
 class Trial:
     """Parameters of one trial. `manifest` sets the groups of a step and the method; the specs contain local paths.
 
-    `labels` are the trial's cell in the matrix, `key` is its name among stored results (`trial_key.py`). With `apart`,
+    `labels` are the trial's cell in the matrix, `key` is its name among stored results (`runner.py`). With `apart`,
     each member is a separate swarm of one. Prompts and sampling of a member follow from its place in the swarm. If one
     is alone, `first_place` is its place in the swarm with which it is compared. The `final_evaluation` evaluates all
     members together after training. With `is_asynchronous`, a member spreads its steps evenly over `steps` rounds.

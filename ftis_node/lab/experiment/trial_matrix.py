@@ -23,9 +23,9 @@ from ftis_node.config.workers import LoraSection
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.byzantine import LIES
 from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK, Pair, TrialMember
+from ftis_node.lab.experiment.runner import options_of
 from ftis_node.lab.experiment.specs import ALONE, CONTROLS, delay_alone, is_alone, parse_alone, parse_delays
 from ftis_node.lab.experiment.trial import Trial
-from ftis_node.lab.experiment.trial_key import options_of
 from ftis_node.plugins import CHOICE_GROUP, find_plugins
 from ftis_node.records.codec import CODECS
 

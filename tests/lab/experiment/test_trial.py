@@ -14,9 +14,8 @@ from ftis_node.errors import ModelError
 from ftis_node.lab.experiment import byzantine, runner
 from ftis_node.lab.experiment import trial as trial_module
 from ftis_node.lab.experiment.pairs import Pair, TrialMember
-from ftis_node.lab.experiment.runner import run_trials
+from ftis_node.lab.experiment.runner import run_trials, with_keys
 from ftis_node.lab.experiment.trial import Trial, run_trial
-from ftis_node.lab.experiment.trial_key import with_keys
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
 from ftis_node.learner.groups import unpack_train_group
@@ -286,7 +285,7 @@ def test_stored_results_are_reused(experiment, usual, tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner, "call_in_processes", in_this_process)
     stored = msgspec.structs.replace
-    monkeypatch.setattr(trial_module, "run_trial", lambda trial, *_, **__: stored(usual, key=trial.key))
+    monkeypatch.setattr(runner, "run_trial", lambda trial, *_, **__: stored(usual, key=trial.key))
     for chosen in (trials[:1], [*trials, same]):
         results = run_trials(chosen, tmp_path, jobs=1, watch=lambda *_: None)
     assert made == [trial.key for trial in trials], "a finished trial is run again"

@@ -12,11 +12,11 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.roles import Delay
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment import trial_key
+from ftis_node.lab.experiment import runner
 from ftis_node.lab.experiment.pairs import Pair, TrialMember, resolve_pair
+from ftis_node.lab.experiment.runner import options_of, with_keys
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.lab.experiment.trial import _settings
-from ftis_node.lab.experiment.trial_key import options_of, with_keys
 from ftis_node.lab.experiment.trial_matrix import Experiment, parse_method
 from tests.conftest import raises_line
 
@@ -283,5 +283,5 @@ def test_a_key_depends_on_all_that_determines_the_result(folder, monkeypatch):
     assert fresh(), "another chat template"
     write_data(folder / "data", answer=1)
     assert fresh(), "other problems"
-    monkeypatch.setattr(trial_key, "pick_device", lambda device: "cuda")
+    monkeypatch.setattr(runner, "pick_device", lambda device: "cuda")
     assert fresh(), "another device"
