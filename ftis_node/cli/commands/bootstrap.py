@@ -18,20 +18,17 @@ PUBLIC = 0o644
 
 def bootstrap(
     home: HomeOption = None,
-    listen: Annotated[list[str] | None, typer.Option("--listen", help="Multiaddr to listen on. Repeatable.")] = None,
-    peers: Annotated[
-        list[str] | None, typer.Option("--peers", help="Multiaddr of another bootstrap node. Repeatable.")
-    ] = None,
+    listen: Annotated[list[str] | None, typer.Option(help="Multiaddr to listen on. Repeatable.")] = None,
+    peers: Annotated[list[str] | None, typer.Option(help="Multiaddr of another bootstrap node. Repeatable.")] = None,
     announce: Annotated[
         list[str] | None,
         typer.Option(
-            "--announce",
             metavar="MADDR",
             help="Address to announce instead of the detected ones, such as /dns4/NAME/tcp/4001. Repeatable.",
         ),
     ] = None,
     status_port: Annotated[
-        int, typer.Option("--status-port", min=0, max=65535, help="Local HTTP port of its page; 0: any free port.")
+        int, typer.Option(min=0, max=65535, help="Local HTTP port of its page; 0: any free port.")
     ] = 0,
     runs: Annotated[
         list[str] | None,
@@ -43,8 +40,7 @@ def bootstrap(
     ] = None,
     log_format: LogFormatOption = "text",
     address_file: Annotated[
-        Path | None,
-        typer.Option("--address-file", metavar="FILE", help="File for the addresses, to use with --peers @FILE."),
+        Path | None, typer.Option(metavar="FILE", help="File for the addresses, to use with --peers @FILE.")
     ] = None,
 ) -> None:
     """Run a bootstrap and relay node. Prints one address per line, then serves until stopped.

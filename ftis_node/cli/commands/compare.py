@@ -39,54 +39,45 @@ def compare(
     pair: Annotated[
         list[str] | None,
         typer.Option(
-            "--pair",
             help="size, expertise, peft, blind, sums, sums-large, unlike, or DIR,DIR[,...] (DIR:lora: an adapter); "
             "repeatable. Or hdee, hdee:DIR, hdee:DIR,DIR: an expert for each part of --task. With --model-seeds N, "
-            "{seed} in a DIR is 0 to N-1.",
+            "{seed} in a DIR is 0 to N-1."
         ),
     ] = None,
     methods: Annotated[
         str | None,
         typer.Option(
-            "--methods",
             help="Comma-separated; alone[:own][:updates=K][:METHOD], or METHOD, or METHOD:parameter=value. "
-            f"Default: {DEFAULT_METHODS}.",
+            f"Default: {DEFAULT_METHODS}."
         ),
     ] = None,
     share: Annotated[
         str,
         typer.Option(
-            "--share",
-            help="vertical, filled, horizontal, sapo:I/J[/G], newest:J or a plug-in, PLUGIN[:J]; comma-separated.",
+            help="vertical, filled, horizontal, sapo:I/J[/G], newest:J or a plug-in, PLUGIN[:J]; comma-separated."
         ),
     ] = "vertical",
     delay: Annotated[
         str,
         typer.Option(
-            "--delay",
-            help="none, fixed:K, lognormal:MIN-MAX, in steps; DELAY@peer: of the last node only; comma-separated.",
+            help="none, fixed:K, lognormal:MIN-MAX, in steps; DELAY@peer: of the last node only; comma-separated."
         ),
     ] = "none",
     nodes: Annotated[
-        str | None,
-        typer.Option("--nodes", help="Nodes in a swarm; comma-separated. Default: one for each model of the pairing."),
+        str | None, typer.Option(help="Nodes in a swarm; comma-separated. Default: one for each model of the pairing.")
     ] = None,
     speeds: Annotated[
         str | None,
         typer.Option(
-            "--speeds",
             help="Without a barrier: relative speed of each node, such as 4,2,1,2. --steps are those of the fastest. "
-            "Default: all nodes take each step together.",
+            "Default: all nodes take each step together."
         ),
     ] = None,
     attack: Annotated[
-        str,
-        typer.Option("--attack", help="Attack of the last nodes: none, rewards, logprobs, positives, padded, mimic."),
+        str, typer.Option(help="Attack of the last nodes: none, rewards, logprobs, positives, padded, mimic.")
     ] = "none",
-    attackers: Annotated[int, typer.Option("--attackers", min=1, help="Number of attackers with --attack.")] = 1,
-    codec: Annotated[
-        str, typer.Option("--codec", help="Codec of groups: exact, lossless, lossy; comma-separated.")
-    ] = "exact",
+    attackers: Annotated[int, typer.Option(min=1, help="Number of attackers with --attack.")] = 1,
+    codec: Annotated[str, typer.Option(help="Codec of groups: exact, lossless, lossy; comma-separated.")] = "exact",
     controls: Annotated[
         bool,
         typer.Option(
@@ -95,29 +86,22 @@ def compare(
         ),
     ] = False,
     model_seeds: Annotated[
-        int, typer.Option("--model-seeds", min=1, help="Number of seeds for the initial models of every pairing.")
+        int, typer.Option(min=1, help="Number of seeds for the initial models of every pairing.")
     ] = 1,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds for every setting.")] = 1,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="First seed.")] = 0,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of each node.")] = DEFAULT_STEPS,
-    prompts: Annotated[
-        int, typer.Option("--prompts", min=0, help="Prompts of an update, over all nodes; 0: as in --run.")
-    ] = 0,
-    eval_every: Annotated[
-        int, typer.Option("--eval-every", min=0, help="Steps between evaluations; 0: as in --run.")
-    ] = 0,
-    run: Annotated[str | None, typer.Option("--run", help="Preset or TOML file with all other settings.")] = None,
-    task: Annotated[str | None, typer.Option("--task", help="Task SPEC to train on.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds for every setting.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each node.")] = DEFAULT_STEPS,
+    prompts: Annotated[int, typer.Option(min=0, help="Prompts of an update, over all nodes; 0: as in --run.")] = 0,
+    eval_every: Annotated[int, typer.Option(min=0, help="Steps between evaluations; 0: as in --run.")] = 0,
+    run: Annotated[str | None, typer.Option(help="Preset or TOML file with all other settings.")] = None,
+    task: Annotated[str | None, typer.Option(help="Task SPEC to train on.")] = None,
     ood_task: Annotated[
-        str | None,
-        typer.Option("--ood-task", help="Task SPEC to evaluate without training on it. With hdee: excluded domains."),
+        str | None, typer.Option(help="Task SPEC to evaluate without training on it. With hdee: excluded domains.")
     ] = None,
-    lora_rank: Annotated[int, typer.Option("--lora-rank", min=1, help="Rank of adapters; alpha is twice that.")] = 8,
-    jobs: Annotated[
-        int, typer.Option("--jobs", min=0, help="Trials in parallel; 0: one per core, or one on a GPU.")
-    ] = 0,
-    device: Annotated[Device, typer.Option("--device", help="Device of the models.")] = "auto",
-    out: Annotated[Path, typer.Option("--out", help="Folder for models, runs and results.")] = Path("compare-out"),
+    lora_rank: Annotated[int, typer.Option(min=1, help="Rank of adapters; alpha is twice that.")] = 8,
+    jobs: Annotated[int, typer.Option(min=0, help="Trials in parallel; 0: one per core, or one on a GPU.")] = 0,
+    device: Annotated[Device, typer.Option(help="Device of the models.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder for models, runs and results.")] = Path("compare-out"),
 ) -> None:
     """Compare methods: real nodes over an in-process network, the same number of completions in every update.
 

@@ -20,8 +20,8 @@ DEFAULT_PORT = 8642
 def dashboard(
     home: HomeOption = None,
     web: Annotated[bool, typer.Option("--web", help="Serve it in a browser.")] = False,
-    host: Annotated[str, typer.Option("--host", help="With --web: address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="With --web: port.")] = DEFAULT_PORT,
+    host: Annotated[str, typer.Option(help="With --web: address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="With --web: port.")] = DEFAULT_PORT,
     swarm: Annotated[bool, typer.Option("--swarm", help="Show all peers of the run.")] = False,
     no_curves: Annotated[bool, typer.Option("--no-curves", hidden=True, help="Leave out the curves.")] = False,
     once: Annotated[bool, typer.Option("--once", hidden=True, help="End after the first paint.")] = False,

@@ -20,18 +20,17 @@ if TYPE_CHECKING:
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder for models, homes, logs and results.")] = Path("demo-out"),
+    out: Annotated[Path, typer.Option(help="Folder for models, homes, logs and results.")] = Path("demo-out"),
     llm: Annotated[
         bool, typer.Option("--llm", help="Train a small language model (SmolLM2, 135M) instead: 93 MB, 20 minutes.")
     ] = False,
     steps: Annotated[
-        int | None,
-        typer.Option("--steps", min=1, help="Optimizer steps of each node.", show_default="40; with --llm 30"),
+        int | None, typer.Option(min=1, help="Optimizer steps of each node.", show_default="40; with --llm 30")
     ] = None,
     engine: Annotated[
-        Engine, typer.Option("--engine", help="Generation engine: torch (small models need no vLLM), vllm or auto.")
+        Engine, typer.Option(help="Generation engine: torch (small models need no vLLM), vllm or auto.")
     ] = "torch",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of models and training.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of models and training.")] = 0,
 ) -> None:
     """Train a swarm of two different models on this machine. Prints a table, writes curves.png and two reports.
 

@@ -35,34 +35,27 @@ OPTION = "memory.option"
 
 
 def doctor(
-    model: Annotated[str | None, typer.Option("--model", help="Also check this model and plan its memory.")] = None,
-    run: Annotated[
-        str | None, typer.Option("--run", help="Preset or TOML file to plan for.", show_default="the home's")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Also check this model and plan its memory.")] = None,
+    run: Annotated[str | None, typer.Option(help="Preset or TOML file to plan for.", show_default="the home's")] = None,
     lora: Annotated[
         bool | None, typer.Option("--lora/--full", help="Plan for a LoRA adapter, or for all weights.")
     ] = None,
-    quantize: Annotated[
-        BaseForm | None, typer.Option("--quantize", help="Plan for the base of an adapter in this form.")
-    ] = None,
+    quantize: Annotated[BaseForm | None, typer.Option(help="Plan for the base of an adapter in this form.")] = None,
     gpu_memory: Annotated[
         list[float] | None,
-        typer.Option(
-            "--gpu-memory", metavar="GIB", help="Plan for a GPU of this size in GiB instead; repeat it for each GPU."
-        ),
+        typer.Option(metavar="GIB", help="Plan for a GPU of this size in GiB instead; repeat it for each GPU."),
     ] = None,
     gpus: GpusOption = None,
     tensor_parallel: TensorParallelOption = None,
     peers: Annotated[
-        list[str] | None,
-        typer.Option("--peers", help="Multiaddr of a peer to dial. Repeatable.", show_default="the home's"),
+        list[str] | None, typer.Option(help="Multiaddr of a peer to dial. Repeatable.", show_default="the home's")
     ] = None,
     listen: Annotated[
         list[str] | None,
-        typer.Option("--listen", help="Multiaddr whose port should be free. Repeatable.", show_default="the home's"),
+        typer.Option(help="Multiaddr whose port should be free. Repeatable.", show_default="the home's"),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help=f"Run only this check: {', '.join(CHECKS)}. Repeatable.")
+        list[str] | None, typer.Option(help=f"Run only this check: {', '.join(CHECKS)}. Repeatable.")
     ] = None,
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Measure the first GPU for three minutes; the figures are in doctor-gpu.json.")

@@ -23,19 +23,17 @@ LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Maximum number
 
 
 def ensemble(
-    task: Annotated[str, typer.Option("--task", help="Task SPEC, such as gsm8k or math500:PATH.")],
-    models: Annotated[str, typer.Option("--models", help="Hub ids, folders or GGUF files, comma-separated.")] = "",
+    task: Annotated[str, typer.Option(help="Task SPEC, such as gsm8k or math500:PATH.")],
+    models: Annotated[str, typer.Option(help="Hub ids, folders or GGUF files, comma-separated.")] = "",
     swarm: Annotated[
         list[str] | None,
-        typer.Option("--swarm", help="Folder of exported models or of nodes' homes; repeatable, or comma-separated."),
+        typer.Option(help="Folder of exported models or of nodes' homes; repeatable, or comma-separated."),
     ] = None,
     mode: Annotated[
-        str, typer.Option("--mode", help=f"{', '.join(ENSEMBLE_MODES)}, comma-separated, or all.")
+        str, typer.Option(help=f"{', '.join(ENSEMBLE_MODES)}, comma-separated, or all.")
     ] = "posterior,vote",
     limit: LimitOption = 512,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=3, help="Maximum tokens of prompt and completion together.")
-    ] = 760,
+    max_tokens: Annotated[int, typer.Option(min=3, help="Maximum tokens of prompt and completion together.")] = 760,
     engine: EngineOption = "auto",
     home: HomeOption = None,
     as_json: JsonOption = False,

@@ -25,14 +25,13 @@ def evaluate(
     model: ModelOption = None,
     task: Annotated[
         str | None,
-        typer.Option("--task", help="Task SPEC, such as gsm8k or math500:PATH.", show_default="with a home, its run's"),
+        typer.Option(help="Task SPEC, such as gsm8k or math500:PATH.", show_default="with a home, its run's"),
     ] = None,
     limit: LimitOption = 512,
-    k: Annotated[int, typer.Option("--k", min=1, help="Also estimate pass@k from samples.")] = 1,
+    k: Annotated[int, typer.Option(min=1, help="Also estimate pass@k from samples.")] = 1,
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-tokens",
             min=1,
             help="Maximum tokens of prompt and completion together.",
             show_default=f"on the problems of a home's run, its limits; else {MAX_TOKENS}",
@@ -40,7 +39,7 @@ def evaluate(
     ] = None,
     engine: EngineOption = "auto",
     compare: CompareOption = None,
-    show: Annotated[int, typer.Option("--show", min=0, help="Print the answers to this many problems.")] = 0,
+    show: Annotated[int, typer.Option(min=0, help="Print the answers to this many problems.")] = 0,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:

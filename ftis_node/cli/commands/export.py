@@ -23,29 +23,22 @@ LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 
 
 def export(
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder to write the model to; must be new or empty.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write the model to; must be new or empty.")] = None,
     home: HomeOption = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge a LoRA adapter into the model.")] = False,
     gguf: Annotated[
-        Path | None,
-        typer.Option("--gguf", help="File for ollama and llama.cpp, with a Modelfile beside it. Implies --merge."),
+        Path | None, typer.Option(help="File for ollama and llama.cpp, with a Modelfile beside it. Implies --merge.")
     ] = None,
-    gguf_type: Annotated[GgufType, typer.Option("--gguf-type", help="Numbers in the file of --gguf.")] = "f16",
+    gguf_type: Annotated[GgufType, typer.Option(help="Numbers in the file of --gguf.")] = "f16",
     base_model: Annotated[
-        str | None,
-        typer.Option(
-            "--base-model", metavar="OWNER/NAME", help="Id on the hub of the base model, if --model was a folder."
-        ),
+        str | None, typer.Option(metavar="OWNER/NAME", help="Id on the hub of the base model, if --model was a folder.")
     ] = None,
     license: Annotated[
-        str | None, typer.Option("--license", help="License for the card, by the hub's id, such as apache-2.0.")
+        str | None, typer.Option(help="License for the card, by the hub's id, such as apache-2.0.")
     ] = None,
     push_to: Annotated[
         str | None,
         typer.Option(
-            "--push-to",
             metavar="OWNER/NAME",
             help="Then push the result to this repository of the Hugging Face hub. A new one is private.",
         ),
@@ -53,12 +46,8 @@ def export(
     public: Annotated[
         bool, typer.Option("--public", help="With --push-to: create a public repository, or push to one.")
     ] = False,
-    revision: Annotated[
-        str | None, typer.Option("--revision", help="With --push-to: the branch.", show_default="main")
-    ] = None,
-    commit_message: Annotated[
-        str | None, typer.Option("--commit-message", help="With --push-to: the first line of the commit.")
-    ] = None,
+    revision: Annotated[str | None, typer.Option(help="With --push-to: the branch.", show_default="main")] = None,
+    commit_message: Annotated[str | None, typer.Option(help="With --push-to: the first line of the commit.")] = None,
 ) -> None:
     """Write the newest checkpoint as a model folder that transformers and vLLM load, or as a GGUF file.
 

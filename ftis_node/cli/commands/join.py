@@ -46,7 +46,6 @@ def join(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model",
             help="Hub id, folder, or GGUF file (FILE.gguf, OWNER/NAME/FILE.gguf, pypi:PACKAGE) of the model to train.",
             show_default="that of node.toml, or of the last start",
         ),
@@ -54,7 +53,6 @@ def join(
     run: Annotated[
         str | None,
         typer.Option(
-            "--run",
             help="Preset (open-swarm: for a swarm that anybody may join), manifest file, or id of a run that the peers "
             "know.",
             show_default="the preset that fits --task",
@@ -63,46 +61,37 @@ def join(
     task: Annotated[
         str | None,
         typer.Option(
-            "--task",
             help="Task SPEC, such as gsm8k, gsm8k:PATH, rg:chain_sum, a=3+b=1. Parts of the task of --run, or of the "
             "home's run: this node's domain.",
             show_default="the run's task",
         ),
     ] = None,
     eval_task: Annotated[
-        str | None, typer.Option("--eval-task", help="Task SPEC to evaluate on.", show_default="held-out problems")
+        str | None, typer.Option(help="Task SPEC to evaluate on.", show_default="held-out problems")
     ] = None,
     peers: Annotated[
         list[str] | None,
-        typer.Option(
-            "--peers", help="Multiaddr of a peer, or @FILE. Repeatable.", show_default="those of the last start"
-        ),
+        typer.Option(help="Multiaddr of a peer, or @FILE. Repeatable.", show_default="those of the last start"),
     ] = None,
     no_peers: Annotated[bool, typer.Option("--no-peers", help="Forget the peers of the last start.")] = False,
     home: HomeOption = None,
     role: Annotated[
         Role | None,
-        typer.Option(
-            "--role", help="full, generator, learner or exchange.", show_default="that of the last start, else full"
-        ),
+        typer.Option(help="full, generator, learner or exchange.", show_default="that of the last start, else full"),
     ] = None,
     follow: Annotated[
         str | None,
         typer.Option(
-            "--follow",
-            help="Peer id of the learner whose weights a generator uses.",
-            show_default="that of the last start",
+            help="Peer id of the learner whose weights a generator uses.", show_default="that of the last start"
         ),
     ] = None,
     engine: Annotated[
-        Engine | None,
-        typer.Option("--engine", help="auto, vllm or torch.", show_default="that of the last start, else auto"),
+        Engine | None, typer.Option(help="auto, vllm or torch.", show_default="that of the last start, else auto")
     ] = None,
     lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train a LoRA adapter, or all weights.")] = None,
     quantize: Annotated[
         BaseForm | None,
         typer.Option(
-            "--quantize",
             help="4bit: hold the base of a LoRA adapter in 4 bits, for a small card; or none.",
             show_default="that of the last start, else none",
         ),
@@ -112,25 +101,21 @@ def join(
     listen: Annotated[
         list[str] | None,
         typer.Option(
-            "--listen",
-            help="Multiaddr to listen on. Repeatable.",
-            show_default="those of the last start, else any free port",
+            help="Multiaddr to listen on. Repeatable.", show_default="those of the last start, else any free port"
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the node on screens.", show_default="that of the last start")
+        str | None, typer.Option(help="Name of the node on screens.", show_default="that of the last start")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of prompts, sampling and adapters.")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Stop after this many steps in all.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of prompts, sampling and adapters.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many steps in all.")] = None,
     generate_tokens: Annotated[
-        int | None, typer.Option("--generate-tokens", min=1, help="Stop generating after this many tokens in all.")
+        int | None, typer.Option(min=1, help="Stop generating after this many tokens in all.")
     ] = None,
     learn_tokens: Annotated[
-        int | None, typer.Option("--learn-tokens", min=1, help="Stop after training on this many tokens in all.")
+        int | None, typer.Option(min=1, help="Stop after training on this many tokens in all.")
     ] = None,
-    track: Annotated[
-        list[str] | None, typer.Option("--track", help="Tracker: tensorboard, wandb or trackio. Repeatable.")
-    ] = None,
+    track: Annotated[list[str] | None, typer.Option(help="Tracker: tensorboard, wandb or trackio. Repeatable.")] = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Run in the background and return when the node runs; see `stop`.")
     ] = False,

@@ -37,12 +37,10 @@ MAX_LISTED = 1_000_000
 def list_groups(
     home: HomeOption = None,
     as_json: JsonOption = False,
-    limit: Annotated[
-        int, typer.Option("--limit", min=1, max=MAX_LISTED, help="Maximum number of groups, newest first.")
-    ] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="Maximum number of groups, newest first.")] = 20,
     state: Annotated[
         Literal["ready", "taken", "released"] | None,
-        typer.Option("--state", help="Only groups in this state: ready, taken or released."),
+        typer.Option(help="Only groups in this state: ready, taken or released."),
     ] = None,
 ) -> None:
     """List groups, newest first.
@@ -113,7 +111,7 @@ def stats(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 @app.command("export")
 def export(
-    out: Annotated[Path, typer.Option("--out", help="File to write; for envelopes a folder.")],
+    out: Annotated[Path, typer.Option(help="File to write; for envelopes a folder.")],
     home: HomeOption = None,
     format_: Annotated[ExportFormat, typer.Option("--format", help="Format to write.")] = "jsonl",
     text: Annotated[

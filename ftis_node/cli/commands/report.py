@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
 def report(
     home: HomeOption = None,
-    out: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
     compared: Annotated[
-        Path | None,
-        typer.Option("--compared", metavar="FILE", help="Output of `eval --home H --show 5 --json`, for a card."),
+        Path | None, typer.Option(metavar="FILE", help="Output of `eval --home H --show 5 --json`, for a card.")
     ] = None,
 ) -> None:
     """Write one page about a run: values, curves, peers, notable events. Works for a running or a stopped node.

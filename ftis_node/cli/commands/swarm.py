@@ -26,11 +26,11 @@ def swarm(
     home: HomeOption = None,
     peers: Annotated[
         list[str] | None,
-        typer.Option("--peers", help="Multiaddr of a peer that serves the directory; needs no home. Needs --run."),
+        typer.Option(help="Multiaddr of a peer that serves the directory; needs no home. Needs --run."),
     ] = None,
-    run: Annotated[str | None, typer.Option("--run", metavar="RUN_ID", help="With --peers: the run.")] = None,
+    run: Annotated[str | None, typer.Option(metavar="RUN_ID", help="With --peers: the run.")] = None,
     as_json: JsonOption = False,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page to this file.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Update until ctrl-C.")] = False,
     interval_s: Annotated[
         float, typer.Option("--interval", min=1.0, max=86400, metavar="SECONDS", help="Seconds between updates.")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def tasks(
     spec: Annotated[str | None, typer.Argument(help="Show the first problem of this task SPEC.")] = None,
-    split: Annotated[str, typer.Option("--split", help="train or test.")] = "train",
+    split: Annotated[str, typer.Option(help="train or test.")] = "train",
     as_json: JsonOption = False,
 ) -> None:
     """List the tasks and rewards that a SPEC may name, and plug-ins of all kinds; or show the first problem of a SPEC.

@@ -14,15 +14,14 @@ def tiny(
     size: Annotated[
         Literal["s", "sm", "m", "l"],
         typer.Option(
-            "--size",
-            help="s: about 0.2M parameters; sm (task arithmetic only): 0.5M; m: 0.8M; l (task sums only): 3.1M.",
+            help="s: about 0.2M parameters; sm (task arithmetic only): 0.5M; m: 0.8M; l (task sums only): 3.1M."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write the model to.")],
+    out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
     task: Annotated[
-        Literal["arithmetic", "sums"], typer.Option("--task", help="Task in which the model is partly competent.")
+        Literal["arithmetic", "sums"], typer.Option(help="Task in which the model is partly competent.")
     ] = "arithmetic",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same model.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
 ) -> None:
     """Make a small Qwen2-architecture model and tokenizer, partly competent in one task."""
     from ftis_node.lab.tiny import make_tiny
