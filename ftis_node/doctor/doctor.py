@@ -23,7 +23,6 @@ from ftis_node.doctor.check_result import NETWORK_CHECKS, CheckResult
 from ftis_node.doctor.model import MemoryQuestion, check_model
 from ftis_node.errors import FtisError, NetworkError
 
-ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)  # of the dialer: the node's own may be in use
 QUICK_S = 10.0
 MODEL_LIMIT_S = 30.0
 DIALS_LIMIT_S = 30.0  # plus this for each peer
@@ -110,7 +109,7 @@ def checks_of(home: Home, settings: NodeSettings, question: MemoryQuestion | Non
         DoctorCheck("grader", "the graders of tasks", engines_s, engines.check_graders),
         DoctorCheck("port", "ports", QUICK_S, ports),
         DoctorCheck("route", "the network", QUICK_S, partial(_network, peers)),
-        DoctorCheck("peer", "the peers", dials_s + GRACE_S, partial(_peers, peers, dials_s)),
+        DoctorCheck("peer", "the peers", dials_s + GRACE_S, partial(network.examine_network, peers, dials_s)),
         DoctorCheck("model", "the model", MODEL_LIMIT_S, partial(check_model, question) if question else tuple),
     ]
 
@@ -128,11 +127,3 @@ def _network(peers: tuple[str, ...]) -> Iterator[CheckResult]:
     if not peers:
         yield network.nat_kind(network.own_address(socket.AF_INET), network.own_address(socket.AF_INET6))
         yield from network.check_kernels_clock()
-
-
-def _peers(peers: tuple[str, ...], limit_s: float) -> Iterator[CheckResult]:
-    if not peers:
-        advice = "give --peers ADDRESS as you would to join; without one the node runs alone until a peer dials it"
-        yield CheckResult("peer.none", "ok", "no peers were named, so doctor dialed none", advice)
-        return
-    yield from network.examine_network(peers, listen=ANY_PORT, limit_s=limit_s)

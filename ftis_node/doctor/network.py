@@ -30,6 +30,7 @@ OUTSIDE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 CARRIERS_NAT = ipaddress.ip_network("100.64.0.0/10")  # addresses of customers behind it (RFC 6598)
 NO_CLOCK = 5  # TIME_ERROR of adjtimex(2): the clock is not synchronized
 TIMEX_BYTES = 256
+ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)  # of the dialer: the node's own may be in use
 
 
 def check_listen_ports(listen: Iterable[str], *, runs_here: bool) -> Iterator[CheckResult]:
@@ -88,15 +89,19 @@ def check_kernels_clock() -> Iterator[CheckResult]:
         yield CheckResult("clock.synchronised", "ok", "the kernel's clock is synchronized")
 
 
-def examine_network(peers: tuple[str, ...], *, listen: tuple[str, ...], limit_s: float) -> Iterator[CheckResult]:
+def examine_network(peers: tuple[str, ...], limit_s: float) -> Iterator[CheckResult]:
     """Dial each peer and yield the results. Raises ConfigError for an invalid address, UsageError and MachineError as a
     node would.
     """
+    if not peers:
+        advice = "give --peers ADDRESS as you would to join; without one the node runs alone until a peer dials it"
+        yield CheckResult("peer.none", "ok", "no peers were named, so doctor dialed none", advice)
+        return
     from ftis_node.gossip.dialer import probe_network
 
     addresses = tuple(map(parse_multiaddr, peers))
     with tempfile.TemporaryDirectory(prefix="ftis-") as folder:
-        probing = probe_network(addresses, listen=listen, sockets_dir=Path(folder) / "net")
+        probing = probe_network(addresses, listen=ANY_PORT, sockets_dir=Path(folder) / "net")
         try:
             probe = asyncio.run(asyncio.wait_for(probing, limit_s))
         except TimeoutError:

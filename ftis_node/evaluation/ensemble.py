@@ -102,7 +102,9 @@ async def evaluate_ensemble(
     Its engine serves the experts alone, and so the modes that choose among their answers. The torch engine serves a
     mixture. Raises ConfigError, ModelError, MachineError, EngineError and NetworkError.
     """
-    check_modes(modes)
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown or not modes:
+        raise ConfigError(f"no mode {unknown[0] if unknown else ''!r}: use all, or some of {', '.join(MODES)}")
     mixtures = [mode for mode in MIXTURES if mode in modes]
     async with studying(as_members(models), task, Asking(**options)) as study:
         experts = study.experts
@@ -121,13 +123,6 @@ async def evaluate_ensemble(
         for each, answered in zip((expert.member for expert in experts), answers, strict=True)
     ]
     return EnsembleResult(task, len(answers[0]), tuple(alone), tuple(rows[mode] for mode in dict.fromkeys(modes)))
-
-
-def check_modes(modes: Sequence[str]) -> None:
-    """Raise ConfigError for an unknown mode, and if there is none."""
-    unknown = [mode for mode in modes if mode not in MODES]
-    if unknown or not modes:
-        raise ConfigError(f"no mode {unknown[0] if unknown else ''!r}: use all, or some of {', '.join(MODES)}")
 
 
 def check_mixture(experts: Sequence[Expert], *, max_tokens: int) -> None:

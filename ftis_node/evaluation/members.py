@@ -72,7 +72,11 @@ def _folder_members(folder: Path, scratch: Path, on_progress: OnProgress) -> lis
     if not folder.is_dir():
         raise ConfigError(f"no such folder: {folder}; give one that holds exported models or homes of nodes")
     inside = [folder] if _is_model(folder) or _is_home(folder) else sorted(filter(Path.is_dir, folder.iterdir()))
-    found = [_member(each, scratch, on_progress) for each in inside if _is_model(each) or _is_home(each)]
+    found = [
+        _exported(Home(each), scratch, on_progress) if _is_home(each) else Member(each.resolve().name, str(each))
+        for each in inside
+        if _is_model(each) or _is_home(each)
+    ]
     members = [member for member in found if member is not None]
     if not members:
         raise ConfigError(
@@ -89,12 +93,6 @@ def _is_model(folder: Path) -> bool:
 def _is_home(folder: Path) -> bool:
     home = Home(folder)
     return home.settings.is_file() and home.run_toml.is_file()
-
-
-def _member(folder: Path, scratch: Path, on_progress: OnProgress) -> Member | None:
-    if _is_home(folder):
-        return _exported(Home(folder), scratch, on_progress)
-    return Member(folder.resolve().name, str(folder))
 
 
 def _exported(home: Home, scratch: Path, on_progress: OnProgress) -> Member | None:

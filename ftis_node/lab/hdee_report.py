@@ -202,7 +202,7 @@ def differences_table(cells: Sequence[Cell]) -> str:
         for row in cell.rows():
             if cell is one or row.who == BEFORE:
                 continue
-            at_updates = _along(one, _updates, dict.fromkeys(row.trained, row.updates))
+            at_updates = _along(one, lambda member, point: point.step, dict.fromkeys(row.trained, row.updates))
             at_time = _along(one, _compute, {seeds: (times[seeds],) * len(row.updates) for seeds in row.trained})
             rows.append(
                 [
@@ -237,10 +237,6 @@ def _along(one: Cell, axis: Axis, places: dict[Seeds, tuple[float, ...]]) -> Acc
 def _interpolated(member: MemberResult, task: str, axis: Axis, place: float) -> float:
     curve = member.curve(task)
     return float(np.interp(place, [axis(member, point) for point in curve], [point.pass_at_1 for point in curve]))
-
-
-def _updates(member: MemberResult, point: Evaluation) -> float:
-    return point.step
 
 
 def _compute(member: MemberResult, point: Evaluation) -> float:

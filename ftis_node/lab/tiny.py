@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -42,7 +42,7 @@ from ftis_node.lab.tiny_curricula import (
 from ftis_node.lab.tiny_tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, encode_prompts, make_tokenizer
 from ftis_node.tasks import Task, load_task
 from ftis_node.tasks.arithmetic import Kind
-from ftis_node.telemetry.log import quiet_library_logging
+from ftis_node.telemetry.log import OnProgress, quiet_library_logging, unwatched
 
 Curriculum = ArithmeticCurriculum | SumsCurriculum | GuessCurriculum
 BATCH_SIZE: Final = 64
@@ -106,7 +106,7 @@ def make_tiny(
     blind: bool = False,
     mistake: int | None = None,
     graded: bool = False,
-    progress: Callable[[float, str], None] = lambda fraction, what: None,
+    progress: OnProgress = unwatched,
 ) -> TinyReport:
     """Make the model of that size and its tokenizer in the folder `out`, in the hub's format.
 
@@ -170,13 +170,7 @@ def _silent_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen2Fo
 
 
 def _train(
-    model: Qwen2ForCausalLM,
-    lessons: Curriculum,
-    recipe: Recipe,
-    *,
-    num_steps: int,
-    seed: int,
-    progress: Callable[[float, str], None],
+    model: Qwen2ForCausalLM, lessons: Curriculum, recipe: Recipe, *, num_steps: int, seed: int, progress: OnProgress
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     muon, adam = _optimizers(model)

@@ -81,7 +81,7 @@ class EventTotals:
         self.num_events = 0
         self.began_at: float | None = None
         self.ended_at: float | None = None
-        self._timeline = TimelineBuilder()
+        self.timeline = TimelineBuilder()
 
     def add(self, line: bytes, head: EventHead) -> None:
         name = head.event
@@ -104,15 +104,11 @@ class EventTotals:
             if reason in self.refused or len(self.refused) < MAX_REASONS:
                 self.refused[reason] += 1
         if name not in ROUTINE:
-            self._timeline.add(read_event(line))
+            self.timeline.add(read_event(line))
 
     def _count_peer(self, counts: Counter[str], peer_id: str) -> None:
         if peer_id in counts or len(counts) < MAX_COUNTED_PEERS:
             counts[peer_id] += 1
-
-    def timeline(self) -> tuple[list[TimelineEntry], int]:
-        """Return the notable events and the number of omitted ones. Call it once, at the end."""
-        return self._timeline.finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +248,7 @@ class RunFacts:
 def gather(home: Home, *, status: Status, peers: list[dict[str, Any]], on_progress: OnProgress) -> RunFacts:
     """Return the facts from the home's files. `status` and `peers` are the node's current or last ones."""
     history, event_totals = _read_trail(home.events, on_progress)
-    timeline, left_out = event_totals.timeline()
+    timeline, left_out = event_totals.timeline.finish()
     on_progress(1.0, "sample groups")
     return RunFacts(
         status=status,

@@ -25,7 +25,7 @@ import math
 import re
 import warnings
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
 from ftis_node.errors import TaskError
 from ftis_node.tasks.answers import chat_prompt, final_answer, plain_text
@@ -84,14 +84,8 @@ def _is_literal(text: str) -> bool:
     return True
 
 
-class _Split(NamedTuple):
-    """Seeds of a split. Problem i uses `seed + i`, so the distance of splits must exceed their length."""
-
-    seed: int
-    size: int
-
-
-SPLITS: Final = {"train": _Split(1_000_000, 10_000), "test": _Split(2_000_000_000, 1_000)}
+SPLITS: Final = {"train": (1_000_000, 10_000), "test": (2_000_000_000, 1_000)}
+"""First seed and length of a split. Problem i uses seed + i, so the distance of splits must exceed their length."""
 _UNSTABLE: Final = "its problems differ from process to process, so no peer could make a prompt again"
 REFUSED: Final = {
     "codeio": _UNSTABLE,
@@ -128,7 +122,7 @@ class ReasoningGymTask(IndexedTask):
         return type(self), (self.split, self._generator)
 
     def __len__(self) -> int:
-        return SPLITS[self.split].size
+        return SPLITS[self.split][1]
 
     def prompt_and_answer(self, index: int) -> tuple[Prompt, str]:
         entry = self._entry(index)

@@ -6,7 +6,6 @@ import ipaddress
 import shutil
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -72,22 +71,20 @@ def _example_model(home: Home) -> str:
 
 
 def _addresses(home: Home) -> list[str]:
-    """Return the addresses that a friend can dial, those for other networks first, then the node's own peers."""
+    """Return the addresses that a friend can dial, those for other networks first, then the node's own peers.
+
+    Those of this machine alone are left out, unless there are no others.
+    """
     from ftis_node.config.invite import MAX_ADDRESSES
 
     own = [str(address) for address in read_document(home, "/status")["node"]["addresses"]]
     known = last_settings(home).get("peers")
     dialed = [address for address in known if isinstance(address, str)] if isinstance(known, list) else []
-    found = list(_reachable([*sorted(own, key=_distance), *dialed]))
+    unique = list(dict.fromkeys([*sorted(own, key=_distance), *dialed]))
+    found = [address for address in unique if _distance(address) < LOCAL] or unique
     if not found:
         raise ConfigError("the node has no address that others can dial: see ftis-node docs operate/networking")
     return found[:MAX_ADDRESSES]
-
-
-def _reachable(addresses: Iterable[str]) -> list[str]:
-    """Return the addresses without those of this machine alone, unless there are no others."""
-    unique = list(dict.fromkeys(addresses))
-    return [address for address in unique if _distance(address) < LOCAL] or unique
 
 
 GLOBAL, PRIVATE, LOCAL = range(3)

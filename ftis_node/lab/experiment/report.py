@@ -188,22 +188,17 @@ def write_steps_csv(results: Sequence[TrialResult], path: Path) -> None:
 def steps_table(lines: Sequence[MethodResult], task: str) -> str:
     """Return one row per line: best minus final accuracy, and means of metrics over all steps and runs."""
     head = ["pair", "method", "model", "best less end", *IN_THE_TABLE.values()]
-    rows = []
+    end, rows = final_accuracy(task), []
     for line in lines:
         means = {figure: [value for _, value in line.step_means(figure)] for figure in IN_THE_TABLE}
         rows.append(
             [
                 *(line.pair, line.method, line.model),
-                str(line.estimate(_below_best(task))),
+                str(line.estimate(lambda member: max(point.pass_at_1 for point in member.curve(task)) - end(member))),
                 *(f"{fmean(values):.3g}" if values else "-" for values in means.values()),
             ]
         )
     return markdown(head, rows)
-
-
-def _below_best(task: str) -> Callable[[MemberResult], float]:
-    end = final_accuracy(task)
-    return lambda member: max(point.pass_at_1 for point in member.curve(task)) - end(member)
 
 
 def write_report(experiment: Experiment, results: Sequence[TrialResult], out: Path) -> str:
