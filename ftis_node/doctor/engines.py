@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from functools import partial
 from importlib import util
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,7 +138,13 @@ def run_probe(program: str, *, limit_s: float) -> ProbeAnswer:
 
 def check_graders() -> Iterator[CheckResult]:
     """Yield a result for each library that grades a built-in task. No data set is read."""
-    for load in (_math_task, _generated_task):
+    from ftis_node.tasks.dataset_task import DatasetTask
+    from ftis_node.tasks.rg import ReasoningGymTask
+
+    for load in (
+        partial(DatasetTask, parse_spec(MATH_TASK).parts[0], "train", problems=(Problem("6 * 7 = ?", "42"),)),
+        partial(ReasoningGymTask, "train", GENERATED_TASK),
+    ):
         try:
             task = load()
             asyncio.run(_check(task))
@@ -150,15 +157,3 @@ def check_graders() -> Iterator[CheckResult]:
 async def _check(task: Task) -> None:
     async with IsolatedScorer(task):
         pass
-
-
-def _math_task() -> Task:
-    from ftis_node.tasks.dataset_task import DatasetTask
-
-    return DatasetTask(parse_spec(MATH_TASK).parts[0], "train", problems=(Problem("6 * 7 = ?", "42"),))
-
-
-def _generated_task() -> Task:
-    from ftis_node.tasks.rg import ReasoningGymTask
-
-    return ReasoningGymTask("train", GENERATED_TASK)

@@ -62,7 +62,7 @@ class Chart:
     note: str
     series: Sequence[ChartSeries]
     form: Literal["lines", "dots", "areas"] = "lines"
-    low: float | None = None
+    low: float | None = 0.0
     high: float | None = None
     write: Callable[[float], str] = number
     is_wide: bool = False
@@ -158,31 +158,29 @@ def run_charts(history: History, event_totals: EventTotals) -> tuple[list[Chart]
     if not rewards[0].points:
         rewards = [curve("reward_mean", MAIN, "reward")]
     mismatch = curve("mismatch_kl", FOREIGN, "mismatch")
-    share: Any = {"low": 0.0, "high": 1.0, "write": percent}
+    share: Any = {"high": 1.0, "write": percent}
     charts = [
         Chart("Accuracy", "Greedy pass@1 on held-out problems.", tasks, "dots", is_wide=True, **share),
-        Chart("Reward", "Mean reward of the completions that each step trained on.", rewards, low=0.0),
-        Chart("Loss", "Loss of each step.", [curve("loss", MAIN, "loss")]),
+        Chart("Reward", "Mean reward of the completions that each step trained on.", rewards),
+        Chart("Loss", "Loss of each step.", [curve("loss", MAIN, "loss")], low=None),
         Chart(
             "KL",
             "KL between the learner and the weights that sampled, mean over completions, nats a token.",
             [curve("mean_kl", SECOND, "KL")],
-            low=0.0,
         ),
         Chart(
             "Distance from the start",
             "KL between the model and the one that the node began with, nats a token.",
             [curve("kl_to_start", MAIN, "KL to the start"), curve("kl_from_start", OWN, "KL from the start")],
-            low=0.0,
         ),
-        Chart("Length", "Mean tokens of own completions.", [curve("completion_tokens", OWN, "tokens")], low=0.0),
+        Chart("Length", "Mean tokens of own completions.", [curve("completion_tokens", OWN, "tokens")]),
         Chart(
             "Cut and without signal",
             "This node's completions that were cut at the token limit, and its groups with equal rewards.",
             [curve("cut_fraction", SECOND, "cut"), curve("no_signal_fraction", FOREIGN, "without signal")],
             **share,
         ),
-        Chart("Entropy", "Entropy of the sampling policy, nats a token.", [curve("entropy", MAIN, "entropy")], low=0.0),
+        Chart("Entropy", "Entropy of the sampling policy, nats a token.", [curve("entropy", MAIN, "entropy")]),
         Chart(
             "Kept and truncated",
             "Completions that passed the filter, and tokens whose importance weight was truncated.",
@@ -194,20 +192,19 @@ def run_charts(history: History, event_totals: EventTotals) -> tuple[list[Chart]
             "Groups of this node and groups from peers.",
             [curve("own_groups", OWN, "own"), curve("foreign_groups", FOREIGN, "from peers")],
             "areas",
-            low=0.0,
         ),
         Chart(
             "Speed",
             "Tokens a second of both workers.",
             [curve("tokens_per_s", MAIN, "learner"), curve("generation_tokens_per_s", OWN, "generator")],
-            low=0.0,
             write=count,
         ),
-        Chart("Gradient norm", "Gradient norm before clipping.", [curve("grad_norm", SECOND, "norm")], low=0.0),
+        Chart("Gradient norm", "Gradient norm before clipping.", [curve("grad_norm", SECOND, "norm")]),
         Chart(
             "Engine against learner",
             "KL between the generator's and the learner's log-probs of the same tokens, nats a token.",
             [mismatch._replace(points=[(step, max(LEAST_MISMATCH, kl)) for step, kl in mismatch.points])],
+            low=None,
             is_log=True,
         ),
     ]
@@ -221,7 +218,6 @@ def run_charts(history: History, event_totals: EventTotals) -> tuple[list[Chart]
             for name, kind, color in kinds
             if traffic.total(kind)
         ],
-        low=0.0,
         is_wide=True,
         is_time=True,
     )

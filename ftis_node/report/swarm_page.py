@@ -132,7 +132,7 @@ def _accuracy(view: SwarmView, names: dict[str, str]) -> Chart:
     ]
     more = f" {len(known) - MAX_LEGEND} more nodes have no name in the legend." if len(known) > MAX_LEGEND else ""
     note = f"Greedy pass@1 on held-out problems by the step of each node, the best first.{more}"
-    return Chart("Accuracy of all nodes", note, series, low=0.0, write=percent, is_wide=True)
+    return Chart("Accuracy of all nodes", note, series, write=percent, is_wide=True)
 
 
 def _heat(view: SwarmView, names: dict[str, str]) -> dict[str, Any] | None:
@@ -171,12 +171,11 @@ class SwarmHistory:
         nodes = [(at, float(total.num_active)) for at, total in points]
         tokens = [(at, total.tokens_per_minute) for at, total in points]
         drawn = [
-            Chart("Active nodes", "In the last day.", [ChartSeries("nodes", OWN, nodes)], low=0.0, is_time=True),
+            Chart("Active nodes", "In the last day.", [ChartSeries("nodes", OWN, nodes)], is_time=True),
             Chart(
                 "Tokens a minute",
                 "Completion tokens of active nodes, in the last day.",
                 [ChartSeries("tokens", MAIN, tokens)],
-                low=0.0,
                 write=count,
                 is_time=True,
             ),

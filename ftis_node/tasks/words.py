@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from itertools import product
+from operator import add, mul, sub
 from typing import Final, NamedTuple
 
 from ftis_node.errors import TaskError
@@ -36,53 +37,44 @@ _NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")
 
 
 class Form(NamedTuple):
-    """A text with places for numbers and names, the values of each number, and the answer to them.
-
-    If `falls`, the larger one of the first two numbers comes first.
-    """
+    """A text with places for numbers and names, the values of each number, and the answer to them."""
 
     text: str
     numbers: tuple[range, ...]
     answer: Callable[..., int]
-    falls: bool = False
+
+    @property
+    def falls(self) -> bool:
+        """Return whether the larger one of the first two numbers comes first."""
+        return self.answer is sub
 
 
 FORMS: Final = {
     "1": (
-        Form("What is {a} + {b}?", (SMALL, SMALL), lambda a, b: a + b),
-        Form("What is {a} minus {b}?", (SMALL, SMALL), lambda a, b: a - b, falls=True),
-        Form("What is {a} times {b}?", (DIGITS, DIGITS), lambda a, b: a * b),
+        Form("What is {a} + {b}?", (SMALL, SMALL), add),
+        Form("What is {a} minus {b}?", (SMALL, SMALL), sub),
+        Form("What is {a} times {b}?", (DIGITS, DIGITS), mul),
     ),
     "2": (
-        Form(
-            "{name} has {a} {things} and gets {b} more. How many {things} does {name} have now?",
-            (SMALL, SMALL),
-            lambda a, b: a + b,
-        ),
-        Form(
-            "{name} had {a} {things} and gave away {b} of them. How many {things} are left?",
-            (SMALL, SMALL),
-            lambda a, b: a - b,
-            falls=True,
-        ),
+        Form("{name} has {a} {things} and gets {b} more. How many {things} does {name} have now?", (SMALL, SMALL), add),
+        Form("{name} had {a} {things} and gave away {b} of them. How many {things} are left?", (SMALL, SMALL), sub),
         Form(
             "There are {a} {things} in one box and {b} {things} in another. How many {things} are there in all?",
             (SMALL, SMALL),
-            lambda a, b: a + b,
+            add,
         ),
     ),
     "3": (
-        Form("One bag holds {a} {things}. How many {things} do {b} bags hold?", (SMALL, DIGITS), lambda a, b: a * b),
+        Form("One bag holds {a} {things}. How many {things} do {b} bags hold?", (SMALL, DIGITS), mul),
         Form(
             "{name} read {a} pages on Monday and {b} pages on Tuesday. How many pages did {name} read in all?",
             (LARGE, LARGE),
-            lambda a, b: a + b,
+            add,
         ),
         Form(
             "A lamp costs {a} dollars. A chair costs {b} dollars less. How many dollars does the chair cost?",
             (LARGE, LARGE),
-            lambda a, b: a - b,
-            falls=True,
+            sub,
         ),
     ),
     "4": (
@@ -106,13 +98,12 @@ FORMS: Final = {
         Form(
             "{name} gave {a} {things} to {other} and has {b} left. How many {things} did {name} have at first?",
             (SMALL, SMALL),
-            lambda a, b: a + b,
+            add,
         ),
         Form(
             "{name} has {a} {things}. {other} has {b}. How many more {things} does {name} have than {other}?",
             (SMALL, SMALL),
-            lambda a, b: a - b,
-            falls=True,
+            sub,
         ),
         Form(
             "Start with {a}, add {b}, then take away {c}. What is the result?",

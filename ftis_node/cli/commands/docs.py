@@ -25,17 +25,13 @@ def docs(
     if not pages:
         raise MachineError(f"this package was built without its pages: {documentation.folder()} has none")
     if listed:
-        _list(pages)
+        width = max(map(len, pages))
+        for known, path in pages.items():
+            typer.echo(f"{known:<{width}}  {documentation.title_of(path.read_text(encoding='utf-8'))}")
         return
     name, anchor = _find(page, pages)
     source = pages[name].read_text(encoding="utf-8")
     _print(documentation.sections(source)[anchor] if anchor else source)
-
-
-def _list(pages: dict[str, Path]) -> None:
-    width = max(map(len, pages))
-    for name, path in pages.items():
-        typer.echo(f"{name:<{width}}  {documentation.title_of(path.read_text(encoding='utf-8'))}")
 
 
 def _find(page: str, pages: dict[str, Path]) -> tuple[str, str]:
