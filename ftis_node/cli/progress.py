@@ -65,7 +65,7 @@ class ProgressState:
 def show_fraction(title: str, *, log_period_s: float = LOG_PERIOD_S) -> Iterator[OnProgress]:
     """Yield a function that takes the fraction done (0 to 1, or None) and a text. A call without text shows nothing."""
     work = ProgressState(title)
-    if _is_terminal():
+    if sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
         with _bar(work) as tell:
             yield tell
         return
@@ -77,10 +77,6 @@ def show_fraction(title: str, *, log_period_s: float = LOG_PERIOD_S) -> Iterator
     finally:
         is_over.set()
         lines.join()
-
-
-def _is_terminal() -> bool:
-    return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def _write_lines(work: ProgressState, is_over: threading.Event, period_s: float) -> None:

@@ -144,7 +144,10 @@ class RowsTable(DataTable[Text]):
         if list(new_rows.items()) == list(self._shown.items()):
             return
         if list(new_rows) == list(self._shown) and self._widths == self._widths_for(new_rows):
-            self._update_cells(new_rows)
+            for key, row in new_rows.items():
+                for label, span, former in zip(self._labels, row, self._shown[key], strict=True):
+                    if span != former:
+                        self.update_cell(key, label, as_text((span,)))
         else:
             self._refill(new_rows)
         self._shown = new_rows
@@ -170,12 +173,6 @@ class RowsTable(DataTable[Text]):
             return tuple(widths)
         gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= self.size.width else 1
         return tuple(width + gap for width in widths)
-
-    def _update_cells(self, new_rows: Mapping[str, Row]) -> None:
-        for key, row in new_rows.items():
-            for label, span, former in zip(self._labels, row, self._shown[key], strict=True):
-                if span != former:
-                    self.update_cell(key, label, as_text((span,)))
 
     def _refill(self, new_rows: Mapping[str, Row]) -> None:
         selected, keys = self.selected_key(), list(new_rows)

@@ -125,7 +125,6 @@ class NodeResult:
     foreign_groups: int
     tokens_sent: int
     tokens_received: int
-    envelope_bytes_per_token: float
     min_final: float
     refused: Mapping[str, int] = field(default_factory=dict)  # groups of the other node, by reason
 
@@ -260,7 +259,6 @@ def _result_of(node: DemoNode, home: Path) -> NodeResult:
         foreign_groups=foreign_groups,
         tokens_sent=status["generation"]["tokens_made"],
         tokens_received=status["swarm"]["tokens_in"],
-        envelope_bytes_per_token=status["swarm"]["bytes_per_token"] or 0.0,
         min_final=node.min_final,
         refused=status["swarm"]["groups_refused"],
     )

@@ -83,8 +83,9 @@ def node_facts(snapshot: NodeSnapshot) -> Iterator[Fact]:
         if status.learner.state != OFF:
             yield "trained on", _groups_used(status.learner)
     yield from _evaluations(status.eval)
-    if status.learner.mismatch_kl is not None:
-        yield "mismatch", _mismatch(status.learner)
+    if (learner := status.learner).mismatch_kl is not None:
+        off = f"{percent(learner.mismatch_share)} of ratios off by more than 1 % (version {learner.mismatch_version})"
+        yield "mismatch", line(f"engine to learner KL {number(learner.mismatch_kl)}, {off}")
     yield "swarm", _swarm(swarm)
     yield "groups", _groups(swarm)
     if swarm.used_by_peers.peers:
@@ -180,13 +181,6 @@ def _groups_used(learner: LearnerStatus) -> Line:
     bar = (Span("█" * filled, Tone.GOOD), Span("░" * (BAR_WIDTH - filled), Tone.FAINT))
     share = percent(foreign / total if total else None)
     return line(f"own {count(own)} ", *bar, f" {count(foreign)} foreign ({share})")
-
-
-def _mismatch(learner: LearnerStatus) -> Line:
-    return line(
-        f"engine to learner KL {number(learner.mismatch_kl)}, {percent(learner.mismatch_share)} of ratios off by more "
-        f"than 1 % (version {learner.mismatch_version})"
-    )
 
 
 def _swarm(swarm: SwarmStatus) -> Line:

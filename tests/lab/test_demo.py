@@ -15,7 +15,7 @@ from ftis_node.tasks import load_task
 from tests.conftest import with_sections
 from tests.report.support import write_home
 
-NODE = NodeResult("m", 800_000, 0.1, 0.9, 40, 640, 640, 1, 1, 8.1, min_final=0.85)
+NODE = NodeResult("m", 800_000, 0.1, 0.9, 40, 640, 640, 1, 1, min_final=0.85)
 
 
 @pytest.mark.timeout(300)
@@ -69,7 +69,7 @@ def test_a_demo_that_missed_a_goal_says_which(changes, failure):
 
 
 def test_each_report_has_the_answers_of_its_node(tmp_path, monkeypatch, capsys):
-    nodes = [NodeResult(name, 1, 0.1, 0.9, 60, 1, 1, 1, 1, 8.1, min_final=0.5) for name in ("full", "lora")]
+    nodes = [NodeResult(name, 1, 0.1, 0.9, 60, 1, 1, 1, 1, min_final=0.5) for name in ("full", "lora")]
     for node in nodes:
         write_home(tmp_path / f"home-{node.name}")
     sample = {"problem": "2+2=", "right_answer": "four", "before": {"text": "five", "is_right": False}}

@@ -144,13 +144,8 @@ def _accuracy_at(task: str, place: int) -> Callable[[MemberResult], float]:
 def varied_axes(results: Sequence[TrialResult]) -> list[str]:
     """Return the axes along which the swarms and their controls differ; without swarms, those of the baselines."""
     labels = [result.labels for result in results]
-    swarms = [each for each in labels if _has_part(str(each["method"]))]
+    swarms = [each for each in labels if not is_alone(each["method"]) or parse_alone(each["method"]).own]
     return [axis for axis in AXES if len({str(each[axis]) for each in swarms or labels}) > 1]
-
-
-def _has_part(method: str) -> bool:
-    """Return whether a node under this method generates only a part of an update: in a swarm, or as its control."""
-    return not is_alone(method) or parse_alone(method).own
 
 
 def method_label(labels: dict[str, object], axes: Sequence[str]) -> str:

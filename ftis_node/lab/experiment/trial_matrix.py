@@ -241,13 +241,14 @@ class TrialSetting:
         """
         base, nodes = self.experiment.base, self.num_nodes
         total = base.step.own_groups + base.step.foreign_groups
+        plugins = [plugin.name for plugin in find_plugins(CHOICE_GROUP)]
         if match := SAPO.fullmatch(self.share):
             if int(match[1]) == 0:
                 raise UsageError(f"{self.share}: every node must generate something, so I is at least 1")
             step.update(own_groups=int(match[1]), foreign_groups=int(match[2]), group_selection="sapo")
             if match[3]:
                 step.update(generated_groups=int(match[3]))
-        elif (match := CHOICE.fullmatch(self.share)) and match[1] in ("newest", *_plugin_choices()):
+        elif (match := CHOICE.fullmatch(self.share)) and match[1] in ("newest", *plugins):
             self._share_evenly(step)
             made, target = step["foreign_groups"], int(match[2] or step["foreign_groups"])
             if target > made:
@@ -271,10 +272,6 @@ class TrialSetting:
             raise UsageError(f"{self.num_nodes} nodes cannot share {total} prompts an update evenly")
         own = total // self.num_nodes
         step.update(own_groups=own, foreign_groups=total - own)
-
-
-def _plugin_choices() -> list[str]:
-    return [plugin.name for plugin in find_plugins(CHOICE_GROUP)]
 
 
 def parse_method(text: str, base: MethodSection) -> MethodSection:
