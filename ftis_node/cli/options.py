@@ -18,22 +18,17 @@ Engine = Literal["auto", "vllm", "torch"]
 BaseForm = Literal["none", "4bit"]
 Device = Literal["auto", "cpu", "cuda"]
 LogFormat = Literal["text", "json"]
-EngineOption = Annotated[
-    Engine, typer.Option("--engine", help="auto, vllm or torch; torch for mixtures of an ensemble.")
-]
+EngineOption = Annotated[Engine, typer.Option(help="auto, vllm or torch; torch for mixtures of an ensemble.")]
 
 
 HOME_VARIABLE = "FTIS_HOME"
 HomeOption = Annotated[
     Path | None,
-    typer.Option(
-        "--home", help="The node's home folder.", envvar=HOME_VARIABLE, show_default="the platform's data folder"
-    ),
+    typer.Option(help="The node's home folder.", envvar=HOME_VARIABLE, show_default="the platform's data folder"),
 ]
 GpusOption = Annotated[
     int | None,
     typer.Option(
-        "--gpus",
         min=1,
         help="GPUs this node may use. The generator takes one (see --tensor-parallel), the learner the others; both "
         "share a single one.",
@@ -41,12 +36,10 @@ GpusOption = Annotated[
     ),
 ]
 TensorParallelOption = Annotated[
-    int | None,
-    typer.Option("--tensor-parallel", min=1, help="Number of GPUs for the generator (vLLM only).", show_default="1"),
+    int | None, typer.Option(min=1, help="Number of GPUs for the generator (vLLM only).", show_default="1")
 ]
 LogFormatOption = Annotated[
-    LogFormat,
-    typer.Option("--log-format", help="Format of the log lines on stderr: text or json, one object per line."),
+    LogFormat, typer.Option(help="Format of the log lines on stderr: text or json, one object per line.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

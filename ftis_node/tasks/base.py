@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypedDict, runtime_checkable
+from typing import Final, Protocol, TypedDict, runtime_checkable
 
 from ftis_node.errors import MachineError
 from ftis_node.plugins import installed_release
@@ -94,13 +94,6 @@ class Task(Problems, Protocol):
         ...
 
 
-class _Turn(NamedTuple):
-    """One place in the pattern: the part, and the number of its earlier turns in the same round."""
-
-    part: int
-    rank: int
-
-
 class MixedTask:
     """Parts with whole-number weights under one name.
 
@@ -129,8 +122,8 @@ class MixedTask:
             raise IndexError(f"{self.name}/{self.split} has no problem {index}")
         num_rounds, place = divmod(index, len(self._turns))
         turn = self._turns[place]
-        part = self.parts[turn.part]
-        return part[(num_rounds * self._weights[turn.part] + turn.rank) % len(part)]
+        part, num_earlier = self.parts[turn], self._turns[:place].count(turn)
+        return part[(num_rounds * self._weights[turn] + num_earlier) % len(part)]
 
     def resolve(self, ref: PromptRef) -> TaskItem:
         return self._by_name[ref.task].resolve(ref)
@@ -165,13 +158,14 @@ def grader_releases(task: Task) -> str:
     return text.encode()[:MAX_GRADER_BYTES].decode(errors="ignore")
 
 
-def _smooth_round(weights: tuple[int, ...]) -> Iterator[_Turn]:
-    """Yield one round. Each turn, every part gains its weight; the part with most credit is next and pays the total."""
+def _smooth_round(weights: tuple[int, ...]) -> Iterator[int]:
+    """Yield the part of each turn in a round.
+
+    Each turn, every part gains its weight; the part with most credit is next and pays the total.
+    """
     balance = [0] * len(weights)
-    taken = [0] * len(weights)
     for _ in range(sum(weights)):
         balance = [amount + weight for amount, weight in zip(balance, weights, strict=True)]
         part = balance.index(max(balance))
         balance[part] -= sum(weights)
-        yield _Turn(part, taken[part])
-        taken[part] += 1
+        yield part

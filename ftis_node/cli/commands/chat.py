@@ -22,21 +22,18 @@ if TYPE_CHECKING:
 
 EXIT, RESET = "/exit", "/reset"
 ModelOption = Annotated[
-    str | None, typer.Option("--model", help="Ask this folder, hub id or GGUF file.", show_default="the home's newest")
+    str | None, typer.Option(help="Ask this folder, hub id or GGUF file.", show_default="the home's newest")
 ]
 CompareOption = Annotated[
-    str | None,
-    typer.Option("--compare", help="Also ask this model.", show_default="with a home, the model it started from"),
+    str | None, typer.Option(help="Also ask this model.", show_default="with a home, the model it started from")
 ]
 AloneOption = Annotated[bool, typer.Option("--alone", help="Do not ask the model that the home started from.")]
 SystemOption = Annotated[
-    str | None, typer.Option("--system", help="System message.", show_default="of the home's or export's task")
+    str | None, typer.Option(help="System message.", show_default="of the home's or export's task")
 ]
-MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="Maximum tokens of an answer.")]
-TemperatureOption = Annotated[
-    float, typer.Option("--temperature", min=0.0, help="Temperature of sampling; 0 is greedy.")
-]
-DeviceOption = Annotated[Device, typer.Option("--device", help="Device of the models.")]
+MaxTokensOption = Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer.")]
+TemperatureOption = Annotated[float, typer.Option(min=0.0, help="Temperature of sampling; 0 is greedy.")]
+DeviceOption = Annotated[Device, typer.Option(help="Device of the models.")]
 
 
 def chat(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 ENSEMBLE_MODES = ("posterior", "mean", "answer", "vote", "confidence")  # same as in evaluation/ensemble.py
-LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of problems.")]
+LimitOption = Annotated[int, typer.Option(min=1, help="Maximum number of problems.")]
 
 
 def ensemble(

@@ -1,3 +1,1 @@
 """Experiments: trials of a swarm with one method and one seed, their parameters, and the raw results."""
-
-from __future__ import annotations
