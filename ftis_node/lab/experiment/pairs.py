@@ -142,5 +142,5 @@ def make_models(
 def _make(name: str, target: Path, arguments: dict[str, Any]) -> None:
     """Make one model in a process of the pool. Its folder `target` appears only when it is complete."""
     temporary = target.with_name(target.name + ".making")
-    make_tiny(arguments.pop("size"), temporary, progress=lambda fraction, _: report(name, fraction), **arguments)
+    make_tiny(arguments.pop("size"), temporary, progress=lambda fraction, _: report(name, fraction or 0.0), **arguments)
     temporary.rename(target)
