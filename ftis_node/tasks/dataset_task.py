@@ -47,11 +47,12 @@ class DatasetTask(IndexedTask):
     def _set_up(self, name: str, split: str, query: DatasetQuery, problems: tuple[Problem, ...]) -> None:
         self.name = name
         self.split = split
-        # Other rewards give untrusted text to a parser or to third-party code.
-        self.isolate_scoring = any(name not in ("exact", "format") for name, _ in query.reward)
         self._query = query
         self._problems = problems
-        self._plugins = {name: load_reward(name) for name, _ in query.reward if name not in BUILT_IN_REWARDS}
+        self._weights = dict(query.reward)
+        # Other rewards give untrusted text to a parser or to third-party code.
+        self.isolate_scoring = not self._weights.keys() <= {"exact", "format"}
+        self._plugins = {name: load_reward(name) for name in self._weights if name not in BUILT_IN_REWARDS}
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self.name, self.split, self._query, self._problems[:1]
@@ -71,8 +72,8 @@ class DatasetTask(IndexedTask):
         """Return the weighted mean of the rewards. Raises TaskError if a plug-in fails."""
         text = after_thinking(completion_text) if self._is_plain else completion_text
         answer = self._final_answer(completion_text)
-        total = sum(weight for _, weight in self._query.reward)
-        return sum(weight * self._reward(name, item, text, answer) for name, weight in self._query.reward) / total
+        rewards = (weight * self._reward(name, item, text, answer) for name, weight in self._weights.items())
+        return sum(rewards) / sum(self._weights.values())
 
     def _reward(self, name: str, item: TaskItem, text: str, answer: str | None) -> float:
         """Return one reward. `answer` is None if the format of the completion is broken."""
@@ -94,18 +95,16 @@ class DatasetTask(IndexedTask):
     def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
         """Return the answer, plain numbers normalized if the reward is `math`; None if there is none."""
         answer = self._final_answer(completion_text)
-        is_math = any(name == "math" for name, _ in self._query.reward)
-        return plain_answer(answer) if answer and is_math else plain_text(answer or "")
+        return plain_answer(answer) if answer and "math" in self._weights else plain_text(answer or "")
 
     @property
     def grader(self) -> str:
-        names = [name for name, _ in self._query.reward]
         plugins = [plugin.release for plugin, _ in self._plugins.values()]
-        return ", ".join([math_releases()] * ("math" in names) + plugins)
+        return ", ".join([math_releases()] * ("math" in self._weights) + plugins)
 
     def check_grader(self) -> None:
         """Raise MachineError if the packages of the reward `math` do not work here."""
-        if any(name == "math" for name, _ in self._query.reward):
+        if "math" in self._weights:
             check_math()
 
     def _final_answer(self, completion_text: str) -> str | None:

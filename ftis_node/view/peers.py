@@ -14,6 +14,7 @@ from ftis_node.view.spans import Line, Span, Tone, labeled, line
 PEER_COLUMNS = ("peer", "model", "trust", "accepted", "effective", "refused", "confirmed", "seen")
 NAME_WIDTH, MODEL_WIDTH, REASON_WIDTH = 9, 16, 60
 TRUST_TONES = {"banned": Tone.BAD, "probation": Tone.WARN, "trusted": Tone.GOOD, "good": Tone.GOOD}
+TRUST_ORDER = {level: place for place, level in enumerate(TRUST_TONES)}
 TRUST_WORDS = {
     "good": "no restrictions",
     "probation": "refusals or failures lowered its score; all its groups are audited",
@@ -144,11 +145,7 @@ ORDERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "accepted": lambda row: -row.get("groups_accepted", 0),
     "effective": lambda row: -((row.get("training") or {}).get("effective") or 0.0),
     "refused": lambda row: -_refused(row),
-    "trust": lambda row: (
-        list(TRUST_TONES).index(trust_level)
-        if (trust_level := str(row.get("trust_level", "good"))) in TRUST_TONES
-        else len(TRUST_TONES)
-    ),
+    "trust": lambda row: TRUST_ORDER.get(str(row.get("trust_level", "good")), len(TRUST_ORDER)),
     "confirmed": lambda row: -row.get("groups_confirmed", 0),
     "seen": lambda row: -row.get("last_seen", 0.0),
     "peer": lambda row: str(row.get("name") or row["peer_id"]).casefold(),

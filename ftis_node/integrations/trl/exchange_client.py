@@ -73,15 +73,6 @@ class ExchangeClient:
         return self._post("/exchange/take", TakeRequest(count), TakeAnswer).groups
 
     def _post(self, path: str, message: OwnGroup | TakeRequest, kind: type[Answer]) -> Answer:
-        status, body = self._call(path, msgspec.msgpack.encode(message))
-        if status != OK:
-            raise _refusal(status, body)
-        try:
-            return msgspec.msgpack.decode(body, type=kind)
-        except msgspec.MsgspecError as error:
-            raise LinkError(f"the node's answer to {path} is unreadable: {error}") from None
-
-    def _call(self, path: str, body: bytes) -> tuple[int, bytes]:
         try:
             url, token = self._home.running_url(), read_text(self._home.control_token)
         except (OSError, FileError) as error:
@@ -91,7 +82,7 @@ class ExchangeClient:
         address = urlsplit(url)
         connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=self._timeout_s)
         try:
-            connection.request("POST", path, body, {TOKEN_HEADER: token})
+            connection.request("POST", path, msgspec.msgpack.encode(message), {TOKEN_HEADER: token})
             response = connection.getresponse()
             answer = response.read(MAX_ANSWER_BYTES + 1)
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -100,7 +91,12 @@ class ExchangeClient:
             connection.close()
         if len(answer) > MAX_ANSWER_BYTES:
             raise LinkError(f"the node's answer to {path} has more than {MAX_ANSWER_BYTES} bytes")
-        return response.status, answer
+        if response.status != OK:
+            raise _refusal(response.status, answer)
+        try:
+            return msgspec.msgpack.decode(answer, type=kind)
+        except msgspec.MsgspecError as error:
+            raise LinkError(f"the node's answer to {path} is unreadable: {error}") from None
 
 
 def _refusal(status: int, body: bytes) -> FtisError:
