@@ -36,7 +36,7 @@ from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.vllm_options import engine_arguments, environment
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
-from ftis_node.lab.card.groups import sample
+from ftis_node.lab.card.both_workers import sample
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.models import resolve_model

@@ -24,8 +24,7 @@ from torch import Tensor
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.generation.client import GenerationClient
-from ftis_node.lab.card.both_workers import short_run, train_group
-from ftis_node.lab.card.groups import sample
+from ftis_node.lab.card.both_workers import sample, short_run, train_group
 from ftis_node.lab.demo import LANGUAGE_MODEL
 from ftis_node.learner.batch import make_batch
 from ftis_node.learner.learner import Learner

@@ -23,7 +23,7 @@ from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
-from ftis_node.lab.card.groups import sample
+from ftis_node.lab.card.both_workers import sample
 from ftis_node.lab.card.usage import GIB, gib, read_gpu, read_processes
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, TrainGroup

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ftis_node.lab.card.groups import HEADER, token_body
+from ftis_node.lab.card.both_workers import HEADER, token_body
 from ftis_node.lab.card.random_model import SHAPES, kept_model, save_random_model
 from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.messages import TrainGroup

@@ -18,11 +18,16 @@ from transformers import AutoModelForCausalLM
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import ConfigError
-from ftis_node.integrations.trl.exchange_client import ExchangeClient, LinkError, RefusedGroupError
 from ftis_node.integrations.trl.foreign_groups import Fit
 from ftis_node.integrations.trl.grpo import own_groups
 from ftis_node.integrations.trl.run_dataset import swarm_dataset
-from ftis_node.integrations.trl.swarm_exchange import MAX_QUEUED, SwarmExchange
+from ftis_node.integrations.trl.swarm_exchange import (
+    MAX_QUEUED,
+    ExchangeClient,
+    LinkError,
+    RefusedGroupError,
+    SwarmExchange,
+)
 from ftis_node.node.loop_wiring import NodeComponents
 from ftis_node.records.codec import hash_messages, unpack_group
 from ftis_node.records.envelope import Accepted, open_envelope
@@ -213,7 +218,7 @@ async def test_a_missing_exchange_node_is_an_error(tmp_path):
 
 
 def test_a_node_of_another_role_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("ftis_node.integrations.trl.exchange_client.read_status", lambda home: Status())
+    monkeypatch.setattr("ftis_node.integrations.trl.swarm_exchange.read_status", lambda home: Status())
     monkeypatch.setattr(Home, "running_url", lambda home: "http://127.0.0.1:1")
     with pytest.raises(ConfigError, match="has the role full: start it"):
         SwarmExchange(tmp_path)

@@ -23,9 +23,8 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import GenerationResult
+from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
-from ftis_node.lab.card.groups import sample, token_body
 from ftis_node.lab.card.usage import DeviceUse, gib, mean_busy, read_gpu, read_processes, sampled
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import TrainGroup
@@ -34,10 +33,26 @@ from ftis_node.memory.plan import plan
 from ftis_node.models import load_tokenizer, pick_device, read_shape, resolve_model
 from ftis_node.node.startup.factories import generation_boot, learner_boot
 from ftis_node.node.worker_settings import dtype_of, serves_adapters
+from ftis_node.records.codec import hash_prompt, pack_group
+from ftis_node.records.group import CompletionStatus, FinishReason, Group, PromptRef, SamplingSettings
+from ftis_node.records.identity import Identity
+from ftis_node.records.token_batch import TokenBatch
 
 PROMPT_TOKENS = 128
 NEVER = 100_000  # steps between two checkpoints: an update waits until the one before it is on disk
 Note = Callable[..., None]  # takes figures by name
+HEADER = {  # of groups that are made here
+    "run_id": "0" * 32,
+    "sender": Identity.from_seed(bytes(32)).peer_id,
+    "number": 1,
+    "prompt_ref": PromptRef("synthetic", "train", 0),
+    "problem_hash": bytes(16),
+    "prompt_hash": bytes(4),
+    "sampling": SamplingSettings(),
+    "model": "synthetic",
+    "tokenizer": "0" * 32,
+    "created_at": 0.0,
+}
 
 
 def short_run(completion_tokens: int) -> RunManifest:
@@ -92,6 +107,42 @@ class Workers:
             "generated_tokens_per_s": num_tokens / (generated - began),
             "learner_tokens_per_s": num_tokens / reply.report.duration_s,
         }
+
+
+def token_body(
+    prompt_ids: Sequence[int],
+    tokens: TokenBatch,
+    rewards: Sequence[float],
+    *,
+    versions: tuple[int, int],
+    finish_reasons: Sequence[FinishReason] = (),
+) -> bytes:
+    """Return the body of a group of these tokens, which `versions` sampled: its first and its last token."""
+    number = len(tokens)
+    packed = Group(
+        **HEADER | {"prompt_hash": hash_prompt(prompt_ids)},  # type: ignore[arg-type]
+        tokens=tokens,
+        finish_reasons=tuple(finish_reasons) or (FinishReason.LENGTH,) * number,
+        rewards=tuple(rewards),
+        statuses=(CompletionStatus.SCORED,) * number,
+        policy_versions=(versions[0],) * number,
+        policy_versions_newest=(versions[1],) * number,
+    )
+    return pack_group(packed)
+
+
+async def sample(
+    client: GenerationClient, prompt: Sequence[int], *, num: int, tokens: int, sampling: SamplingSettings | None = None
+) -> GenerationResult:
+    """Sample `num` completions of `tokens` tokens, which no end token shortens."""
+    request = GenerateRequest(
+        prompt_ids=tuple(prompt),
+        num_completions=num,
+        sampling=sampling or SamplingSettings(),
+        max_tokens=tokens,
+        eos_ids=frozenset(),
+    )
+    return await client.generate(request)
 
 
 def train_group(name: str, prompt: Sequence[int], result: GenerationResult) -> TrainGroup:
