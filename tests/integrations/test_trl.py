@@ -18,7 +18,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import ConfigError, TaskError, UsageError
 from ftis_node.integrations import trl
 from ftis_node.integrations import trl as integration
-from ftis_node.integrations.trl.run_dataset import swarm_dataset
+from ftis_node.integrations.trl.run_task import swarm_dataset
 from ftis_node.tasks.dataset_task import pinned
 from ftis_node.tasks.registry import load_task
 from ftis_node.tasks.spec import parse_spec

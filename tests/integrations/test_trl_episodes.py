@@ -15,10 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from ftis_node.algorithms import policy_loss
 from ftis_node.errors import ConfigError
-from ftis_node.integrations.trl.episodes import swarm_rollout
 from ftis_node.integrations.trl.foreign_groups import foreign_rows, join_batches
 from ftis_node.integrations.trl.grpo import own_groups
-from ftis_node.integrations.trl.run_dataset import swarm_dataset
+from ftis_node.integrations.trl.run_task import swarm_dataset, swarm_rollout
 from ftis_node.integrations.trl.swarm_exchange import ExchangeNode, SwarmExchange, require_agreement, sampling_options
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.records.codec import unpack_group

@@ -20,7 +20,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import ConfigError
 from ftis_node.integrations.trl.foreign_groups import Fit
 from ftis_node.integrations.trl.grpo import own_groups
-from ftis_node.integrations.trl.run_dataset import swarm_dataset
+from ftis_node.integrations.trl.run_task import swarm_dataset
 from ftis_node.integrations.trl.swarm_exchange import (
     MAX_QUEUED,
     ExchangeClient,

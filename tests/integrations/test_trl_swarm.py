@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ftis_node.integrations.trl.episodes import swarm_rollout
+from ftis_node.integrations.trl.run_task import swarm_rollout
 from ftis_node.integrations.trl.swarm_exchange import SwarmExchange
 from tests.conftest import with_sections
 from tests.episodes.played import RUN

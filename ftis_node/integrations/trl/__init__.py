@@ -12,17 +12,16 @@ from ftis_node.errors import UsageError, how_to_install
 from ftis_node.plugins import installed_release
 
 if TYPE_CHECKING:
-    from ftis_node.integrations.trl.episodes import swarm_rollout
     from ftis_node.integrations.trl.grpo import SwarmGRPOTrainer
-    from ftis_node.integrations.trl.run_dataset import swarm_dataset
+    from ftis_node.integrations.trl.run_task import swarm_dataset, swarm_rollout
     from ftis_node.integrations.trl.swarm_exchange import SwarmExchange
 
 __all__ = ["SwarmExchange", "SwarmGRPOTrainer", "swarm_dataset", "swarm_rollout"]
 _FILES = {
     "SwarmExchange": "swarm_exchange",
     "SwarmGRPOTrainer": "grpo",
-    "swarm_dataset": "run_dataset",
-    "swarm_rollout": "episodes",
+    "swarm_dataset": "run_task",
+    "swarm_rollout": "run_task",
 }
 TRL_VERSION: Final = "1.16.0"  # as in the extra `trl` of pyproject.toml
 

@@ -3,7 +3,7 @@
 TRL samples, scores, makes advantages and micro-batches, and steps. Some of its methods are replaced: one adds each
 row's group to the batch and exchanges groups with peers, one computes the loss. Two give the reward functions the
 column `scored_text`, the texts that a node scores: with the think block that the prompt opened. Episodes come from a
-rollout function (`episodes.py`). TRL marks their sampled tokens by 1 in `tool_mask`, and observed ones by 0.
+rollout function (`run_task.py`). TRL marks their sampled tokens by 1 in `tool_mask`, and observed ones by 0.
 """
 
 from __future__ import annotations
