@@ -74,6 +74,7 @@ TABLES: Final = {
         "Where each model never finds an answer to half of the problems?",
         f"--pair blind --run {RUNS}/blind.toml --steps 240 --eval-every 20"
         " --methods alone,alone:own,ftis,ftis:floor=0.5,f-nois,accepted,gepo,gepo:clip=false",
+        model_seeds=3,
         quick="--methods alone:own,f-nois",
     ),
     "pairs": Table(
