@@ -26,7 +26,7 @@ SPAN = 4  # successive windows of a kept text, of which one is an anchor
 MAX_SHIFTS = 16  # between two texts, besides 0; beyond the first one, those with several windows
 MAX_LINKS = 8  # runs before a run to which a chain may lead from it
 MAX_RUNS = 128  # of two texts, at all shifts: those with most gain
-MAX_COMPARED = 4  # known texts for a completion: the most similar at shift 0, and as many by windows
+MAX_COMPARED = 4  # kept texts for a completion, and as many of its group: by windows, and as many at shift 0
 MAX_PAIRS = 1 << 16  # of equal windows, in one search; of more, evenly spaced ones
 MAX_AT_ONCE = 1 << 17  # tokens compared at once at shift 0
 MIN_EQUAL = 16  # one of so many tokens is equal at shift 0
@@ -114,7 +114,8 @@ def _by_windows(texts: Sequence[SeenCompletion], *, num_before: int) -> Places:
     is_again = (is_start | (np.diff(owners, prepend=-1) != 0)) & (owners >= num_before)  # the first in its text
     again, first = _pairs(ranks[is_again], np.maximum.accumulate(np.where(is_start, ranks, 0))[is_again])
     places = np.concatenate([one.places for one in texts])[found]
-    return _most_common(pairings_of(owners[again], owners[first], places[again] - places[first]))
+    pairings = pairings_of(owners[again], owners[first], places[again] - places[first])
+    return _most_common(pairings, num_before=num_before)
 
 
 def _shared(hashes: Places, *, first_new: int) -> Places:
@@ -139,15 +140,24 @@ def _pairs(lasts: Places, firsts: Places) -> tuple[Places, Places]:
     return lasts[at], lasts[at] - ends[at] + pairs
 
 
-def _most_common(pairings: Places) -> Places:
-    """Return pairings of each completion with the `MAX_COMPARED` texts of most votes, and their most common shifts."""
+def _most_common(pairings: Places, *, num_before: int) -> Places:
+    """Return pairings of each completion with the texts of most votes, and their most common shifts."""
     found, votes = np.unique(pairings, return_counts=True)
     if not len(found):
         return found
     starts = np.flatnonzero(np.diff(found >> FIELD_BITS, prepend=-1))  # of the pairings of a completion and a text
-    is_compared = _ranks(found[starts] >> 2 * FIELD_BITS, np.add.reduceat(votes * votes, starts)) < MAX_COMPARED
+    completions, texts, _ = _fields(found[starts])
+    is_compared = _is_best(completions, texts, np.add.reduceat(votes * votes, starts), num_before=num_before)
     is_common = _ranks(found >> FIELD_BITS, votes) < np.where(votes > 1, MAX_SHIFTS, 1)
     return found[is_common & np.repeat(is_compared, np.diff(starts, append=len(found)))]
+
+
+def _is_best(completions: Places, texts: Places, values: Places, *, num_before: int) -> NDArray[np.bool_]:
+    """Return which of the texts are the `MAX_COMPARED` with the largest values for a completion, in order.
+
+    Kept texts and those of its group are ranked apart. So a part that all texts of a group share hides no copy.
+    """
+    return _ranks(2 * completions + (texts >= num_before), values) < MAX_COMPARED
 
 
 def _ranks(groups: Places, values: Places) -> Places:
@@ -174,7 +184,7 @@ def _by_position(texts: Sequence[SeenCompletion], *, num_before: int) -> Iterato
         again = places[num_before + begin :][: len(counts), np.newaxis]
         rows, earlier = np.nonzero((counts * MIN_EQUAL >= lengths[again]) & (places < again))
         if len(rows):
-            is_best = _ranks(rows, counts[rows, earlier]) < MAX_COMPARED
+            is_best = _is_best(rows, earlier, counts[rows, earlier], num_before=num_before)
             yield pairings_of(num_before + begin + rows[is_best], earlier[is_best], np.zeros_like(rows[is_best]))
 
 

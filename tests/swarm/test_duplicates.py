@@ -128,6 +128,13 @@ def test_no_place_hides_a_copy(num_tokens):
         assert found([with_ids([5000, 5000, 5000, *ids[:-3]])], one)
 
 
+@pytest.mark.parametrize("moved", [0, 1])
+def test_a_part_that_all_copies_share_hides_none_of_them(moved):
+    part, texts = text(300, nats=0.0).ids, [text(400) for _ in range(16)]
+    copies = [with_ids([*[5000] * moved, *part, *one.ids[300:]]) for one in texts]
+    assert found([one._replace(nats=np.zeros_like(one.nats)) for one in copies], *texts)
+
+
 def test_each_run_of_a_kept_text_has_an_anchor_and_the_text_few():
     one = text(1024)
     anchors = one.to_keep().windows.tolist()
