@@ -1,4 +1,6 @@
-"""Memory of the generation worker by part: weights, cache, adapter slots and work space of vLLM. Host memory.
+"""Memory of the generation worker by part: weights, cache, adapter slots and work space of vLLM.
+
+Also the host memory of all workers beside a GPU.
 
 Workspace, context and graphs are rules of thumb until a GPU has been measured. Bytes everywhere.
 """
