@@ -15,8 +15,8 @@ from ftis_node.config.home import Home
 from ftis_node.gossip.bootstrap_node import BootstrapNode
 from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.node.startup.recovery import opened
-from ftis_node.node.supervision.background import until_signalled
 from ftis_node.node.supervision.process_limits import allow_open_files
+from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import Watchdog, service_manager
 from ftis_node.records.identity import Identity
 from ftis_node.report.swarm_page import SwarmHistory

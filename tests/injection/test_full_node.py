@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.node.supervision.background import stack_of
+from ftis_node.node.supervision.shutdown import stack_of
 from ftis_node.swarm.peer_guard import UNPROVEN, Place
 from ftis_node.telemetry.events import read_events
 from tests.attacks.member import joined

@@ -9,7 +9,7 @@ import pytest
 
 from ftis_node.errors import FtisError
 from ftis_node.node.daemon import _without_end
-from ftis_node.node.supervision.background import until_signalled
+from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.telemetry.faults import report
 from tests.node.support import ANY_PORT
 
@@ -64,7 +64,7 @@ async def test_a_fault_ends_the_work_in_order_and_is_raised():
 
 HANGS = """
 import asyncio, os, signal
-from ftis_node.node.supervision.background import until_signalled
+from ftis_node.node.supervision.shutdown import until_signalled
 async def work():
     os.kill(os.getpid(), signal.SIGTERM)
     try:
@@ -77,22 +77,22 @@ asyncio.run(until_signalled(work(), stop_limit_s=0.5))
 
 SAVES = """
 import asyncio, logging, os, signal, sys
-from ftis_node.node.supervision import background
-background.SLOW_STOP_S = 0.1
+from ftis_node.node.supervision import shutdown
+shutdown.SLOW_STOP_S = 0.1
 async def work():
     os.kill(os.getpid(), signal.SIGTERM)
     try:
         await asyncio.sleep(60)
     finally:
         for number in range(25):
-            background.delay_forced_end("the checkpoint of step 7")
+            shutdown.delay_forced_end("the checkpoint of step 7")
             await asyncio.sleep(0.05)
             if number in AGAIN:
                 os.kill(os.getpid(), signal.SIGINT)
         print("saved", file=sys.stderr)
-background.delay_forced_end("nothing")
+shutdown.delay_forced_end("nothing")
 logging.basicConfig(level="INFO", format="%(message)s")
-asyncio.run(background.until_signalled(work(), stop_limit_s=0.5))
+asyncio.run(shutdown.until_signalled(work(), stop_limit_s=0.5))
 """
 
 

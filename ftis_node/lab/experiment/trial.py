@@ -40,7 +40,7 @@ from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.peers.own_record import OwnRecord
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
-from ftis_node.node.supervision.background import first_of_ours
+from ftis_node.node.supervision.shutdown import first_of_ours
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.records.names import Codec
 

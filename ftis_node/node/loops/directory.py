@@ -16,7 +16,7 @@ from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.own_record import OwnRecord, release_differences
 from ftis_node.node.peers.swarm_log_lines import RefusalTracker, SwarmLogMessages
-from ftis_node.node.supervision.background import wait_at_most
+from ftis_node.node.supervision.waits import wait_at_most
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import validated_domain

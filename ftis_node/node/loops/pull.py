@@ -28,7 +28,7 @@ from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.peers.announcements import AnnouncementHandler, AssignmentMembers
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.outgoing_slots import MAX_PEERS, PullSlots
-from ftis_node.node.supervision.background import wait_at_most
+from ftis_node.node.supervision.waits import wait_at_most
 from ftis_node.node.training.step_gate import StepShares
 from ftis_node.swarm.demand import PullDemand, pull_demand
 from ftis_node.swarm.lru import LruDict

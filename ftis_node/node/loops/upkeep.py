@@ -38,7 +38,7 @@ from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.storage.disk_space import HomeUse, checkpoint_step, measure_usage
 from ftis_node.node.storage.node_store import Store
-from ftis_node.node.supervision.background import in_background
+from ftis_node.node.supervision.waits import in_background
 from ftis_node.telemetry.clock import SleepDetector, SteadyClock
 from ftis_node.telemetry.events import event_log_files
 from ftis_node.telemetry.health_summary import duration

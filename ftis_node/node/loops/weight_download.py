@@ -25,7 +25,7 @@ from ftis_node.errors import FileError, RecordError
 from ftis_node.files import read_file
 from ftis_node.gossip import Fetched, FetchOutcome, Gossip
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
-from ftis_node.node.supervision.background import in_background
+from ftis_node.node.supervision.waits import in_background
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES
 from ftis_node.records.peer_messages import WeightsOffer, WeightsPart, WeightsRequest, open_offer
 from ftis_node.workers.durable import complete_folder, remove_leftovers

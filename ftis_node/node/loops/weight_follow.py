@@ -24,7 +24,7 @@ from ftis_node.models import ModelSource, PromptTokenizer, model_fingerprint, pa
 from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError, VersionStore
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.outgoing_slots import ANSWERED
-from ftis_node.node.supervision.background import in_background, wait_at_most
+from ftis_node.node.supervision.waits import in_background, wait_at_most
 from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.worker_interfaces import Generation
 from ftis_node.node.worker_settings import serves_adapters

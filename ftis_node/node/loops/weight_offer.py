@@ -26,7 +26,7 @@ from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ftis_node.node.context import NodeContext
 from ftis_node.node.loops.weight_download import HASHES_PER_ITEM
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.supervision.background import in_background
+from ftis_node.node.supervision.waits import in_background
 from ftis_node.node.worker_interfaces import Learning
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES, MAX_INTEGER
 from ftis_node.records.peer_messages import WeightsOffer, WeightsPart, open_weights_request, seal_offer

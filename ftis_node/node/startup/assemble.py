@@ -32,7 +32,7 @@ from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.startup_summary import mark_end, mark_start, read_last_status, start_lines
 from ftis_node.node.storage.disk_space import DiskSpace, checkpoint_step, num_versions, version_bytes
 from ftis_node.node.storage.node_store import DiskThread, Store, begin_epoch
-from ftis_node.node.supervision.background import first_of_ours
+from ftis_node.node.supervision.shutdown import first_of_ours
 from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
 from ftis_node.node.worker_interfaces import Generation, Learning, NullGeneration, NullLearner
 from ftis_node.replay.buffer import ReplayBuffer

@@ -27,7 +27,8 @@ from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
 from ftis_node.models import ModelSource, PromptTokenizer, pick_device
 from ftis_node.node.storage.disk_space import HomeLimit
-from ftis_node.node.supervision.background import delay_forced_end, in_background
+from ftis_node.node.supervision.shutdown import delay_forced_end
+from ftis_node.node.supervision.waits import in_background
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.node.worker_settings import dtype_of, serves_adapters, threads_of
 from ftis_node.records.addresses import Address

@@ -31,7 +31,7 @@ from ftis_node.node.loops.pause import first_decision
 from ftis_node.node.startup.factories import NodeFactory, NodeInputs
 from ftis_node.node.startup.run_plan import RunPlan, from_anywhere
 from ftis_node.node.storage.disk_space import checkpoint_bytes, checkpoint_step, limit_of
-from ftis_node.node.supervision.background import in_background
+from ftis_node.node.supervision.waits import in_background
 from ftis_node.records.identity import Identity, peer_id_from_text
 from ftis_node.tasks import load_task, parse_spec
 from ftis_node.tasks.base import Task, TaskItem, leaves

@@ -18,8 +18,8 @@ from ftis_node.node.startup.prepare import check_finished, check_saved
 from ftis_node.node.startup.recovery import opened
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.startup_summary import end_lines, finished_lines, read_saved_status
-from ftis_node.node.supervision.background import until_signalled
 from ftis_node.node.supervision.process_limits import apply_limits
+from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import Watchdog, service_manager
 from ftis_node.replay.integrity import reporting_damage
 from ftis_node.telemetry.log import OnProgress, log_block, unwatched

@@ -30,7 +30,7 @@ from typing import Protocol
 from ftis_node.config.manifest import RunManifest
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.supervision.background import wait_at_most
+from ftis_node.node.supervision.waits import wait_at_most
 from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.arrivals import AwaitedSenders

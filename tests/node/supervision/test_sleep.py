@@ -56,7 +56,7 @@ def test_a_ban_ends_at_its_time_also_if_the_machine_sleeps(monkeypatch):
 
 STOPS = """
 import asyncio, os, signal, sys
-from ftis_node.node.supervision.background import until_signalled
+from ftis_node.node.supervision.shutdown import until_signalled
 async def work():
     os.kill(os.getpid(), signal.SIGTERM)
     try:
@@ -107,7 +107,7 @@ async def test_light_nodes_that_slept_exchange_groups_again_and_charge_nobody(tm
 
 WORKS = """
 import asyncio, logging, os, signal
-from ftis_node.node.supervision.background import until_signalled
+from ftis_node.node.supervision.shutdown import until_signalled
 async def work():
     try:
         os.kill(os.getpid(), signal.SIGHUP)

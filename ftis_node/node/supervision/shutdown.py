@@ -1,7 +1,4 @@
-"""Cancellation of work, and shutdown of a long-running command on a signal or an error.
-
-Some blocking work is abandoned, other work must complete. At exit, Python waits for the threads of asyncio's default
-executor, so a long download would keep a stopped node alive. It does not wait for daemon threads.
+"""Shutdown of a long-running command on a signal or an error.
 
 A signal is a clean end. Of several errors, the first FtisError is raised. An error in a task that no code awaits also
 stops the command like a signal, and is raised after everything is saved. A shutdown that takes too long is forced.
@@ -18,18 +15,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.faults import OnFault, unhandled_errors
 
-P = ParamSpec("P")
-R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).parents[1]
@@ -39,43 +33,6 @@ STOP_POLL_S = 0.5
 SLOW_STOP_S = 3.0  # then the user learns what the stop waits for; until then a second signal may be a copy of the first
 FORCED_EXIT_CODE = 1
 _ending: ContextVar[_Ending | None] = ContextVar("ending", default=None)
-
-
-async def in_background(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Return the result of `function`, run in a daemon thread; when canceled, abandon the thread."""
-    outcome: Future[R] = Future()
-
-    def work() -> None:
-        if outcome.set_running_or_notify_cancel():
-            try:
-                outcome.set_result(function(*args, **kwargs))
-            except BaseException as error:
-                outcome.set_exception(error)
-
-    threading.Thread(target=work, name=getattr(function, "__name__", "background"), daemon=True).start()
-    return await asyncio.wrap_future(outcome)
-
-
-async def to_the_end(work: Coroutine[None, None, R]) -> R:
-    """Return the result of `work`. A cancellation takes effect after the work; a second one takes effect at once.
-
-    Raise the error of the work, even if the caller is canceled.
-    """
-    running = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait({running})
-        if not running.cancelled() and (error := running.exception()) is not None:
-            raise error from None
-        raise
-
-
-async def wait_at_most(limit_s: float | None, event: asyncio.Event) -> None:
-    """Wait until `event` is set, for `limit_s` at most; None: without a limit."""
-    with suppress(TimeoutError):  # Python 3.11's `wait_for` loses a cancellation that coincides with the event
-        async with asyncio.timeout(limit_s):
-            await event.wait()
 
 
 async def until_signalled(
