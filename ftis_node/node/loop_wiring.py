@@ -24,6 +24,7 @@ from ftis_node.node.loops.announcement_shards import ShardsLoop
 from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.loops.confirmations import DeliverLoop, ReannounceLoop
 from ftis_node.node.loops.directory import DirectoryLoop
+from ftis_node.node.loops.disk_cleanup import DiskSpaceLoop
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.logprob_checks import AuditLoop, MismatchLoop
@@ -32,7 +33,7 @@ from ftis_node.node.loops.publish import PublishLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import DeliverWeights, TrainLoop, update_engine
-from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
+from ftis_node.node.loops.upkeep import UpkeepLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
 from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
 from ftis_node.node.pausing import MachineObserver
@@ -215,8 +216,8 @@ class Wiring:
         return DirectoryLoop(*self._parts, record, backfill, self.refusals)
 
     @cached_property
-    def peers_loop(self) -> PeersLoop:
-        return PeersLoop(*self._parts, on_wake=self.directory_loop.renew)
+    def upkeep_loop(self) -> UpkeepLoop:
+        return UpkeepLoop(*self._parts, on_wake=self.directory_loop.renew)
 
     @cached_property
     def pause_loop(self) -> PauseLoop:

@@ -39,8 +39,8 @@ def test_a_reader_of_p2pd_that_fails_ends_a_bootstrap_node(tmp_path):
 
 
 async def test_a_loop_that_ends_by_itself_is_a_fault():
-    with pytest.raises(FtisError, match="the peers loop ended by itself"):
-        await _without_end("peers", asyncio.sleep(0))
+    with pytest.raises(FtisError, match="the upkeep loop ended by itself"):
+        await _without_end("upkeep", asyncio.sleep(0))
 
 
 async def test_a_fault_ends_the_work_in_order_and_is_raised():

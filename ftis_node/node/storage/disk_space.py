@@ -1,4 +1,4 @@
-"""The disk space of a home: its use, measured from its files, its limit, and the cleanup of a nearly full home.
+"""The disk space of a home: its use, measured from its files, its limit, and the gate that a full home closes.
 
     free     the smaller of the space below the limit and the free space of the disk
     reserve  space for the next checkpoint, groups in progress and log lines

@@ -13,7 +13,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
 from ftis_node.node.loop_wiring import NodeComponents
-from ftis_node.node.loops.upkeep import DiskSpaceLoop
+from ftis_node.node.loops.disk_cleanup import DiskSpaceLoop
 from ftis_node.node.storage import disk_space as home_limit
 from ftis_node.node.storage.disk_space import HomeLimit, HomeUse, measure_usage
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files

@@ -17,9 +17,9 @@ FIRST, SECOND = identity_of(1), identity_of(2)
 
 @asynccontextmanager
 async def two_nodes(swarm: LightSwarm) -> AsyncIterator[tuple[StubNode, StubNode]]:
-    """Yield two light nodes whose peers loops run: they update the reports."""
+    """Yield two light nodes whose upkeep loops run: they update the reports."""
     async with swarm.node(1) as one, swarm.node(2) as other, asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(node.wiring.peers_loop.run()) for node in (one, other)]
+        running = [tasks.create_task(node.wiring.upkeep_loop.run()) for node in (one, other)]
         yield one, other
         for task in running:
             task.cancel()

@@ -16,8 +16,8 @@ import pytest
 from ftis_node.errors import DiskFullError
 from ftis_node.learner.messages import StepReport, TrainReply
 from ftis_node.node.loop_wiring import NodeComponents, Wiring
-from ftis_node.node.loops import upkeep as module
-from ftis_node.node.loops.upkeep import rotate_log
+from ftis_node.node.loops import disk_cleanup as module
+from ftis_node.node.loops.disk_cleanup import rotate_log
 from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.storage.node_store import DiskThread
 from ftis_node.node.worker_interfaces import NullLearner

@@ -84,7 +84,7 @@ async def test_light_nodes_that_slept_exchange_groups_again_and_charge_nobody(tm
     swarm = LightSwarm(tmp_path, manifest_of())
     async with AsyncExitStack() as stack:
         one, other = [await stack.enter_async_context(swarm.node(number)) for number in (1, 2)]
-        watching = asyncio.create_task(one.wiring.peers_loop.run())
+        watching = asyncio.create_task(one.wiring.upkeep_loop.run())
         await swarm.publish(one, 4)
         await swarm.publish(other, 4)
         await eventually(lambda: held(one) == held(other) == 4)
