@@ -14,10 +14,11 @@ from ftis_node.node.http_api.http_port import observe_token
 from ftis_node.node.http_api.routes import MonitoringApi, serve_observed
 from ftis_node.node.loop_wiring import NodeComponents
 from ftis_node.node.startup.assemble import running_components
+from ftis_node.node.startup.last_status import read_saved_status
 from ftis_node.node.startup.prepare import check_finished, check_saved
 from ftis_node.node.startup.recovery import opened
 from ftis_node.node.startup.run_plan import RunPlan
-from ftis_node.node.startup.startup_summary import end_lines, finished_lines, read_saved_status
+from ftis_node.node.startup.summaries import end_lines, finished_lines
 from ftis_node.node.supervision.process_limits import apply_limits
 from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import Watchdog, service_manager

@@ -1,13 +1,11 @@
-"""The summaries that `join` prints before and after a start, and the marks of start and end in the status file.
+"""The summaries that `join` prints before and after a start.
 
 The first summary has at most ten lines. It lists which data the node sends to others, so that users can consent.
 """
 
 from __future__ import annotations
 
-import json
 import shlex
-from contextlib import suppress
 
 import msgspec
 
@@ -16,8 +14,6 @@ from ftis_node.config.home import Home
 from ftis_node.config.home_files import raised_budgets, start_command
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.roles import ROLES
-from ftis_node.errors import FileError
-from ftis_node.files import read_file, read_object, replace_file
 from ftis_node.node.context import NodeCounters
 from ftis_node.node.startup.factories import NodeInputs
 from ftis_node.node.storage.disk_space import checkpoint_step
@@ -26,47 +22,6 @@ from ftis_node.telemetry.status import EndWord, Status
 
 LABEL_WIDTH = 10
 CONTENT = "groups (prompts, completions, log-probs, rewards)"
-STARTING = "starting"
-
-
-def read_last_status(home: Home) -> Status:
-    """Return the status that the last start saved; an empty status if the file is missing or damaged."""
-    try:
-        return Status.from_json(read_file(home.status))
-    except (OSError, FileError, msgspec.MsgspecError):
-        return Status()
-
-
-def read_saved_status(home: Home) -> Status:
-    """Return the last status if the home has the checkpoint of its last step, or a later one; else an empty one.
-
-    The newest checkpoint is older if the disk was full, or if the operator restored one. The node then repeats the
-    steps after it.
-    """
-    last = read_last_status(home)
-    return last if checkpoint_step(home) >= last.learner.step else Status()
-
-
-def mark_start(home: Home) -> None:
-    """Save that the node starts, so that `status` after a kill shows neither an older end nor an empty home."""
-    _change_node(home, state=STARTING, end="")
-
-
-def mark_end(home: Home, end: EndWord) -> None:
-    """Save how a start ended whose loops never ran. If they ran, the status loop saves the end."""
-    if read_last_status(home).node.state == STARTING:
-        with suppress(OSError):  # a full disk
-            _change_node(home, state="stopped", end=end.value)
-
-
-def _change_node(home: Home, **changes: str) -> None:
-    try:
-        document = read_object(home.status) if home.status.exists() else json.loads(Status().to_json())
-    except (OSError, FileError):
-        return  # the status loop replaces a damaged file
-    if isinstance(document.get("node"), dict):
-        document["node"] |= changes
-        replace_file(home.status, json.dumps(document, indent=1).encode())
 
 
 def start_lines(inputs: NodeInputs, *, num_parameters: int, step: int) -> list[str]:
