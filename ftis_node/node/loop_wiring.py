@@ -48,8 +48,9 @@ from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
 from ftis_node.node.training.step_gate import StepGate, StepShares, TimedStepGate
-from ftis_node.node.training.step_groups import StepPeers, TrainForm
+from ftis_node.node.training.step_groups import StepPeers
 from ftis_node.node.training.step_report import StepReporter
+from ftis_node.node.training.train_form import TrainForm
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.records.group import Group
 from ftis_node.swarm.arrivals import AwaitedSenders

@@ -1,19 +1,20 @@
-"""The groups of a step: taken from the buffer, weighted, in the learner's form; then credits and charges to senders."""
+"""The groups of a step: taken from the buffer, weighted; then credits and charges to senders."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ftis_node.config.method_table import CHOICES
-from ftis_node.config.step import PeerWeighting, Share
 from ftis_node.errors import WorkerCrashedError, WorkerError, WorkerTaskError, says_out_of_memory
 from ftis_node.learner.messages import StepReport, TrainGroup
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.node_part import NodePart
+from ftis_node.node.training.peer_coefficients import PeerCoefficients
+from ftis_node.node.training.train_form import TrainForm
 from ftis_node.replay.buffer import MAX_FAILED_STEPS, Taken
 from ftis_node.replay.group_choice import ChoiceRule, choose_newest, choose_same_prompts, choose_sapo, load_choice
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -28,11 +29,6 @@ log = logging.getLogger(__name__)
 UNDERSTATED = "understated_logprobs"
 UNREADABLE = "malformed"
 MAX_GROUPS = 16_384  # whose ids are kept, those of a hundred steps of usual size
-DECAY = 0.8  # of an exponential mean, per step
-MIN_STEPS = 2  # measurements of a peer before its weight may fall below 1
-MIN_WEIGHT = 0.02
-MIN_OWN_AGREEMENT = 0.05
-MAX_PEERS = 4096
 
 
 async def take_groups(
@@ -66,100 +62,6 @@ def write_taken(events: EventLog, groups: Sequence[StoredGroup], *, step: int) -
     """Write one event per group, with its origin, in case the buffer or the event of its admission gets damaged."""
     for group in groups:
         events.write("taken", group=group.id, step=step, sender=group.sender, number=group.number)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainForm:
-    """The learner's form of stored groups. `end_ids` and `observation_form` are those of this node's model.
-
-    With `share` "vertical", advantages compare the completions of one group. With "horizontal", they compare all
-    completions of a prompt, over all generators.
-    """
-
-    share: Share
-    end_ids: tuple[int, ...] = ()
-    observation_form: tuple[int, ...] = ()
-
-    def of(self, group: StoredGroup, *, of_own_weights: bool = False, weight: float = 1.0) -> TrainGroup:
-        """Return a stored group in this form. For `of_own_weights` see `PeerManager.is_of_own_weights`."""
-        return TrainGroup(
-            group_id=group.id.hex(),
-            advantage_key=group.id.hex() if self.share == "vertical" else group.problem.hex(),
-            own=group.own,
-            body=group.body,
-            prompt_ids=group.prompt_ids,
-            rewards=group.rewards,
-            text_token_ids=group.text_token_ids,
-            observation_ids=group.observation_ids,
-            of_own_weights=of_own_weights,
-            sender=group.sender,
-            weight=weight,
-            end_ids=self.end_ids,
-            observation_form=self.observation_form,
-            task=group.prompt_ref.task,
-        )
-
-
-@dataclass(slots=True)
-class RunningMean:
-    """Exponential mean with bias correction for the start at 0."""
-
-    total: float = 0.0
-    norm: float = 0.0
-    steps: int = 0
-
-    def add(self, value: float) -> None:
-        self.total = DECAY * self.total + (1 - DECAY) * value
-        self.norm = DECAY * self.norm + (1 - DECAY)
-        self.steps += 1
-
-    @property
-    def value(self) -> float:
-        """Return the mean; 0 without a value."""
-        return self.total / self.norm if self.norm else 0.0
-
-
-class PeerCoefficients:
-    """Table of the coefficients of peers' groups in the loss of a step: `method.peer_weights`.
-
-    A peer's completions weigh as much as their gradients agree with the node's own:
-
-        agreement   its agreement / the own halves' agreement
-        shrinkage   v_o / max(v_o, its distance), v_o the variance of the own gradient
-
-    limited to [MIN_WEIGHT, 1]. All are exponential means over the steps with a measurement
-    (`learner/step/agreement.py`). The weight of a peer is 1 before its second measurement, and while the halves of the
-    own groups do not agree with each other. The minimum is above 0, since a peer of weight 0 could not be measured
-    again. A restart resets all weights to 1.
-
-    Shrinkage minimizes the squared error of the mix (1 - x) g_o + x g_s of the own gradient and that of a peer with
-    bias b. The best x is v_o / (v_o + v_s + |b|^2). A weight w in the sum over all completions gives
-    x / (1 - x) = w n_s / n_o, so w = v_s / (v_s + |b|^2). The expected distance is v_o + |b|^2 n_s / n_o, which turns
-    w into the formula above.
-
-    Above `MAX_PEERS` the table drops the peers that were measured longest ago.
-    """
-
-    def __init__(self, weighting: PeerWeighting | None = "agreement") -> None:
-        self._weighting = weighting
-        self._own = RunningMean()
-        self._peers = LruDict[str, RunningMean](MAX_PEERS)
-
-    def note(self, agreement: Mapping[str, float], among_own: float | None) -> None:
-        """Add the measurements of a step: agreement by peer id, and the agreement between the own halves."""
-        if among_own is not None:
-            self._own.add(among_own)
-        for peer_id, value in agreement.items():
-            mean = self._peers[peer_id] = self._peers.get(peer_id) or RunningMean()
-            mean.add(value)
-
-    def weight(self, peer_id: str) -> float:
-        mean, own = self._peers.get(peer_id), self._own.value
-        if mean is None or mean.steps < MIN_STEPS:
-            return 1.0
-        if self._weighting == "shrinkage":
-            return max(MIN_WEIGHT, own / max(own, mean.value)) if own > 0 else 1.0
-        return max(MIN_WEIGHT, min(1.0, mean.value / own)) if own >= MIN_OWN_AGREEMENT else 1.0
 
 
 @dataclass(eq=False, repr=False)

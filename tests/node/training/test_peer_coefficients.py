@@ -2,7 +2,7 @@
 
 import pytest
 
-from ftis_node.node.training.step_groups import MAX_PEERS, MIN_WEIGHT, PeerCoefficients
+from ftis_node.node.training.peer_coefficients import MAX_PEERS, MIN_WEIGHT, PeerCoefficients
 
 
 def weight_after(steps: int, *, peer: float, own: float | None) -> float:
