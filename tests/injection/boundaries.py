@@ -53,7 +53,7 @@ ELSEWHERE = {
 """The tests of places that a full node with two peers does not reach."""
 
 GENERATORS = (
-    "node.loops.weight_download:VersionStore.put",
+    "node.storage.weight_versions:VersionStore.put",
     "records.peer_messages:open_offer",
     "validation.weights_rules:refuse_offer",
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftis_node.node.loops.weight_download import PREFIX, SERVED_MARK
+from ftis_node.node.storage.weight_versions import PREFIX, SERVED_MARK
 from tests.node.support import ANY_PORT, RunningNode, bootstrap, started, write_manifest
 
 START_S = 120.0

@@ -21,9 +21,10 @@ from ftis_node.config.roles import MAX_PENDING_VERSIONS
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
 from ftis_node.gossip import FetchOutcome
 from ftis_node.models import ModelSource, PromptTokenizer, model_fingerprint, parameter_count
-from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError, VersionStore
+from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.outgoing_slots import ANSWERED
+from ftis_node.node.storage.weight_versions import VersionStore
 from ftis_node.node.supervision.waits import in_background, wait_at_most
 from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.worker_interfaces import Generation
