@@ -14,7 +14,7 @@ from ftis_node.bootstrap.http_api import BootstrapApi
 from ftis_node.config.home import Home
 from ftis_node.gossip.bootstrap_node import BootstrapNode
 from ftis_node.gossip.settings import NetworkSettings
-from ftis_node.node.startup.recovery import opened
+from ftis_node.node.startup.home_opening import opened_home
 from ftis_node.node.supervision.process_limits import allow_open_files
 from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import Watchdog, service_manager
@@ -44,7 +44,7 @@ def run_bootstrap_node(
     Raise ConfigError for a malformed address, HomeInUseError, UsageError for a taken port, MachineError.
     """
     allow_open_files()
-    with opened(home):
+    with opened_home(home):
         settings = NetworkSettings(
             sockets_dir=home.sockets / "net", listen=listen or ALL_INTERFACES, announce=announce, peers=peers
         )

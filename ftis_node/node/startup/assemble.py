@@ -26,9 +26,9 @@ from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import own_releases
 from ftis_node.node.startup.factories import NodeFactory, NodeInputs, ProcessNodeFactory
+from ftis_node.node.startup.home_opening import release_damaged
 from ftis_node.node.startup.last_status import mark_end, mark_start, read_last_status
 from ftis_node.node.startup.prepare import prepare
-from ftis_node.node.startup.recovery import release_damaged
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.summaries import start_lines
 from ftis_node.node.storage.disk_space import DiskSpace, checkpoint_step, num_versions, version_bytes

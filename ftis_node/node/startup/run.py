@@ -14,9 +14,9 @@ from ftis_node.node.http_api.http_port import observe_token
 from ftis_node.node.http_api.routes import MonitoringApi, serve_observed
 from ftis_node.node.loop_wiring import NodeComponents
 from ftis_node.node.startup.assemble import running_components
+from ftis_node.node.startup.home_opening import opened_home
 from ftis_node.node.startup.last_status import read_saved_status
 from ftis_node.node.startup.prepare import check_finished, check_saved
-from ftis_node.node.startup.recovery import opened
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.summaries import end_lines, finished_lines
 from ftis_node.node.supervision.process_limits import apply_limits
@@ -39,7 +39,7 @@ def run_until_stopped(
     """
     apply_limits(settings.limits)
     watchdog = Watchdog(manager=service_manager())
-    with reporting_full_disk(home.root), reporting_damage(home.root), opened(home):
+    with reporting_full_disk(home.root), reporting_damage(home.root), opened_home(home):
         if lines := finished_lines(read_saved_status(home), home, settings=settings):
             check_finished(home, settings)
             log_block(log, lines)

@@ -17,7 +17,7 @@ from ftis_node.node.exchange.trainer_messages import PublishedGroup
 from ftis_node.node.http_api import exchange_api
 from ftis_node.node.http_api.exchange_api import BODY_S, MAX_PENDING
 from ftis_node.node.loop_wiring import NodeComponents
-from ftis_node.node.startup.recovery import replace_files
+from ftis_node.node.startup.home_opening import replace_files
 from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.storage.node_store import DiskThread
 from ftis_node.node.training.generation_slots import SlotPool

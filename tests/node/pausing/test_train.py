@@ -14,7 +14,7 @@ from ftis_node.node.context import NodeState
 from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.pausing import Decision, PauseGate
-from ftis_node.node.startup.recovery import replace_files
+from ftis_node.node.startup.home_opening import replace_files
 from ftis_node.node.training.step_groups import take_groups
 from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.replay.lifecycle import ReleaseReason

@@ -17,8 +17,8 @@ from ftis_node.config.home_files import mark
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FtisError, MachineError
 from ftis_node.node.peers.reputation_store import ReputationStore
-from ftis_node.node.startup import recovery
-from ftis_node.node.startup.recovery import opened, release_damaged, replace_files
+from ftis_node.node.startup import home_opening
+from ftis_node.node.startup.home_opening import opened_home, release_damaged, replace_files
 from ftis_node.node.startup.run_plan import plan_run
 from ftis_node.node.storage.node_store import begin_epoch
 from ftis_node.node.training.step_groups import write_taken
@@ -193,7 +193,7 @@ def test_a_damaged_line_of_the_event_log_is_no_damage_of_the_buffer(home, fields
 
 def test_a_new_home_without_a_buffer_is_no_damage(tmp_path):
     home = Home(tmp_path / "new")
-    with opened(home):
+    with opened_home(home):
         assert not home.replay.exists() and not home.events.exists()
 
 
@@ -253,7 +253,7 @@ def test_an_invalid_header_is_damage(home, name, offset):
     ReputationStore(home.peers).close()
     path = getattr(home, name)
     overwrite(path, offset, b"\x77")
-    with opened(home):
+    with opened_home(home):
         recover(home)
     assert [event["file"] for event in events_of(home, "recovered")] == [path.name]
     assert not integrity.find_damage(path)
@@ -352,6 +352,6 @@ def test_a_start_on_a_full_disk_reports_no_damage(home, monkeypatch):
     def fail_on_a_full_disk(home):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(recovery, "replace_files", fail_on_a_full_disk)
-    with pytest.raises(MachineError, match="^the disk is full"), opened(home):
+    monkeypatch.setattr(home_opening, "replace_files", fail_on_a_full_disk)
+    with pytest.raises(MachineError, match="^the disk is full"), opened_home(home):
         pass

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import MAX_EPOCH, marked_epoch
 from ftis_node.errors import ConfigError
-from ftis_node.node.startup.recovery import opened, replace_files
+from ftis_node.node.startup.home_opening import opened_home, replace_files
 from ftis_node.node.storage.node_store import begin_epoch
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.swarm.sequence import MAX_COUNTER, epoch_base, epoch_of
@@ -101,7 +101,7 @@ def test_a_home_from_a_backup_has_a_later_epoch(tmp_path):
 def test_other_commands_keep_the_epoch(tmp_path):
     node = NodeHome(tmp_path / "home")
     node.do("start", 1)
-    with opened(node.home):
+    with opened_home(node.home):
         assert marked_epoch(node.home) == NOW
 
 

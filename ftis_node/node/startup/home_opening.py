@@ -1,4 +1,6 @@
-"""Recovery of a damaged home before its node starts, without the operator. Each has one `recovered` event.
+"""Opening of a home before its node starts: its lock, and recovery of damaged files without the operator.
+
+Each recovery has one `recovered` event.
 
     a damaged `peers.sqlite`              moved to damaged/; all peers are new
     a damaged `replay.sqlite`             moved to damaged/; the buffer starts empty
@@ -32,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def opened(home: Home) -> Iterator[None]:
+def opened_home(home: Home) -> Iterator[None]:
     """Hold the home's lock, after the replacement of damaged files.
 
     Raise HomeInUseError, ConfigError for the home of another version, MachineError for a full or broken disk.
