@@ -214,7 +214,7 @@ def test_status_loads_no_heavy_library(tmp_path):
 
 NODE_PARTS = (
     *("supervision", "worker_interfaces", "worker_settings", "pausing", "context", "storage"),
-    *("peers", "training", "loops", "exchange", "http_api", "loop_wiring", "daemon", "startup"),
+    *("peers", "training", "loops", "exchange", "http_api", "wiring", "daemon", "startup"),
 )
 """Folders and files of the node, lowest first: each imports only those below it."""
 
@@ -235,5 +235,5 @@ def test_parts_of_the_node_import_only_lower_parts():
 
 def test_only_the_composition_root_has_all_components():
     """A loop or a component receives each part that it uses beside those of `NodePart` as a separate argument."""
-    users = {path.relative_to(PACKAGE).as_posix() for path in FILES if "ftis_node.node.loop_wiring" in _imports(path)}
+    users = {path.relative_to(PACKAGE).as_posix() for path in FILES if "ftis_node.node.wiring" in _imports(path)}
     assert {user for user in users if not user.startswith(("node/startup/", "lab/"))} == {"node/daemon.py"}

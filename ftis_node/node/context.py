@@ -4,7 +4,7 @@ The loops change the state: the node's position in the run, its counters, and it
 hours gives a few events and log lines. They come at the first failure in a row and at each doubling of their number.
 The status shows each kind of work that fails again and again. A success ends the row.
 
-A constructor takes all other dependencies as arguments. `loop_wiring.py` passes them.
+A constructor takes all other dependencies as arguments. `wiring.py` passes them.
 """
 
 from __future__ import annotations

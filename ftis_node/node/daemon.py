@@ -40,9 +40,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.routes import LocalApi, MonitoringApi
-from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.supervision.watchdog import Watchdog
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.names import Role
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.telemetry.status import EndWord

@@ -22,9 +22,9 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
-from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.storage.node_store import DiskThread
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS
 from ftis_node.records.group import PromptRef

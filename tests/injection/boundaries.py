@@ -33,7 +33,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
     ),
     Place.MESSAGE: ("gossip.pubsub:AnnouncementQueue.put",),
     Place.PULL: ("node.peers.announcements:AnnouncementHandler.refuse_of",),
-    Place.RECORD: ("node.loops.backfill:BackfillLoop.note_record", "records.envelope:open_peer_record"),
+    Place.RECORD: ("node.loops.announcement_backfill:BackfillLoop.note_record", "records.envelope:open_peer_record"),
     Place.SERVE: (
         "gossip.services:AdmissionControl.admitted", "gossip.services:AdmissionControl.before_item",
         "gossip.frames:unpack_ids", "node.peers.group_requests:PeerRequestHandler.answer",

@@ -23,13 +23,13 @@ from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node import daemon
 from ftis_node.node.daemon import run_node
-from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.logprob_checks import AuditLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import gossip_limits
 from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.telemetry.faults import unhandled_errors
 from tests.gossip.helpers import settings as network_settings
 from tests.injection.injector import in_member
@@ -49,8 +49,9 @@ QUICK = {"check_s": 0.6, "poll_s": 0.1, "dial_timeout_s": 2.0}
 START_S = 200.0  # a busy machine
 CONSTANTS = {
     "node.loops.directory.MEMBER_LOOKUP_INTERVAL_S": 0.1, "node.loops.upkeep.PEERS_PERIOD_S": 0.05,
-    "node.loops.backfill.PERIOD_S": 0.2, "node.loops.backfill.SILENCE_S": 0.5, "node.loops.status.PERIOD_S": 0.2,
-    "node.loops.directory.RECORD_PERIOD_S": 0.5, "node.loops.pull.PULL_TIMEOUT_S": 5.0,
+    "node.loops.announcement_backfill.PERIOD_S": 0.2, "node.loops.announcement_backfill.SILENCE_S": 0.5,
+    "node.loops.status.PERIOD_S": 0.2, "node.loops.directory.RECORD_PERIOD_S": 0.5,
+    "node.loops.pull.PULL_TIMEOUT_S": 5.0,
     "node.startup.factories.MAX_REQUESTS_PER_MINUTE": 100_000.0, "node.peers.announcements.GROUPS_PER_MINUTE": 60_000.0,
     "swarm.rate_limits.GROUPS_PER_MINUTE": 60_000.0, "swarm.rate_limits.NEW_PEERS_GROUPS_PER_MINUTE": 60_000.0,
     "swarm.rate_limits.TOKENS_PER_MINUTE": 1e9, "swarm.rate_limits.NEW_PEERS_TOKENS_PER_MINUTE": 1e9,

@@ -28,7 +28,7 @@ from ftis_node.integrations.trl.swarm_exchange import (
     RefusedGroupError,
     SwarmExchange,
 )
-from ftis_node.node.loop_wiring import NodeComponents
+from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.codec import hash_messages, unpack_group
 from ftis_node.records.envelope import Accepted, open_envelope
 from ftis_node.records.identity import Identity

@@ -27,7 +27,7 @@ import numpy as np
 
 from ftis_node.lab.experiment.in_process import InProcessGeneration
 from ftis_node.lab.experiment.rounds import RoundBarrier
-from ftis_node.node.loop_wiring import NodeComponents, Wiring
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.envelope import announce_group, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group
 

@@ -14,7 +14,7 @@ import msgspec
 
 from ftis_node import __version__
 from ftis_node.learner.senders import SenderStats, add_up
-from ftis_node.node.loop_wiring import NodeComponents
+from ftis_node.node.wiring import NodeComponents
 from ftis_node.swarm.sequence import counter_of
 from ftis_node.telemetry.events import read_events
 

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-from ftis_node.node.loops.backfill import BackfillLoop
+from ftis_node.node.loops.announcement_backfill import BackfillLoop
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.swarm.demand import pulls_all

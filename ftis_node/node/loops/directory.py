@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ftis_node.errors import RecordError
-from ftis_node.node.loops.backfill import BackfillLoop
+from ftis_node.node.loops.announcement_backfill import BackfillLoop
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.own_record import OwnRecord, release_differences
 from ftis_node.node.peers.swarm_log_lines import RefusalTracker, SwarmLogMessages

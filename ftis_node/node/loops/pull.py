@@ -1,9 +1,9 @@
 """The pull loop: fetches announced groups of peers and submits their envelopes to validation.
 
-                       +--> [listen]  (announcements.py) --+
-    gossip --messages--+                                   +--> queue --> [dispatch] --batches--> fetch --> intake
-                       +--> [repair]  (backfill.py) -------+      ^                                 |
-                                                                  +----- missed: ask another -------+
+                       +--> [listen] (announcements.py) --------+
+    gossip --messages--+                                        +--> queue --> [dispatch] --batches--> fetch --> intake
+                       +--> [repair] (announcement_backfill.py) +      ^                                 |
+                                                                       +----- missed: ask another -------+
 
 A node pulls each envelope once: from its sender, or from another holder if the sender cannot be reached. In a small
 swarm a node pulls all groups. In a large one it pulls the groups that the learner will use (`swarm/demand.py`), and the
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import FetchOutcome, GossipLimits
-from ftis_node.node.loops.backfill import BackfillLoop
+from ftis_node.node.loops.announcement_backfill import BackfillLoop
 from ftis_node.node.loops.confirmations import ConfirmationLoop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.peers.announcements import AnnouncementHandler, AssignmentMembers

@@ -14,7 +14,7 @@ from ftis_node.node.storage.node_store import Store
 class NodePart:
     """Base class with the four parts of a node that nearly every loop uses. A subclass adds what it needs beside them.
 
-    `loop_wiring.py` passes them in this order.
+    `wiring.py` passes them in this order.
     """
 
     context: NodeContext

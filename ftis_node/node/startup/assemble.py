@@ -22,7 +22,6 @@ from ftis_node.config.step import StepSection
 from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.models import parameter_count
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
-from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import own_releases
 from ftis_node.node.startup.factories import NodeFactory, NodeInputs, ProcessNodeFactory
@@ -35,6 +34,7 @@ from ftis_node.node.storage.disk_space import DiskSpace, checkpoint_step, num_ve
 from ftis_node.node.storage.node_store import DiskThread, Store, begin_epoch
 from ftis_node.node.supervision.shutdown import first_of_ours
 from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import Generation, Learning, NullGeneration, NullLearner
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader

@@ -12,7 +12,6 @@ from ftis_node.files import reporting_full_disk
 from ftis_node.node.daemon import run_node
 from ftis_node.node.http_api.http_port import observe_token
 from ftis_node.node.http_api.routes import MonitoringApi, serve_observed
-from ftis_node.node.loop_wiring import NodeComponents
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.home_opening import opened_home
 from ftis_node.node.startup.last_status import read_saved_status
@@ -22,6 +21,7 @@ from ftis_node.node.startup.summaries import end_lines, finished_lines
 from ftis_node.node.supervision.process_limits import apply_limits
 from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import Watchdog, service_manager
+from ftis_node.node.wiring import NodeComponents
 from ftis_node.replay.integrity import reporting_damage
 from ftis_node.telemetry.log import OnProgress, log_block, unwatched
 

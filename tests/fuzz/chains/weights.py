@@ -7,9 +7,9 @@ from unittest.mock import patch
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ModelError
-from ftis_node.node.loop_wiring import Wiring
 from ftis_node.node.loops import weight_follow
 from ftis_node.node.loops.weight_follow import FollowLoop
+from ftis_node.node.wiring import Wiring
 from ftis_node.node.worker_interfaces import NullGeneration
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.peer_messages import WeightsPart, open_weights_request, seal_offer

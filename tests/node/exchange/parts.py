@@ -16,7 +16,7 @@ from ftis_node.node.exchange.trainer_exchange import GroupExchange
 from ftis_node.node.exchange.trainer_messages import OwnGroup
 from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.routes import LocalApi
-from ftis_node.node.loop_wiring import NodeComponents, Wiring
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.codec import hash_messages
 from ftis_node.tasks.registry import load_task
 from ftis_node.tasks.scorer import IsolatedScorer

@@ -12,7 +12,7 @@ from ftis_node.config.home import TOKEN_HEADER
 from ftis_node.node.exchange.trainer_messages import PublishedGroup, TakeAnswer, TakeRequest
 from ftis_node.node.http_api import exchange_api
 from ftis_node.node.http_api.exchange_api import MAX_PENDING, MAX_TAKE_BYTES, PROMPT_BYTES, ExchangeApi
-from ftis_node.node.loop_wiring import NodeComponents
+from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.identity import Identity
 from tests.node.exchange.parts import MANIFEST, exchanging, own_group, serving
 from tests.node.exchange.test_trainer_exchange import ANSWER

@@ -11,7 +11,7 @@ import pytest
 from bench.stubs.stub_node import StubNode
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import Fetched, FetchOutcome, GossipMessage
-from ftis_node.node.loop_wiring import Wiring
+from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import Announcement, Envelope, join_announcements, open_envelope
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
 from ftis_node.swarm.rate_limits import minute_buckets

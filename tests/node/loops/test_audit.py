@@ -12,8 +12,8 @@ import pytest
 from ftis_node.config.node import NodeSettings
 from ftis_node.learner.messages import AuditReply, TrainGroup
 from ftis_node.node.context import NodeState
-from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.training.train_form import TrainForm
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Completion

@@ -12,11 +12,11 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
-from ftis_node.node.loop_wiring import NodeComponents
 from ftis_node.node.loops.disk_cleanup import DiskSpaceLoop
 from ftis_node.node.storage import disk_space as home_limit
 from ftis_node.node.storage.disk_space import HomeLimit, HomeUse, measure_usage
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
+from ftis_node.node.wiring import NodeComponents
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.telemetry.events import event_log_files, read_events
 from tests.node.nodes import components

@@ -17,10 +17,10 @@ from bench.stubs.stub_node import StubTask, StubTokenizer
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import FtisError, TaskError, WorkerDiedError, WorkerTaskError
 from ftis_node.node.daemon import loops_of_role
-from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops.generate import GENERATION, MAX_ATTEMPTS
 from ftis_node.node.loops.train import TRAINING
 from ftis_node.node.training.evaluator import EVALUATION
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import NullGeneration, NullLearner
 from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity

@@ -12,10 +12,10 @@ from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.config.manifest import RunManifest
 from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.node.daemon import serve_last_groups
-from ftis_node.node.loop_wiring import Wiring
-from ftis_node.node.loops import announcement_shards, backfill, confirmations, pull
+from ftis_node.node.loops import announcement_backfill, announcement_shards, confirmations, pull
 from ftis_node.node.loops.confirmations import BURST
 from ftis_node.node.peers import outgoing_slots
+from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import Announcement
 from ftis_node.swarm.pull_queue import PullItem, PullRequest, PullSource
 from ftis_node.swarm.topology import shard_of
@@ -38,7 +38,7 @@ WINDOW_S = 2.0  # so that messages gather although a busy machine pauses between
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Make periods short enough for tests."""
-    monkeypatch.setattr(backfill, "PERIOD_S", 0.1)
+    monkeypatch.setattr(announcement_backfill, "PERIOD_S", 0.1)
     monkeypatch.setattr(confirmations, "REANNOUNCE_PERIOD_S", 0.05)
     monkeypatch.setattr(announcement_shards, "SHARDS_INTERVAL_S", 0.3)
 

@@ -26,8 +26,8 @@ from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import TrainGroup, TrainReply
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.daemon import run_node
-from ftis_node.node.loop_wiring import Wiring
 from ftis_node.node.startup.factories import NodeInputs, ProcessNodeFactory
+from ftis_node.node.wiring import Wiring
 from tests.cpu_sharing import REFUSAL_FILE, site_folder
 from tests.node.nodes import whole_node
 from tests.trained_models import trained_model

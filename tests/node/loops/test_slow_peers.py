@@ -9,7 +9,7 @@ import pytest
 
 from bench.stubs.stub_node import StubNode
 from ftis_node.gossip import Fetched, FetchOutcome
-from ftis_node.node.loops import backfill
+from ftis_node.node.loops import announcement_backfill
 from ftis_node.node.peers import outgoing_slots
 from ftis_node.node.peers.outgoing_slots import Pace, QuerySlots
 from tests.node.light_swarm import REQUESTED, LightSwarm, held, identity_of, manifest_of
@@ -22,8 +22,8 @@ SLOW = [identity_of(number).peer_id for number in range(10, 26)]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Make periods short enough for tests."""
-    monkeypatch.setattr(backfill, "PERIOD_S", 0.05)
-    monkeypatch.setattr(backfill, "SILENCE_S", 0.2)
+    monkeypatch.setattr(announcement_backfill, "PERIOD_S", 0.05)
+    monkeypatch.setattr(announcement_backfill, "SILENCE_S", 0.2)
     monkeypatch.setattr(outgoing_slots, "QUICK_S", 0.2)
     monkeypatch.setattr(outgoing_slots, "SLOW_S", 2.0)
 

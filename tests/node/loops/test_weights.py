@@ -22,12 +22,12 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.learner.messages import MAX_UNSAVED_STEPS, LearnerState
 from ftis_node.node.context import NodeState
-from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops import weight_follow, weight_offer
 from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError
 from ftis_node.node.loops.weight_offer import newest_offered
 from ftis_node.node.pausing import Decision
 from ftis_node.node.storage.weight_versions import OFFER_FILE
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import NullGeneration, NullLearner
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity

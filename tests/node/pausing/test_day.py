@@ -23,12 +23,12 @@ from ftis_node.config.schedule import ScheduleSection
 from ftis_node.errors import UsageError
 from ftis_node.node import pausing
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
-from ftis_node.node.loop_wiring import Wiring
 from ftis_node.node.loops import pause
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.pausing import GRAPHICS_BYTES, SETTLE_S, Decision, MachineFacts, MachineObserver, PauseGate
 from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
 from ftis_node.node.training.step_gate import StepQuota
+from ftis_node.node.wiring import Wiring
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import EventLog, read_events
 from ftis_node.telemetry.health_summary import summarize_health

@@ -11,11 +11,11 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.learner.messages import LearnerState
 from ftis_node.node.context import NodeState
-from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.pausing import Decision, PauseGate
 from ftis_node.node.startup.home_opening import replace_files
 from ftis_node.node.training.step_groups import take_groups
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof

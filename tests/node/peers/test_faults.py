@@ -3,8 +3,8 @@
 import pytest
 
 from ftis_node.config.node import NodeSettings
-from ftis_node.node.loop_wiring import NodeComponents
 from ftis_node.node.peers.manager import MAX_TEXT, REASON
+from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.events import read_events

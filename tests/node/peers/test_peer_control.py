@@ -19,8 +19,8 @@ from ftis_node.config.limits import AccessSection
 from ftis_node.config.node import NodeSettings, SwarmSection
 from ftis_node.node.http_api.http_port import token_for_changes, write_token
 from ftis_node.node.http_api.routes import LocalApi, add_control, change_peer
-from ftis_node.node.loop_wiring import Wiring
 from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import PeerStats

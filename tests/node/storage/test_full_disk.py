@@ -15,11 +15,11 @@ import pytest
 
 from ftis_node.errors import DiskFullError
 from ftis_node.learner.messages import StepReport, TrainReply
-from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops import disk_cleanup as module
 from ftis_node.node.loops.disk_cleanup import rotate_log
 from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.storage.node_store import DiskThread
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.replay.lifecycle import ReleaseReason
 from tests.node.loops.test_train import HONEST, foreign

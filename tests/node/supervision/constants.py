@@ -1,6 +1,6 @@
 """`ftis-node` with other constants, for tests that cannot wait as long as a node of a user does.
 
-`started(..., constants={"ftis_node.node.loops.directory.PERIOD_S": 2.0})` runs it.
+`started(..., constants={"ftis_node.node.loops.directory.RECORD_PERIOD_S": 2.0})` runs it.
 """
 
 import json

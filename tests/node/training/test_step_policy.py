@@ -12,7 +12,6 @@ import pytest
 from bench.stubs.stub_node import FINGERPRINT
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.node.loop_wiring import NodeComponents, Wiring
 from ftis_node.node.loops.generate import PromptOrder
 from ftis_node.node.training.generation_slots import SlotPool
 from ftis_node.node.training.step_gate import (
@@ -24,6 +23,7 @@ from ftis_node.node.training.step_gate import (
     shares_of_step,
     substitute_foreign,
 )
+from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity
 from tests.node.nodes import ME, components

@@ -20,7 +20,6 @@ from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node.context import EvaluationHistory
 from ftis_node.node.daemon import run_node
-from ftis_node.node.loop_wiring import Wiring
 from ftis_node.node.training.generation_slots import GenerateBudget
 from ftis_node.node.training.step_gate import (
     StepInputs,
@@ -30,6 +29,7 @@ from ftis_node.node.training.step_gate import (
     shares_of_step,
     substitute_foreign,
 )
+from ftis_node.node.wiring import Wiring
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.events import read_events

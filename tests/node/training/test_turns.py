@@ -18,8 +18,8 @@ from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.daemon import run_node
-from ftis_node.node.loop_wiring import Wiring
 from ftis_node.node.loops.train import TrainLoop
+from ftis_node.node.wiring import Wiring
 from ftis_node.node.worker_interfaces import NullGeneration, NullLearner
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from tests.node.loops.test_train import HONEST, foreign

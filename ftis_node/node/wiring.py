@@ -20,8 +20,8 @@ from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource, PromptTokenizer
 from ftis_node.node.context import NodeContext
 from ftis_node.node.exchange.trainer_exchange import GroupExchange
+from ftis_node.node.loops.announcement_backfill import BackfillLoop
 from ftis_node.node.loops.announcement_shards import ShardsLoop
-from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.loops.confirmations import DeliverLoop, ReannounceLoop
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.disk_cleanup import DiskSpaceLoop
