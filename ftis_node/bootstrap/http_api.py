@@ -21,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ftis_node.bootstrap.survey import view_of
 from ftis_node.gossip.bootstrap_node import BootstrapNode
-from ftis_node.node.http_api.http_port import own_names_only
+from ftis_node.node.http_api.access import own_names_only
 from ftis_node.node.http_api.routes import serve_status
 from ftis_node.report.swarm_page import SwarmHistory
 from ftis_node.swarm.overview import SwarmView

@@ -25,7 +25,8 @@ from textual_serve.server import Server
 from ftis_node.config.home import Home
 from ftis_node.config.observe import is_loopback
 from ftis_node.errors import FtisError
-from ftis_node.node.http_api.http_port import host_name, is_same_secret, open_port
+from ftis_node.node.http_api.access import host_name, is_same_secret
+from ftis_node.node.http_api.http_port import open_port
 from ftis_node.telemetry.terminal_text import one_line
 
 MAX_PAGES = 8  # each page runs a process

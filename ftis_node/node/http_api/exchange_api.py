@@ -3,7 +3,7 @@
     POST /exchange/publish   OwnGroup     ->  200 PublishedGroup | 422 refused for good | 503 refused for now
     POST /exchange/take      TakeRequest  ->  200 TakeAnswer
 
-A refusal is JSON, {"error": "one line", "reason": "word"}. Both routes need the token of the home (`http_port.py`).
+A refusal is JSON, {"error": "one line", "reason": "word"}. Both routes need the token of the home (`access.py`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ The routes for monitoring are `/metrics` for Prometheus, `/healthz` and `/readyz
     /readyz   200 once the role's workers and the network are up; 503 with the missing components
 
 If `observe.listen` is set, a second port for other machines serves only them. It opens before the models load, so that
-no probe restarts a node during a long load. Its `/metrics` requires a token (`http_port.py`).
+no probe restarts a node during a long load. Its `/metrics` requires a token (`access.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from aiohttp import web
 
 from ftis_node.errors import UsageError
 from ftis_node.files import parse_json
-from ftis_node.node.http_api.http_port import bearers_only, open_port, own_names_only, token_for_changes, write_token
+from ftis_node.node.http_api.access import bearers_only, own_names_only, token_for_changes, write_token
+from ftis_node.node.http_api.http_port import open_port
 from ftis_node.node.loops.pause import ACTIONS as PAUSE_ACTIONS
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.loops.status import StatusLoop

@@ -10,7 +10,7 @@ from ftis_node.config.home_files import start_command
 from ftis_node.config.node import NodeSettings
 from ftis_node.files import reporting_full_disk
 from ftis_node.node.daemon import run_node
-from ftis_node.node.http_api.http_port import observe_token
+from ftis_node.node.http_api.access import observe_token
 from ftis_node.node.http_api.routes import MonitoringApi, serve_observed
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.home_opening import opened_home

@@ -7,7 +7,7 @@ from typing import Any
 
 from ftis_node.errors import UsageError
 from ftis_node.files import parse_json
-from ftis_node.node.http_api.http_port import host_name, is_same_secret
+from ftis_node.node.http_api.access import host_name, is_same_secret
 from ftis_node.node.http_api.routes import ACTIONS, change_peer
 from ftis_node.telemetry.metrics import render_metrics
 from ftis_node.telemetry.terminal_text import one_line

@@ -235,5 +235,5 @@ def test_the_page_has_each_reason_of_a_request():
     table = page[page.index("| reason | the request is refused") :].partition("\n\n")[0]
     reasons = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|$", table, flags=re.MULTILINE))
     code = inspect.getsource(exchange_api) + inspect.getsource(GroupExchange.publish)
-    assert set(reasons) == {"token", *re.findall(r'Refusal\("(\w+)"', code)}  # `http_port.py` checks the token
+    assert set(reasons) == {"token", *re.findall(r'Refusal\("(\w+)"', code)}  # `access.py` checks the token
     assert f"{MAX_PENDING} groups" in reasons["busy"] and f"{BODY_S:.0f} s" in reasons["slow"]

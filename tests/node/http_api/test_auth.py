@@ -10,7 +10,7 @@ from aiohttp import ClientSession
 from ftis_node.config.home import Home
 from ftis_node.config.observe import ObserveSection, is_loopback
 from ftis_node.errors import ConfigError
-from ftis_node.node.http_api.http_port import observe_token, read_token
+from ftis_node.node.http_api.access import observe_token, read_token
 from ftis_node.node.http_api.routes import MonitoringApi, serve_observed
 from ftis_node.node.loops.status import StatusLoop, not_ready, worker_problems
 from ftis_node.telemetry.status import HealthStatus, Status

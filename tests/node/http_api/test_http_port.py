@@ -14,7 +14,7 @@ from aiohttp import web
 from ftis_node.config.home import TOKEN_HEADER
 from ftis_node.node.http_api import http_port
 from ftis_node.node.http_api import routes as http
-from ftis_node.node.http_api.http_port import is_same_secret
+from ftis_node.node.http_api.access import is_same_secret
 from ftis_node.node.http_api.routes import LocalApi, MonitoringApi, serve_observed
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.wiring import Wiring

@@ -17,7 +17,7 @@ from ftis_node.cli.app import run
 from ftis_node.config.home import TOKEN_HEADER, Home
 from ftis_node.config.limits import AccessSection
 from ftis_node.config.node import NodeSettings, SwarmSection
-from ftis_node.node.http_api.http_port import token_for_changes, write_token
+from ftis_node.node.http_api.access import token_for_changes, write_token
 from ftis_node.node.http_api.routes import LocalApi, add_control, change_peer
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.wiring import Wiring
