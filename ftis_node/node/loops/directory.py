@@ -15,7 +15,8 @@ from ftis_node.errors import RecordError
 from ftis_node.node.loops.announcement_backfill import BackfillLoop
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.own_record import OwnRecord, release_differences
-from ftis_node.node.peers.swarm_log_lines import RefusalTracker, SwarmLogMessages
+from ftis_node.node.peers.refusal_tracker import RefusalTracker
+from ftis_node.node.peers.swarm_log_lines import SwarmLogMessages
 from ftis_node.node.supervision.waits import wait_at_most
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.swarm.peer_guard import Place
