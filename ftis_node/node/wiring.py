@@ -36,7 +36,6 @@ from ftis_node.node.loops.train import DeliverWeights, TrainLoop, update_engine
 from ftis_node.node.loops.upkeep import UpkeepLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
 from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
-from ftis_node.node.pausing import MachineObserver
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.group_requests import PeerRequestHandler
 from ftis_node.node.peers.manager import PeerManager
@@ -44,6 +43,7 @@ from ftis_node.node.peers.own_record import OwnRecord
 from ftis_node.node.peers.refusal_tracker import RefusalTracker
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.node.storage.node_store import Store
+from ftis_node.node.supervision.machine_observer import MachineObserver
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool

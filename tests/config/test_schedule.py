@@ -10,7 +10,8 @@ import pytest
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.schedule import ScheduleSection, is_within, next_start, parse_hours
-from ftis_node.node.pausing import RUN, Command, Decision, MachineFacts, decide
+from ftis_node.node.pausing import RUN, Command, Decision, decide
+from ftis_node.node.supervision.machine_observer import MachineFacts
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,8 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import FileError, how_to_install
 from ftis_node.files import read_object, replace_file
 from ftis_node.node.context import NodeContext
-from ftis_node.node.pausing import Command, Decision, MachineFacts, MachineObserver, decide, length_of
+from ftis_node.node.pausing import Command, Decision, decide, length_of
+from ftis_node.node.supervision.machine_observer import MachineFacts, MachineObserver
 from ftis_node.node.supervision.waits import in_background, wait_at_most
 from ftis_node.node.training.generation_slots import GenerateBudget
 from ftis_node.telemetry.health_summary import pause_words

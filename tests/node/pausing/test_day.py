@@ -21,11 +21,12 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.schedule import ScheduleSection
 from ftis_node.errors import UsageError
-from ftis_node.node import pausing
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.loops import pause
 from ftis_node.node.loops.pause import PauseLoop
-from ftis_node.node.pausing import GRAPHICS_BYTES, SETTLE_S, Decision, MachineFacts, MachineObserver, PauseGate
+from ftis_node.node.pausing import Decision, PauseGate
+from ftis_node.node.supervision import machine_observer
+from ftis_node.node.supervision.machine_observer import GRAPHICS_BYTES, SETTLE_S, MachineFacts, MachineObserver
 from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
 from ftis_node.node.training.step_gate import StepQuota
 from ftis_node.node.wiring import Wiring
@@ -272,7 +273,7 @@ class FakeNvml:
 def test_a_node_that_cannot_see_the_users_of_gpus_warns_at_its_start(
     tmp_path, monkeypatch, caplog, wanted, nvml, num_warnings
 ):
-    for module in (pausing, pause):
+    for module in (machine_observer, pause):
         monkeypatch.setattr(module, "opened_nvml", lambda: nvml)
     settings = NodeSettings(model="m", schedule=ScheduleSection(when_gpu_is_used=wanted))
     with caplog.at_level(logging.WARNING):
@@ -285,9 +286,9 @@ def test_a_node_that_cannot_see_the_users_of_gpus_warns_at_its_start(
 def test_a_driver_that_fails_has_no_users_and_gives_one_warning(monkeypatch, caplog):
     now = 0.0
     with subprocess.Popen(["/bin/sleep", "60"], start_new_session=True) as other:
-        monkeypatch.setattr(pausing.psutil.Process, "children", lambda *a, **k: [])  # else one of this process
+        monkeypatch.setattr(machine_observer.psutil.Process, "children", lambda *a, **k: [])  # else one of this process
         nvml = FakeNvml(computing=(other.pid,))
-        monkeypatch.setattr(pausing, "opened_nvml", lambda: nvml)
+        monkeypatch.setattr(machine_observer, "opened_nvml", lambda: nvml)
         observer = MachineObserver(ScheduleSection(when_gpu_is_used="pause"), clock=lambda: now)
         assert observer.facts().gpu_users == ("sleep",)
         of_second = MachineObserver(ScheduleSection(when_gpu_is_used="pause"), gpus=(1,))
