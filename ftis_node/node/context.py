@@ -1,36 +1,31 @@
 """Context that all components of a node share: settings, run manifest, identity, event log, state and failures.
 
-The loops change the state: the node's position in the run, its counters, and its evaluations. A failure that lasts for
-hours gives a few events and log lines. They come at the first failure in a row and at each doubling of their number.
-The status shows each kind of work that fails again and again. A success ends the row.
+The loops change the state: the node's position in the run, its counters, and its evaluations.
 
 A constructor takes all other dependencies as arguments. `wiring.py` passes them.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from statistics import fmean
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.errors import first_line
 from ftis_node.learner.messages import StepReport
 from ftis_node.node.pausing import PauseGate
+from ftis_node.node.supervision.failure_streaks import FailureStreaks
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import Releases
 from ftis_node.swarm.topology import shard_of
 from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.status import EvalStatus
 
-log = logging.getLogger(__name__)
 RECENT_STEPS = 20
 ANSWER_STEPS = 10
 MAX_UPDATES = 1024
 MAX_EVALUATIONS = 1024  # in the status, which HTTP clients read every second; the event log has all evaluations
-NUM_FAILING = 3  # failures in a row after which the status shows the work
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,63 +134,6 @@ class EvaluationHistory:
     def go_back(self, step: int) -> None:
         """Drop the evaluations after `step`: the learner lost those weights."""
         self.entries = [entry for entry in self.entries if entry.step <= step]
-
-
-@dataclass(slots=True)
-class FailureStreak:
-    """Failures in a row of one kind of work."""
-
-    num_failing: int = NUM_FAILING
-    num_in_row: int = 0
-    has_succeeded: bool = False  # since the start of the node
-    error: str = ""
-
-    @property
-    def is_failing(self) -> bool:
-        return self.num_in_row >= self.num_failing
-
-
-@dataclass(slots=True)
-class FailureStreaks:
-    """Table of the streaks of one node, by kind of work."""
-
-    _streaks: dict[str, FailureStreak] = field(default_factory=dict)
-
-    def expect(self, work: str, *, num_failing: int) -> None:
-        """Set after how many failures in a row the status shows `work`."""
-        self.streak(work).num_failing = num_failing
-
-    def failed(self, work: str, error: Exception) -> bool:
-        """Count a failure. Return whether to write an event: for the 1st, 2nd, 4th, 8th, ... in a row.
-
-        Log the first failure of work that has not succeeded yet, then from the point at which the status shows it.
-        """
-        streak = self.streak(work)
-        streak.num_in_row += 1
-        streak.error = first_line(error)
-        is_due = streak.num_in_row & (streak.num_in_row - 1) == 0
-        is_first_of_all = streak.num_in_row == 1 and not streak.has_succeeded
-        if is_first_of_all or streak.num_in_row == streak.num_failing or (is_due and streak.is_failing):
-            log.warning("%s; the node tries again", _sentence(work, streak))
-        return is_due
-
-    def succeeded(self, work: str) -> None:
-        streak = self.streak(work)
-        if streak.is_failing:
-            log.info("%s works again after %d failures", work, streak.num_in_row)
-        streak.num_in_row, streak.has_succeeded = 0, True
-
-    def streak(self, work: str) -> FailureStreak:
-        return self._streaks.setdefault(work, FailureStreak())
-
-    @property
-    def failing(self) -> list[str]:
-        return [_sentence(work, streak) for work, streak in self._streaks.items() if streak.is_failing]
-
-
-def _sentence(work: str, streak: FailureStreak) -> str:
-    times = "" if streak.num_in_row == 1 else f" {streak.num_in_row} times in a row"
-    return f"{work} failed{times}: {streak.error}"
 
 
 @dataclass(frozen=True, slots=True)

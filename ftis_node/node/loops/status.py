@@ -23,7 +23,8 @@ from ftis_node.config.limits import MAX_READY_BYTES
 from ftis_node.files import is_disk_full, replace_file
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
-from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
+from ftis_node.node.supervision.file_shortage import FileShortage
+from ftis_node.node.supervision.process_limits import num_open_files, open_files
 from ftis_node.node.supervision.shutdown import stop_waits_for
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.generation_slots import SlotPool

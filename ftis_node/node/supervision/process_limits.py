@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
-import sqlite3
 import sys
-from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from ftis_node.config.limits import LimitsSection
 from ftis_node.errors import MachineError
-from ftis_node.telemetry.log import RateLimitedLog, is_out_of_files
-
-log = logging.getLogger(__name__)
 
 MIN_OPEN_FILES = 512  # daemon and p2pd: one or two connections per peer and stream, and the home's files
 MIN_THREADS = 2  # of the daemon's libraries; usually a quarter of the cores
@@ -42,31 +36,6 @@ def open_files() -> OpenFiles:
 
 def num_open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-class FileShortage:
-    """Skips a run of periodic work while no file descriptor is free, and counts the skipped runs."""
-
-    def __init__(self) -> None:
-        self._seldom = RateLimitedLog()
-
-    @property
-    def count(self) -> int:
-        return self._seldom.count
-
-    async def skipped_at(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Await `work`; count a lack of file descriptors and log it once a minute. Raise all other errors."""
-        try:
-            await work()
-        except (OSError, sqlite3.OperationalError) as error:
-            if not is_out_of_files(error):
-                raise
-            if self._seldom.is_due():
-                limit = open_files().soft
-                log.warning(
-                    "no file can be opened (%s; limit %d, %d times so far): this work is skipped once",
-                    *(error, limit, self.count),
-                )
 
 
 def allow_open_files() -> OpenFiles:

@@ -244,7 +244,7 @@ async def test_own_groups_that_are_all_refused_are_shown(tmp_path, monkeypatch):
 
 def test_failures_are_reported_at_doublings_and_their_end_once(caplog):
     caplog.set_level("INFO")
-    from ftis_node.node.context import FailureStreaks
+    from ftis_node.node.supervision.failure_streaks import FailureStreaks
 
     streaks = FailureStreaks()
     streaks.succeeded("work")

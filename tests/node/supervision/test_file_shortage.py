@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ftis_node.files import replace_file
-from ftis_node.node.supervision.process_limits import FileShortage, num_open_files
+from ftis_node.node.supervision.file_shortage import FileShortage
+from ftis_node.node.supervision.process_limits import num_open_files
 from ftis_node.telemetry.events import EventLog, event_log_files, read_events
 from ftis_node.telemetry.log import RateLimitedLog
 
