@@ -15,7 +15,7 @@ import msgspec
 import peft  # noqa: F401  imported before a LoRA case needs it, so that it is not memory of the step
 
 from ftis_node.learner.learner import Learner
-from ftis_node.learner.train_report import FIRST_DRIFT_STEP
+from ftis_node.learner.train_report import DRIFT_STEPS
 from learner_sides.batch import memory_folder
 from learner_sides.job import Job, read_groups
 from learner_sides.serving import Serving
@@ -36,7 +36,7 @@ def serve(job: Job, groups: tuple, weights: str) -> None:
     while serving.wait_for_step():
         serving.begin()
         step = learner.state().step + 1
-        while step < FIRST_DRIFT_STEP:
+        while step < DRIFT_STEPS.start:
             step = learner.train(groups, step=step).report.step + 1
         report = learner.train(groups, step=step).report
         assert report.num_updates == 1 and report.kept_fraction == 1.0, f"the learner skipped completions: {report}"
