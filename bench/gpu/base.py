@@ -24,10 +24,11 @@ from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.card.both_workers import sample
-from ftis_node.lab.card.usage import GIB, gib, read_gpu, read_processes
+from ftis_node.lab.card.usage import gib, read_gpu, read_processes
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.models import resolve_model
+from ftis_node.telemetry.terminal_text import GIB
 from ftis_node.workers.weight_store import WeightProof
 from gpu.cases import Options
 from gpu.device import model_folder

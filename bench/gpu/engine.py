@@ -24,7 +24,7 @@ from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.card.both_workers import sample
-from ftis_node.lab.card.usage import GIB, gib
+from ftis_node.lab.card.usage import gib
 from ftis_node.learner.batch import batch_of, make_micro_batches
 from ftis_node.learner.checkpoint.publication import WeightPublication, proof_of
 from ftis_node.learner.model.policy import Policy
@@ -32,6 +32,7 @@ from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.learner_memory import Workload
 from ftis_node.models import read_shape, resolve_model
 from ftis_node.records.group import SamplingSettings
+from ftis_node.telemetry.terminal_text import GIB
 from gpu.cases import Options
 from gpu.device import load_policy, model_folder, scale_logits
 from learner_sides.batch import memory_folder, of_result

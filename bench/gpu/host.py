@@ -85,7 +85,7 @@ def kernels(learner: Learner, groups: Sequence[TrainGroup]) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
         learner.train(groups, step=learner.state().step + 1)
         torch.cuda.synchronize()
-    on_gpu = [each.name for each in profiled.events() if each.device_type == torch.autograd.DeviceType.CUDA]
+    on_gpu = [each.name for each in profiled.events() if each.device_type == torch.profiler.DeviceType.CUDA]
     return sum(not name.startswith(("Memcpy", "Memset")) for name in on_gpu)
 
 

@@ -17,7 +17,8 @@ import psutil
 import torch
 
 from ftis_node.lab.card.device_speed import peak_flops, seconds
-from ftis_node.lab.card.usage import GIB, ask_driver, gib, read_gpu
+from ftis_node.lab.card.usage import ask_driver, gib, read_gpu
+from ftis_node.telemetry.terminal_text import GIB
 from gpu.cases import Options
 from process_memory import used_bytes
 

@@ -8,8 +8,9 @@ import msgspec
 
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection, LoraSection
-from ftis_node.learner.client import KEEPS_FREED_BLOCKS, worker_environment
+from ftis_node.learner.client import worker_environment
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
+from ftis_node.workers.preload import KEEPS_FREED_BLOCKS
 
 LEARNING_RATE = 1e-6  # so small that the behaviour log-probs remain nearly valid during a bench
 MAX_GRAD_NORM = 1.0

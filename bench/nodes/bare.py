@@ -10,9 +10,10 @@ import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ftis_node.gossip.p2pd.client import P2pdClient
-from ftis_node.gossip.p2pd.hivemind_bindings import P2P, Multiaddr, PeerID, p2pd_pb2
+from ftis_node.gossip.p2pd.hivemind_bindings import AttachedP2P, Multiaddr, PeerID, p2pd_pb2
 
 Body = p2pd_pb2.PSMessage  # a message with a field of bytes
 NAME = "bare"
@@ -33,13 +34,13 @@ class BareNode:
         self._others: list[str] = []
         self._control_path = control_path
         self._control = P2pdClient(control_path, timeout_s=CONTROL_TIMEOUT_S)
-        self._p2p = None
+        self._p2p: Any = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, peer_ids: Sequence[str]) -> None:
         """Register the call and subscribe to the topic. `peer_ids` are those of all nodes."""
         self._others = [peer_id for peer_id in peer_ids if peer_id != self.peer_id]
-        self._p2p = await P2P.replicate(Multiaddr(f"/unix{self._control_path}"))
+        self._p2p = await AttachedP2P.replicate(Multiaddr(f"/unix{self._control_path}"))
         await self._p2p.add_protobuf_handler(NAME, self._give, Body)
         self._tasks.append(asyncio.create_task(self._listen()))
 
@@ -55,7 +56,7 @@ class BareNode:
         request = Body(data=number.to_bytes(4, "big"))
         answer = await self._p2p.call_protobuf_handler(PeerID.from_base58(peer_id), NAME, request, Body)
         self.received_bytes += len(answer.data)
-        return answer.data
+        return bytes(answer.data)
 
     async def call_for_all(self) -> None:
         """Request all bodies of all other nodes, many at a time, peers in turn. All nodes have the same number."""
@@ -72,7 +73,7 @@ class BareNode:
         message = f"{self.peer_id} {number} {time.monotonic()}".encode().ljust(ANNOUNCEMENT_BYTES)
         await self._control.publish(TOPIC, message)
 
-    async def _give(self, request: Body, context: object) -> Body:
+    async def _give(self, request: Any, context: object) -> Any:
         return Body(data=self.bodies[int.from_bytes(request.data, "big")])
 
     async def _listen(self) -> None:
