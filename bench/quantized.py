@@ -32,7 +32,7 @@ from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.step.train_step import Passes
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import load_tokenizer, resolve_model
-from ftis_node.node.startup.factories import generation_boot, learner_boot
+from ftis_node.node.startup.worker_boots import generation_boot, learner_boot
 
 STEPS, GROUP_SIZE, COMPLETION_TOKENS, MICRO_BATCH_TOKENS = 2, 4, 24, 1024
 PROMPTS = ("How many days has a week?", "Name a color of the sky.")

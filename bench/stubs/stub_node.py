@@ -24,7 +24,7 @@ from ftis_node.gossip import Gossip
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.storage.node_store import DiskThread, Store
-from ftis_node.node.training.generation_slots import SlotPool
+from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import NullGeneration, NullLearner
 from ftis_node.records.codec import hash_messages, hash_prompt

@@ -46,7 +46,7 @@ from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.machine_observer import MachineObserver
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.evaluator import Evaluator
-from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
+from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
 from ftis_node.node.training.step_gate import StepGate, StepShares, TimedStepGate
 from ftis_node.node.training.step_groups import StepPeers
 from ftis_node.node.training.step_report import StepReporter

@@ -63,7 +63,7 @@ PROCESS_ROLES = {  # by a word of the command line, or a part of the program's n
 }
 CONSTANTS = {
     "ftis_node.node.loops.directory.RECORD_PERIOD_S": 5.0,
-    "ftis_node.node.startup.factories.ENGINE_CORE": "separate",  # faults kill it
+    "ftis_node.node.startup.worker_boots.ENGINE_CORE": "separate",  # faults kill it
 }
 
 

@@ -21,7 +21,7 @@ from ftis_node.learner.learner import Learner
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import PromptSettings, PromptTokenizer, resolve_model
 from ftis_node.models.gguf_export import modelfile
-from ftis_node.node.startup.factories import learner_boot
+from ftis_node.node.startup.worker_boots import learner_boot
 from ftis_node.tasks import load_task
 from ftis_node.telemetry.status import EvalStatus, LearnerStatus, Status
 from ftis_node.workers.weight_store import WeightProof, probe_logprobs

@@ -17,7 +17,7 @@ from ftis_node.memory.learner_memory import Workload, learner_memory
 from ftis_node.memory.machine import GpuAssignment
 from ftis_node.memory.placement import WorkerPlacement, arrange, assign_gpus, place_single_worker, visible_gpus
 from ftis_node.models import ModelSource
-from ftis_node.node.startup.factories import learner_boot
+from ftis_node.node.startup.worker_boots import learner_boot
 from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, arranged, of_learner, planned, vllm_settings
 
 PEER_ID = "12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"

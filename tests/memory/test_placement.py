@@ -13,8 +13,8 @@ from ftis_node.memory import placement
 from ftis_node.memory.machine import USABLE_SHARE, is_wsl, transfer_of
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_workers_on
 from ftis_node.models import ModelSource, PromptTokenizer
-from ftis_node.node.startup import factories as makers
-from ftis_node.node.startup.factories import generation_boot, learner_boot
+from ftis_node.node.startup import worker_boots as makers
+from ftis_node.node.startup.worker_boots import generation_boot, learner_boot
 from ftis_node.node.storage.disk_space import num_versions
 from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, arranged, machine, of_learner, planned, vllm_settings
 

@@ -20,7 +20,7 @@ from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
-from ftis_node.node.training.generation_slots import SlotPool
+from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer

@@ -23,7 +23,7 @@ from ftis_node.lab.tiny_tokenizer import make_tokenizer as make_alices_tokenizer
 from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
-from ftis_node.node.training.generation_slots import SlotPool
+from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import NullGeneration, NullLearner
 from ftis_node.records.codec import hash_messages, hash_prompt

@@ -31,7 +31,7 @@ from ftis_node.learner.messages import TrainGroup
 from ftis_node.memory.placement import WorkerPlacement, arrange, inspect_machine
 from ftis_node.memory.plan import plan
 from ftis_node.models import load_tokenizer, pick_device, read_shape, resolve_model
-from ftis_node.node.startup.factories import generation_boot, learner_boot
+from ftis_node.node.startup.worker_boots import generation_boot, learner_boot
 from ftis_node.node.worker_settings import dtype_of, serves_adapters
 from ftis_node.records.codec import hash_prompt, pack_group
 from ftis_node.records.group import CompletionStatus, FinishReason, Group, PromptRef, SamplingSettings

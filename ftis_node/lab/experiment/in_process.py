@@ -31,7 +31,8 @@ from ftis_node.learner.client import OnPublished
 from ftis_node.learner.messages import AuditReply, LearnerBoot, LearnerState, TrainGroup, TrainReply
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource
-from ftis_node.node.startup.factories import NodeInputs, generation_boot, learner_boot
+from ftis_node.node.startup.factories import NodeInputs
+from ftis_node.node.startup.worker_boots import generation_boot, learner_boot
 from ftis_node.node.worker_interfaces import Learning
 from ftis_node.node.worker_settings import dtype_of
 from ftis_node.swarm.transit import VersionsInTransit

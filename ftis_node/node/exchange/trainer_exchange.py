@@ -27,7 +27,7 @@ from ftis_node.errors import RecordError
 from ftis_node.models import PromptTokenizer
 from ftis_node.node.exchange.trainer_messages import OwnGroup, PublishedGroup
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.training.generation_slots import SlotPool
+from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.training.step_groups import take_groups
 from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import CompletionStatus, FinishReason, Group, SamplingSettings

@@ -28,7 +28,7 @@ from ftis_node.node.peers.group_requests import announcement_of
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.outgoing_slots import QuerySlots
 from ftis_node.node.supervision.waits import wait_at_most
-from ftis_node.node.training.generation_slots import SlotPool
+from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.records.envelope import open_envelope
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import Place

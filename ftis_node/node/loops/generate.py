@@ -23,7 +23,7 @@ from ftis_node.generation.rollouts import Sampler
 from ftis_node.models import PromptTokenizer
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
+from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
 from ftis_node.node.worker_interfaces import Generation
 from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import FinishReason, Group, SamplingSettings

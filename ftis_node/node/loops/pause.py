@@ -28,7 +28,7 @@ from ftis_node.node.context import NodeContext
 from ftis_node.node.pausing import Command, Decision, decide, length_of
 from ftis_node.node.supervision.machine_observer import MachineFacts, MachineObserver
 from ftis_node.node.supervision.waits import in_background, wait_at_most
-from ftis_node.node.training.generation_slots import GenerateBudget
+from ftis_node.node.training.generation_limits import GenerateBudget
 from ftis_node.telemetry.health_summary import pause_words
 from ftis_node.telemetry.nvml import opened_nvml
 from ftis_node.workers.supervisor import Supervisor

@@ -19,7 +19,7 @@ from ftis_node.errors import FtisError
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.storage.node_store import begin_epoch
-from ftis_node.node.training.generation_slots import SlotPool
+from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.records.bounds import MAX_MORE_GROUPS
 from ftis_node.records.envelope import Announcement, announce_group, join_announcements, seal_group
 from ftis_node.records.group import Group

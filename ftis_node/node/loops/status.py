@@ -27,7 +27,7 @@ from ftis_node.node.supervision.file_shortage import FileShortage
 from ftis_node.node.supervision.process_limits import num_open_files, open_files
 from ftis_node.node.supervision.shutdown import stop_waits_for
 from ftis_node.node.supervision.watchdog import Watchdog
-from ftis_node.node.training.generation_slots import SlotPool
+from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.replay.reader import BufferFigures, ReplayReader
 from ftis_node.telemetry.status import (

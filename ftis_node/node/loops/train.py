@@ -23,7 +23,7 @@ from ftis_node.learner.messages import LearnerState, TrainGroup, TrainReply
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.training.evaluator import Evaluator
-from ftis_node.node.training.generation_slots import SlotPool
+from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.training.step_gate import StepGate
 from ftis_node.node.training.step_groups import StepPeers, take_groups
 from ftis_node.node.training.step_report import StepReporter

@@ -1,4 +1,4 @@
-"""Slots of the pull and backfill loops: they limit the requests in flight, in total and per peer."""
+"""Slots of requests to peers: they limit the requests in flight, in total and per peer."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from ftis_node.node.startup.summaries import start_lines
 from ftis_node.node.storage.disk_space import DiskSpace, checkpoint_step, num_versions, version_bytes
 from ftis_node.node.storage.node_store import DiskThread, Store, begin_epoch
 from ftis_node.node.supervision.shutdown import first_of_ours
-from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
+from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import Generation, Learning, NullGeneration, NullLearner
 from ftis_node.replay.buffer import ReplayBuffer

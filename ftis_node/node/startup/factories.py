@@ -9,23 +9,20 @@ import logging
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import SAVE_LIMIT_S
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import EngineSettings, prefill_tokens_of
-from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, check_options
-from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.gossip import Gossip, GossipLimits, NetworkSettings
 from ftis_node.learner.client import LearnerClient
-from ftis_node.learner.messages import CheckpointEvent, CheckpointInProgress, LearnerBoot
-from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
+from ftis_node.learner.messages import CheckpointEvent, CheckpointInProgress
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
 from ftis_node.models import ModelSource, PromptTokenizer, pick_device
+from ftis_node.node.startup.worker_boots import generation_boot, learner_boot
 from ftis_node.node.storage.disk_space import HomeLimit
 from ftis_node.node.supervision.shutdown import delay_forced_end
 from ftis_node.node.supervision.waits import in_background
@@ -39,10 +36,8 @@ from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.secrets import read_secret
 from ftis_node.workers.liveness import Timing
 from ftis_node.workers.preload import Preload
-from ftis_node.workers.weight_store import PROBE_LENGTH
 
 log = logging.getLogger(__name__)
-REJECTION_PURPOSE = b"ftis-node/rejection/1\n"
 MAX_REQUESTS_PER_MINUTE = 1200.0  # of one peer for one service; a request of `ask` or `hello` counts as ten
 # A start loads the model and compiles kernels. An engine with requests makes a step within `stall_timeout_s`.
 GENERATION_TIMING = Timing(start_grace_s=1800.0, stall_timeout_s=300.0)
@@ -51,7 +46,6 @@ LEARNER_TIMING = Timing(stall_timeout_s=CPU_STALL_TIMEOUT_S, save_limit_s=SAVE_L
 LATER_LEARNER_TIMING = replace(  # it waits for the generator's base
     LEARNER_TIMING, start_grace_s=GENERATION_TIMING.start_grace_s + LEARNER_TIMING.start_grace_s
 )
-ENGINE_CORE: Literal["auto", "inside", "separate"] = "auto"  # process of vLLM's core: inside the worker on a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,90 +191,6 @@ def gossip_limits(settings: NodeSettings, manifest: RunManifest) -> GossipLimits
         max_envelope_bytes=manifest.wire.max_envelope_bytes,
         max_upload_bytes_per_s=settings.swarm.max_upload_bytes_per_s,
         max_requests_per_minute=MAX_REQUESTS_PER_MINUTE,
-    )
-
-
-def generation_boot(
-    settings: NodeSettings,
-    manifest: RunManifest,
-    source: ModelSource,
-    tokenizer: PromptTokenizer,
-    arrangement: WorkerPlacement,
-    *,
-    adapters: bool = False,
-) -> GenerationBoot:
-    """Return how to build the generation worker. With `adapters` it can serve LoRA adapters of this node's rank.
-
-    Raise ConfigError for engine options that ftis-node sets itself.
-    """
-    generation = settings.generation
-    check_options(generation.engine_options)
-    return GenerationBoot(
-        model=str(source.path),
-        engine="vllm" if adapters and not settings.is_quantized and settings.engine == "auto" else settings.engine,
-        settings=EngineSettings(
-            vocab_size=tokenizer.vocab_size,
-            device=settings.device,
-            dtype=dtype_of(settings),
-            max_batch=generation.max_batch or None,
-            max_prefill_tokens=prefill_tokens_of(generation.max_batch or DEFAULT_MAX_BATCH),
-            max_model_len=max(manifest.sampling.max_total_tokens, PROBE_LENGTH + 1),
-            is_truncated_sampling=manifest.sampling.is_truncated_sampling,
-            engine_core=ENGINE_CORE,
-            memory_share=arrangement.memory_share,
-            cache_bytes=arrangement.cache_bytes,
-            can_sleep=arrangement.can_sleep,
-            lora_rank=settings.lora_adapter.rank if adapters else None,
-            quantize=settings.quantize,
-            options=generation.engine_options,
-        ),
-    )
-
-
-def learner_boot(
-    settings: NodeSettings,
-    manifest: RunManifest,
-    source: ModelSource,
-    home: Home,
-    arrangement: WorkerPlacement,
-    *,
-    weights: Path,
-    adapters: bool = False,
-    identity: Identity | None = None,
-) -> LearnerBoot:
-    """Return how to build the learner worker. It publishes into `weights`; with `adapters`, only its adapter.
-
-    The key of the filter `obrs` is derived from `identity`; None: no groups of peers are trained on.
-    """
-    is_on_gpu, planned = pick_device(settings.device) != "cpu", arrangement.recompute_activations
-    return LearnerBoot(
-        model=str(source.path),
-        model_name=source.name,
-        run_id=manifest.run_id,
-        checkpoints_dir=str(home.checkpoints),
-        weights_dir=str(weights),
-        method=manifest.method,
-        sampling=manifest.sampling,
-        optimizer=manifest.optimizer,
-        settings=settings.learner,
-        max_logprob_gap_nats=manifest.sampling.max_logprob_gap_nats,
-        micro_batch_tokens=micro_batch_tokens_of(settings, on_gpu=is_on_gpu),
-        lora=settings.lora_adapter if settings.lora else None,
-        publish_as="adapter" if adapters else "model",
-        quantize=settings.quantize,
-        copies_base=arrangement.copies_base,
-        dtype=dtype_of(settings),
-        device=pick_device(settings.device),
-        seed=settings.seed,
-        rejection_key=0 if identity is None else identity.secret_number(REJECTION_PURPOSE),
-        num_threads=threads_of(settings.learner.threads, num_processes=settings.learner.num_ranks),
-        takes_turns=arrangement.takes_turns,
-        transfer="file" if adapters else arrangement.transfer,
-        memory_share=arrangement.learner_share,
-        recompute_activations=recomputes(settings, on_gpu=is_on_gpu) if planned is None else planned,
-        may_recompute=is_on_gpu and settings.learner.recompute_activations is None and settings.learner.num_ranks == 1,
-        head_chunk_tokens=arrangement.head_chunk_tokens,
-        layers_kept=arrangement.layers_kept,
     )
 
 

@@ -31,7 +31,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.supervision.waits import wait_at_most
-from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
+from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.arrivals import AwaitedSenders
 

@@ -12,7 +12,7 @@ from ftis_node.lab.experiment.rounds import Rate, RoundBarrier, RoundGate, Round
 from ftis_node.lab.experiment.specs import NO_DELAY, delay_alone, parse_delays
 from ftis_node.node.context import NodeCounters, NodeState
 from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.training.generation_slots import SlotPool
+from ftis_node.node.training.generation_limits import SlotPool
 from tests.conftest import raises_line
 
 ROUNDS = Rounds(own=2, foreign=4, last_steps=(1, 2, 3))

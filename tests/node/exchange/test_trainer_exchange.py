@@ -19,7 +19,7 @@ from ftis_node.node.http_api.exchange_api import BODY_S, MAX_PENDING
 from ftis_node.node.startup.home_opening import replace_files
 from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.storage.node_store import DiskThread
-from ftis_node.node.training.generation_slots import SlotPool
+from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.codec import hash_messages, hash_prompt, unpack_group
 from ftis_node.records.envelope import open_envelope

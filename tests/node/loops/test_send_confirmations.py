@@ -12,7 +12,7 @@ from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackGossip
 from ftis_node.node.loops import confirmations
-from ftis_node.node.training.generation_slots import SlotPool
+from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import open_announcement
 from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of

@@ -27,7 +27,7 @@ from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.pausing import Decision, PauseGate
 from ftis_node.node.supervision import machine_observer
 from ftis_node.node.supervision.machine_observer import GRAPHICS_BYTES, SETTLE_S, MachineFacts, MachineObserver
-from ftis_node.node.training.generation_slots import GenerateBudget, SlotPool
+from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
 from ftis_node.node.training.step_gate import StepQuota
 from ftis_node.node.wiring import Wiring
 from ftis_node.records.identity import Identity

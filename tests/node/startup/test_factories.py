@@ -22,6 +22,7 @@ from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource, resolve_model
 from ftis_node.node import worker_settings
 from ftis_node.node.startup import factories
+from ftis_node.node.startup.worker_boots import generation_boot, learner_boot
 from ftis_node.records.identity import Identity
 from ftis_node.workers.wire import enc_hook, unpack_body
 from tests.models.tiny_models import save_tiny
@@ -47,7 +48,7 @@ def learner_boot_of(tmp_path: Path, text: str, **settings: object) -> LearnerBoo
     manifest = parse_manifest('name = "a"\ntask = "x"\n[optimizer]\n' + text, source="my.toml")
     node = NodeSettings(**{"model": "m", "device": "cpu", **settings})
     source = ModelSource(name="m", folder=tmp_path)
-    return factories.learner_boot(node, manifest, source, Home(tmp_path), WorkerPlacement(), weights=tmp_path)
+    return learner_boot(node, manifest, source, Home(tmp_path), WorkerPlacement(), weights=tmp_path)
 
 
 def test_the_rejection_key_is_derived_from_the_nodes_key(tmp_path):
@@ -57,7 +58,7 @@ def test_the_rejection_key_is_derived_from_the_nodes_key(tmp_path):
     def key(seed):
         node, identity = NodeSettings(model="m", device="cpu"), Identity.from_seed(bytes([seed]) * 32)
         how: dict[str, Any] = {"weights": tmp_path, "identity": identity}
-        return factories.learner_boot(node, run, source, Home(tmp_path), WorkerPlacement(), **how).rejection_key
+        return learner_boot(node, run, source, Home(tmp_path), WorkerPlacement(), **how).rejection_key
 
     assert key(1) == key(1) != key(2)
     assert 2**32 < key(1) < 2**62
@@ -113,8 +114,8 @@ def test_both_workers_get_the_same_form(tmp_path, engine, adapters, expected):
     source = resolve_model(str(save_tiny(tmp_path / "m")))
     tokenizer: Any = StubTokenizer()
     run = load_manifest("arithmetic-ftis")
-    generation = factories.generation_boot(settings, run, source, tokenizer, WorkerPlacement(), adapters=adapters)
-    learner = factories.learner_boot(
+    generation = generation_boot(settings, run, source, tokenizer, WorkerPlacement(), adapters=adapters)
+    learner = learner_boot(
         settings, run, source, Home(tmp_path), WorkerPlacement(), weights=tmp_path, adapters=adapters
     )
     assert (generation.engine, generation.settings.lora_rank, learner.publish_as) == expected
@@ -141,7 +142,7 @@ def test_a_4_bit_base_implies_an_adapter_and_is_that_of_both_workers(tmp_path):
     source, run = ModelSource(name="m", folder=tmp_path), load_manifest("arithmetic-ftis")
     settings = choose_training(settings, run, Home(tmp_path), source).settings
     assert settings.lora and worker_settings.serves_adapters(settings)
-    generation = factories.generation_boot(settings, run, source, tokenizer, WorkerPlacement(), adapters=True)
+    generation = generation_boot(settings, run, source, tokenizer, WorkerPlacement(), adapters=True)
     assert (generation.settings.quantize, generation.engine) == ("4bit", "auto")
     assert learner_boot_of(tmp_path, "", quantize="4bit").quantize == "4bit"
 

@@ -13,7 +13,7 @@ from bench.stubs.stub_node import FINGERPRINT
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.loops.generate import PromptOrder
-from ftis_node.node.training.generation_slots import SlotPool
+from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.training.step_gate import (
     RECHECK_INTERVAL_S,
     ForeignShortfall,

@@ -20,7 +20,7 @@ from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node.context import EvaluationHistory
 from ftis_node.node.daemon import run_node
-from ftis_node.node.training.generation_slots import GenerateBudget
+from ftis_node.node.training.generation_limits import GenerateBudget
 from ftis_node.node.training.step_gate import (
     StepInputs,
     StepQuota,
