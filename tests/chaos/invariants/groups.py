@@ -145,14 +145,16 @@ def shared_numbers(members: Sequence[Observation]) -> Iterator[str]:
 def lost_acknowledged(members: Sequence[Observation]) -> Iterator[str]:
     """Each group that a stopped member has acknowledged to its sender is in the member's buffer or was pruned."""
     by_peer = {peer_of(seen): seen for seen in members}
+    has_lost = {peer: complete_since(seen) > 0 for peer, seen in by_peer.items()}  # and has reported it
+    kept = {peer: {row.id for row in seen.buffer.rows} for peer, seen in by_peer.items() if seen.buffer is not None}
     for sender, seen in by_peer.items():
         numbers = {event["group"]: event["number"] for event in seen.events if event.name == "admitted"}
         for event in seen.events:
             receiver = by_peer.get(event["peer"]) if event.name == "confirmed" else None
-            if receiver is None or receiver.buffer is None or complete_since(receiver):  # it has reported a loss
+            if receiver is None or receiver.buffer is None or has_lost[event["peer"]]:
                 continue
             group, number = event["group"], numbers.get(event["group"])
-            is_kept = any(row.id == group for row in receiver.buffer.rows)
+            is_kept = group in kept[event["peer"]]
             if number is not None and not is_kept and not receiver.buffer.has_pruned(sender, number):
                 yield f"group {group[:12]} (number {number}) is lost, which node {receiver.node} had acknowledged"
 
