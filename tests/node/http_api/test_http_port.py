@@ -189,6 +189,8 @@ async def test_a_change_that_the_disk_refuses_is_a_one_line_error(served, monkey
 
 async def test_bytes_that_are_not_text_are_refused_as_a_token(served, caplog):
     assert (await send(served.port, post(b"\xff", b"{}")))[0] == 403
+    for method in (b"PUT ", b"DELETE ", b"PATCH "):  # no route has them; one that gets them needs the token, too
+        assert (await send(served.port, post(b"", b"{}").replace(b"POST ", method)))[0] == 403
     async with serve_observed(observed := MonitoringApi(), ("127.0.0.1", 0), token=TOKEN) as other:
         assert other is not None
         assert (await send(other, get("/metrics", b"Authorization: Bearer \xff")))[0] == 401
