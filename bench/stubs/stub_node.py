@@ -22,7 +22,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip import Gossip
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.peer_manager import PeerManager
 from ftis_node.node.storage.node_store import DiskThread, Store
 from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.wiring import NodeComponents, Wiring
@@ -121,13 +121,15 @@ def stub_components(
 ) -> NodeComponents:
     """Return components without a model on an existing home, closed with `stack`. `others` take the place of stubs."""
     disk, buffer, reader = DiskThread(), buffer or ReplayBuffer(home.replay), ReplayReader(home.replay)
-    peers = peers_type(home.peers, own_id=identity.peer_id, settings=settings.access, events=events)
-    for part in (events, disk, buffer, reader, peers):
-        stack.callback(part.close)
-    gossip.guard.on_fault = peers.charge_fault
     if context is None:
         about = NodeDescription(identity.peer_id[-8:], "none", StubTokenizer.fingerprint, domain_spec)
         context = NodeContext(settings, manifest, identity, events, NodeState(), about)
+    peers = peers_type(
+        home.peers, own_id=identity.peer_id, settings=settings.access, events=events, counters=context.counters
+    )
+    for part in (events, disk, buffer, reader, peers):
+        stack.callback(part.close)
+    gossip.guard.on_fault = peers.charge_fault
     stubs: dict[str, Any] = {
         "source": None,
         "tokenizer": StubTokenizer(),

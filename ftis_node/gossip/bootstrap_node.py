@@ -19,7 +19,8 @@ from ftis_node.gossip.p2pd.session import Session
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
 from ftis_node.gossip.pubsub import Subscriptions
 from ftis_node.gossip.services import AdmissionControl
-from ftis_node.gossip.settings import NetworkSettings, SessionParts
+from ftis_node.gossip.session_parts import SessionParts
+from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.gossip.types import GossipCounters, GossipLimits, PeerConnection
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard

@@ -19,7 +19,8 @@ from ftis_node.gossip.multiaddr import PeerAddress, Reachability, reachability_o
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.p2pd.relay_limit import RelayLimit, fetch_limit
 from ftis_node.gossip.p2pd.session import Session, open_session
-from ftis_node.gossip.settings import NetworkSettings, SessionParts
+from ftis_node.gossip.session_parts import SessionParts
+from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 

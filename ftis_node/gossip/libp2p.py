@@ -24,7 +24,8 @@ from ftis_node.gossip.names import RpcService, protocol, topic
 from ftis_node.gossip.p2pd.session import Session
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
 from ftis_node.gossip.pubsub import Subscriptions
-from ftis_node.gossip.settings import NetworkSettings, SessionParts
+from ftis_node.gossip.session_parts import SessionParts
+from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.gossip.types import (
     Fetched,
     FetchOutcome,

@@ -1,24 +1,18 @@
-"""Network settings of one node, and what all its p2pd sessions share."""
+"""Network settings of one node."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.gossip.encryption import NO_CIPHER, NullCipher
 from ftis_node.gossip.multiaddr import (
     PeerAddress,
     check_announced_address,
     parse_listen_address,
     parse_multiaddr,
 )
-from ftis_node.gossip.services import AdmissionControl, Handler
-from ftis_node.gossip.types import GossipCounters, GossipLimits
 from ftis_node.records.addresses import Address
-from ftis_node.records.identity import Identity
-from ftis_node.swarm.peer_guard import PeerGuard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,23 +64,3 @@ class NetworkSettings:
     def peer_addresses(self) -> tuple[PeerAddress, ...]:
         """Return `peers` parsed, IPv4 first, because most home networks are reachable by IPv4."""
         return tuple(sorted(map(parse_multiaddr, self.peers), key=lambda peer: not peer.text.startswith("/ip4/")))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionParts:
-    """Settings and shared parts of one node. The defaults are those of a node that only queries: a temporary identity.
-
-    `handlers` are by protocol name. `is_public` is true for a bootstrap node. `on_duplicate_identity` is called when
-    another node with this identity is detected.
-    """
-
-    settings: NetworkSettings
-    identity: Identity = field(default_factory=Identity.generate)
-    limits: GossipLimits = GossipLimits()
-    counters: GossipCounters = field(default_factory=GossipCounters)
-    handlers: Mapping[str, Handler] = field(default_factory=dict)
-    admission: AdmissionControl = field(default_factory=lambda: AdmissionControl(GossipLimits()))
-    cipher: NullCipher = NO_CIPHER
-    is_public: bool = False
-    guard: PeerGuard = field(default_factory=PeerGuard)
-    on_duplicate_identity: Callable[[], None] = lambda: None

@@ -16,7 +16,7 @@ from ftis_node.gossip.names import service_of
 from ftis_node.gossip.p2pd.client import first_done
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
 from ftis_node.gossip.services import OverBudget
-from ftis_node.gossip.settings import SessionParts
+from ftis_node.gossip.session_parts import SessionParts
 from ftis_node.gossip.types import ID_BYTES
 from ftis_node.records.identity import ed25519_peer_id
 from ftis_node.swarm.peer_guard import Place

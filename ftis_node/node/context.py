@@ -149,6 +149,7 @@ class NodeContext:
     events: EventLog
     state: NodeState
     about: NodeDescription
+    counters: NodeCounters = field(default_factory=NodeCounters)
     failures: FailureStreaks = field(default_factory=FailureStreaks)
     evaluations: EvaluationHistory = field(default_factory=EvaluationHistory)
     pause: PauseGate = field(default_factory=PauseGate)

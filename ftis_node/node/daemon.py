@@ -192,9 +192,10 @@ async def _ended_by(close: Callable[[], Awaitable[None]]) -> None:
 
 async def serve_last_groups(wiring: Wiring) -> None:
     """Run for up to `swarm.shutdown_serve_s` after the last step, until a peer has confirmed each own group."""
-    node, peers = wiring.node, wiring.peers
+    node, confirmations = wiring.node, wiring.peers.confirmations
     deadline = time.monotonic() + node.context.settings.swarm.shutdown_serve_s
     while time.monotonic() < deadline and await node.gossip.members():
-        if not wiring.publish_loop.num_unannounced and peers.confirmations.num_confirmed >= peers.counters.groups_sent:
+        num_sent = node.context.counters.groups_sent
+        if not wiring.publish_loop.num_unannounced and confirmations.num_confirmed >= num_sent:
             return
         await asyncio.sleep(POLL_INTERVAL_S)

@@ -38,8 +38,8 @@ from ftis_node.node.loops.weight_follow import FollowLoop
 from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.group_requests import PeerRequestHandler
-from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import OwnRecord
+from ftis_node.node.peers.peer_manager import PeerManager
 from ftis_node.node.peers.refusal_tracker import RefusalTracker
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.node.storage.node_store import Store
@@ -50,7 +50,7 @@ from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
 from ftis_node.node.training.step_gate import StepGate, StepShares, TimedStepGate
 from ftis_node.node.training.step_groups import StepPeers
 from ftis_node.node.training.step_report import StepReporter
-from ftis_node.node.training.train_form import TrainForm
+from ftis_node.node.training.train_groups import TrainGroupBuilder
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.records.group import Group
 from ftis_node.swarm.arrivals import AwaitedSenders
@@ -115,8 +115,8 @@ class Wiring:
         self.evaluator = Evaluator(node.context, *workers, node.tracking)
         self.follow_loop = FollowLoop(*parts, node.source, node.tokenizer, node.generation, self.evaluator)
         observation_form = node.tokenizer.observation_form if manifest.episode else ()
-        self._form = TrainForm(manifest.step.prompt_sharing, node.tokenizer.end_ids, observation_form)
-        self.audit_loop = AuditLoop(*parts, node.learner, self._form)
+        self._builder = TrainGroupBuilder(manifest.step.prompt_sharing, node.tokenizer.end_ids, observation_form)
+        self.audit_loop = AuditLoop(*parts, node.learner, self._builder)
 
     def serve_peers(self) -> None:
         """Answer the requests of peers from now on."""
@@ -174,7 +174,7 @@ class Wiring:
 
     @cached_property
     def mismatch_loop(self) -> MismatchLoop:
-        return MismatchLoop(*self._parts, self.node.learner, self._form, next_own=self.intake.next_own)
+        return MismatchLoop(*self._parts, self.node.learner, self._builder, next_own=self.intake.next_own)
 
     @cached_property
     def reporter(self) -> StepReporter:
@@ -194,7 +194,7 @@ class Wiring:
             node.learner,
             node.generation,
             node.slots,
-            StepPeers(self.context, self.peers, self._form),
+            StepPeers(self.context, self.peers, self._builder),
             self.reporter,
             self.evaluator,
             gate=gate,

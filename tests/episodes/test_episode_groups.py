@@ -16,7 +16,7 @@ from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer
 from ftis_node.node.loops.generate import GenerateLoop
-from ftis_node.node.training.train_form import TrainForm
+from ftis_node.node.training.train_groups import TrainGroupBuilder
 from ftis_node.records.codec import hash_observations, unpack_group
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.group import FinishReason, Group
@@ -79,7 +79,7 @@ async def test_the_learner_finds_the_log_probs_of_the_engine(source, tokenizer, 
 
 def assert_engine_logprobs(accepted: Accepted, source: ModelSource, tokenizer: PromptTokenizer) -> None:
     """Assert that the model finds the log-probs of a group in each layout of the learner."""
-    sent = TrainForm("vertical", tokenizer.end_ids).of(StoredGroup.from_accepted(accepted, own=True))
+    sent = TrainGroupBuilder("vertical", tokenizer.end_ids).build(StoredGroup.from_accepted(accepted, own=True))
     batch = make_batch([sent])
     assert batch.num_tokens == accepted.group.num_tokens
     assert max(batch.lengths) > max(
@@ -125,7 +125,7 @@ async def test_a_group_with_other_observations_cannot_be_trained_on(group, ident
     accepted = await judged(group, identity, tokenizer)
     stored = StoredGroup.from_accepted(accepted, own=True)
     with pytest.raises(ValueError, match="other observations"):
-        make_batch([TrainForm("vertical").of(replace(stored, observation_ids=stored.observation_ids[1:]))])
+        make_batch([TrainGroupBuilder("vertical").build(replace(stored, observation_ids=stored.observation_ids[1:]))])
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
@@ -163,7 +163,7 @@ async def test_an_early_end_costs_nobody_if_templates_differ_after_the_first_tur
 async def test_episodes_of_own_weights_have_the_same_observation_form(group, identity, tokenizer) -> None:
     stored = StoredGroup.from_accepted(await judged(group, identity, tokenizer), own=False)
     for form, is_own in ((tokenizer.observation_form, True), ((1, 2), False)):
-        sent = TrainForm("vertical", tokenizer.end_ids, form).of(stored, of_own_weights=True)
+        sent = TrainGroupBuilder("vertical", tokenizer.end_ids, form).build(stored, of_own_weights=True)
         assert make_batch([sent]).of_own_weights.all() == is_own
 
 

@@ -13,7 +13,7 @@ from ftis_node.gossip.frames import Frame, read_frame, write_frame
 from ftis_node.gossip.names import RpcService, protocol
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, write_pbmsg
 from ftis_node.gossip.services import AdmissionControl
-from ftis_node.gossip.settings import SessionParts
+from ftis_node.gossip.session_parts import SessionParts
 from ftis_node.gossip.streams import StreamServer
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import settings

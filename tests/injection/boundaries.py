@@ -26,9 +26,9 @@ POINTS: dict[Place, tuple[str, ...]] = {
     Place.HELLO: ("gossip.p2pd.client:P2pdClient.stream",),
     Place.JUDGE: (
         "node.peers.copied_groups:CopyCatalog.duplicate_reason",
-        "node.peers.manager:PeerManager.remember",
-        "node.peers.manager:PeerManager.settle",
-        "node.peers.manager:PeerManager.within_quota",
+        "node.peers.peer_manager:PeerManager.remember",
+        "node.peers.peer_manager:PeerManager.settle",
+        "node.peers.peer_manager:PeerManager.within_quota",
         "validation.pipeline:validate",
     ),
     Place.MESSAGE: ("gossip.pubsub:AnnouncementQueue.put",),

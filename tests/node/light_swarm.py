@@ -99,12 +99,12 @@ class LightSwarm:
 
     async def publish(self, node: StubNode, count: int = 1, *, task: str = "", num_tokens: int = 4) -> None:
         """Publish groups of a node, of its `task` if there is one; return when they are announced."""
-        before = node.parts.peers.counters.groups_sent
+        before = node.parts.context.counters.groups_sent
         for index in range(count):
             group = stub_group(node.parts.context.identity, self.manifest, RNG, num_tokens=num_tokens)
             ref = PromptRef(task, "train", index) if task else group.prompt_ref
             await node.publish(replace(group, prompt_ref=ref, problem_hash=hash_messages(stub_prompt(ref))))
-        await eventually(lambda: node.parts.peers.counters.groups_sent == before + count)
+        await eventually(lambda: node.parts.context.counters.groups_sent == before + count)
 
     def _decide(self, sender: str, receiver: str, payload: bytes) -> bool:
         numbers = self._numbers[sender], self._numbers[receiver]

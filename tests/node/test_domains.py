@@ -81,7 +81,7 @@ async def stepped(
         makers = InProcessNodeFactory(swarm, delay=NO_DELAY, seed=number)
         parts = await stack.enter_async_context(running_components(settings, plan, home, makers))
         validator, quota = Validator(parts.context.state, parts.peers.registry), RoundQuota(lockstep.rounds)
-        members.append(RoundMember(parts.context.peer_id, parts.peers.counters, STEPS, quota, validator))
+        members.append(RoundMember(parts.context.peer_id, parts.context.counters, STEPS, quota, validator))
         lockstep.enter(members[-1])
         nodes.append(parts)
     async with asyncio.TaskGroup() as tasks:

@@ -48,7 +48,7 @@ async def test_pulls_of_groups_that_are_announced_with_one_byte_keep_the_downloa
             assert num_received <= RATE * (BURST_S + time.monotonic() - began) + max_group_bytes
             assert time.monotonic() - began < 60, "the groups did not arrive"
             await asyncio.sleep(0.02)
-        await eventually(lambda: receiver_node.parts.peers.counters.groups_received >= 5)
+        await eventually(lambda: receiver_node.parts.context.counters.groups_received >= 5)
 
 
 def _announce_one_byte(monkeypatch: pytest.MonkeyPatch) -> None:

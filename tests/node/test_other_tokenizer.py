@@ -181,9 +181,9 @@ async def test_a_group_of_another_tokenizer_is_trained_on(tmp_path, alices, bobs
             await asyncio.wait_for(wiring.train_loop(wiring.step_gate(), last_step=1).run(), 30)
             wiring.backfill.catch_up(alice.context.peer_id)  # the reply names the group again: it is not pulled again
             await asyncio.sleep(0.2)
-        assert dict(bob.peers.counters.refused) == {}
+        assert dict(bob.context.counters.refused) == {}
         assert bob.gossip.counters.envelopes_in == alice.gossip.counters.envelopes_out == 1
-        report = bob.peers.counters.last_report
+        report = bob.context.counters.last_report
     assert (report.foreign_groups, report.num_updates, report.kept_fraction) == (1, 1, 0.5)
     assert report.loss == pytest.approx(expected, rel=1e-5)
     assert report.grad_norm > 0

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from ftis_node.node.training.train_form import TrainForm
+from ftis_node.node.training.train_groups import TrainGroupBuilder
 from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
@@ -182,7 +182,7 @@ def test_answers_to_one_text_are_compared_in_the_horizontal_mode(buffer):
     admit(buffer, ANN, 7, 382)
     taken = buffer.take(1, own=1, foreign=1, rule=choose_same_prompts).groups
     assert [group.prompt_ref.index for group in taken] == [69, 382]
-    assert len({TrainForm("horizontal").of(group).advantage_key for group in taken}) == 1
+    assert len({TrainGroupBuilder("horizontal").build(group).advantage_key for group in taken}) == 1
 
 
 def test_a_changed_problem_is_damage(path, buffer):

@@ -55,7 +55,7 @@ from ftis_node.gossip.p2pd.hivemind_bindings import (
     PeerID,
     dht_pb2,
 )
-from ftis_node.gossip.settings import SessionParts
+from ftis_node.gossip.session_parts import SessionParts
 from ftis_node.records.identity import peer_id_from_text
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place

@@ -14,7 +14,8 @@ from ftis_node.gossip.dialer import Dialer
 from ftis_node.gossip.directory.dht import Directory
 from ftis_node.gossip.p2pd.client import cancel_and_wait
 from ftis_node.gossip.p2pd.session import Session, open_session
-from ftis_node.gossip.settings import NetworkSettings, SessionParts
+from ftis_node.gossip.session_parts import SessionParts
+from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.records.envelope import PeerRecord, open_peer_record
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS

@@ -20,7 +20,7 @@ from ftis_node.errors import MachineError
 from ftis_node.gossip.p2pd import circuit_pb2
 from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
 from ftis_node.gossip.p2pd.process import P2pdProcess
-from ftis_node.gossip.settings import SessionParts
+from ftis_node.gossip.session_parts import SessionParts
 
 logger = logging.getLogger(__name__)
 

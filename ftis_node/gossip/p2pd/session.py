@@ -23,7 +23,7 @@ from ftis_node.gossip.names import RpcService, protocol
 from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError, first_done
 from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, libp2p_private_key, p2pd_arguments
 from ftis_node.gossip.p2pd.relay_limit import fetch_own_limit
-from ftis_node.gossip.settings import SessionParts
+from ftis_node.gossip.session_parts import SessionParts
 from ftis_node.gossip.streams import StreamServer
 from ftis_node.gossip.types import Fetched, FetchOutcome
 from ftis_node.records.addresses import Address

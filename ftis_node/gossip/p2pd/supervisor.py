@@ -12,7 +12,7 @@ from ftis_node.errors import FtisError, MachineError, UsageError
 from ftis_node.gossip.p2pd.client import first_done
 from ftis_node.gossip.p2pd.process import pin_ports
 from ftis_node.gossip.p2pd.session import Session, open_session
-from ftis_node.gossip.settings import SessionParts
+from ftis_node.gossip.session_parts import SessionParts
 from ftis_node.gossip.types import SwarmPhase, SwarmState
 from ftis_node.telemetry.faults import report
 

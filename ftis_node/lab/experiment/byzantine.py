@@ -80,12 +80,12 @@ class ByzantineNode:
     async def _send(self, group: Group) -> None:
         prompt_ids = self._parts.tokenizer.encode_prompt(self._parts.task.resolve(group.prompt_ref).prompt)
         completions = [await self._distorted(completion, prompt_ids) for completion in group.completions]
-        false = replace(group.with_completions(completions), number=self._parts.peers.counters.groups_sent + 1)
+        false = replace(group.with_completions(completions), number=self._parts.context.counters.groups_sent + 1)
         envelope = seal_group(false, self._parts.context.identity, codec=self._parts.context.settings.swarm.codec)
         data = envelope.to_bytes()
         self._bodies[envelope.id] = data
         await self._parts.gossip.announce(announce_group(envelope, false, envelope_bytes=len(data)).to_bytes())
-        self._parts.peers.counters.groups_sent += 1
+        self._parts.context.counters.groups_sent += 1
 
     async def _lookup(self, ids: Sequence[bytes]) -> list[bytes]:
         return [self._bodies[group_id] for group_id in ids if group_id in self._bodies]

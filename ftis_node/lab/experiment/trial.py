@@ -196,7 +196,7 @@ async def _run(
             is_honest = member.lie is None
             place = RoundMember(
                 parts.context.peer_id,
-                parts.peers.counters,
+                parts.context.counters,
                 trial.last_step(member),
                 RoundQuota(
                     together.rounds, trial.rate(member), plans=trial.manifest.step.backfill_with_own and is_honest

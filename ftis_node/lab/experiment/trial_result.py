@@ -150,8 +150,8 @@ def read_member(
         trainable_parameters=state.trainable_parameters,
         own_groups=sum(event["own_groups"] for event in steps),
         foreign_groups=sum(event["foreign_groups"] for event in steps),
-        bytes_received=parts.peers.counters.envelope_bytes_received,
-        refused=dict(parts.peers.counters.refused),
+        bytes_received=parts.context.counters.envelope_bytes_received,
+        refused=dict(parts.context.counters.refused),
         evaluations=[
             Evaluation(
                 step=event["step"],

@@ -112,9 +112,9 @@ class GroupExchange(NodePart):
             groups = await take_groups(self, self._take_number, own=0, foreign=count, disk=self.store.disk.once)
             await self.store.disk.once(self.store.buffer.release_step, self._take_number, ReleaseReason.TRAINED)
             self._has_failed = False
-        self.peers.counters.groups_trained_foreign += len(groups)
+        self.context.counters.groups_trained_foreign += len(groups)
         if groups:
-            self.peers.counters.recent_sources.append(dict(Counter(group.sender for group in groups)))
+            self.context.counters.recent_sources.append(dict(Counter(group.sender for group in groups)))
         for group in groups:
             self.peers.note_used(group)
         return groups

@@ -42,7 +42,7 @@ from ftis_node.node.loops.pause import ACTIONS as PAUSE_ACTIONS
 from ftis_node.node.loops.pause import PauseLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.pausing import length_of
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.peer_manager import PeerManager
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.swarm.peer_rows import find_peer
 from ftis_node.telemetry.metrics import CONTENT_TYPE, render_metrics

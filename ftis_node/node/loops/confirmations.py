@@ -128,7 +128,7 @@ class ReannounceLoop(NodePart):
         with self.gossip.guard.work_for(peer_id, Place.CONFIRM):
             fetched = await self.gossip.fetch(peer_id, [group_id], timeout_s=REANNOUNCE_CHECK_S)
             if not any(_is_envelope_of(data, group_id) for data in fetched.items):
-                self.peers.counters.confirmations_unproven += 1
+                self.context.counters.confirmations_unproven += 1
             elif self.peers.confirmations.confirm(peer_id, group_id):
                 self.context.events.write("confirmed", group=group_id, peer=peer_id)
 
@@ -148,7 +148,7 @@ class ReannounceLoop(NodePart):
                 pending.discard(group_id)
             announcement = replace(announcement_of(held, self.context.about), attempt=attempt)
             if await self.gossip.announce(announcement.to_bytes(), shard=self.context.shard):
-                self.peers.counters.groups_sent += group_id in self._former
+                self.context.counters.groups_sent += group_id in self._former
                 self._former.discard(group_id)
                 self.context.events.write("reannounced", group=group_id, attempt=attempt)
 

@@ -21,8 +21,8 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 from ftis_node.models import PromptTokenizer
-from ftis_node.node.peers.manager import REASON as FAULT
 from ftis_node.node.peers.node_part import NodePart
+from ftis_node.node.peers.peer_manager import FAULT
 from ftis_node.node.supervision.waits import to_the_end
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Group

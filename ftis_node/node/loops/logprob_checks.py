@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from ftis_node.errors import WorkerError
 from ftis_node.models.hub import HUB_ID
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.training.train_form import TrainForm
+from ftis_node.node.training.train_groups import TrainGroupBuilder
 from ftis_node.node.worker_interfaces import Learning
 from ftis_node.records.codec import hash_prompt, pack_group
 from ftis_node.records.envelope import Accepted
@@ -47,7 +47,7 @@ class AuditLoop(NodePart):
     """
 
     learner: Learning
-    form: TrainForm
+    builder: TrainGroupBuilder
     dice: random.Random = field(default_factory=random.SystemRandom)
     _waiting: asyncio.Queue[Accepted] = field(default_factory=lambda: asyncio.Queue(MAX_WAITING), init=False)
 
@@ -76,10 +76,10 @@ class AuditLoop(NodePart):
     def _is_comparable(self, accepted: Accepted) -> bool:
         """Return whether the group claims that the learner's present weights sampled it after the learner's prompt."""
         group, version = accepted.group, self.context.state.policy_version
-        form = self.form.observation_form if group.turn_lengths else ()
+        form = self.builder.observation_form if group.turn_lengths else ()
         if group.prompt_hash != hash_prompt(accepted.prompt_ids, form):  # the sender's template differs
             return False
-        if group.turn_lengths and group.end_ids != self.form.end_ids:  # its observations may have other tokens here
+        if group.turn_lengths and group.end_ids != self.builder.end_ids:  # its observations may have other tokens here
             return False
         if group.policy_version != version or group.policy_version_newest != version or group.mean_logprobs:
             return False
@@ -92,7 +92,7 @@ class AuditLoop(NodePart):
     async def _audit(self, accepted: Accepted) -> None:
         group, group_id = accepted.group, accepted.envelope.id
         try:
-            reply = await self.learner.audit(self.form.of(StoredGroup.from_accepted(accepted, own=False)))
+            reply = await self.learner.audit(self.builder.build(StoredGroup.from_accepted(accepted, own=False)))
         except WorkerError as error:  # the train loop handles the learner's failure
             if self.context.failures.failed(AUDIT, error):
                 self.context.events.write("audit_failed", group=group_id, error=str(error))
@@ -120,7 +120,7 @@ class MismatchLoop(NodePart):
     """
 
     learner: Learning
-    form: TrainForm
+    builder: TrainGroupBuilder
     next_own: Callable[[], Awaitable[Accepted]]
     _sent_version: int | None = field(default=None, init=False)
 
@@ -139,7 +139,7 @@ class MismatchLoop(NodePart):
         whole = StoredGroup.from_accepted(accepted, own=part.sender == self.context.peer_id)
         stored = replace(whole, body=pack_group(part), rewards=part.rewards)
         try:
-            await self.learner.check(self.form.of(stored, of_own_weights=True))  # waits for the end of the present step
+            await self.learner.check(self.builder.build(stored, of_own_weights=True))  # after the present step
         except WorkerError as error:  # the train loop handles the failure; the next version gets a new check
             if self.context.failures.failed(CHECK, error):
                 self.context.events.write("check_failed", group=stored.id, error=str(error))

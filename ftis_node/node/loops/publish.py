@@ -107,7 +107,7 @@ class PublishLoop(NodePart):
             if not await self.gossip.announce(announcement.to_bytes(), shard=self.context.shard):
                 continue
             for one in (announcement, *announcement.more):
-                self.peers.counters.groups_sent += 1
+                self.context.counters.groups_sent += 1
                 self.peers.confirmations.pending.failed(one.id, now=time.monotonic())
                 self.context.events.write("announced", group=one.id, number=one.number)
         self._num_begun -= len(gathered)

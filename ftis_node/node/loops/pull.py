@@ -203,7 +203,7 @@ class PullLoop(NodePart):
         judged = accepted | {v.group_id for v in refused}
         here = {item.id for item in batch.items if item.id in judged}
         self._queue.arrived(here - wrong_form)
-        self.peers.counters.groups_repaired += sum(item.is_repair and item.id in accepted for item in batch.items)
+        self.context.counters.groups_repaired += sum(item.is_repair and item.id in accepted for item in batch.items)
         return here
 
     def _note_useless(

@@ -188,8 +188,8 @@ class StatusLoop(NodePart):
                 groups_without_reward=self.context.state.groups_without_reward,
                 sample=self.context.state.sample,
                 last_group_at=self._changed_at.get("groups"),
-                turns_made=self.peers.counters.turns_made["num_turns"],
-                observations_made=self.peers.counters.turns_made["num_observations"],
+                turns_made=self.context.counters.turns_made["num_turns"],
+                observations_made=self.context.counters.turns_made["num_observations"],
             ),
             learner=self._learner_status(counts),
             swarm=self.swarm.status(members=self._members),
@@ -213,7 +213,7 @@ class StatusLoop(NodePart):
         )
 
     def _learner_status(self, counts: BufferFigures) -> LearnerStatus:
-        client, counters = self.learner, self.peers.counters
+        client, counters = self.learner, self.context.counters
         fields: dict[str, Any] = {}
         if report := counters.last_report:
             fields |= {name: getattr(report, name) for name in StepFigures.__struct_fields__}

@@ -220,7 +220,7 @@ class FollowLoop(NodePart):
         await in_background(self._held.mark_served, offer)
         if version <= self.context.state.policy_version:  # an evaluation of the lost weights may have ended meanwhile
             self.context.evaluations.go_back(version - 1)
-        self.context.state.policy_version, self.peers.counters.weights_created_at = version, offer.created_at
+        self.context.state.policy_version, self.context.counters.weights_created_at = version, offer.created_at
         age_s = round(time.time() - offer.created_at, 3)
         duration_s = round(time.monotonic() - began_at, 4)
         self.context.events.write("served", version=version, age_s=age_s, duration_s=duration_s)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ftis_node.gossip import Gossip
 from ftis_node.node.context import NodeContext
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.peer_manager import PeerManager
 from ftis_node.node.storage.node_store import Store
 
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import FetchOutcome
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.peer_manager import PeerManager
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.swarm.rate_limits import PeerSlots

@@ -67,7 +67,7 @@ class OwnRecord(NodePart):
         )
 
     def _stats(self, last_number: int) -> PeerStats:
-        counters = self.peers.counters
+        counters = self.context.counters
         sources: Counter[str] = Counter()
         for groups in counters.recent_sources:
             sources.update(groups)

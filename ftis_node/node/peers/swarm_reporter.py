@@ -58,7 +58,7 @@ class SwarmReporter(NodePart):
 
     def status(self, *, members: Collection[str]) -> SwarmStatus:
         """Return the section. `members` are the connected members of the run."""
-        counters, gossip = self.peers.counters, self.gossip
+        counters, gossip = self.context.counters, self.gossip
         others = self.peers.registry.other_versions(members)
         tokens = counters.tokens_received
         return SwarmStatus(

@@ -21,9 +21,9 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.config.step import StepSection
 from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.models import parameter_count
-from ftis_node.node.context import NodeContext, NodeDescription, NodeState
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription, NodeState
 from ftis_node.node.peers.own_record import own_releases
+from ftis_node.node.peers.peer_manager import PeerManager
 from ftis_node.node.startup.factories import NodeFactory, NodeInputs, ProcessNodeFactory
 from ftis_node.node.startup.home_opening import release_damaged
 from ftis_node.node.startup.last_status import mark_end, mark_start, read_last_status
@@ -112,12 +112,13 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
     source, step = inputs.source, inputs.manifest.step
     log_file = EventLog(home.events, max_bytes=EVENT_FILE_BYTES, kept_files=KEPT_EVENT_FILES)
     events = stack.enter_context(closing(log_file))
-    releases = own_releases(inputs.task, inputs.tokenizer)
+    releases, counters = own_releases(inputs.task, inputs.tokenizer), NodeCounters()
     manager = PeerManager(
         home.peers,
         own_id=identity.peer_id,
         settings=settings.access,
         events=events,
+        counters=counters,
         releases=releases,
         limits=step_limits(manifest),
     )
@@ -145,7 +146,7 @@ def _assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) -
         releases=releases,
     )
     state = NodeState(step=last_logged_step(home.events))
-    context = NodeContext(settings, manifest, identity, events, state, about)
+    context = NodeContext(settings, manifest, identity, events, state, about, counters)
     for entry in read_last_status(home).eval:
         context.evaluations.add(entry)
     learner: Learning = NullLearner(parameter_count(source))

@@ -81,4 +81,4 @@ def _report_end(
         log_block(log, [f"stopped before the start was complete; nothing is lost, {start_command(home)} begins again"])
         return
     first, latest = observed.status.first, observed.status.latest
-    log_block(log, end_lines(first, latest, home, settings=settings, counters=parts.peers.counters))
+    log_block(log, end_lines(first, latest, home, settings=settings, counters=parts.context.counters))

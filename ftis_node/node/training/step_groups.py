@@ -11,10 +11,10 @@ from ftis_node.config.method_table import CHOICES
 from ftis_node.errors import WorkerCrashedError, WorkerError, WorkerTaskError, says_out_of_memory
 from ftis_node.learner.messages import StepReport, TrainGroup
 from ftis_node.node.context import NodeContext
-from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.node_part import NodePart
+from ftis_node.node.peers.peer_manager import PeerManager
 from ftis_node.node.training.peer_coefficients import PeerCoefficients
-from ftis_node.node.training.train_form import TrainForm
+from ftis_node.node.training.train_groups import TrainGroupBuilder
 from ftis_node.replay.buffer import MAX_FAILED_STEPS, Taken
 from ftis_node.replay.group_choice import ChoiceRule, choose_newest, choose_same_prompts, choose_sapo, load_choice
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -70,7 +70,7 @@ class StepPeers:
 
     context: NodeContext
     peers: PeerManager
-    form: TrainForm
+    builder: TrainGroupBuilder
 
     def __post_init__(self) -> None:
         self._suspected = LruDict[bytes, int](MAX_GROUPS)
@@ -80,7 +80,7 @@ class StepPeers:
     def batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
         """Return the groups in the learner's form. The learner reports those whose bodies it cannot unpack."""
         return [
-            self.form.of(
+            self.builder.build(
                 group,
                 of_own_weights=self.peers.is_of_own_weights(group),
                 weight=1.0 if group.own else self._coefficients.weight(group.sender),

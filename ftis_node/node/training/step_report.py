@@ -21,7 +21,7 @@ import msgspec
 
 from ftis_node.learner.messages import StepReport
 from ftis_node.node.context import NodeContext
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.peer_manager import PeerManager
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.node.worker_interfaces import Generation
 from ftis_node.node.worker_settings import dtype_of
@@ -73,18 +73,18 @@ class StepReporter:
         state = self.context.state
         state.step = report.step
         state.go_to(report.policy_version)
-        self.peers.counters.last_reports.append(report)
+        self.context.counters.last_reports.append(report)
         if report.kl_to_start is not None or report.kl_from_start is not None:
-            self.peers.counters.drift_report = report
+            self.context.counters.drift_report = report
         generation_tokens_per_s = round(self.generation.tokens_per_s, 1)
         fields = msgspec.to_builtins(report) | {"generation_tokens_per_s": generation_tokens_per_s}
         if (energy_wh := self.energy.take_wh()) is not None:
             fields["gpu_wh"] = round(energy_wh, 4)  # since the report before
         self.context.events.write("step", **fields)
-        self.peers.counters.recent_sources.append({stats.sender: stats.groups for stats in report.by_sender})
+        self.context.counters.recent_sources.append({stats.sender: stats.groups for stats in report.by_sender})
         if not report.repeated:
-            self.peers.counters.groups_trained_own += report.own_groups
-            self.peers.counters.groups_trained_foreign += report.foreign_groups
+            self.context.counters.groups_trained_own += report.own_groups
+            self.context.counters.groups_trained_foreign += report.foreign_groups
         for stats in report.by_sender:
             if stats.sender and not stats.own:
                 self.peers.registry.entry(stats.sender).note_training(stats)
@@ -112,7 +112,7 @@ class StepReporter:
         """Keep the report of a measurement, and note when it rises above a limit, or falls below both again."""
         if report.mismatch_kl is None or report.mismatch_share is None:
             return
-        self.peers.counters.mismatch_report = report
+        self.context.counters.mismatch_report = report
         limits = self._limits
         is_mismatch = report.mismatch_kl > limits.max_kl or report.mismatch_share > limits.max_share
         if is_mismatch == self._is_mismatch:

@@ -46,7 +46,7 @@ from ftis_node.gossip.directory.validators import (
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.gossip.names import bucket_key, check_run_id, manifest_key, record_key
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, DictionaryDHTValue, MSGPackSerializer, dht_pb2
-from ftis_node.gossip.settings import SessionParts
+from ftis_node.gossip.session_parts import SessionParts
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.swarm.topology import bucket_of

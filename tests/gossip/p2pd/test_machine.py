@@ -83,7 +83,7 @@ DAEMON = """
 import asyncio, sys
 from pathlib import Path
 from ftis_node.gossip.p2pd.session import open_session
-from ftis_node.gossip.settings import SessionParts
+from ftis_node.gossip.session_parts import SessionParts
 from tests.gossip.helpers import settings
 
 async def main():

@@ -18,7 +18,7 @@ from ftis_node.learner.learner import Learner
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step.objective import Objective
 from ftis_node.learner.step.train_step import Passes
-from ftis_node.node.training.train_form import TrainForm
+from ftis_node.node.training.train_groups import TrainGroupBuilder
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.stored_rows import StoredGroup
@@ -76,7 +76,7 @@ def test_a_claim_of_own_weights_does_not_exempt_a_group(model_folder, tmp_path, 
     completions = tuple(replace(c, logprobs=np.full_like(c.logprobs, -13.0)) for c in group.completions)
     envelope = seal_group(group.with_completions(completions), peer)
     stored = StoredGroup.from_accepted(Accepted(envelope, envelope.to_bytes(), group, (5, 6, 7)), own=False)
-    taken = TrainForm("vertical").of(stored, of_own_weights=of_own_weights)
+    taken = TrainGroupBuilder("vertical").build(stored, of_own_weights=of_own_weights)
     assert (taken.sender, taken.own) == (peer.peer_id, False)
     report = report_after(model_folder, tmp_path, [taken])
     assert report.understated == (taken.group_id,)

@@ -180,7 +180,7 @@ async def test_foreign_groups_are_taken_once_and_their_senders_gain_reputation(t
         assert node.store.reader.ready_counts() == (1, 0), "the own group is not there for peers"
         assert node.store.reader.figures().released == {"trained": 4}
         assert [behaviour for _, behaviour, _ in notes_of(node)] == [Behaviour.CONTRIBUTED] * 4
-        assert node.peers.counters.groups_trained_foreign == 4
+        assert node.context.counters.groups_trained_foreign == 4
         assert [event["step"] for event in events_of(node, "taken")] == [1, 1, 1, 2]
 
 
@@ -191,7 +191,7 @@ async def test_a_failed_take_loses_no_groups(tmp_path):
         await _fail_to_take(node, exchange)
         assert [group.sender for group in await exchange.take(1)] == [ANN.peer_id]
         assert await exchange.take(1) == []
-        assert node.peers.counters.groups_trained_foreign == 1
+        assert node.context.counters.groups_trained_foreign == 1
 
 
 async def test_a_failed_take_returns_no_groups_of_earlier_starts(tmp_path):

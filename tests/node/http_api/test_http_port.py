@@ -16,7 +16,7 @@ from ftis_node.node.http_api import http_port
 from ftis_node.node.http_api import routes as http
 from ftis_node.node.http_api.access import is_same_secret
 from ftis_node.node.http_api.routes import LocalApi, MonitoringApi, serve_observed
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.peer_manager import PeerManager
 from ftis_node.node.wiring import Wiring
 from tests.node.http_api.requests import get, send
 from tests.node.nodes import components

@@ -89,7 +89,7 @@ async def test_each_group_of_a_batch_counts_in_the_rate_limit(tmp_path):
         (batch,) = join_announcements([announced(number) for number in range(1, 8)])
         handler._take(GossipMessage(PEER, batch.to_bytes()))
         assert (len(handler.queue), handler.tracker_of(PEER).highest) == (3, 3)
-        assert alice.parts.peers.counters.refused["announcement_flood"] == 1
+        assert alice.parts.context.counters.refused["announcement_flood"] == 1
 
 
 async def test_old_announcements_published_again_neither_use_up_their_authors_rate_nor_cost_reputation(tmp_path):
@@ -108,7 +108,7 @@ async def test_old_announcements_published_again_neither_use_up_their_authors_ra
         for number in range(3, 60):
             handler._take(GossipMessage(PEER, announced(number).to_bytes()))
         assert handler.tracker_of(PEER).highest == 3
-        assert peers.counters.refused["announcement_flood"] == 56
+        assert alice.parts.context.counters.refused["announcement_flood"] == 56
         assert peers.row(PEER)["score"] == pytest.approx(-2.0, abs=0.01)
 
 
@@ -154,10 +154,10 @@ async def test_one_fault_of_a_new_peer_is_charged_once_per_group(tmp_path, serve
         alice.parts.peers.confirmations.pending = BackoffTable[bytes](doubling(0.1))
         alice.gossip.serve(serve(alice))
         await swarm.publish(alice, 1)
-        await eventually(lambda: bob.parts.peers.counters.refused[reason])
+        await eventually(lambda: bob.parts.context.counters.refused[reason])
         num_sent = alice.gossip.counters.envelopes_out
         await asyncio.sleep(REST_S)
-        assert bob.parts.peers.counters.refused[reason] == 1
+        assert bob.parts.context.counters.refused[reason] == 1
         assert alice.gossip.counters.envelopes_out == num_sent
         assert bob.parts.peers.row(identity_of(1).peer_id)["reasons"] == {reason: 1}
 
@@ -182,11 +182,11 @@ async def test_an_invalid_copy_of_a_group_from_another_peer_does_not_block_the_g
         mallory.gossip.serve(give)
         claimed = announcement.to_bytes() if reason == "signature" else announced(7).to_bytes()
         await mallory.parts.gossip.announce(claimed)
-        await eventually(lambda: bob.parts.peers.counters.refused[reason])
+        await eventually(lambda: bob.parts.context.counters.refused[reason])
         swarm.loses = lambda *_: False
         await alice.parts.gossip.announce(announcement.to_bytes())
         await eventually(lambda: held(bob) == 1)
-        assert bob.parts.peers.counters.refused[reason] == 1
+        assert bob.parts.context.counters.refused[reason] == 1
 
 
 async def test_a_false_announcement_as_text_does_not_block_the_group(tmp_path):

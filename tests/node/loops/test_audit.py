@@ -12,7 +12,7 @@ import pytest
 from ftis_node.config.node import NodeSettings
 from ftis_node.learner.messages import AuditReply, TrainGroup
 from ftis_node.node.context import NodeState
-from ftis_node.node.training.train_form import TrainForm
+from ftis_node.node.training.train_groups import TrainGroupBuilder
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.records.codec import hash_prompt
@@ -58,13 +58,13 @@ async def audited(
     with components(folder, settings=settings, model=model, learner=learner, state=state) as node:
         prepare(node)
         loop: Any = Wiring(node).audit_loop
-        loop.form, loop.dice = TrainForm("vertical", (), observation_form), SimpleNamespace(random=dice)
+        loop.builder, loop.dice = TrainGroupBuilder("vertical", (), observation_form), SimpleNamespace(random=dice)
         num_noted = len(notes_of(node))
         for group in offered:
             loop.offer(group)
         while not loop._waiting.empty():
             await loop._audit(loop._waiting.get_nowait())
-        if REASON in node.peers.counters.refused:
+        if REASON in node.context.counters.refused:
             assert node.peers.registry.peers[ANN.peer_id].refused == {REASON: 1}
             assert node.store.reader.ready_counts() == (0, 0), "its group is still in the buffer"
         events = [event["event"] for event in events_of(node, "audited", "released", "audit_failed")]

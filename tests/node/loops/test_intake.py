@@ -120,9 +120,9 @@ async def test_a_peer_that_claims_weights_of_a_node_that_offers_none_is_refused_
     with node_on(tmp_path, open_disk()) as node:
         await send_claims(node, identity, version=0)
         assert node.store.reader.ready_counts() == (0, 0)
-        assert sorted(node.peers.counters.refused) == ["banned", "weights_not_offered"]
+        assert sorted(node.context.counters.refused) == ["banned", "weights_not_offered"]
         # The score recovers with time, so the ban may need one more refusal.
-        assert node.peers.counters.refused["weights_not_offered"] in (5, 6)
+        assert node.context.counters.refused["weights_not_offered"] in (5, 6)
         assert node.peers.row(identity.peer_id)["trust_level"] == "banned"
 
 
@@ -130,7 +130,7 @@ async def test_a_follower_whose_learner_lost_steps_is_not_banned(tmp_path, ident
     with node_on(tmp_path, open_disk(), role="learner") as node:
         node.context.state.policy_version = 1
         await send_claims(node, identity, version=500)
-        assert node.peers.counters.refused == {"version_not_offered": NUM_CLAIMS}
+        assert node.context.counters.refused == {"version_not_offered": NUM_CLAIMS}
         assert node.peers.row(identity.peer_id)["trust_level"] != "banned"
 
 
@@ -161,7 +161,7 @@ async def test_a_group_being_stored_when_the_node_ends_is_counted(tmp_path, iden
             await running
         assert isinstance(await submitted, Accepted)
         assert node.store.reader.ready_counts() == (0, 1)
-        assert node.peers.counters.groups_received == 1
+        assert node.context.counters.groups_received == 1
         assert '"admitted"' in (tmp_path / "events.jsonl").read_text()
 
 

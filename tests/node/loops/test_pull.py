@@ -70,9 +70,11 @@ async def test_a_node_that_ends_announces_the_groups_that_it_gathered_and_serves
         await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 1)
         for _ in range(2):
             await alice.publish(stub_group(alice.parts.context.identity, swarm.manifest, RNG, num_tokens=4))
-        assert alice.parts.peers.counters.groups_sent == 1, "two groups do not wait for the end of the window"
+        assert alice.parts.context.counters.groups_sent == 1, "two groups do not wait for the end of the window"
         await serve_last_groups(alice.wiring)
-        assert alice.parts.peers.confirmations.num_confirmed == alice.parts.peers.counters.groups_sent == held(bob) == 3
+        assert (
+            alice.parts.peers.confirmations.num_confirmed == alice.parts.context.counters.groups_sent == held(bob) == 3
+        )
 
 
 async def test_simultaneous_announcements_are_sent_together(tmp_path):
@@ -91,7 +93,7 @@ async def test_a_new_member_gets_the_groups_of_an_absent_sender_from_others(tmp_
             await eventually(lambda: held(bob) == 3)
         async with swarm.node(3) as carol:
             await eventually(lambda: held(carol) == 3)
-            await eventually(lambda: carol.parts.peers.counters.groups_repaired == 3)
+            await eventually(lambda: carol.parts.context.counters.groups_repaired == 3)
             assert bob.gossip.counters.envelopes_out == 3
 
 
@@ -105,7 +107,7 @@ async def test_groups_whose_announcements_are_lost_are_requested(tmp_path, lost)
         await asyncio.sleep(0.2)
         await swarm.publish(alice, 3)
         await eventually(lambda: held(bob) == 3)
-        await eventually(lambda: bob.parts.peers.counters.groups_repaired == len(lost))
+        await eventually(lambda: bob.parts.context.counters.groups_repaired == len(lost))
 
 
 async def test_groups_that_their_sender_does_not_send_are_pulled_from_another_member(tmp_path):
@@ -198,7 +200,7 @@ async def test_a_stored_group_that_is_announced_again_is_confirmed_again(tmp_pat
         bob.gossip.confirm = confirm  # type: ignore[method-assign]
         async with swarm.node(1) as alice:
             await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 3)
-            await eventually(lambda: alice.parts.peers.counters.groups_sent == 3)  # again after the restart
+            await eventually(lambda: alice.parts.context.counters.groups_sent == 3)  # again after the restart
             assert len(alice.parts.peers.confirmations.pending) == 0
         assert bob.parts.peers.registry.seen(alice_id).accepted == 3
 

@@ -59,7 +59,7 @@ async def test_a_new_peers_confirmation_stops_no_announcement_and_frees_no_slot(
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, message: receiver == 2 and kind == "announced" and message.attempt < 2
     async with swarm.node(1) as alice, confirming_peer(swarm, gives=gives):
-        counters, confirmations = alice.parts.peers.counters, alice.parts.peers.confirmations
+        counters, confirmations = alice.parts.context.counters, alice.parts.peers.confirmations
         confirmations.pending = BackoffTable[bytes](doubling(0.3))
         await swarm.publish(alice, 3)
         await eventually(lambda: counters.confirmations_unproven >= 3)
@@ -87,7 +87,7 @@ async def test_the_confirmation_of_a_new_peer_that_was_sent_the_group_counts(tmp
         assert len(fetched.items) == 1
         assert await new_peer.confirm(alice.parts.context.peer_id, [first, second])
         assert alice.parts.peers.confirmations.num_confirmed == 1
-        await eventually(lambda: alice.parts.peers.counters.confirmations_unproven == 1)
+        await eventually(lambda: alice.parts.context.counters.confirmations_unproven == 1)
         assert list(alice.parts.peers.confirmations.confirmed_ids) == [first]
         await new_peer.close()
 

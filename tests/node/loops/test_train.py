@@ -75,7 +75,7 @@ async def test_a_sender_that_understates_is_charged_and_an_honest_one_credited(t
         assert behavior_of(node) == [(HONEST.peer_id, Behaviour.CONTRIBUTED), (MALLORY.peer_id, Behaviour.FALSE_CLAIM)]
         assert len(events_of(node, "understated")) == 1
         of_sender = node.peers.registry.seen(MALLORY.peer_id).refused
-        assert node.peers.counters.refused == of_sender == {"understated_logprobs": 1}
+        assert node.context.counters.refused == of_sender == {"understated_logprobs": 1}
         assert buffer_of(node).released == [(1, ReleaseReason.TRAINED)]
 
 

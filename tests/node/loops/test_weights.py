@@ -141,7 +141,7 @@ class _Pair:
 
     @property
     def refused(self) -> dict[str, int]:
-        return dict(self.generator.peers.counters.weights_refused)
+        return dict(self.generator.context.counters.weights_refused)
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 import pytest
 
 from ftis_node.config.node import NodeSettings
-from ftis_node.node.peers.manager import MAX_TEXT, REASON
+from ftis_node.node.peers.peer_manager import FAULT, MAX_TEXT
 from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import Place
@@ -29,7 +29,7 @@ def fail(node: NodeComponents, peer_id: str, error: Exception) -> None:
 
 def test_a_fault_is_counted_with_the_peer_and_the_place(node):
     fail(node, PEER, OverflowError("too large"))
-    assert node.peers.counters.refused[REASON] == node.peers.registry.peers[PEER].refused[REASON] == 1
+    assert node.context.counters.refused[FAULT] == node.peers.registry.peers[PEER].refused[FAULT] == 1
     (event,) = read_events(node.home.events, name="peer_fault")
     assert (event["peer"], event["place"], event["error"]) == (PEER, "store", "OverflowError: too large")
 
@@ -50,7 +50,7 @@ def test_a_trusted_peer_is_paused_and_never_banned(node, *, by_operator):
         fail(node, peer_id, ValueError("invalid"))
     assert not node.peers.is_banned(peer_id)
     assert not node.gossip.guard.may_work(peer_id)
-    assert node.peers.registry.peers[peer_id].refused[REASON] == 2 * FAULTS_TO_A_BAN
+    assert node.peers.registry.peers[peer_id].refused[FAULT] == 2 * FAULTS_TO_A_BAN
 
 
 @pytest.mark.parametrize("peer_id", ["", "\ud800", "QmRsa", "x" * 100_000, "12D3KooW\x1b[2J", "a\nb"])
@@ -59,7 +59,7 @@ def test_an_invalid_peer_id_is_not_stored(node, peer_id, caplog):
     fail(node, peer_id, ValueError("invalid"))
     (line,) = caplog.messages
     assert line.isprintable() and len(line) < 200
-    assert node.peers.counters.refused[REASON] == 1
+    assert node.context.counters.refused[FAULT] == 1
     assert not node.peers.registry.peers
     assert node.peers.known() == [FRIEND]
     node.peers.save()

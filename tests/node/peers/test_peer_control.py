@@ -19,7 +19,7 @@ from ftis_node.config.limits import AccessSection
 from ftis_node.config.node import NodeSettings, SwarmSection
 from ftis_node.node.http_api.access import token_for_changes, write_token
 from ftis_node.node.http_api.routes import LocalApi, add_control, change_peer
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.peer_manager import PeerManager
 from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity
@@ -127,8 +127,8 @@ def _trained_node(folder: Path, settings: NodeSettings | None = None) -> Iterato
     """Yield a node that trained on 3 own groups and 1 foreign group, and evaluated twice."""
     with components(folder, settings=settings) as node:
         node.context.state.step = 4
-        node.peers.counters.recent_sources.append({node.context.peer_id: 3, PEER: 1, "": 0})
-        node.peers.counters.refused["reward"] = 2
+        node.context.counters.recent_sources.append({node.context.peer_id: 3, PEER: 1, "": 0})
+        node.context.counters.refused["reward"] = 2
         for step, rate in ((0, 0.25), (4, 0.5)):
             node.context.evaluations.add(EvalStatus(step=step, task="arithmetic", pass_at_1=rate, n=8))
         yield Wiring(node)

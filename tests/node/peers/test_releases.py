@@ -8,8 +8,8 @@ import pytest
 from ftis_node import __version__
 from ftis_node.config.limits import AccessSection
 from ftis_node.node.context import NodeDescription
-from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.own_record import own_releases, release_differences
+from ftis_node.node.peers.peer_manager import PeerManager
 from ftis_node.node.peers.registry import PeerRegistry, newer_release
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import Identity

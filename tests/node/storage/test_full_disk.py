@@ -104,7 +104,7 @@ async def test_a_step_whose_weights_find_no_space_is_completed_later(tmp_path, m
         assert node.store.space.why_full == "weights 1 cannot be written: [Errno 28] No space left on device"
         await training
         assert node.context.state.step == 1 and not node.store.space.why_full
-        assert node.peers.counters.groups_trained_foreign == 1, "the step counts as a repeated one"
+        assert node.context.counters.groups_trained_foreign == 1, "the step counts as a repeated one"
         assert buffer_of(node).released == [(1, ReleaseReason.TRAINED)]
 
 

@@ -100,7 +100,7 @@ async def test_light_nodes_that_slept_exchange_groups_again_and_charge_nobody(tm
         for node, peer in ((one, identity_of(2)), (other, identity_of(1))):
             row = node.parts.peers.row(peer.peer_id)
             assert (row["trust_level"], row["reasons"]) == ("good", {})
-            assert not node.parts.peers.counters.refused
+            assert not node.parts.context.counters.refused
         watching.cancel()
         await asyncio.wait({watching})
 

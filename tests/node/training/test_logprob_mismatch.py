@@ -32,7 +32,7 @@ async def test_a_reporter_warns_once_and_keeps_the_last_measurement(tmp_path, ca
         for report in (_measured(0.0, 0.0), high, high, _measured(None, None)):
             await reporter.note(report)
         assert [event["event"] for event in events_of(node)] == ["step", "step", "mismatch", "step", "step"]
-        assert node.peers.counters.mismatch_report is high
+        assert node.context.counters.mismatch_report is high
     assert [record.message for record in caplog.records] == [warning_of(high, LIMITS["float32"])]
 
 

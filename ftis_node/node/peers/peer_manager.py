@@ -38,7 +38,7 @@ from ftis_node.validation import Accepted, Refusal, Refused, ValidationResult
 log = logging.getLogger(__name__)
 SAVE_EVERY_S = 10.0
 MAX_NETWORKS = 4096
-REASON = "fault"
+FAULT = "fault"
 MAX_TEXT = 200  # most characters of an error in an event: a peer may have chosen the text
 
 
@@ -52,6 +52,7 @@ class PeerManager:
         own_id: str,
         settings: AccessSection,
         events: EventLog,
+        counters: NodeCounters | None = None,
         clock: Callable[[], float] | None = None,
         releases: Releases | None = None,
         limits: StepLimits = NO_LIMITS,
@@ -62,7 +63,7 @@ class PeerManager:
         `limits` are those of a step of the run, for receipts.
         """
         self.registry = PeerRegistry()
-        self.counters = NodeCounters()
+        self._counters = counters or NodeCounters()
         self.confirmations = OwnGroupConfirmations(self.registry)
         self._own_id = own_id
         self._events = events
@@ -169,15 +170,15 @@ class PeerManager:
         if is_own:
             self.receipts.note_used(self._own_id, group.num_tokens)
         else:
-            self.counters.groups_received += 1
-            self.counters.tokens_received += group.num_tokens
-            self.counters.envelope_bytes_received += num_bytes
+            self._counters.groups_received += 1
+            self._counters.tokens_received += group.num_tokens
+            self._counters.envelope_bytes_received += num_bytes
             self.registry.seen(group.sender).accepted += 1
         turns, num_turns = {}, sum(map(len, group.turn_lengths))
         if num_turns:
             turns = {"num_turns": num_turns, "num_observations": num_turns - len(group.turn_lengths)}
             if is_own:
-                self.counters.turns_made.update(turns)
+                self._counters.turns_made.update(turns)
         self._events.write(
             "admitted",
             group=accepted.envelope.id,
@@ -215,7 +216,7 @@ class PeerManager:
 
         `unused` is the reason for `note_unused`; empty if the item is no new group.
         """
-        self.counters.refused[reason] += 1
+        self._counters.refused[reason] += 1
         if peer_id != self._own_id:
             self.registry.seen(peer_id).refused[reason] += 1
         if unused:
@@ -226,7 +227,7 @@ class PeerManager:
     def refuse_message(self, peer_id: str, what: str, error: RecordError, *, is_charged: bool = True) -> None:
         """Count a message of a peer that cannot be read. Another wire version is no fault of an honest peer."""
         reason = f"{what}_{error.reason}"
-        self.counters.refused[reason] += 1
+        self._counters.refused[reason] += 1
         self.registry.note_refusal(peer_id, what, error)
         if is_charged and error.reason != "version":
             self.note(peer_id, Behaviour.REFUSED, reason=reason)
@@ -234,7 +235,7 @@ class PeerManager:
     def refuse_weights(self, peer_id: str, refusal: Refusal, *, version: int | None) -> None:
         """Count weights of the followed learner that this node refuses."""
         reason, detail = refusal.reason, refusal.detail
-        self.counters.weights_refused[reason] += 1
+        self._counters.weights_refused[reason] += 1
         self.registry.seen(peer_id).refused[f"weights_{reason}"] += 1
         self._events.write("weights_refused", peer=peer_id, version=version, reason=reason, detail=detail)
 
@@ -244,11 +245,11 @@ class PeerManager:
         try:
             peer_id_from_text(peer_id)
         except ValueError:  # there is no peer to charge
-            self.counters.refused[REASON] += 1
+            self._counters.refused[FAULT] += 1
             self._events.write("peer_fault", peer=ascii(peer_id)[:MAX_TEXT], place=place.value, error=what)
             return
         self._events.write("peer_fault", peer=peer_id, place=place.value, error=what)
-        self.refuse(peer_id, REASON, Behaviour.FAULT, detail=f"{REASON} at {place}: {what}", unused=REASON)
+        self.refuse(peer_id, FAULT, Behaviour.FAULT, detail=f"{FAULT} at {place}: {what}", unused=FAULT)
 
     def note_unused(self, sender: str, reason: str) -> None:
         """Note a group of a sender that is refused, or not pulled at all. This has no effect on its reputation."""

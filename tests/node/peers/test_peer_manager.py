@@ -14,7 +14,7 @@ import pytest
 
 from ftis_node.config.limits import AccessSection
 from ftis_node.errors import ConfigError
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.peer_manager import PeerManager
 from ftis_node.node.peers.reputation_store import SCHEMA, SCHEMA_VERSION, ReputationStore
 from ftis_node.records.group import SamplingSettings
 from ftis_node.records.identity import Identity
@@ -171,7 +171,7 @@ def test_bans_trust_and_scores_survive_a_kill(tmp_path, open_manager):
 import os, signal
 from pathlib import Path
 from ftis_node.config.limits import AccessSection
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.peer_manager import PeerManager
 from ftis_node.swarm import rate_limits
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.telemetry.events import EventLog

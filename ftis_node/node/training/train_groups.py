@@ -1,4 +1,4 @@
-"""The learner's form of stored groups: in a step, and where a node compares log-probs."""
+"""Groups as the learner reads them, built from stored ones: for a step, and for a comparison of log-probs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ftis_node.replay.stored_rows import StoredGroup
 
 
 @dataclass(frozen=True, slots=True)
-class TrainForm:
-    """The learner's form of stored groups. `end_ids` and `observation_form` are those of this node's model.
+class TrainGroupBuilder:
+    """Builds the groups that the learner trains on. `end_ids` and `observation_form` are those of this node's model.
 
     With `share` "vertical", advantages compare the completions of one group. With "horizontal", they compare all
     completions of a prompt, over all generators.
@@ -21,8 +21,8 @@ class TrainForm:
     end_ids: tuple[int, ...] = ()
     observation_form: tuple[int, ...] = ()
 
-    def of(self, group: StoredGroup, *, of_own_weights: bool = False, weight: float = 1.0) -> TrainGroup:
-        """Return a stored group in this form. For `of_own_weights` see `PeerManager.is_of_own_weights`."""
+    def build(self, group: StoredGroup, *, of_own_weights: bool = False, weight: float = 1.0) -> TrainGroup:
+        """Return a stored group as the learner reads it. For `of_own_weights` see `PeerManager.is_of_own_weights`."""
         return TrainGroup(
             group_id=group.id.hex(),
             advantage_key=group.id.hex() if self.share == "vertical" else group.problem.hex(),
