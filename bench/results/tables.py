@@ -51,7 +51,6 @@ TABLES: Final = {
         "What does one peer give at equal own generation, where answers have working?",
         f"--pair sums --run {RUNS}/sums.toml --controls --nodes 2 --prompts 8 --steps 40"
         " --methods ftis,ftis:floor=0.5,f-nois,accepted,gepo,gepo:clip=false",
-        model_seeds=10,
         quick="--methods ftis",
     ),
     "working-of-eight": Table(
@@ -83,6 +82,19 @@ TABLES: Final = {
         "gepo:clip=false",
         model_seeds=3,
         quick="--methods alone,alone:own,nois,ftis,f-nois",
+    ),
+    "sizes": Table(
+        "And between a smaller and a larger model?",
+        "--pair size --methods alone,alone:own,alone:own:updates=2,nois,vis,tis,ftis,"
+        "ftis:kl_estimator=rkl_iw:kl_threshold=0.03,f-nois,accepted,gepo",
+        model_seeds=3,
+        quick="--methods alone:own,ftis,accepted",
+    ),
+    "other-task": Table(
+        "What does a node learn about a task on which the swarm does not train?",
+        "--pair size --task arithmetic:add --ood-task arithmetic:sub --methods alone,nois,ftis",
+        model_seeds=3,
+        quick="--methods alone,ftis",
     ),
     "peft": Table(
         "And between full training and LoRA?",
@@ -144,6 +156,23 @@ TABLES: Final = {
         "Experts of different domains at equal compute",
         f"--pair hdee --run {RUNS}/experts.toml --steps 24",
         model_seeds=3,
+    ),
+    "guess": Table(
+        "What does a peer give in a game of several turns?",
+        "--pair guess --steps 60 --prompts 8 --eval-every 10 --methods alone:own,ftis",
+        model_seeds=6,
+    ),
+    "codecs": Table(
+        "What do log-probs at half precision cost?",
+        "--pair size --codec exact,lossy --methods ftis,nois",
+        model_seeds=3,
+        quick="--methods ftis",
+    ),
+    "attacks": Table(
+        "What does an attacker do who inverts rewards, or reports log-probs that look close or far?",
+        "--pair size --nodes 4 --attack none,rewards,logprobs,positives --methods nois,ftis",
+        model_seeds=3,
+        quick="--attack none,positives --methods ftis",
     ),
     "attackers": Table(
         "What does an attacker do whose log-probs look honest: small, or those of a learner?",
